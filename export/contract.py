@@ -1,0 +1,196 @@
+"""What crosses from export to service: one directory, the bundle, described by its `manifest.json`.
+
+    NAME/
+      manifest.json       everything below, as `Manifest`
+      model.onnx          the graph (and model.onnx.data when the weights are stored beside it)
+      tokenizer.json      the `tokenizers` file of the checkpoint, unchanged
+      golden.json         texts with the outputs that torch gave for them
+
+Every file but the manifest is named in it with its sha256; the fingerprint is the hash of those hashes and of the manifest's own words,
+so one changed byte anywhere changes it. Nothing heavier than pydantic is imported here: `service` sees of `export` this file alone.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+FORMAT = "attnserve.bundle/1"
+MANIFEST = "manifest.json"
+GRAPH = "model.onnx"
+TOKENIZER = "tokenizer.json"
+GOLDEN = "golden.json"
+
+# Tensor names of every encoder-like graph. B is the batch, N the padded length in tokens, D the output width, L the number of labels.
+INPUT_IDS = "input_ids"  # (B, N) int64
+ATTENTION_MASK = "attention_mask"  # (B, N) int64, 1 = token, 0 = padding
+TOKEN_TYPE_IDS = "token_type_ids"  # (B, N) int64, only in graphs that read pairs of texts and whose model has types
+EMBEDDING = "sentence_embedding"  # (B, D) float32, unit length
+POOLED = "pooled"  # (B, D) float32, the same before normalisation
+TOKEN_EMBEDDINGS = "token_embeddings"  # (B, N, D_model) float32, 0 at padding
+LOGITS = "logits"  # (B, L) float32; (B, N, L) in a token classifier
+
+Kind = Literal["encoder", "reranker", "classifier", "token_classifier"]
+Precision = Literal["fp32", "fp16", "int8"]
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # one directory, no way out of it
+
+
+class BundleError(ValueError):
+    """A bundle that must not be served: the message names the file and what is wrong with it."""
+
+
+class Part(BaseModel):
+    """Base of every piece of the manifest: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Tensor(Part):
+    """A graph input or output. A dynamic axis carries its letter ("B", "N"), a fixed one its size."""
+
+    name: str
+    dtype: Literal["int64", "float32"]
+    shape: tuple[str | int, ...]
+
+
+class File(Part):
+    name: FileName
+    sha256: Sha256
+    size_bytes: int = Field(ge=0)
+
+
+class Graph(Part):
+    """The ONNX graph: its file, what goes in and out, and which operators it is made of."""
+
+    file: FileName
+    opset: int
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+    operators: dict[str, int]
+    optimisation: str = Field(description="what was done to the graph after export, in words")
+
+
+class Limits(Part):
+    max_tokens: int = Field(ge=1, description="longest input in tokens, special tokens included")
+    vocab_size: int = Field(ge=1)
+
+
+class Parity(Part):
+    """How far the graph is from the torch model, measured at export."""
+
+    max_abs_error: float = Field(description="largest |onnxruntime - torch| over all outputs and all shapes below")
+    min_cosine: float = Field(description="lowest cosine of any output row on the golden texts, against the fp32 torch model")
+    shapes: tuple[tuple[int, int], ...] = Field(description="the (B, N) that were compared")
+    tolerance: float
+
+
+class Trial(Part):
+    """One way of making the graph smaller that was tried, and what came of it."""
+
+    recipe: str
+    min_cosine: float
+    mean_cosine: float
+    size_bytes: int
+    texts_per_s: float = Field(description="16-token texts a second on the exporting machine, beside `baseline_texts_per_s`")
+    baseline_texts_per_s: float
+    kept: bool
+
+
+class Source(Part):
+    """Where the weights come from."""
+
+    architecture: str
+    checkpoint: str = Field(description="name of the checkpoint folder")
+    weights_sha256: Sha256
+    attention: str
+    untrained: bool = Field(description="the attention was swapped at export and the weights have not been trained for it")
+
+
+class Manifest(Part):
+    """The whole description of a bundle; see the module docstring for the files beside it."""
+
+    format: Literal["attnserve.bundle/1"] = FORMAT
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
+    kind: Kind
+    precision: Precision
+    files: tuple[File, ...]
+    graph: Graph
+    limits: Limits
+    source: Source
+    parity: Parity
+    trials: tuple[Trial, ...] = ()
+    pooling: str | None = None
+    normalized: bool = Field(False, description="the checkpoint's own pipeline ends in a normalisation")
+    width: int = Field(description="D of an embedding, L of a classifier's logits")
+    pad_token_id: int = 0
+    prompts: dict[str, str] = {}
+    default_prompt: str | None = None
+    id2label: dict[int, str] = {}
+    score_activation: Literal["sigmoid", "softmax", "identity"] = "identity"
+    created: str = Field(description="UTC, ISO 8601")
+    tool: str = Field(description="attnserve and library versions that wrote the bundle")
+
+    @property
+    def fingerprint(self) -> str:
+        """64 hex digits that change when any byte of the bundle changes."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+
+
+class Golden(Part):
+    """Inputs with the fp32 torch model's outputs, so that a server can prove itself on start.
+
+    `outputs` holds one row an input: the unit vector of an encoder, the logits of a classifier (first row of a pair is `texts`, second
+    `pairs`); token classifiers keep the logits of the first token.
+    """
+
+    texts: tuple[str, ...]
+    pairs: tuple[str, ...] | None = None
+    outputs: tuple[tuple[float, ...], ...]
+    min_cosine: float | None = Field(None, description="encoder: a server whose row falls below this cosine must not start")
+    max_abs_error: float | None = Field(None, description="classifiers: the same for the largest difference of a logit")
+
+
+def verify(bundle: Path) -> Manifest:
+    """The manifest of a bundle whose every byte is as exported. BundleError names the first file that is missing or differs."""
+    manifest = read_manifest(bundle)
+    for file in manifest.files:
+        path = bundle / file.name
+        if not path.is_file():
+            raise BundleError(f"{path} is missing. Export the bundle again.")
+        if (size := path.stat().st_size) != file.size_bytes:
+            raise BundleError(f"{path} has {size} bytes where the manifest says {file.size_bytes}. Export the bundle again.")
+        if (digest := sha256(path)) != file.sha256:
+            raise BundleError(f"{path} was changed after export: sha256 {digest[:12]}…, expected {file.sha256[:12]}…. Export the bundle again.")
+    return manifest
+
+
+def read_manifest(bundle: Path) -> Manifest:
+    """The manifest, the files it names not yet looked at. BundleError when it is missing, does not parse or was changed."""
+    path = bundle / MANIFEST
+    if not path.is_file():
+        raise BundleError(f"{bundle} is not a bundle: it has no {MANIFEST}. Make one with `attnserve export --checkpoint DIR --out {bundle}`.")
+    try:
+        text = path.read_text(encoding="utf-8")
+        manifest = Manifest.model_validate({key: value for key, value in json.loads(text).items() if key != "fingerprint"})
+    except (ValueError, AttributeError) as error:
+        raise BundleError(f"{path} cannot be read: {error}") from error
+    if text != dump(manifest):
+        raise BundleError(f"{path} was changed after export: its text does not match its fingerprint. Export the bundle again.")
+    return manifest
+
+
+def dump(manifest: Manifest) -> str:
+    """The one text form of a manifest, fingerprint first, so that the file can be compared byte for byte."""
+    return json.dumps({"fingerprint": manifest.fingerprint, **manifest.model_dump(mode="json")}, indent=1, ensure_ascii=False) + "\n"
+
+
+def read_golden(bundle: Path) -> Golden:
+    return Golden.model_validate_json((bundle / GOLDEN).read_bytes())
+
+
+def sha256(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
