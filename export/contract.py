@@ -17,7 +17,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-FORMAT = "attnserve.bundle/1"
+FORMAT: Literal["attnserve.bundle/1"] = "attnserve.bundle/1"
 MANIFEST = "manifest.json"
 GRAPH = "model.onnx"
 TOKENIZER = "tokenizer.json"
@@ -163,7 +163,9 @@ def verify(bundle: Path) -> Manifest:
         if (size := path.stat().st_size) != file.size_bytes:
             raise BundleError(f"{path} has {size} bytes where the manifest says {file.size_bytes}. Export the bundle again.")
         if (digest := sha256(path)) != file.sha256:
-            raise BundleError(f"{path} was changed after export: sha256 {digest[:12]}…, expected {file.sha256[:12]}…. Export the bundle again.")
+            raise BundleError(
+                f"{path} was changed after export: sha256 {digest[:12]}…, expected {file.sha256[:12]}…. Export the bundle again."
+            )
     return manifest
 
 
@@ -171,7 +173,9 @@ def read_manifest(bundle: Path) -> Manifest:
     """The manifest, the files it names not yet looked at. BundleError when it is missing, does not parse or was changed."""
     path = bundle / MANIFEST
     if not path.is_file():
-        raise BundleError(f"{bundle} is not a bundle: it has no {MANIFEST}. Make one with `attnserve export --checkpoint DIR --out {bundle}`.")
+        raise BundleError(
+            f"{bundle} is not a bundle: it has no {MANIFEST}. Make one with `attnserve export --checkpoint DIR --out {bundle}`."
+        )
     try:
         text = path.read_text(encoding="utf-8")
         manifest = Manifest.model_validate({key: value for key, value in json.loads(text).items() if key != "fingerprint"})

@@ -1,0 +1,78 @@
+"""All dialects on one core, as an ASGI application. It knows nothing of Ray."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+
+from service.catalog import Catalog
+from service.dialects import Dialect, health, openai
+from service.edge import Edge, refusal
+from service.errors import MethodNotAllowed, RouteNotFound, ServiceError
+
+log = logging.getLogger("attnserve")
+
+# Matched from the top: what is called most stands first.
+MODULES = (openai,)
+DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in MODULES)
+
+
+def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None) -> FastAPI:
+    """The application around a catalog that it loads itself: the port answers at once, 503 until every bundle has passed its self-test.
+
+    When one does not pass, `catalog.failure` says why and `on_failure` is called.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        warming = asyncio.create_task(_warm(catalog, on_failure))
+        yield
+        warming.cancel()
+        await catalog.stop()
+
+    app = FastAPI(title="attnserve", version=version("attnserve"), lifespan=lifespan, description="Embeddings and rerank scores over HTTP.")
+    for module in MODULES:
+        app.include_router(module.router)
+    app.include_router(health.router)
+    app.add_exception_handler(ServiceError, _service_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_middleware(Edge, catalog=catalog, dialects=DIALECTS)
+    if catalog.settings.cors_origins:
+        app.add_middleware(CORSMiddleware, allow_origins=catalog.settings.cors_origins, allow_methods=["*"], allow_headers=["*"])
+    return app
+
+
+async def _warm(catalog: Catalog, on_failure: Callable[[], None] | None) -> None:
+    try:
+        await asyncio.to_thread(catalog.load)
+        catalog.start()
+        log.info("ready", extra={"models": list(catalog.models)})
+    except Exception as error:
+        catalog.failure = f"the service cannot start: {error}"
+        log.exception("start failed")
+        if on_failure:
+            on_failure()
+
+
+async def _service_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ServiceError)
+    status, body, headers = refusal(request.url.path, error, DIALECTS)
+    return Response(body, status, headers)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Errors of the framework itself, said in the dialect of the path."""
+    assert isinstance(error, HTTPException)
+    path, method = request.url.path, request.method
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow", "")
+        said: ServiceError = MethodNotAllowed(f"{path} does not take {method}" + (f", only {allowed}" if allowed else ""))
+        response = await _service_error(request, said)
+        response.headers["allow"] = allowed
+        return response
+    return await _service_error(request, RouteNotFound(f"there is no {method} {path}; GET /docs lists what there is"))

@@ -1,0 +1,169 @@
+"""Which inputs share one call of the runtime.
+
+The queue is ordered by arrival and drawn by length. The input that has waited longest opens a batch; others join it, nearest length first,
+as long as the padding they add costs less than a run of their own would. That price of a run, counted in tokens, is a property of model and
+machine (a run streams all weights through the core once, however short the input) and is measured at start. No timer is involved: a batch is
+what is there when a worker is free.
+
+Two lanes: bulk work stands `bulk_delay_s` further back than it arrived, so interactive work passes it, but never for longer than that.
+"""
+
+import bisect
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+
+class Lane(IntEnum):
+    INTERACTIVE = 0
+    BULK = 1
+
+
+class Work:
+    """What one request waits for: a result an input, arriving in any order.
+
+    `results[i]` is a row of the output or the exception that befell input i. `on_result(i)` is called for each as it arrives and `on_done()`
+    after the last, both on the event loop.
+    """
+
+    __slots__ = ("cancelled", "deadline", "on_done", "on_result", "remaining", "results")
+
+    def __init__(self, size: int, deadline: float) -> None:
+        self.results: list[Any] = [None] * size
+        self.remaining = size
+        self.deadline = deadline
+        self.cancelled = False
+        self.on_result: Any = None
+        self.on_done: Any = None
+
+    def set(self, index: int, result: Any) -> None:
+        self.results[index] = result
+        self.remaining -= 1
+        if self.on_result:
+            self.on_result(index)
+        if not self.remaining and self.on_done:
+            self.on_done()
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """One input in the queue. Several requests may wait for the same one."""
+
+    ids: list[int]
+    type_ids: list[int] | None
+    output: str
+    lane: Lane
+    arrived: float
+    key: bytes
+    waiters: list[tuple[Work, int]]
+    taken: bool = False
+
+    def wanted(self, now: float) -> bool:
+        """Somebody is still there to receive it in time."""
+        return any(not work.cancelled and now < work.deadline for work, _ in self.waiters)
+
+
+@dataclass
+class Queue:
+    """Not thread-safe: its owner holds a lock. `tokens` counts what is queued, cancelled items included until they are met."""
+
+    max_batch_tokens: int
+    run_cost_tokens: float
+    bulk_delay_s: float
+    tokens: int = 0
+    lanes: tuple["_Lane", "_Lane"] = field(default_factory=lambda: (_Lane(), _Lane()))
+
+    def __len__(self) -> int:
+        return sum(lane.size for lane in self.lanes)
+
+    def put(self, item: Item) -> None:
+        self.lanes[item.lane].put(item)
+        self.tokens += len(item.ids)
+
+    def take(self, now: float) -> tuple[list[Item], list[Item]]:
+        """The next batch, all of it removed from the queue, and the items dropped on the way because nobody wants them any more."""
+        dropped: list[Item] = []
+        head = self._oldest(now, dropped)
+        if head is None:
+            return [], dropped
+        lane = self.lanes[head.lane]
+        batch, longest = [head], len(head.ids)
+        while (length := self._joining(lane, longest, len(batch))) is not None:
+            item = self._remove(lane, lane.first(length))
+            if item.wanted(now):
+                batch.append(item)
+                longest = max(longest, length)
+            else:
+                dropped.append(item)
+        return batch, dropped
+
+    def _oldest(self, now: float, dropped: list[Item]) -> Item | None:
+        while heads := [(lane.head().arrived + at * self.bulk_delay_s, lane) for at, lane in enumerate(self.lanes) if lane.size]:
+            _, lane = min(heads, key=lambda entry: entry[0])
+            item = self._remove(lane, lane.head())
+            if item.wanted(now):
+                return item
+            dropped.append(item)
+        return None
+
+    def _joining(self, lane: "_Lane", longest: int, count: int) -> int | None:
+        """The length, among those queued, that joins a batch of `count` inputs padded to `longest` at the least padding; None if none pays."""
+        best, best_padding = None, self.run_cost_tokens
+        for length in lane.around(longest):
+            padding = longest - length if length <= longest else (length - longest) * count
+            if padding <= best_padding and max(length, longest) * (count + 1) <= self.max_batch_tokens:
+                best, best_padding = length, padding
+        return best
+
+    def _remove(self, lane: "_Lane", item: Item) -> Item:
+        lane.remove(item)
+        self.tokens -= len(item.ids)
+        return item
+
+
+class _Lane:
+    """Items by arrival and, at the same time, by length."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._by_arrival: deque[Item] = deque()  # items taken by length stay here until they come up
+        self._by_length: dict[int, deque[Item]] = {}
+        self._lengths: list[int] = []  # the keys of _by_length, sorted
+
+    def put(self, item: Item) -> None:
+        length = len(item.ids)
+        if length not in self._by_length:
+            self._by_length[length] = deque()
+            bisect.insort(self._lengths, length)
+        self._by_length[length].append(item)
+        self._by_arrival.append(item)
+        self.size += 1
+
+    def head(self) -> Item:
+        while self._by_arrival[0].taken:
+            self._by_arrival.popleft()
+        return self._by_arrival[0]
+
+    def first(self, length: int) -> Item:
+        return self._by_length[length][0]
+
+    def around(self, length: int) -> Iterator[int]:
+        """The queued lengths next to `length`: the nearest that is not longer, and the nearest that is."""
+        at = bisect.bisect_right(self._lengths, length)
+        yield from self._lengths[max(at - 1, 0) : at + 1]
+
+    def remove(self, item: Item) -> None:
+        """Take out an item that is the first of its length (the oldest of a lane always is)."""
+        length = len(item.ids)
+        bucket = self._by_length[length]
+        assert bucket[0] is item
+        bucket.popleft()
+        if not bucket:
+            del self._by_length[length]
+            self._lengths.remove(length)
+        item.taken = True
+        self.size -= 1
+        if not self.size:
+            self._by_arrival.clear()

@@ -1,0 +1,50 @@
+"""How many CPUs this process may use, and how they are shared out."""
+
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuBudget:
+    """`cpus` is what affinity and cgroup quota leave us; the rest says who gets them."""
+
+    cpus: int
+    runtime_threads: int
+    concurrent_runs: int
+    tokenizer_threads: int
+
+    def as_dict(self) -> dict[str, int]:
+        return asdict(self)
+
+
+def share_out(cpus: int, *, runtime_threads: int | None = None) -> CpuBudget:
+    """One CPU in eight goes to bulk tokenisation, the rest to the runtime.
+
+    Below eight CPUs tokenisation has none of its own: it takes a few percent of one core, and a core given to it would stand idle.
+    """
+    tokenizer_threads = cpus // 8
+    threads = runtime_threads or max(cpus - tokenizer_threads, 1)
+    return CpuBudget(cpus=cpus, runtime_threads=threads, concurrent_runs=min(threads, 4), tokenizer_threads=max(tokenizer_threads, 1))
+
+
+def available_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """CPUs of the affinity mask, lowered to the cgroup's quota (v2 `cpu.max`, v1 `cpu.cfs_quota_us`), at least 1."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = _quota(cgroup)
+    return max(1, min(cpus, round(quota)) if quota else cpus)
+
+
+def _quota(cgroup: Path) -> float | None:
+    """The quota in CPUs; None where there is none."""
+    try:
+        limit, period = (cgroup / "cpu.max").read_text().split()
+        return None if limit == "max" else int(limit) / int(period)
+    except (OSError, ValueError):
+        pass
+    try:
+        limit_us = int((cgroup / "cpu/cpu.cfs_quota_us").read_text())
+        period_us = int((cgroup / "cpu/cpu.cfs_period_us").read_text())
+        return limit_us / period_us if limit_us > 0 else None
+    except (OSError, ValueError):
+        return None

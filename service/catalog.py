@@ -1,0 +1,269 @@
+"""The models being served: each a bundle, its tokenizer, its engine; and the road from inputs to rows that all dialects share."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from export import contract
+from service.batching import Lane
+from service.budget import CpuBudget, available_cpus, share_out
+from service.cache import VectorCache
+from service.call import Call
+from service.engine import EncoderEngine, EngineLimits
+from service.errors import BatchTooLarge, EmptyInput, InvalidRequest, ModelNotFound, NotReady, ServiceError, WrongKind
+from service.metrics import Metrics, ModelMetrics
+from service.runtime import Array, OnnxSession
+from service.selftest import SelfTest, check_golden, measure_rate
+from service.settings import Settings
+from service.tokenization import Cut, Encoded, Input, TextEncoder
+
+log = logging.getLogger("attnserve")
+
+# Up to here tokenising takes less time than handing it to another thread and back (about 0.1 ms).
+_INLINE_CHARACTERS = 4_000
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the inputs of one request became, in their order. A row is an error only when the request asked for errors by item."""
+
+    rows: list[Array | ServiceError]
+    encoded: list[Encoded | ServiceError]
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens that were computed or would have been, had the cache not known them."""
+        return sum(len(item.ids) for item in self.encoded if isinstance(item, Encoded))
+
+    @property
+    def truncated(self) -> list[tuple[int, int, int]]:
+        """(index, tokens before the cut, tokens kept) of each input that was cut."""
+        return [(at, item.n_tokens, len(item.ids)) for at, item in enumerate(self.encoded) if isinstance(item, Encoded) and item.truncated]
+
+
+class Model:
+    """One bundle, loaded. `answer` is the only way in."""
+
+    def __init__(self, bundle: Path, manifest: contract.Manifest, catalog: "Catalog") -> None:
+        settings = catalog.settings
+        self.bundle = bundle
+        self.manifest = manifest
+        self.name = manifest.name
+        self.settings = settings
+        self.metrics = ModelMetrics(catalog.metrics, self.name)
+        self.texts = TextEncoder(
+            bundle / contract.TOKENIZER,
+            max_tokens=manifest.limits.max_tokens,
+            vocab_size=manifest.limits.vocab_size,
+            pair_types=any(tensor.name == contract.TOKEN_TYPE_IDS for tensor in manifest.graph.inputs),
+            prompts=manifest.prompts,
+            default_prompt=manifest.default_prompt,
+        )
+        self._executor = catalog.tokenizers
+        session = OnnxSession(bundle, manifest, threads=catalog.budget.runtime_threads, provider=settings.provider)
+        self.provider = session.provider
+        self.session = session
+        self.selftest: SelfTest = check_golden(bundle, manifest, self.texts, session)
+        rate = measure_rate(session, self.output)
+        on_gpu = session.provider != "CPUExecutionProvider"
+        self.engine = EncoderEngine(
+            session,
+            fingerprint=manifest.fingerprint,
+            limits=EngineLimits(
+                max_queue_tokens=settings.max_queue_tokens,
+                max_batch_tokens=max(settings.max_batch_tokens or (16_384 if on_gpu else 512), manifest.limits.max_tokens),
+                run_cost_tokens=rate.run_cost_tokens,
+                tokens_per_s=rate.tokens_per_s,
+                bulk_delay_s=settings.bulk_delay_s,
+                concurrent_runs=catalog.budget.concurrent_runs,
+            ),
+            metrics=self.metrics,
+            cache=catalog.cache,
+        )
+
+    @property
+    def output(self) -> str:
+        """The graph output that answers by default."""
+        return contract.EMBEDDING if self.manifest.kind == "encoder" else contract.LOGITS
+
+    @property
+    def created(self) -> int:
+        """When the bundle was made, in seconds since 1970."""
+        return int(datetime.fromisoformat(self.manifest.created).timestamp())
+
+    def vector_output(self, normalize: bool) -> str:
+        return contract.EMBEDDING if normalize else contract.POOLED
+
+    def need(self, *kinds: str) -> None:
+        """WrongKind unless the model is one of `kinds`."""
+        if self.manifest.kind not in kinds:
+            raise WrongKind(f"model {self.name} is of kind {self.manifest.kind}; this route needs: {', '.join(kinds)}", param="model")
+
+    async def answer(
+        self,
+        inputs: Sequence[Input],
+        call: Call,
+        *,
+        output: str | None = None,
+        cut: Cut | None = None,
+        prompt: str | None = None,
+        on_result: Callable[[int, Array | ServiceError], None] | None = None,
+    ) -> Answer:
+        """Rows of `output` for `inputs`. Raises the first input's error unless `call.item_errors` asks to have them in the rows."""
+        self._check_size(len(inputs))
+        encoded = await self._encode(inputs, call, cut or self.default_cut(), prompt)
+        good = [(at, item) for at, item in enumerate(encoded) if isinstance(item, Encoded)]
+        rows: list[Array | ServiceError] = [item if isinstance(item, ServiceError) else NotReady("not computed") for item in encoded]
+        _raise_first(encoded, call)
+        if on_result:
+            for at, item in enumerate(encoded):
+                if isinstance(item, ServiceError):
+                    on_result(at, item)
+        answer = Answer(rows, encoded)
+        call.model = self.name
+        call.report(answer.truncated)
+        lane = call.lane if call.lane is not None else Lane.BULK if len(inputs) > self.settings.bulk_inputs else Lane.INTERACTIVE
+        deadline = call.deadline
+        computed = await self.engine.run(
+            [item for _, item in good],
+            output=output or self.output,
+            lane=lane,
+            deadline=deadline,
+            on_result=on_result and (lambda index, row: on_result(good[index][0], row)),
+        )
+        _raise_first(computed, call)
+        for (at, _), row in zip(good, computed, strict=True):
+            rows[at] = row
+        call.tokens += answer.n_tokens
+        return answer
+
+    def default_cut(self, truncate: bool | None = None) -> Cut:
+        """The cut of a request that says only yes, no or nothing."""
+        wanted = self.settings.auto_truncate if truncate is None else truncate
+        return Cut(side="right" if wanted else "none")
+
+    def _check_size(self, size: int) -> None:
+        if not size:
+            raise EmptyInput("`inputs` cannot be empty", param="input")
+        if size > self.settings.max_client_batch:
+            raise BatchTooLarge(
+                f"batch size {size} > maximum allowed batch size {self.settings.max_client_batch}; send it in parts", param="input"
+            )
+
+    async def _encode(self, inputs: Sequence[Input], call: Call, cut: Cut, prompt: str | None) -> list[Encoded | ServiceError]:
+        started = time.monotonic()
+        prefix = self.texts.default_prompt if prompt is None else prompt
+        if prompt is None and prefix and any(isinstance(item, list) for item in inputs):
+            prefix = ""  # ids come with everything that belongs to them; only a prompt that was asked for conflicts
+        if sum(len(item) if isinstance(item, str | list) else len(item[0]) + len(item[1]) for item in inputs) <= _INLINE_CHARACTERS:
+            encoded = self.texts.encode(inputs, cut=cut, prompt=prefix)
+        else:
+            loop = asyncio.get_running_loop()
+            encoded = await loop.run_in_executor(self._executor, lambda: self.texts.encode(inputs, cut=cut, prompt=prefix))
+        elapsed = time.monotonic() - started
+        call.tokenization_s += elapsed
+        self.metrics.tokenization.observe(elapsed)
+        for item in encoded:
+            if isinstance(item, Encoded):
+                self.metrics.input_length.observe(len(item.ids))
+                if item.truncated:
+                    self.metrics.truncated.inc()
+        return encoded
+
+
+class Catalog:
+    """All models of this process and what they share: CPUs, cache, tokenizer threads, metrics."""
+
+    def __init__(self, settings: Settings, metrics: Metrics | None = None) -> None:
+        self.settings = settings
+        self.metrics = metrics or Metrics()
+        self.budget: CpuBudget = share_out(available_cpus(), runtime_threads=settings.threads)
+        self.cache = VectorCache(settings.cache_bytes)
+        self.tokenizers = ThreadPoolExecutor(self.budget.tokenizer_threads, thread_name_prefix="tokenizer")
+        self.models: dict[str, Model] = {}
+        self.failure: str | None = None
+        self.draining = False
+        self.active = 0  # requests between their first byte and their last
+
+    def load(self) -> None:
+        """Check, load, test and time every bundle. Blocks for seconds; BundleError or SettingsConflict stop it."""
+        models: dict[str, Model] = {}
+        for bundle in self.settings.bundles:
+            model = Model(bundle, contract.verify(bundle), self)
+            if model.name in models:
+                raise contract.BundleError(
+                    f"{bundle} and {models[model.name].bundle} are both called {model.name}: export one under another --name"
+                )
+            models[model.name] = model
+            log.info(
+                "loaded",
+                extra={"model": model.name, "fingerprint": model.manifest.fingerprint[:12], "min_cosine": model.selftest.min_cosine},
+            )
+        for alias, name in self.settings.aliases.items():
+            if name not in models:
+                raise contract.BundleError(f"alias {alias} names model {name}, which is not served. Served: {', '.join(models)}")
+        self.models = models
+
+    def start(self) -> None:
+        """Begin to answer; on the event loop, after `load`."""
+        for model in self.models.values():
+            model.engine.start()
+
+    async def stop(self) -> None:
+        for model in self.models.values():
+            await model.engine.stop()
+        self.tokenizers.shutdown(wait=False)
+
+    def get(self, name: str | None, *kinds: str) -> Model:
+        """The model of that name or alias; without a name the first of the kinds in question. ModelNotFound, WrongKind, NotReady."""
+        if not self.models:
+            raise NotReady(self.failure or "the models are still being loaded")
+        if name is None:
+            model = next((model for model in self.models.values() if model.manifest.kind in kinds), next(iter(self.models.values())))
+        elif (found := self.models.get(self.settings.aliases.get(name, name))) is not None:
+            model = found
+        else:
+            raise ModelNotFound(
+                f"The model `{name}` does not exist. Served: {', '.join([*self.models, *self.settings.aliases])}", param="model"
+            )
+        if kinds:
+            model.need(*kinds)
+        return model
+
+    async def ready(self) -> bool:
+        """Warm, and answering. A model whose last run failed is asked again with one short text, so that it can recover without traffic."""
+        if not self.models or self.draining:
+            return False
+        for model in self.models.values():
+            if not model.engine.healthy and not await self._probe(model):
+                return False
+        return True
+
+    async def _probe(self, model: Model) -> bool:
+        healthy = False
+        try:
+            encoded = model.texts.encode(["ready?"], cut=Cut())
+            row = (
+                await model.engine.run(
+                    [item for item in encoded if isinstance(item, Encoded)], output=model.output, deadline=time.monotonic() + 5
+                )
+            )[0]
+            healthy = model.engine.healthy and not isinstance(row, ServiceError)
+        except (ServiceError, AssertionError) as error:
+            log.warning("probe failed", extra={"model": model.name, "error": str(error)})
+        model.metrics.ready.set(healthy)
+        return healthy
+
+
+def _raise_first(results: Sequence[object], call: Call) -> None:
+    """The first error among the results, unless the request wants errors by item."""
+    for at, result in enumerate(results):
+        if isinstance(result, ServiceError) and not call.item_errors:
+            if isinstance(result, InvalidRequest) and result.index is None:
+                result.index = at
+            raise result

@@ -1,0 +1,28 @@
+"""What an operator asks: alive, ready, how much. No dialect of clients; always open, never in need of a key."""
+
+from fastapi import APIRouter, Response
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+
+from service.routing import CatalogDep, JsonRoute
+
+router = APIRouter(route_class=JsonRoute, tags=["Operation"])
+
+
+@router.get("/health/live")
+async def live() -> Response:
+    """200 as soon as the process answers at all."""
+    return Response(status_code=200)
+
+
+@router.get("/health/ready", responses={503: {"description": "Still warming up, failing, or shutting down"}})
+async def ready(catalog: CatalogDep) -> Response:
+    """200 when every model is warm and its last run succeeded, 503 otherwise; the body says why where a start has failed."""
+    if await catalog.ready():
+        return Response(status_code=200)
+    return Response(catalog.failure or "", 503, {"retry-after": "1"}, "text/plain")
+
+
+@router.get("/metrics")
+async def metrics(catalog: CatalogDep) -> Response:
+    """All series in Prometheus text form."""
+    return Response(generate_latest(catalog.metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,175 @@
+"""OpenAI: `/v1/embeddings` and `/v1/models`.
+
+Source: the OpenAI API reference (CreateEmbeddingRequest) and what openai-python sends: it asks for base64 itself, and retries on 408, 409, 429
+and 5xx, honouring `retry-after-ms`. Beyond it: `prompt_name` and `prompt`, more encoding formats, `truncated` in the answer, NDJSON.
+"""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from service import vectors
+from service.catalog import Answer, Model
+from service.dialects import Dialect
+from service.errors import ServiceError
+from service.ndjson import stream
+from service.routing import CallDep, CatalogDep, JsonRoute
+from service.tokenization import Cut, Input, Side
+
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class EmbeddingRequest(BaseModel):
+    """Unknown keys are ignored: clients send some."""
+
+    input: str | list[str] | list[TokenId] | list[str | list[TokenId]] = Field(
+        description="A text, a list of texts, one text as token ids, or a list of texts and token id lists."
+    )
+    model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first encoder without it.")
+    encoding_format: vectors.Form = Field("float", description="float, base64 (little-endian float32), int8, uint8, binary, ubinary.")
+    dimensions: int | None = Field(None, ge=1, le=65_536, description="Keep this many dimensions, then bring the vector back to length 1.")
+    user: str | None = Field(None, description="Accepted and ignored.")
+    prompt_name: str | None = Field(None, max_length=256, description="A prompt of the checkpoint, put before each text.")
+    prompt: str | None = Field(None, max_length=65_536, description="The same, given in full.")
+    normalize: bool = Field(True, description="False sends the vector as it was pooled.")
+    truncate: bool | Side | None = Field(None, description="right or true, left, none or false; the service's setting without it.")
+
+
+class EmbeddingObject(BaseModel):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | list[int] | str | None = Field(description="Null where `error` says why, on requests with x-item-errors.")
+    error: dict[str, Any] | None = None
+
+
+class Cutting(BaseModel):
+    index: int
+    tokens: int
+    kept: int
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingResponse(BaseModel):
+    object: Literal["list"]
+    data: list[EmbeddingObject]
+    model: str
+    usage: Usage
+    truncated: list[Cutting] = Field([], description="The inputs that were cut, with their tokens before and after.")
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    error: ErrorDetail
+
+
+class ModelObject(BaseModel):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelList(BaseModel):
+    object: Literal["list"]
+    data: list[ModelObject]
+
+
+_TYPES = {
+    401: "authentication_error",
+    404: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+# OpenAI answers 400 to whatever is wrong with a request, and never uses 422 or 424.
+_STATUS = {422: 400, 424: 400}
+
+
+def render(error: ServiceError) -> tuple[int, Any]:
+    status = _STATUS.get(error.status, error.status)
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return status, {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+DIALECT = Dialect("openai", ("/v1",), render)
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 401, 404, 413, 429, 500, 503, 504)}
+router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
+
+
+@router.post("/v1/embeddings", response_model=EmbeddingResponse)
+async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep) -> Any:
+    """A vector for each input. With `Accept: application/x-ndjson`, a line for each as soon as it is computed."""
+    model = catalog.get(body.model, "encoder")
+    vectors.check_dimensions(body.dimensions, model.manifest.width)
+    vectors.check_bits(body.encoding_format, body.dimensions or model.manifest.width)
+    inputs = as_inputs(body.input)
+    options: dict[str, Any] = {
+        "output": model.vector_output(body.normalize),
+        "cut": as_cut(body.truncate, model),
+        "prompt": model.texts.prompt(body.prompt_name, body.prompt) if body.prompt_name or body.prompt is not None else None,
+    }
+
+    def entry(index: int, row: Any) -> dict[str, Any]:
+        if isinstance(row, ServiceError):
+            return {"object": "embedding", "index": index, "embedding": None, "error": render(row)[1]["error"]}
+        vector = vectors.cut(row, body.dimensions, normalize=body.normalize)
+        return {"object": "embedding", "index": index, "embedding": vectors.FORMS[body.encoding_format](vector)}
+
+    if call.ndjson:
+        return await stream(model, inputs, call, entry, options, render)
+    answer = await model.answer(inputs, call, **options)
+    return {
+        "object": "list",
+        "data": [entry(index, row) for index, row in enumerate(answer.rows)],
+        "model": model.name,
+        "usage": usage(answer),
+        "truncated": truncated(answer),
+    }
+
+
+@router.get("/v1/models", response_model=ModelList)
+async def models(catalog: CatalogDep) -> Any:
+    """The served models, aliases last."""
+    named = [(name, model) for name, model in catalog.models.items()]
+    named += [(alias, catalog.models[name]) for alias, name in catalog.settings.aliases.items()]
+    return {"object": "list", "data": [_model(name, model) for name, model in named]}
+
+
+@router.get("/v1/models/{model:path}", response_model=ModelObject)
+async def model(model: str, catalog: CatalogDep) -> Any:
+    """One served model, by name or alias."""
+    return _model(model, catalog.get(model))
+
+
+def _model(name: str, model: Model) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": model.created, "owned_by": "attnserve"}
+
+
+def as_inputs(value: str | list[Any]) -> list[Input]:
+    """One text or one list of ids is one input; everything else is a list of inputs."""
+    if isinstance(value, str):
+        return [value]
+    return [value] if value and isinstance(value[0], int) else value
+
+
+def as_cut(truncate: bool | Side | None, model: Model) -> Cut:
+    return model.default_cut(truncate) if truncate is None or isinstance(truncate, bool) else Cut(side=truncate)
+
+
+def usage(answer: Answer) -> dict[str, int]:
+    return {"prompt_tokens": answer.n_tokens, "total_tokens": answer.n_tokens}
+
+
+def truncated(answer: Answer) -> list[dict[str, int]]:
+    return [{"index": index, "tokens": before, "kept": kept} for index, before, kept in answer.truncated]

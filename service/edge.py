@@ -1,0 +1,175 @@
+"""What happens to every request before a route sees it and after it has answered: identity, key, size, deadline, counting, logging."""
+
+import asyncio
+import hmac
+import logging
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import orjson
+
+from service.call import Call, from_headers
+from service.catalog import Catalog
+from service.dialects import Dialect, dialect_of
+from service.errors import BodyTooLarge, DeadlineExceeded, NotReady, Overloaded, ServiceError, Unauthorized
+from service.routing import CALL, CATALOG
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+log = logging.getLogger("attnserve.http")
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_OPEN = ("/health", "/metrics", "/ping", "/v2/health")  # probes carry no key
+_CLIENT_GONE = 499
+
+
+class Edge:
+    """ASGI middleware; one for the whole application."""
+
+    def __init__(self, app: Any, *, catalog: Catalog, dialects: tuple[Dialect, ...]) -> None:
+        self.app = app
+        self.catalog = catalog
+        self.dialects = dialects
+        self._keys = [key.get_secret_value().encode() for key in catalog.settings.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
+        sent_id = headers.get("x-request-id", "")
+        request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else secrets.token_hex(8)
+        answer = _Answer(send, request_id)
+        call = Call(request_id, time.monotonic())
+        self.catalog.active += 1
+        try:
+            call = from_headers(headers, request_id, self.catalog.settings.request_timeout_s)
+            self._admit(scope, headers)
+            scope[CALL], scope[CATALOG] = call, self.catalog
+            await self.app(scope, await self._with_body(scope, headers, receive, call), answer)
+        except ServiceError as error:
+            await self._refuse(scope, answer, error)
+        except asyncio.CancelledError:
+            answer.status = _CLIENT_GONE
+            raise
+        except Exception:
+            log.exception("unexpected error", extra={"request_id": request_id, "path": scope["path"]})
+            await self._refuse(scope, answer, ServiceError("internal error; the log has it under this request's id"))
+        finally:
+            self.catalog.active -= 1
+            self._account(scope, call, answer)
+
+    def _admit(self, scope: Scope, headers: dict[str, str]) -> None:
+        if scope["path"].startswith(_OPEN):
+            return
+        if self.catalog.draining:
+            raise NotReady("the service is shutting down: send the request to another replica")
+        if self._keys:
+            scheme, _, key = headers.get("authorization", "").partition(" ")
+            given = key.strip().encode("latin-1")
+            # Every key is compared, in constant time: the answer's delay tells nothing about how much of a guess was right.
+            if scheme.lower() != "bearer" or not any([hmac.compare_digest(given, known) for known in self._keys]):
+                raise Unauthorized(
+                    "an API key is needed: send it as `Authorization: Bearer KEY`" if not given else "the API key is not known"
+                )
+
+    async def _with_body(self, scope: Scope, headers: dict[str, str], receive: Receive, call: Call) -> Receive:
+        """Read the whole body, bounded in bytes and in time, and give it back as one message."""
+        if scope["method"] not in ("POST", "PUT", "PATCH"):
+            return receive
+        limit = self.catalog.settings.max_body_bytes
+        length = headers.get("content-length", "0")
+        if length.isdigit() and int(length) > limit:
+            raise BodyTooLarge(f"the body has {length} bytes and the limit is {limit}: send the inputs in parts")
+        chunks: list[bytes] = []
+        size = 0
+        try:
+            async with asyncio.timeout(call.deadline - time.monotonic()):
+                while True:
+                    message = await receive()
+                    chunk = message.get("body", b"")
+                    size += len(chunk)
+                    if size > limit:
+                        raise BodyTooLarge(f"the body has more than {limit} bytes: send the inputs in parts")
+                    chunks.append(chunk)
+                    if message["type"] == "http.disconnect" or not message.get("more_body"):
+                        break
+        except TimeoutError:
+            raise DeadlineExceeded("the request's deadline passed before its body was there") from None
+        whole: Message = {"type": "http.request", "body": chunks[0] if len(chunks) == 1 else b"".join(chunks), "more_body": False}
+        return _replay(whole, receive)
+
+    async def _refuse(self, scope: Scope, answer: "_Answer", error: ServiceError) -> None:
+        """The error in the dialect of its path, unless an answer is already under way."""
+        if answer.status is None:
+            status, body, headers = refusal(scope["path"], error, self.dialects)
+            raw = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+            await answer({"type": "http.response.start", "status": status, "headers": raw})
+            await answer({"type": "http.response.body", "body": body})
+
+    def _account(self, scope: Scope, call: Call, answer: "_Answer") -> None:
+        elapsed_s = time.monotonic() - call.started
+        route = getattr(scope.get("route"), "path", "unmatched")
+        metrics, status = self.catalog.metrics, answer.status or 500
+        metrics.requests.labels(route, call.model).inc()
+        metrics.duration.labels(route, call.model).observe(elapsed_s)
+        if status < 400:
+            metrics.successes.labels(route, call.model).inc()
+        else:
+            metrics.failures.labels(str(status), call.model).inc()
+        if self.catalog.settings.access_log or status >= 500:
+            log.log(
+                logging.INFO if status < 500 else logging.WARNING,
+                "request",
+                extra={
+                    "request_id": call.request_id,
+                    "method": scope["method"],
+                    "path": scope["path"],
+                    "status": status,
+                    "duration_ms": round(elapsed_s * 1000, 2),
+                    "model": call.model,
+                    "tokens": call.tokens,
+                },
+            )
+
+
+class _Answer:
+    """`send` with the request's id on the answer, and a memory of its status."""
+
+    def __init__(self, send: Send, request_id: str) -> None:
+        self.status: int | None = None
+        self._send = send
+        self._id = (b"x-request-id", request_id.encode("latin-1"))
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), self._id]
+        await self._send(message)
+
+
+def _replay(first: Message, receive: Receive) -> Receive:
+    pending = [first]
+
+    async def again() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return again
+
+
+def refusal(path: str, error: ServiceError, dialects: tuple[Dialect, ...]) -> tuple[int, bytes, dict[str, str]]:
+    """Status, body and headers of an error on this path."""
+    status, content = dialect_of(path, dialects).render(error)
+    body = orjson.dumps(content)
+    headers = {"content-type": "application/json", "content-length": str(len(body))}
+    if isinstance(error, Overloaded | NotReady):
+        headers["retry-after"] = str(max(1, int(error.retry_after_s + 0.999)))
+        headers["retry-after-ms"] = str(max(1, int(error.retry_after_s * 1000 + 0.999)))
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = "Bearer"
+    return status, body, headers

@@ -1,0 +1,75 @@
+"""Bulk answers a line at a time: each input's line leaves as soon as its row is there, in any order, the totals last.
+
+A line carries the index of its input. The status is sent before the first row is known, so an error that befalls the whole request later is
+the last line, in the dialect's form; a client must require the closing line with `usage`.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import orjson
+from fastapi import Response
+from starlette.responses import StreamingResponse
+
+from service.call import NDJSON, Call
+from service.catalog import Answer, Model
+from service.errors import ServiceError
+from service.tokenization import Input
+
+
+async def stream(
+    model: Model,
+    inputs: Sequence[Input],
+    call: Call,
+    entry: Callable[[int, Any], dict[str, Any]],
+    options: dict[str, Any],
+    render: Callable[[ServiceError], tuple[int, Any]],
+) -> Response:
+    """Begin the work and stream its rows. What can be refused is refused before the first byte, with a status of its own.
+
+    Once lines are flowing, errors of single inputs are lines too, whether or not the request asked for them.
+    """
+    call.item_errors = True
+    rows: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()  # at most one entry an input, which the client batch bounds
+    work = asyncio.create_task(model.answer(inputs, call, on_result=lambda index, row: rows.put_nowait((index, row)), **options))
+    work.add_done_callback(lambda _: rows.put_nowait(None))
+    first = await rows.get()
+    if first is None and (error := work.exception()):
+        raise error
+
+    async def lines() -> AsyncIterator[bytes]:
+        item = first
+        try:
+            while item is not None:
+                yield _line(_entry(entry, *item, render))
+                item = await rows.get()
+            error = work.exception()
+            if error is None:
+                yield _line(_totals(work.result()))
+            else:
+                yield _line(render(error if isinstance(error, ServiceError) else ServiceError("internal error"))[1])
+        finally:
+            work.cancel()
+
+    return StreamingResponse(lines(), media_type=NDJSON, headers=call.headers)
+
+
+def _entry(
+    entry: Callable[[int, Any], dict[str, Any]], index: int, row: Any, render: Callable[[ServiceError], tuple[int, Any]]
+) -> dict[str, Any]:
+    try:
+        return entry(index, row)
+    except ServiceError as error:
+        return {"index": index, **render(error)[1]}
+
+
+def _totals(answer: Answer) -> dict[str, Any]:
+    return {
+        "usage": {"prompt_tokens": answer.n_tokens, "total_tokens": answer.n_tokens},
+        "truncated": [{"index": index, "tokens": before, "kept": kept} for index, before, kept in answer.truncated],
+    }
+
+
+def _line(content: Any) -> bytes:
+    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)

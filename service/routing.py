@@ -1,0 +1,89 @@
+"""A route of ours: a validated body in, a JSON answer out, with as little between as FastAPI allows.
+
+FastAPI's own handler parses JSON into dicts, validates those, solves dependencies, validates the answer and serialises it: 0.15 ms of Python a
+request, a tenth of what a short text costs in the model. Here pydantic reads the bytes and orjson writes them; what FastAPI is kept for is
+routing and the OpenAPI document, which it draws from the same signature.
+"""
+
+import inspect
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any, TypeVar
+
+import orjson
+from fastapi import Depends, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+
+from service.call import Call
+from service.catalog import Catalog
+from service.errors import EmptyInput, InvalidRequest, MalformedBody
+
+Body = TypeVar("Body", bound=BaseModel)
+
+CALL, CATALOG = "attnserve.call", "attnserve.catalog"  # their places in the ASGI scope
+
+
+def _from_scope(name: str) -> Callable[[Request], Any]:
+    return lambda request: request.scope[name]
+
+
+# What a route may ask for beside its body.
+CallDep = Annotated[Call, Depends(_from_scope(CALL))]
+CatalogDep = Annotated[Catalog, Depends(_from_scope(CATALOG))]
+
+
+class JsonRoute(APIRoute):
+    """A route `async def name(body: SomeModel, call: CallDep, catalog: CatalogDep)`, each argument optional, that returns JSON or a Response."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        endpoint = self.endpoint
+        parameters = inspect.signature(endpoint).parameters
+        body = next((p for p in parameters.values() if inspect.isclass(p.annotation) and issubclass(p.annotation, BaseModel)), None)
+        if set(parameters) - {"call", "catalog"} - ({body.name} if body else set()):
+            return super().get_route_handler()
+
+        async def handle(request: Request) -> Response:
+            scope = request.scope
+            arguments: dict[str, Any] = {}
+            if body is not None:
+                arguments[body.name] = read(body.annotation, await request.body())
+            if "call" in parameters:
+                arguments["call"] = scope[CALL]
+            if "catalog" in parameters:
+                arguments["catalog"] = scope[CATALOG]
+            result = await endpoint(**arguments)
+            return result if isinstance(result, Response) else json_response(result, scope[CALL])
+
+        return handle
+
+
+def read(model: type[Body], body: bytes) -> Body:
+    """The body as its model, or MalformedBody, EmptyInput, InvalidRequest with the field's name."""
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise _sentence(error) from None
+
+
+def json_response(content: Any, call: Call, status: int = 200) -> Response:
+    """Content with numpy arrays anywhere in it."""
+    return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), status, call.headers, "application/json")
+
+
+def _sentence(error: ValidationError) -> InvalidRequest:
+    """The first complaint of pydantic in a sentence. In a union the deepest one is what the caller meant."""
+    problems = error.errors(include_url=False, include_context=False)
+    if problems[0]["type"] == "json_invalid":
+        return MalformedBody(f"the body is not JSON: {problems[0]['msg']}")
+    first = max(problems, key=lambda problem: sum(isinstance(part, int) for part in problem["loc"])) if len(problems) > 1 else problems[0]
+    names = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
+    field = ".".join(names) or "body"
+    if first["type"] in ("too_short", "string_too_short"):
+        return EmptyInput(f"`{field}` cannot be empty", param=field)
+    given = "" if first["type"] == "missing" else f". Given: {_short(first['input'])}"
+    return InvalidRequest(f"`{field}`: {first['msg']}{given}", param=field)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

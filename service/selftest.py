@@ -1,0 +1,82 @@
+"""What a bundle must show before it is served: the vectors it gave at export, and how fast it is on this machine."""
+
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from export import contract
+from service.errors import ServiceError
+from service.runtime import Array, Session
+from service.tokenization import Cut, TextEncoder
+
+_SHORT, _MANY = 16, 16  # tokens of a short input; inputs of a full batch
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """How close the answers of this process are to the golden ones: the lowest cosine, or the largest difference of a logit."""
+
+    n_texts: int
+    min_cosine: float | None
+    max_abs_error: float | None
+
+
+@dataclass(frozen=True)
+class Rate:
+    """A line through the time of a run: `run_cost_tokens` is what a run costs beyond its tokens, in tokens."""
+
+    tokens_per_s: float
+    run_cost_tokens: float
+
+
+def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, session: Session) -> SelfTest:
+    """Run the golden inputs. BundleError when any row is further off than the bundle allows."""
+    golden = contract.read_golden(bundle)
+    output = contract.EMBEDDING if manifest.kind == "encoder" else contract.LOGITS
+    inputs = list(golden.texts) if golden.pairs is None else list(zip(golden.texts, golden.pairs, strict=True))
+    ids, types = [], []
+    for item in inputs:
+        # The empty text is a fair input of a model, though not of a request: the tokenizer is asked for it directly.
+        encoded = texts.encode([item], cut=Cut())[0] if item else texts.encode([texts.tokenizer.encode("").ids], cut=Cut())[0]
+        if isinstance(encoded, ServiceError):
+            raise contract.BundleError(f"{bundle / contract.GOLDEN}: {item!r} cannot be encoded: {encoded}")
+        ids.append(encoded.ids)
+        types.append(encoded.type_ids or [0] * len(encoded.ids))
+    rows = [session.run([output], [one], [kind])[output][0] for one, kind in zip(ids, types, strict=True)]
+    if manifest.kind == "token_classifier":
+        rows = [row[0] for row in rows]
+    wanted = np.array(golden.outputs, np.float32)
+    got: Array = np.array(rows, np.float32)
+    error = float(np.abs(got - wanted).max())
+    cosine = float((np.einsum("bd,bd->b", got, wanted) / (np.linalg.norm(got, axis=1) * np.linalg.norm(wanted, axis=1) + 1e-30)).min())
+    if golden.min_cosine is not None and not cosine >= golden.min_cosine:
+        raise contract.BundleError(
+            f"{bundle}: self-test failed, lowest cosine to the golden vectors {cosine:.6f}, needed {golden.min_cosine}"
+        )
+    if golden.max_abs_error is not None and not error <= golden.max_abs_error:
+        raise contract.BundleError(f"{bundle}: self-test failed, a logit is off by {error:.3g}, allowed {golden.max_abs_error}")
+    encoder = manifest.kind == "encoder"
+    return SelfTest(len(inputs), cosine if encoder else None, None if encoder else error)
+
+
+def measure_rate(session: Session, output: str) -> Rate:
+    """Two points of the line, each the median of a few runs; about 0.3 s for a small model."""
+    one = _median_s(session, output, 1, 7)
+    many = _median_s(session, output, _MANY, 3)
+    per_token = max((many - one) / (_SHORT * (_MANY - 1)), 1e-9)
+    return Rate(tokens_per_s=1 / per_token, run_cost_tokens=min(max(one / per_token - _SHORT, 0.0), 1024.0))
+
+
+def _median_s(session: Session, output: str, inputs: int, times: int) -> float:
+    ids = [[1] * _SHORT] * inputs
+    session.run([output], ids, None)
+    return statistics.median(_timed(session, output, ids) for _ in range(times))
+
+
+def _timed(session: Session, output: str, ids: list[list[int]]) -> float:
+    started = time.perf_counter()
+    session.run([output], ids, None)
+    return time.perf_counter() - started

@@ -1,0 +1,126 @@
+"""Everything that can be set, in one frozen object.
+
+A value comes from the command line, then from `ATTNSERVE_*` in the environment, then from a YAML file, then from the default here. An unknown
+key or a bad value stops the start.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
+
+PREFIX = "ATTNSERVE_"
+CONFIG_VARIABLE = f"{PREFIX}CONFIG"
+
+
+class SettingsError(ValueError):
+    """One sentence: which setting, what it was given, what it takes."""
+
+
+class Settings(BaseModel):
+    """Settings of one service. `load` reads them from all sources; a test or a replica builds them from values alone."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    bundles: Annotated[tuple[Path, ...], NoDecode] = Field(
+        (), description="Bundle directories to serve; the first of a kind is its default."
+    )
+    aliases: dict[str, str] = Field({}, description="Other names of models: {alias: name}.")
+    host: str = Field("127.0.0.1", description="Address to listen on. Loopback unless told otherwise.")
+    port: int = Field(8000, ge=1, le=65535, description="Port to listen on.")
+    api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
+        (), description="Keys accepted as `Authorization: Bearer KEY`; none means open."
+    )
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (), description="Origins that browsers may call from; none means CORS is off."
+    )
+
+    max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="Largest request body.")
+    max_client_batch: int = Field(2048, ge=1, le=1_000_000, description="Most inputs in one request.")
+    max_queue_tokens: int = Field(524_288, ge=1, description="Most tokens waiting for one model; over it 429.")
+    max_batch_tokens: int | None = Field(
+        None, ge=1, description="Most tokens, padding included, in one runtime call. Default: 512 on CPU, 16384 on a GPU."
+    )
+    bulk_inputs: int = Field(32, ge=1, description="A request with more inputs than this waits in the bulk lane unless it says otherwise.")
+    bulk_delay_s: float = Field(2.0, ge=0, le=3600, description="How long interactive work may pass bulk work.")
+    request_timeout_s: float = Field(300.0, gt=0, le=86_400, description="Deadline of a request that brings none.")
+    auto_truncate: bool = Field(True, description="Cut inputs longer than the model takes, where the request does not say.")
+    cache_bytes: int = Field(32 * 1024 * 1024, ge=0, description="Bytes of vectors kept for inputs seen before; 0 turns the cache off.")
+
+    threads: int | None = Field(None, ge=1, le=1024, description="Runtime threads. Default: what affinity and cgroup quota leave.")
+    provider: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where graphs run; auto takes the GPU if onnxruntime offers one.")
+    lean: bool = Field(False, description="No HAProxy: about 100 MiB less memory, several milliseconds more per request.")
+    drain_timeout_s: float = Field(30.0, ge=0, le=3600, description="How long SIGTERM waits for accepted requests.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log record written.")
+    access_log: bool = Field(False, description="Log every request, not only the failed ones.")
+
+    @field_validator("bundles", "api_keys", "cors_origins", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        """`a,b` of an environment variable, beside the lists of YAML and flags."""
+        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+    @field_validator("bundles")
+    @classmethod
+    def _absolute(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
+        return tuple(path.expanduser().resolve() for path in value)  # a replica runs in a directory of its own
+
+    @field_validator("api_keys")
+    @classmethod
+    def _long_enough(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        if any(len(key.get_secret_value()) < 8 for key in value):
+            raise ValueError("an API key needs at least 8 characters")
+        return value
+
+
+class _Sources(BaseSettings, Settings):
+    """The same fields, filled from flags, then environment, then file."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        file = os.environ.get(CONFIG_VARIABLE)
+        return (init_settings, env_settings, *([YamlConfigSettingsSource(settings_cls, file)] if file else []))
+
+
+def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
+    """Settings of this process. `flags` holds only what was given on the command line. SettingsError on anything that is not right."""
+    if config:
+        os.environ[CONFIG_VARIABLE] = str(config)
+    if (file := os.environ.get(CONFIG_VARIABLE)) and not Path(file).is_file():
+        raise SettingsError(f"{file} does not exist: --config and {CONFIG_VARIABLE} name a YAML file")
+    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | {CONFIG_VARIABLE}
+    if unknown := sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known):
+        raise SettingsError(f"{unknown[0]} is not a setting. Settings: {', '.join(sorted(known))}")
+    try:
+        return Settings.model_validate(dict(_Sources(**flags)))
+    except ValueError as error:
+        raise SettingsError(_sentence(error)) from error
+
+
+def freeze(settings: Settings) -> str:
+    """The settings as JSON for another process of this service, keys in the open: never for a log."""
+    return json.dumps({**settings.model_dump(mode="json"), "api_keys": [key.get_secret_value() for key in settings.api_keys]})
+
+
+def _sentence(error: ValueError) -> str:
+    details = getattr(error, "errors", None)
+    if details is None:
+        return str(error)
+    first = details()[0]
+    name = ".".join(map(str, first["loc"])) or "settings"
+    if first["type"] == "extra_forbidden":
+        return f"{name} is not a setting. Settings: {', '.join(sorted(Settings.model_fields))}"
+    return f"{name}={first['input']!r} is not accepted: {first['msg']}"
