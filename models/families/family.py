@@ -1,0 +1,48 @@
+"""What there is to say about a family of checkpoints: its settings, the names of its tensors, and its classification heads."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from models.encoder import EncoderConfig
+from models.folder import Settings
+
+# Checkpoint module -> our module; "{i}" runs over the layers. A tuple: the checkpoint stacks these, row block by row block, in one tensor.
+Names = Mapping[str, str | tuple[str, ...]]
+
+ACTIVATION_NAMES = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadConfig:
+    """The part of a classifier between the encoder and its last linear layer: pooling, a dense layer, an activation, maybe a norm."""
+
+    pooling: Literal["cls", "mean"] = "cls"
+    activation: str = "tanh"
+    bias: bool = True
+    norm: bool = False  # with the eps and bias of the encoder's norms
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """One way of writing down an encoder. Raises nothing itself; its functions raise CheckpointError for unsupported settings."""
+
+    prefix: str  # in front of the encoder's tensors in a model with a head, absent in a bare encoder
+    encoder_config: Callable[[Settings], EncoderConfig]
+    encoder_names: Callable[[Settings], Names]
+    sequence_head: Callable[[Settings], HeadConfig]
+    sequence_names: Names  # names with their prefix, ours relative to SequenceClassifier
+    token_names: Names
+    unused: tuple[str, ...]  # beginnings of tensor names, after the prefix, that may be left over: poolers, language-modelling heads
+    token_head: Callable[[Settings], HeadConfig | None] = lambda settings: None
+    pad_token_id: int = 0  # where config.json has none
+    reads_token_types: bool = False  # its tokenizers number the texts of a pair

@@ -1,0 +1,36 @@
+"""The feed-forward layer of a block: each token on its own, through a wider layer and back.
+
+y = W_down act(W_up x);   gated: y = W_down (act(W_gate x) * W_up x)
+Vaswani et al. 2017, arXiv:1706.03762, eq. 2; Shazeer 2020, arXiv:2002.05202 (GeGLU, SwiGLU).
+"""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ACTIVATIONS = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "identity": lambda x: x,
+}
+
+
+class FeedForward(nn.Module):
+    """D -> d_feedforward -> D."""
+
+    def __init__(self, d_model: int, d_feedforward: int, *, activation: str, gated: bool, bias: bool) -> None:
+        super().__init__()
+        self.activation = activation
+        self.up = nn.Linear(d_model, d_feedforward, bias=bias)
+        self.gate = nn.Linear(d_model, d_feedforward, bias=bias) if gated else None
+        self.down = nn.Linear(d_feedforward, d_model, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        act = ACTIVATIONS[self.activation]
+        return self.down(act(self.up(x)) if self.gate is None else act(self.gate(x)) * self.up(x))

@@ -1,0 +1,104 @@
+"""Where a token stands: tables that are added to embeddings, rotations of q and k, and biases on scores.
+
+Each is computed once for N_max positions, in float64, and looked up by position afterwards, so that N stays free in an exported graph.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def sinusoids(n_positions: int, d_model: int) -> Tensor:
+    """(N_max, D) float64: e[t, 2i] = sin(t / 10000^(2i/D)), e[t, 2i+1] = cos(the same). Vaswani et al. 2017, section 3.5.
+
+    Sines and cosines alternate; tables that store all sines first are a permutation of the columns, and trained weights tell them apart.
+    """
+    angles = _angles(n_positions, d_model, base=10_000.0)  # (N_max, ceil(D/2))
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[:, :d_model]
+
+
+def positions_after_padding(input_ids: Tensor, padding_id: int) -> Tensor:
+    """(B, N) -> (B, N) int64: padding_id + 1, padding_id + 2, ... over the tokens that are not padding; padding itself gets padding_id.
+
+    The count of fairseq's `make_positions`, with which RoBERTa and MPNet were trained.
+    """
+    is_token = (input_ids != padding_id).long()
+    return is_token.cumsum(1) * is_token + padding_id
+
+
+class Rotation(NamedTuple):
+    """Angles of N positions, (N, D_k/2) each."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """Turn the pair (x_i, x_{i + D_k/2}) of a token at t by the angle t base^(-2i/D_k): (B, H, N, D_k) -> same.
+
+    Su et al. 2021, arXiv:2104.09864, eq. 34, in the pairing of GPT-NeoX, with which ModernBERT and Nomic were trained; the paper pairs
+    x_2i with x_{2i+1}, which is the same up to a permutation of the rows of W^Q and W^K. A score then depends on t_q - t_k alone.
+    """
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * rotation.cos - second * rotation.sin, second * rotation.cos + first * rotation.sin], dim=-1)
+
+
+class RotationTable(nn.Module):
+    """The rotations of positions 0 .. N_max - 1. Raises ValueError for an odd head width, which leaves one column without a partner."""
+
+    def __init__(self, n_positions: int, d_head: int, *, base: float, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        if d_head % 2:
+            raise ValueError(f"d_head={d_head} is odd; a rotation turns pairs of columns")
+        angles = _angles(n_positions, d_head, base=base)
+        self.register_buffer("cos", angles.cos().to(dtype), persistent=False)  # (N_max, D_k/2)
+        self.register_buffer("sin", angles.sin().to(dtype), persistent=False)
+
+    def forward(self, t: Tensor) -> Rotation:
+        """Positions (N,) int64 -> their rotations."""
+        return Rotation(F.embedding(t, self.cos), F.embedding(t, self.sin))
+
+
+class RelativeBias(nn.Module):
+    """A learned number for each head and each distance between key and query, shared by all layers.
+
+    Near distances have a bucket each, far ones share buckets of growing width, all beyond `max_distance` share the last; before and after
+    are told apart. Raffel et al. 2019 (T5), arXiv:1910.10683, section 2.1.
+    """
+
+    def __init__(self, n_positions: int, n_heads: int, *, n_buckets: int = 32, max_distance: int = 128) -> None:
+        super().__init__()
+        self.n_positions = n_positions
+        self.weight = nn.Parameter(torch.zeros(n_buckets, n_heads))
+        distances = torch.arange(1 - n_positions, n_positions)  # key - query
+        self.register_buffer("bucket_of", distance_buckets(distances, n_buckets, max_distance), persistent=False)
+
+    def forward(self, t: Tensor) -> Tensor:
+        """Positions (N,) int64 -> (1, H, N, N), [.., query, key]."""
+        distances = t[None, :] - t[:, None]  # (N, N)
+        buckets = self.bucket_of[distances + self.n_positions - 1]
+        return F.embedding(buckets, self.weight).permute(2, 0, 1).unsqueeze(0)
+
+
+def distance_buckets(distances: Tensor, n_buckets: int, max_distance: int) -> Tensor:
+    """Distances key - query, of any shape -> bucket numbers, same shape, int64. Half of the buckets are for keys after the query.
+
+    The logarithm is taken in float32, as at training: at exact powers of two its rounding decides the bucket.
+    """
+    n_side = n_buckets // 2
+    n_exact = n_side // 2
+    far = distances.abs().clamp_min(1)
+    log_steps = torch.log(far.float() / n_exact) / math.log(max_distance / n_exact) * (n_side - n_exact)
+    coarse = (n_exact + log_steps.long()).clamp_max(n_side - 1)
+    near = distances.abs() < n_exact
+    return (distances > 0).long() * n_side + torch.where(near, distances.abs(), coarse)
+
+
+def _angles(n_positions: int, width: int, *, base: float) -> Tensor:
+    """(N_max, ceil(width/2)) float64: t * base^(-2i/width)."""
+    t = torch.arange(n_positions, dtype=torch.float64)
+    frequencies = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    return t[:, None] * frequencies
