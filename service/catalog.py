@@ -17,7 +17,7 @@ from service.call import Call
 from service.engine import EncoderEngine, EngineLimits
 from service.errors import BatchTooLarge, EmptyInput, InvalidRequest, ModelNotFound, NotReady, ServiceError, WrongKind
 from service.metrics import Metrics, ModelMetrics
-from service.runtime import Array, OnnxSession
+from service.runtime import Array, OnnxSession, Session
 from service.selftest import SelfTest, check_golden, measure_rate
 from service.settings import Settings
 from service.tokenization import Cut, Encoded, Input, TextEncoder
@@ -65,7 +65,7 @@ class Model:
             default_prompt=manifest.default_prompt,
         )
         self._executor = catalog.tokenizers
-        session = OnnxSession(bundle, manifest, threads=catalog.budget.runtime_threads, provider=settings.provider)
+        session = catalog.open_session(bundle, manifest, threads=catalog.budget.runtime_threads, provider=settings.provider)
         self.provider = session.provider
         self.session = session
         self.selftest: SelfTest = check_golden(bundle, manifest, self.texts, session)
@@ -179,8 +179,9 @@ class Model:
 class Catalog:
     """All models of this process and what they share: CPUs, cache, tokenizer threads, metrics."""
 
-    def __init__(self, settings: Settings, metrics: Metrics | None = None) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics | None = None, *, open_session: Callable[..., Session] = OnnxSession) -> None:
         self.settings = settings
+        self.open_session = open_session
         self.metrics = metrics or Metrics()
         self.budget: CpuBudget = share_out(available_cpus(), runtime_threads=settings.threads)
         self.cache = VectorCache(settings.cache_bytes)

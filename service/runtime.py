@@ -18,7 +18,9 @@ class SettingsConflict(ValueError):
 
 
 class Session(Protocol):
-    """What the engine needs of a runtime. Called from several threads at once."""
+    """What the service needs of a runtime; `run` is called from several threads at once."""
+
+    provider: str
 
     def run(self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None) -> dict[str, Array]:
         """B inputs of up to N tokens -> each named output, B rows in the order of the inputs; blocks until done."""

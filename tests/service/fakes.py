@@ -1,0 +1,340 @@
+"""A runtime without a model, a bundle without weights, and an application on top of them.
+
+`FakeSession` gives rows that depend on the ids alone, can be held at a gate and told to fail, and remembers what it was asked.
+`fake_bundle` writes a bundle that such a session satisfies; `fake_app`, `client` and `serve_in_thread` put HTTP around it. Nothing sleeps:
+every wait is for an event, and bounded.
+"""
+
+import asyncio
+import threading
+import zlib
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import uvicorn
+from fastapi import FastAPI
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from export import contract
+from service.app import build_app
+from service.catalog import Catalog
+from service.runtime import Array
+from service.settings import Settings
+
+WIDTH = 16  # D of an embedding
+HIDDEN = 12  # D_model of token vectors
+PATIENCE_S = 10.0  # a wait longer than this is a hang, and fails the test
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+WORDS = (
+    "the a of and to in is it for on cat dog bird fish tree river stone house paris berlin london france germany capital query passage "
+    "search document ready what where who how one two three four five six seven eight nine ten red green blue small large"
+).split()  # noqa: SIM905  forty words are easier to read without their quotes
+_LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
+_MARKS = ".,:;!?-_'\"()[]{}<>/\\@#$%^&*+=|~`"
+VOCABULARY = [*SPECIAL, *WORDS, *_LETTERS, *(f"##{letter}" for letter in _LETTERS), *_MARKS, "é", "日", "本"]
+PROMPTS = {"query": "query: ", "document": "passage: "}
+
+
+class FakeSession:
+    """A `service.runtime.Session`. A row depends on its ids alone, as if the model were exact: neither batch nor padding changes it."""
+
+    def __init__(self, *, width: int = WIDTH, hidden: int = HIDDEN, n_labels: int = 1, per_token: bool = False) -> None:
+        self.provider = "CPUExecutionProvider"
+        self.width, self.hidden, self.n_labels, self.per_token = width, hidden, n_labels, per_token
+        self.batches: list[list[list[int]]] = []  # every run that began, in order
+        self.outputs: list[list[str]] = []
+        self.type_ids: list[list[list[int]] | None] = []
+        self.failures: dict[int, BaseException] = {}  # by number of the run, counted from 0 since `forget`
+        self.broken = False  # every run fails
+        self.bad_rows: dict[tuple[int, ...], float] = {}  # ids -> what every number of their row becomes: nan, inf, 0
+        self.active = 0  # runs between entry and exit
+        self.most_active = 0
+        self._changed = threading.Condition()
+        self._permits: int | None = None  # None: the gate is open
+
+    # What the engine calls ---------------------------------------------------------------------------------------------------------------
+
+    def run(self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None) -> dict[str, Array]:
+        with self._changed:
+            number = len(self.batches)
+            self.batches.append([list(row) for row in ids])
+            self.outputs.append(list(outputs))
+            self.type_ids.append(None if type_ids is None else [list(row) for row in type_ids])
+            self.active += 1
+            self.most_active = max(self.most_active, self.active)
+            self._changed.notify_all()
+            try:
+                if not self._changed.wait_for(lambda: self._permits is None or self._permits > 0, PATIENCE_S):
+                    raise TimeoutError("the gate of a FakeSession was never opened")
+                if self._permits is not None:
+                    self._permits -= 1
+            finally:
+                self.active -= 1
+                self._changed.notify_all()
+        if number in self.failures:
+            raise self.failures[number]
+        if self.broken:
+            raise RuntimeError("scripted failure")
+        return {name: self._rows(name, ids) for name in outputs}
+
+    def _rows(self, output: str, ids: Sequence[list[int]]) -> Array:
+        longest = max(map(len, ids))
+        rows: Array = np.zeros((len(ids), *self._shape(output, longest)), np.float32)
+        for at, row in enumerate(ids):
+            exact = self.row(output, row)
+            if tuple(row) in self.bad_rows:
+                exact = np.full_like(exact, self.bad_rows[tuple(row)])
+            if rows.ndim == 3:
+                rows[at, : len(row)] = exact
+            else:
+                rows[at] = exact
+        return rows
+
+    def _shape(self, output: str, n: int) -> tuple[int, ...]:
+        if output == contract.TOKEN_EMBEDDINGS:
+            return n, self.hidden
+        if output == contract.LOGITS:
+            return (n, self.n_labels) if self.per_token else (self.n_labels,)
+        return (self.width,)
+
+    # What a test calls -------------------------------------------------------------------------------------------------------------------
+
+    def row(self, output: str, ids: Sequence[int]) -> Array:
+        """The exact row of one input: unit (D,) for embeddings, the same 3 times as long for pooled, (N, D_model) or (N, L), or (L,)."""
+        random = np.random.default_rng(zlib.crc32(np.array(ids, np.int64).tobytes()))
+        if output == contract.TOKEN_EMBEDDINGS:
+            return random.standard_normal((len(ids), self.hidden)).astype(np.float32)
+        if output == contract.LOGITS:
+            return random.uniform(-4, 4, (len(ids), self.n_labels) if self.per_token else self.n_labels).astype(np.float32)
+        vector = random.standard_normal(self.width)
+        unit: Array = (vector / np.linalg.norm(vector)).astype(np.float32)
+        return unit if output == contract.EMBEDDING else unit * np.float32(3)
+
+    def hold(self) -> None:
+        """Close the gate: runs enter, and wait there."""
+        with self._changed:
+            self._permits = 0
+
+    def release(self, runs: int = 1) -> None:
+        """Let that many waiting or coming runs pass."""
+        with self._changed:
+            assert self._permits is not None, "hold() first"
+            self._permits += runs
+            self._changed.notify_all()
+
+    def open(self) -> None:
+        """Let all pass, from now on."""
+        with self._changed:
+            self._permits = None
+            self._changed.notify_all()
+
+    async def entered(self, runs: int) -> None:
+        """Until so many runs have begun since `forget`, finished or not."""
+        await asyncio.to_thread(self._wait, lambda: len(self.batches) >= runs)
+
+    async def idle(self) -> None:
+        """Until no run is inside."""
+        await asyncio.to_thread(self._wait, lambda: not self.active)
+
+    def _wait(self, condition: Any) -> None:
+        with self._changed:
+            assert self._changed.wait_for(condition, PATIENCE_S), f"{len(self.batches)} runs entered, {self.active} inside"
+
+    def forget(self) -> None:
+        """Start the log and the count of runs anew, after a warm-up."""
+        with self._changed:
+            self.batches, self.outputs, self.type_ids, self.most_active = [], [], [], 0
+
+
+def open_fake(bundle: Path, manifest: contract.Manifest, **_: Any) -> FakeSession:
+    """What `Catalog` calls in the place of `OnnxSession`."""
+    return FakeSession(
+        width=manifest.width if manifest.kind == "encoder" else WIDTH,
+        n_labels=max(len(manifest.id2label), 1),
+        per_token=manifest.kind == "token_classifier",
+    )
+
+
+# A bundle ------------------------------------------------------------------------------------------------------------------------------
+
+
+def fake_tokenizer() -> Tokenizer:
+    """WordPiece over words, letters, digits and ASCII marks, lower-cased: every ASCII text has ids, and most words are one token."""
+    ids = {token: index for index, token in enumerate(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True, strip_accents=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
+    tokenizer.add_special_tokens(list(SPECIAL))
+    return tokenizer
+
+
+def fake_bundle(
+    path: Path,
+    kind: contract.Kind = "encoder",
+    *,
+    name: str | None = None,
+    prompts: Mapping[str, str] | None = None,
+    default_prompt: str | None = None,
+    max_tokens: int = 64,
+    n_labels: int | None = None,
+    typed: bool | None = None,
+    **manifest: Any,
+) -> Path:
+    """Write a valid bundle into `path` and give it back. Its graph is a placeholder that only `open_fake` can serve.
+
+    An encoder knows the prompts "query" and "document" unless told otherwise; a reranker has one label, the classifiers three; what is read
+    in pairs has token types. Everything else of the manifest can be given by its name.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    n_labels = n_labels or {"encoder": 1, "reranker": 1}.get(kind, 3)
+    typed = kind in ("reranker", "classifier") if typed is None else typed
+    labels = {} if kind == "encoder" else {index: f"LABEL_{index}" for index in range(n_labels)}
+    tokenizer = fake_tokenizer()
+    tokenizer.save(str(path / contract.TOKENIZER))
+    (path / contract.GRAPH).write_bytes(f"not a graph: {name or path.name}".encode())
+
+    session = FakeSession(n_labels=n_labels, per_token=kind == "token_classifier")
+    output = contract.EMBEDDING if kind == "encoder" else contract.LOGITS
+    texts = ("the cat", "where is the capital of france?", "")
+    pairs = ("a dog", "paris", "berlin") if kind == "reranker" else None
+    rows = []
+    for text, pair in zip(texts, pairs or [None] * len(texts), strict=True):
+        row = session.row(output, tokenizer.encode(text, pair).ids)
+        rows.append(tuple(float(number) for number in (row[0] if row.ndim == 2 else row)))
+    golden = contract.Golden(
+        texts=texts,
+        pairs=pairs,
+        outputs=tuple(rows),
+        min_cosine=0.9999 if kind == "encoder" else None,
+        max_abs_error=None if kind == "encoder" else 1e-4,
+    )
+    (path / contract.GOLDEN).write_text(golden.model_dump_json(), encoding="utf-8")
+
+    digests = [(file, contract.sha256(path / file), (path / file).stat().st_size) for file in _FILES]
+    fields: dict[str, Any] = {
+        "name": name or path.name,
+        "kind": kind,
+        "precision": "fp32",
+        "files": tuple(contract.File(name=file, sha256=digest, size_bytes=size) for file, digest, size in digests),
+        "graph": _graph(kind, n_labels, typed),
+        "limits": contract.Limits(max_tokens=max_tokens, vocab_size=tokenizer.get_vocab_size()),
+        "source": contract.Source(
+            architecture="FakeModel", checkpoint="fake", weights_sha256="0" * 64, attention="softmax", untrained=False
+        ),
+        "parity": contract.Parity(max_abs_error=0.0, min_cosine=1.0, shapes=((1, 2),), tolerance=1e-5),
+        "pooling": "mean" if kind == "encoder" else None,
+        "normalized": kind == "encoder",
+        "width": WIDTH if kind == "encoder" else n_labels,
+        "prompts": dict((PROMPTS if kind == "encoder" else {}) if prompts is None else prompts),
+        "default_prompt": default_prompt,
+        "id2label": labels,
+        "score_activation": {"encoder": "identity", "reranker": "sigmoid"}.get(kind, "softmax"),
+        "created": "2026-01-02T03:04:05+00:00",
+        "tool": "fakes",
+        **manifest,
+    }
+    (path / contract.MANIFEST).write_text(contract.dump(contract.Manifest(**fields)), encoding="utf-8")
+    return path
+
+
+_FILES = (contract.GRAPH, contract.TOKENIZER, contract.GOLDEN)
+
+
+def _graph(kind: contract.Kind, n_labels: int, typed: bool) -> contract.Graph:
+    inputs = [contract.INPUT_IDS, contract.ATTENTION_MASK, *([contract.TOKEN_TYPE_IDS] if typed else [])]
+    outputs: dict[str, tuple[str | int, ...]] = {contract.LOGITS: ("B", n_labels)}
+    if kind == "encoder":
+        outputs = {contract.EMBEDDING: ("B", WIDTH), contract.POOLED: ("B", WIDTH), contract.TOKEN_EMBEDDINGS: ("B", "N", HIDDEN)}
+    elif kind == "token_classifier":
+        outputs = {contract.LOGITS: ("B", "N", n_labels)}
+    return contract.Graph(
+        file=contract.GRAPH,
+        opset=20,
+        inputs=tuple(contract.Tensor(name=each, dtype="int64", shape=("B", "N")) for each in inputs),
+        outputs=tuple(contract.Tensor(name=each, dtype="float32", shape=shape) for each, shape in outputs.items()),
+        operators={"Identity": 1},
+        optimisation="none",
+    )
+
+
+# An application ------------------------------------------------------------------------------------------------------------------------
+
+
+class FakeCatalog(Catalog):
+    """A catalog over fake sessions that says when its start has succeeded or failed, and forgets the runs of the warm-up."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings, open_session=open_fake)
+        self.settled = threading.Event()
+
+    def start(self) -> None:
+        for name in self.models:
+            self.session(name).forget()
+        super().start()
+        self.settled.set()
+
+    def session(self, name: str) -> FakeSession:
+        """The session of a model, to hold, break or read it."""
+        session = self.models[name].session
+        assert isinstance(session, FakeSession)
+        return session
+
+
+def fake_catalog(*bundles: Path, **settings: Any) -> FakeCatalog:
+    """A catalog of these bundles, not yet loaded. Two runtime threads unless told otherwise, so that order is never an accident of one."""
+    return FakeCatalog(Settings(**{"bundles": bundles, "threads": 2, **settings}))
+
+
+def fake_app(*bundles: Path, **settings: Any) -> FastAPI:
+    """The application over these bundles, its catalog at `app.state.catalog`."""
+    catalog = fake_catalog(*bundles, **settings)
+    app = build_app(catalog, on_failure=catalog.settled.set)
+    app.state.catalog = catalog
+    return app
+
+
+@asynccontextmanager
+async def client(app: FastAPI, **options: Any) -> AsyncIterator[httpx.AsyncClient]:
+    """The application started and warm (or failed: see `app.state.catalog.failure`), and an HTTP client to it without a socket."""
+    async with app.router.lifespan_context(app):
+        assert await asyncio.to_thread(app.state.catalog.settled.wait, PATIENCE_S)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://attnserve", **options) as http:
+            yield http
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = threading.Event()
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        self.listening.set()
+
+    @property
+    def port(self) -> int:
+        port: int = self.servers[0].sockets[0].getsockname()[1]
+        return port
+
+
+@contextmanager
+def serve_in_thread(app: FastAPI) -> Iterator[str]:
+    """A real server on a free loopback port, warm; gives its base URL, without a closing slash."""
+    server = _Server(uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="on", ws="none", log_level="warning", access_log=False))
+    thread = threading.Thread(target=server.run, name="uvicorn", daemon=True)
+    thread.start()
+    try:
+        assert server.listening.wait(PATIENCE_S)
+        assert app.state.catalog.settled.wait(PATIENCE_S)
+        yield f"http://127.0.0.1:{server.port}"
+    finally:
+        server.should_exit = True
+        thread.join(PATIENCE_S)
+        assert not thread.is_alive()
