@@ -79,7 +79,7 @@ def load_checkpoint(folder: Path, *, attention: str = "softmax", dtype: torch.dt
     encoder = Encoder(config, dtype=dtype)
     model, head_names = _build(encoder, family, task, settings, pipeline, n_labels=len(id2label))
     model = model.to(dtype).eval()
-    fill(model, read_tensors(pipeline.transformer), family, family.encoder_names(settings), head_names)
+    fill(model, read_tensors(pipeline.transformer), family, head_names)
     return Checkpoint(
         kind="reranker" if task == "classifier" and len(id2label) == 1 else task,
         model=model,

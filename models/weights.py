@@ -12,14 +12,15 @@ BUFFERS = ("position_ids", "token_type_ids", "inv_freq")  # constants that older
 SHOWN = 5  # names in an error message
 
 
-def fill(model: nn.Module, tensors: dict[str, Tensor], family: Family, encoder_names: Names, head_names: Names) -> None:
+def fill(model: nn.Module, tensors: dict[str, Tensor], family: Family, head_names: Names) -> None:
     """Copy `tensors` into `model`, whose encoder is `model.encoder`. They are cast to the model's dtype.
 
     Raises CheckpointError for a missing tensor, an unexpected one (see `Family.unused`), and one of another shape.
     """
     tensors = {_modern(name): tensor for name, tensor in tensors.items()}
     prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors) else ""
-    ours_of = {prefix + theirs: _in_encoder(ours) for theirs, ours in encoder_names.items()} | head_names
+    spelling = max(family.encoder_names, key=lambda names: sum(_first(prefix + name) in tensors for name in names))
+    ours_of = {prefix + theirs: _in_encoder(ours) for theirs, ours in spelling.items()} | head_names
     places = model.state_dict()  # shares its memory with the model
     filled: set[str] = set()
     used: set[str] = set()
@@ -42,6 +43,10 @@ def fill(model: nn.Module, tensors: dict[str, Tensor], family: Family, encoder_n
         raise CheckpointError(
             f"{_listed(unexpected)} unexpected in the weights of this architecture, and would be ignored; use another checkpoint"
         )
+
+
+def _first(name: str) -> str:
+    return f"{name}.weight".replace("{i}", "0")
 
 
 def _modern(name: str) -> str:

@@ -40,7 +40,7 @@ ENCODER_NAMES: Names = {
 BERT = Family(
     prefix="bert.",
     encoder_config=encoder_config,
-    encoder_names=lambda settings: ENCODER_NAMES,
+    encoder_names=(ENCODER_NAMES,),
     sequence_head=lambda settings: HeadConfig(pooling="cls", activation="tanh"),
     sequence_names={"bert.pooler.dense": "transform.linear", "classifier": "classifier"},
     token_names={"classifier": "classifier"},

@@ -35,7 +35,7 @@ ENCODER_NAMES: Names = {
 DISTILBERT = Family(
     prefix="distilbert.",
     encoder_config=encoder_config,
-    encoder_names=lambda settings: ENCODER_NAMES,
+    encoder_names=(ENCODER_NAMES,),
     sequence_head=lambda settings: HeadConfig(pooling="cls", activation="relu"),
     sequence_names={"pre_classifier": "transform.linear", "classifier": "classifier"},
     token_names={"classifier": "classifier"},

@@ -38,7 +38,7 @@ class Family:
 
     prefix: str  # in front of the encoder's tensors in a model with a head, absent in a bare encoder
     encoder_config: Callable[[Settings], EncoderConfig]
-    encoder_names: Callable[[Settings], Names]
+    encoder_names: tuple[Names, ...]  # the spellings there are; the one that fits best is taken
     sequence_head: Callable[[Settings], HeadConfig]
     sequence_names: Names  # names with their prefix, ours relative to SequenceClassifier
     token_names: Names

@@ -77,7 +77,7 @@ def _head(settings: Settings) -> HeadConfig:
 MODERNBERT = Family(
     prefix="model.",
     encoder_config=encoder_config,
-    encoder_names=lambda settings: ENCODER_NAMES,
+    encoder_names=(ENCODER_NAMES,),
     sequence_head=_head,
     sequence_names=HEAD_NAMES,
     token_head=_head,

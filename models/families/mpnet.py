@@ -42,7 +42,7 @@ ENCODER_NAMES: Names = {
 MPNET = Family(
     prefix="mpnet.",
     encoder_config=encoder_config,
-    encoder_names=lambda settings: ENCODER_NAMES,
+    encoder_names=(ENCODER_NAMES,),
     sequence_head=lambda settings: HeadConfig(pooling="cls", activation="tanh"),
     sequence_names={"classifier.dense": "transform.linear", "classifier.out_proj": "classifier"},
     token_names={"classifier": "classifier"},

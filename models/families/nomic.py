@@ -1,7 +1,7 @@
 """Nomic BERT: a post-norm BERT with rotary positions and SwiGLU. Nussbaum et al. 2024, arXiv:2402.01613.
 
 Two spellings exist: that of transformers (`hidden_size`, `layers.0.self_attn.q_proj`), and the older one of the authors' own code
-(`n_embd`, `encoder.layers.0.attn.Wqkv`), in which most published checkpoints are written.
+(`n_embd`, `encoder.layers.0.attn.Wqkv`). A file may mix them: transformers writes the new settings beside the old tensor names.
 """
 
 from models.encoder import EncoderConfig
@@ -10,11 +10,7 @@ from models.folder import Settings
 
 
 def encoder_config(settings: Settings) -> EncoderConfig:
-    return _old_config(settings) if _is_old(settings) else _config(settings)
-
-
-def _is_old(settings: Settings) -> bool:
-    return "n_embd" in settings.values
+    return _old_config(settings) if "n_embd" in settings.values else _config(settings)
 
 
 def _config(settings: Settings) -> EncoderConfig:
@@ -102,7 +98,7 @@ OLD_NAMES: Names = {
 NOMIC = Family(
     prefix="nomic_bert.",
     encoder_config=encoder_config,
-    encoder_names=lambda settings: OLD_NAMES if _is_old(settings) else NAMES,
+    encoder_names=(NAMES, OLD_NAMES),
     sequence_head=lambda settings: HeadConfig(pooling="cls", activation="tanh"),
     sequence_names={"nomic_bert.pooler.dense": "transform.linear", "classifier": "classifier"},
     token_names={"classifier": "classifier"},

@@ -22,7 +22,7 @@ def encoder_config(settings: Settings) -> EncoderConfig:
 ROBERTA = Family(
     prefix="roberta.",
     encoder_config=encoder_config,
-    encoder_names=lambda settings: bert.ENCODER_NAMES,
+    encoder_names=(bert.ENCODER_NAMES,),
     sequence_head=lambda settings: HeadConfig(pooling="cls", activation="tanh"),
     sequence_names={"classifier.dense": "transform.linear", "classifier.out_proj": "classifier"},
     token_names={"classifier": "classifier"},
