@@ -21,6 +21,14 @@ class Lane(IntEnum):
     BULK = 1
 
 
+@dataclass(slots=True)
+class Spent:
+    """Seconds the inputs of one request waited and were computed, summed over the inputs. What the cache knew took none."""
+
+    queue_s: float = 0.0
+    inference_s: float = 0.0
+
+
 class Work:
     """What one request waits for: a result an input, arriving in any order.
 
@@ -28,12 +36,14 @@ class Work:
     after the last, both on the event loop.
     """
 
-    __slots__ = ("cancelled", "deadline", "on_done", "on_result", "remaining", "results")
+    __slots__ = ("arrived", "cancelled", "deadline", "on_done", "on_result", "remaining", "results", "spent")
 
-    def __init__(self, size: int, deadline: float) -> None:
+    def __init__(self, size: int, deadline: float, arrived: float = 0.0, spent: Spent | None = None) -> None:
         self.results: list[Any] = [None] * size
         self.remaining = size
         self.deadline = deadline
+        self.arrived = arrived
+        self.spent = spent or Spent()
         self.cancelled = False
         self.on_result: Any = None
         self.on_done: Any = None

@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from service.batching import Lane
+from service.batching import Lane, Spent
 from service.errors import InvalidRequest
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
@@ -30,6 +30,7 @@ class Call:
     tokens: int = 0
     characters: int = 0
     tokenization_s: float = 0.0
+    spent: Spent = field(default_factory=Spent)
     headers: dict[str, str] = field(default_factory=dict)
 
     def report(self, truncated: Sequence[tuple[int, int, int]]) -> None:

@@ -115,7 +115,7 @@ class Model:
         on_result: Callable[[int, Array | ServiceError], None] | None = None,
     ) -> Answer:
         """Rows of `output` for `inputs`. Raises the first input's error unless `call.item_errors` asks to have them in the rows."""
-        self._check_size(len(inputs))
+        self.check_size(len(inputs))
         encoded = await self._encode(inputs, call, cut or self.default_cut(), prompt)
         good = [(at, item) for at, item in enumerate(encoded) if isinstance(item, Encoded)]
         rows: list[Array | ServiceError] = [item if isinstance(item, ServiceError) else NotReady("not computed") for item in encoded]
@@ -135,6 +135,7 @@ class Model:
             lane=lane,
             deadline=deadline,
             on_result=on_result and (lambda index, row: on_result(good[index][0], row)),
+            spent=call.spent,
         )
         _raise_first(computed, call)
         for (at, _), row in zip(good, computed, strict=True):
@@ -147,7 +148,8 @@ class Model:
         wanted = self.settings.auto_truncate if truncate is None else truncate
         return Cut(side="right" if wanted else "none")
 
-    def _check_size(self, size: int) -> None:
+    def check_size(self, size: int) -> None:
+        """EmptyInput or BatchTooLarge unless a request may have that many inputs."""
         if not size:
             raise EmptyInput("`inputs` cannot be empty", param="input")
         if size > self.settings.max_client_batch:
@@ -160,7 +162,9 @@ class Model:
         prefix = self.texts.default_prompt if prompt is None else prompt
         if prompt is None and prefix and any(isinstance(item, list) for item in inputs):
             prefix = ""  # ids come with everything that belongs to them; only a prompt that was asked for conflicts
-        if sum(len(item) if isinstance(item, str | list) else len(item[0]) + len(item[1]) for item in inputs) <= _INLINE_CHARACTERS:
+        characters = sum(len(item) if isinstance(item, str | list) else len(item[0]) + len(item[1]) for item in inputs)
+        call.characters += characters
+        if characters <= _INLINE_CHARACTERS:
             encoded = self.texts.encode(inputs, cut=cut, prompt=prefix)
         else:
             loop = asyncio.get_running_loop()

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export import contract
-from service.batching import Item, Lane, Queue, Work
+from service.batching import Item, Lane, Queue, Spent, Work
 from service.cache import VectorCache, key_of
 from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, RuntimeFailed, ServiceError
 from service.metrics import ModelMetrics
@@ -108,14 +108,15 @@ class EncoderEngine:
         lane: Lane = Lane.INTERACTIVE,
         deadline: float = NO_DEADLINE,
         on_result: Callable[[int, Array | ServiceError], None] | None = None,
+        spent: Spent | None = None,
     ) -> list[Array | ServiceError]:
-        """The row of each input, in order, or the error that befell it. `deadline` is in `time.monotonic()` seconds.
+        """The row of each input, in order, or the error that befell it. `deadline` is in `time.monotonic()` seconds; `spent` is added to.
 
         Raises Overloaded or NeverFits before anything is queued, DeadlineExceeded when time runs out; cancelling the caller drops its
         inputs from the queue.
         """
         assert self._loop is not None, "start() first"
-        work = Work(len(inputs), deadline)
+        work = Work(len(inputs), deadline, time.monotonic(), spent)
         if on_result:
             work.on_result = lambda index: on_result(index, work.results[index])
         done = self._loop.create_future()
@@ -136,7 +137,7 @@ class EncoderEngine:
     # On the event loop -----------------------------------------------------------------------------------------------------------------
 
     def _submit(self, work: Work, inputs: Sequence[Encoded], output: str, lane: Lane) -> None:
-        now = time.monotonic()
+        now = work.arrived
         fresh: list[Item] = []
         joined: list[tuple[Item, int]] = []
         cached: list[tuple[int, Array]] = []
@@ -182,8 +183,8 @@ class EncoderEngine:
                 self._queue.put(item)
             self._changed.notify(len(items))
 
-    def _deliver(self, items: Sequence[Item], rows: Sequence[Array | ServiceError]) -> None:
-        """Hand each item's row to everyone who waits for it, and to the cache."""
+    def _deliver(self, items: Sequence[Item], rows: Sequence[Array | ServiceError], started: float = 0.0, elapsed: float = 0.0) -> None:
+        """Hand each item's row to everyone who waits for it, and to the cache. `started` and `elapsed` are of the run that gave it."""
         for item, row in zip(items, rows, strict=True):
             if self._in_flight.get(item.key) is item:
                 del self._in_flight[item.key]
@@ -191,6 +192,8 @@ class EncoderEngine:
                 self._cache.put(item.key, row)
             for work, index in item.waiters:
                 if not work.cancelled:
+                    work.spent.queue_s += max(started - work.arrived, 0.0)
+                    work.spent.inference_s += elapsed
                     work.set(index, row)
         self._metrics.cache_bytes.set(self._cache.size_bytes)
 
@@ -229,8 +232,9 @@ class EncoderEngine:
             if batch:
                 started = time.monotonic()
                 rows = self._run(batch)
-                self._account(batch, tokens, started)
-                self._post(self._deliver, batch, rows)
+                elapsed = max(time.monotonic() - started, 1e-6)
+                self._account(batch, tokens, started, elapsed)
+                self._post(self._deliver, batch, rows, started, elapsed)
 
     def _run(self, batch: list[Item]) -> Sequence[Array | ServiceError]:
         """One runtime call. Whatever it raises belongs to the inputs of this batch alone."""
@@ -251,8 +255,7 @@ class EncoderEngine:
             return RuntimeFailed("the model's output for this input is not finite or has no length; it was withheld")
         return row[: len(item.ids)].copy() if item.output == contract.TOKEN_EMBEDDINGS else row.copy()
 
-    def _account(self, batch: Sequence[Item], tokens: int, started: float) -> None:
-        elapsed = max(time.monotonic() - started, 1e-6)
+    def _account(self, batch: Sequence[Item], tokens: int, started: float, elapsed: float) -> None:
         with self._changed:
             self._tokens_per_s = _RATE_MEMORY * self._tokens_per_s + (1 - _RATE_MEMORY) * self._running * tokens / elapsed
             self._running -= 1
