@@ -1,0 +1,157 @@
+"""Inside the graph, tokens without their padding: (B, N, D) is (T, D) everywhere but between the tokens of one text.
+
+T counts the tokens of the batch. Norms, projections and feed-forward layers see a token at a time, so they need no rows of texts; only
+attention puts the tokens back in their places, and there the runtime's fused operators work. Padding then costs next to nothing, and
+matrices of two axes go through `Gemm`, whose bias is free. Figures in docs/log.md, 2026-11-21.
+
+A padded query is dropped after attention. So what an operator makes of a row without a single key, which differs between operators,
+never reaches an output.
+"""
+
+import copy
+from typing import NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from models.attention.multi_head import SoftmaxAttention, merge_heads, split_heads
+from models.encoder import Block, Encoder
+from models.positions import Rotation, rotate
+
+OPERATORS = "com.microsoft"  # the domain of onnxruntime's own operators
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def without_padding(model: Module) -> Module:
+    """The same model around a packed encoder, weights shared. Only for `torch.onnx.export`: its attention has no torch form."""
+    return with_children(model, encoder=PackedEncoder(model.encoder))
+
+
+class Packing(NamedTuple):
+    """Where the T kept tokens stand among the B * N positions, and which of them each position shows."""
+
+    position: Tensor  # (T,) int64, ascending
+    row: Tensor  # (B * N,) int64; a padded position shows the token before it
+    mask: Tensor  # (B, N) bool
+
+    @classmethod
+    def of(cls, mask: Tensor, t: Tensor) -> "Packing":
+        """Keeps the tokens of the mask, and the first position of every text, so that a text without tokens has a row too."""
+        kept = (mask | (t == 0)).flatten()
+        position = kept.nonzero().squeeze(1)
+        torch._check(position.shape[0] >= 2)  # told to the exporter only: T is not the constant 1; a single token runs as well
+        return cls(position, kept.long().cumsum(0) - 1, mask)
+
+    def pack(self, x: Tensor) -> Tensor:
+        """(B, N, D) -> (T, D)."""
+        return x.flatten(0, 1).index_select(0, self.position)
+
+    def unpack(self, x: Tensor) -> Tensor:
+        """(T, D) -> (B, N, D)."""
+        return x.index_select(0, self.row).unflatten(0, self.mask.shape)
+
+
+class PackedEncoder(nn.Module):
+    """`models.encoder.Encoder` with its blocks on packed tokens: (B, N) ids -> (B, N, D), anything at padding."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        super().__init__()
+        self.config = encoder.config
+        self.embeddings = encoder.embeddings
+        self.rotations = encoder.rotations
+        self.relative_bias = encoder.relative_bias
+        self.blocks = nn.ModuleList(packed(block) for block in encoder.blocks)
+        self.final_norm = encoder.final_norm
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        t = torch.arange(input_ids.shape[1], device=input_ids.device)
+        packing = Packing.of(attention_mask != 0, t)
+        rotations = {name: table(t) for name, table in self.rotations.items()}
+        near = {window: (t[None, :] - t[:, None]).abs() <= window for window in set(self.config.windows) - {None}}
+        bias = None if self.relative_bias is None else self.relative_bias(t)
+        x = packing.pack(self.embeddings(input_ids, t, token_type_ids))  # (T, D)
+        for block in self.blocks:
+            x = block(x, packing, rotation=rotations.get(block.reach), pair_mask=near.get(block.window), pair_bias=bias)
+        return packing.unpack(self.final_norm(x))
+
+
+def packed(block: Block) -> Block:
+    """The block with an attention layer that reads and writes (T, D)."""
+    attention = block.attention
+    return with_children(block, attention=FusedAttention(attention) if isinstance(attention, SoftmaxAttention) else Unpacked(attention))
+
+
+class FusedAttention(nn.Module):
+    """Softmax attention as one operator of onnxruntime, projections included unless q and k are turned in between."""
+
+    def __init__(self, layer: SoftmaxAttention) -> None:
+        super().__init__()
+        self.layer = layer
+        projections = (layer.to_q, layer.to_k, layer.to_v)
+        self.qkv_weight = nn.Parameter(torch.cat([p.weight for p in projections]).T.contiguous())  # (D, 3 H D_k)
+        self.qkv_bias = nn.Parameter(torch.cat([p.bias for p in projections])) if layer.to_q.bias is not None else None
+
+    def forward(
+        self, x: Tensor, packing: Packing, *, rotation: Rotation | None, pair_mask: Tensor | None, pair_bias: Tensor | None
+    ) -> Tensor:
+        """(T, D) -> (T, D). The operators add -10,000 to the score of a padded key, which e^x turns into exactly 0."""
+        key_mask = packing.mask.int()  # (B, N)
+        score_bias = both_biases(pair_mask, pair_bias, x.dtype)
+        if rotation is None:
+            o = self._with_projections(packing.unpack(x), key_mask, score_bias)
+        else:
+            o = self._rotated(packing, x, key_mask, rotation, score_bias)
+        return self.layer.to_out(packing.pack(o))
+
+    def _with_projections(self, x: Tensor, key_mask: Tensor, score_bias: Tensor | None) -> Tensor:
+        """(B, N, D) -> (B, N, H * D_k). Projecting the padding too costs less than a second pass over memory."""
+        width = self.layer.n_heads * self.layer.d_head
+        return torch.onnx.ops.symbolic(
+            f"{OPERATORS}::Attention",
+            [x, self.qkv_weight, self.qkv_bias, key_mask, None, score_bias],
+            attrs={"num_heads": self.layer.n_heads, "qkv_hidden_sizes": [width] * 3, "scale": self.layer.scale},
+            dtype=x.dtype,
+            shape=(*x.shape[:2], width),
+            version=1,
+        )
+
+    def _rotated(self, packing: Packing, x: Tensor, key_mask: Tensor, rotation: Rotation, score_bias: Tensor | None) -> Tensor:
+        """(T, D) -> (B, N, H * D_k)."""
+        layer = self.layer
+        q, k, v = (packing.unpack(project(x)) for project in (layer.to_q, layer.to_k, layer.to_v))
+        q, k = (merge_heads(rotate(split_heads(y, layer.n_heads), rotation)) for y in (q, k))
+        return torch.onnx.ops.symbolic(
+            f"{OPERATORS}::MultiHeadAttention",
+            [q, k, v, None, key_mask, score_bias],
+            attrs={"num_heads": layer.n_heads, "scale": layer.scale},
+            dtype=x.dtype,
+            shape=v.shape,
+            version=1,
+        )
+
+
+class Unpacked(nn.Module):
+    """Any other attention layer, which works on padded rows: (T, D) -> (T, D)."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, packing: Packing, **pairs: Tensor | None) -> Tensor:
+        return packing.pack(self.layer(packing.unpack(x), packing.mask, **pairs))
+
+
+def both_biases(pair_mask: Tensor | None, pair_bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """Which pairs may meet (N, N), and what is added to their scores (1, H, N, N), as one addend."""
+    if pair_mask is None:
+        return pair_bias
+    allowed = torch.where(pair_mask, 0.0, torch.finfo(dtype).min).to(dtype)[None, None]  # (1, 1, N, N)
+    return allowed if pair_bias is None else allowed + pair_bias
+
+
+def with_children(module: Module, **children: nn.Module) -> Module:
+    """A copy of `module` with some of its parts exchanged; the other parts are the same objects, and `module` is left as it was."""
+    twin = copy.copy(module)
+    twin._modules = {**module._modules, **children}
+    return twin
