@@ -23,8 +23,11 @@ Body = TypeVar("Body", bound=BaseModel)
 CALL, CATALOG = "attnserve.call", "attnserve.catalog"  # their places in the ASGI scope
 
 
-def _from_scope(name: str) -> Callable[[Request], Any]:
-    return lambda request: request.scope[name]
+def _from_scope(name: str) -> Callable[[Request], Coroutine[Any, Any, Any]]:
+    async def value(request: Request) -> Any:  # FastAPI goes by the annotation, and gives a plain function a thread
+        return request.scope[name]
+
+    return value
 
 
 # What a route may ask for beside its body.
