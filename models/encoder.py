@@ -106,13 +106,12 @@ class Encoder(nn.Module):
         key_mask = attention_mask != 0
         t = torch.arange(input_ids.shape[1], device=input_ids.device)
         rotations = {name: table(t) for name, table in self.rotations.items()}
-        near = {str(window): (t[None, :] - t[:, None]).abs() <= window for window in set(self.config.windows) - {None}}
+        near = {window: (t[None, :] - t[:, None]).abs() <= window for window in set(self.config.windows) - {None}}  # (N, N)
         bias = None if self.relative_bias is None else self.relative_bias(t)
         x = self.embeddings(input_ids, t, token_type_ids)
         for block in self.blocks:
-            x = block(
-                x, key_mask, rotation=rotations.get(block.reach), pair_mask=near.get(str(block.window)), pair_bias=bias
-            )  # fmt: skip
+            pairs = {"rotation": rotations.get(block.reach), "pair_mask": near.get(block.window), "pair_bias": bias}
+            x = block(x, key_mask, **pairs)
         return self.final_norm(x)
 
 
@@ -150,7 +149,7 @@ class Block(nn.Module):
         c = config
         self.pre_norm = c.norm == "pre"
         self.window = c.windows[layer] if c.windows else None
-        self.reach = "global" if self.window is None else "local"
+        self.reach = "full" if self.window is None else "local"
         self.attention = LAYERS[c.attention](c.d_model, c.n_heads, d_head=c.d_head, bias=c.attention_bias)
         # Pre-norm embeddings that are normalised already need no norm before their first attention (ModernBERT).
         skip = self.pre_norm and c.embedding_norm and layer == 0
@@ -172,7 +171,7 @@ def _rotations(c: EncoderConfig, dtype: torch.dtype) -> nn.ModuleDict:
     if c.positions != "rotary":
         return nn.ModuleDict()
     d_head = c.d_head or c.d_model // c.n_heads
-    bases = {"global": c.rotary_base, "local": c.local_rotary_base or c.rotary_base}
+    bases = {"full": c.rotary_base, "local": c.local_rotary_base or c.rotary_base}
     return nn.ModuleDict({reach: RotationTable(c.n_positions, d_head, base=base, dtype=dtype) for reach, base in bases.items()})
 
 

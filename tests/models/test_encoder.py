@@ -1,0 +1,182 @@
+"""The encoder and what is built on it: configuration, shapes, padding, and a graph that leaves B and N free."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models import LAYERS
+from models.encoder import Encoder, EncoderConfig
+from models.heads import Dense, SentenceEncoder, SequenceClassifier, TokenClassifier
+from models.pooling import POOLINGS
+
+EXACT = 1e-10  # float64: the same formula, summed in another order
+ROUNDED = 1e-5  # float32: 24 bits, a few layers, values of a few units
+
+CONFIG = EncoderConfig(vocab_size=30, d_model=12, n_layers=2, n_heads=3, d_feedforward=20, n_positions=40)
+
+# One of each kind of encoder that the families need.
+CONFIGS = {
+    "bert": replace(CONFIG, n_token_types=2),
+    "roberta": replace(CONFIG, position_padding_id=1, n_token_types=1),
+    "mpnet": replace(CONFIG, position_padding_id=1, n_relative_buckets=32),
+    "modernbert": replace(
+        CONFIG, positions="rotary", windows=(None, 2), local_rotary_base=50.0, norm="pre", final_norm=True, gated=True
+    ),
+    "nomic": replace(CONFIG, positions="rotary", d_head=6, n_token_types=2, gated=True, activation="silu"),
+    "sinusoidal": replace(CONFIG, positions="sinusoidal", embedding_norm=False, norm="pre"),
+    "no-positions": replace(CONFIG, positions="none", activation="relu"),
+    **{f"bert-{name}": replace(CONFIG, attention=name) for name in LAYERS if name != "softmax"},
+}
+
+every_encoder = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+
+
+def make(config: EncoderConfig, dtype: torch.dtype = torch.float64) -> Encoder:
+    torch.manual_seed(0)
+    encoder = Encoder(config, dtype=dtype).eval()
+    for parameter in encoder.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return encoder
+
+
+def batch(*lengths: int, N: int | None = None, pad_id: int = 1) -> tuple[Tensor, Tensor]:
+    """Random ids of the given lengths, right-padded to N, and their mask, int64."""
+    mask = torch.arange(N or max(lengths))[None, :] < torch.tensor(lengths)[:, None]
+    ids = torch.randint(2, 30, mask.shape, generator=torch.Generator().manual_seed(0))
+    return torch.where(mask, ids, pad_id), mask.long()
+
+
+@every_encoder
+def test_padding_and_neighbours_change_nothing(config: EncoderConfig) -> None:
+    encoder = make(config)
+    ids, mask = batch(5, 9, 1)
+    x = encoder(ids, mask)
+    assert x.shape == (3, 9, 12)
+    alone = encoder(ids[:1, :5], mask[:1, :5])
+    assert (x[0, :5] - alone[0]).abs().max() <= EXACT
+    assert (encoder(*batch(5, 9, 1, N=14))[1, :9] - encoder(*batch(5, 9, 1, N=14))[1, :9]).abs().max() == 0
+
+
+@every_encoder
+@pytest.mark.parametrize("pooling", [*POOLINGS, "none"])
+def test_a_sentence_encoder_gives_zero_for_no_tokens_and_unit_length_for_some(config: EncoderConfig, pooling: str) -> None:
+    model = SentenceEncoder(make(config), pooling=pooling)
+    ids, mask = batch(4, 0, 6)
+    out = model(ids, mask)
+    assert torch.equal(out.token_embeddings[mask == 0], torch.zeros(int((mask == 0).sum()), 12).double())
+    assert torch.isfinite(out.token_embeddings).all()
+    if pooling == "none":
+        assert out.embedding is None
+        return
+    assert torch.equal(out.embedding[1], torch.zeros(12))
+    torch.testing.assert_close(out.embedding.norm(dim=1), torch.tensor([1.0, 0.0, 1.0]).double())
+    torch.testing.assert_close(out.embedding[0] * out.pooled[0].norm(), out.pooled[0])
+
+
+@every_encoder
+def test_export_leaves_batch_and_length_free(config: EncoderConfig) -> None:
+    """A program traced at (2, 6) runs at (3, 11) and (1, 1), and gives what the model gives."""
+    model = SentenceEncoder(make(config, torch.float32), pooling="mean", dense=(Dense(12, 5),))
+    ids, mask = batch(6, 4)
+    B, N = torch.export.Dim("B"), torch.export.Dim("N", max=config.n_positions)
+    inputs = (ids, mask, torch.zeros_like(ids)) if config.n_token_types > 1 else (ids, mask)
+    program = torch.export.export(model, inputs, dynamic_shapes=tuple({0: B, 1: N} for _ in inputs)).module()
+    for lengths in ((11, 3, 7), (1,)):
+        ids, mask = batch(*lengths)
+        inputs = (ids, mask, ids % 2) if config.n_token_types > 1 else (ids, mask)
+        for ours, exported in zip(model(*inputs), program(*inputs), strict=True):
+            assert (ours - exported).abs().max() <= ROUNDED
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_every_pooling_exports(pooling: str) -> None:
+    model = SentenceEncoder(make(CONFIG, torch.float32), pooling=pooling)
+    B, N = torch.export.Dim("B"), torch.export.Dim("N", max=40)
+    program = torch.export.export(model, batch(6, 4), dynamic_shapes=({0: B, 1: N}, {0: B, 1: N})).module()
+    assert (program(*batch(3, 0, 9)).pooled - model(*batch(3, 0, 9)).pooled).abs().max() <= ROUNDED
+
+
+def test_pre_and_post_norm_are_the_formulas() -> None:
+    ids, mask = batch(5)
+    for norm in ("post", "pre"):
+        encoder = make(replace(CONFIG, norm=norm, n_layers=1, embedding_norm=False))
+        block, x = encoder.blocks[0], encoder.embeddings(ids, torch.arange(5), None)
+        if norm == "post":
+            x = block.attention_norm(x + block.attention(x))
+            x = block.feedforward_norm(x + block.feedforward(x))
+        else:
+            x = x + block.attention(block.attention_norm(x))
+            x = x + block.feedforward(block.feedforward_norm(x))
+        assert (encoder(ids, mask) - x).abs().max() <= EXACT
+
+
+def test_a_window_hides_what_is_far() -> None:
+    """Two layers that look 2 to either side: a token 5 away has no say, one 4 away has."""
+    encoder = make(replace(CONFIG, positions="rotary", windows=(2, 2)))
+    ids, mask = batch(12)
+    x = encoder(ids, mask)
+    ids[0, 5] = (ids[0, 5] + 1) % 30
+    changed = (encoder(ids, mask) - x)[0].abs().amax(-1) > 0
+    assert changed.tolist() == [1 <= t <= 9 for t in range(12)]
+
+
+def test_word_order_matters_only_with_positions() -> None:
+    ids, mask = batch(6)
+    for name, positional in (("bert", True), ("sinusoidal", True), ("nomic", True), ("mpnet", True), ("no-positions", False)):
+        encoder = make(CONFIGS[name])
+        moved = (encoder(ids, mask).flip(1) - encoder(ids.flip(1), mask)).abs().max() > 1e-6
+        assert moved == positional, name
+
+
+def test_concatenated_one_hot_positions_are_added_embeddings() -> None:
+    """[x, onehot(t)] [W_x, W_p]ᵀ = W_x x + W_p[t]: attention-spec.md, section 4."""
+    x, W_x, W_p = (torch.randn(shape, dtype=torch.float64) for shape in ((7, 5), (4, 5), (4, 7)))
+    joined = torch.cat([x, torch.eye(7).double()], dim=1) @ torch.cat([W_x, W_p], dim=1).T
+    assert (joined - (x @ W_x.T + W_p.T)).abs().max() <= EXACT
+
+
+def test_classifiers_have_one_row_a_text_or_a_token() -> None:
+    ids, mask = batch(5, 3)
+    pairs = SequenceClassifier(make(CONFIG), n_labels=1, pooling="cls", transform=Dense(12, 12)).double()
+    assert pairs(ids, mask).shape == (2, 1)
+    assert TokenClassifier(make(CONFIG), n_labels=4).double()(ids, mask).shape == (2, 5, 4)
+
+
+def test_too_many_tokens_are_refused_with_the_limit() -> None:
+    with pytest.raises(ValueError, match="N=41 tokens, but the model has n_positions=40"):
+        make(CONFIG)(*batch(41))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"d_model": 100, "n_heads": 8}, "d_model=100 is not divisible by n_heads=8"),
+        ({"n_layers": 0}, "n_layers=0 must be at least 1"),
+        ({"attention": "magic"}, "attention='magic' is not one of softmax, narrow, wide, linear"),
+        ({"activation": "swoosh"}, "activation='swoosh' is not one of gelu"),
+        ({"positions": "absolute"}, "positions='absolute' is not one of"),
+        ({"norm": "between"}, "norm='between' is not one of post, pre"),
+        ({"windows": (3,)}, "windows has 1 entries for n_layers=2"),
+        ({"positions": "rotary", "position_padding_id": 1}, "position_padding_id=1 needs learned positions"),
+        ({"attention": "linear", "positions": "rotary"}, "attention='linear' has no form with rotary positions"),
+        ({"attention": "linear", "windows": (None, 3)}, "has no form with local windows"),
+        ({"attention": "linear", "n_relative_buckets": 32}, "has no form with a relative position bias"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(CONFIG, **changes)
+
+
+def test_heads_refuse_what_they_do_not_know() -> None:
+    encoder = Encoder(CONFIG)
+    with pytest.raises(ValueError, match="pooling='median' is not one of cls"):
+        SentenceEncoder(encoder, pooling="median")
+    with pytest.raises(ValueError, match="activation='swoosh'"):
+        Dense(3, 4, activation="swoosh")
+    with pytest.raises(ValueError, match="n_labels=0"):
+        SequenceClassifier(encoder, n_labels=0, pooling="cls", transform=Dense(12, 12))
+    with pytest.raises(ValueError, match="n_labels=0"):
+        TokenClassifier(encoder, n_labels=0)

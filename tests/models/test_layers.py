@@ -1,0 +1,298 @@
+"""What every entry of LAYERS promises, and what each of them computes, written as loops."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models import LAYERS
+from models.attention.linear import attend_linear
+from models.attention.multi_head import SoftmaxAttention
+from models.attention.narrow import NarrowAttention
+from models.attention.scaled_dot_product import attend, masked_softmax
+from models.attention.wide import WideAttention
+
+EXACT = 1e-10  # float64: the same formula, summed in another order
+ROUNDED = 1e-5  # float32: 24 bits, sums of a few hundred terms of size 1
+WITH_EPS = 1e-5  # linear attention divides by z + 1e-6, so its weights sum to a little less than 1
+
+D, H = 12, 3
+LENGTHS = (1, 2, 63, 64, 65)
+
+every_layer = pytest.mark.parametrize("name", LAYERS)
+
+
+def make(name: str, *, d_model: int = D, n_heads: int = H, dtype: torch.dtype = torch.float64) -> nn.Module:
+    """A layer with all parameters random, biases too."""
+    torch.manual_seed(0)
+    layer = LAYERS[name](d_model, n_heads)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.5)
+    return layer.to(dtype)
+
+
+def tokens(B: int, N: int, *, dtype: torch.dtype = torch.float64, seed: int = 1) -> Tensor:
+    return torch.randn(B, N, D, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def lengths_mask(*lengths: int) -> Tensor:
+    return torch.arange(max(lengths))[None, :] < torch.tensor(lengths)[:, None]
+
+
+# The mechanisms as loops: one row, one head, one query, one key at a time
+
+
+def by_loops(name: str, layer: nn.Module, x: Tensor, key_mask: Tensor) -> Tensor:
+    heads = [_head_by_loops(name, layer, x, key_mask, h) for h in range(layer.n_heads)]
+    return F.linear(torch.cat(heads, dim=-1), layer.to_out.weight, layer.to_out.bias)
+
+
+def _head_by_loops(name: str, layer: nn.Module, x: Tensor, key_mask: Tensor, h: int) -> Tensor:
+    q, k, v = (_project(name, to, x, h, layer.d_head) for to in (layer.to_q, layer.to_k, layer.to_v))
+    o = torch.zeros(*x.shape[:2], layer.d_head, dtype=x.dtype)
+    for b in range(x.shape[0]):
+        seen = [j for j in range(x.shape[1]) if key_mask[b, j]]
+        for i in range(x.shape[1]):
+            weights = _weights(name, q[b, i], [k[b, j] for j in seen])
+            for j, w in zip(seen, weights, strict=True):
+                o[b, i] += w * v[b, j]
+    return o
+
+
+def _project(name: str, to: nn.Module, x: Tensor, h: int, d_head: int) -> Tensor:
+    if name == "narrow":
+        return F.linear(x[..., h * d_head : (h + 1) * d_head], to.weight[h], to.bias[h])
+    rows = slice(h * d_head, (h + 1) * d_head)
+    return F.linear(x, to.weight[rows], to.bias[rows])
+
+
+def _weights(name: str, q: Tensor, keys: list[Tensor]) -> list[float]:
+    if name == "linear":
+        similar = [float((F.elu(q) + 1) @ (F.elu(k) + 1)) for k in keys]
+        return [s / (sum(similar) + 1e-6) for s in similar]
+    scores = [float(q @ k) / math.sqrt(q.shape[0]) for k in keys]
+    exps = [math.exp(s - max(scores)) for s in scores]
+    return [e / sum(exps) for e in exps]
+
+
+@every_layer
+@torch.no_grad()
+def test_computes_what_the_loops_compute(name: str) -> None:
+    """With padding, and with a row in which all is padding."""
+    layer, x, mask = make(name), tokens(3, 5), lengths_mask(5, 3, 0)
+    assert (layer(x, mask) - by_loops(name, layer, x, mask)).abs().max() <= EXACT
+
+
+@every_layer
+@pytest.mark.parametrize("N", LENGTHS)
+def test_float32_is_float64_rounded_at_every_length(name: str, N: int) -> None:
+    layer, x = make(name), tokens(2, N)
+    exact = layer(x)
+    rounded = layer.float()(x.float())
+    assert rounded.shape == x.shape
+    assert (rounded - exact).abs().max() <= ROUNDED
+
+
+# Masks
+
+
+@every_layer
+def test_a_row_without_keys_gets_zero_and_finite_gradients(name: str) -> None:
+    """Zero before the output projection, so its bias is all that comes out."""
+    layer, x = make(name), tokens(2, 4).requires_grad_()
+    y = layer(x, lengths_mask(4, 0))
+    assert torch.equal(y[1], layer.to_out.bias.expand(4, D))
+    y.sum().backward()
+    assert torch.isfinite(x.grad).all()
+    assert all(torch.isfinite(parameter.grad).all() for parameter in layer.parameters())
+
+
+@every_layer
+def test_padding_changes_nothing_for_the_others(name: str) -> None:
+    """Neither what stands in the padding, nor how much of it there is."""
+    layer, x, mask = make(name), tokens(2, 7), lengths_mask(4, 7)
+    y = layer(x, mask)
+    other = x.clone()
+    other[0, 4:] = 1e3
+    assert torch.equal(layer(other, mask)[0, :4], y[0, :4])
+    alone = layer(x[:1, :4], lengths_mask(4))
+    assert (alone[0] - y[0, :4]).abs().max() <= EXACT
+
+
+@every_layer
+def test_no_mask_is_a_mask_of_true(name: str) -> None:
+    layer, x = make(name), tokens(2, 6)
+    assert (layer(x) - layer(x, lengths_mask(6, 6))).abs().max() <= EXACT
+
+
+@every_layer
+def test_rows_of_a_batch_do_not_meet(name: str) -> None:
+    layer, x, mask = make(name), tokens(2, 6), lengths_mask(3, 6)
+    alone = torch.cat([layer(x[b : b + 1], mask[b : b + 1]) for b in range(2)])
+    assert (layer(x, mask) - alone).abs().max() <= EXACT
+
+
+# Symmetries and limits
+
+
+@every_layer
+def test_permuting_tokens_permutes_the_output(name: str) -> None:
+    layer, x = make(name), tokens(2, 9)
+    order = torch.randperm(9, generator=torch.Generator().manual_seed(0))
+    assert (layer(x[:, order]) - layer(x)[:, order]).abs().max() <= EXACT
+
+
+@every_layer
+def test_a_constant_value_passes_through(name: str) -> None:
+    """Weights sum to 1: with every value equal to the bias of to_v, the answer is that bias, whoever asks."""
+    layer, x = make(name), tokens(2, 9)
+    nn.init.zeros_(layer.to_v.weight)
+    expected = F.linear(layer.to_v.bias.flatten(), layer.to_out.weight, layer.to_out.bias)
+    assert (layer(x) - expected).abs().max() <= WITH_EPS
+
+
+@every_layer
+@pytest.mark.parametrize("x", [tokens(2, 8) * 1e3, torch.ones(2, 8, D).double(), torch.zeros(2, 8, D).double()], ids=["big", "1", "0"])
+def test_large_and_equal_inputs_stay_finite(name: str, x: Tensor) -> None:
+    layer, x = make(name, dtype=torch.float32), x.float().requires_grad_()
+    y = layer(x, lengths_mask(8, 5))
+    y.sum().backward()
+    assert torch.isfinite(y).all()
+    assert torch.isfinite(x.grad).all()
+
+
+@every_layer
+def test_gradients(name: str) -> None:
+    """Against finite differences, with a row of padding only."""
+    layer = make(name, d_model=4, n_heads=2)
+    mask = lengths_mask(3, 2, 0)
+    x = torch.randn(3, 3, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: layer(x, mask), (x,))
+
+
+@every_layer
+def test_a_state_dict_comes_back(name: str) -> None:
+    layer, x = make(name), tokens(1, 5)
+    copy = LAYERS[name](D, H).double()
+    copy.load_state_dict(layer.state_dict())
+    assert torch.equal(copy(x), layer(x))
+
+
+@every_layer
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_masks_without_overflow(name: str, dtype: torch.dtype) -> None:
+    """-1e9 would be -inf in float16, and a row of -inf is NaN."""
+    y = make(name, dtype=dtype)(tokens(2, 6, dtype=dtype), lengths_mask(6, 0))
+    assert y.dtype == dtype
+    assert torch.isfinite(y).all()
+
+
+# How the forms relate
+
+
+def test_softmax_equals_torch_sdpa() -> None:
+    layer, x, mask = make("softmax"), tokens(2, 9), lengths_mask(9, 5)
+    q, k, v = (to(x).view(2, 9, H, D // H).transpose(1, 2) for to in (layer.to_q, layer.to_k, layer.to_v))
+    o = F.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None, :])
+    assert (layer(x, mask) - layer.to_out(o.transpose(1, 2).reshape(2, 9, D))).abs().max() <= EXACT
+
+
+def test_narrow_is_standard_with_block_diagonal_projections() -> None:
+    narrow, standard = make("narrow"), make("softmax")
+    for ours, theirs in ((narrow.to_q, standard.to_q), (narrow.to_k, standard.to_k), (narrow.to_v, standard.to_v)):
+        theirs.weight.data = torch.block_diag(*ours.weight)
+        theirs.bias.data = ours.bias.flatten()
+    standard.to_out.load_state_dict(narrow.to_out.state_dict())
+    x, mask = tokens(2, 7), lengths_mask(7, 4)
+    assert (narrow(x, mask) - standard(x, mask)).abs().max() <= EXACT
+
+
+def test_wide_is_standard_with_heads_of_the_width_of_the_model() -> None:
+    wide = make("wide")
+    standard = SoftmaxAttention(D, H, d_head=D).double()
+    standard.load_state_dict(wide.state_dict())
+    x = tokens(2, 7)
+    assert torch.equal(wide(x), standard(x))
+    assert wide.to_out.weight.shape == (D, H * D)
+
+
+def test_with_one_head_standard_narrow_and_wide_coincide() -> None:
+    standard, narrow, wide = (make(name, n_heads=1) for name in ("softmax", "narrow", "wide"))
+    wide.load_state_dict(standard.state_dict())
+    shapes = {name: tensor.shape for name, tensor in narrow.state_dict().items()}
+    narrow.load_state_dict({name: tensor.reshape(shapes[name]) for name, tensor in standard.state_dict().items()})
+    x = tokens(2, 7)
+    assert (narrow(x) - standard(x)).abs().max() <= EXACT
+    assert torch.equal(wide(x), standard(x))
+
+
+def test_number_of_weights() -> None:
+    """Standard 4 D², narrow 3 D²/H + D², wide 4 H D²; the biases are left out."""
+    count = {name: sum(p.numel() for p in LAYERS[name](D, H, bias=False).parameters()) for name in LAYERS}
+    assert count == {"softmax": 4 * D * D, "linear": 4 * D * D, "narrow": 3 * D * D // H + D * D, "wide": 4 * H * D * D}
+
+
+# The mechanisms alone
+
+
+def test_adding_a_constant_to_a_row_of_scores_changes_nothing() -> None:
+    scores = torch.randn(2, 3, 4, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    mask = torch.rand(2, 3, 4, 5, generator=torch.Generator().manual_seed(1)) > 0.3
+    assert (masked_softmax(scores + 7, mask) - masked_softmax(scores, mask)).abs().max() <= EXACT
+
+
+def test_scores_of_ten_thousand_stay_finite() -> None:
+    scores = torch.tensor([[1e4, -1e4, 0.0], [-1e4, -1e4, -1e4]])
+    weights = masked_softmax(scores, torch.tensor([[True, True, False], [True, True, True]]))
+    assert torch.equal(weights[0], torch.tensor([1.0, 0.0, 0.0]))
+    assert (weights[1] - 1 / 3).abs().max() <= ROUNDED
+
+
+def test_scale_keeps_the_variance_of_the_scores_at_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k = torch.randn(2, 400, 64, generator=generator)
+    assert (q @ k.T * 64**-0.5).var() == pytest.approx(1, abs=0.05)  # 160,000 scores
+
+
+def test_keys_and_values_may_be_of_another_width_and_number() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, H, *shape, generator=generator).double() for shape in ((5, 4), (7, 4), (7, 6)))
+    assert attend(q, k, v, scale=0.5).shape == attend_linear(q, k, v).shape == (2, H, 5, 6)
+
+
+def test_linear_attention_is_a_weight_matrix_of_rank_d_k() -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(1, 1, 20, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    weights = attend_linear(q, k, torch.eye(20, dtype=torch.float64)[None, None])[0, 0]
+    assert torch.linalg.matrix_rank(weights, atol=1e-9) == 4
+    assert (weights > 0).all()
+
+
+def test_a_pair_mask_and_a_pair_bias_reach_the_scores() -> None:
+    """A bias of -1e4 on a pair is as good as a mask."""
+    layer, x = make("softmax"), tokens(2, 6)
+    near = (torch.arange(6)[:, None] - torch.arange(6)[None, :]).abs() <= 1
+    bias = torch.where(near, 0.0, -1e4).double()[None, None]
+    assert (layer(x, pair_mask=near) - layer(x, pair_bias=bias)).abs().max() <= EXACT
+    assert (layer(x, pair_mask=near) - layer(x)).abs().max() > 0.01
+
+
+# What is refused
+
+
+def test_heads_that_do_not_fit_are_refused_with_the_values() -> None:
+    for name in ("softmax", "narrow", "linear"):
+        with pytest.raises(ValueError, match="d_model=100 is not divisible by n_heads=8"):
+            LAYERS[name](100, 8)
+    with pytest.raises(ValueError, match="d_head=5 does not fit narrow heads"):
+        NarrowAttention(12, 3, d_head=5)
+    with pytest.raises(ValueError, match="d_head=5 does not fit wide heads"):
+        WideAttention(12, 3, d_head=5)
+
+
+def test_linear_attention_refuses_what_acts_on_pairs() -> None:
+    layer, x = make("linear"), tokens(1, 4)
+    with pytest.raises(ValueError, match="no form for a rotation, a pair mask or a pair bias"):
+        layer(x, pair_mask=torch.ones(4, 4, dtype=torch.bool))

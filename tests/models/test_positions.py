@@ -1,0 +1,108 @@
+"""Positions: tables, rotations and biases."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.positions import (
+    RelativeBias,
+    Rotation,
+    RotationTable,
+    distance_buckets,
+    positions_after_padding,
+    rotate,
+    sinusoids,
+)
+
+EXACT = 1e-10  # float64
+
+
+def test_sinusoids_alternate_and_follow_the_formula() -> None:
+    table = sinusoids(50, 8)
+    for t in (0, 1, 49):
+        for i in range(4):
+            angle = t / 10000 ** (2 * i / 8)
+            assert table[t, 2 * i] == pytest.approx(math.sin(angle), abs=EXACT)
+            assert table[t, 2 * i + 1] == pytest.approx(math.cos(angle), abs=EXACT)
+
+
+def test_an_odd_width_drops_the_last_cosine() -> None:
+    assert sinusoids(5, 7).shape == (5, 7)
+    last = (torch.arange(5, dtype=torch.float64) * 10000 ** (-6 / 7)).sin()
+    assert (sinusoids(5, 7)[:, 6] - last).abs().max() <= EXACT
+
+
+def rotation_by(angle: float) -> Tensor:
+    """The matrix that takes (sin x, cos x) to (sin(x + angle), cos(x + angle))."""
+    return torch.tensor([[math.cos(angle), math.sin(angle)], [-math.sin(angle), math.cos(angle)]], dtype=torch.float64)
+
+
+def test_sinusoids_have_one_length_and_a_step_is_a_rotation() -> None:
+    """|e_t|² = D/2, and e[t + d] = R_d e[t] with the same R_d for every t."""
+    table = sinusoids(40, 8)
+    assert (table.square().sum(1) - 4).abs().max() <= EXACT
+    angles = [5 * 10000 ** (-2 * i / 8) for i in range(4)]
+    R_5 = torch.block_diag(*(rotation_by(a) for a in angles))
+    assert (table[:35] @ R_5.T - table[5:]).abs().max() <= EXACT
+
+
+def test_positions_skip_padding_wherever_it_stands() -> None:
+    ids = torch.tensor([[5, 6, 1, 1], [1, 5, 1, 6], [1, 1, 1, 1]])
+    assert positions_after_padding(ids, 1).tolist() == [[2, 3, 1, 1], [1, 2, 1, 3], [1, 1, 1, 1]]
+
+
+def rotated_scores(shift: int) -> Tensor:
+    q, k = torch.randn(2, 1, 1, 6, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rotation = RotationTable(40, 8, base=100.0, dtype=torch.float64)(torch.arange(6) + shift)
+    return rotate(q, rotation) @ rotate(k, rotation).transpose(-1, -2)
+
+
+def test_a_rotated_score_depends_on_the_distance_alone() -> None:
+    assert (rotated_scores(shift=0) - rotated_scores(shift=30)).abs().max() <= EXACT
+
+
+def test_rotation_keeps_lengths_and_position_zero_is_the_identity() -> None:
+    x = torch.randn(1, 2, 5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    turned = rotate(x, RotationTable(5, 8, base=10.0, dtype=torch.float64)(torch.arange(5)))
+    assert (turned.norm(dim=-1) - x.norm(dim=-1)).abs().max() <= EXACT
+    assert torch.equal(turned[:, :, 0], x[:, :, 0])
+
+
+def test_rotation_is_that_of_the_paper_up_to_the_order_of_columns() -> None:
+    """The paper turns columns (2i, 2i + 1), eq. 34; here i and i + D_k/2 are partners."""
+    x = torch.randn(1, 1, 5, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    rotation: Rotation = RotationTable(5, 8, base=10.0, dtype=torch.float64)(torch.arange(5))
+    cos, sin = (angles.repeat_interleave(2, dim=-1) for angles in rotation)
+    other = torch.stack([-x[..., 1::2], x[..., ::2]], dim=-1).flatten(-2)
+    paper = x * cos + other * sin
+    order = [0, 2, 4, 6, 1, 3, 5, 7]
+    assert (rotate(x[..., order], rotation) - paper[..., order]).abs().max() <= EXACT
+
+
+def test_an_odd_head_cannot_rotate() -> None:
+    with pytest.raises(ValueError, match="d_head=7 is odd"):
+        RotationTable(5, 7, base=10.0)
+
+
+def test_buckets_are_exact_near_and_coarse_far() -> None:
+    """8 exact distances to a side, then logarithmic ones, then one for all from 128 on."""
+    before = distance_buckets(-torch.arange(300), n_buckets=32, max_distance=128)
+    after = distance_buckets(torch.arange(300), n_buckets=32, max_distance=128)
+    assert before[:8].tolist() == list(range(8))
+    assert (before.diff() >= 0).all()
+    assert before[128:].unique().tolist() == [15]
+    assert torch.equal(after[1:], before[1:] + 16)
+    assert after[0] == 0
+
+
+def test_relative_bias_looks_up_the_distance_of_each_pair() -> None:
+    bias = RelativeBias(20, n_heads=2)
+    torch.nn.init.normal_(bias.weight)
+    values = bias(torch.arange(20))
+    assert values.shape == (1, 2, 20, 20)
+    buckets = distance_buckets(torch.tensor([-7, 12]), 32, 128)
+    assert torch.equal(values[0, :, 9, 2], bias.weight[buckets[0]])
+    assert torch.equal(values[0, :, 3, 15], bias.weight[buckets[1]])
+    assert torch.equal(bias(torch.arange(5)), values[:, :, :5, :5])
