@@ -21,6 +21,7 @@ from service.errors import EmptyInput, InvalidRequest, MalformedBody
 Body = TypeVar("Body", bound=BaseModel)
 
 CALL, CATALOG = "attnserve.call", "attnserve.catalog"  # their places in the ASGI scope
+_BRANCHES = ("str", "int", "bool")  # what pydantic puts beside field names when a union has them
 
 
 def _from_scope(name: str) -> Callable[[Request], Coroutine[Any, Any, Any]]:
@@ -74,17 +75,21 @@ def json_response(content: Any, call: Call, status: int = 200) -> Response:
 
 
 def _sentence(error: ValidationError) -> InvalidRequest:
-    """The first complaint of pydantic in a sentence. In a union the deepest one is what the caller meant."""
+    """One complaint of pydantic in a sentence. In a union the caller meant the branch whose type fits, and of those the deepest."""
     problems = error.errors(include_url=False, include_context=False)
     if problems[0]["type"] == "json_invalid":
         return MalformedBody(f"the body is not JSON: {problems[0]['msg']}")
-    first = max(problems, key=lambda problem: sum(isinstance(part, int) for part in problem["loc"])) if len(problems) > 1 else problems[0]
-    names = [str(part) for part in first["loc"] if isinstance(part, int) or str(part).isidentifier()]
+    first = max(problems, key=_aptness) if len(problems) > 1 else problems[0]
+    names = [str(part) for part in first["loc"] if isinstance(part, int) or (part.isidentifier() and part not in _BRANCHES)]
     field = ".".join(names) or "body"
     if first["type"] in ("too_short", "string_too_short"):
         return EmptyInput(f"`{field}` cannot be empty", param=field)
     given = "" if first["type"] == "missing" else f". Given: {_short(first['input'])}"
     return InvalidRequest(f"`{field}`: {first['msg']}{given}", param=field)
+
+
+def _aptness(problem: Any) -> tuple[bool, int]:
+    return not problem["type"].endswith("_type"), sum(isinstance(part, int) for part in problem["loc"])
 
 
 def _short(value: Any) -> str:
