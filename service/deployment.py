@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -214,9 +213,10 @@ class Service:
         import ray
         from ray._private import parameter
 
-        # `ray.init` offers no switch for the last two, only the object it builds its node from does.
+        # `ray.init` turns 127.0.0.1 into the machine's own address, opening every port to the network, and has no switch for the last two.
         original = parameter.RayParams
-        parameter.RayParams = partial(original, no_monitor=True, include_log_monitor=False)  # type: ignore[misc]
+        ours = {"node_ip_address": "127.0.0.1", "no_monitor": True, "include_log_monitor": False, "dashboard_agent_listen_port": 0}
+        parameter.RayParams = lambda **given: original(**{**given, **ours})  # type: ignore[misc, assignment]
         try:
             ray.init(
                 num_cpus=1,
