@@ -1,0 +1,220 @@
+"""Cohere v2: `/v2/embed` and `/v2/rerank`.
+
+Source: the Cohere API reference and what cohere-python's ClientV2 sends and reads. Different from there: as many texts in a request as the
+service takes (`max_client_batch`, 2048 unless set; theirs is 96), `model` may be left out, `documents` may be {"text"} objects, an unknown
+model is a 404. Beyond it: `raw_scores`, and under `meta` what was cut and, on requests with x-item-errors, which inputs failed.
+"""
+
+import math
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, ConfigDict, Field
+
+from service import vectors
+from service.batching import Lane
+from service.call import Call
+from service.dialects import Dialect
+from service.dialects.openai import Cutting
+from service.errors import InvalidRequest, ServiceError
+from service.ranking import rank, role_prompt
+from service.routing import CallDep, CatalogDep, JsonRoute
+from service.tokenization import Cut, Side
+
+_DOCUMENTS_IN_A_SEARCH_UNIT = 100
+_SIDES: dict[str, Side] = {"NONE": "none", "START": "left", "END": "right"}  # the end that is discarded
+
+MaxTokens = Annotated[int, Field(ge=1, lt=2**31)]
+Priority = Annotated[
+    int | None,
+    Field(ge=0, le=999, description="0 goes to the interactive lane, more to the bulk lane; without it, and without x-lane, size decides."),
+]
+
+
+class EmbedRequest(BaseModel):
+    """Unknown keys are ignored."""
+
+    model: str | None = Field(None, max_length=256, description="Name or alias of a served encoder; the first one without it.")
+    input_type: Literal["search_document", "search_query", "classification", "clustering", "image"] = Field(
+        description="Chooses the checkpoint's prompt of that role, if it has one. Images are not served."
+    )
+    texts: list[str] | None = Field(None, min_length=1, description="What to embed.")
+    images: list[Any] | None = Field(None, description="Refused: this service embeds text.")
+    inputs: list[Any] | None = Field(None, description="Refused: send `texts`.")
+    max_tokens: MaxTokens | None = Field(None, description="Cut each text to this many tokens, if the model's own limit is not lower.")
+    output_dimension: int | None = Field(None, ge=1, le=65_536, description="Keep this many dimensions, then renormalise.")
+    embedding_types: list[vectors.Form] = Field(["float"], min_length=1, max_length=16, description="One or more, all from one run.")
+    truncate: Literal["NONE", "START", "END"] = Field("END", description="Which end of a long text is discarded; NONE makes it an error.")
+    priority: Priority = None
+
+
+class DocumentText(BaseModel):
+    text: str
+
+
+class RerankRequest(BaseModel):
+    """Unknown keys are ignored."""
+
+    model: str | None = Field(
+        None, max_length=256, description="Name or alias of a served reranker, or of an encoder, whose cosines then stand in."
+    )
+    query: str = Field(min_length=1, description="What the documents are compared with.")
+    documents: list[str | DocumentText] = Field(min_length=1, description="The documents to put in order.")
+    top_n: int | None = Field(None, ge=1, lt=2**31, description="Answer with the best so many; all without it.")
+    max_tokens_per_doc: MaxTokens = Field(4096, description="Longer documents are cut.")
+    priority: Priority = None
+    raw_scores: bool = Field(False, description="Logits (of an encoder: cosines) in place of scores in [0, 1].")
+
+
+class ApiVersion(BaseModel):
+    version: str
+
+
+class BilledUnits(BaseModel):
+    input_tokens: int | None = None
+    search_units: int | None = None
+
+
+class Tokens(BaseModel):
+    input_tokens: int
+
+
+class ItemError(BaseModel):
+    index: int
+    message: str
+
+
+class Meta(BaseModel):
+    api_version: ApiVersion
+    billed_units: BilledUnits
+    tokens: Tokens
+    truncated: list[Cutting] = Field(description="The inputs that were cut, with their tokens before and after.")
+    warnings: list[str] = Field([], description="Only where there are any.")
+    errors: list[ItemError] = Field([], description="Only on requests with x-item-errors: the texts whose embeddings are null, and why.")
+
+
+class EmbeddingsByType(BaseModel):
+    """The types that were asked for."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    float_: list[list[float] | None] = Field([], alias="float")
+    int8: list[list[int] | None] = []
+    uint8: list[list[int] | None] = []
+    binary: list[list[int] | None] = []
+    ubinary: list[list[int] | None] = []
+    base64: list[str | None] = Field([], description="Little-endian float32.")
+
+
+class EmbedResponse(BaseModel):
+    id: str
+    embeddings: EmbeddingsByType
+    texts: list[str]
+    meta: Meta
+    response_type: Literal["embeddings_by_type"]
+
+
+class RerankResult(BaseModel):
+    index: int
+    relevance_score: float
+
+
+class RerankResponse(BaseModel):
+    id: str
+    results: list[RerankResult]
+    meta: Meta
+
+
+class ErrorResponse(BaseModel):
+    message: str
+
+
+# Cohere says 400 to every request that cannot be served as it is, too large ones included.
+_STATUS = {413: 400, 422: 400, 424: 400}
+
+
+def render(error: ServiceError) -> tuple[int, Any]:
+    return _STATUS.get(error.status, error.status), {"message": error.message}
+
+
+DIALECT = Dialect("cohere", ("/v2/embed", "/v2/rerank"), render)
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 401, 404, 429, 500, 503, 504)}
+router = APIRouter(route_class=JsonRoute, tags=["Cohere"], responses=ERRORS)
+
+
+@router.post("/v2/embed", response_model=EmbedResponse)
+async def embed(body: EmbedRequest, call: CallDep, catalog: CatalogDep) -> Any:
+    """A vector for each text, in as many number types as are asked for."""
+    texts = _only_texts(body)
+    model = catalog.get(body.model, "encoder")
+    vectors.check_dimensions(body.output_dimension, model.manifest.width, "output_dimension")
+    for form in body.embedding_types:
+        vectors.check_bits(form, body.output_dimension or model.manifest.width)
+    _choose_lane(call, body.priority)
+    answer = await model.answer(
+        texts,
+        call,
+        output=model.vector_output(True),
+        cut=Cut(side=_SIDES[body.truncate], max_tokens=body.max_tokens),
+        prompt=role_prompt(model, body.input_type),
+    )
+    rows = [None if isinstance(row, ServiceError) else vectors.cut(row, body.output_dimension, normalize=True) for row in answer.rows]
+    errors = [{"index": index, "message": row.message} for index, row in enumerate(answer.rows) if isinstance(row, ServiceError)]
+    return {
+        "id": call.request_id,
+        "embeddings": {
+            form: [None if row is None else vectors.FORMS[form](row) for row in rows] for form in dict.fromkeys(body.embedding_types)
+        },
+        "texts": texts,
+        "meta": _meta({"input_tokens": answer.n_tokens}, answer.n_tokens, answer.truncated, errors=errors),
+        "response_type": "embeddings_by_type",
+    }
+
+
+@router.post("/v2/rerank", response_model=RerankResponse)
+async def rerank(body: RerankRequest, call: CallDep, catalog: CatalogDep) -> Any:
+    """The documents by relevance to the query, best first."""
+    _choose_lane(call, body.priority)
+    documents = [document if isinstance(document, str) else document.text for document in body.documents]
+    ranking = await rank(catalog, call, body.model, body.query, documents, top_n=body.top_n, max_document_tokens=body.max_tokens_per_doc)
+    units = math.ceil(len(documents) / _DOCUMENTS_IN_A_SEARCH_UNIT)
+    return {
+        "id": call.request_id,
+        "results": [{"index": one.index, "relevance_score": one.raw if body.raw_scores else one.score} for one in ranking.results],
+        "meta": _meta({"search_units": units}, ranking.n_tokens, ranking.truncated, warnings=ranking.warnings),
+    }
+
+
+def _only_texts(body: EmbedRequest) -> list[str]:
+    if body.images or body.inputs or body.input_type == "image":
+        at_fault = "images" if body.images else "inputs" if body.inputs else "input_type"
+        raise InvalidRequest("this service embeds text and no images: send `texts`, and an `input_type` other than image", param=at_fault)
+    if body.texts is None:
+        raise InvalidRequest("`texts` is missing", param="texts")
+    return body.texts
+
+
+def _choose_lane(call: Call, priority: int | None) -> None:
+    if call.lane is None and priority is not None:
+        call.lane = Lane.BULK if priority else Lane.INTERACTIVE
+
+
+def _meta(
+    billed: dict[str, int],
+    n_tokens: int,
+    truncated: list[tuple[int, int, int]],
+    *,
+    warnings: list[str] | None = None,
+    errors: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    warnings = list(warnings or [])
+    if truncated:
+        warnings.append(f"{len(truncated)} of the inputs were cut: meta.truncated has their tokens before and after")
+    return {
+        "api_version": {"version": "2"},
+        "billed_units": billed,
+        "tokens": {"input_tokens": n_tokens},
+        "truncated": [{"index": index, "tokens": before, "kept": kept} for index, before, kept in truncated],
+        **({"warnings": warnings} if warnings else {}),
+        **({"errors": errors} if errors else {}),
+    }

@@ -1,0 +1,89 @@
+"""Jina: `/v1/rerank`.
+
+Source: the Jina API reference; vLLM and infinity serve the same path in nearly the same words. As in Jina, and unlike infinity, the text of
+a document comes back as {"text"}, and it does unless `return_documents` is false. As in vLLM, `top_n` of 0 means all. Beyond it:
+`raw_scores`, `truncated`, `warnings`. Vectors at `/v1/embeddings` are the OpenAI dialect's, `/rerank` is text-embeddings-inference's.
+"""
+
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from service.dialects import Dialect
+from service.dialects.openai import Cutting
+from service.errors import ServiceError
+from service.ranking import rank
+from service.routing import CallDep, CatalogDep, JsonRoute
+
+
+class DocumentText(BaseModel):
+    text: str
+
+
+class RerankRequest(BaseModel):
+    """Unknown keys are ignored."""
+
+    model: str | None = Field(
+        None, max_length=256, description="Name or alias of a served reranker, or of an encoder, whose cosines then stand in."
+    )
+    query: str = Field(min_length=1, description="What the documents are compared with.")
+    documents: list[str | DocumentText] = Field(min_length=1, description="The documents to put in order.")
+    top_n: int | None = Field(None, ge=0, lt=2**31, description="Answer with the best so many; all without it, or with 0.")
+    return_documents: bool = Field(True, description="False leaves the texts out of the answer.")
+    raw_scores: bool = Field(False, description="Logits (of an encoder: cosines) in place of scores in [0, 1].")
+
+
+class RerankResult(BaseModel):
+    index: int
+    relevance_score: float
+    document: DocumentText | None = Field(None, description="Missing where `return_documents` is false.")
+
+
+class Usage(BaseModel):
+    total_tokens: int
+    prompt_tokens: int
+
+
+class RerankResponse(BaseModel):
+    model: str
+    object: Literal["list"]
+    usage: Usage
+    results: list[RerankResult]
+    truncated: list[Cutting] = Field(description="The documents that were cut, with their tokens (the query's included) before and after.")
+    warnings: list[str]
+
+
+class ErrorResponse(BaseModel):
+    detail: str
+
+
+def render(error: ServiceError) -> tuple[int, Any]:
+    return 422 if error.status == 424 else error.status, {"detail": error.message}
+
+
+DIALECT = Dialect("jina", ("/v1/rerank",), render)
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 401, 404, 413, 422, 429, 500, 503, 504)}
+router = APIRouter(route_class=JsonRoute, tags=["Jina"], responses=ERRORS)
+
+
+@router.post("/v1/rerank", response_model=RerankResponse)
+async def rerank(body: RerankRequest, call: CallDep, catalog: CatalogDep) -> Any:
+    """The documents by relevance to the query, best first."""
+    documents = [document if isinstance(document, str) else document.text for document in body.documents]
+    ranking = await rank(catalog, call, body.model, body.query, documents, top_n=body.top_n or None)
+    return {
+        "model": ranking.model.name,
+        "object": "list",
+        "usage": {"total_tokens": ranking.n_tokens, "prompt_tokens": ranking.n_tokens},
+        "results": [
+            {
+                "index": one.index,
+                "relevance_score": one.raw if body.raw_scores else one.score,
+                **({"document": {"text": documents[one.index]}} if body.return_documents else {}),
+            }
+            for one in ranking.results
+        ],
+        "truncated": [{"index": index, "tokens": before, "kept": kept} for index, before, kept in ranking.truncated],
+        "warnings": ranking.warnings,
+    }
