@@ -39,9 +39,13 @@ class EmptyInput(InvalidRequest):
 
 
 class TokenizationFailed(InvalidRequest):
-    """An input that is over the model's length and must not be cut, or ids outside the vocabulary."""
+    """An input that cannot become ids of this model: outside its vocabulary, or over its length."""
 
     code = "tokenizer"
+
+
+class InputTooLong(TokenizationFailed):
+    """An input that is over the model's length and must not be cut."""
 
 
 class BatchTooLarge(InvalidRequest):

@@ -11,7 +11,7 @@ from typing import Literal
 
 from tokenizers import Encoding, Tokenizer
 
-from service.errors import EmptyInput, InvalidRequest, ServiceError, TokenizationFailed
+from service.errors import EmptyInput, InputTooLong, InvalidRequest, ServiceError, TokenizationFailed
 
 Side = Literal["left", "right", "none"]
 Text = str
@@ -117,7 +117,7 @@ class TextEncoder:
 
     def _allowed(self, n_tokens: int, limit: int, side: Side, index: int) -> None:
         if side == "none":
-            raise TokenizationFailed(
+            raise InputTooLong(
                 f"`inputs` must have less than {limit + 1} tokens. Given: {n_tokens} (input {index}); shorten it or allow truncation",
                 param="input",
                 index=index,
