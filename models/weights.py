@@ -21,7 +21,8 @@ def fill(model: nn.Module, tensors: dict[str, Tensor], family: Family, head_name
     prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors) else ""
     spelling = max(family.encoder_names, key=lambda names: sum(_first(prefix + name) in tensors for name in names))
     ours_of = {prefix + theirs: _in_encoder(ours) for theirs, ours in spelling.items()} | head_names
-    places = model.state_dict()  # shares its memory with the model
+    # Memory shared with the model. A SentenceEncoder's dense layers have files of their own, and are full when they come here.
+    places = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("dense.")}
     filled: set[str] = set()
     used: set[str] = set()
     missing: list[str] = []
