@@ -11,14 +11,14 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 
 from service.catalog import Catalog
-from service.dialects import Dialect, cohere, health, jina, oip, openai
+from service.dialects import Dialect, cohere, health, jina, oip, openai, tei
 from service.edge import Edge, refusal
 from service.errors import MethodNotAllowed, RouteNotFound, ServiceError
 
 log = logging.getLogger("attnserve")
 
 # Matched from the top: what is called most stands first.
-MODULES = (openai, cohere, jina, oip)
+MODULES = (openai, tei, cohere, jina, oip)
 DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in MODULES)
 
 

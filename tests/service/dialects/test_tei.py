@@ -1,0 +1,712 @@
+"""The text-embeddings-inference dialect: field by field, error by error, and through huggingface_hub's own client."""
+
+import asyncio
+import json
+import math
+import re
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import pytest_asyncio
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import HfHubHTTPError
+
+from export import contract
+from service.errors import RouteNotFound, RuntimeFailed, ServiceError
+from tests.service.fakes import HIDDEN, WIDTH, FakeSession, client, fake_app, fake_bundle, fake_tokenizer, serve_in_thread
+
+# A score is computed in float64 from the same float32 logit on both sides, so only the last bits may differ.
+SCORE_TOLERANCE = 1e-12
+# float32 numbers survive JSON exactly; what was normalised again is off by rounding.
+FLOAT32_TOLERANCE = 1e-6
+
+IDS = fake_tokenizer()
+MAX_TOKENS = 16
+MODELS = ("encoder", "reranker", "classifier", "token_classifier")
+
+
+def bundles(folder: Path) -> list[Path]:
+    """One of each kind, the encoder first, and a classifier of several labels at a time."""
+    made = [fake_bundle(folder / kind, kind, max_tokens=MAX_TOKENS) for kind in MODELS]  # type: ignore[arg-type]
+    return [*made, fake_bundle(folder / "tags", "classifier", score_activation="sigmoid", id2label={0: "red", 1: "green", 2: "blue"})]
+
+
+@pytest_asyncio.fixture
+async def http(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(fake_app(*bundles(tmp_path), cache_bytes=0)) as connection:
+        yield connection
+
+
+def ids(text: str, pair: str | None = None) -> list[int]:
+    encoded: list[int] = IDS.encode(text, pair).ids
+    return encoded
+
+
+def session(http: httpx.AsyncClient, name: str) -> FakeSession:
+    fake: FakeSession = http._transport.app.state.catalog.session(name)  # type: ignore[attr-defined]
+    return fake
+
+
+def row(http: httpx.AsyncClient, output: str, token_ids: list[int], model: str = "encoder") -> np.ndarray:
+    return session(http, model).row(output, token_ids)
+
+
+def logits(http: httpx.AsyncClient, model: str, text: str, pair: str | None = None) -> np.ndarray:
+    return row(http, contract.LOGITS, ids(text, pair), model).astype(np.float64)
+
+
+def assert_error(response: httpx.Response, status: int, kind: str, text: str = "") -> None:
+    assert response.status_code == status, response.text
+    assert response.headers["content-type"] == "application/json"
+    body = response.json()
+    assert set(body) == {"error", "error_type"}
+    assert body["error_type"] == kind
+    assert text in body["error"]
+
+
+# /embed ----------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        ("the cat", [ids("the cat")]),
+        (["the cat"], [ids("the cat")]),
+        (["the cat", "a dog", "the cat"], [ids("the cat"), ids("a dog"), ids("the cat")]),
+        ([2, 4, 3], [[2, 4, 3]]),
+        (["the cat", [2, 4, 3]], [ids("the cat"), [2, 4, 3]]),
+        ([[2, 4, 3], [2, 5, 6, 3]], [[2, 4, 3], [2, 5, 6, 3]]),
+    ],
+)
+async def test_embed_takes_texts_and_ids_and_answers_a_list_of_vectors(http: httpx.AsyncClient, inputs: Any, expected: Any) -> None:
+    response = await http.post("/embed", json={"inputs": inputs})
+    assert response.status_code == 200
+    wanted = [row(http, contract.EMBEDDING, each) for each in expected]
+    np.testing.assert_array_equal(np.array(response.json(), np.float32), wanted)
+
+
+async def test_embed_without_normalisation_sends_the_vector_as_it_was_pooled(http: httpx.AsyncClient) -> None:
+    response = await http.post("/embed", json={"inputs": "the cat", "normalize": False})
+    np.testing.assert_array_equal(np.array(response.json()[0], np.float32), row(http, contract.POOLED, ids("the cat")))
+
+
+async def test_dimensions_are_cut_and_then_normalised_unless_normalisation_is_off(http: httpx.AsyncClient) -> None:
+    for normalize in (True, False):
+        response = await http.post("/embed", json={"inputs": "the cat", "dimensions": 5, "normalize": normalize})
+        part = row(http, contract.EMBEDDING if normalize else contract.POOLED, ids("the cat"))[:5]
+        wanted = part / np.linalg.norm(part) if normalize else part
+        np.testing.assert_allclose(response.json()[0], wanted, atol=FLOAT32_TOLERANCE)
+
+
+@pytest.mark.parametrize("dimensions", [0, -1, WIDTH + 1, 10**9])
+async def test_dimensions_that_the_model_has_not_are_a_validation_error(http: httpx.AsyncClient, dimensions: int) -> None:
+    assert_error(await http.post("/embed", json={"inputs": "the cat", "dimensions": dimensions}), 422, "Validation", "dimensions")
+
+
+async def test_a_prompt_by_its_name_stands_before_the_text(http: httpx.AsyncClient) -> None:
+    response = await http.post("/embed", json={"inputs": "the cat", "prompt_name": "query"})
+    np.testing.assert_array_equal(np.array(response.json()[0], np.float32), row(http, contract.EMBEDDING, ids("query: the cat")))
+    assert_error(await http.post("/embed", json={"inputs": "a", "prompt_name": "nobody"}), 422, "Validation", "query")
+    assert_error(await http.post("/embed", json={"inputs": [2, 3], "prompt_name": "query"}), 422, "Validation", "prompt")
+
+
+LONG = " ".join(["cat", *["the"] * 20, "dog"])
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ({}, ["cat", *["the"] * 13]),
+        ({"truncate": None}, ["cat", *["the"] * 13]),
+        ({"truncate": True}, ["cat", *["the"] * 13]),
+        ({"truncate": True, "truncation_direction": "right"}, ["cat", *["the"] * 13]),
+        ({"truncate": True, "truncation_direction": "Left"}, [*["the"] * 13, "dog"]),
+        ({"truncation_direction": "left"}, [*["the"] * 13, "dog"]),
+    ],
+)
+async def test_a_long_text_loses_tokens_on_the_side_asked_for(http: httpx.AsyncClient, options: dict[str, Any], kept: list[str]) -> None:
+    response = await http.post("/embed", json={"inputs": LONG, **options})
+    np.testing.assert_array_equal(np.array(response.json()[0], np.float32), row(http, contract.EMBEDDING, ids(" ".join(kept))))
+    assert response.headers["x-truncated-inputs"] == "1; 0:24>16"
+
+
+async def test_a_long_text_that_must_not_be_cut_is_a_validation_error_with_the_text_clients_look_for(http: httpx.AsyncClient) -> None:
+    response = await http.post("/embed", json={"inputs": ["a", LONG], "truncate": False})
+    assert_error(response, 422, "Validation")
+    assert re.match(r"`inputs` must have less than \d+ tokens. Given: 24", response.json()["error"])
+
+
+async def test_without_auto_truncate_a_long_text_is_refused_unless_the_request_allows_the_cut(tmp_path: Path) -> None:
+    async with client(fake_app(fake_bundle(tmp_path / "encoder", max_tokens=MAX_TOKENS), auto_truncate=False)) as http:
+        assert_error(await http.post("/embed", json={"inputs": LONG}), 422, "Validation", "must have less than")
+        assert (await http.post("/embed", json={"inputs": LONG, "truncate": True})).status_code == 200
+        assert (await http.get("/info")).json()["auto_truncate"] is False
+
+
+@pytest.mark.parametrize("inputs", ["", [], [""], ["the cat", ""], [[]], ["the cat", []]])
+async def test_nothing_to_embed_is_an_empty_error_for_the_whole_request(http: httpx.AsyncClient, inputs: Any) -> None:
+    assert_error(await http.post("/embed", json={"inputs": inputs}), 400, "Empty", "`inputs` cannot be empty")
+
+
+async def test_ids_outside_the_vocabulary_are_a_tokenizer_error(http: httpx.AsyncClient) -> None:
+    assert_error(await http.post("/embed", json={"inputs": [[2, 3], [2, 99_999, 3]]}), 422, "Tokenizer", "99999")
+
+
+async def test_success_says_in_its_headers_what_it_took(http: httpx.AsyncClient) -> None:
+    response = await http.post("/embed", json={"inputs": ["the cat", "a dog!"]})
+    headers = response.headers
+    assert headers["x-compute-type"] == "cpu+optimized"
+    assert headers["x-compute-characters"] == "13"
+    assert headers["x-compute-tokens"] == str(len(ids("the cat")) + len(ids("a dog!")))
+    for name in ("x-compute-time", "x-total-time", "x-tokenization-time", "x-queue-time", "x-inference-time"):
+        assert 0 <= int(headers[name]) <= 10_000
+
+
+async def test_queue_and_inference_time_are_those_of_the_run_and_not_of_the_cache(tmp_path: Path) -> None:
+    app = fake_app(fake_bundle(tmp_path / "encoder"), threads=1)
+    async with client(app) as http:
+        spent = []
+        real = app.state.catalog.models["encoder"].engine.run
+
+        async def watched(*inputs: Any, **options: Any) -> Any:
+            spent.append(options["spent"])
+            return await real(*inputs, **options)
+
+        app.state.catalog.models["encoder"].engine.run = watched
+        await http.post("/embed", json={"inputs": ["the cat", "a dog"]})
+        await http.post("/embed", json={"inputs": ["the cat", "a dog"]})
+    assert spent[0].inference_s > 0
+    assert spent[0].queue_s >= 0
+    assert (spent[1].queue_s, spent[1].inference_s) == (0, 0)
+
+
+async def test_errors_by_item_leave_null_in_place_and_are_named_in_a_header(http: httpx.AsyncClient) -> None:
+    body = {"inputs": ["the cat", "", [2, 99_999], LONG, "a dog"], "truncate": False}
+    response = await http.post("/embed", json=body, headers={"x-item-errors": "true"})
+    assert response.status_code == 200
+    assert [vector is None for vector in response.json()] == [False, True, True, True, False]
+    assert response.headers["x-item-errors"] == "3; 1:Empty, 2:Tokenizer, 3:Validation"
+    fine = await http.post("/embed", json={"inputs": "the cat"}, headers={"x-item-errors": "true"})
+    assert fine.headers["x-item-errors"] == "0"
+    assert "x-item-errors" not in (await http.post("/embed", json={"inputs": "the cat"})).headers
+
+
+async def test_the_header_names_no_more_than_64_failed_items_but_counts_them_all(http: httpx.AsyncClient) -> None:
+    response = await http.post("/embed", json={"inputs": [""] * 100}, headers={"x-item-errors": "1"})
+    header = response.headers["x-item-errors"]
+    assert header.startswith("100; 0:Empty, 1:Empty")
+    assert header.endswith("63:Empty, ...")
+
+
+async def test_ndjson_sends_a_line_for_each_input_and_closes_with_the_usage(http: httpx.AsyncClient) -> None:
+    response = await http.post("/embed", json={"inputs": ["the cat", "", "a dog"]}, headers={"accept": "application/x-ndjson"})
+    assert response.headers["content-type"].startswith("application/x-ndjson")
+    *lines, last = [json.loads(line) for line in response.text.splitlines()]
+    found = {line["index"]: line for line in lines}
+    assert found[1] == {"index": 1, "error": "`inputs` cannot be empty", "error_type": "Empty"}
+    np.testing.assert_array_equal(np.array(found[2]["embedding"], np.float32), row(http, contract.EMBEDDING, ids("a dog")))
+    assert last["usage"]["total_tokens"] == len(ids("the cat")) + len(ids("a dog"))
+
+
+# The other vectors -----------------------------------------------------------------------------------------------------------------------
+
+
+async def test_embed_all_sends_a_vector_for_each_token_not_normalised(http: httpx.AsyncClient) -> None:
+    response = await http.post("/embed_all", json={"inputs": ["the cat", "a small bird", [2, 4, 3]]})
+    for got, token_ids in zip(response.json(), (ids("the cat"), ids("a small bird"), [2, 4, 3]), strict=True):
+        assert np.shape(got) == (len(token_ids), HIDDEN)
+        np.testing.assert_array_equal(np.array(got, np.float32), row(http, contract.TOKEN_EMBEDDINGS, token_ids))
+    assert response.headers["x-compute-characters"] == str(len("the cat") + len("a small bird") + 3)
+
+
+async def test_embed_sparse_is_a_wrong_model_type(http: httpx.AsyncClient) -> None:
+    assert_error(await http.post("/embed_sparse", json={"inputs": "the cat"}), 424, "Backend", "sparse")
+
+
+async def test_similarity_is_the_cosine_with_each_sentence(http: httpx.AsyncClient) -> None:
+    body = {"inputs": {"source_sentence": "the cat", "sentences": ["a dog", "the cat"]}}
+    response = await http.post("/similarity", json=body)
+    source, dog = (row(http, contract.EMBEDDING, ids(text)).astype(np.float64) for text in ("the cat", "a dog"))
+    np.testing.assert_allclose(response.json(), [source @ dog, 1], atol=FLOAT32_TOLERANCE)
+    assert max(response.json()) <= 1
+    prompted = await http.post("/similarity", json={**body, "parameters": {"prompt_name": "query", "truncate": True}})
+    assert prompted.json()[0] != response.json()[0]
+
+
+async def test_similarity_with_errors_by_item_needs_the_source_alone(http: httpx.AsyncClient) -> None:
+    headers = {"x-item-errors": "true"}
+    response = await http.post("/similarity", json={"inputs": {"source_sentence": "a", "sentences": ["", "a"]}}, headers=headers)
+    assert response.json() == [None, pytest.approx(1)]
+    assert response.headers["x-item-errors"] == "1; 0:Empty"
+    response = await http.post("/similarity", json={"inputs": {"source_sentence": "", "sentences": ["a"]}}, headers=headers)
+    assert_error(response, 400, "Empty")
+
+
+# /rerank ---------------------------------------------------------------------------------------------------------------------------------
+
+
+TEXTS = ["the cat", "a dog", "paris", "berlin", "a red stone"]
+
+
+async def test_rerank_orders_by_logit_and_scores_by_its_sigmoid(http: httpx.AsyncClient) -> None:
+    expected = {index: float(logits(http, "reranker", "the capital", text)[0]) for index, text in enumerate(TEXTS)}
+    order = sorted(expected, key=lambda index: -expected[index])
+    response = await http.post("/rerank", json={"query": "the capital", "texts": TEXTS})
+    assert [rank["index"] for rank in response.json()] == order
+    for rank in response.json():
+        assert set(rank) == {"index", "score"}
+        assert rank["score"] == pytest.approx(1 / (1 + math.exp(-expected[rank["index"]])), abs=SCORE_TOLERANCE)
+
+    raw = await http.post("/rerank", json={"query": "the capital", "texts": TEXTS, "raw_scores": True, "return_text": True})
+    assert raw.json() == [{"index": index, "score": expected[index], "text": TEXTS[index]} for index in order]
+
+
+async def test_texts_whose_scores_round_to_one_keep_the_order_of_their_logits_and_then_of_their_places(http: httpx.AsyncClient) -> None:
+    fake = session(http, "reranker")
+    fake.bad_rows |= {tuple(ids("the", "one")): 50.0, tuple(ids("the", "two")): 60.0, tuple(ids("the", "three")): 50.0}
+    response = await http.post("/rerank", json={"query": "the", "texts": ["one", "two", "three"]})
+    assert [(rank["index"], rank["score"]) for rank in response.json()] == [(1, 1.0), (0, 1.0), (2, 1.0)]
+
+
+async def test_rerank_needs_texts_and_a_reranker_and_every_one_of_its_scores(http: httpx.AsyncClient) -> None:
+    assert_error(await http.post("/rerank", json={"query": "a", "texts": []}), 400, "Empty", "`texts` cannot be empty")
+    assert_error(await http.post("/rerank", json={"query": "a", "texts": ["b"], "model": "encoder"}), 424, "Backend", "kind encoder")
+    assert_error(await http.post("/rerank", json={"query": "a", "texts": ["b"], "model": "classifier"}), 424, "Backend")
+    assert_error(await http.post("/rerank", json={"texts": ["b"]}), 422, "Validation", "query")
+    both_empty = {"query": "", "texts": ["b", ""]}
+    assert_error(await http.post("/rerank", json=both_empty, headers={"x-item-errors": "true"}), 400, "Empty")
+
+
+async def test_a_reranker_alone_is_the_wrong_model_for_embed(tmp_path: Path) -> None:
+    async with client(fake_app(fake_bundle(tmp_path / "reranker", "reranker"))) as http:
+        for path in ("/embed", "/embed_all"):
+            assert_error(await http.post(path, json={"inputs": "a"}), 424, "Backend", "reranker")
+        sentences = {"source_sentence": "a", "sentences": ["b"]}
+        assert_error(await http.post("/similarity", json={"inputs": sentences}), 424, "Backend")
+
+
+# /predict --------------------------------------------------------------------------------------------------------------------------------
+
+
+def softmax(values: np.ndarray) -> np.ndarray:
+    return np.exp(values) / np.exp(values).sum()
+
+
+def sigmoid(values: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-values))
+
+
+def check_predictions(got: Any, scores: np.ndarray, labels: list[str]) -> None:
+    order = np.argsort(-scores)
+    assert [each["label"] for each in got] == [labels[index] for index in order]
+    np.testing.assert_allclose([each["score"] for each in got], scores[order], rtol=0, atol=SCORE_TOLERANCE)
+
+
+LABELS = ["LABEL_0", "LABEL_1", "LABEL_2"]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "sequences"),
+    [
+        ("the cat", [("the cat", None)]),
+        (["the cat"], [("the cat", None)]),
+        (["the cat", "a dog"], [("the cat", "a dog")]),
+    ],
+)
+async def test_predict_of_one_text_or_one_pair_is_a_flat_list(http: httpx.AsyncClient, inputs: Any, sequences: Any) -> None:
+    response = await http.post("/predict", json={"inputs": inputs})
+    check_predictions(response.json(), softmax(logits(http, "classifier", *sequences[0])), LABELS)
+
+
+async def test_predict_of_a_batch_is_a_list_of_lists(http: httpx.AsyncClient) -> None:
+    response = await http.post("/predict", json={"inputs": [["the cat"], ["the cat", "a dog"], ["paris"]]})
+    pairs = [("the cat", None), ("the cat", "a dog"), ("paris", None)]
+    for got, pair in zip(response.json(), pairs, strict=True):
+        check_predictions(got, softmax(logits(http, "classifier", *pair)), LABELS)
+    assert len((await http.post("/predict", json={"inputs": [["the cat"]]})).json()[0]) == len(LABELS)
+
+
+async def test_raw_scores_are_logits_and_a_model_of_many_labels_scores_each_alone(http: httpx.AsyncClient) -> None:
+    raw = await http.post("/predict", json={"inputs": "the cat", "raw_scores": True})
+    check_predictions(raw.json(), logits(http, "classifier", "the cat"), LABELS)
+    tags = await http.post("/predict", json={"inputs": "the cat", "model": "tags"})
+    check_predictions(tags.json(), sigmoid(logits(http, "tags", "the cat")), ["red", "green", "blue"])
+
+
+async def test_a_reranker_predicts_one_label_by_its_sigmoid(http: httpx.AsyncClient) -> None:
+    response = await http.post("/predict", json={"inputs": ["the capital", "paris"], "model": "reranker"})
+    check_predictions(response.json(), sigmoid(logits(http, "reranker", "the capital", "paris")), ["LABEL_0"])
+
+
+@pytest.mark.parametrize("inputs", [["a", "b", "c"], [["a", "b", "c"]], ["a", ["b"]], [["a"], "b"], 5, None, {}])
+async def test_predict_refuses_what_is_neither_text_nor_pair_nor_batch(http: httpx.AsyncClient, inputs: Any) -> None:
+    assert_error(await http.post("/predict", json={"inputs": inputs}), 422, "Validation", "inputs")
+
+
+@pytest.mark.parametrize("inputs", ["", [], [[]], ["", ""], [["a"], [""]]])
+async def test_predict_needs_something_to_read(http: httpx.AsyncClient, inputs: Any) -> None:
+    assert_error(await http.post("/predict", json={"inputs": inputs}), 400, "Empty", "cannot be empty")
+
+
+@pytest.mark.parametrize("model", ["encoder", "token_classifier"])
+async def test_predict_needs_a_classifier_of_sequences(http: httpx.AsyncClient, model: str) -> None:
+    assert_error(await http.post("/predict", json={"inputs": "a", "model": model}), 424, "Backend", model)
+
+
+async def test_errors_by_item_in_predictions(http: httpx.AsyncClient) -> None:
+    headers = {"x-item-errors": "true"}
+    response = await http.post("/predict", json={"inputs": [["the cat"], [""]]}, headers=headers)
+    assert response.json()[1] is None
+    assert response.headers["x-item-errors"] == "1; 1:Empty"
+    assert (await http.post("/predict", json={"inputs": ""}, headers=headers)).json() == [None]
+
+
+# Tokens ----------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_tokenize_counts_bytes_also_where_a_character_has_several(http: httpx.AsyncClient) -> None:
+    text = "é the 日本cat 🙂!"
+    (tokens,) = (await http.post("/tokenize", json={"inputs": text})).json()
+    assert [token["id"] for token in tokens] == ids(text)
+    assert tokens[0] == {"id": 2, "text": "[CLS]", "special": True, "start": None, "stop": None}
+    assert tokens[-1]["special"]
+    words = tokens[1:-1]
+    assert [token["text"] for token in words] == ["é", "the", "日", "本", "cat", "🙂", "!"]
+    for token in words:
+        assert not token["special"]
+        assert text.encode()[token["start"] : token["stop"]].decode() == token["text"]
+
+
+async def test_tokenize_without_specials_with_a_prompt_and_in_a_batch(http: httpx.AsyncClient) -> None:
+    body = {"inputs": ["the cat", LONG], "add_special_tokens": False, "prompt_name": "query"}
+    first, second = (await http.post("/tokenize", json=body)).json()
+    assert [token["text"] for token in first] == ["query", ":", "the", "cat"]
+    assert (first[-1]["start"], first[-1]["stop"]) == (len("query: the "), len("query: the cat"))
+    assert len(second) == 24  # never cut, though the model reads 16
+    assert_error(await http.post("/tokenize", json={"inputs": []}), 400, "Empty", "`inputs` cannot be empty")
+    assert_error(await http.post("/tokenize", json={"inputs": ["a", ""]}), 400, "Empty", "`inputs` cannot be empty")
+
+
+async def test_decode_is_the_way_back(http: httpx.AsyncClient) -> None:
+    assert (await http.post("/decode", json={"ids": ids("the cat")})).json() == ["the cat"]
+    both = await http.post("/decode", json={"ids": [ids("the cat"), ids("paris")], "skip_special_tokens": False})
+    assert both.json() == ["[CLS] the cat [SEP]", "[CLS] paris [SEP]"]
+    assert (await http.post("/decode", json={"ids": [2**31 - 1]})).json() == [""]
+    for nothing in ([], [[]], [[4], []]):
+        assert_error(await http.post("/decode", json={"ids": nothing}), 400, "Empty", "`input_ids` cannot be empty")
+    for bad in ([-1], [2**31], ["a"], [1.5], [True]):
+        assert_error(await http.post("/decode", json={"ids": bad}), 422, "Validation")
+
+
+# The service itself ----------------------------------------------------------------------------------------------------------------------
+
+
+async def test_info_has_the_fields_of_text_embeddings_inference_and_ours(http: httpx.AsyncClient) -> None:
+    info = (await http.get("/info")).json()
+    catalog = http._transport.app.state.catalog  # type: ignore[attr-defined]
+    manifest = catalog.models["encoder"].manifest
+    theirs = {
+        "model_id": "encoder",
+        "model_sha": manifest.source.weights_sha256,
+        "model_dtype": "float32",
+        "served_model_name": "encoder",
+        "model_type": {"embedding": {"pooling": "mean"}},
+        "max_concurrent_requests": 524_288 // MAX_TOKENS,
+        "max_input_length": MAX_TOKENS,
+        "max_batch_tokens": 512,
+        "max_batch_requests": None,
+        "max_client_batch_size": 2048,
+        "auto_truncate": True,
+        "tokenization_workers": catalog.budget.tokenizer_threads,
+        "sha": None,
+        "docker_label": None,
+    }
+    assert info.items() >= theirs.items()
+    ours = {"kind": "encoder", "precision": "fp32", "fingerprint": manifest.fingerprint, "budget": catalog.budget.as_dict()}
+    assert info.items() >= ours.items()
+    assert info["self_test"] == {"n_texts": 3, "min_cosine": pytest.approx(1), "max_abs_error": None}
+    assert info["engine"]["max_queue_tokens"] == 524_288
+    assert info["models"] == [*MODELS, "tags"]
+
+
+@pytest.mark.parametrize("kind", ["reranker", "classifier", "token_classifier"])
+async def test_info_of_another_model_says_its_labels(http: httpx.AsyncClient, kind: str) -> None:
+    info = (await http.get("/info", params={"model": kind})).json()
+    (labels,) = [info["model_type"][kind]]
+    assert labels["label2id"] == {label: int(index) for index, label in labels["id2label"].items()}
+    assert info["model_id"] == kind
+    assert_error(await http.get("/info", params={"model": "nobody"}), 404, "Validation", "nobody")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping", "/"])
+async def test_health_is_200_with_nothing_in_it_and_503_while_the_runtime_fails(http: httpx.AsyncClient, path: str) -> None:
+    response = await http.get(path)
+    assert (response.status_code, response.content) == (200, b"")
+    session(http, "encoder").broken = True
+    assert_error(await http.post("/embed", json={"inputs": "a"}), 424, "Backend", "runtime failed")
+    assert_error(await http.get(path), 503, "Unhealthy", "unhealthy")
+    session(http, "encoder").broken = False
+    assert (await http.get(path)).status_code == 200
+
+
+# Whatever the model is for ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/", "/invocations"])
+@pytest.mark.parametrize(
+    ("body", "route"),
+    [
+        ({"inputs": ["the cat", "a dog"], "dimensions": 4}, "/embed"),
+        ({"inputs": {"source_sentence": "a", "sentences": ["b"]}}, "/similarity"),
+        ({"model": "reranker", "query": "a", "texts": ["b", "c"], "raw_scores": True}, "/rerank"),
+        ({"model": "reranker", "inputs": ["a", "b"]}, "/predict"),
+        ({"model": "classifier", "inputs": ["a", "b"]}, "/predict"),
+    ],
+)
+async def test_the_root_does_what_the_model_is_for(http: httpx.AsyncClient, path: str, body: dict[str, Any], route: str) -> None:
+    there, direct = await http.post(path, json=body), await http.post(route, json=body)
+    assert there.status_code == 200, there.text
+    assert there.json() == direct.json()
+    assert there.headers["x-compute-tokens"] == direct.headers["x-compute-tokens"]
+
+
+async def test_the_root_answers_errors_in_this_dialect(http: httpx.AsyncClient) -> None:
+    assert_error(await http.post("/", json={}), 422, "Validation", "inputs")
+    assert_error(await http.post("/", content=b"{"), 400, "Validation")
+    assert_error(await http.post("/", json={"inputs": "a", "model": "nobody"}), 404, "Validation", "nobody")
+    assert_error(await http.post("/", json={"inputs": "a", "model": "token_classifier"}), 424, "Backend")
+
+
+# Errors ----------------------------------------------------------------------------------------------------------------------------------
+
+
+POSTS: dict[str, dict[str, Any]] = {
+    "/embed": {"inputs": "a"},
+    "/embed_all": {"inputs": "a"},
+    "/rerank": {"query": "a", "texts": ["b"]},
+    "/predict": {"inputs": "a"},
+    "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"]}},
+    "/tokenize": {"inputs": "a"},
+    "/decode": {"ids": [4]},
+}
+
+
+@pytest.mark.parametrize("path", POSTS)
+async def test_what_is_no_json_is_400_and_what_is_no_request_422(http: httpx.AsyncClient, path: str) -> None:
+    for nonsense in (b"", b"{", b'{"inputs": "\xff"}', rb'{"inputs": "\ud800"}', b'{"inputs": NaN}x'):
+        assert_error(await http.post(path, content=nonsense), 400, "Validation", "not JSON")
+    for odd in (b"[]", b"null", b"5", b"{}", b'{"inputs": 5, "texts": 5, "query": 5, "ids": "a"}'):
+        assert_error(await http.post(path, content=odd), 422, "Validation")
+    assert_error(await http.post(path, json={**POSTS[path], "model": "x" * 257}), 422, "Validation", "model")
+    assert_error(await http.post(path, json={**POSTS[path], "model": "nobody\x00"}), 404, "Validation", "nobody")
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"truncate": "true"},
+        {"truncation_direction": "up"},
+        {"normalize": None},
+        {"normalize": 1},
+        {"dimensions": 1.5},
+        {"dimensions": "5"},
+        {"prompt_name": 5},
+        {"prompt_name": "x" * 257},
+    ],
+)
+async def test_types_are_strict(http: httpx.AsyncClient, field: dict[str, Any]) -> None:
+    assert_error(await http.post("/embed", json={"inputs": "a", **field}), 422, "Validation", next(iter(field)))
+
+
+async def test_unknown_fields_are_ignored_and_nul_is_a_character_like_others(http: httpx.AsyncClient) -> None:
+    response = await http.post("/embed", json={"inputs": "the\x00cat", "encoding_format": "float", "nobody": [1]})
+    assert response.status_code == 200
+    assert (await http.post("/tokenize", json={"inputs": "\x00"})).status_code == 200
+
+
+async def test_too_many_inputs_are_a_validation_error_with_the_text_clients_look_for(tmp_path: Path) -> None:
+    models = [fake_bundle(tmp_path / kind, kind) for kind in ("encoder", "reranker", "classifier")]
+    bodies: dict[str, dict[str, Any]] = {
+        "/embed": {"inputs": ["a"] * 4},
+        "/embed_all": {"inputs": ["a"] * 4},
+        "/rerank": {"query": "a", "texts": ["b"] * 4},
+        "/predict": {"inputs": [["a"]] * 4},
+        "/similarity": {"inputs": {"source_sentence": "a", "sentences": ["b"] * 3}},
+        "/tokenize": {"inputs": ["a"] * 4},
+        "/decode": {"ids": [[4]] * 4},
+    }
+    async with client(fake_app(*models, max_client_batch=3)) as http:
+        for path, body in bodies.items():
+            assert_error(await http.post(path, json=body), 422, "Validation", "batch size 4 > maximum allowed batch size 3")
+
+
+async def test_a_full_queue_is_429_and_a_request_that_never_fits_413(tmp_path: Path) -> None:
+    app = fake_app(fake_bundle(tmp_path / "encoder"), threads=1, max_queue_tokens=8, cache_bytes=0)
+    async with client(app) as http:
+        fake = session(http, "encoder")
+        assert_error(await http.post("/embed", json={"inputs": " ".join(["the"] * 9)}), 413, "Validation", "send it in parts")
+        fake.hold()
+        running = asyncio.create_task(http.post("/embed", json={"inputs": "the cat"}))
+        await fake.entered(1)
+        # The queue has room for one of these two; which one is theirs to settle.
+        rivals = {
+            asyncio.create_task(http.post("/embed", json={"inputs": text})) for text in ("a dog and one fish", "paris in france and berlin")
+        }
+        done, waiting = await asyncio.wait(rivals, return_when=asyncio.FIRST_COMPLETED)
+        (refused,) = [task.result() for task in done]
+        assert_error(refused, 429, "Overloaded", "Model is overloaded")
+        assert int(refused.headers["retry-after"]) >= 1
+        fake.open()
+        assert [answer.status_code for answer in await asyncio.gather(running, *waiting)] == [200, 200]
+
+
+async def test_a_deadline_that_passes_is_504(http: httpx.AsyncClient) -> None:
+    fake = session(http, "encoder")
+    fake.hold()
+    response = await http.post("/embed", json={"inputs": "the cat"}, headers={"x-request-timeout-ms": "200"})
+    fake.open()
+    assert_error(response, 504, "Overloaded", "deadline")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0])
+async def test_a_vector_or_score_that_must_not_leave_is_a_backend_error(http: httpx.AsyncClient, value: float) -> None:
+    session(http, "encoder").bad_rows[tuple(ids("the cat"))] = value
+    assert_error(await http.post("/embed", json={"inputs": ["a dog", "the cat"]}), 424, "Backend", "withheld")
+    response = await http.post("/embed", json={"inputs": ["a dog", "the cat"]}, headers={"x-item-errors": "true"})
+    assert response.headers["x-item-errors"] == "1; 1:Backend"
+    if not math.isfinite(value):
+        session(http, "reranker").bad_rows[tuple(ids("the", "cat"))] = value
+        assert_error(await http.post("/rerank", json={"query": "the", "texts": ["cat"]}), 424, "Backend")
+
+
+async def test_a_key_is_asked_for_everywhere_but_at_the_probes(tmp_path: Path) -> None:
+    async with client(fake_app(fake_bundle(tmp_path / "encoder"), api_keys=["a-key-of-ours"])) as http:
+        for path in (*POSTS, "/", "/invocations"):
+            assert_error(await http.post(path, json={}), 401, "Validation", "API key")
+        assert_error(await http.get("/info"), 401, "Validation")
+        assert (await http.get("/health")).status_code == (await http.get("/ping")).status_code == 200
+        allowed = await http.post("/embed", json={"inputs": "a"}, headers={"authorization": "Bearer a-key-of-ours"})
+        assert allowed.status_code == 200
+
+
+async def test_errors_of_the_framework_are_in_this_form_too(tmp_path: Path) -> None:
+    async with client(fake_app(fake_bundle(tmp_path / "encoder"), max_body_bytes=1024)) as http:
+        assert_error(await http.post("/embed", json={"inputs": "a" * 2000}), 413, "Validation", "1024")
+        refused = await http.get("/embed")
+        assert_error(refused, 405, "Validation")
+        assert refused.headers["allow"] == "POST"
+        assert_error(await http.get("/embed/nothing"), 404, "Validation")
+        assert_error(await http.post("/embed", json={"inputs": "a"}, headers={"x-lane": "fast"}), 422, "Validation", "x-lane")
+
+
+async def test_before_the_models_are_there_it_is_unhealthy(tmp_path: Path) -> None:
+    bundle = fake_bundle(tmp_path / "encoder")
+    (bundle / contract.GRAPH).write_bytes(b"another graph")
+    app = fake_app(bundle)
+    async with client(app) as http:
+        refused = await http.post("/embed", json={"inputs": "a"})
+        assert_error(refused, 503, "Unhealthy", "cannot start")
+        assert refused.headers["retry-after"] == "1"
+        for path in ("/health", "/ping", "/"):
+            assert_error(await http.get(path), 503, "Unhealthy", "cannot start")
+
+
+def test_an_error_that_is_nobody_elses_is_ours() -> None:
+    from service.dialects.tei import render
+
+    assert render(ServiceError("x")) == (500, {"error": "x", "error_type": "Backend"})
+    assert render(RuntimeFailed("x")) == (424, {"error": "x", "error_type": "Backend"})
+    assert render(RouteNotFound("x")) == (404, {"error": "x", "error_type": "Validation"})
+
+
+# The document ----------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_document_names_every_status_and_every_body(http: httpx.AsyncClient) -> None:
+    document = (await http.get("/openapi.json")).json()
+    for path in (*POSTS, "/", "/invocations"):
+        operation = document["paths"][path]["post"]
+        assert operation["requestBody"]["required"]
+        for status in ("400", "401", "404", "413", "422", "424", "429", "500", "503", "504"):
+            schema = operation["responses"][status]["content"]["application/json"]["schema"]
+            assert schema == {"$ref": "#/components/schemas/TeiError"}
+    defined = document["components"]["schemas"]
+    for reference in re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)):
+        assert reference in defined
+
+
+# huggingface_hub -------------------------------------------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """ASGI middleware that keeps what was posted: (path, body)."""
+
+    posted: list[tuple[str, Any]]
+
+    def __init__(self, app: Any, posted: list[tuple[str, Any]]) -> None:
+        self.app, self.posted = app, posted
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        async def watched() -> Any:
+            message = await receive()
+            if message["type"] == "http.request":
+                self.posted.append((scope["path"], json.loads(message["body"])))
+            return message
+
+        await self.app(scope, watched if scope["type"] == "http" and scope["method"] == "POST" else receive, send)
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[tuple[str, list[tuple[str, Any]], FakeSession]]:
+    """A real server, what its clients posted, and the encoder's session."""
+    posted: list[tuple[str, Any]] = []
+    app = fake_app(*bundles(tmp_path))
+    app.add_middleware(Recorder, posted=posted)
+    with serve_in_thread(app) as url:
+        yield url, posted, app.state.catalog.session("encoder")
+
+
+@pytest.mark.parametrize("path", ["", "/", "/embed"])
+def test_the_hubs_client_extracts_features(hub: tuple[str, list[tuple[str, Any]], FakeSession], path: str) -> None:
+    url, posted, fake = hub
+    with InferenceClient(model=url + path) as inference:
+        vectors = inference.feature_extraction(["the cat", "a dog"])
+        np.testing.assert_array_equal(vectors, [fake.row(contract.EMBEDDING, ids(text)) for text in ("the cat", "a dog")])
+        short = inference.feature_extraction(LONG, truncate=True, truncation_direction="left", prompt_name="query", normalize=False)
+        assert short.shape == (1, WIDTH)
+        assert inference.feature_extraction("the cat", dimensions=4).shape == (1, 4)
+    assert posted[0] == (path or "/", {"inputs": ["the cat", "a dog"]})
+    assert posted[1][1].keys() == {"inputs", "truncate", "truncation_direction", "prompt_name", "normalize"}
+
+
+@pytest.mark.parametrize("path", ["/", "/similarity"])
+def test_the_hubs_client_compares_sentences(hub: tuple[str, list[tuple[str, Any]], FakeSession], path: str) -> None:
+    url, posted, fake = hub
+    with InferenceClient(model=url + path) as inference:
+        cosines = inference.sentence_similarity("the cat", ["a dog", "the cat"])
+    cat, dog = (fake.row(contract.EMBEDDING, ids(text)) for text in ("the cat", "a dog"))
+    np.testing.assert_allclose(cosines, [cat @ dog, 1], atol=FLOAT32_TOLERANCE)
+    assert posted == [(path, {"inputs": {"source_sentence": "the cat", "sentences": ["a dog", "the cat"]}, "parameters": {}})]
+
+
+def test_the_hubs_client_classifies_texts(hub: tuple[str, list[tuple[str, Any]], FakeSession]) -> None:
+    url, posted, _ = hub
+    with InferenceClient(model=url + "/predict") as inference:
+        all_labels = inference.text_classification("the cat")
+        best = inference.text_classification("the cat", top_k=1, function_to_apply="sigmoid")
+    assert [each.label for each in all_labels] == sorted(LABELS, key=lambda label: -{e.label: e.score for e in all_labels}[label])
+    assert sum(each.score for each in all_labels) == pytest.approx(1)
+    assert [each.label for each in best] == [all_labels[0].label]
+    assert posted[0] == ("/predict", {"inputs": "the cat", "parameters": {}})
+
+
+def test_the_hubs_client_shows_our_sentence_when_it_is_refused(hub: tuple[str, list[tuple[str, Any]], FakeSession]) -> None:
+    url, _, _ = hub
+    with InferenceClient(model=url + "/embed") as inference, pytest.raises(HfHubHTTPError) as refused:
+        inference.feature_extraction(LONG, truncate=False)
+    assert refused.value.response.status_code == 422
+    assert "must have less than" in str(refused.value)
