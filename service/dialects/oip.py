@@ -23,6 +23,7 @@ import orjson
 from fastapi import APIRouter, Path, Request, Response
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
+from starlette.exceptions import HTTPException
 
 from export import contract
 from service.catalog import Answer, Catalog, Model
@@ -184,6 +185,12 @@ async def model_ready(model: ModelPath, call: CallDep, catalog: CatalogDep) -> A
     found = find(catalog, model)
     await catalog.ready()  # gives a model whose last run failed the chance to recover
     return json_response({"name": found.name, "ready": found.engine.healthy}, call, 200 if found.engine.healthy else 503)
+
+
+@router.get("/v2/models/{model:path}/infer", include_in_schema=False)
+async def infer_by_get() -> None:
+    """Not a model called NAME/infer, but the wrong method."""
+    raise HTTPException(405, headers={"Allow": "POST"})
 
 
 @router.get("/v2/models/{model:path}", response_model=ModelMetadata, responses=errors(404))

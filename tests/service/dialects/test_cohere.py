@@ -1,0 +1,402 @@
+"""Cohere's `/v2/embed` and `/v2/rerank`, by hand and through the real cohere-python client."""
+
+import asyncio
+import base64
+import math
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import cohere
+import httpx
+import numpy as np
+import pytest
+from fastapi import FastAPI
+
+from export import contract
+from service.dialects.cohere import EmbedResponse, RerankResponse
+from tests.service.fakes import WIDTH, FakeSession, client, fake_app, fake_bundle, fake_tokenizer, serve_in_thread
+
+TOKENIZER = fake_tokenizer()
+FLOAT32 = 1e-6  # a unit vector rounded to float32
+
+
+def ids(text: str, pair: str | None = None) -> list[int]:
+    encoded: list[int] = TOKENIZER.encode(text, pair).ids
+    return encoded
+
+
+def vector(text: str) -> np.ndarray:
+    return FakeSession().row(contract.EMBEDDING, ids(text))
+
+
+def logit(query: str, document: str) -> float:
+    return float(FakeSession().row(contract.LOGITS, ids(query, document))[0])
+
+
+def sigma(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> FastAPI:
+    return fake_app(fake_bundle(tmp_path / "enc"), fake_bundle(tmp_path / "ranker", "reranker"), threads=1)
+
+
+@pytest.fixture
+async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(app) as running:
+        yield running
+
+
+def embed(*texts: str, **fields: Any) -> dict[str, Any]:
+    return {"model": "enc", "input_type": "search_document", "texts": texts, **fields}
+
+
+# Embed -----------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_embed_answers_every_type_from_one_run(http: httpx.AsyncClient, app: FastAPI) -> None:
+    types = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
+    response = await http.post("/v2/embed", json=embed("the cat", "a dog", embedding_types=types))
+    assert response.status_code == 200
+    body = response.json()
+    EmbedResponse.model_validate(body)
+    assert list(body["embeddings"]) == types
+    assert body["id"] == response.headers["x-request-id"]
+    assert body["response_type"] == "embeddings_by_type"
+    assert body["texts"] == ["the cat", "a dog"]
+    tokens = len(ids("passage: the cat")) + len(ids("passage: a dog"))
+    assert body["meta"] == {
+        "api_version": {"version": "2"},
+        "billed_units": {"input_tokens": tokens},
+        "tokens": {"input_tokens": tokens},
+        "truncated": [],
+    }
+    assert sum(map(len, app.state.catalog.session("enc").batches)) == 2
+    for at, text in enumerate(("passage: the cat", "passage: a dog")):
+        wanted = vector(text)
+        assert np.float32(body["embeddings"]["float"][at]).tolist() == wanted.tolist()
+        assert np.frombuffer(base64.b64decode(body["embeddings"]["base64"][at]), "<f4").tolist() == wanted.tolist()
+        assert np.unpackbits(np.uint8(body["embeddings"]["ubinary"][at])).tolist() == (wanted > 0).astype(int).tolist()
+        assert body["embeddings"]["binary"][at] == [byte - 128 for byte in body["embeddings"]["ubinary"][at]]
+        assert body["embeddings"]["uint8"][at] == [number + 128 for number in body["embeddings"]["int8"][at]]
+
+
+async def test_float_is_what_one_gets_without_asking(http: httpx.AsyncClient) -> None:
+    assert list((await http.post("/v2/embed", json=embed("the cat"))).json()["embeddings"]) == ["float"]
+
+
+@pytest.mark.parametrize(
+    ("prompts", "default", "input_type", "prompt"),
+    [
+        ({"query": "q: ", "document": "d: "}, None, "search_query", "q: "),
+        ({"query": "q: ", "document": "d: "}, None, "search_document", "d: "),
+        ({"query": "q: ", "passage": "p: "}, None, "search_document", "p: "),
+        ({"search_query": "sq: ", "search_document": "sd: "}, None, "search_query", "sq: "),
+        ({"search_query": "sq: ", "search_document": "sd: "}, None, "search_document", "sd: "),
+        ({"clustering": "cl: "}, None, "clustering", "cl: "),
+        ({"query": "q: "}, None, "classification", ""),
+        ({"query": "q: ", "any": "a: "}, "any", "classification", "a: "),
+    ],
+)
+async def test_input_type_chooses_the_prompt(
+    tmp_path: Path, prompts: dict[str, str], default: str | None, input_type: str, prompt: str
+) -> None:
+    app = fake_app(fake_bundle(tmp_path / "enc", prompts=prompts, default_prompt=default))
+    async with client(app) as http:
+        assert (await http.post("/v2/embed", json=embed("the cat", input_type=input_type))).status_code == 200
+        assert app.state.catalog.session("enc").batches == [[ids(prompt + "the cat")]]
+
+
+async def test_output_dimension_is_cut_then_brought_back_to_length_1(http: httpx.AsyncClient) -> None:
+    body = (await http.post("/v2/embed", json=embed("the cat", output_dimension=8))).json()
+    head = vector("passage: the cat")[:8]
+    assert body["embeddings"]["float"][0] == pytest.approx((head / np.linalg.norm(head)).tolist(), abs=FLOAT32)
+
+
+@pytest.mark.parametrize(("truncate", "kept"), [("END", "one two"), ("START", "four five")])
+async def test_a_long_text_is_cut_at_the_end_that_was_named(http: httpx.AsyncClient, app: FastAPI, truncate: str, kept: str) -> None:
+    request = embed("the cat", "one two three four five", input_type="clustering", truncate=truncate, max_tokens=4)
+    response = await http.post("/v2/embed", json=request)
+    assert [ids("the cat"), ids(kept)] == [row for batch in app.state.catalog.session("enc").batches for row in batch]
+    meta = response.json()["meta"]
+    assert meta["truncated"] == [{"index": 1, "tokens": 7, "kept": 4}]
+    assert "cut" in meta["warnings"][0]
+    assert response.headers["x-truncated-inputs"] == "1; 1:7>4"
+
+
+async def test_failed_texts_are_null_where_that_was_asked_for(http: httpx.AsyncClient) -> None:
+    request = embed("the cat", "", embedding_types=["float", "base64"])
+    body = (await http.post("/v2/embed", json=request, headers={"x-item-errors": "1"})).json()
+    EmbedResponse.model_validate(body)
+    assert body["embeddings"]["float"][1] is None
+    assert body["embeddings"]["base64"][1] is None
+    assert len(body["embeddings"]["float"][0]) == WIDTH
+    assert body["meta"]["errors"] == [{"index": 1, "message": "`inputs` cannot be empty"}]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "said"),
+    [
+        ({"texts": []}, 400, "texts"),
+        ({"texts": None}, 400, "texts"),
+        ({"texts": ["a", ""]}, 400, "empty"),
+        ({"texts": "a"}, 400, "texts"),
+        ({"texts": ["a"] * 6}, 400, "batch size 6 > maximum allowed batch size 5"),
+        ({"images": ["data:image/png;base64,AA"]}, 400, "text and no images"),
+        ({"inputs": [{"content": [{"type": "text", "text": "a"}]}]}, 400, "text and no images"),
+        ({"input_type": "image"}, 400, "text and no images"),
+        ({"input_type": "poem"}, 400, "input_type"),
+        ({"truncate": "NONE", "texts": ["the cat " * 100]}, 400, "tokens"),
+        ({"output_dimension": WIDTH + 1}, 400, "output_dimension"),
+        ({"output_dimension": 10**30}, 400, "output_dimension"),
+        ({"output_dimension": 4, "embedding_types": ["binary"]}, 400, "multiple of 8"),
+        ({"embedding_types": []}, 400, "embedding_types"),
+        ({"embedding_types": ["float16"]}, 400, "embedding_types"),
+        ({"max_tokens": 0}, 400, "max_tokens"),
+        ({"priority": -1}, 400, "priority"),
+        ({"model": "nobody"}, 404, "nobody"),
+        ({"model": "ranker"}, 400, "ranker"),
+    ],
+)
+async def test_embed_refuses(tmp_path: Path, change: dict[str, Any], status: int, said: str) -> None:
+    app = fake_app(fake_bundle(tmp_path / "enc"), fake_bundle(tmp_path / "ranker", "reranker"), max_client_batch=5)
+    async with client(app) as http:
+        response = await http.post("/v2/embed", json=embed("a", **change))
+    assert response.status_code == status
+    assert list(response.json()) == ["message"]
+    assert said in response.json()["message"]
+
+
+# Rerank ----------------------------------------------------------------------------------------------------------------------------------
+
+DOCUMENTS = ["a dog", "the cat", "red fish", "green bird"]
+
+
+def rerank(*documents: Any, **fields: Any) -> dict[str, Any]:
+    return {"model": "ranker", "query": "where is the cat", "documents": documents, **fields}
+
+
+async def test_rerank_gives_sigmoids_of_logits_best_first(http: httpx.AsyncClient) -> None:
+    response = await http.post("/v2/rerank", json=rerank(*DOCUMENTS))
+    assert response.status_code == 200
+    body = response.json()
+    RerankResponse.model_validate(body)
+    logits = [logit("where is the cat", document) for document in DOCUMENTS]
+    order = sorted(range(4), key=lambda index: -logits[index])
+    assert body["results"] == [{"index": index, "relevance_score": pytest.approx(sigma(logits[index]), abs=1e-15)} for index in order]
+    tokens = sum(len(ids("where is the cat", document)) for document in DOCUMENTS)
+    assert body["id"] == response.headers["x-request-id"]
+    assert body["meta"] == {
+        "api_version": {"version": "2"},
+        "billed_units": {"search_units": 1},
+        "tokens": {"input_tokens": tokens},
+        "truncated": [],
+    }
+
+
+async def test_documents_may_be_objects_and_top_n_keeps_the_best(http: httpx.AsyncClient) -> None:
+    every = (await http.post("/v2/rerank", json=rerank(*DOCUMENTS))).json()["results"]
+    request = rerank(*({"text": document, "title": "ignored"} for document in DOCUMENTS), top_n=2)
+    assert (await http.post("/v2/rerank", json=request)).json()["results"] == every[:2]
+
+
+async def test_without_a_model_the_reranker_is_taken_not_the_first_model(http: httpx.AsyncClient) -> None:
+    body = (await http.post("/v2/rerank", json=rerank(*DOCUMENTS, model=None))).json()
+    assert body["results"] == (await http.post("/v2/rerank", json=rerank(*DOCUMENTS))).json()["results"]
+
+
+async def test_scores_that_saturate_still_stand_in_the_order_of_their_logits(http: httpx.AsyncClient, app: FastAPI) -> None:
+    query = "where is the cat"
+    logits = {"one": -800.0, "two": 40.0, "three": 50.0, "four": 40.0}
+    app.state.catalog.session("ranker").bad_rows = {tuple(ids(query, document)): number for document, number in logits.items()}
+    results = (await http.post("/v2/rerank", json=rerank(*logits))).json()["results"]
+    assert [result["index"] for result in results] == [2, 1, 3, 0]
+    assert [result["relevance_score"] for result in results] == [1.0, 1.0, 1.0, 0.0]
+    raw = (await http.post("/v2/rerank", json=rerank(*logits, raw_scores=True))).json()["results"]
+    assert [result["relevance_score"] for result in raw] == [50.0, 40.0, 40.0, -800.0]
+
+
+async def test_a_logit_that_is_no_number_never_leaves(http: httpx.AsyncClient, app: FastAPI) -> None:
+    app.state.catalog.session("ranker").bad_rows = {tuple(ids("where is the cat", "a dog")): math.nan}
+    response = await http.post("/v2/rerank", json=rerank(*DOCUMENTS), headers={"x-item-errors": "1"})
+    assert response.status_code == 500
+    assert "not finite" in response.json()["message"]
+
+
+async def test_max_tokens_per_doc_cuts_the_document_alone_and_says_so(http: httpx.AsyncClient, app: FastAPI) -> None:
+    response = await http.post("/v2/rerank", json=rerank("one two three four", "one", max_tokens_per_doc=2))
+    query = "where is the cat"
+    assert sorted(row for batch in app.state.catalog.session("ranker").batches for row in batch) == sorted(
+        [ids(query, "one two"), ids(query, "one")]
+    )
+    whole, kept = len(ids(query, "one two three four")), len(ids(query, "one two"))
+    assert response.json()["meta"]["truncated"] == [{"index": 0, "tokens": whole, "kept": kept}]
+    assert response.headers["x-truncated-inputs"] == f"1; 0:{whole}>{kept}"
+
+
+async def test_a_document_over_the_models_length_is_cut_and_reported(http: httpx.AsyncClient) -> None:
+    response = await http.post("/v2/rerank", json=rerank("one", "dog " * 100))
+    assert response.json()["meta"]["truncated"] == [{"index": 1, "tokens": len(ids("where is the cat", "dog " * 100)), "kept": 64}]
+
+
+async def test_a_hundred_documents_are_one_search_unit(http: httpx.AsyncClient) -> None:
+    for count, units in ((100, 1), (101, 2)):
+        body = (await http.post("/v2/rerank", json=rerank(*(f"bird {number}" for number in range(count))))).json()
+        assert body["meta"]["billed_units"] == {"search_units": units}
+
+
+async def test_an_encoder_ranks_by_cosine_and_a_warning_says_so(tmp_path: Path) -> None:
+    async with client(fake_app(fake_bundle(tmp_path / "enc"))) as http:
+        body = (await http.post("/v2/rerank", json=rerank(*DOCUMENTS, model=None))).json()
+        raw = (await http.post("/v2/rerank", json=rerank(*DOCUMENTS, model=None, raw_scores=True))).json()
+    query = vector("query: where is the cat").astype(np.float64)
+    cosines = [float(vector(f"passage: {document}").astype(np.float64) @ query) for document in DOCUMENTS]
+    order = sorted(range(4), key=lambda index: -cosines[index])
+    assert [result["index"] for result in body["results"]] == order
+    scores = [result["relevance_score"] for result in body["results"]]
+    assert scores == pytest.approx([(1 + cosines[index]) / 2 for index in order], abs=1e-12)
+    assert [result["relevance_score"] for result in raw["results"]] == pytest.approx([cosines[index] for index in order], abs=1e-12)
+    assert "encoder, not a reranker" in body["meta"]["warnings"][0]
+
+
+async def test_a_long_query_of_an_encoder_is_cut_and_the_warning_says_so(http: httpx.AsyncClient) -> None:
+    body = (await http.post("/v2/rerank", json=rerank("one", "dog " * 100, model="enc", query="cat " * 100))).json()
+    n_tokens = len(ids("query: " + "cat " * 100))
+    assert f"the query was cut: it has {n_tokens} tokens and 64 were kept" in body["meta"]["warnings"]
+    assert [cut["index"] for cut in body["meta"]["truncated"]] == [1]
+
+
+@pytest.mark.parametrize(
+    ("change", "status", "said"),
+    [
+        ({"documents": []}, 400, "documents"),
+        ({"documents": [1]}, 400, "documents.0"),
+        ({"documents": [{"title": "no text"}]}, 400, "documents.0"),
+        ({"query": ""}, 400, "query"),
+        ({"top_n": 0}, 400, "top_n"),
+        ({"top_n": 10**40}, 400, "top_n"),
+        ({"max_tokens_per_doc": 0}, 400, "max_tokens_per_doc"),
+        ({"documents": ["a", ""], "model": "enc"}, 400, "empty"),
+        ({"documents": ["a"] * 6}, 400, "batch size 6"),
+        ({"model": "nobody"}, 404, "nobody"),
+        ({"model": "labels"}, 400, "labels"),
+    ],
+)
+async def test_rerank_refuses(tmp_path: Path, change: dict[str, Any], status: int, said: str) -> None:
+    kinds = {"enc": "encoder", "ranker": "reranker", "labels": "classifier"}
+    app = fake_app(*(fake_bundle(tmp_path / name, kind) for name, kind in kinds.items()), max_client_batch=5)  # type: ignore[arg-type]
+    async with client(app) as http:
+        response = await http.post("/v2/rerank", json=rerank("a", **change))
+    assert response.status_code == status
+    assert list(response.json()) == ["message"]
+    assert said in response.json()["message"]
+
+
+# Both ------------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v2/embed", "/v2/rerank"])
+async def test_errors_of_the_framework_speak_cohere_too(tmp_path: Path, path: str) -> None:
+    app = fake_app(fake_bundle(tmp_path / "enc"), api_keys=("secret-key",), max_body_bytes=1024)
+    key = {"authorization": "Bearer secret-key"}
+    async with client(app) as http:
+        answers = [
+            (401, await http.post(path, json={})),
+            (400, await http.post(path, content=b"{", headers=key)),
+            (400, await http.post(path, content=b'{"query": "\\ud800"}', headers=key)),
+            (400, await http.post(path, content=b"[" * 1000, headers=key)),
+            (400, await http.post(path, content=b" " * 1025, headers=key)),
+            (405, await http.get(path, headers=key)),
+        ]
+    for status, response in answers:
+        assert response.status_code == status
+        assert list(response.json()) == ["message"]
+
+
+async def test_a_nul_character_is_text_like_any_other(http: httpx.AsyncClient) -> None:
+    assert (await http.post("/v2/embed", json=embed("a\0b"))).status_code == 200
+    assert (await http.post("/v2/rerank", json=rerank("a\0b", query="\0"))).status_code == 200
+
+
+async def test_priority_0_passes_a_higher_number(http: httpx.AsyncClient, app: FastAPI) -> None:
+    session, engine = app.state.catalog.session("enc"), app.state.catalog.models["enc"].engine
+
+    async def send(text: str, priority: int) -> asyncio.Task[httpx.Response]:
+        queued = engine.queued_tokens
+        task = asyncio.create_task(http.post("/v2/embed", json=embed(text, input_type="clustering", priority=priority)))
+        for _ in range(1000):  # turns of the loop
+            if engine.queued_tokens > queued:
+                return task
+            await asyncio.sleep(0)
+        raise AssertionError(f"{text!r} never reached the queue")
+
+    session.hold()
+    tasks = [await send("the cat", 0)]
+    await session.entered(1)
+    tasks += [await send("a dog", 7), await send("a bird", 0)]
+    session.open()
+    assert [response.status_code for response in await asyncio.gather(*tasks)] == [200, 200, 200]
+    assert session.batches == [[ids("the cat")], [ids("a bird")], [ids("a dog")]]
+
+
+def test_the_document_names_every_status(app: FastAPI) -> None:
+    for path in ("/v2/embed", "/v2/rerank"):
+        assert {"200", "400", "401", "404", "429", "500", "503", "504"} <= set(app.openapi()["paths"][path]["post"]["responses"])
+
+
+# The real client -------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_cohere_client_embeds_and_reranks(app: FastAPI) -> None:
+    with serve_in_thread(app) as url, cohere.ClientV2(base_url=url, api_key="unused") as co:
+        embedded = co.embed(
+            model="enc",
+            texts=["the cat", "dog " * 100],
+            input_type="search_query",
+            embedding_types=["float", "int8", "ubinary", "base64"],
+            output_dimension=8,
+        )
+        assert embedded.texts == ["the cat", "dog " * 100]
+        head = vector("query: the cat")[:8]
+        assert embedded.embeddings.float_[0] == pytest.approx((head / np.linalg.norm(head)).tolist(), abs=FLOAT32)
+        assert [len(row) for row in embedded.embeddings.int8] == [8, 8]
+        assert embedded.embeddings.binary is None
+        assert embedded.response_type == "embeddings_by_type"
+        assert embedded.meta.billed_units.input_tokens == len(ids("query: the cat")) + 64
+        assert embedded.meta.warnings == ["1 of the inputs were cut: meta.truncated has their tokens before and after"]
+
+        ranked = co.rerank(model="ranker", query="where is the cat", documents=DOCUMENTS, top_n=3)
+        logits = [logit("where is the cat", document) for document in DOCUMENTS]
+        assert [result.index for result in ranked.results] == sorted(range(4), key=lambda index: -logits[index])[:3]
+        assert ranked.results[0].relevance_score == pytest.approx(sigma(max(logits)), abs=1e-15)
+        assert ranked.meta.billed_units.search_units == 1
+
+
+async def test_the_async_cohere_client_embeds_and_reranks(app: FastAPI) -> None:
+    with serve_in_thread(app) as url:
+        async with cohere.AsyncClientV2(base_url=url, api_key="unused") as co:
+            embedded, ranked = await asyncio.gather(
+                co.embed(model="enc", texts=["the cat"], input_type="search_document"),
+                co.rerank(model="ranker", query="where is the cat", documents=DOCUMENTS),
+            )
+    assert np.float32(embedded.embeddings.float_[0]).tolist() == vector("passage: the cat").tolist()
+    assert len(ranked.results) == 4
+
+
+def test_the_cohere_client_raises_its_own_errors(tmp_path: Path) -> None:
+    app = fake_app(fake_bundle(tmp_path / "enc"), api_keys=("secret-key",))
+    with serve_in_thread(app) as url:
+        with cohere.ClientV2(base_url=url, api_key="wrong-key", max_retries=0) as co, pytest.raises(cohere.UnauthorizedError) as refused:
+            co.embed(model="enc", texts=["a"], input_type="search_query")
+        assert refused.value.body == {"message": "the API key is not known"}
+        with cohere.ClientV2(base_url=url, api_key="secret-key", max_retries=0) as co:
+            with pytest.raises(cohere.NotFoundError):
+                co.embed(model="embed-v4.0", texts=["a"], input_type="search_query")
+            with pytest.raises(cohere.BadRequestError) as invalid:
+                co.embed(model="enc", images=["data:image/png;base64,AA"], input_type="image")
+            assert "text and no images" in invalid.value.body["message"]
+            app.state.catalog.session("enc").broken = True
+            with pytest.raises(cohere.InternalServerError):
+                co.rerank(model="enc", query="a", documents=["b"])

@@ -1,0 +1,520 @@
+"""The Open Inference Protocol: metadata, readiness, tensors as JSON and as bytes."""
+
+import struct
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import numpy as np
+import orjson
+import pytest
+from fastapi import FastAPI
+
+from export import contract
+from service.dialects import oip
+from tests.service.fakes import HIDDEN, WIDTH, FakeSession, client, fake_app, fake_bundle, fake_tokenizer, serve_in_thread
+
+TOKENIZER = fake_tokenizer()
+LENGTH = oip.JSON_LENGTH_HEADER
+
+
+def ids(text: str, pair: str | None = None) -> list[int]:
+    encoded: list[int] = TOKENIZER.encode(text, pair).ids
+    return encoded
+
+
+def row(output: str, tokens: list[int], **session: Any) -> list[Any]:
+    numbers: list[Any] = FakeSession(**session).row(output, tokens).tolist()
+    return numbers
+
+
+@pytest.fixture
+def app(tmp_path: Path) -> FastAPI:
+    return fake_app(
+        fake_bundle(tmp_path / "enc"),
+        fake_bundle(tmp_path / "named", name="org/team.model"),
+        fake_bundle(tmp_path / "ranker", "reranker"),
+        fake_bundle(tmp_path / "untyped", "reranker", typed=False),
+        fake_bundle(tmp_path / "labels", "classifier"),
+        fake_bundle(tmp_path / "tags", "token_classifier"),
+        aliases={"short": "org/team.model"},
+        max_client_batch=8,
+    )
+
+
+@pytest.fixture
+async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    async with client(app) as running:
+        yield running
+
+
+def texts(*values: Any, name: str = "text", **fields: Any) -> dict[str, Any]:
+    return {"name": name, "datatype": "BYTES", "shape": [len(values)], "data": values, **fields}
+
+
+def numbers(name: str, data: Any, shape: list[int], **fields: Any) -> dict[str, Any]:
+    return {"name": name, "datatype": "INT64", "shape": shape, "data": data, **fields}
+
+
+def batch(*rows: list[int]) -> list[dict[str, Any]]:
+    """Rows of ids, padded, with their mask."""
+    longest = max(map(len, rows))
+    shape = [len(rows), longest]
+    return [
+        numbers("input_ids", [each + [0] * (longest - len(each)) for each in rows], shape),
+        numbers("attention_mask", [[1] * len(each) + [0] * (longest - len(each)) for each in rows], shape),
+    ]
+
+
+async def infer(http: httpx.AsyncClient, *inputs: dict[str, Any], model: str = "enc", **fields: Any) -> httpx.Response:
+    return await http.post(f"/v2/models/{model}/infer", json={"inputs": inputs, **fields})
+
+
+def array(output: dict[str, Any]) -> np.ndarray:
+    return np.array(output["data"], np.float32).reshape(output["shape"])
+
+
+# Server and models -----------------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_server_says_what_it_is(http: httpx.AsyncClient) -> None:
+    assert (await http.get("/v2")).json() == {"name": "attnserve", "version": "0.1.0", "extensions": ["binary_tensor_data"]}
+    assert (await http.get("/v2/health/live")).json() == {"live": True}
+    assert (await http.get("/v2/health/ready")).json() == {"ready": True}
+
+
+async def test_health_is_open_and_tells_a_drain(tmp_path: Path) -> None:
+    app = fake_app(fake_bundle(tmp_path / "enc"), api_keys=("secret-key",))
+    async with client(app) as http:
+        assert (await http.get("/v2/health/ready")).status_code == 200
+        refused = await http.get("/v2/models/enc")
+        assert (refused.status_code, list(refused.json())) == (401, ["error"])
+        app.state.catalog.draining = True
+        response = await http.get("/v2/health/ready")
+        assert (response.status_code, response.json()) == (503, {"ready": False})
+        assert (await http.get("/v2/health/live")).status_code == 200
+
+
+async def test_a_model_whose_runs_fail_is_not_ready_and_recovers(http: httpx.AsyncClient, app: FastAPI) -> None:
+    session = app.state.catalog.session("enc")
+    assert (await http.get("/v2/models/enc/ready")).json() == {"name": "enc", "ready": True}
+    session.broken = True
+    assert (await infer(http, texts("the cat"))).status_code == 500
+    response = await http.get("/v2/models/enc/versions/1/ready")
+    assert (response.status_code, response.json()) == (503, {"name": "enc", "ready": False})
+    session.broken = False
+    assert (await http.get("/v2/models/enc/ready")).status_code == 200
+
+
+async def test_before_it_is_warm_a_model_answers_503_in_this_form(tmp_path: Path) -> None:
+    (broken := fake_bundle(tmp_path / "enc")).joinpath(contract.GOLDEN).write_text("{}")
+    async with client(fake_app(broken)) as http:
+        for path in ("/v2/models/enc", "/v2/models/enc/ready"):
+            response = await http.get(path)
+            assert (response.status_code, list(response.json())) == (503, ["error"])
+        assert (await http.get("/v2/health/ready")).json() == {"ready": False}
+
+
+TEXT = {"name": "text", "datatype": "BYTES", "shape": [-1]}
+PAIR = {"name": "text_pair", "datatype": "BYTES", "shape": [-1]}
+IDS = [{"name": name, "datatype": "INT64", "shape": [-1, -1]} for name in ("input_ids", "attention_mask")]
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "outputs"),
+    [
+        ("enc", [TEXT, *IDS], {"sentence_embedding": [-1, WIDTH], "pooled": [-1, WIDTH], "token_embeddings": [-1, -1, HIDDEN]}),
+        ("ranker", [TEXT, PAIR], {"logits": [-1, 1]}),
+        ("untyped", [TEXT, PAIR, *IDS], {"logits": [-1, 1]}),
+        ("labels", [TEXT, PAIR], {"logits": [-1, 3]}),
+        ("tags", [TEXT, *IDS], {"logits": [-1, -1, 3]}),
+    ],
+)
+async def test_metadata_lists_what_can_be_sent_and_asked(
+    http: httpx.AsyncClient, model: str, inputs: list[dict[str, Any]], outputs: dict[str, list[int]]
+) -> None:
+    body = (await http.get(f"/v2/models/{model}")).json()
+    assert body == {
+        "name": model,
+        "versions": ["1"],
+        "platform": "onnx_onnxv1",
+        "inputs": inputs,
+        "outputs": [{"name": name, "datatype": "FP32", "shape": shape} for name, shape in outputs.items()],
+    }
+
+
+@pytest.mark.parametrize("name", ["org/team.model", quote("org/team.model", safe=""), "short"])
+async def test_a_name_may_hold_slashes_plain_or_encoded(http: httpx.AsyncClient, name: str) -> None:
+    for path in (f"/v2/models/{name}", f"/v2/models/{name}/versions/1", f"/v2/models/{name}/ready", f"/v2/models/{name}/versions/1/ready"):
+        assert (await http.get(path)).json()["name"] == "org/team.model"
+    assert (await infer(http, texts("the cat"), model=name)).json()["model_name"] == "org/team.model"
+    assert (await infer(http, texts("the cat"), model=f"{name}/versions/1")).json()["model_version"] == "1"
+
+
+async def test_a_model_served_under_exactly_that_name_comes_before_a_version(tmp_path: Path) -> None:
+    async with client(fake_app(fake_bundle(tmp_path / "a"), fake_bundle(tmp_path / "b", name="a/versions/1"))) as http:
+        assert (await http.get("/v2/models/a/versions/1")).json()["name"] == "a/versions/1"
+        assert (await http.get("/v2/models/a/versions/1/versions/1")).json()["name"] == "a/versions/1"
+        assert (await http.get("/v2/models/a")).json()["name"] == "a"
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        ("/v2/models/nobody", "nobody"),
+        ("/v2/models/nobody/ready", "nobody"),
+        ("/v2/models/enc/versions/2", "no version '2'"),
+        ("/v2/models/", "does not exist"),
+        ("/v2/nothing", "/v2/nothing"),
+    ],
+)
+async def test_what_is_not_there_is_a_404(http: httpx.AsyncClient, path: str, said: str) -> None:
+    response = await http.get(path)
+    assert response.status_code == 404
+    assert said in response.json()["error"]
+
+
+# Inference in JSON -----------------------------------------------------------------------------------------------------------------------
+
+
+async def test_text_in_and_its_vectors_out(http: httpx.AsyncClient) -> None:
+    response = await infer(http, texts("the cat", "a dog"), id="42")
+    assert response.status_code == 200
+    body = response.json()
+    oip.InferResponse.model_validate(body)
+    (output,) = body.pop("outputs")
+    assert body == {"model_name": "enc", "model_version": "1", "id": "42"}
+    assert (output["name"], output["datatype"], output["shape"]) == ("sentence_embedding", "FP32", [2, WIDTH])
+    assert array(output).tolist() == [row("sentence_embedding", ids("the cat")), row("sentence_embedding", ids("a dog"))]
+    assert response.headers["x-truncated-inputs"] == "0"
+
+
+async def test_text_may_be_a_column(http: httpx.AsyncClient) -> None:
+    flat = (await infer(http, texts("the cat", "a dog"))).json()
+    column = (await infer(http, texts(["the cat"], ["a dog"], shape=[2, 1]))).json()
+    assert column == flat
+
+
+async def test_outputs_are_those_that_were_asked_for_in_their_order(http: httpx.AsyncClient) -> None:
+    body = (await infer(http, texts("the cat"), outputs=[{"name": "pooled"}, {"name": "sentence_embedding"}])).json()
+    assert "id" not in body
+    assert [output["name"] for output in body["outputs"]] == ["pooled", "sentence_embedding"]
+    assert array(body["outputs"][0]).tolist() == [row("pooled", ids("the cat"))]
+
+
+async def test_token_vectors_are_padded_with_zeros_to_the_longest_row(http: httpx.AsyncClient) -> None:
+    short, long = ids("the cat"), ids("one two three four")
+    body = (await infer(http, texts("the cat", "one two three four"), outputs=[{"name": "token_embeddings"}])).json()
+    vectors = array(body["outputs"][0])
+    assert vectors.shape == (2, len(long), HIDDEN)
+    assert vectors[0, : len(short)].tolist() == row("token_embeddings", short)
+    assert not vectors[0, len(short) :].any()
+    assert vectors[1].tolist() == row("token_embeddings", long)
+
+
+async def test_a_token_classifier_gives_logits_of_each_token(http: httpx.AsyncClient) -> None:
+    body = (await infer(http, texts("the cat", "one two three four"), model="tags")).json()
+    logits = array(body["outputs"][0])
+    assert logits.shape == (2, 6, 3)
+    assert logits[0, :4].tolist() == row("logits", ids("the cat"), n_labels=3, per_token=True)
+    assert not logits[0, 4:].any()
+
+
+async def test_pairs_reach_a_reranker(http: httpx.AsyncClient) -> None:
+    body = (await infer(http, texts("the cat", "one"), texts("a dog", "two", name="text_pair"), model="ranker")).json()
+    assert array(body["outputs"][0]).tolist() == [row("logits", ids("the cat", "a dog")), row("logits", ids("one", "two"))]
+
+
+@pytest.mark.parametrize("flat", [False, True])
+async def test_ids_run_as_they_are_up_to_the_end_of_their_mask(http: httpx.AsyncClient, app: FastAPI, flat: bool) -> None:
+    short, long = ids("the cat"), ids("one two three four")
+    tensors = batch(short, long)
+    if flat:
+        tensors = [{**tensor, "data": [number for each in tensor["data"] for number in each]} for tensor in tensors]
+    body = (await infer(http, *tensors)).json()
+    assert array(body["outputs"][0]).tolist() == [row("sentence_embedding", short), row("sentence_embedding", long)]
+    assert sorted(each for run in app.state.catalog.session("enc").batches for each in run) == sorted([short, long])
+
+
+async def test_a_prompt_of_the_checkpoint_can_be_named(http: httpx.AsyncClient) -> None:
+    body = (await infer(http, texts("the cat"), parameters={"prompt_name": "query", "unknown": 1})).json()
+    assert array(body["outputs"][0]).tolist() == [row("sentence_embedding", ids("query: the cat"))]
+
+
+async def test_a_cut_is_reported_or_refused(http: httpx.AsyncClient) -> None:
+    response = await infer(http, texts("the cat", "dog " * 100))
+    assert response.headers["x-truncated-inputs"] == "1; 1:102>64"
+    response = await infer(http, texts("dog " * 100), parameters={"truncate": False})
+    assert response.status_code == 400
+    assert "tokens" in response.json()["error"]
+
+
+# Inference in bytes ----------------------------------------------------------------------------------------------------------------------
+
+
+def packed(*values: str) -> bytes:
+    return b"".join(struct.pack("<I", len(value.encode())) + value.encode() for value in values)
+
+
+async def infer_binary(
+    http: httpx.AsyncClient, *inputs: tuple[dict[str, Any], bytes], model: str = "enc", length: str | None = None, **fields: Any
+) -> httpx.Response:
+    tensors = [{**tensor, "parameters": {"binary_data_size": len(blob)}} for tensor, blob in inputs]
+    head = orjson.dumps({"inputs": tensors, **fields})
+    body = head + b"".join(blob for _, blob in inputs)
+    return await http.post(f"/v2/models/{model}/infer", content=body, headers={LENGTH: length or str(len(head))})
+
+
+def unpack(response: httpx.Response) -> tuple[dict[str, Any], bytes]:
+    assert response.headers["content-type"] == "application/octet-stream"
+    at = int(response.headers[LENGTH])
+    return orjson.loads(response.content[:at]), response.content[at:]
+
+
+def header(name: str, datatype: str, *shape: int) -> dict[str, Any]:
+    return {"name": name, "datatype": datatype, "shape": shape}
+
+
+async def test_text_as_bytes_and_vectors_as_bytes(http: httpx.AsyncClient) -> None:
+    blob = packed("the cat", "日本", "a dog")
+    response = await infer_binary(http, (header("text", "BYTES", 3), blob), parameters={"binary_data_output": True}, id="b")
+    body, tail = unpack(response)
+    assert body == {
+        "model_name": "enc",
+        "model_version": "1",
+        "id": "b",
+        "outputs": [
+            {
+                "name": "sentence_embedding",
+                "datatype": "FP32",
+                "shape": [3, WIDTH],
+                "parameters": {"binary_data_size": 3 * WIDTH * 4},
+            }
+        ],
+    }
+    wanted = [row("sentence_embedding", ids(text)) for text in ("the cat", "日本", "a dog")]
+    assert np.frombuffer(tail, "<f4").reshape(3, WIDTH).tolist() == wanted
+    assert response.headers["x-truncated-inputs"] == "0"
+
+
+async def test_ids_as_bytes_stand_in_the_order_of_the_inputs(http: httpx.AsyncClient) -> None:
+    tokens, mask = np.array([ids("the cat"), [2, 5, 3, 0]], "<i8"), np.array([[1, 1, 1, 1], [1, 1, 1, 0]], "<i8")
+    response = await infer_binary(
+        http, (header("attention_mask", "INT64", 2, 4), mask.tobytes()), (header("input_ids", "INT64", 2, 4), tokens.tobytes())
+    )
+    assert response.headers["content-type"] == "application/json"
+    assert array(response.json()["outputs"][0]).tolist() == [
+        row("sentence_embedding", ids("the cat")),
+        row("sentence_embedding", [2, 5, 3]),
+    ]
+
+
+async def test_json_and_bytes_can_be_mixed_on_both_sides(http: httpx.AsyncClient) -> None:
+    tokens = ids("the cat")
+    head = orjson.dumps(
+        {
+            "inputs": [
+                {**header("input_ids", "INT64", 1, 4), "parameters": {"binary_data_size": 32}},
+                numbers("attention_mask", [1, 1, 1, 1], [1, 4]),
+            ],
+            "parameters": {"binary_data_output": True},
+            "outputs": [
+                {"name": "pooled"},
+                {"name": "sentence_embedding", "parameters": {"binary_data": False}},
+                {"name": "token_embeddings", "parameters": {"binary_data": True}},
+            ],
+        }
+    )
+    response = await http.post(
+        "/v2/models/enc/infer", content=head + np.array(tokens, "<i8").tobytes(), headers={LENGTH.title(): str(len(head))}
+    )
+    body, tail = unpack(response)
+    assert [set(output) - {"name", "datatype", "shape"} for output in body["outputs"]] == [{"parameters"}, {"data"}, {"parameters"}]
+    assert np.frombuffer(tail[: WIDTH * 4], "<f4").tolist() == row("pooled", tokens)
+    assert np.frombuffer(tail[WIDTH * 4 :], "<f4").reshape(4, HIDDEN).tolist() == row("token_embeddings", tokens)
+    assert array(body["outputs"][1]).tolist() == [row("sentence_embedding", tokens)]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "blob", "length", "said"),
+    [
+        (header("text", "BYTES", 1), packed("a")[:-1], None, "middle of an element"),
+        (header("text", "BYTES", 1), b"\x01\x00", None, "middle of an element"),
+        (header("text", "BYTES", 1), b"\xff\xff\xff\xff", None, "middle of an element"),
+        (header("text", "BYTES", 1), struct.pack("<I", 2) + b"\xff\xfe", None, "UTF-8"),
+        (header("text", "BYTES", 1), struct.pack("<I", 3) + b"\xed\xa0\x80", None, "UTF-8"),
+        (header("text", "BYTES", 3), packed("a", "b"), None, "3 elements"),
+        (header("text", "BYTES", 1), packed("a"), "7", "not JSON"),
+        (header("text", "BYTES", 1), packed("a"), "1000000", "not a number of bytes"),
+        (header("text", "BYTES", 1), packed("a"), "-1", "not a number of bytes"),
+        (header("text", "BYTES", 1), packed("a"), "9" * 5000, "not a number of bytes"),
+        (header("text", "BYTES", 1), packed("a"), "1e3", "not a number of bytes"),
+        (header("input_ids", "INT64", 1, 1), b"\0" * 8, None, "takes text or"),
+    ],
+)
+async def test_bytes_that_do_not_fit_are_refused(
+    http: httpx.AsyncClient, tensor: dict[str, Any], blob: bytes, length: str | None, said: str
+) -> None:
+    response = await infer_binary(http, (tensor, blob), length=length)
+    assert response.status_code == 400
+    assert said in response.json()["error"]
+
+
+async def test_bytes_that_nobody_claims_or_that_are_missing_are_refused(http: httpx.AsyncClient) -> None:
+    head = orjson.dumps({"inputs": [{**header("text", "BYTES", 1), "parameters": {"binary_data_size": 5}}]})
+    for tail in (b"", packed("a") + b"!"):
+        response = await http.post("/v2/models/enc/infer", content=head + tail, headers={LENGTH: str(len(head))})
+        assert response.status_code == 400
+        assert "claim 5 bytes" in response.json()["error"]
+    mask = {**header("attention_mask", "INT64", 1, 1), "parameters": {"binary_data_size": 7}}
+    head = orjson.dumps({"inputs": [numbers("input_ids", [5], [1, 1]), mask]})
+    response = await http.post("/v2/models/enc/infer", content=head + b"\1" * 7, headers={LENGTH: str(len(head))})
+    assert "no number of INT64" in response.json()["error"]
+
+
+# Refusals --------------------------------------------------------------------------------------------------------------------------------
+
+ONES = numbers("attention_mask", [1, 1], [1, 2])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ([], "inputs"),
+        ([texts()], "empty"),
+        ([texts("a", "")], "empty"),
+        ([texts(*["a"] * 9)], "batch size 9"),
+        ([texts(1)], "other than strings"),
+        ([texts("a", shape=[2])], "2 elements"),
+        ([texts("a", shape=[1, 1, 1])], "[n] or [n, 1]"),
+        ([texts("a", shape=[-1])], "shape"),
+        ([texts("a", shape=[10**30])], "shape"),
+        ([texts("a", datatype="FP32")], "BYTES"),
+        ([texts("a", datatype="INT64")], "BYTES"),
+        ([texts(["a", "b"], shape=[1])], "nesting"),
+        ([texts(["a"], "b", shape=[2, 1])], "nesting"),
+        ([texts("a", data=None)], "data"),
+        ([texts("a", parameters={"binary_data_size": 1})], "data"),
+        ([texts("a"), texts("b")], "takes"),
+        ([texts("a"), ONES], "takes"),
+        ([texts("a", name="prompt")], "takes text or input_ids with attention_mask. Given: prompt"),
+        ([texts("a"), texts("b", name="text_pair")], "takes"),
+        ([numbers("input_ids", [5, 6], [1, 2])], "takes"),
+        ([numbers("input_ids", [5, 6], [2]), ONES], "[rows, tokens]"),
+        ([numbers("input_ids", [5, 6], [2, 1]), ONES], "must agree"),
+        ([numbers("input_ids", [5, 6, 7], [1, 2]), ONES], "2 elements"),
+        ([numbers("input_ids", [[5], [6]], [1, 2]), ONES], "nesting"),
+        ([numbers("input_ids", [5, 6.5], [1, 2]), ONES], "INT64 numbers"),
+        ([numbers("input_ids", [5, True], [1, 2]), ONES], "INT64 numbers"),
+        ([numbers("input_ids", [5, None], [1, 2]), ONES], "INT64 numbers"),
+        ([numbers("input_ids", [5, 2**63], [1, 2]), ONES], "INT64 numbers"),
+        ([numbers("input_ids", [5, 10**40], [1, 2]), ONES], "INT64 numbers"),
+        ([numbers("input_ids", [5, 10**6], [1, 2]), ONES], "vocabulary"),
+        ([numbers("input_ids", [5, -1], [1, 2]), ONES], "vocabulary"),
+        ([numbers("input_ids", [5, 6], [1, 2], datatype="INT32"), ONES], "INT64"),
+        ([numbers("input_ids", [5, 6], [1, 2]), numbers("attention_mask", [0, 1], [1, 2])], "ones followed by zeros"),
+        ([numbers("input_ids", [5, 6], [1, 2]), numbers("attention_mask", [0, 0], [1, 2])], "at least one token"),
+        ([numbers("input_ids", [5, 6], [1, 2]), numbers("attention_mask", [1, 2], [1, 2])], "ones followed by zeros"),
+        ([numbers("input_ids", [5, 6], [1, 2]), numbers("attention_mask", [2**62, 2**62], [1, 2])], "ones followed by zeros"),
+        ([numbers("input_ids", [], [1, 0]), numbers("attention_mask", [], [1, 0])], "at least one token"),
+        ([numbers("input_ids", [], [0, 2]), numbers("attention_mask", [], [0, 2])], "empty"),
+    ],
+)
+async def test_tensors_that_mean_nothing_are_refused(http: httpx.AsyncClient, inputs: list[dict[str, Any]], said: str) -> None:
+    response = await infer(http, *inputs, model="enc")
+    assert response.status_code == 400
+    assert list(response.json()) == ["error"]
+    assert said in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("model", "inputs", "said"),
+    [
+        ("ranker", [texts("a")], "takes text with text_pair."),
+        ("ranker", batch([2, 5, 3]), "takes text with text_pair."),
+        ("ranker", [texts("a"), texts("b", "c", name="text_pair")], "1 rows and `text_pair` 2"),
+        ("labels", batch([2, 5, 3]), "takes text or text with text_pair."),
+    ],
+)
+async def test_a_model_is_asked_in_its_own_ways_only(http: httpx.AsyncClient, model: str, inputs: list[dict[str, Any]], said: str) -> None:
+    response = await infer(http, *inputs, model=model)
+    assert response.status_code == 400
+    assert said in response.json()["error"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "said"),
+    [
+        ({"outputs": [{"name": "logits"}]}, 400, "no output 'logits'; it has: sentence_embedding, pooled, token_embeddings"),
+        ({"outputs": [{"name": "pooled"}, {"name": "pooled"}]}, 400, "twice"),
+        ({"outputs": {"name": "pooled"}}, 400, "outputs"),
+        ({"id": 7}, 400, "id"),
+        ({"parameters": {"prompt_name": "poem"}}, 400, "poem"),
+        ({"parameters": {"truncate": "perhaps"}}, 400, "truncate"),
+        ({"parameters": None}, 400, "parameters"),
+    ],
+)
+async def test_the_rest_of_a_request_is_checked_too(http: httpx.AsyncClient, fields: dict[str, Any], status: int, said: str) -> None:
+    response = await infer(http, texts("a"), **fields)
+    assert response.status_code == status
+    assert said in response.json()["error"]
+
+
+async def test_errors_of_the_framework_speak_this_dialect_too(tmp_path: Path) -> None:
+    app = fake_app(fake_bundle(tmp_path / "enc"), api_keys=("secret-key",), max_body_bytes=1024)
+    key = {"authorization": "Bearer secret-key"}
+    path = "/v2/models/enc/infer"
+    async with client(app) as http:
+        answers = [
+            (401, await http.post(path, json={})),
+            (400, await http.post(path, content=b"", headers=key)),
+            (400, await http.post(path, content=b"{", headers=key)),
+            (400, await http.post(path, content=b"\xff\xfe", headers=key)),
+            (400, await http.post(path, content=b'{"id": "\\ud800"}', headers=key)),
+            (400, await http.post(path, content=b'{"inputs": ' + b"[" * 1000, headers=key)),
+            (413, await http.post(path, content=b" " * 1025, headers=key)),
+            (404, await http.post("/v2/models/nobody/infer", json={"inputs": [texts("a")]}, headers=key)),
+            (405, await http.get(path, headers=key)),
+            (405, await http.post("/v2/models/enc", headers=key)),
+            (405, await http.post("/v2", headers=key)),
+        ]
+    for status, response in answers:
+        assert response.status_code == status
+        assert list(response.json()) == ["error"]
+
+
+async def test_infer_by_get_says_which_method_it_takes(http: httpx.AsyncClient) -> None:
+    response = await http.get("/v2/models/enc/infer")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+
+
+async def test_an_output_that_padding_would_blow_up_is_a_413(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(oip, "_MAX_PADDED_NUMBERS", 3 * 10 * HIDDEN)
+    request = {"outputs": [{"name": "token_embeddings"}]}
+    assert (await infer(http, texts("a", "b", "one two three four five six seven eight"), **request)).status_code == 200
+    response = await infer(http, texts("a", "b", "c", "one two three four five six seven eight"), **request)
+    assert response.status_code == 413
+    assert "in parts" in response.json()["error"]
+
+
+# The whole way ---------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_real_server_keeps_slashes_and_bytes_intact(app: FastAPI) -> None:
+    blob = packed("the cat")
+    head = orjson.dumps({"inputs": [{**header("text", "BYTES", 1), "parameters": {"binary_data_size": len(blob)}}]})
+    with serve_in_thread(app) as url, httpx.Client(base_url=url) as http:
+        for name in ("org/team.model", "org%2Fteam.model"):
+            response = http.post(f"/v2/models/{name}/versions/1/infer", content=head + blob, headers={LENGTH: str(len(head))})
+            assert array(response.json()["outputs"][0]).tolist() == [row("sentence_embedding", ids("the cat"))]
+
+
+def test_the_document_names_body_header_and_statuses(app: FastAPI) -> None:
+    document = app.openapi()
+    operation = document["paths"]["/v2/models/{model}/infer"]["post"]
+    assert {"200", "400", "401", "404", "413", "429", "500", "503", "504"} <= set(operation["responses"])
+    assert set(operation["requestBody"]["content"]) == {"application/json", "application/octet-stream"}
+    assert "$ref" not in str(operation["requestBody"])
+    assert {parameter["name"] for parameter in operation["parameters"]} == {"model", LENGTH}
