@@ -1,8 +1,8 @@
 """A published checkpoint folder becomes a model, with everything a server has to know about it.
 
-Read are plain Hugging Face folders and sentence-transformers folders, weights in safetensors (one file or shards) and nothing pickled.
-Every tensor of the model must be in the files, and every tensor of the files must have a place or be on a short list of known leftovers,
-so that a checkpoint that we would misread is an error and not a bad vector.
+Read are plain Hugging Face folders and sentence-transformers folders, weights in safetensors (one file or shards) and
+nothing pickled. Every tensor of the model must be in the files, and every tensor of the files must have a place or be
+on a short list of known leftovers, so that a checkpoint that we would misread is an error and not a bad vector.
 """
 
 import json
@@ -60,7 +60,7 @@ class Checkpoint:
 
 
 def load_checkpoint(folder: Path, *, attention: str = "softmax", dtype: torch.dtype = torch.float32) -> Checkpoint:
-    """Read `folder`. `attention` swaps the mechanism and keeps the weights of q, k, v and o, which were not trained for it.
+    """Read `folder`. Another `attention` keeps the weights of q, k, v and o, though they were not trained for it.
 
     Raises CheckpointError for everything that is missing, unexpected or unsupported in the folder.
     """
@@ -69,7 +69,9 @@ def load_checkpoint(folder: Path, *, attention: str = "softmax", dtype: torch.dt
     settings = read_settings(pipeline.transformer / "config.json")
     architecture = settings.need("architectures")[0]
     if architecture not in ARCHITECTURES:
-        raise CheckpointError(f"{settings.file}: architecture {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
+        raise CheckpointError(
+            f"{settings.file}: architecture {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}",
+        )
     family, task = ARCHITECTURES[architecture]
     config = _encoder_config(family, settings, attention)
     id2label = {} if task == "encoder" else _labels(settings)
@@ -147,7 +149,9 @@ def _prompts(prompting: Settings) -> tuple[dict[str, str], str | None]:
     prompts = {name: text or "" for name, text in prompting.get("prompts", {}).items()}
     default = prompting.get("default_prompt_name", None)
     if default is not None and default not in prompts:
-        raise CheckpointError(f"{prompting.file}: default_prompt_name={default!r} is not one of the prompts {list(prompts)}")
+        raise CheckpointError(
+            f"{prompting.file}: default_prompt_name={default!r} is not one of the prompts {list(prompts)}",
+        )
     return prompts, default
 
 
@@ -157,11 +161,12 @@ def _prompts(prompting: Settings) -> tuple[dict[str, str], str | None]:
 def _tokenizer_file(pipeline: Pipeline) -> Path:
     file = pipeline.transformer / "tokenizer.json"
     if not file.is_file():
-        raise CheckpointError(f"{file} is missing; write it with AutoTokenizer.from_pretrained(...).save_pretrained(...)")
-    if pipeline.settings.get("do_lower_case", False) and not _lower_cases(file):
         raise CheckpointError(
-            f"{pipeline.settings.file} asks for do_lower_case, which {file.name} does not do; add a Lowercase normalizer to it"
+            f"{file} is missing; write it with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
         )
+    if pipeline.settings.get("do_lower_case", False) and not _lower_cases(file):
+        asked = f"{pipeline.settings.file} asks for do_lower_case"
+        raise CheckpointError(f"{asked}, which {file.name} does not do; add a Lowercase normalizer to it")
     return file
 
 
@@ -187,11 +192,13 @@ def _build(
     """The empty model, and the names of its head in the checkpoint."""
     if task == "encoder":
         _check_widths(encoder.config.d_model, pipeline)
-        return SentenceEncoder(encoder, pooling=pipeline.pooling, dense=pipeline.dense, normalized=pipeline.normalized), {}
+        dense, normalized = pipeline.dense, pipeline.normalized
+        return SentenceEncoder(encoder, pooling=pipeline.pooling, dense=dense, normalized=normalized), {}
     if task == "classifier":
         head = family.sequence_head(settings)
         transform = _transform(encoder.config, head)
-        return SequenceClassifier(encoder, n_labels=n_labels, pooling=head.pooling, transform=transform), family.sequence_names
+        model = SequenceClassifier(encoder, n_labels=n_labels, pooling=head.pooling, transform=transform)
+        return model, family.sequence_names
     head = family.token_head(settings)
     transform = None if head is None else _transform(encoder.config, head)
     return TokenClassifier(encoder, n_labels=n_labels, transform=transform), family.token_names
@@ -201,7 +208,9 @@ def _check_widths(d_model: int, pipeline: Pipeline) -> None:
     width = d_model
     for dense in pipeline.dense:
         if dense.linear.in_features != width:
-            raise CheckpointError(f"a Dense module takes in_features={dense.linear.in_features}, but gets vectors of {width}")
+            raise CheckpointError(
+                f"a Dense module takes in_features={dense.linear.in_features}, but gets vectors of {width}",
+            )
         width = dense.linear.out_features
 
 

@@ -30,10 +30,10 @@ class EncoderConfig:
     attention: str = "softmax"  # a name in LAYERS
     attention_bias: bool = True
     positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
-    position_padding_id: int | None = None  # count positions over tokens other than this one, starting after it (RoBERTa)
+    position_padding_id: int | None = None  # count positions over tokens other than this, from the one after it
     rotary_base: float = 10_000.0
     local_rotary_base: float | None = None  # of layers with a window; None: rotary_base
-    windows: tuple[int | None, ...] = ()  # per layer: a token sees those at most this far to either side; None or (): all
+    windows: tuple[int | None, ...] = ()  # per layer: how far to either side a token sees; None or (): all
     n_relative_buckets: int = 0  # 0: no relative position bias
     n_token_types: int = 0
     embedding_norm: bool = True
@@ -62,7 +62,9 @@ class EncoderConfig:
         if self.windows and len(self.windows) != self.n_layers:
             raise ValueError(f"windows has {len(self.windows)} entries for n_layers={self.n_layers}")
         if self.position_padding_id is not None and self.positions != "learned":
-            raise ValueError(f"position_padding_id={self.position_padding_id} needs learned positions, not {self.positions!r}")
+            raise ValueError(
+                f"position_padding_id={self.position_padding_id} needs learned positions, not {self.positions!r}",
+            )
         if self.attention == "linear":
             self._check_linear()
 
@@ -74,7 +76,9 @@ class EncoderConfig:
         }
         found = [name for name, present in pairwise.items() if present]
         if found:
-            raise ValueError(f"attention='linear' has no form with {' or '.join(found)}, which act on single pairs of tokens")
+            raise ValueError(
+                f"attention='linear' has no form with {' or '.join(found)}, which act on single pairs of tokens",
+            )
 
     @property
     def n_position_rows(self) -> int:
@@ -83,30 +87,34 @@ class EncoderConfig:
 
 
 class Encoder(nn.Module):
-    """Token ids to token vectors. Weights are drawn from N(0, 0.02) and biases are 0, as BERT begins; `dtype` is that of all of them."""
+    """Token ids to token vectors. Weights of the given dtype, drawn from N(0, 0.02), and biases 0, as BERT begins."""
 
     def __init__(self, config: EncoderConfig, *, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         self.config = c = config
         self.embeddings = Embeddings(c, dtype=dtype)
         self.rotations = _rotations(c, dtype)
-        self.relative_bias = RelativeBias(c.n_positions, c.n_heads, n_buckets=c.n_relative_buckets) if c.n_relative_buckets else None
+        self.relative_bias = None
+        if c.n_relative_buckets:
+            self.relative_bias = RelativeBias(c.n_positions, c.n_heads, n_buckets=c.n_relative_buckets)
         self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.n_layers))
         self.final_norm = _norm(c) if c.final_norm else nn.Identity()
         self.apply(_draw_weights)
         self.to(dtype)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        """(B, N) int64 each, attention_mask 1 = token and 0 = padding -> (B, N, D). What a padded token gets is unspecified.
+        """(B, N) int64 each, attention_mask 1 = token, 0 = padding -> (B, N, D). A padded token may get anything.
 
         Raises ValueError for N > n_positions.
         """
         if not torch.compiler.is_exporting() and input_ids.shape[1] > self.config.n_positions:
-            raise ValueError(f"N={input_ids.shape[1]} tokens, but the model has n_positions={self.config.n_positions}; cut the input")
+            limit = self.config.n_positions
+            raise ValueError(f"N={input_ids.shape[1]} tokens, but the model has n_positions={limit}; cut the input")
         key_mask = attention_mask != 0
         t = torch.arange(input_ids.shape[1], device=input_ids.device)
         rotations = {name: table(t) for name, table in self.rotations.items()}
-        near = {window: (t[None, :] - t[:, None]).abs() <= window for window in set(self.config.windows) - {None}}  # (N, N)
+        gaps = (t[None, :] - t[:, None]).abs()  # (N, N)
+        near = {window: gaps <= window for window in set(self.config.windows) - {None}}
         bias = None if self.relative_bias is None else self.relative_bias(t)
         x = self.embeddings(input_ids, t, token_type_ids)
         for block in self.blocks:
@@ -135,7 +143,8 @@ class Embeddings(nn.Module):
         if self.token_types is not None:
             x = x + (self.token_types.weight[0] if token_type_ids is None else self.token_types(token_type_ids))
         if self.positions is not None:
-            x = x + self.positions(t if self.padding_id is None else positions_after_padding(input_ids, self.padding_id))
+            rows = t if self.padding_id is None else positions_after_padding(input_ids, self.padding_id)
+            x = x + self.positions(rows)
         if self.waves is not None:
             x = x + F.embedding(t, self.waves)
         return self.norm(x)
@@ -154,7 +163,13 @@ class Block(nn.Module):
         # Pre-norm embeddings that are normalised already need no norm before their first attention (ModernBERT).
         skip = self.pre_norm and c.embedding_norm and layer == 0
         self.attention_norm = nn.Identity() if skip else _norm(c)
-        self.feedforward = FeedForward(c.d_model, c.d_feedforward, activation=c.activation, gated=c.gated, bias=c.feedforward_bias)
+        self.feedforward = FeedForward(
+            c.d_model,
+            c.d_feedforward,
+            activation=c.activation,
+            gated=c.gated,
+            bias=c.feedforward_bias,
+        )
         self.feedforward_norm = _norm(c)
 
     def forward(self, x: Tensor, key_mask: Tensor, **pairs) -> Tensor:
@@ -172,7 +187,8 @@ def _rotations(c: EncoderConfig, dtype: torch.dtype) -> nn.ModuleDict:
         return nn.ModuleDict()
     d_head = c.d_head or c.d_model // c.n_heads
     bases = {"full": c.rotary_base, "local": c.local_rotary_base or c.rotary_base}
-    return nn.ModuleDict({reach: RotationTable(c.n_positions, d_head, base=base, dtype=dtype) for reach, base in bases.items()})
+    tables = {reach: RotationTable(c.n_positions, d_head, base=base, dtype=dtype) for reach, base in bases.items()}
+    return nn.ModuleDict(tables)
 
 
 def _norm(c: EncoderConfig) -> nn.LayerNorm:

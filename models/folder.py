@@ -12,9 +12,9 @@ WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
 HOW_TO_CONVERT = """\
-convert it yourself, in an environment and from a source you trust:
-    import torch, safetensors.torch
-    safetensors.torch.save_file({k: v.clone() for k, v in torch.load("pytorch_model.bin").items()}, "model.safetensors")"""
+convert it yourself, where you trust its source:
+    import torch, safetensors.torch as s
+    s.save_file({k: v.clone() for k, v in torch.load("pytorch_model.bin").items()}, "model.safetensors")"""
 
 
 class CheckpointError(ValueError):
@@ -43,20 +43,25 @@ class Settings:
         value = self.values.get(key)
         if value is not None and value not in supported:
             listed = ", ".join(repr(v) for v in supported)
-            raise CheckpointError(f"{self.file}: {key}={value!r} is not supported (supported: {listed}); use another checkpoint")
+            raise CheckpointError(
+                f"{self.file}: {key}={value!r} is not supported (supported: {listed}); use another checkpoint",
+            )
 
     def pick(self, key: str, default: str, choices: dict[str, str]) -> str:
         """Our name for the value. Raises CheckpointError for a value that `choices` does not have."""
         value = self.get(key, default)
         if value not in choices:
+            supported = ", ".join(choices)
             raise CheckpointError(
-                f"{self.file}: {key}={value!r} is not supported (supported: {', '.join(choices)}); use another checkpoint"
+                f"{self.file}: {key}={value!r} is not supported (supported: {supported}); use another checkpoint",
             )
         return choices[value]
 
 
 def read_settings(file: Path, *, required: bool = True) -> Settings:
-    """The JSON object in `file`; an empty one where it may be absent. Raises CheckpointError otherwise, and for broken JSON."""
+    """The JSON object in `file`; an empty one where it may be absent. Raises CheckpointError otherwise, and for
+    broken JSON.
+    """
     if not file.is_file():
         if required:
             raise CheckpointError(f"{file} is missing; save the model again with save_pretrained")
@@ -68,7 +73,9 @@ def read_settings(file: Path, *, required: bool = True) -> Settings:
 
 
 def read_modules(folder: Path) -> list[dict[str, Any]]:
-    """The pipeline of a sentence-transformers folder, in order; [] in a plain one. Raises CheckpointError for a malformed file."""
+    """The pipeline of a sentence-transformers folder, in order; [] in a plain one. Raises CheckpointError for a
+    malformed file.
+    """
     file = folder / "modules.json"
     if not file.is_file():
         return []
@@ -98,7 +105,9 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
         return _read_shards(index)
     for name in PICKLES:
         if (folder / name).is_file():
-            raise CheckpointError(f"{folder} has only {name}, a pickle, which can run any code when read; {HOW_TO_CONVERT}")
+            raise CheckpointError(
+                f"{folder} has only {name}, a pickle, which can run any code when read; {HOW_TO_CONVERT}",
+            )
     raise CheckpointError(f"{folder / WEIGHTS} is missing; save the model again with save_pretrained")
 
 
@@ -109,7 +118,9 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
         if Path(name).name != name:
             raise CheckpointError(f"{index} names the shard {name!r}, which is not a plain file name")
         if not (index.parent / name).is_file():
-            raise CheckpointError(f"{index.parent / name}, a shard named in {WEIGHTS_INDEX}, is missing; copy it to the folder")
+            raise CheckpointError(
+                f"{index.parent / name}, a shard named in {WEIGHTS_INDEX}, is missing; copy it to the folder",
+            )
         tensors |= _read_safetensors(index.parent / name)
     return tensors
 
@@ -126,5 +137,3 @@ def _read_json(file: Path) -> Any:
         return json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:  # broken JSON or broken UTF-8
         raise CheckpointError(f"{file} is not valid JSON ({error}); copy it again") from error
-
-

@@ -1,4 +1,6 @@
-"""What is served: an encoder with a sentence vector, with scores for a text (or a pair of texts), or with scores for each token."""
+"""What is served: an encoder with a sentence vector, with scores for a text (or a pair of texts), or with scores for
+each token.
+"""
 
 from typing import NamedTuple
 
@@ -20,11 +22,19 @@ class SentenceOutput(NamedTuple):
 class SentenceEncoder(nn.Module):
     """Token ids to one vector a text: encoder, pooling, dense layers after it, normalisation.
 
-    `pooling` is a name in POOLINGS or "none". `normalized` says whether the checkpoint's own pipeline ends in a normalisation, that is
-    whether `embedding` or `pooled` is what its authors call the embedding; both are always given.
+    `pooling` is a name in POOLINGS or "none". `normalized` says whether the checkpoint's own pipeline ends in a
+    normalisation, that is whether `embedding` or `pooled` is what its authors call the embedding; both are always
+    given.
     """
 
-    def __init__(self, encoder: Encoder, *, pooling: str, dense: tuple["Dense", ...] = (), normalized: bool = True) -> None:
+    def __init__(
+        self,
+        encoder: Encoder,
+        *,
+        pooling: str,
+        dense: tuple["Dense", ...] = (),
+        normalized: bool = True,
+    ) -> None:
         super().__init__()
         if pooling not in (*POOLINGS, "none"):
             raise ValueError(f"pooling={pooling!r} is not one of {', '.join(POOLINGS)}, none")
@@ -33,7 +43,12 @@ class SentenceEncoder(nn.Module):
         self.dense = nn.Sequential(*dense)
         self.normalized = normalized
 
-    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> SentenceOutput:
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor,
+        token_type_ids: Tensor | None = None,
+    ) -> SentenceOutput:
         """(B, N) int64 each, as `Encoder.forward` takes them."""
         mask = attention_mask != 0
         x = self.encoder(input_ids, attention_mask, token_type_ids)  # (B, N, D)
@@ -45,7 +60,9 @@ class SentenceEncoder(nn.Module):
 
 
 class SequenceClassifier(nn.Module):
-    """Token ids to scores of the whole text: (B, N) -> logits (B, L). With one label it is a reranker of pairs of texts."""
+    """Token ids to scores of the whole text: (B, N) -> logits (B, L). With one label it is a reranker of pairs of
+    texts.
+    """
 
     def __init__(self, encoder: Encoder, *, n_labels: int, pooling: str, transform: "Dense") -> None:
         super().__init__()
@@ -80,7 +97,13 @@ class Dense(nn.Module):
     """A linear map, an activation and, where `norm` is given, a layer norm: (.., d_in) -> (.., d_out)."""
 
     def __init__(
-        self, d_in: int, d_out: int, *, activation: str = "tanh", bias: bool = True, norm: nn.LayerNorm | None = None
+        self,
+        d_in: int,
+        d_out: int,
+        *,
+        activation: str = "tanh",
+        bias: bool = True,
+        norm: nn.LayerNorm | None = None,
     ) -> None:
         super().__init__()
         if activation not in ACTIVATIONS:

@@ -1,8 +1,9 @@
 """The modules of a sentence-transformers folder: what happens to token vectors after the encoder.
 
-`modules.json` lists them in order, and we read one sentence shape: Transformer, Pooling, Dense or Dropout any number of times, Normalize.
-A folder without that file is one Transformer, and gets mean pooling, as sentence-transformers itself does. Types are told by their last
-name, since releases moved the classes between packages ("sentence_transformers.models.Pooling" became "...modules.pooling.Pooling").
+`modules.json` lists them in order, and we read one sentence shape: Transformer, Pooling, Dense or Dropout any number
+of times, Normalize. A folder without that file is one Transformer, and gets mean pooling, as sentence-transformers
+itself does. Types are told by their last name, since releases moved the classes between packages
+("sentence_transformers.models.Pooling" became "...modules.pooling.Pooling").
 """
 
 from dataclasses import dataclass
@@ -13,6 +14,8 @@ import torch
 
 from models.folder import CheckpointError, Settings, read_modules, read_settings, read_tensors, subfolder
 from models.heads import Dense
+
+MODULES = ("Transformer", "Pooling", "Dense", "Dropout", "Normalize")
 
 POOLING_NAMES = {
     "cls": "cls",
@@ -60,10 +63,18 @@ class Pipeline:
 
 
 def read_pipeline(folder: Path) -> Pipeline:
-    """Raises CheckpointError for modules of other types or in another order, and for what their settings ask and we do not have."""
+    """Raises CheckpointError for modules of other types or in another order, and for what their settings ask and we
+    do not have.
+    """
     modules = read_modules(folder)
     if not modules:
-        return Pipeline(transformer=folder, settings=_transformer_settings(folder), pooling="mean", dense=(), normalized=False)
+        return Pipeline(
+            transformer=folder,
+            settings=_transformer_settings(folder),
+            pooling="mean",
+            dense=(),
+            normalized=False,
+        )
     kinds = [_kind(module, folder) for module in modules]
     places = [subfolder(folder, module["path"]) for module in modules]
     _check_order(kinds, folder)
@@ -78,10 +89,10 @@ def read_pipeline(folder: Path) -> Pipeline:
 
 def _kind(module: dict[str, Any], folder: Path) -> str:
     package, _, kind = module["type"].rpartition(".")
-    if package.split(".")[0] != "sentence_transformers" or kind not in ("Transformer", "Pooling", "Dense", "Dropout", "Normalize"):
+    if package.split(".")[0] != "sentence_transformers" or kind not in MODULES:
         raise CheckpointError(
             f"{folder / 'modules.json'}: module type {module['type']!r} is not supported "
-            "(supported: Transformer, Pooling, Dense, Dropout, Normalize of sentence_transformers); use another checkpoint"
+            f"(supported: {', '.join(MODULES)} of sentence_transformers); use another checkpoint"
         )
     return kind
 
@@ -115,7 +126,9 @@ def _read_pooling(place: Path) -> str:
     modes = settings.get("pooling_mode", old)
     modes = [modes] if isinstance(modes, str) else modes
     if len(modes) != 1:
-        raise CheckpointError(f"{settings.file}: {len(modes)} pooling modes at once ({', '.join(modes)}) are not supported; one is")
+        raise CheckpointError(
+            f"{settings.file}: {len(modes)} pooling modes at once ({', '.join(modes)}) are not supported; one is",
+        )
     return Settings({"pooling_mode": modes[0]}, settings.file).pick("pooling_mode", "mean", POOLING_NAMES)
 
 

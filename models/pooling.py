@@ -1,6 +1,7 @@
 """From token vectors to one vector: (B, N, D) and a boolean mask (B, N) -> (B, D).
 
-A row without a single token gives 0. Sums run in float32 at least. Reimers & Gurevych 2019, arXiv:1908.10084, section 3.
+A row without a single token gives 0. Sums run in float32 at least. Reimers & Gurevych 2019, arXiv:1908.10084, section
+3.
 """
 
 import torch

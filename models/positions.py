@@ -1,6 +1,7 @@
 """Where a token stands: tables that are added to embeddings, rotations of q and k, and biases on scores.
 
-Each is computed once for N_max positions, in float64, and looked up by position afterwards, so that N stays free in an exported graph.
+Each is computed once for N_max positions, in float64, and looked up by position afterwards, so that N stays free in
+an exported graph.
 """
 
 import math
@@ -12,16 +13,19 @@ from torch import Tensor, nn
 
 
 def sinusoids(n_positions: int, d_model: int) -> Tensor:
-    """(N_max, D) float64: e[t, 2i] = sin(t / 10000^(2i/D)), e[t, 2i+1] = cos(the same). Vaswani et al. 2017, section 3.5.
+    """(N_max, D) float64: e[t, 2i] = sin(t / 10000^(2i/D)), e[t, 2i+1] = cos(the same). Vaswani et al. 2017, section
+    3.5.
 
-    Sines and cosines alternate; tables that store all sines first are a permutation of the columns, and trained weights tell them apart.
+    Sines and cosines alternate; tables that store all sines first are a permutation of the columns, and trained
+    weights tell them apart.
     """
     angles = _angles(n_positions, d_model, base=10_000.0)  # (N_max, ceil(D/2))
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[:, :d_model]
 
 
 def positions_after_padding(input_ids: Tensor, padding_id: int) -> Tensor:
-    """(B, N) -> (B, N) int64: padding_id + 1, padding_id + 2, ... over the tokens that are not padding; padding itself gets padding_id.
+    """(B, N) -> (B, N) int64: padding_id + 1, padding_id + 2, ... over the tokens that are not padding; padding
+    itself gets padding_id.
 
     The count of fairseq's `make_positions`, with which RoBERTa and MPNet were trained.
     """
@@ -39,15 +43,21 @@ class Rotation(NamedTuple):
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
     """Turn the pair (x_i, x_{i + D_k/2}) of a token at t by the angle t base^(-2i/D_k): (B, H, N, D_k) -> same.
 
-    Su et al. 2021, arXiv:2104.09864, eq. 34, in the pairing of GPT-NeoX, with which ModernBERT and Nomic were trained; the paper pairs
-    x_2i with x_{2i+1}, which is the same up to a permutation of the rows of W^Q and W^K. A score then depends on t_q - t_k alone.
+    Su et al. 2021, arXiv:2104.09864, eq. 34, in the pairing of GPT-NeoX, with which ModernBERT and Nomic were
+    trained; the paper pairs x_2i with x_{2i+1}, which is the same up to a permutation of the rows of W^Q and W^K. A
+    score then depends on t_q - t_k alone.
     """
     first, second = x.chunk(2, dim=-1)
-    return torch.cat([first * rotation.cos - second * rotation.sin, second * rotation.cos + first * rotation.sin], dim=-1)
+    return torch.cat(
+        [first * rotation.cos - second * rotation.sin, second * rotation.cos + first * rotation.sin],
+        dim=-1,
+    )
 
 
 class RotationTable(nn.Module):
-    """The rotations of positions 0 .. N_max - 1. Raises ValueError for an odd head width, which leaves one column without a partner."""
+    """The rotations of positions 0 .. N_max - 1. Raises ValueError for an odd head width, which leaves one column
+    without a partner.
+    """
 
     def __init__(self, n_positions: int, d_head: int, *, base: float, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -65,8 +75,8 @@ class RotationTable(nn.Module):
 class RelativeBias(nn.Module):
     """A learned number for each head and each distance between key and query, shared by all layers.
 
-    Near distances have a bucket each, far ones share buckets of growing width, all beyond `max_distance` share the last; before and after
-    are told apart. Raffel et al. 2019 (T5), arXiv:1910.10683, section 2.1.
+    Near distances have a bucket each, far ones share buckets of growing width, all beyond `max_distance` share the
+    last; before and after are told apart. Raffel et al. 2019 (T5), arXiv:1910.10683, section 2.1.
     """
 
     def __init__(self, n_positions: int, n_heads: int, *, n_buckets: int = 32, max_distance: int = 128) -> None:
@@ -84,7 +94,8 @@ class RelativeBias(nn.Module):
 
 
 def distance_buckets(distances: Tensor, n_buckets: int, max_distance: int) -> Tensor:
-    """Distances key - query, of any shape -> bucket numbers, same shape, int64. Half of the buckets are for keys after the query.
+    """Distances key - query, of any shape -> bucket numbers, same shape, int64. Half of the buckets are for keys
+    after the query.
 
     The logarithm is taken in float32, as at training: at exact powers of two its rounding decides the bucket.
     """

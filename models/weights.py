@@ -1,6 +1,4 @@
-"""Tensors of a checkpoint find their places in a model: by name, each exactly once, with nothing missing and nothing left over."""
-
-from collections.abc import Iterator
+"""Tensors of a checkpoint find their places in a model: by name, each once, nothing missing and nothing left over."""
 
 import torch
 from torch import Tensor, nn
@@ -19,35 +17,13 @@ def fill(model: nn.Module, tensors: dict[str, Tensor], family: Family, head_name
     """
     tensors = {_modern(name): tensor for name, tensor in tensors.items()}
     prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors) else ""
-    spelling = max(family.encoder_names, key=lambda names: sum(_first(prefix + name) in tensors for name in names))
-    ours_of = {prefix + theirs: _in_encoder(ours) for theirs, ours in spelling.items()} | head_names
-    # Memory shared with the model. A SentenceEncoder's dense layers have files of their own, and are full when they come here.
+    names = _encoder_names(family, prefix, tensors) | head_names
+    # Memory shared with the model. The dense layers of a SentenceEncoder have files of their own, and come here filled.
     places = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("dense.")}
-    filled: set[str] = set()
-    used: set[str] = set()
-    missing: list[str] = []
-    for theirs, ours in _spelled_out(ours_of, n_layers=model.encoder.config.n_layers):
-        wanted = [name for name in ours if name in places]
-        if not wanted:
-            continue  # our model has no such part: a bias switched off, no norm in front of the first layer
-        if theirs not in tensors:
-            missing.append(theirs)
-            continue
-        _copy(tensors[theirs], [places[name] for name in wanted], theirs)
-        filled.update(wanted)
-        used.add(theirs)
-    if missing:
-        raise CheckpointError(f"{_listed(missing)} missing from the weights; they do not fit config.json, copy both again")
-    assert filled == set(places), f"no name in the checkpoint for {set(places) - filled}"
-    unexpected = [name for name in tensors if name not in used and not _is_harmless(name, prefix, family)]
-    if unexpected:
-        raise CheckpointError(
-            f"{_listed(unexpected)} unexpected in the weights of this architecture, and would be ignored; use another checkpoint"
-        )
-
-
-def _first(name: str) -> str:
-    return f"{name}.weight".replace("{i}", "0")
+    sources = _sources(names, places, n_layers=model.encoder.config.n_layers)
+    _check_names(sources, tensors, harmless=tuple(prefix + beginning for beginning in family.unused) + family.unused)
+    for theirs, ours in sources.items():
+        _copy(tensors[theirs], [places[name] for name in ours], theirs)
 
 
 def _modern(name: str) -> str:
@@ -55,17 +31,42 @@ def _modern(name: str) -> str:
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
-def _in_encoder(ours: str | tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(f"encoder.{name}" for name in ([ours] if isinstance(ours, str) else ours))
+def _encoder_names(family: Family, prefix: str, tensors: dict[str, Tensor]) -> Names:
+    """The names of the encoder's modules, in the spelling of which the file has most."""
+    spellings = [{prefix + theirs: ours for theirs, ours in names.items()} for names in family.encoder_names]
+    best = max(spellings, key=lambda names: sum(_numbered(f"{theirs}.weight", 0) in tensors for theirs in names))
+    return {theirs: tuple(f"encoder.{part}" for part in _parts(ours)) for theirs, ours in best.items()}
 
 
-def _spelled_out(names: Names, *, n_layers: int) -> Iterator[tuple[str, list[str]]]:
-    """("layer.{i}.dense", "blocks.{i}.up") -> ("layer.0.dense.weight", ["blocks.0.up.weight"]), the same with bias, and so on."""
+def _sources(names: Names, places: dict[str, Tensor], *, n_layers: int) -> dict[str, list[str]]:
+    """Tensor in the file -> tensors of the model that share its rows; all layers, weights and biases spelled out.
+
+    What our model does not have is left out: a bias that is switched off, the norm in front of a first layer.
+    """
+    sources = {}
     for theirs, ours in names.items():
-        parts = [ours] if isinstance(ours, str) else ours
         for i in range(n_layers) if "{i}" in theirs else (0,):
             for kind in ("weight", "bias"):
-                yield f"{theirs}.{kind}".replace("{i}", str(i)), [f"{part}.{kind}".replace("{i}", str(i)) for part in parts]
+                wanted = [_numbered(f"{part}.{kind}", i) for part in _parts(ours)]
+                sources[_numbered(f"{theirs}.{kind}", i)] = [name for name in wanted if name in places]
+    placed = {name for wanted in sources.values() for name in wanted}
+    assert placed == set(places), f"no name in the checkpoint for {set(places) - placed}"
+    return {theirs: wanted for theirs, wanted in sources.items() if wanted}
+
+
+def _check_names(sources: dict[str, list[str]], tensors: dict[str, Tensor], *, harmless: tuple[str, ...]) -> None:
+    missing = [name for name in sources if name not in tensors]
+    if missing:
+        raise CheckpointError(
+            f"{_listed(missing)} missing from the weights, which do not fit config.json; copy both again",
+        )
+    left = [name for name in tensors if name not in sources]
+    unexpected = [name for name in left if not name.startswith(harmless) and name.split(".")[-1] not in BUFFERS]
+    if unexpected:
+        raise CheckpointError(
+            f"{_listed(unexpected)} unexpected in the weights of this architecture and would be ignored; "
+            "check `architectures` in config.json, or use another checkpoint"
+        )
 
 
 def _copy(tensor: Tensor, places: list[Tensor], name: str) -> None:
@@ -73,13 +74,19 @@ def _copy(tensor: Tensor, places: list[Tensor], name: str) -> None:
     rows = [place.shape[0] for place in places]
     wanted = (sum(rows), *places[0].shape[1:])
     if tuple(tensor.shape) != wanted:
-        raise CheckpointError(f"{name} has the shape {tuple(tensor.shape)}, but config.json makes it {wanted}; copy both again")
+        raise CheckpointError(
+            f"{name} has shape {tuple(tensor.shape)}, but config.json makes it {wanted}; copy both again",
+        )
     for place, part in zip(places, torch.split(tensor, rows), strict=True):
         place.copy_(part)
 
 
-def _is_harmless(name: str, prefix: str, family: Family) -> bool:
-    return name.split(".")[-1] in BUFFERS or name.removeprefix(prefix).startswith(family.unused)
+def _parts(ours: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (ours,) if isinstance(ours, str) else ours
+
+
+def _numbered(name: str, i: int) -> str:
+    return name.replace("{i}", str(i))
 
 
 def _listed(names: list[str]) -> str:

@@ -1,4 +1,5 @@
-"""Texts to try a model and its tokenizer on: many scripts, all lengths, and what users paste by accident. Always the same ones.
+"""Texts to try a model and its tokenizer on: many scripts, all lengths, and what users paste by accident. Always the
+same ones.
 
 Sentences are words drawn by a seeded generator; they mean nothing, and nobody wrote them.
 """
@@ -6,23 +7,23 @@ Sentences are words drawn by a seeded generator; they mean nothing, and nobody w
 import random
 
 # script: (its words, what stands between them)
-SCRIPTS: dict[str, tuple[list[str], str]] = {
-    "latin": ("the a small red river house walks under bright morning paper and seven engines sing slowly".split(), " "),
-    "latin-accents": ("été naïve über Straße señor façade žluťoučký kůň łódź Åse çok güzel đường phố".split(), " "),
-    "cyrillic": ("красный дом стоит у реки утром семь машин поют тихо їжак живе біля ріки".split(), " "),
-    "greek": ("το μικρό κόκκινο σπίτι στέκει δίπλα στο ποτάμι ήλιος θάλασσα".split(), " "),
-    "arabic": ("البيت الأحمر الصغير يقف بجانب النهر في الصباح سبعة كُتُب".split(), " "),
-    "hebrew": ("הבית האדום הקטן עומד ליד הנהר בבוקר שבעה סְפָרִים".split(), " "),
-    "devanagari": ("छोटा लाल घर नदी के पास सुबह खड़ा है सात पुस्तकें".split(), " "),
-    "bengali": ("ছোট লাল বাড়ি নদীর পাশে সকালে দাঁড়িয়ে আছে".split(), " "),
-    "tamil": ("சிறிய சிவப்பு வீடு ஆற்றின் அருகில் காலையில் நிற்கிறது".split(), " "),
-    "thai": ("บ้าน สีแดง หลังเล็ก อยู่ ริมแม่น้ำ ตอนเช้า เจ็ด เล่ม".split(), ""),
-    "chinese": ("小 红 房子 站在 河边 早晨 七 台 机器 唱歌 龘".split(), ""),
-    "japanese": ("小さな 赤い 家 が 川 の そば に 立って いる カタカナ".split(), ""),
-    "korean": ("작은 빨간 집이 아침에 강가에 서 있다 일곱 권".split(), " "),
-    "georgian": ("პატარა წითელი სახლი მდინარის პირას დგას".split(), " "),
-    "armenian": ("փոքրիկ կարմիր տունը կանգնած է գետի մոտ".split(), " "),
-    "amharic": ("ትንሽ ቀይ ቤት በወንዙ አጠገብ ቆሟል".split(), " "),
+SCRIPTS: dict[str, tuple[str, str]] = {
+    "latin": ("the a small red river house walks under bright morning paper and seven engines sing slowly", " "),
+    "latin-accents": ("été naïve über Straße señor façade žluťoučký kůň łódź Åse çok güzel đường phố", " "),
+    "cyrillic": ("красный дом стоит у реки утром семь машин поют тихо їжак живе біля ріки", " "),
+    "greek": ("το μικρό κόκκινο σπίτι στέκει δίπλα στο ποτάμι ήλιος θάλασσα", " "),
+    "arabic": ("البيت الأحمر الصغير يقف بجانب النهر في الصباح سبعة كُتُب", " "),
+    "hebrew": ("הבית האדום הקטן עומד ליד הנהר בבוקר שבעה סְפָרִים", " "),
+    "devanagari": ("छोटा लाल घर नदी के पास सुबह खड़ा है सात पुस्तकें", " "),
+    "bengali": ("ছোট লাল বাড়ি নদীর পাশে সকালে দাঁড়িয়ে আছে", " "),
+    "tamil": ("சிறிய சிவப்பு வீடு ஆற்றின் அருகில் காலையில் நிற்கிறது", " "),
+    "thai": ("บ้าน สีแดง หลังเล็ก อยู่ ริมแม่น้ำ ตอนเช้า เจ็ด เล่ม", ""),
+    "chinese": ("小 红 房子 站在 河边 早晨 七 台 机器 唱歌 龘", ""),
+    "japanese": ("小さな 赤い 家 が 川 の そば に 立って いる カタカナ", ""),
+    "korean": ("작은 빨간 집이 아침에 강가에 서 있다 일곱 권", " "),
+    "georgian": ("პატარა წითელი სახლი მდინარის პირას დგას", " "),
+    "armenian": ("փոքրիկ կարմիր տունը կանգնած է գետի մոտ", " "),
+    "amharic": ("ትንሽ ቀይ ቤት በወንዙ አጠገብ ቆሟል", " "),
 }
 
 LENGTHS = (1, 2, 3, 6, 12, 24)  # words
@@ -77,4 +78,4 @@ def texts() -> list[str]:
 
 def sentence(script: str, n_words: int, draw: random.Random) -> str:
     words, space = SCRIPTS[script]
-    return space.join(draw.choices(words, k=n_words)) + draw.choice([".", "?", "!", ""])
+    return space.join(draw.choices(words.split(), k=n_words)) + draw.choice([".", "?", "!", ""])

@@ -11,14 +11,25 @@ from models.attention.scaled_dot_product import attend
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention from (B, N_q, D) to a memory (B, N_k, D_kv). Raises ValueError when d_model does not divide into n_heads
-    and no d_head is given.
+    """Multi-head attention from (B, N_q, D) to a memory (B, N_k, D_kv).
+
+    Raises ValueError when d_model does not divide into n_heads and no d_head is given.
     """
 
-    def __init__(self, d_model: int, n_heads: int, *, d_memory: int, d_head: int | None = None, bias: bool = True) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        d_memory: int,
+        d_head: int | None = None,
+        bias: bool = True,
+    ) -> None:
         super().__init__()
         if d_head is None and d_model % n_heads:
-            raise ValueError(f"d_model={d_model} is not divisible by n_heads={n_heads}; give d_head, or change one of them")
+            raise ValueError(
+                f"d_model={d_model} is not divisible by n_heads={n_heads}; give d_head, or change one of them",
+            )
         self.n_heads = n_heads
         self.d_head = d_head or d_model // n_heads
         self.scale = self.d_head**-0.5

@@ -1,7 +1,8 @@
-"""Linear attention: a feature map in the place of the softmax, so that keys and values are summed once, for all queries.
+"""Linear attention: a feature map in the place of the softmax, so that keys and values are summed once for all.
 
 S = sum_j φ(k_j) v_jᵀ,   z = sum_j φ(k_j),   o_i = φ(q_i)ᵀ S / (φ(q_i)ᵀ z + eps),   φ(x) = elu(x) + 1 > 0
-Katharopoulos et al. 2020, arXiv:2006.16236, eqs. 4-7, the form that sees past and future alike. O(N D_k D_v) time a head, no N x N matrix.
+Katharopoulos et al. 2020, arXiv:2006.16236, eqs. 4-7: the form that sees past and future alike.
+O(N D_k D_v) time a head, and no N x N matrix.
 """
 
 import torch
@@ -13,7 +14,7 @@ from models.positions import Rotation
 
 
 def attend_linear(q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, eps: float = 1e-6) -> Tensor:
-    """(B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v), bool (B, N_k) -> (B, H, N_q, D_v); 0 where there is no key at all."""
+    """(B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v), bool (B, N_k) -> (B, H, N_q, D_v); 0 without any key."""
     exact = torch.promote_types(v.dtype, torch.float32)  # S and z grow like N: a half-precision sum would stall
     phi_q, phi_k = phi(q).to(exact), phi(k).to(exact)
     if key_mask is not None:
@@ -28,16 +29,18 @@ def phi(x: Tensor) -> Tensor:
 
 
 class LinearAttention(nn.Module):
-    """Multi-head linear self-attention, with the projections of `SoftmaxAttention`, so that weights move from one to the other.
+    """Multi-head linear self-attention, with the projections of `SoftmaxAttention`, so that weights are exchangeable.
 
-    Raises ValueError when d_model does not divide into n_heads and no d_head is given. Its forward raises ValueError for a rotation, a
-    pair mask or a pair bias: those act on single pairs of tokens, which this mechanism never forms.
+    Raises ValueError when d_model does not divide into n_heads and no d_head is given. Its forward raises ValueError
+    for a rotation, a pair mask or a pair bias: those act on single pairs of tokens, which this mechanism never forms.
     """
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True) -> None:
         super().__init__()
         if d_head is None and d_model % n_heads:
-            raise ValueError(f"d_model={d_model} is not divisible by n_heads={n_heads}; give d_head, or change one of them")
+            raise ValueError(
+                f"d_model={d_model} is not divisible by n_heads={n_heads}; give d_head, or change one of them",
+            )
         self.n_heads = n_heads
         self.d_head = d_head or d_model // n_heads
         self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
@@ -56,7 +59,9 @@ class LinearAttention(nn.Module):
     ) -> Tensor:
         """(B, N, D), bool (B, N) -> (B, N, D)."""
         if rotation is not None or pair_mask is not None or pair_bias is not None:
-            raise ValueError("linear attention has no form for a rotation, a pair mask or a pair bias; use softmax attention")
+            raise ValueError(
+                "linear attention has no form for a rotation, a pair mask or a pair bias; use softmax attention",
+            )
         q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
         k = split_heads(self.to_k(x), self.n_heads)
         v = split_heads(self.to_v(x), self.n_heads)

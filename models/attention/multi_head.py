@@ -1,6 +1,6 @@
-"""Multi-head attention: H heads look at the same tokens through their own projections, and their answers are mixed by one matrix.
+"""Multi-head attention: H heads look at the same tokens, each through projections of its own.
 
-head_h = attend(x W_h^Q, x W_h^K, x W_h^V),   y = concat(head_1 .. head_H) W^O,   D_k = D_v = D / H unless said otherwise
+head_h = attend(x W_h^Q, x W_h^K, x W_h^V),   y = concat(head_1 .. head_H) W^O,   D_k = D_v = D / H unless given
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2. 4 D² weights, O(N² D) time.
 """
 
@@ -37,7 +37,9 @@ class SoftmaxAttention(nn.Module):
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True) -> None:
         super().__init__()
         if d_head is None and d_model % n_heads:
-            raise ValueError(f"d_model={d_model} is not divisible by n_heads={n_heads}; give d_head, or change one of them")
+            raise ValueError(
+                f"d_model={d_model} is not divisible by n_heads={n_heads}; give d_head, or change one of them",
+            )
         self.n_heads = n_heads
         self.d_head = d_head or d_model // n_heads
         self.scale = self.d_head**-0.5
@@ -57,8 +59,8 @@ class SoftmaxAttention(nn.Module):
     ) -> Tensor:
         """(B, N, D) -> (B, N, D).
 
-        key_mask (B, N) bool: tokens that exist. rotation: turns q and k by their position. pair_mask (N, N) bool: which query may see
-        which key. pair_bias (1, H, N, N): added to the scores. What a padded token gets is unspecified.
+        key_mask (B, N) bool: tokens that exist. rotation: turns q and k by their position. pair_mask (N, N) bool:
+        which query may see which key. pair_bias (1, H, N, N): added to the scores. A padded token may get anything.
         """
         q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
         k = split_heads(self.to_k(x), self.n_heads)

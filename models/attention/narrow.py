@@ -1,7 +1,7 @@
 """Narrow multi-head attention: the input vector itself is cut into H pieces, and a head sees only its own piece.
 
 head_h = attend(x_h W_h^Q, x_h W_h^K, x_h W_h^V),   x = concat(x_1 .. x_H),   every W_h is (D/H, D/H)
-The same as the standard layer with block-diagonal W^Q, W^K, W^V: 3 D²/H + D² weights instead of 4 D². attention-spec.md, section 3.
+The same as the standard layer with block-diagonal W^Q, W^K, W^V: 3 D²/H + D² weights instead of 4 D².
 """
 
 import torch
@@ -13,7 +13,7 @@ from models.positions import Rotation, rotate
 
 
 class NarrowAttention(nn.Module):
-    """Self-attention with heads on slices of the input. `to_q`, `to_k`, `to_v` hold H maps D/H -> D/H each; `to_out` is D -> D.
+    """Self-attention with heads on slices of the input: H maps D/H -> D/H in each of `to_q`, `to_k`, `to_v`.
 
     Raises ValueError when d_model does not divide into n_heads, or for a d_head that is not D/H.
     """
@@ -23,7 +23,9 @@ class NarrowAttention(nn.Module):
         if d_model % n_heads:
             raise ValueError(f"d_model={d_model} is not divisible by n_heads={n_heads}")
         if d_head not in (None, d_model // n_heads):
-            raise ValueError(f"d_head={d_head} does not fit narrow heads, which are d_model / n_heads = {d_model // n_heads} wide")
+            raise ValueError(
+                f"d_head={d_head} does not fit narrow heads, which are d_model / n_heads = {d_model // n_heads} wide",
+            )
         self.n_heads = n_heads
         self.d_head = d_model // n_heads
         self.scale = self.d_head**-0.5

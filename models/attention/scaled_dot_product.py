@@ -9,12 +9,18 @@ from torch import Tensor
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: Tensor | None = None, bias: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    scale: float,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """(B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v).
 
-    `mask` (boolean, True = attend) and `bias` (added to the scores) broadcast to (B, H, N_q, N_k). A query that may attend to nothing
-    gets 0.
+    `mask` (boolean, True = attend) and `bias` (added to the scores) broadcast to (B, H, N_q, N_k). A query that may
+    attend to nothing gets 0.
     """
     scores = (q * scale) @ k.transpose(-1, -2)  # (B, H, N_q, N_k)
     if bias is not None:
@@ -24,7 +30,7 @@ def attend(
 
 
 def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
-    """Softmax over the last axis, counting only what `mask` allows; a row that it forbids altogether is 0, not 1/N_k and not NaN.
+    """Softmax over the last axis, counting only what `mask` allows; a row that it forbids altogether is 0, never NaN.
 
     The finite minimum of the dtype stands in for -inf, since -inf - (-inf) is NaN, forwards and backwards.
     """

@@ -1,4 +1,7 @@
-"""BERT: post-norm, learned positions, token types. Devlin et al. 2018, arXiv:1810.04805. MiniLM, E5, BGE and GTE (v1) are BERTs."""
+"""BERT: post-norm, learned positions, token types. Devlin et al. 2018, arXiv:1810.04805.
+
+MiniLM, E5, BGE and the first GTE are BERTs.
+"""
 
 from models.encoder import EncoderConfig
 from models.families.family import ACTIVATION_NAMES, Family, HeadConfig, Names

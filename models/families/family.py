@@ -1,4 +1,4 @@
-"""What there is to say about a family of checkpoints: its settings, the names of its tensors, and its classification heads."""
+"""What there is to say about a family of checkpoints: its settings, the names of its tensors, and its heads."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -7,7 +7,8 @@ from typing import Literal
 from models.encoder import EncoderConfig
 from models.folder import Settings
 
-# Checkpoint module -> our module; "{i}" runs over the layers. A tuple: the checkpoint stacks these, row block by row block, in one tensor.
+# Checkpoint module -> our module; "{i}" runs over the layers. A tuple: the rows of these stand in one tensor of the
+# checkpoint, one after the other.
 Names = Mapping[str, str | tuple[str, ...]]
 
 ACTIVATION_NAMES = {
@@ -24,7 +25,7 @@ ACTIVATION_NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """The part of a classifier between the encoder and its last linear layer: pooling, a dense layer, an activation, maybe a norm."""
+    """What a classifier has between its encoder and its last linear layer: pooling, dense layer, activation, norm."""
 
     pooling: Literal["cls", "mean"] = "cls"
     activation: str = "tanh"
@@ -34,7 +35,7 @@ class HeadConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One way of writing down an encoder. Raises nothing itself; its functions raise CheckpointError for unsupported settings."""
+    """One way of writing down an encoder. Its functions raise CheckpointError for unsupported settings."""
 
     prefix: str  # in front of the encoder's tensors in a model with a head, absent in a bare encoder
     encoder_config: Callable[[Settings], EncoderConfig]
@@ -42,7 +43,8 @@ class Family:
     sequence_head: Callable[[Settings], HeadConfig]
     sequence_names: Names  # names with their prefix, ours relative to SequenceClassifier
     token_names: Names
-    unused: tuple[str, ...]  # beginnings of tensor names, after the prefix, that may be left over: poolers, language-modelling heads
+    # Beginnings of tensor names, after the prefix, that may be left over: poolers and language-modelling heads.
+    unused: tuple[str, ...]
     token_head: Callable[[Settings], HeadConfig | None] = lambda settings: None
     pad_token_id: int = 0  # where config.json has none
     reads_token_types: bool = False  # its tokenizers number the texts of a pair

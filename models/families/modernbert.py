@@ -1,4 +1,4 @@
-"""ModernBERT: pre-norm, rotary positions, GeGLU, and local windows in most layers. Warner et al. 2024, arXiv:2412.13663."""
+"""ModernBERT: pre-norm, rotary positions, GeGLU, local windows in most layers. Warner et al. 2024, arXiv:2412.13663."""
 
 from models.encoder import EncoderConfig
 from models.families.family import ACTIVATION_NAMES, Family, HeadConfig, Names
@@ -38,7 +38,9 @@ def _layer_types(settings: Settings, n_layers: int) -> list[str]:
     types = settings.get("layer_types", [LOCAL if i % every else GLOBAL for i in range(n_layers)])
     unknown = sorted(set(types) - {LOCAL, GLOBAL})
     if unknown:
-        raise CheckpointError(f"{settings.file}: layer_types has {unknown[0]!r}; supported: {LOCAL}, {GLOBAL}; use another checkpoint")
+        raise CheckpointError(
+            f"{settings.file}: layer_types has {unknown[0]!r}; supported: {LOCAL}, {GLOBAL}; use another checkpoint",
+        )
     return types
 
 

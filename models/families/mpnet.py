@@ -1,4 +1,4 @@
-"""MPNet: a BERT with RoBERTa's positions and T5's relative position bias, shared by all layers. Song et al. 2020, arXiv:2004.09297."""
+"""MPNet: a BERT with RoBERTa's positions and T5's relative position bias. Song et al. 2020, arXiv:2004.09297."""
 
 from models.encoder import EncoderConfig
 from models.families.family import ACTIVATION_NAMES, Family, HeadConfig, Names

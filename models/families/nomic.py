@@ -1,7 +1,8 @@
 """Nomic BERT: a post-norm BERT with rotary positions and SwiGLU. Nussbaum et al. 2024, arXiv:2402.01613.
 
-Two spellings exist: that of transformers (`hidden_size`, `layers.0.self_attn.q_proj`), and the older one of the authors' own code
-(`n_embd`, `encoder.layers.0.attn.Wqkv`). A file may mix them: transformers writes the new settings beside the old tensor names.
+Two spellings exist: that of transformers (`hidden_size`, `layers.0.self_attn.q_proj`), and the older one of the
+authors' own code (`n_embd`, `encoder.layers.0.attn.Wqkv`). A file may mix them: transformers writes the new settings
+beside the old tensor names.
 """
 
 from models.encoder import EncoderConfig
@@ -86,7 +87,11 @@ OLD_NAMES: Names = {
     "embeddings.word_embeddings": "embeddings.tokens",
     "embeddings.token_type_embeddings": "embeddings.token_types",
     "emb_ln": "embeddings.norm",
-    "encoder.layers.{i}.attn.Wqkv": ("blocks.{i}.attention.to_q", "blocks.{i}.attention.to_k", "blocks.{i}.attention.to_v"),
+    "encoder.layers.{i}.attn.Wqkv": (
+        "blocks.{i}.attention.to_q",
+        "blocks.{i}.attention.to_k",
+        "blocks.{i}.attention.to_v",
+    ),
     "encoder.layers.{i}.attn.out_proj": "blocks.{i}.attention.to_out",
     "encoder.layers.{i}.norm1": "blocks.{i}.attention_norm",
     "encoder.layers.{i}.mlp.fc11": "blocks.{i}.feedforward.up",

@@ -1,4 +1,4 @@
-"""RoBERTa and XLM-RoBERTa: a BERT whose positions are counted after the padding id. Liu et al. 2019, arXiv:1907.11692."""
+"""RoBERTa and XLM-RoBERTa: a BERT that counts positions after the padding id. Liu et al. 2019, arXiv:1907.11692."""
 
 from dataclasses import replace
 

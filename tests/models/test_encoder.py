@@ -22,7 +22,13 @@ CONFIGS = {
     "roberta": replace(CONFIG, position_padding_id=1, n_token_types=1),
     "mpnet": replace(CONFIG, position_padding_id=1, n_relative_buckets=32),
     "modernbert": replace(
-        CONFIG, positions="rotary", windows=(None, 2), local_rotary_base=50.0, norm="pre", final_norm=True, gated=True
+        CONFIG,
+        positions="rotary",
+        windows=(None, 2),
+        local_rotary_base=50.0,
+        norm="pre",
+        final_norm=True,
+        gated=True,
     ),
     "nomic": replace(CONFIG, positions="rotary", d_head=6, n_token_types=2, gated=True, activation="silu"),
     "sinusoidal": replace(CONFIG, positions="sinusoidal", embedding_norm=False, norm="pre"),
@@ -61,7 +67,10 @@ def test_padding_and_neighbours_change_nothing(config: EncoderConfig) -> None:
 
 @every_encoder
 @pytest.mark.parametrize("pooling", [*POOLINGS, "none"])
-def test_a_sentence_encoder_gives_zero_for_no_tokens_and_unit_length_for_some(config: EncoderConfig, pooling: str) -> None:
+def test_a_sentence_encoder_gives_zero_for_no_tokens_and_unit_length_for_some(
+    config: EncoderConfig,
+    pooling: str,
+) -> None:
     model = SentenceEncoder(make(config), pooling=pooling)
     ids, mask = batch(4, 0, 6)
     out = model(ids, mask)
@@ -124,7 +133,13 @@ def test_a_window_hides_what_is_far() -> None:
 
 def test_word_order_matters_only_with_positions() -> None:
     ids, mask = batch(6)
-    for name, positional in (("bert", True), ("sinusoidal", True), ("nomic", True), ("mpnet", True), ("no-positions", False)):
+    for name, positional in (
+        ("bert", True),
+        ("sinusoidal", True),
+        ("nomic", True),
+        ("mpnet", True),
+        ("no-positions", False),
+    ):
         encoder = make(CONFIGS[name])
         moved = (encoder(ids, mask).flip(1) - encoder(ids.flip(1), mask)).abs().max() > 1e-6
         assert moved == positional, name

@@ -1,4 +1,6 @@
-"""Every family gives the numbers of `transformers`, for every kind of head, from a folder that `transformers` has written."""
+"""Every family gives the numbers of `transformers`, for every kind of head, from a folder that `transformers` has
+written.
+"""
 
 from pathlib import Path
 
@@ -19,7 +21,10 @@ LENGTHS = (17, 9, 1, 16)
 # id: (class of transformers, its settings)
 CASES = {
     "bert": ("BertModel", tiny.BERT),
-    "bert-relu-3-types-eps": ("BertModel", {**tiny.BERT, "hidden_act": "relu", "type_vocab_size": 3, "layer_norm_eps": 1e-3}),
+    "bert-relu-3-types-eps": (
+        "BertModel",
+        {**tiny.BERT, "hidden_act": "relu", "type_vocab_size": 3, "layer_norm_eps": 1e-3},
+    ),
     "bert-gelu_new-1-type": ("BertModel", {**tiny.BERT, "hidden_act": "gelu_new", "type_vocab_size": 1}),
     "bert-mlm": ("BertForMaskedLM", tiny.BERT),
     "bert-pretraining": ("BertForPreTraining", tiny.BERT),
@@ -35,7 +40,10 @@ CASES = {
     "xlm-roberta-reranker": ("XLMRobertaForSequenceClassification", {**tiny.BERT, "num_labels": 1}),
     "xlm-roberta-tokens": ("XLMRobertaForTokenClassification", {**tiny.BERT, "num_labels": 4}),
     "distilbert": ("DistilBertModel", tiny.DISTILBERT),
-    "distilbert-sinusoidal-relu": ("DistilBertModel", {**tiny.DISTILBERT, "sinusoidal_pos_embds": True, "activation": "relu"}),
+    "distilbert-sinusoidal-relu": (
+        "DistilBertModel",
+        {**tiny.DISTILBERT, "sinusoidal_pos_embds": True, "activation": "relu"},
+    ),
     "distilbert-mlm": ("DistilBertForMaskedLM", tiny.DISTILBERT),
     "distilbert-classifier": ("DistilBertForSequenceClassification", {**tiny.DISTILBERT, "num_labels": 3}),
     "distilbert-tokens": ("DistilBertForTokenClassification", {**tiny.DISTILBERT, "num_labels": 3}),
@@ -58,7 +66,10 @@ CASES = {
             "hidden_activation": "silu",
         },
     ),
-    "modernbert-all-local": ("ModernBertModel", {**tiny.MODERNBERT, "layer_types": ["sliding_attention"] * 4, "local_attention": 2}),
+    "modernbert-all-local": (
+        "ModernBertModel",
+        {**tiny.MODERNBERT, "layer_types": ["sliding_attention"] * 4, "local_attention": 2},
+    ),
     "modernbert-mlm": ("ModernBertForMaskedLM", {**tiny.MODERNBERT, "local_attention": 8}),
     "modernbert-classifier-cls": ("ModernBertForSequenceClassification", {**tiny.MODERNBERT, "num_labels": 3}),
     "modernbert-classifier-mean": (
@@ -72,11 +83,19 @@ CASES = {
             "norm_bias": True,
         },
     ),
-    "modernbert-tokens": ("ModernBertForTokenClassification", {**tiny.MODERNBERT, "num_labels": 3, "local_attention": 4}),
+    "modernbert-tokens": (
+        "ModernBertForTokenClassification",
+        {**tiny.MODERNBERT, "num_labels": 3, "local_attention": 4},
+    ),
     "nomic": ("NomicBertModel", tiny.BERT),
     "nomic-head-12-base": (
         "NomicBertModel",
-        {**tiny.BERT, "head_dim": 12, "rope_parameters": {"rope_type": "default", "rope_theta": 77.0}, "hidden_act": "gelu"},
+        {
+            **tiny.BERT,
+            "head_dim": 12,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 77.0},
+            "hidden_act": "gelu",
+        },
     ),
     "nomic-mlm": ("NomicBertForMaskedLM", tiny.BERT),
     "nomic-classifier": ("NomicBertForSequenceClassification", {**tiny.BERT, "num_labels": 3}),
@@ -85,7 +104,11 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, EXACT), (torch.float32, ROUNDED)], ids=["fp64", "fp32"])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, EXACT), (torch.float32, ROUNDED)],
+    ids=["fp64", "fp32"],
+)
 def test_same_numbers_as_transformers(
     case: str, dtype: torch.dtype, tolerance: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -154,7 +154,11 @@ def test_a_constant_value_passes_through(name: str) -> None:
 
 
 @every_layer
-@pytest.mark.parametrize("x", [tokens(2, 8) * 1e3, torch.ones(2, 8, D).double(), torch.zeros(2, 8, D).double()], ids=["big", "1", "0"])
+@pytest.mark.parametrize(
+    "x",
+    [tokens(2, 8) * 1e3, torch.ones(2, 8, D).double(), torch.zeros(2, 8, D).double()],
+    ids=["big", "1", "0"],
+)
 def test_large_and_equal_inputs_stay_finite(name: str, x: Tensor) -> None:
     layer, x = make(name, dtype=torch.float32), x.float().requires_grad_()
     y = layer(x, lengths_mask(8, 5))

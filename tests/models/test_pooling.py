@@ -54,4 +54,7 @@ def test_last_finds_the_last_token_on_either_side() -> None:
 
 def test_unit_length() -> None:
     torch.testing.assert_close(unit_length(torch.tensor([[3.0, 4.0]])), torch.tensor([[0.6, 0.8]]))
-    assert unit_length(torch.full((1, 400), 300.0).half()).norm() == pytest.approx(1, abs=1e-2)  # 300² · 400 is beyond float16
+    assert unit_length(torch.full((1, 400), 300.0).half()).norm() == pytest.approx(
+        1,
+        abs=1e-2,
+    )  # 300² · 400 is beyond float16

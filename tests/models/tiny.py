@@ -1,4 +1,6 @@
-"""Small random checkpoints of every family, written to disk by `transformers` as a user's training run would write them."""
+"""Small random checkpoints of every family, written to disk by `transformers` as a user's training run would write
+them.
+"""
 
 from pathlib import Path
 
