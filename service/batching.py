@@ -5,10 +5,12 @@ as long as the padding they add costs less than a run of their own would. That p
 machine (a run streams all weights through the core once, however short the input) and is measured at start. No timer is involved: a batch is
 what is there when a worker is free.
 
-Two lanes: bulk work stands `bulk_delay_s` further back than it arrived, so interactive work passes it, but never for longer than that.
+Two lanes: interactive work passes bulk work, whose head is drawn as if it had come `bulk_delay_s` later than it did, and later than the last
+bulk batch began. So a long bulk request delays what comes after it by one batch every `bulk_delay_s`, and yet is never passed for good.
 """
 
 import bisect
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -82,15 +84,22 @@ class Queue:
     max_batch_tokens: int
     run_cost_tokens: float
     bulk_delay_s: float
-    tokens: int = 0
     lanes: tuple["_Lane", "_Lane"] = field(default_factory=lambda: (_Lane(), _Lane()))
+    bulk_began: float = -math.inf  # when a bulk batch was last drawn
 
     def __len__(self) -> int:
         return sum(lane.size for lane in self.lanes)
 
+    @property
+    def tokens(self) -> int:
+        return sum(lane.tokens for lane in self.lanes)
+
+    def tokens_before(self, lane: Lane) -> int:
+        """What is drawn, but for the few bulk batches, before an input that comes into this lane now."""
+        return self.tokens if lane == Lane.BULK else self.lanes[lane].tokens
+
     def put(self, item: Item) -> None:
         self.lanes[item.lane].put(item)
-        self.tokens += len(item.ids)
 
     def take(self, now: float) -> tuple[list[Item], list[Item]]:
         """The next batch, all of it removed from the queue, and the items dropped on the way because nobody wants them any more."""
@@ -101,7 +110,7 @@ class Queue:
         lane = self.lanes[head.lane]
         batch, longest = [head], len(head.ids)
         while (length := self._joining(lane, longest, len(batch))) is not None:
-            item = self._remove(lane, lane.first(length))
+            item = lane.take(lane.first(length))
             if item.wanted(now):
                 batch.append(item)
                 longest = max(longest, length)
@@ -110,13 +119,22 @@ class Queue:
         return batch, dropped
 
     def _oldest(self, now: float, dropped: list[Item]) -> Item | None:
-        while heads := [(lane.head().arrived + at * self.bulk_delay_s, lane) for at, lane in enumerate(self.lanes) if lane.size]:
-            _, lane = min(heads, key=lambda entry: entry[0])
-            item = self._remove(lane, lane.head())
+        while len(self):
+            lane = self.lanes[self._next_lane()]
+            item = lane.take(lane.head())
             if item.wanted(now):
+                if item.lane == Lane.BULK:
+                    self.bulk_began = now
                 return item
             dropped.append(item)
         return None
+
+    def _next_lane(self) -> Lane:
+        interactive, bulk = self.lanes
+        if not (interactive.size and bulk.size):
+            return Lane.INTERACTIVE if interactive.size else Lane.BULK
+        due = max(bulk.head().arrived, self.bulk_began) + self.bulk_delay_s
+        return Lane.BULK if due < interactive.head().arrived else Lane.INTERACTIVE
 
     def _joining(self, lane: "_Lane", longest: int, count: int) -> int | None:
         """The length, among those queued, that joins a batch of `count` inputs padded to `longest` at the least padding; None if none pays."""
@@ -127,17 +145,13 @@ class Queue:
                 best, best_padding = length, padding
         return best
 
-    def _remove(self, lane: "_Lane", item: Item) -> Item:
-        lane.remove(item)
-        self.tokens -= len(item.ids)
-        return item
-
 
 class _Lane:
     """Items by arrival and, at the same time, by length."""
 
     def __init__(self) -> None:
         self.size = 0
+        self.tokens = 0
         self._by_arrival: deque[Item] = deque()  # items taken by length stay here until they come up
         self._by_length: dict[int, deque[Item]] = {}
         self._lengths: list[int] = []  # the keys of _by_length, sorted
@@ -150,6 +164,7 @@ class _Lane:
         self._by_length[length].append(item)
         self._by_arrival.append(item)
         self.size += 1
+        self.tokens += length
 
     def head(self) -> Item:
         while self._by_arrival[0].taken:
@@ -164,8 +179,8 @@ class _Lane:
         at = bisect.bisect_right(self._lengths, length)
         yield from self._lengths[max(at - 1, 0) : at + 1]
 
-    def remove(self, item: Item) -> None:
-        """Take out an item that is the first of its length (the oldest of a lane always is)."""
+    def take(self, item: Item) -> Item:
+        """Remove an item that is the first of its length (the oldest of a lane always is)."""
         length = len(item.ids)
         bucket = self._by_length[length]
         assert bucket[0] is item
@@ -175,5 +190,7 @@ class _Lane:
             self._lengths.remove(length)
         item.taken = True
         self.size -= 1
+        self.tokens -= length
         if not self.size:
             self._by_arrival.clear()
+        return item

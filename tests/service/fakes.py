@@ -30,10 +30,11 @@ HIDDEN = 12  # D_model of token vectors
 PATIENCE_S = 10.0  # a wait longer than this is a hang, and fails the test
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
-WORDS = (
+_WORDS = (
     "the a of and to in is it for on cat dog bird fish tree river stone house paris berlin london france germany capital query passage "
     "search document ready what where who how one two three four five six seven eight nine ten red green blue small large"
-).split()  # noqa: SIM905  forty words are easier to read without their quotes
+)
+WORDS = _WORDS.split()
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 _MARKS = ".,:;!?-_'\"()[]{}<>/\\@#$%^&*+=|~`"
 VOCABULARY = [*SPECIAL, *WORDS, *_LETTERS, *(f"##{letter}" for letter in _LETTERS), *_MARKS, "é", "日", "本"]
