@@ -6,7 +6,9 @@ microseconds.
 """
 
 import asyncio
+import contextlib
 import dataclasses
+import logging
 import math
 import threading
 import time
@@ -24,6 +26,8 @@ from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, Ru
 from service.metrics import ModelMetrics
 from service.runtime import Array, Session
 from service.tokenization import Encoded
+
+log = logging.getLogger("attnserve")
 
 NO_DEADLINE = math.inf
 _RATE_MEMORY = 0.9  # weight of the past in the moving average of tokens a second
@@ -82,7 +86,7 @@ class EncoderEngine:
                 batch, dropped = self._queue.take(-math.inf)
                 left += batch + dropped
             self._changed.notify_all()
-        self._deliver(left, [NotReady("the service is shutting down: send the request to another replica")] * len(left))
+        self._deliver(left, [_stopping() for _ in left])
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
         self._metrics.ready.set(0)
@@ -114,19 +118,21 @@ class EncoderEngine:
         deadline: float = NO_DEADLINE,
         on_result: Callable[[int, Array | ServiceError], None] | None = None,
         spent: Spent | None = None,
+        use_cache: bool = True,
     ) -> list[Array | ServiceError]:
         """The row of each input, in order, or the error that befell it. `deadline` is in `time.monotonic()` seconds; `spent` is added to.
 
         Raises Overloaded or NeverFits before anything is queued, DeadlineExceeded when time runs out; cancelling the caller drops its
         inputs from the queue.
         """
-        assert self._loop is not None, "start() first"
+        if self._loop is None:
+            raise NotReady("the model is still being started")
         work = Work(len(inputs), deadline, time.monotonic(), spent)
         if on_result:
             work.on_result = lambda index: on_result(index, work.results[index])
         done = self._loop.create_future()
         work.on_done = lambda: _settle(done)
-        self._submit(work, inputs, output, lane)
+        self._submit(work, inputs, output, lane, use_cache)
         timer = None
         if deadline != NO_DEADLINE:
             timer = self._loop.call_later(max(deadline - time.monotonic(), 0), _expire, done)
@@ -141,7 +147,7 @@ class EncoderEngine:
 
     # On the event loop -----------------------------------------------------------------------------------------------------------------
 
-    def _submit(self, work: Work, inputs: Sequence[Encoded], output: str, lane: Lane) -> None:
+    def _submit(self, work: Work, inputs: Sequence[Encoded], output: str, lane: Lane, use_cache: bool) -> None:
         now = work.arrived
         fresh: list[Item] = []
         joined: list[tuple[Item, int]] = []
@@ -149,14 +155,14 @@ class EncoderEngine:
         own: dict[bytes, Item] = {}
         for index, encoded in enumerate(inputs):
             key = key_of(self._fingerprint, output, encoded.ids, encoded.type_ids)
-            if (row := self._cache.get(key)) is not None:
+            if use_cache and (row := self._cache.get(key)) is not None:
                 cached.append((index, row))
             elif (item := own.get(key) or self._in_flight.get(key)) is not None and (item.taken or item.lane <= lane):
                 joined.append((item, index))
             else:
                 item = own[key] = Item(encoded.ids, encoded.type_ids, output, lane, now, key, [(work, index)])
                 fresh.append(item)
-        self._admit(fresh, work.deadline - now)  # raises before anything was changed
+        self._admit(fresh, lane, work.deadline - now)  # raises before anything was changed
         for item, index in joined:
             item.waiters.append((work, index))
         self._in_flight.update(own)
@@ -165,15 +171,17 @@ class EncoderEngine:
         self._metrics.cache_hits.inc(len(cached))
         self._metrics.joined.inc(len(joined))
 
-    def _admit(self, items: Sequence[Item], time_left_s: float) -> None:
+    def _admit(self, items: Sequence[Item], lane: Lane, time_left_s: float) -> None:
         tokens = sum(len(item.ids) for item in items)
         limit = self.limits.max_queue_tokens
         if tokens > limit:
             raise NeverFits(f"the request has {tokens} tokens and the queue holds {limit}: send it in parts")
         with self._changed:
             if self._closed:
-                raise NotReady("the service is shutting down: send the request to another replica")
-            wait_s = self.queued_tokens / self._tokens_per_s
+                raise _stopping()
+            if items and time_left_s <= 0:
+                raise DeadlineExceeded("the request's deadline passed before it was queued")
+            wait_s = (self._queue.tokens_before(lane) + self._running_tokens) / self._tokens_per_s
             if (excess := self._queue.tokens + tokens - limit) > 0:
                 raise Overloaded(
                     f"Model is overloaded: {self._queue.tokens} of {limit} tokens are queued and the request has {tokens}",
@@ -181,8 +189,8 @@ class EncoderEngine:
                 )
             if items and wait_s > time_left_s:
                 raise Overloaded(
-                    f"Model is overloaded: the queue needs about {wait_s:.2f} s and the request gives it {max(time_left_s, 0):.2f} s",
-                    retry_after_s=wait_s - max(time_left_s, 0),
+                    f"Model is overloaded: the queue needs about {wait_s:.2f} s and the request gives it {time_left_s:.2f} s",
+                    retry_after_s=wait_s - time_left_s,
                 )
             for item in items:
                 self._queue.put(item)
@@ -205,18 +213,22 @@ class EncoderEngine:
     def _drop(self, items: Sequence[Item]) -> None:
         """Tell those who waited in vain; whoever joined an item in the moment it was dropped goes back into the queue."""
         now = time.monotonic()
-        expired = DeadlineExceeded("the request's deadline passed while it was queued")
         for item in items:
             alive = [(work, index) for work, index in item.waiters if not work.cancelled and now < work.deadline]
             item.waiters = [waiter for waiter in item.waiters if waiter not in alive]
             self._metrics.dropped.inc(len(item.waiters))
-            self._deliver([item], [expired])
+            self._deliver([item], [DeadlineExceeded("the request's deadline passed while it was queued")])
             if alive:
                 again = dataclasses.replace(item, waiters=alive, taken=False)
-                self._in_flight[item.key] = again
                 with self._changed:
-                    self._queue.put(again)
-                    self._changed.notify()
+                    closed = self._closed  # by stop(), which has emptied the queue for the last time
+                    if not closed:
+                        self._queue.put(again)
+                        self._changed.notify()
+                if closed:
+                    self._deliver([again], [_stopping()])
+                else:
+                    self._in_flight.setdefault(item.key, again)
 
     # On a runtime thread ---------------------------------------------------------------------------------------------------------------
 
@@ -238,31 +250,37 @@ class EncoderEngine:
                 started = time.monotonic()
                 rows = self._run(batch)
                 elapsed = max(time.monotonic() - started, 1e-6)
-                self._account(batch, tokens, started, elapsed)
+                answered = any(not isinstance(row, ServiceError) for row in rows)
+                self._account(batch, tokens, started, elapsed, answered=answered)
                 self._post(self._deliver, batch, rows, started, elapsed)
 
     def _run(self, batch: list[Item]) -> Sequence[Array | ServiceError]:
-        """One runtime call. Whatever it raises belongs to the inputs of this batch alone."""
+        """One runtime call. Whatever it raises, or gives that is no answer, belongs to the inputs of this batch alone."""
         outputs = sorted({item.output for item in batch})
         typed = [item.type_ids for item in batch if item.type_ids is not None]
         try:
             arrays = self._session.run(outputs, [item.ids for item in batch], typed if len(typed) == len(batch) else None)
-        except Exception as error:
+            fit = {name: _fit_to_leave(name, array) for name, array in arrays.items()}
+            rows = [self._row(item, arrays[item.output][at], fit[item.output][at]) for at, item in enumerate(batch)]
+        except BaseException:  # not even SystemExit ends this thread: what is queued would wait for it for good
             self._last_run_failed = True
-            return [RuntimeFailed(f"the runtime failed on a batch of {len(batch)}: {error}")] * len(batch)
+            log.exception("run failed", extra={"inputs": len(batch), "tokens": sum(len(item.ids) for item in batch)})
+            # An error for each: it is raised in as many requests, and an exception remembers where it was raised.
+            return [RuntimeFailed(f"the runtime failed on a batch of {len(batch)}; the log says why") for _ in batch]
         self._last_run_failed = False
-        fit = {name: _fit_to_leave(name, array) for name, array in arrays.items()}
-        return [self._row(item, at, arrays[item.output][at], fit[item.output]) for at, item in enumerate(batch)]
+        return rows
 
-    def _row(self, item: Item, at: int, row: Array, fit: NDArray[np.bool_]) -> Array | ServiceError:
-        if not fit[at]:
+    def _row(self, item: Item, row: Array, fit: bool) -> Array | ServiceError:
+        """An item's own row, without its padding and without the memory of its batch."""
+        if not fit:
             self._metrics.bad_outputs.inc()
             return RuntimeFailed("the model's output for this input is not finite or has no length; it was withheld")
-        return row[: len(item.ids)].copy() if item.output == contract.TOKEN_EMBEDDINGS else row.copy()
+        return row[: len(item.ids)].copy() if row.ndim == 2 else row.copy()
 
-    def _account(self, batch: Sequence[Item], tokens: int, started: float, elapsed: float) -> None:
+    def _account(self, batch: Sequence[Item], tokens: int, started: float, elapsed: float, *, answered: bool) -> None:
         with self._changed:
-            self._tokens_per_s = _RATE_MEMORY * self._tokens_per_s + (1 - _RATE_MEMORY) * self._running * tokens / elapsed
+            if answered:  # a run that fails at once says nothing about how fast the others are
+                self._tokens_per_s = _RATE_MEMORY * self._tokens_per_s + (1 - _RATE_MEMORY) * self._running * tokens / elapsed
             self._running -= 1
             self._running_tokens -= tokens
             waiting, waiting_tokens = len(self._queue), self._queue.tokens
@@ -280,8 +298,12 @@ class EncoderEngine:
 
     def _post(self, callback: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
             self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+def _stopping() -> NotReady:
+    return NotReady("the service is shutting down: send the request to another replica")
 
 
 def _settle(done: "asyncio.Future[None]") -> None:
