@@ -9,6 +9,7 @@ from importlib.metadata import version
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Match
 
 from service.catalog import Catalog
 from service.dialects import Dialect, cohere, health, jina, oip, openai, tei
@@ -19,6 +20,7 @@ log = logging.getLogger("attnserve")
 
 # Matched from the top: what is called most stands first.
 MODULES = (openai, tei, cohere, jina, oip)
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in MODULES)
 
 
@@ -65,12 +67,18 @@ async def _service_error(request: Request, error: Exception) -> Response:
     return Response(body, status, headers)
 
 
+def _matches(request: Request, method: str) -> bool:
+    """The router's own `Allow` names the methods of one route, and a path may have several."""
+    scope = {**request.scope, "method": method}
+    return any(route.matches(scope)[0] is Match.FULL for route in request.app.router.routes)
+
+
 async def _http_error(request: Request, error: Exception) -> Response:
     """Errors of the framework itself, said in the dialect of the path."""
     assert isinstance(error, HTTPException)
     path, method = request.url.path, request.method
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow", "")
+        allowed = ", ".join(method for method in _METHODS if _matches(request, method))
         said: ServiceError = MethodNotAllowed(f"{path} does not take {method}" + (f", only {allowed}" if allowed else ""))
         response = await _service_error(request, said)
         response.headers["allow"] = allowed

@@ -194,6 +194,7 @@ class Catalog:
         self.failure: str | None = None
         self.draining = False
         self.active = 0  # requests between their first byte and their last
+        self.metrics.active.set_function(lambda: self.active)
 
     def load(self) -> None:
         """Check, load, test and time every bundle. Blocks for seconds; BundleError or SettingsConflict stop it."""

@@ -50,7 +50,7 @@ def export(
         from export.bundle import export_bundle
     with progress_bar() as show:
         manifest = export_bundle(
-            checkpoint, out, name=name, precision=precision.value, attention=attention, min_cosine=min_cosine, progress=show
+            checkpoint, out, name=name or out.resolve().name, precision=precision.value, attention=attention, min_cosine=min_cosine, progress=show
         )
     console.print(f"[green]{out}[/green]: {manifest.kind}, {manifest.precision}, fingerprint {manifest.fingerprint[:12]}")
     console.print(f"Serve it: [bold]attnserve serve --bundle {out}[/bold]")
@@ -135,6 +135,7 @@ def _run(settings: Any) -> None:
         follower = Follower(run / LOG_FILE)
         try:
             with progress_bar() as show:
+
                 def step(name: str) -> None:
                     signals.install()  # Ray puts handlers of its own in place of ours as it starts
                     show(name, None)

@@ -7,6 +7,7 @@ they are set in the environment before ray is imported: `prepare` must be called
 import os
 import secrets
 import shutil
+import signal
 import socket
 import stat
 import tempfile
@@ -25,6 +26,7 @@ from service.settings import Settings, freeze
 
 APPLICATION = "attnserve"
 LOG_FILE = "attnserve.log"
+HAPROXY_PID = "haproxy.pid"
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # the least Ray takes; nothing of ours travels through it
 
 
@@ -101,7 +103,9 @@ def _private_haproxy(run: Path) -> Path:
         "#!/bin/sh\n"
         "# called as: haproxy -db -f CONFIG ...\n"
         "sed -i -e 's/^\\( *bind\\) \\*\\{0,1\\}:/\\1 127.0.0.1:/' -e 's/ local0 info$/ local0 emerg/' \"$3\"\n"
-        f'exec "{binary}" "$@"\n'
+        f'echo $$ > "{run / HAPROXY_PID}"\n'
+        # It must not outlive the actor that started it, however that one ends.
+        f'exec setpriv --pdeathsig KILL "{binary}" "$@"\n'
     )
     wrapper.chmod(stat.S_IRWXU)
     return wrapper
@@ -195,10 +199,17 @@ class Service:
         with suppress(Exception):  # a replica that is gone cannot be asked
             timeout_s = self.settings.drain_timeout_s
             unfinished = serve.get_app_handle(APPLICATION).drain.remote(timeout_s).result(timeout_s=timeout_s + 5)
+        self._close_listener()
         with suppress(Exception):
             serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
         return unfinished
+
+    def _close_listener(self) -> None:
+        """Let HAProxy close its port while the replica still answers what comes over open connections; without a replica it would say 500."""
+        with suppress(OSError, ValueError):  # not there in lean mode, or gone already
+            os.kill(int((self._run / HAPROXY_PID).read_text()), signal.SIGUSR1)
+            time.sleep(0.2)
 
     def kill(self) -> None:
         """Take every process down without waiting for anything, and the run directory with them."""

@@ -41,6 +41,7 @@ class Metrics:
         self.cache_bytes = gauge("attnserve_cache_bytes", "Bytes of cached vectors")
         self.bad_outputs = counter("attnserve_bad_outputs", "Rows with NaN, Inf or no length, withheld", ["model"])
         self.truncated = counter("attnserve_truncated_inputs", "Inputs that were cut", ["model"])
+        self.active = gauge("attnserve_active_requests", "Requests between their first byte and their last")
         self.ready = gauge("attnserve_ready", "1 when the model answers", ["model"])
 
 

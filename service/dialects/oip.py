@@ -26,6 +26,7 @@ from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 
 from export import contract
+from service.call import Call
 from service.catalog import Answer, Catalog, Model
 from service.dialects import Dialect
 from service.dialects.openai import as_cut
@@ -155,7 +156,7 @@ router = APIRouter(route_class=JsonRoute, tags=["Open Inference Protocol"], resp
 ModelPath = Annotated[str, Path(description="NAME or NAME/versions/1")]
 
 
-# Server and models ---------------------------------------------------------------------------------------------------------------------
+# Server and readiness ---------------------------------------------------------------------------------------------------------------------
 
 
 @router.get("/v2", response_model=ServerMetadata)
@@ -187,23 +188,7 @@ async def model_ready(model: ModelPath, call: CallDep, catalog: CatalogDep) -> A
     return json_response({"name": found.name, "ready": found.engine.healthy}, call, 200 if found.engine.healthy else 503)
 
 
-@router.get("/v2/models/{model:path}/infer", include_in_schema=False)
-async def infer_by_get() -> None:
-    """Not a model called NAME/infer, but the wrong method."""
-    raise HTTPException(405, headers={"Allow": "POST"})
-
-
-@router.get("/v2/models/{model:path}", response_model=ModelMetadata, responses=errors(404))
-async def model_metadata(model: ModelPath, call: CallDep, catalog: CatalogDep) -> Any:
-    """The tensors that a model takes and gives; -1 is a free axis."""
-    found = find(catalog, model)
-    outputs = [
-        {"name": tensor.name, "datatype": _DATATYPES[tensor.dtype], "shape": [_axis(axis) for axis in tensor.shape]}
-        for tensor in found.manifest.graph.outputs
-    ]
-    inputs = {name: _INPUTS[name] for way in _ways(found) for name in way}
-    content = {"name": found.name, "versions": [VERSION], "platform": "onnx_onnxv1", "inputs": [*inputs.values()], "outputs": outputs}
-    return json_response(content, call)
+# Models ------------------------------------------------------------------------------------------------------------------------------
 
 
 def find(catalog: Catalog, path: str) -> Model:
@@ -238,10 +223,6 @@ def _ways(model: Model) -> list[tuple[str, ...]]:
     return ways
 
 
-def _axis(axis: str | int) -> int:
-    return axis if isinstance(axis, int) else -1
-
-
 # Inference -----------------------------------------------------------------------------------------------------------------------------
 
 
@@ -262,9 +243,7 @@ _BODY = {
         "required": True,
         "content": {
             "application/json": {"schema": _inlined(_SCHEMA, _SCHEMA["$defs"])},
-            "application/octet-stream": {
-                "schema": {"type": "string", "format": "binary"},
-            },
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
         },
     },
     "parameters": [
@@ -291,20 +270,24 @@ async def infer(model: ModelPath, request: Request, call: CallDep, catalog: Cata
     cut = as_cut(asked.parameters.truncate, found)
     prompt = found.texts.prompt(asked.parameters.prompt_name) if asked.parameters.prompt_name else None
     answers = [await found.answer(inputs, call, output=output.name, cut=cut, prompt=prompt) for output in wanted]
+    return _sent(found, asked, {output.name: _stacked(answer) for output, answer in zip(wanted, answers, strict=True)}, call)
 
+
+def _sent(model: Model, asked: InferRequest, arrays: dict[str, Array], call: Call) -> Response:
+    """The arrays as JSON, or those that are wanted so as bytes after it."""
+    choices = {output.name: output.parameters.binary_data for output in asked.outputs or ()}
     outputs: list[dict[str, Any]] = []
     blobs: list[bytes] = []
-    for output, answer in zip(wanted, answers, strict=True):
-        array = _stacked(answer)
-        entry: dict[str, Any] = {"name": output.name, "datatype": "FP32", "shape": list(array.shape)}
-        binary = asked.parameters.binary_data_output if output.parameters.binary_data is None else output.parameters.binary_data
-        if binary:
+    for name, array in arrays.items():
+        choice = choices.get(name)
+        entry: dict[str, Any] = {"name": name, "datatype": "FP32", "shape": list(array.shape)}
+        if asked.parameters.binary_data_output if choice is None else choice:
             blobs.append(array.astype("<f4", copy=False).tobytes())
             entry["parameters"] = {"binary_data_size": len(blobs[-1])}
         else:
             entry["data"] = array.reshape(-1)
         outputs.append(entry)
-    content = {"model_name": found.name, "model_version": VERSION, "outputs": outputs, **({} if asked.id is None else {"id": asked.id})}
+    content = {"model_name": model.name, "model_version": VERSION, "outputs": outputs, **({} if asked.id is None else {"id": asked.id})}
     if not blobs:
         return json_response(content, call)
     head = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
@@ -465,3 +448,29 @@ def _strings(name: str, blob: bytes) -> Iterator[str]:
             yield blob[start:at].decode()
         except UnicodeDecodeError as error:
             raise InvalidRequest(f"`{name}` is not UTF-8: {error.reason}", param="inputs") from None
+
+
+# Metadata: last, because its path takes everything under /v2/models ------------------------------------------------------------------
+
+
+@router.get("/v2/models/{model:path}/infer", include_in_schema=False)
+async def infer_by_get() -> None:
+    """Not the metadata of a model called NAME/infer, but the wrong method."""
+    raise HTTPException(405, headers={"Allow": "POST"})
+
+
+@router.get("/v2/models/{model:path}", response_model=ModelMetadata, responses=errors(404))
+async def model_metadata(model: ModelPath, call: CallDep, catalog: CatalogDep) -> Any:
+    """The tensors that a model takes and gives; -1 is a free axis."""
+    found = find(catalog, model)
+    outputs = [
+        {"name": tensor.name, "datatype": _DATATYPES[tensor.dtype], "shape": [_axis(axis) for axis in tensor.shape]}
+        for tensor in found.manifest.graph.outputs
+    ]
+    inputs = {name: _INPUTS[name] for way in _ways(found) for name in way}
+    content = {"name": found.name, "versions": [VERSION], "platform": "onnx_onnxv1", "inputs": [*inputs.values()], "outputs": outputs}
+    return json_response(content, call)
+
+
+def _axis(axis: str | int) -> int:
+    return axis if isinstance(axis, int) else -1

@@ -81,7 +81,6 @@ _TELLING = ("/tokenize", "/decode", "/info", "/health", "/ping")
 DIALECT = Dialect("tei", (*_COMPUTING, *_TELLING, "/"), render)  # "/" is the root alone
 ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": TeiError} for status in (400, 401, 404, 413, 422, 424, 429, 500, 503, 504)}
 router = APIRouter(route_class=JsonRoute, tags=["text-embeddings-inference"], responses=ERRORS)
-router.include_router(tei_tokens.router)
 
 
 # Vectors -------------------------------------------------------------------------------------------------------------------------------
@@ -229,6 +228,9 @@ async def health(catalog: CatalogDep) -> Any:
     if await catalog.ready():
         return Response()
     raise NotReady(f"unhealthy: {catalog.failure}" if catalog.failure else "unhealthy")
+
+
+router.include_router(tei_tokens.router)  # after what is called more: routes are matched from the top
 
 
 # Whatever the model is for -------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,166 @@
+"""The service as a process: it starts, says why when it cannot, finishes what it accepted, and leaves nothing behind."""
+
+import http.client
+import json
+import shutil
+import signal
+import socket
+import threading
+import urllib.request
+from collections import Counter
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.bundles import tiny_encoder_bundle
+from tests.service.live import LiveService, live
+
+pytestmark = pytest.mark.service
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_encoder_bundle(tmp_path_factory.mktemp("deployment") / "tiny")
+
+
+def leftovers() -> list[str]:
+    """Run directories, and processes of Ray or HAProxy whose parent has gone."""
+    directories = [str(path) for path in Path("/tmp").glob("attnserve-*")]
+    orphans = [p.info["name"] for p in psutil.process_iter(["name", "ppid"]) if p.info["ppid"] == 1 and p.info["name"] in NAMES]
+    return directories + orphans
+
+
+NAMES = {"raylet", "gcs_server", "haproxy"}
+
+
+def post(connection: http.client.HTTPConnection, text: str) -> tuple[int, bytes]:
+    connection.request("POST", "/v1/embeddings", json.dumps({"input": text}), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def test_sigterm_under_load_loses_no_accepted_request(tiny: Path) -> None:
+    """Every request ends as a whole 200, as a 503 that says so, or before it was accepted; none is cut off, none fails otherwise."""
+    with live([tiny]) as service:
+        outcomes: Counter[str] = Counter()
+        under_way = threading.Semaphore(0)
+
+        def client(number: int) -> None:
+            with closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=30)) as connection:
+                talk(connection, number)
+
+        def talk(connection: http.client.HTTPConnection, number: int) -> None:
+            for round_ in range(100_000):
+                try:
+                    status, body = post(connection, f"one two three {number} {round_}")
+                except ConnectionRefusedError:
+                    outcomes["refused"] += 1
+                    return
+                except http.client.RemoteDisconnected:  # an idle connection closed under us: nothing of an answer was sent
+                    outcomes["closed"] += 1
+                    connection.close()
+                    continue
+                outcomes[str(status)] += 1
+                under_way.release()
+                if status == 200:
+                    assert len(json.loads(body)["data"]) == 1
+                elif status == 503:
+                    assert "shutting down" in json.loads(body)["error"]["message"]
+                    return
+
+        threads = [threading.Thread(target=client, args=(number,)) for number in range(16)]
+        for thread in threads:
+            thread.start()
+        for _ in range(200):
+            assert under_way.acquire(timeout=30)
+        assert service.stop() == 0
+        for thread in threads:
+            thread.join(30)
+    assert outcomes["200"] >= 200
+    assert set(outcomes) <= {"200", "503", "refused", "closed"}, outcomes
+    assert "could not be finished" not in service.output
+    assert leftovers() == []
+
+
+def test_second_signal_ends_at_once_and_leaves_nothing(tiny: Path) -> None:
+    with live([tiny], "--set", "drain_timeout_s=600") as service, ExitStack() as stack:
+        family = service.family()
+        connection = stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
+        connection.sendall(b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n")  # a request that never ends
+        for _ in range(200):  # the scrape itself is the other one
+            if "attnserve_active_requests 2.0" in metrics(service):
+                break
+        service.process.send_signal(signal.SIGTERM)
+        service.wait_for("stopping")
+        assert service.stop(signal.SIGTERM) == 128 + signal.SIGTERM
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert alive == []
+    assert leftovers() == []
+
+
+def test_signal_during_start_takes_everything_down(tiny: Path) -> None:
+    service = LiveService([tiny])
+    service.wait_for("starting the replica")
+    assert service.stop(signal.SIGINT) in (0, 1)
+    assert "Traceback" not in service.output
+    assert leftovers() == []
+
+
+def test_killed_outright_its_processes_end_too(tiny: Path) -> None:
+    with live([tiny]) as service:
+        # Ray's two agents look for their parent only about once a minute.
+        family = [process for process in service.family() if not process.name().endswith("Agent")]
+        service.stop(signal.SIGKILL)
+        _, alive = psutil.wait_procs(family, timeout=60)
+        assert alive == []
+    for directory in Path("/tmp").glob("attnserve-*"):  # nobody is left to remove it
+        shutil.rmtree(directory)
+
+
+def test_lean_serves_without_haproxy(tiny: Path) -> None:
+    with live([tiny], "--lean") as service:
+        assert "haproxy" not in {process.name() for process in service.family()}
+        with closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=30)) as connection:
+            assert post(connection, "one two three")[0] == 200
+
+
+def test_listens_on_loopback_alone(service: LiveService) -> None:
+    """But for the port over which Ray's replicas call each other, which Ray binds itself and guards with the run's token."""
+    addresses = [
+        (process.name(), connection.laddr.ip)
+        for process in service.family()
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN
+    ]
+    outside = [(name, ip) for name, ip in addresses if ip not in ("127.0.0.1", "::1", "::ffff:127.0.0.1")]
+    assert [name.startswith("ray::Serve") for name, _ in outside] in ([], [True]), outside
+
+
+def test_taken_port_stops_the_start(tiny: Path, service: LiveService) -> None:
+    second = LiveService([tiny], port=service.port)
+    second.process.wait(60)
+    assert second.stop() == 1
+    assert f"cannot listen on 127.0.0.1:{service.port}" in second.output
+    assert "Traceback" not in second.output
+
+
+def test_changed_byte_stops_the_start(tiny: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "changed"
+    bundle.mkdir()
+    for file in tiny.iterdir():
+        (bundle / file.name).write_bytes(file.read_bytes())
+    graph = bytearray((bundle / "model.onnx").read_bytes())
+    graph[len(graph) // 2] ^= 1
+    (bundle / "model.onnx").write_bytes(graph)
+    service = LiveService([bundle])
+    service.process.wait(60)
+    assert service.stop() == 1
+    assert str(bundle / "model.onnx") in service.output
+    assert "Traceback" not in service.output
+
+
+def metrics(service: LiveService) -> str:
+    with urllib.request.urlopen(f"{service.url}/metrics", timeout=30) as answer:
+        return str(answer.read().decode())
