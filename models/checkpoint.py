@@ -73,6 +73,7 @@ def load_checkpoint(folder: Path, *, attention: str = "softmax", dtype: torch.dt
             f"{settings.file}: architecture {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}",
         )
     family, task = ARCHITECTURES[architecture]
+    pipeline = replace(pipeline, pooling=_pooling(task, architecture, pipeline))
     config = _encoder_config(family, settings, attention)
     id2label = {} if task == "encoder" else _labels(settings)
     prompting = read_settings(folder / "config_sentence_transformers.json", required=False)
@@ -90,7 +91,7 @@ def load_checkpoint(folder: Path, *, attention: str = "softmax", dtype: torch.dt
         folder=folder,
         tokenizer_file=_tokenizer_file(pipeline),
         max_tokens=_max_tokens(config, pipeline),
-        pooling=pipeline.pooling if task == "encoder" else None,
+        pooling=pipeline.pooling,
         normalized=task == "encoder" and pipeline.normalized,
         prompts=prompts,
         default_prompt=default_prompt,
@@ -117,6 +118,18 @@ def _encoder_config(family: Family, settings: Settings, attention: str) -> Encod
         raise
     except ValueError as error:
         raise CheckpointError(f"{settings.file}: {error}") from error
+
+
+def _pooling(task: str, architecture: str, pipeline: Pipeline) -> str | None:
+    """An encoder without modules gets mean pooling, as in sentence-transformers; a classifier pools in its head."""
+    if task == "encoder":
+        return pipeline.pooling or "mean"
+    if pipeline.pooling not in (None, "none"):
+        raise CheckpointError(
+            f"{pipeline.transformer}: modules.json pools the tokens of {architecture}, whose own head gives scores; "
+            "take the Pooling module out, or save the model as an encoder"
+        )
+    return None
 
 
 def _labels(settings: Settings) -> dict[int, str]:
@@ -187,7 +200,13 @@ def _max_tokens(config: EncoderConfig, pipeline: Pipeline) -> int:
 
 
 def _build(
-    encoder: Encoder, family: Family, task: str, settings: Settings, pipeline: Pipeline, *, n_labels: int
+    encoder: Encoder,
+    family: Family,
+    task: str,
+    settings: Settings,
+    pipeline: Pipeline,
+    *,
+    n_labels: int,
 ) -> tuple[nn.Module, Names]:
     """The empty model, and the names of its head in the checkpoint."""
     if task == "encoder":

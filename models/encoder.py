@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from models import LAYERS
 from models.feedforward import ACTIVATIONS, FeedForward
-from models.positions import RelativeBias, RotationTable, positions_after_padding, sinusoids
+from models.positions import RelativeBias, Rotation, RotationTable, positions_after_padding, sinusoids
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +118,8 @@ class Encoder(nn.Module):
         bias = None if self.relative_bias is None else self.relative_bias(t)
         x = self.embeddings(input_ids, t, token_type_ids)
         for block in self.blocks:
-            pairs = {"rotation": rotations.get(block.reach), "pair_mask": near.get(block.window), "pair_bias": bias}
-            x = block(x, key_mask, **pairs)
+            rotation, pair_mask = rotations.get(block.reach), near.get(block.window)
+            x = block(x, key_mask, rotation=rotation, pair_mask=pair_mask, pair_bias=bias)
         return self.final_norm(x)
 
 
@@ -172,12 +172,22 @@ class Block(nn.Module):
         )
         self.feedforward_norm = _norm(c)
 
-    def forward(self, x: Tensor, key_mask: Tensor, **pairs) -> Tensor:
-        """`pairs`: rotation, pair_mask and pair_bias, as the attention layers take them."""
+    def forward(
+        self,
+        x: Tensor,
+        key_mask: Tensor,
+        *,
+        rotation: Rotation | None,
+        pair_mask: Tensor | None,
+        pair_bias: Tensor | None,
+    ) -> Tensor:
+        """The arguments are those of `SoftmaxAttention.forward`."""
+        seen = self.attention_norm(x) if self.pre_norm else x
+        attended = self.attention(seen, key_mask, rotation=rotation, pair_mask=pair_mask, pair_bias=pair_bias)
         if self.pre_norm:
-            x = x + self.attention(self.attention_norm(x), key_mask, **pairs)
+            x = x + attended
             return x + self.feedforward(self.feedforward_norm(x))
-        x = self.attention_norm(x + self.attention(x, key_mask, **pairs))
+        x = self.attention_norm(x + attended)
         return self.feedforward_norm(x + self.feedforward(x))
 
 

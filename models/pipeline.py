@@ -1,9 +1,8 @@
 """The modules of a sentence-transformers folder: what happens to token vectors after the encoder.
 
 `modules.json` lists them in order, and we read one sentence shape: Transformer, Pooling, Dense or Dropout any number
-of times, Normalize. A folder without that file is one Transformer, and gets mean pooling, as sentence-transformers
-itself does. Types are told by their last name, since releases moved the classes between packages
-("sentence_transformers.models.Pooling" became "...modules.pooling.Pooling").
+of times, Normalize. A folder without that file is one Transformer. Types are told by their last name, since releases
+moved the classes between packages ("sentence_transformers.models.Pooling" became "...modules.pooling.Pooling").
 """
 
 from dataclasses import dataclass
@@ -53,28 +52,21 @@ TRANSFORMER_SETTINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """`pooling` is a name in POOLINGS or "none" (the folder lists modules, and no Pooling is among them)."""
+    """`pooling` is a name in POOLINGS, "none" where modules are listed without one, and None where none are listed."""
 
     transformer: Path  # the folder of config.json, weights and tokenizer
     settings: Settings  # of the Transformer module: max_seq_length, do_lower_case
-    pooling: str
+    pooling: str | None
     dense: tuple[Dense, ...]
     normalized: bool
 
 
 def read_pipeline(folder: Path) -> Pipeline:
-    """Raises CheckpointError for modules of other types or in another order, and for what their settings ask and we
-    do not have.
-    """
+    """Raises CheckpointError for modules of other types or in another order, and for settings we do not support."""
     modules = read_modules(folder)
     if not modules:
-        return Pipeline(
-            transformer=folder,
-            settings=_transformer_settings(folder),
-            pooling="mean",
-            dense=(),
-            normalized=False,
-        )
+        settings = _transformer_settings(folder)
+        return Pipeline(transformer=folder, settings=settings, pooling=None, dense=(), normalized=False)
     kinds = [_kind(module, folder) for module in modules]
     places = [subfolder(folder, module["path"]) for module in modules]
     _check_order(kinds, folder)

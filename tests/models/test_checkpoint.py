@@ -223,6 +223,16 @@ def test_a_pipeline_without_pooling_gives_token_vectors_only(bert: Path) -> None
     assert checkpoint.model(**INPUTS).embedding is None
 
 
+def test_a_classifier_may_stand_in_modules_json_but_not_be_pooled(tmp_path: Path) -> None:
+    """sentence-transformers would drop the classifier's head in silence."""
+    folder = classifier(tmp_path, num_labels=1)
+    write_modules(folder, "Transformer")
+    assert load_checkpoint(folder).kind == "reranker"
+    write_modules(folder, "Transformer", "Pooling")
+    write(folder / "1_Pooling" / "config.json", {})
+    refuse(folder, "modules.json pools the tokens of BertForSequenceClassification, whose own head gives scores")
+
+
 def test_folders_of_todays_sentence_transformers(bert: Path, tmp_path: Path) -> None:
     """Written by the library itself, both kinds; the vectors and the scores are its own."""
     library = pytest.importorskip("sentence_transformers", reason="needs sentence-transformers", exc_type=ImportError)
@@ -398,10 +408,7 @@ def test_a_missing_file_is_named(bert: Path) -> None:
 def test_a_pickle_is_refused_with_the_way_out(bert: Path) -> None:
     (bert / "model.safetensors").unlink()
     (bert / "pytorch_model.bin").write_bytes(b"\x80\x02cos\nsystem\n(S'false'\ntR.")
-    refuse(
-        bert,
     refuse(bert, r"has only pytorch_model.bin, a pickle(.|\n)*convert it yourself(.|\n)*save_file")
-    )
 
 
 def test_the_way_out_works(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from models.positions import (
     RelativeBias,
@@ -95,6 +96,12 @@ def test_buckets_are_exact_near_and_coarse_far() -> None:
     assert before[128:].unique().tolist() == [15]
     assert torch.equal(after[1:], before[1:] + 16)
     assert after[0] == 0
+
+
+def test_buckets_are_those_of_mpnet() -> None:
+    """Rounding and all: at 16, 32 and 64 the logarithm is a whole number, or just below it."""
+    distances = torch.arange(-600, 601)
+    assert torch.equal(distance_buckets(distances, 32, 128), MPNetEncoder.relative_position_bucket(distances))
 
 
 def test_relative_bias_looks_up_the_distance_of_each_pair() -> None:
