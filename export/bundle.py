@@ -8,26 +8,45 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
 from export import contract
 from export.errors import ExportError
-from export.golden import TEXTS, Examples, Tokens
+from export.golden import MORE_TEXTS, TEXTS, Examples, Tokens
 from export.graph import OPTIMISATION, describe, inputs_of, optimise, outputs_of, run_torch, trace
-from export.parity import FP32_TOLERANCE, Arrays, Feed, check_interface, compare, feeds, open_graph, scale
+from export.parity import FP32_TOLERANCE, Arrays, Feed, Reference, Tensors, answers, check_interface, compare, feeds, open_graph, scale
+from export.trials import Task, choose
 from models.checkpoint import Checkpoint, load_checkpoint
 
 Progress = Callable[[str, float | None], None]
 
-# What a server may find on start, on its own processor: another order of summation, and nothing more.
-GOLDEN_MIN_COSINE = 0.9999
-GOLDEN_LOGIT_ERROR = 1e-3  # relative to the largest golden logit where that is above 1
+
+@dataclass(frozen=True)
+class Bar:
+    """How far from the fp32 torch model a graph may be, at export and, on the golden texts, when a server starts with it."""
+
+    tolerance: float  # of every output at every size, relative to its largest value where that is above 1
+    min_cosine: float  # of every golden text
+    logit_error: float  # of every golden logit, relative to the largest where that is above 1
+
+
+BARS = {
+    # Another order of the same sums, at export and on the processor of a server.
+    "fp32": Bar(FP32_TOLERANCE, min_cosine=0.9999, logit_error=1e-3),
+    # 11 bits a number instead of 24.
+    "fp16": Bar(0.02, min_cosine=0.999, logit_error=0.02),
+    # Judged by the cosine that the caller asks for; the tolerance only finds graphs that are broken.
+    "int8": Bar(1.0, min_cosine=0.99, logit_error=0.1),
+}
+ABOUT_FP16 = "tokens packed to (T, D) between attentions; weights in float16, for a GPU: a CPU widens them to float32 and is not faster"
 
 
 def export_bundle(
@@ -46,78 +65,156 @@ def export_bundle(
     (0 to 1). Raises CheckpointError for the folder, ExportError for everything after it; then `out` is as it was.
     """
     bundle_name = name or _name_of(checkpoint)
-    with replacing(out) as folder, _scratch(folder) as scratch:
+    bar = replace(BARS[precision], min_cosine=min_cosine) if precision == "int8" else BARS[precision]
+    with replacing(out) as folder, TemporaryDirectory(dir=folder) as temporary:
+        scratch = Path(temporary)
         progress("load", None)
         source = load_checkpoint(checkpoint, attention=attention)
-        inputs, outputs = inputs_of(source), outputs_of(source)
-        reference = torch_reference(source)
+        subject = Subject.of(source)
 
         progress("trace", None)
         trace(source, scratch / "traced.onnx")
         progress("optimise", None)
-        optimise(scratch / "traced.onnx", folder / contract.GRAPH)
-
+        graph = optimise(scratch / "traced.onnx", scratch / "fp32")
         progress("check", None)
-        session = open_graph(folder / contract.GRAPH)
-        check_interface(session, inputs, outputs)
-        sizes = feeds(inputs, vocab_size=source.config.vocab_size, pad_token_id=source.pad_token_id, max_tokens=source.max_tokens)
-        error = compare(session, reference, outputs, sizes)
-        examples = Examples(source.kind, Tokens(source.tokenizer_file, source.max_tokens), inputs, reference, TEXTS)
-        cosine = float(examples.cosines(examples.run(graph_answers(session, outputs))).min())
+        parity = subject.check(graph, BARS["fp32"])
+        how = OPTIMISATION
+        trials: tuple[contract.Trial, ...] = ()
+
+        if precision == "fp16":
+            progress("fp16", None)
+            graph, how = _half(source, scratch), ABOUT_FP16
+        if precision == "int8":
+            progress("int8", 0.0)
+            graph, trials = _int8(subject, graph, scratch, min_cosine, lambda fraction: progress("int8", fraction))
+            how += "; products in 8-bit integers: " + next(trial.recipe for trial in trials if trial.kept)
+        if precision != "fp32":
+            progress("check", None)
+            parity = subject.check(graph, bar)
 
         progress("write", None)
+        for file in graph.parent.glob(f"{graph.name}*"):
+            file.rename(folder / file.name)
         shutil.copyfile(source.tokenizer_file, folder / contract.TOKENIZER)
-        golden = contract.Golden(
-            texts=examples.texts,
-            pairs=examples.pairs,
-            outputs=tuple(tuple(map(float, row)) for row in examples.rows),
-            min_cosine=GOLDEN_MIN_COSINE if source.kind == "encoder" else None,
-            max_abs_error=None if source.kind == "encoder" else GOLDEN_LOGIT_ERROR * scale(examples.rows),
+        (folder / contract.GOLDEN).write_text(subject.golden(bar).model_dump_json(), encoding="utf-8")
+        manifest = subject.manifest(folder, bundle_name, precision, parity, trials, how)
+        (folder / contract.MANIFEST).write_text(contract.dump(manifest), encoding="utf-8")
+    return manifest
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The model that is exported, and what its graphs are held against."""
+
+    source: Checkpoint
+    inputs: Tensors
+    outputs: Tensors
+    sizes: list[Feed]
+    examples: Examples
+
+    @classmethod
+    def of(cls, source: Checkpoint) -> "Subject":
+        inputs, outputs = inputs_of(source), outputs_of(source)
+        sizes = feeds(inputs, vocab_size=source.config.vocab_size, pad_token_id=source.pad_token_id, max_tokens=source.max_tokens)
+        return cls(source, inputs, outputs, sizes, examples_of(source, TEXTS))
+
+    def check(self, graph: Path, bar: Bar) -> contract.Parity:
+        """Hold a graph against the model. Raises ExportError for the first thing that differs."""
+        session = open_graph(graph)
+        check_interface(session, self.inputs, self.outputs)
+        error = compare(session, torch_reference(self.source), self.outputs, self.sizes, tolerance=bar.tolerance)
+        cosines = self.examples.cosines(self.examples.run(answers(session, self.outputs)))
+        if not (worst := float(cosines.min())) >= bar.min_cosine:
+            where = f" at {self.examples.texts[cosines.argmin()]!r}" if self.source.kind == "encoder" else ""
+            raise ExportError(f"the lowest cosine on the golden texts is {worst:.6f}{where}, and {bar.min_cosine} is needed")
+        shapes = tuple((int(B), int(N)) for B, N in (feed[contract.ATTENTION_MASK].shape for feed in self.sizes))
+        return contract.Parity(max_abs_error=error, min_cosine=worst, shapes=shapes, tolerance=bar.tolerance)
+
+    def golden(self, bar: Bar) -> contract.Golden:
+        encoder = self.source.kind == "encoder"
+        return contract.Golden(
+            texts=self.examples.texts,
+            pairs=self.examples.pairs,
+            outputs=tuple(tuple(map(float, row)) for row in self.examples.rows),
+            min_cosine=bar.min_cosine if encoder else None,
+            max_abs_error=None if encoder else bar.logit_error * scale(self.examples.rows),
         )
-        (folder / contract.GOLDEN).write_text(golden.model_dump_json(), encoding="utf-8")
-        manifest = contract.Manifest(
-            name=bundle_name,
+
+    def manifest(
+        self,
+        folder: Path,
+        name: str,
+        precision: contract.Precision,
+        parity: contract.Parity,
+        trials: tuple[contract.Trial, ...],
+        optimisation: str,
+    ) -> contract.Manifest:
+        """The account of the files in `folder`, which are complete."""
+        source = self.source
+        return contract.Manifest(
+            name=name,
             kind=source.kind,
             precision=precision,
-            files=files_of(folder),
-            graph=describe(folder / contract.GRAPH, inputs, outputs, OPTIMISATION),
+            files=_files(folder),
+            graph=describe(folder / contract.GRAPH, self.inputs, self.outputs, optimisation),
             limits=contract.Limits(max_tokens=source.max_tokens, vocab_size=source.config.vocab_size),
-            source=source_of(source),
-            parity=contract.Parity(
-                max_abs_error=error,
-                min_cosine=cosine,
-                shapes=tuple(feed[contract.ATTENTION_MASK].shape for feed in sizes),
-                tolerance=FP32_TOLERANCE,
-            ),
+            source=_source(source),
+            parity=parity,
+            trials=trials,
             pooling=source.pooling,
             normalized=source.normalized,
-            width=int(outputs[0].shape[-1]),
+            width=int(self.outputs[0].shape[-1]),
             pad_token_id=source.pad_token_id,
             prompts=source.prompts,
             default_prompt=source.default_prompt,
             id2label=source.id2label,
             score_activation=source.score_activation,
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            tool=tool(),
+            tool=", ".join(f"{package} {version(package)}" for package in ("attnserve", "torch", "onnx", "onnxruntime")),
         )
-        (folder / contract.MANIFEST).write_text(contract.dump(manifest), encoding="utf-8")
-    return manifest
 
 
-def torch_reference(source: Checkpoint):
+def examples_of(source: Checkpoint, texts: Sequence[str]) -> Examples:
+    """These texts as the model's tokenizer cuts them, with torch's rows for them."""
+    return Examples(source.kind, Tokens(source.tokenizer_file, source.max_tokens), inputs_of(source), torch_reference(source), texts)
+
+
+def torch_reference(source: Checkpoint) -> Reference:
+    """The model in torch, as a function of arrays."""
+
     def answer(feed: Feed) -> Arrays:
         values = run_torch(source, {name: torch.from_numpy(value) for name, value in feed.items()})
-        return {name: value.float().numpy() for name, value in values.items()}
+        return {name: value.numpy() for name, value in values.items()}
 
     return answer
 
 
-def graph_answers(session, outputs):
-    names = [tensor.name for tensor in outputs]
-    return lambda feed: dict(zip(names, session.run(names, feed), strict=True))
+def _half(source: Checkpoint, scratch: Path) -> Path:
+    """Not rewritten here: onnxruntime would do it for this machine's CPU, and put its casts to float32 into the file."""
+    file = scratch / "fp16" / contract.GRAPH
+    file.parent.mkdir()
+    trace(load_checkpoint(source.folder, attention=source.config.attention, dtype=torch.float16), file)
+    return file
 
 
-def source_of(source: Checkpoint) -> contract.Source:
+def _int8(
+    subject: Subject, fp32: Path, scratch: Path, min_cosine: float, progress: Callable[[float], None]
+) -> tuple[Path, tuple[contract.Trial, ...]]:
+    source = subject.source
+    trace(source, scratch / "separate.onnx", separate_projections=True)
+    task = Task(
+        graph=scratch / "separate.onnx",
+        fp32=fp32,
+        judged=examples_of(source, [*TEXTS, *MORE_TEXTS]),
+        calibration=examples_of(source, MORE_TEXTS),
+        outputs=subject.outputs,
+        vocab_size=source.config.vocab_size,
+        min_cosine=min_cosine,
+    )
+    return choose(task, scratch, progress=progress)
+
+
+def _source(source: Checkpoint) -> contract.Source:
     weights = sorted(source.tokenizer_file.parent.glob("*.safetensors"))
     digests = [contract.sha256(file) for file in weights]
     return contract.Source(
@@ -129,14 +226,9 @@ def source_of(source: Checkpoint) -> contract.Source:
     )
 
 
-def files_of(folder: Path) -> tuple[contract.File, ...]:
+def _files(folder: Path) -> tuple[contract.File, ...]:
     files = sorted(path for path in folder.iterdir() if path.is_file())
     return tuple(contract.File(name=path.name, sha256=contract.sha256(path), size_bytes=path.stat().st_size) for path in files)
-
-
-def tool() -> str:
-    """What wrote the bundle."""
-    return ", ".join(f"{package} {_version(package)}" for package in ("attnserve", "torch", "onnx", "onnxruntime"))
 
 
 @contextmanager
@@ -162,25 +254,9 @@ def replacing(out: Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-@contextmanager
-def _scratch(folder: Path) -> Iterator[Path]:
-    scratch = folder / "scratch"
-    scratch.mkdir()
-    try:
-        yield scratch
-    finally:
-        shutil.rmtree(scratch)
-
-
 def _name_of(checkpoint: Path) -> str:
     name = checkpoint.resolve().name
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
         raise ExportError(f"the folder name {name!r} does not do as the name of a model; give one with --name")
     return name
 
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "from source"

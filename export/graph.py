@@ -23,10 +23,9 @@ from models.checkpoint import Checkpoint
 OPSET = 20
 OPTIMISATION = (
     "tokens packed to (T, D) between attentions; attention and its projections as com.microsoft operators; "
-    "onnxruntime's extended rewriting, applied offline"
+    "rewritten by onnxruntime for the CPU, level extended"
 )
 LARGEST_FILE_BYTES = 1_900_000_000  # of an .onnx file; protobuf ends at 2 GiB, and weights beyond that go to a file beside it
-WEIGHTS = contract.GRAPH + ".data"
 
 
 def inputs_of(checkpoint: Checkpoint) -> tuple[contract.Tensor, ...]:
@@ -56,18 +55,22 @@ def run_torch(checkpoint: Checkpoint, feed: dict[str, Tensor]) -> dict[str, Tens
     """The model's own answer to the inputs of a graph, by the names of its outputs."""
     with torch.inference_mode():
         result = checkpoint.model(*(feed[tensor.name] for tensor in inputs_of(checkpoint)))
-    values = tuple(result) if checkpoint.kind == "encoder" else (result,)
-    return dict(zip((contract.EMBEDDING, contract.POOLED, contract.TOKEN_EMBEDDINGS) if len(values) == 3 else (contract.LOGITS,), values, strict=True))
+    if checkpoint.kind != "encoder":
+        return {contract.LOGITS: result}
+    return {contract.EMBEDDING: result.embedding, contract.POOLED: result.pooled, contract.TOKEN_EMBEDDINGS: result.token_embeddings}
 
 
-def trace(checkpoint: Checkpoint, file: Path) -> None:
-    """Write the graph of the model as torch exports it, tokens packed."""
+def trace(checkpoint: Checkpoint, file: Path, *, separate_projections: bool = False, weights_beside: bool | None = None) -> None:
+    """Write the graph of the model as torch exports it, tokens packed; see `without_padding`. A half-precision model gives float32 too.
+
+    `weights_beside` puts the weights into a second file; None: where one file cannot hold them.
+    """
     inputs, outputs = inputs_of(checkpoint), outputs_of(checkpoint)
     example = torch.ones(3, min(7, checkpoint.max_tokens), dtype=torch.int64)  # sizes of 1 would be taken for constants
     axes = {0: torch.export.Dim("B"), 1: torch.export.Dim("N", max=checkpoint.max_tokens)}
     with _quiet():
         torch.onnx.export(
-            without_padding(checkpoint.model),
+            Float32Outputs(without_padding(checkpoint.model, separate_projections=separate_projections)),
             tuple(example.clone() for _ in inputs),  # one tensor twice would be taken for one input
             file,
             dynamo=True,
@@ -75,21 +78,47 @@ def trace(checkpoint: Checkpoint, file: Path) -> None:
             input_names=[tensor.name for tensor in inputs],
             output_names=[tensor.name for tensor in outputs],
             opset_version=OPSET,
-            external_data=_weight_bytes(checkpoint.model) > LARGEST_FILE_BYTES,
+            external_data=_weight_bytes(checkpoint.model) > LARGEST_FILE_BYTES if weights_beside is None else weights_beside,
             verbose=False,
         )
+    _strip(file)
 
 
-def optimise(source: Path, target: Path) -> None:
-    """Let onnxruntime rewrite the graph for the CPU: fused operators, folded constants. `target` is then loaded as it is."""
+class Float32Outputs(nn.Module):  # type: ignore[misc]
+    """A model that computes in any precision and answers in float32."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> tuple[Tensor, ...]:
+        result = self.model(input_ids, attention_mask, token_type_ids)
+        return tuple(tensor.float() for tensor in ((result,) if isinstance(result, Tensor) else result))
+
+
+def optimise(source: Path, folder: Path) -> Path:
+    """Let onnxruntime rewrite the graph for the CPU (fused operators, folded constants) into a new folder; the file there."""
+    folder.mkdir()
+    target = folder / contract.GRAPH
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
     options.optimized_model_filepath = str(target)
     options.log_severity_level = 3
-    if source.with_name(source.name + ".data").is_file():
-        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
+    if beside(source).is_file():
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", beside(target).name)
     ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
-    _strip(target)
+    return target
+
+
+def save(model: onnx.ModelProto, file: Path) -> None:
+    """Write a graph, its weights beside it where one file cannot hold them."""
+    large = sum(len(tensor.raw_data) for tensor in model.graph.initializer) > LARGEST_FILE_BYTES
+    onnx.save(model, file, save_as_external_data=large, location=beside(file).name if large else None)
+
+
+def beside(file: Path) -> Path:
+    """Where the weights of a graph are that are not in its own file."""
+    return file.with_name(file.name + ".data")
 
 
 def describe(file: Path, inputs: tuple[contract.Tensor, ...], outputs: tuple[contract.Tensor, ...], optimisation: str) -> contract.Graph:
@@ -103,12 +132,12 @@ def describe(file: Path, inputs: tuple[contract.Tensor, ...], outputs: tuple[con
 
 
 def _width(checkpoint: Checkpoint) -> int:
-    dense = [module for module in checkpoint.model.dense.modules() if isinstance(module, nn.Linear)]
-    return dense[-1].out_features if dense else checkpoint.config.d_model
+    widths = [module.out_features for module in checkpoint.model.dense.modules() if isinstance(module, nn.Linear)]
+    return int(widths[-1]) if widths else int(checkpoint.config.d_model)
 
 
 def _weight_bytes(model: nn.Module) -> int:
-    return sum(tensor.nbytes for tensor in model.state_dict().values())
+    return sum(int(tensor.nbytes) for tensor in model.state_dict().values())
 
 
 def _strip(file: Path) -> None:

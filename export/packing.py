@@ -23,9 +23,12 @@ OPERATORS = "com.microsoft"  # the domain of onnxruntime's own operators
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def without_padding(model: Module) -> Module:
-    """The same model around a packed encoder, weights shared. Only for `torch.onnx.export`: its attention has no torch form."""
-    return with_children(model, encoder=PackedEncoder(model.encoder))
+def without_padding(model: Module, *, separate_projections: bool = False) -> Module:
+    """The same model around a packed encoder, weights shared. Only for `torch.onnx.export`: its attention has no torch form.
+
+    `separate_projections` keeps those of q, k and v outside the attention operator, where they can be quantised.
+    """
+    return with_children(model, encoder=PackedEncoder(model.encoder, separate_projections))
 
 
 class Packing(NamedTuple):
@@ -52,16 +55,16 @@ class Packing(NamedTuple):
         return x.index_select(0, self.row).unflatten(0, self.mask.shape)
 
 
-class PackedEncoder(nn.Module):
+class PackedEncoder(nn.Module):  # type: ignore[misc]
     """`models.encoder.Encoder` with its blocks on packed tokens: (B, N) ids -> (B, N, D), anything at padding."""
 
-    def __init__(self, encoder: Encoder) -> None:
+    def __init__(self, encoder: Encoder, separate_projections: bool) -> None:
         super().__init__()
         self.config = encoder.config
         self.embeddings = encoder.embeddings
         self.rotations = encoder.rotations
         self.relative_bias = encoder.relative_bias
-        self.blocks = nn.ModuleList(packed(block) for block in encoder.blocks)
+        self.blocks = nn.ModuleList(packed(block, separate_projections) for block in encoder.blocks)
         self.final_norm = encoder.final_norm
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
@@ -76,18 +79,20 @@ class PackedEncoder(nn.Module):
         return packing.unpack(self.final_norm(x))
 
 
-def packed(block: Block) -> Block:
+def packed(block: Block, separate_projections: bool) -> Block:
     """The block with an attention layer that reads and writes (T, D)."""
-    attention = block.attention
-    return with_children(block, attention=FusedAttention(attention) if isinstance(attention, SoftmaxAttention) else Unpacked(attention))
+    layer = block.attention
+    fused = isinstance(layer, SoftmaxAttention)
+    return with_children(block, attention=FusedAttention(layer, separate_projections) if fused else Unpacked(layer))
 
 
-class FusedAttention(nn.Module):
+class FusedAttention(nn.Module):  # type: ignore[misc]
     """Softmax attention as one operator of onnxruntime, projections included unless q and k are turned in between."""
 
-    def __init__(self, layer: SoftmaxAttention) -> None:
+    def __init__(self, layer: SoftmaxAttention, separate_projections: bool) -> None:
         super().__init__()
         self.layer = layer
+        self.separate_projections = separate_projections
         projections = (layer.to_q, layer.to_k, layer.to_v)
         self.qkv_weight = nn.Parameter(torch.cat([p.weight for p in projections]).T.contiguous())  # (D, 3 H D_k)
         self.qkv_bias = nn.Parameter(torch.cat([p.bias for p in projections])) if layer.to_q.bias is not None else None
@@ -98,10 +103,10 @@ class FusedAttention(nn.Module):
         """(T, D) -> (T, D). The operators add -10,000 to the score of a padded key, which e^x turns into exactly 0."""
         key_mask = packing.mask.int()  # (B, N)
         score_bias = both_biases(pair_mask, pair_bias, x.dtype)
-        if rotation is None:
+        if rotation is None and not self.separate_projections:
             o = self._with_projections(packing.unpack(x), key_mask, score_bias)
         else:
-            o = self._rotated(packing, x, key_mask, rotation, score_bias)
+            o = self._after_projections(packing, x, key_mask, rotation, score_bias)
         return self.layer.to_out(packing.pack(o))
 
     def _with_projections(self, x: Tensor, key_mask: Tensor, score_bias: Tensor | None) -> Tensor:
@@ -116,11 +121,14 @@ class FusedAttention(nn.Module):
             version=1,
         )
 
-    def _rotated(self, packing: Packing, x: Tensor, key_mask: Tensor, rotation: Rotation, score_bias: Tensor | None) -> Tensor:
+    def _after_projections(
+        self, packing: Packing, x: Tensor, key_mask: Tensor, rotation: Rotation | None, score_bias: Tensor | None
+    ) -> Tensor:
         """(T, D) -> (B, N, H * D_k)."""
         layer = self.layer
         q, k, v = (packing.unpack(project(x)) for project in (layer.to_q, layer.to_k, layer.to_v))
-        q, k = (merge_heads(rotate(split_heads(y, layer.n_heads), rotation)) for y in (q, k))
+        if rotation is not None:
+            q, k = (merge_heads(rotate(split_heads(y, layer.n_heads), rotation)) for y in (q, k))
         return torch.onnx.ops.symbolic(
             f"{OPERATORS}::MultiHeadAttention",
             [q, k, v, None, key_mask, score_bias],
@@ -131,7 +139,7 @@ class FusedAttention(nn.Module):
         )
 
 
-class Unpacked(nn.Module):
+class Unpacked(nn.Module):  # type: ignore[misc]
     """Any other attention layer, which works on padded rows: (T, D) -> (T, D)."""
 
     def __init__(self, layer: nn.Module) -> None:

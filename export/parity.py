@@ -34,6 +34,12 @@ def open_graph(file: Path, *, threads: int = 0) -> ort.InferenceSession:
     return ort.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
+def answers(session: ort.InferenceSession, outputs: Tensors) -> Reference:
+    """The graph as a function from named inputs to named outputs."""
+    names = [tensor.name for tensor in outputs]
+    return lambda feed: dict(zip(names, session.run(names, feed), strict=True))
+
+
 def check_interface(session: ort.InferenceSession, inputs: Tensors, outputs: Tensors) -> None:
     """Raises ExportError for the first tensor whose name, axes, sizes or type are not those of the contract."""
     for way, found, wanted in (("input", session.get_inputs(), inputs), ("output", session.get_outputs(), outputs)):
@@ -43,7 +49,7 @@ def check_interface(session: ort.InferenceSession, inputs: Tensors, outputs: Ten
     pairs = [*zip(session.get_inputs(), inputs, strict=True), *zip(session.get_outputs(), outputs, strict=True)]
     for node, tensor in pairs:
         if _axes(node.shape) != _axes(tensor.shape):
-            raise ExportError(f"{tensor.name}: the axes are {_text(node.shape)}, and should be {_text(tensor.shape)}; letters are free, numbers fixed")
+            raise ExportError(f"{tensor.name}: the axes are {_text(node.shape)}, and should be {_text(tensor.shape)} (letters are free)")
     for node, tensor in pairs:
         if tuple(node.shape) != tensor.shape:
             raise ExportError(f"{tensor.name}: the shape is {_text(node.shape)}, and should be {_text(tensor.shape)}")
@@ -84,7 +90,7 @@ def scale(values: NDArray[np.float32]) -> float:
 
 
 def feeds(inputs: Tensors, *, vocab_size: int, pad_token_id: int, max_tokens: int) -> list[Feed]:
-    """Random tokens at sizes that break careless graphs: one text, one token, odd sizes, lengths far apart, no token at all, full length."""
+    """Random tokens at sizes that break careless graphs: one text, one token, odd sizes, lengths far apart, a text of none, full length."""
     random = np.random.default_rng(0)
     longest = min(max_tokens, LONGEST_COMPARED)
     sizes = [(1, 1), (1, 2), (2, 1), (1, 16), (2, 7), (3, 33), (5, 17), (8, 64), (2, longest)]
