@@ -1,7 +1,8 @@
 """Text -> token ids, with an account of what was cut.
 
-The `tokenizers` library does the work; truncation is done here, on its encodings, because a request may set its own length and side and
-must be told how many tokens its input had before the cut.
+The `tokenizers` library does the work; truncation is done here, on the ids, because a request may set its own length and side and must be
+told how many tokens its input had before the cut. (The library's own keeps every piece it cuts off, and of a pair every combination of pieces:
+8 GB for two texts of 80 KB.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Tokenizer
 
 from service.errors import EmptyInput, InputTooLong, InvalidRequest, ServiceError, TokenizationFailed
 
@@ -55,6 +56,7 @@ class TextEncoder:
         self.prompts = prompts
         self.default_prompt = prompts.get(default_prompt or "", "")
         self._pair_types = pair_types
+        self._single, self._pair = self._layout(pair=False), self._layout(pair=True)
 
     def prompt(self, name: str | None, text: str | None = None) -> str:
         """The text put before every input: given as it is, or by its name in the checkpoint's configuration."""
@@ -79,6 +81,12 @@ class TextEncoder:
             return self._text(item, index, limit, side, prompt)
         except ServiceError as error:
             return error
+        except TypeError:  # which `tokenizers` says of text that is no Unicode
+            if not _has_lone_surrogate([prompt, item] if isinstance(item, str) else [str(text) for text in item]):
+                raise
+            return TokenizationFailed(
+                f"input {index} is not valid Unicode: it has half of a surrogate pair; send whole characters", param="input", index=index
+            )
 
     def _text(self, item: Text | Pair, index: int, limit: int, side: Side, prompt: str) -> Encoded:
         if isinstance(item, str):
@@ -90,10 +98,15 @@ class TextEncoder:
                 raise EmptyInput("`inputs` cannot be empty", param="input", index=index)
             encoding = self.tokenizer.encode(*item)
         n_tokens = len(encoding)
+        if not n_tokens:  # white space, in a tokenizer without special tokens
+            raise EmptyInput(f"input {index} has no tokens", param="input", index=index)
+        ids, type_ids = encoding.ids, encoding.type_ids if self._pair_types else None
         if n_tokens > limit:
             self._allowed(n_tokens, limit, side, index)
-            encoding = self._cut(item, limit, side, prompt)
-        return Encoded(encoding.ids, encoding.type_ids if self._pair_types else None, n_tokens)
+            n_first = None if isinstance(item, str) else len(self.tokenizer.encode(item[0], add_special_tokens=False))
+            ids = self._cut(ids, n_first, limit, side)
+            type_ids = type_ids and self._cut(type_ids, n_first, limit, side)
+        return Encoded(ids, type_ids, n_tokens)
 
     def _ids(self, ids: TokenIds, index: int, limit: int, side: Side, prompt: str) -> Encoded:
         """Ids are taken as they are, special tokens included, as text-embeddings-inference does."""
@@ -123,18 +136,41 @@ class TextEncoder:
                 index=index,
             )
 
-    def _cut(self, item: Text | Pair, limit: int, side: Side, prompt: str) -> Encoding:
-        """Encode again without the special tokens, shorten, then add them: they are never what is cut off."""
-        pair = not isinstance(item, str)
-        first, second = (item[0], item[1]) if pair else (prompt + str(item), None)
-        room = max(limit - self.tokenizer.num_special_tokens_to_add(pair), 0)
-        a = self.tokenizer.encode(first, add_special_tokens=False)
-        b = self.tokenizer.encode(second, add_special_tokens=False) if second is not None else None
-        keep_a, keep_b = longest_first(len(a), len(b), room) if b is not None else (room, 0)
-        a.truncate(keep_a, direction=side)
-        if b is not None:
-            b.truncate(keep_b, direction=side)
-        return self.tokenizer.post_process(a, b)
+    def _cut(self, row: list[int], n_first: int | None, limit: int, side: Side) -> list[int]:
+        """A row of an encoding cut to `limit`; `n_first` is the length of a pair's first text. Special tokens are never what is cut off."""
+        layout = self._single if n_first is None else self._pair
+        n_texts = len(row) - layout.count(None)
+        room = max(limit - layout.count(None), 0)
+        lengths = (n_texts, 0) if n_first is None else (n_first, n_texts - n_first)
+        kept = longest_first(*lengths, room)
+        left: list[int] = []
+        at = 0
+        for text in layout:
+            length, keep = (1, 1) if text is None else (lengths[text], kept[text])
+            start = at + length - keep if side == "left" else at
+            left += row[start : start + keep]
+            at += length
+        return left
+
+    def _layout(self, *, pair: bool) -> tuple[int | None, ...]:
+        """Where the special tokens of one text or of two stand: `(None, 0, None, 1, None)` is `[CLS] first [SEP] second [SEP]`."""
+        n = len(self.tokenizer.encode("a", add_special_tokens=False))
+        if not n:
+            raise ValueError("the tokenizer makes no token of 'a', so where its special tokens stand cannot be seen")
+        encoding = self.tokenizer.encode("a", "a" if pair else None)
+        layout: list[int | None] = []
+        seen = 0
+        for special in encoding.special_tokens_mask:
+            if special:
+                layout.append(None)
+            elif seen % n == 0:
+                layout.append(seen // n)
+            seen += not special
+        return tuple(layout)
+
+
+def _has_lone_surrogate(texts: Sequence[str]) -> bool:
+    return any("\ud800" <= character <= "\udfff" for text in texts for character in text)
 
 
 def longest_first(n_a: int, n_b: int, room: int) -> tuple[int, int]:
