@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.routing import Match
 
 from service.catalog import Catalog
 from service.dialects import Dialect, cohere, health, jina, oip, openai, tei
@@ -20,7 +20,6 @@ log = logging.getLogger("attnserve")
 
 # Matched from the top: what is called most stands first.
 MODULES = (openai, tei, cohere, jina, oip)
-_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in MODULES)
 
 
@@ -67,10 +66,11 @@ async def _service_error(request: Request, error: Exception) -> Response:
     return Response(body, status, headers)
 
 
-def _matches(request: Request, method: str) -> bool:
-    """The router's own `Allow` names the methods of one route, and a path may have several."""
-    scope = {**request.scope, "method": method}
-    return any(route.matches(scope)[0] is Match.FULL for route in request.app.router.routes)
+def _allowed(request: Request) -> str:
+    """The methods of every route of ours at this path; the router's own `Allow` names those of one."""
+    path = getattr(request.scope.get("route"), "path", None)
+    routes = (route for module in MODULES for route in module.router.routes if isinstance(route, APIRoute) and route.path == path)
+    return ", ".join(sorted({method for route in routes for method in route.methods or ()}))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -78,7 +78,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     path, method = request.url.path, request.method
     if error.status_code == 405:
-        allowed = ", ".join(method for method in _METHODS if _matches(request, method))
+        allowed = _allowed(request) or (error.headers or {}).get("Allow", "")
         said: ServiceError = MethodNotAllowed(f"{path} does not take {method}" + (f", only {allowed}" if allowed else ""))
         response = await _service_error(request, said)
         response.headers["allow"] = allowed

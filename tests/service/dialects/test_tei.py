@@ -599,6 +599,7 @@ async def test_errors_of_the_framework_are_in_this_form_too(tmp_path: Path) -> N
         refused = await http.get("/embed")
         assert_error(refused, 405, "Validation")
         assert refused.headers["allow"] == "POST"
+        assert (await http.put("/")).headers["allow"] == "GET, POST"
         assert_error(await http.get("/embed/nothing"), 404, "Validation")
         assert_error(await http.post("/embed", json={"inputs": "a"}, headers={"x-lane": "fast"}), 422, "Validation", "x-lane")
 
