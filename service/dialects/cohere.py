@@ -32,7 +32,9 @@ Priority = Annotated[
 
 
 class EmbedRequest(BaseModel):
-    """Unknown keys are ignored."""
+    """Unknown keys are ignored; "7" and true are no numbers."""
+
+    model_config = ConfigDict(strict=True)
 
     model: str | None = Field(None, max_length=256, description="Name or alias of a served encoder; the first one without it.")
     input_type: Literal["search_document", "search_query", "classification", "clustering", "image"] = Field(
@@ -53,7 +55,9 @@ class DocumentText(BaseModel):
 
 
 class RerankRequest(BaseModel):
-    """Unknown keys are ignored."""
+    """Unknown keys are ignored; "7" and true are no numbers."""
+
+    model_config = ConfigDict(strict=True)
 
     model: str | None = Field(
         None, max_length=256, description="Name or alias of a served reranker, or of an encoder, whose cosines then stand in."

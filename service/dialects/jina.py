@@ -8,7 +8,7 @@ a document comes back as {"text"}, and it does unless `return_documents` is fals
 from typing import Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from service.dialects import Dialect
 from service.dialects.openai import Cutting
@@ -22,7 +22,9 @@ class DocumentText(BaseModel):
 
 
 class RerankRequest(BaseModel):
-    """Unknown keys are ignored."""
+    """Unknown keys are ignored; "7" and true are no numbers."""
+
+    model_config = ConfigDict(strict=True)
 
     model: str | None = Field(
         None, max_length=256, description="Name or alias of a served reranker, or of an encoder, whose cosines then stand in."

@@ -22,8 +22,8 @@ import numpy as np
 import orjson
 from fastapi import APIRouter, Path, Request, Response
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field
-from starlette.exceptions import HTTPException
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.convertors import Convertor, register_url_convertor
 
 from export import contract
 from service.call import Call
@@ -46,7 +46,13 @@ _MAX_PADDED_NUMBERS = 32 * 1024 * 1024  # of a token-level output: one long row 
 # The wire ------------------------------------------------------------------------------------------------------------------------------
 
 
-class RequestParameters(BaseModel):
+class Given(BaseModel):
+    """What a client sends: "7" and true are no numbers."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class RequestParameters(Given):
     """Others are ignored."""
 
     binary_data_output: bool | None = Field(None, description="Send every output as bytes after the JSON.")
@@ -54,19 +60,19 @@ class RequestParameters(BaseModel):
     prompt_name: str | None = Field(None, max_length=256, description="A prompt of the checkpoint, put before each text.")
 
 
-class InputParameters(BaseModel):
+class InputParameters(Given):
     binary_data_size: int | None = Field(
         None, ge=0, lt=2**40, description="The data is so many bytes after the JSON, in the inputs' order."
     )
 
 
-class OutputParameters(BaseModel):
+class OutputParameters(Given):
     binary_data: bool | None = Field(
         None, description="Send this output as bytes after the JSON, or not, whatever the request says of all."
     )
 
 
-class InputTensor(BaseModel):
+class InputTensor(Given):
     name: str = Field(max_length=256)
     datatype: str = Field(max_length=16, description="BYTES for text, INT64 for ids.")
     shape: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(min_length=1, max_length=8)
@@ -74,12 +80,12 @@ class InputTensor(BaseModel):
     parameters: InputParameters = Field(default_factory=InputParameters.model_construct)
 
 
-class WantedOutput(BaseModel):
+class WantedOutput(Given):
     name: str = Field(max_length=256)
     parameters: OutputParameters = Field(default_factory=OutputParameters.model_construct)
 
 
-class InferRequest(BaseModel):
+class InferRequest(Given):
     """Unknown keys are ignored."""
 
     id: str | None = Field(None, max_length=1024, description="Comes back with the answer.")
@@ -191,6 +197,34 @@ async def model_ready(model: ModelPath, call: CallDep, catalog: CatalogDep) -> A
 # Models ------------------------------------------------------------------------------------------------------------------------------
 
 
+class _Name(Convertor[str]):
+    """A name in a path, and not what the protocol puts after one."""
+
+    regex = ".*(?<!/ready)(?<!/infer)"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return value
+
+
+register_url_convertor("name", _Name())
+
+
+@router.get("/v2/models/{model:name}", response_model=ModelMetadata, responses=errors(404))
+async def model_metadata(model: ModelPath, call: CallDep, catalog: CatalogDep) -> Any:
+    """The tensors that a model takes and gives; -1 is a free axis."""
+    found = find(catalog, model)
+    outputs = [
+        {"name": tensor.name, "datatype": _DATATYPES[tensor.dtype], "shape": [_axis(axis) for axis in tensor.shape]}
+        for tensor in found.manifest.graph.outputs
+    ]
+    inputs = {name: _INPUTS[name] for way in _ways(found) for name in way}
+    content = {"name": found.name, "versions": [VERSION], "platform": "onnx_onnxv1", "inputs": [*inputs.values()], "outputs": outputs}
+    return json_response(content, call)
+
+
 def find(catalog: Catalog, path: str) -> Model:
     """The model at `NAME` or `NAME/versions/1`. ModelNotFound, NotReady."""
     name, marker, version = path.rpartition("/versions/")
@@ -221,6 +255,10 @@ def _ways(model: Model) -> list[tuple[str, ...]]:
     if all(tensor.name != contract.TOKEN_TYPE_IDS for tensor in model.manifest.graph.inputs):
         ways.append(_BY_IDS)
     return ways
+
+
+def _axis(axis: str | int) -> int:
+    return axis if isinstance(axis, int) else -1
 
 
 # Inference -----------------------------------------------------------------------------------------------------------------------------
@@ -385,7 +423,7 @@ def _texts(tensor: InputTensor, blob: bytes | None) -> list[str]:
 
 
 def _numbers(tensor: InputTensor, blob: bytes | None) -> NDArray[np.int64]:
-    _check_tensor(tensor, "INT64", "[rows, tokens]", fits=len(tensor.shape) == 2)
+    _check_tensor(tensor, "INT64", "[rows, tokens], both at least 1", fits=len(tensor.shape) == 2 and all(tensor.shape))
     if blob is not None:
         if len(blob) % 8:
             raise InvalidRequest(f"`{tensor.name}` has {len(blob)} bytes, which is no number of INT64", param="inputs")
@@ -448,29 +486,3 @@ def _strings(name: str, blob: bytes) -> Iterator[str]:
             yield blob[start:at].decode()
         except UnicodeDecodeError as error:
             raise InvalidRequest(f"`{name}` is not UTF-8: {error.reason}", param="inputs") from None
-
-
-# Metadata: last, because its path takes everything under /v2/models ------------------------------------------------------------------
-
-
-@router.get("/v2/models/{model:path}/infer", include_in_schema=False)
-async def infer_by_get() -> None:
-    """Not the metadata of a model called NAME/infer, but the wrong method."""
-    raise HTTPException(405, headers={"Allow": "POST"})
-
-
-@router.get("/v2/models/{model:path}", response_model=ModelMetadata, responses=errors(404))
-async def model_metadata(model: ModelPath, call: CallDep, catalog: CatalogDep) -> Any:
-    """The tensors that a model takes and gives; -1 is a free axis."""
-    found = find(catalog, model)
-    outputs = [
-        {"name": tensor.name, "datatype": _DATATYPES[tensor.dtype], "shape": [_axis(axis) for axis in tensor.shape]}
-        for tensor in found.manifest.graph.outputs
-    ]
-    inputs = {name: _INPUTS[name] for way in _ways(found) for name in way}
-    content = {"name": found.name, "versions": [VERSION], "platform": "onnx_onnxv1", "inputs": [*inputs.values()], "outputs": outputs}
-    return json_response(content, call)
-
-
-def _axis(axis: str | int) -> int:
-    return axis if isinstance(axis, int) else -1

@@ -103,6 +103,8 @@ async def test_an_encoder_stands_in_and_says_so(tmp_path: Path) -> None:
         ({"query": ""}, 400, "query"),
         ({"query": None}, 422, "query"),
         ({"top_n": -1}, 422, "top_n"),
+        ({"top_n": "1"}, 422, "top_n"),
+        ({"top_n": True}, 422, "top_n"),
         ({"top_n": 10**40}, 422, "top_n"),
         ({"return_documents": "perhaps"}, 422, "return_documents"),
         ({"documents": ["a"] * 6}, 422, "batch size 6"),

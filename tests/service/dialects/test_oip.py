@@ -418,8 +418,10 @@ ONES = numbers("attention_mask", [1, 1], [1, 2])
         ([numbers("input_ids", [5, 6], [1, 2]), numbers("attention_mask", [0, 0], [1, 2])], "at least one token"),
         ([numbers("input_ids", [5, 6], [1, 2]), numbers("attention_mask", [1, 2], [1, 2])], "ones followed by zeros"),
         ([numbers("input_ids", [5, 6], [1, 2]), numbers("attention_mask", [2**62, 2**62], [1, 2])], "ones followed by zeros"),
-        ([numbers("input_ids", [], [1, 0]), numbers("attention_mask", [], [1, 0])], "at least one token"),
-        ([numbers("input_ids", [], [0, 2]), numbers("attention_mask", [], [0, 2])], "empty"),
+        *(
+            ([numbers("input_ids", [], shape), numbers("attention_mask", [], shape)], "both at least 1")
+            for shape in ([1, 0], [0, 2], [2**31 - 1, 0], [0, 2**31 - 1])  # the last two would be gigabytes of lengths
+        ),
     ],
 )
 async def test_tensors_that_mean_nothing_are_refused(http: httpx.AsyncClient, inputs: list[dict[str, Any]], said: str) -> None:
@@ -485,9 +487,10 @@ async def test_errors_of_the_framework_speak_this_dialect_too(tmp_path: Path) ->
         assert list(response.json()) == ["error"]
 
 
-async def test_infer_by_get_says_which_method_it_takes(http: httpx.AsyncClient) -> None:
-    response = await http.get("/v2/models/enc/infer")
-    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+async def test_infer_by_another_method_says_which_it_takes(http: httpx.AsyncClient) -> None:
+    for method in ("GET", "OPTIONS", "PUT"):
+        response = await http.request(method, "/v2/models/enc/infer")
+        assert (response.status_code, response.headers["allow"]) == (405, "POST")
 
 
 async def test_an_output_that_padding_would_blow_up_is_a_413(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
