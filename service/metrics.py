@@ -5,7 +5,9 @@ Names that dashboards of text-embeddings-inference know are kept (`te_*`); what 
 
 from functools import partial
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+
+disable_created_metrics()  # a second series for each one, that says when the process started
 
 _SECONDS = tuple(1.5e-5 * 1.5**n for n in range(35))  # the buckets of text-embeddings-inference
 _TOKENS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)

@@ -1,25 +1,26 @@
 """What an operator asks: alive, ready, how much. No dialect of clients; always open, never in need of a key."""
 
 from fastapi import APIRouter, Response
+from fastapi.responses import PlainTextResponse
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from service.routing import CatalogDep, JsonRoute
 
-router = APIRouter(route_class=JsonRoute, tags=["Operation"])
+router = APIRouter(route_class=JsonRoute, tags=["Operation"], default_response_class=PlainTextResponse)
 
 
 @router.get("/health/live")
 async def live() -> Response:
     """200 as soon as the process answers at all."""
-    return Response(status_code=200)
+    return PlainTextResponse("live")
 
 
 @router.get("/health/ready", responses={503: {"description": "Still warming up, failing, or shutting down"}})
 async def ready(catalog: CatalogDep) -> Response:
     """200 when every model is warm and its last run succeeded, 503 otherwise; the body says why where a start has failed."""
     if await catalog.ready():
-        return Response(status_code=200)
-    return Response(catalog.failure or "", 503, {"retry-after": "1"}, "text/plain")
+        return PlainTextResponse("ready")
+    return PlainTextResponse(catalog.failure or "not ready", 503, {"retry-after": "1"})
 
 
 @router.get("/metrics")
