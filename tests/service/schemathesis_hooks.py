@@ -21,8 +21,8 @@ def map_body(context: Any, body: Any) -> Any:
                 body[name] = 8 * (1 + abs(body[name]) % (WIDTH // 8))
         for name in REFUSED.get(context.operation.path, ()):
             body.pop(name, None)
-        if body.get("input_type") == "image":
-            body["input_type"] = "search_query"
+        if context.operation.path == "/v2/embed":
+            body.update(input_type="search_query", texts=[text for text in body.get("texts") or () if text] or ["a"])
     return body
 
 
