@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import yaml
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
@@ -101,13 +102,24 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
         os.environ[CONFIG_VARIABLE] = str(config)
     if (file := os.environ.get(CONFIG_VARIABLE)) and not Path(file).is_file():
         raise SettingsError(f"{file} does not exist: --config and {CONFIG_VARIABLE} name a YAML file")
+    if file:
+        _check_yaml(Path(file))
     known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | {CONFIG_VARIABLE}
     if unknown := sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known):
         raise SettingsError(f"{unknown[0]} is not a setting. Settings: {', '.join(sorted(known))}")
     try:
         return Settings.model_validate(dict(_Sources(**flags)))
     except ValueError as error:
-        raise SettingsError(_sentence(error)) from error
+        raise SettingsError(_sentence(error)) from None  # what pydantic says of a bad key holds the key
+
+
+def _check_yaml(file: Path) -> None:
+    try:
+        content = yaml.safe_load(file.read_bytes())
+    except yaml.YAMLError as error:
+        raise SettingsError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict | None):
+        raise SettingsError(f"{file} is not a YAML mapping of settings to values")
 
 
 def freeze(settings: Settings) -> str:
@@ -123,4 +135,6 @@ def _sentence(error: ValueError) -> str:
     name = ".".join(map(str, first["loc"])) or "settings"
     if first["type"] == "extra_forbidden":
         return f"{name} is not a setting. Settings: {', '.join(sorted(Settings.model_fields))}"
+    if first["loc"][:1] == ("api_keys",):
+        return f"api_keys is not accepted: {first['msg']}"
     return f"{name}={first['input']!r} is not accepted: {first['msg']}"

@@ -1,8 +1,8 @@
 """Text -> token ids, with an account of what was cut.
 
 The `tokenizers` library does the work; truncation is done here, on the ids, because a request may set its own length and side and must be
-told how many tokens its input had before the cut. (The library's own keeps every piece it cuts off, and of a pair every combination of pieces:
-8 GB for two texts of 80 KB.)
+told how many tokens its input had before the cut. (The library's own cut keeps all pieces, and of a pair all combinations of them: 8 GB for
+two texts of 80 KB.)
 """
 
 from collections.abc import Mapping, Sequence

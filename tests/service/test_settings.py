@@ -1,0 +1,140 @@
+"""Where a setting comes from, and what is said about a bad one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.settings import Settings, SettingsError, freeze, load
+
+SECRET = "sk-very-secret-key"
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+
+    for name in [name for name in os.environ if name.startswith("ATTNSERVE_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("ATTNSERVE_CONFIG", "")  # so that what `load` writes there is taken back
+
+
+def yaml(folder: Path, text: str) -> Path:
+    file = folder / "attnserve.yaml"
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+def test_flags_go_before_the_environment_before_the_file_before_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = yaml(tmp_path, "port: 1\nbulk_inputs: 1\nthreads: 1\n")
+    monkeypatch.setenv("ATTNSERVE_PORT", "2")
+    monkeypatch.setenv("ATTNSERVE_BULK_INPUTS", "2")
+    settings = load({"port": 3}, file)
+    assert (settings.port, settings.bulk_inputs, settings.threads, settings.max_client_batch) == (3, 2, 1, 2048)
+
+
+def test_the_file_can_be_named_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNSERVE_CONFIG", str(yaml(tmp_path, "port: 1234")))
+    assert load({}).port == 1234
+
+
+def test_lists_are_written_with_commas_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNSERVE_BUNDLES", "/a, /b,")
+    monkeypatch.setenv("ATTNSERVE_API_KEYS", "12345678,abcdefgh")
+    monkeypatch.setenv("ATTNSERVE_ALIASES", '{"text-embedding-3-small": "mini"}')
+    settings = load({})
+    assert settings.bundles == (Path("/a"), Path("/b"))
+    assert [key.get_secret_value() for key in settings.api_keys] == ["12345678", "abcdefgh"]
+    assert settings.aliases == {"text-embedding-3-small": "mini"}
+
+
+def test_lists_are_lists_in_the_file(tmp_path: Path) -> None:
+    settings = load({}, yaml(tmp_path, "bundles: [/a, /b]\naliases: {x: y}\n"))
+    assert (settings.bundles, settings.aliases) == ((Path("/a"), Path("/b")), {"x": "y"})
+
+
+def test_bundles_become_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load({"bundles": ["mini"]}).bundles == (tmp_path.resolve() / "mini",)
+
+
+def test_the_service_listens_on_loopback_unless_told_otherwise() -> None:
+    assert load({}).host == "127.0.0.1"
+
+
+def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
+    assert load({}, yaml(tmp_path, "")) == Settings()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("colour: red", "colour is not a setting. Settings: access_log, aliases"),
+        ("port: x", "port='x' is not accepted"),
+        ("port: 0", "port=0 is not accepted"),
+        ("threads: 0", "threads=0 is not accepted"),
+        ("request_timeout_s: -1", "request_timeout_s=-1 is not accepted"),
+        ("a: [", "attnserve.yaml is not YAML"),
+        ("[1, 2]", "attnserve.yaml is not a YAML mapping"),
+        ("just words", "attnserve.yaml is not a YAML mapping"),
+    ],
+)
+def test_a_bad_file_stops_the_start_with_one_sentence(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load({}, yaml(tmp_path, text))
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_is_not_there_stops_the_start(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="does not exist"):
+        load({}, tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize("name", ["ATTNSERVE_PROT", "ATTNSERVE_port"])
+def test_an_unknown_variable_stops_the_start(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(SettingsError, match=f"{name} is not a setting"):
+        load({})
+
+
+@pytest.mark.parametrize(("name", "value"), [("PORT", "x"), ("ALIASES", "{"), ("PROVIDER", "tpu"), ("AUTO_TRUNCATE", "perhaps")])
+def test_a_bad_variable_stops_the_start_with_one_sentence(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv(f"ATTNSERVE_{name}", value)
+    with pytest.raises(SettingsError) as refused:
+        load({})
+    assert name.lower() in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_an_unknown_flag_stops_the_start() -> None:
+    with pytest.raises(SettingsError, match="colour is not a setting"):
+        load({"colour": "red"})
+
+
+@pytest.mark.parametrize("value", [f"{SECRET},short", [SECRET, "short"], {"key": SECRET}], ids=["text", "list", "mapping"])
+def test_a_bad_key_is_refused_without_showing_any_key(value: Any) -> None:
+    import traceback
+
+    with pytest.raises(SettingsError) as refused:
+        load({"api_keys": value})
+    assert "api_keys" in str(refused.value)
+    assert SECRET not in "".join(traceback.format_exception(refused.value))
+
+
+def test_keys_are_never_shown() -> None:
+    settings = load({"api_keys": SECRET})
+    for text in (repr(settings), str(settings), settings.model_dump_json(), str(settings.model_dump())):
+        assert SECRET not in text
+
+
+def test_settings_survive_the_way_to_another_process() -> None:
+    settings = load({"bundles": ["/a"], "api_keys": SECRET, "aliases": {"x": "y"}, "threads": 3, "cors_origins": "https://example.org"})
+    again = Settings.model_validate_json(freeze(settings))
+    assert again == settings
+    assert again.api_keys[0].get_secret_value() == SECRET
+
+
+def test_settings_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        Settings().port = 1  # type: ignore[misc]
