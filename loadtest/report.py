@@ -1,0 +1,148 @@
+"""From measurements to rows with a verdict, and rows to a table, JSON and Markdown.
+
+A row compares a figure with a reference of the same round, since a machine's speed drifts from minute to minute: its ratio is the median
+of the rounds' ratios. What cannot be compared is never a pass.
+"""
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+
+class Verdict(StrEnum):
+    passed = "pass"
+    failed = "FAIL"
+    invalid = "INVALID"  # measured, but the figure proves nothing: `note` says why
+    not_measured = "not measured"
+    shown = "-"  # there is no bar
+
+
+_COLOUR = {
+    Verdict.passed: "green",
+    Verdict.failed: "bold red",
+    Verdict.invalid: "bold red",
+    Verdict.not_measured: "yellow",
+    Verdict.shown: "dim",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """One of: figure / reference `at_least`, figure - reference `at_most_more`, figure `at_most`."""
+
+    reference: str = ""  # in words
+    at_least: float | None = None
+    at_most_more: float | None = None
+    at_most: float | None = None
+
+    def holds(self, figures: Sequence[float], references: Sequence[float]) -> bool | None:
+        """Judged by the median of the rounds; None when there is nothing to compare with."""
+        if self.at_most is not None:
+            return statistics.median(figures) <= self.at_most
+        rounds = list(zip(figures, references, strict=False))
+        if not rounds:
+            return None
+        if self.at_least is not None:
+            return statistics.median(figure / reference for figure, reference in rounds) >= self.at_least
+        assert self.at_most_more is not None
+        return statistics.median(figure - reference for figure, reference in rounds) <= self.at_most_more
+
+    def words(self, unit: str) -> str:
+        if self.at_most is not None:
+            return f"at most {self.at_most:g} {unit}"
+        if self.at_least is not None:
+            return f"at least {self.at_least:g} x {self.reference}"
+        return f"at most {self.reference} + {self.at_most_more:g} {unit}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the report. `figures` and `references` hold one value a round, in the same unit."""
+
+    work: str
+    unit: str
+    figures: tuple[float, ...] = ()
+    references: tuple[float, ...] = ()
+    bar: Bar | None = None
+    note: str = ""
+    invalid: bool = False
+
+    @property
+    def figure(self) -> float | None:
+        return statistics.median(self.figures) if self.figures else None
+
+    @property
+    def reference(self) -> float | None:
+        return statistics.median(self.references) if self.references else None
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """Figure over reference, round by round."""
+        return tuple(figure / reference for figure, reference in zip(self.figures, self.references, strict=False))
+
+    @property
+    def ratio(self) -> float | None:
+        return statistics.median(self.ratios) if self.ratios else None
+
+    @property
+    def verdict(self) -> Verdict:
+        if not self.figures:
+            return Verdict.not_measured
+        if self.invalid:
+            return Verdict.invalid
+        if self.bar is None:
+            return Verdict.shown
+        holds = self.bar.holds(self.figures, self.references)
+        return Verdict.not_measured if holds is None else Verdict.passed if holds else Verdict.failed
+
+    def cells(self) -> tuple[str, str, str, str, str]:
+        """Work, figure with its spread, bar with its reference, ratio with its spread, verdict."""
+        bar = self.bar.words(self.unit) if self.bar else ""
+        reference = f" ({amount(self.reference)} {self.unit})" if self.reference is not None else ""
+        work = f"{self.work} [{self.note}]" if self.note else self.work
+        return work, spread(self.figures, self.unit), bar + reference, spread(self.ratios), self.verdict.value
+
+
+def spread(values: Sequence[float], unit: str = "") -> str:
+    """The median, and from where to where."""
+    if not values:
+        return ""
+    middle = f"{amount(statistics.median(values))} {unit}".strip()
+    return middle if len(values) == 1 else f"{middle} ({amount(min(values))} to {amount(max(values))})"
+
+
+def amount(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+HEADINGS = ("work", "figure", "bar", "ratio", "")
+
+
+def table(rows: Sequence[Row], title: str) -> Table:
+    drawn = Table(title=title, title_justify="left", show_lines=True)
+    for heading in HEADINGS:
+        drawn.add_column(heading, overflow="fold")
+    for row in rows:
+        *cells, verdict = (cell.replace("[", r"\[") for cell in row.cells())
+        drawn.add_row(*cells, f"[{_COLOUR[row.verdict]}]{verdict}[/]")
+    return drawn
+
+
+def markdown(rows: Sequence[Row], heading: str) -> str:
+    lines = [heading, "", f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
+    return "\n".join([*lines, *(f"| {' | '.join(row.cells())} |" for row in rows)]) + "\n"
+
+
+def write_json(path: Path, rows: Sequence[Row], about: Mapping[str, Any], measurements: Sequence[Mapping[str, Any]]) -> None:
+    """Everything: where and how, the rows with their verdicts, and each raw figure behind them."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    told = [
+        {**asdict(row), "figure": row.figure, "reference": row.reference, "ratio": row.ratio, "verdict": row.verdict.value} for row in rows
+    ]
+    path.write_text(json.dumps({**about, "rows": told, "measurements": list(measurements)}, indent=1, ensure_ascii=False) + "\n")

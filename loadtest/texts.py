@@ -1,0 +1,52 @@
+"""Texts to measure with: random word sequences, no two alike, so that no cache and no merging of equal inputs answers for the model.
+
+Every word is one token of BERT's vocabulary: a text of n words is n + 2 tokens, [CLS] and [SEP] included.
+"""
+
+import random
+
+_COMMON = """
+able across action allow alone among amount appear around art baby bag bar base battle bear beautiful become begin behind bell big
+bird birth block blue board boat body border both bottle bottom boy branch bridge bright brother build burn bus busy cabin call camp
+capital car carry cat cause cell center chain chance charge chart check church claim class clear cloud coal cold collect common
+company contain cook cool copper copy corn cotton count country couple course cover cow cut dance dark daughter deep depend desert
+design develop distance divide dollar down draw dream drink drop dry during each ear early earth eat edge eight empty end engine equal
+ever exact factor fall family famous farm fast father fear feed feel few field fight fill film fine finish fire fish fit five flat
+floor flow flower force form found free fresh friend front fruit gas general gentle girl gold grand gray green group grow guide gun
+hard head hear heart heat heavy help high hold hole home horse hotel hour hundred hunt ice idea industry insect joy judge jump june
+just key kind knee know lady lake land large late lead learn lemon length letter level library line list listen live local love
+machine main major make market match matter may mean metal method middle might million mind mine miss money morning most mother motion
+move much music name nation near neck new night noise noon notice now number object observe office old one open operate opposite organ
+original outside own palace past path people period plane plant please point poor position present press print problem product proper
+prove race rain range reach reason region reply report rice rich ride rise river room root round sail salt same sand save scale search
+seat seem segment select send sense separate serve settle seven shape share sharp shoe shop should show sign silent silver simple sing
+single sister sit six sky small smell smile snow soil solution son song soon special spell stand star state step still stone story
+stream student study success sugar suit sun supply swim system take talk tall team teeth tell term thing think third throw thus time
+tiny together tone town trade train tree triangle try turn twelve twenty two uncle under until usual valley value visit voice wait
+walk want war warm water week weight wide wife wild will word world wrong yellow yes young
+"""
+WORDS = tuple(_COMMON.split())
+
+SHORT_WORDS = 14  # 16 tokens
+# (how many of 100 texts, fewest words, most words): mostly short, 52 tokens on average.
+BANDS = ((60, 6, 30), (25, 31, 90), (15, 91, 220))
+MIX = tuple(round(fewest + (most - fewest) * i / (count - 1)) for count, fewest, most in BANDS for i in range(count))
+
+
+def short(count: int, seed: str) -> list[str]:
+    """Texts of SHORT_WORDS words. The same seed gives the same texts."""
+    draw = random.Random(seed)
+    return [sentence(draw, SHORT_WORDS) for _ in range(count)]
+
+
+def mixed(count: int, seed: str) -> list[str]:
+    """Texts of 6 to 220 words. Each 100 in a row have the lengths of MIX in random order, so a fast and a slow server get the same mix."""
+    draw = random.Random(seed)
+    lengths: list[int] = []
+    while len(lengths) < count:
+        lengths += draw.sample(MIX, len(MIX))
+    return [sentence(draw, n_words) for n_words in lengths[:count]]
+
+
+def sentence(draw: random.Random, n_words: int) -> str:
+    return " ".join(draw.choices(WORDS, k=n_words))

@@ -1,0 +1,77 @@
+"""One run of wrk, the load generator: C and epoll, so that the client costs the two cores it shares with the service next to nothing."""
+
+import json
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from loadtest.errors import LoadtestError
+
+SCRIPT = Path(__file__).with_name("bodies.lua")
+TIMEOUT_S = 60
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What wrk saw. A latency is of one request, from its first byte sent to its last byte received."""
+
+    requests: int
+    duration_s: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    max_ms: float
+    connect_errors: int
+    read_errors: int
+    write_errors: int
+    status_errors: int
+    timeouts: int
+    repeated: int
+
+    @property
+    def per_s(self) -> float:
+        return self.requests / self.duration_s
+
+    @property
+    def problems(self) -> list[str]:
+        """Why this run proves nothing; empty when it does."""
+        errors = ("connect_errors", "read_errors", "write_errors", "status_errors", "timeouts")
+        found = [f"{getattr(self, name)} {name.replace('_', ' ')}" for name in errors if getattr(self, name)]
+        return found + ["texts were sent twice: too few were prepared"] * bool(self.repeated) + ["no request ended"] * (not self.requests)
+
+
+def binary() -> str:
+    """The path of wrk. Nothing slower takes its place: its cost would be counted as the service's."""
+    if path := shutil.which("wrk"):
+        return path
+    raise LoadtestError(
+        "wrk, the load generator, is not installed: `apt-get install wrk` on Debian and Ubuntu, `brew install wrk` on macOS"
+    )
+
+
+def version() -> str:
+    return subprocess.run([binary(), "--version"], capture_output=True, text=True).stdout.split("[")[0].strip()
+
+
+def run(url: str, bodies: Sequence[str], *, connections: int, seconds: float) -> Load:
+    """Send `bodies` over kept-alive connections, one request at a time on each, for that long."""
+    with tempfile.NamedTemporaryFile("w", prefix="bodies-", suffix=".jsonl") as file:
+        file.write("\n".join(bodies))
+        file.flush()
+        command = [binary(), "-t", "1", "-c", str(connections), "-d", f"{max(round(seconds), 1)}s", "--timeout", f"{TIMEOUT_S}s"]
+        command += ["-s", str(SCRIPT), url, "--", file.name]
+        ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode:
+        raise LoadtestError(f"wrk failed on {url}: {(ended.stderr or ended.stdout).strip()}")
+    return parse(ended.stdout)
+
+
+def parse(output: str) -> Load:
+    """The line that `bodies.lua` prints at the end."""
+    for line in output.splitlines():
+        if line.startswith("RESULT "):
+            return Load(**json.loads(line.removeprefix("RESULT ")))
+    raise LoadtestError(f"wrk printed no result: {output.strip() or 'nothing'}")
