@@ -21,7 +21,7 @@ import torch
 from export import contract
 from export.errors import ExportError
 from export.golden import MORE_TEXTS, TEXTS, Examples, Tokens
-from export.graph import OPTIMISATION, describe, inputs_of, optimise, outputs_of, run_torch, trace
+from export.graph import PACKED, REWRITTEN, describe, inputs_of, optimise, outputs_of, run_torch, trace
 from export.parity import FP32_TOLERANCE, Arrays, Feed, Reference, Tensors, answers, check_interface, compare, feeds, open_graph, scale
 from export.trials import Task, choose
 from models.checkpoint import Checkpoint, load_checkpoint
@@ -46,7 +46,7 @@ BARS = {
     # Judged by the cosine that the caller asks for; the tolerance only finds graphs that are broken.
     "int8": Bar(1.0, min_cosine=0.99, logit_error=0.1),
 }
-ABOUT_FP16 = "tokens packed to (T, D) between attentions; weights in float16, for a GPU: a CPU widens them to float32 and is not faster"
+ABOUT_FP16 = "weights in float16, for a GPU: a CPU widens them to float32 and is not faster"
 
 
 def export_bundle(
@@ -61,10 +61,11 @@ def export_bundle(
 ) -> contract.Manifest:
     """Write the bundle `out`, in the place of a bundle that is there already, and return its manifest.
 
-    `min_cosine` is what an int8 graph must reach on every text. `progress` is told each step as it begins, and how far the long ones are
-    (0 to 1). Raises CheckpointError for the folder, ExportError for everything after it; then `out` is as it was.
+    `name` is what clients send as `model`; None: the name of the directory `out`. `min_cosine` is what an int8 graph must reach on every
+    text. `progress` is told each step as it begins, and how far the long ones are (0 to 1). Raises CheckpointError for the folder,
+    ExportError for everything after it; then `out` is as it was.
     """
-    bundle_name = name or _name_of(checkpoint)
+    name = _checked(name or out.resolve().name)
     bar = replace(BARS[precision], min_cosine=min_cosine) if precision == "int8" else BARS[precision]
     with replacing(out) as folder, TemporaryDirectory(dir=folder) as temporary:
         scratch = Path(temporary)
@@ -78,12 +79,12 @@ def export_bundle(
         graph = optimise(scratch / "traced.onnx", scratch / "fp32")
         progress("check", None)
         parity = subject.check(graph, BARS["fp32"])
-        how = OPTIMISATION
+        how = f"{PACKED}; {REWRITTEN}"
         trials: tuple[contract.Trial, ...] = ()
 
         if precision == "fp16":
             progress("fp16", None)
-            graph, how = _half(source, scratch), ABOUT_FP16
+            graph, how = _half(source, scratch), f"{PACKED}; {ABOUT_FP16}"
         if precision == "int8":
             progress("int8", 0.0)
             graph, trials = _int8(subject, graph, scratch, min_cosine, lambda fraction: progress("int8", fraction))
@@ -97,7 +98,7 @@ def export_bundle(
             file.rename(folder / file.name)
         shutil.copyfile(source.tokenizer_file, folder / contract.TOKENIZER)
         (folder / contract.GOLDEN).write_text(subject.golden(bar).model_dump_json(), encoding="utf-8")
-        manifest = subject.manifest(folder, bundle_name, precision, parity, trials, how)
+        manifest = subject.manifest(folder, name, precision, parity, trials, how)
         (folder / contract.MANIFEST).write_text(contract.dump(manifest), encoding="utf-8")
     return manifest
 
@@ -254,9 +255,7 @@ def replacing(out: Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def _name_of(checkpoint: Path) -> str:
-    name = checkpoint.resolve().name
-    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-        raise ExportError(f"the folder name {name!r} does not do as the name of a model; give one with --name")
+def _checked(name: str) -> str:
+    if not re.fullmatch(contract.NAME, name):
+        raise ExportError(f"{name!r} does not do as the name of a model: letters, digits, and then also . _ - /; give another with --name")
     return name
-

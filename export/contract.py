@@ -34,6 +34,7 @@ LOGITS = "logits"  # (B, L) float32; (B, N, L) in a token classifier
 
 Kind = Literal["encoder", "reranker", "classifier", "token_classifier"]
 Precision = Literal["fp32", "fp16", "int8"]
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"  # of a model, as clients send it
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # one directory, no way out of it
 
@@ -81,10 +82,13 @@ class Limits(Part):
 class Parity(Part):
     """How far the graph is from the torch model, measured at export."""
 
-    max_abs_error: float = Field(description="largest |onnxruntime - torch| over all outputs and all shapes below")
-    min_cosine: float = Field(description="lowest cosine of any output row on the golden texts, against the fp32 torch model")
+    max_abs_error: float = Field(description="largest |onnxruntime - torch| over all outputs and all shapes below, texts of unequal length")
+    min_cosine: float = Field(
+        description="lowest cosine to the fp32 torch model on the golden texts: of an encoder's vectors; in classifiers of a label's "
+        "logits over all texts, less their mean, as one vector"
+    )
     shapes: tuple[tuple[int, int], ...] = Field(description="the (B, N) that were compared")
-    tolerance: float
+    tolerance: float = Field(description="what was allowed of it, times the largest value of an output where that is above 1")
 
 
 class Trial(Part):
@@ -94,8 +98,8 @@ class Trial(Part):
     min_cosine: float
     mean_cosine: float
     size_bytes: int
-    texts_per_s: float = Field(description="16-token texts a second on the exporting machine, beside `baseline_texts_per_s`")
-    baseline_texts_per_s: float
+    texts_per_s: float = Field(description="16-token texts a second of one core's time on the exporting machine, in batches of 8")
+    baseline_texts_per_s: float = Field(description="the same of the fp32 graph")
     kept: bool
 
 
@@ -113,7 +117,7 @@ class Manifest(Part):
     """The whole description of a bundle; see the module docstring for the files beside it."""
 
     format: Literal["attnserve.bundle/1"] = FORMAT
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$")
+    name: str = Field(pattern=NAME)
     kind: Kind
     precision: Precision
     files: tuple[File, ...]

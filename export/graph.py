@@ -21,10 +21,8 @@ from export.packing import without_padding
 from models.checkpoint import Checkpoint
 
 OPSET = 20
-OPTIMISATION = (
-    "tokens packed to (T, D) between attentions; attention and its projections as com.microsoft operators; "
-    "rewritten by onnxruntime for the CPU, level extended"
-)
+PACKED = "tokens packed to (T, D) between attentions"
+REWRITTEN = "attention as an operator of com.microsoft; rewritten by onnxruntime for the CPU, level extended"
 LARGEST_FILE_BYTES = 1_900_000_000  # of an .onnx file; protobuf ends at 2 GiB, and weights beyond that go to a file beside it
 
 

@@ -120,7 +120,7 @@ def _feed(random: np.random.Generator, inputs: Tensors, lengths: list[int], voca
 
 
 def _axes(shape: Sequence[str | int]) -> list[str]:
-    return [axis if isinstance(axis, str) else "fixed" for axis in shape]
+    return ["free" if isinstance(axis, str) else "fixed" for axis in shape]
 
 
 def _text(shape: Sequence[str | int]) -> str:

@@ -16,7 +16,7 @@ from export.parity import answers, open_graph
 from export.quantisation import RECIPES, Recipe, column_peaks, with_matmuls
 
 BATCH, TOKENS, SECONDS = 8, 16, 1.0
-AS_FAST = 0.95  # of the fastest rate: rates this close are the same, and the better cosine decides
+AS_FAST = 0.85  # of the fastest rate: within the noise of a shared machine, where the better cosine decides
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Small random BERT checkpoints, as a training run writes them: config.json, model.safetensors, tokenizer.json and the settings beside them."""
+"""Small random BERT checkpoints, as a training run writes them: weights, tokenizer and settings."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-WORDS = tuple("the a of to and in is cat dog river stone house paris berlin capital password settings attention".split())
+WORDS = ("the", "a", "of", "to", "and", "in", "is", "cat", "dog", "river", "stone", "house", "paris", "berlin", "capital", "password")
 LETTERS = "abcdefghijklmnopqrstuvwxyzäöüßéñ0123456789" + "日本語русский"
 MARKS = "!\"#$%&'()*+,-./:;<=>?@[]^_{|}~"
 VOCABULARY = tuple(dict.fromkeys([*SPECIAL, *WORDS, *LETTERS, *(f"##{letter}" for letter in LETTERS), *MARKS]))

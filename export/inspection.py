@@ -1,0 +1,99 @@
+"""What a bundle is, for a person to read: `attnserve inspect`. Needs neither torch nor onnx."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from rich import box
+from rich.console import Group, RenderableType
+from rich.markup import escape
+from rich.table import Table
+
+from export import contract
+
+BAR = 40  # characters of the longest bar
+
+
+def render(bundle: Path, *, graph: bool = False) -> RenderableType:
+    """The bundle's account of itself, and with `graph` its operators. BundleError when any byte is not as exported."""
+    manifest = contract.verify(bundle)
+    parts: list[RenderableType] = [_facts(manifest), "", _files(manifest)]
+    if manifest.trials:
+        parts += ["", _trials(manifest.trials)]
+    if graph:
+        parts += ["", _operators(manifest.graph.operators)]
+    return Group(*parts)
+
+
+def _facts(manifest: contract.Manifest) -> Table:
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for fact, value in _known(manifest):
+        table.add_row(fact, escape(value))
+    return table
+
+
+def _known(manifest: contract.Manifest) -> Iterator[tuple[str, str]]:
+    source, parity, graph = manifest.source, manifest.parity, manifest.graph
+    yield "name", manifest.name
+    yield "kind", f"{manifest.kind}, {manifest.precision}"
+    yield "model", f"{source.architecture} from {source.checkpoint}, weights {source.weights_sha256[:12]}"
+    yield "attention", source.attention + (", swapped in and not trained: for measuring, not for use" if source.untrained else "")
+    if manifest.kind == "encoder":
+        ending = "normalised" if manifest.normalized else "not normalised"
+        yield "vectors", f"{manifest.width} wide, {manifest.pooling} pooling, {ending} in the checkpoint's own pipeline"
+    else:
+        yield "labels", f"{', '.join(manifest.id2label.values())}; scores by {manifest.score_activation}"
+    if manifest.prompts:
+        yield "prompts", ", ".join(f"{name}: {text!r}" for name, text in manifest.prompts.items())
+    yield "limits", f"{manifest.limits.max_tokens} tokens, vocabulary of {manifest.limits.vocab_size:,}"
+    yield "inputs", _tensors(graph.inputs)
+    yield "outputs", _tensors(graph.outputs)
+    yield "graph", f"opset {graph.opset}, {sum(graph.operators.values())} operators; {graph.optimisation}"
+    yield "against torch", f"lowest cosine {parity.min_cosine:.6f}, largest difference {parity.max_abs_error:.1e}"
+    yield "fingerprint", manifest.fingerprint
+    yield "written", f"{manifest.created} by {manifest.tool}"
+
+
+def _files(manifest: contract.Manifest) -> Table:
+    table = _table("file", "size", "sha256")
+    for file in manifest.files:
+        table.add_row(file.name, _size(file.size_bytes), file.sha256)
+    return table
+
+
+def _trials(trials: Iterable[contract.Trial]) -> Table:
+    table = _table("int8 recipe", "size", "lowest cosine", "mean", "texts/s of a core", "over fp32")
+    for trial in trials:
+        gain = f"{trial.texts_per_s / trial.baseline_texts_per_s:.2f} x"
+        figures = [f"{trial.min_cosine:.4f}", f"{trial.mean_cosine:.4f}", f"{trial.texts_per_s:.0f}", gain]
+        table.add_row(escape(trial.recipe), _size(trial.size_bytes), *figures, style="bold" if trial.kept else "dim")
+    return table
+
+
+def _operators(operators: dict[str, int]) -> Table:
+    """Horizontal bars, the most frequent operator first."""
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(justify="right")
+    table.add_column(style="cyan", no_wrap=True)
+    most = max(operators.values(), default=1)
+    for name, count in sorted(operators.items(), key=lambda item: -item[1]):
+        table.add_row(name, str(count), "█" * max(1, round(BAR * count / most)))
+    return table
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(first, no_wrap=True)
+    for other in others:
+        table.add_column(other, justify="right", overflow="fold")
+    return table
+
+
+def _tensors(tensors: Iterable[contract.Tensor]) -> str:
+    return ", ".join(f"{tensor.name} {tensor.dtype} ({', '.join(map(str, tensor.shape))})" for tensor in tensors)
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e6:.1f} MB" if size_bytes >= 100_000 else f"{size_bytes:,} B"

@@ -1,0 +1,24 @@
+"""Tiny bundles that several tests look at, made once."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.bundles import tiny_encoder_bundle
+from tests.checkpoints import tiny_encoder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def encoder_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_encoder(tmp_path_factory.mktemp("checkpoints") / "encoder")
+
+
+@pytest.fixture(scope="session")
+def encoder_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_encoder_bundle(tmp_path_factory.mktemp("bundles") / "encoder")
