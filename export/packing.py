@@ -9,13 +9,14 @@ never reaches an output.
 """
 
 import copy
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from models.attention.multi_head import SoftmaxAttention, merge_heads, split_heads
 from models.encoder import Block, Encoder
+from models.heads import SequenceClassifier
 from models.positions import Rotation, rotate
 
 OPERATORS = "com.microsoft"  # the domain of onnxruntime's own operators
@@ -26,9 +27,11 @@ Module = TypeVar("Module", bound=nn.Module)
 def without_padding(model: Module, *, separate_projections: bool = False) -> Module:
     """The same model around a packed encoder, weights shared. Only for `torch.onnx.export`: its attention has no torch form.
 
-    `separate_projections` keeps those of q, k and v outside the attention operator, where they can be quantised.
+    `separate_projections` keeps those of q, k and v outside the attention operator, where they can be quantised. A classifier that reads
+    the first token only gets it only: the last block is not computed for the others.
     """
-    return with_children(model, encoder=PackedEncoder(model.encoder, separate_projections))
+    first_token_only = isinstance(model, SequenceClassifier) and model.pooling == "cls"
+    return with_children(model, encoder=PackedEncoder(model.encoder, separate_projections, first_token_only))
 
 
 class Packing(NamedTuple):
@@ -56,10 +59,14 @@ class Packing(NamedTuple):
 
 
 class PackedEncoder(nn.Module):  # type: ignore[misc]
-    """`models.encoder.Encoder` with its blocks on packed tokens: (B, N) ids -> (B, N, D), anything at padding."""
+    """`models.encoder.Encoder` with its blocks on packed tokens: (B, N) ids -> (B, N, D), anything at padding.
 
-    def __init__(self, encoder: Encoder, separate_projections: bool) -> None:
+    With `first_token_only`: (B, 1, D).
+    """
+
+    def __init__(self, encoder: Encoder, separate_projections: bool, first_token_only: bool) -> None:
         super().__init__()
+        self.first_token_only = first_token_only
         self.config = encoder.config
         self.embeddings = encoder.embeddings
         self.rotations = encoder.rotations
@@ -74,9 +81,25 @@ class PackedEncoder(nn.Module):  # type: ignore[misc]
         near = {window: (t[None, :] - t[:, None]).abs() <= window for window in set(self.config.windows) - {None}}
         bias = None if self.relative_bias is None else self.relative_bias(t)
         x = packing.pack(self.embeddings(input_ids, t, token_type_ids))  # (T, D)
-        for block in self.blocks:
-            x = block(x, packing, rotation=rotations.get(block.reach), pair_mask=near.get(block.window), pair_bias=bias)
+        for number, block in enumerate(self.blocks):
+            pairs = {"rotation": rotations.get(block.reach), "pair_mask": near.get(block.window), "pair_bias": bias}
+            if self.first_token_only and number == len(self.blocks) - 1:
+                return self.final_norm(first_tokens(block, x, packing, pairs)).unsqueeze(1)
+            x = block(x, packing, **pairs)
         return packing.unpack(self.final_norm(x))
+
+
+def first_tokens(block: Block, x: Tensor, packing: Packing, pairs: dict[str, Any]) -> Tensor:
+    """`Block.forward` for the first token of every text, which still sees the others: (T, D) -> (B, D)."""
+    B, N = packing.mask.shape
+    first = torch.arange(B, device=x.device) * N  # among B * N positions
+    answers = packing._replace(position=first)  # packs the answers of these positions and unpacks as before
+    kept = x.index_select(0, packing.row.index_select(0, first))
+    if block.pre_norm:
+        y = kept + block.attention(block.attention_norm(x), answers, **pairs)
+        return y + block.feedforward(block.feedforward_norm(y))
+    y = block.attention_norm(kept + block.attention(x, answers, **pairs))
+    return block.feedforward_norm(y + block.feedforward(y))
 
 
 def packed(block: Block, separate_projections: bool) -> Block:
