@@ -120,10 +120,6 @@ class Model:
         good = [(at, item) for at, item in enumerate(encoded) if isinstance(item, Encoded)]
         rows: list[Array | ServiceError] = [item if isinstance(item, ServiceError) else NotReady("not computed") for item in encoded]
         _raise_first(encoded, call)
-        if on_result:
-            for at, item in enumerate(encoded):
-                if isinstance(item, ServiceError):
-                    on_result(at, item)
         answer = Answer(rows, encoded)
         call.model = self.name
         call.report(answer.truncated)
@@ -140,6 +136,10 @@ class Model:
         _raise_first(computed, call)
         for (at, _), row in zip(good, computed, strict=True):
             rows[at] = row
+        if on_result:  # last, so that a request is admitted or refused before anything is said of its inputs
+            for at, item in enumerate(encoded):
+                if isinstance(item, ServiceError):
+                    on_result(at, item)
         call.tokens += answer.n_tokens
         return answer
 
@@ -198,6 +198,8 @@ class Catalog:
 
     def load(self) -> None:
         """Check, load, test and time every bundle. Blocks for seconds; BundleError or SettingsConflict stop it."""
+        if not self.settings.bundles:
+            raise contract.BundleError("there is no bundle to serve: name one with --bundle DIR or ATTNSERVE_BUNDLES")
         models: dict[str, Model] = {}
         for bundle in self.settings.bundles:
             model = Model(bundle, contract.verify(bundle), self)
@@ -262,13 +264,10 @@ class Catalog:
         healthy = False
         try:
             encoded = model.texts.encode(["ready?"], cut=Cut())
-            row = (
-                await model.engine.run(
-                    [item for item in encoded if isinstance(item, Encoded)], output=model.output, deadline=time.monotonic() + 5
-                )
-            )[0]
+            inputs = [item for item in encoded if isinstance(item, Encoded)]
+            (row,) = await model.engine.run(inputs, output=model.output, deadline=time.monotonic() + 5, use_cache=False)
             healthy = model.engine.healthy and not isinstance(row, ServiceError)
-        except (ServiceError, AssertionError) as error:
+        except ServiceError as error:
             log.warning("probe failed", extra={"model": model.name, "error": str(error)})
         model.metrics.ready.set(healthy)
         return healthy
@@ -280,4 +279,4 @@ def _raise_first(results: Sequence[object], call: Call) -> None:
         if isinstance(result, ServiceError) and not call.item_errors:
             if isinstance(result, InvalidRequest) and result.index is None:
                 result.index = at
-            raise result
+            raise result.with_traceback(None)  # equal inputs of several requests share their error

@@ -1,0 +1,276 @@
+"""Loading bundles, finding models, being ready, and the road from inputs to rows."""
+
+import asyncio
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from export import contract
+from service.batching import Lane
+from service.call import Call
+from service.errors import BatchTooLarge, EmptyInput, ModelNotFound, NotReady, Overloaded, RuntimeFailed, ServiceError, WrongKind
+from service.tokenization import Cut
+from tests.service.fakes import PATIENCE_S, FakeCatalog, client, fake_app, fake_bundle, fake_catalog
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return fake_bundle(tmp_path / "mini")
+
+
+async def started(catalog: FakeCatalog) -> FakeCatalog:
+    catalog.load()
+    catalog.start()
+    return catalog
+
+
+def call(**fields: Any) -> Call:
+    return Call("id", 0.0, **fields)
+
+
+# Loading ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["encoder", "reranker", "classifier", "token_classifier"])
+def test_a_bundle_of_each_kind_loads_and_passes_its_self_test(tmp_path: Path, kind: Any) -> None:
+    catalog = fake_catalog(fake_bundle(tmp_path / kind, kind))
+    catalog.load()
+    selftest = catalog.models[kind].selftest
+    assert selftest.n_texts == 3
+    assert selftest.min_cosine == pytest.approx(1) if kind == "encoder" else selftest.max_abs_error == pytest.approx(0)
+
+
+@pytest.mark.parametrize("file", [contract.GRAPH, contract.TOKENIZER, contract.GOLDEN])
+def test_a_changed_byte_in_any_file_stops_the_start(bundle: Path, file: str) -> None:
+    content = bytearray((bundle / file).read_bytes())
+    content[-1] ^= 1
+    (bundle / file).write_bytes(content)
+    with pytest.raises(contract.BundleError, match=f"{file} was changed after export"):
+        fake_catalog(bundle).load()
+
+
+def test_golden_vectors_that_do_not_come_out_stop_the_start(tmp_path: Path) -> None:
+    bundle = fake_bundle(tmp_path / "mini")
+    golden = json.loads((bundle / contract.GOLDEN).read_text())
+    golden["outputs"][1] = [-number for number in golden["outputs"][1]]
+    (bundle / contract.GOLDEN).write_text(json.dumps(golden))
+    manifest = contract.read_manifest(bundle)
+    files = tuple(
+        file.model_copy(update={"sha256": contract.sha256(bundle / file.name), "size_bytes": (bundle / file.name).stat().st_size})
+        for file in manifest.files
+    )
+    (bundle / contract.MANIFEST).write_text(contract.dump(manifest.model_copy(update={"files": files})))
+    with pytest.raises(contract.BundleError, match=r"lowest cosine to the golden vectors -1\.0+, needed"):
+        fake_catalog(bundle).load()
+
+
+def test_two_bundles_of_one_name_stop_the_start(tmp_path: Path) -> None:
+    with pytest.raises(contract.BundleError, match="both called mini"):
+        fake_catalog(fake_bundle(tmp_path / "a", name="mini"), fake_bundle(tmp_path / "b", name="mini")).load()
+
+
+def test_an_alias_of_nothing_stops_the_start(bundle: Path) -> None:
+    with pytest.raises(contract.BundleError, match=r"alias ada names model huge, which is not served. Served: mini"):
+        fake_catalog(bundle, aliases={"ada": "huge"}).load()
+
+
+def test_no_bundle_at_all_stops_the_start() -> None:
+    with pytest.raises(contract.BundleError, match="no bundle to serve"):
+        fake_catalog().load()
+
+
+# Finding ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_found_by_name_by_alias_and_by_kind(tmp_path: Path) -> None:
+    catalog = fake_catalog(fake_bundle(tmp_path / "mini"), fake_bundle(tmp_path / "rank", "reranker"), aliases={"ada": "mini"})
+    catalog.load()
+    assert catalog.get("mini").name == catalog.get("ada").name == catalog.get(None).name == catalog.get(None, "encoder").name == "mini"
+    assert catalog.get(None, "reranker").name == "rank"
+    with pytest.raises(ModelNotFound, match=r"`huge` does not exist. Served: mini, rank, ada"):
+        catalog.get("huge")
+    with pytest.raises(WrongKind, match="rank is of kind reranker; this route needs: encoder"):
+        catalog.get("rank", "encoder")
+    with pytest.raises(WrongKind):
+        catalog.get(None, "classifier")
+
+
+def test_before_the_load_there_is_no_model_and_afterwards_the_reason_why(bundle: Path) -> None:
+    catalog = fake_catalog(bundle)
+    with pytest.raises(NotReady, match="still being loaded"):
+        catalog.get("mini")
+    catalog.failure = "the service cannot start: no memory"
+    with pytest.raises(NotReady, match="no memory"):
+        catalog.get("mini")
+
+
+async def test_a_request_between_load_and_start_is_told_that_it_is_too_early(bundle: Path) -> None:
+    catalog = fake_catalog(bundle)
+    catalog.load()
+    with pytest.raises(NotReady):
+        await catalog.get("mini").answer(["cat"], call())
+
+
+# Being ready -----------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_ready_means_loaded_started_and_not_draining(bundle: Path) -> None:
+    catalog = fake_catalog(bundle)
+    assert not await catalog.ready()
+    await started(catalog)
+    assert await catalog.ready()
+    catalog.draining = True
+    assert not await catalog.ready()
+    await catalog.stop()
+
+
+async def test_a_sick_model_is_asked_again_and_recovers_without_traffic(bundle: Path) -> None:
+    """More than once: the cache knows the probe's answer from the first time, and must not be what is asked."""
+    catalog = await started(fake_catalog(bundle))
+    session = catalog.session("mini")
+    for _ in range(3):
+        session.broken = True
+        with pytest.raises(RuntimeFailed):
+            await catalog.get("mini").answer([f"cat {len(session.batches)}"], call())
+        assert not await catalog.ready()
+        assert not await catalog.ready()
+        session.broken = False
+        assert await catalog.ready()
+    await catalog.stop()
+
+
+async def test_a_model_that_probes_badly_stays_unready(bundle: Path) -> None:
+    catalog = await started(fake_catalog(bundle))
+    session = catalog.session("mini")
+    session.broken = True
+    with pytest.raises(RuntimeFailed):
+        await catalog.get("mini").answer(["cat"], call())
+    session.broken = False
+    session.bad_rows[tuple(catalog.get("mini").texts.tokenizer.encode("ready?").ids)] = math.nan
+    assert not await catalog.ready()
+    await catalog.stop()
+
+
+# From inputs to rows ---------------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_number_of_inputs_is_bounded(bundle: Path) -> None:
+    catalog = await started(fake_catalog(bundle, max_client_batch=2))
+    model = catalog.get("mini")
+    with pytest.raises(EmptyInput):
+        await model.answer([], call())
+    with pytest.raises(BatchTooLarge, match="batch size 3 > maximum allowed batch size 2"):
+        await model.answer(["a", "b", "c"], call())
+    assert len((await model.answer(["a", "b"], call())).rows) == 2
+    await catalog.stop()
+
+
+async def test_without_errors_by_item_the_first_bad_input_fails_the_request_and_nothing_runs(bundle: Path) -> None:
+    catalog = await started(fake_catalog(bundle))
+    with pytest.raises(EmptyInput) as refused:
+        await catalog.get("mini").answer(["cat", "", ""], call())
+    assert refused.value.index == 1
+    assert catalog.session("mini").batches == []
+    await catalog.stop()
+
+
+async def test_with_errors_by_item_a_bad_input_harms_no_other(bundle: Path) -> None:
+    catalog = await started(fake_catalog(bundle))
+    seen: dict[int, object] = {}
+    asked = call(item_errors=True)
+    answer = await catalog.get("mini").answer(["cat", "", [10_000], "dog"], asked, on_result=seen.__setitem__)
+    assert [isinstance(row, ServiceError) for row in answer.rows] == [False, True, True, False]
+    assert all(seen[index] is row for index, row in enumerate(answer.rows))
+    assert asked.tokens == answer.n_tokens == 6
+    assert (await catalog.get("mini").answer([""], call(item_errors=True))).n_tokens == 0, "all of them bad is no error either"
+    await catalog.stop()
+
+
+async def test_many_inputs_wait_in_the_bulk_lane_unless_the_call_says_otherwise(bundle: Path) -> None:
+    catalog = await started(fake_catalog(bundle, bulk_inputs=2, threads=1))
+    model, session = catalog.get("mini"), catalog.session("mini")
+    session.hold()
+    tasks = [asyncio.create_task(model.answer(["cat"], call()))]
+    await session.entered(1)
+    tasks.append(asyncio.create_task(model.answer(["a", "b", "c"], call())))
+    tasks.append(asyncio.create_task(model.answer(["d", "e", "f"], call(lane=Lane.INTERACTIVE))))
+    tasks.append(asyncio.create_task(model.answer(["g", "h"], call())))
+    await asyncio.sleep(0)
+    assert [lane.size for lane in model.engine._queue.lanes] == [5, 3]
+    session.open()
+    await asyncio.gather(*tasks)
+    await catalog.stop()
+
+
+async def test_a_long_request_is_tokenised_off_the_loop_and_answers_the_same(bundle: Path) -> None:
+    catalog = await started(fake_catalog(bundle, cache_bytes=0))
+    model = catalog.get("mini")
+    many = await model.answer(["cat " * 20] * 100, call())
+    one = await model.answer(["cat " * 20], call())
+    assert all((row == one.rows[0]).all() for row in many.rows)
+    await catalog.stop()
+
+
+async def test_what_was_cut_is_reported(bundle: Path) -> None:
+    catalog = await started(fake_catalog(bundle))
+    asked = call()
+    answer = await catalog.get("mini").answer(["cat", "dog " * 100], asked)
+    assert answer.truncated == [(1, 102, 64)]
+    assert asked.headers["x-truncated-inputs"] == "1; 1:102>64"
+    with pytest.raises(ServiceError, match=r"less than 65 tokens. Given: 102"):
+        await catalog.get("mini").answer(["dog " * 100], call(), cut=Cut(side="none"))
+    await catalog.stop()
+
+
+async def test_the_default_prompt_is_put_before_texts_and_not_before_ids(tmp_path: Path) -> None:
+    catalog = await started(fake_catalog(fake_bundle(tmp_path / "mini", default_prompt="query")))
+    model, session = catalog.get("mini"), catalog.session("mini")
+    await model.answer(["cat"], call())
+    await model.answer([[5, 6]], call())
+    await model.answer(["cat"], call(), prompt="")
+    tokenizer = model.texts.tokenizer
+    assert session.batches == [[tokenizer.encode("query: cat").ids], [[5, 6]], [tokenizer.encode("cat").ids]]
+    await catalog.stop()
+
+
+# Stopping --------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_draining_waits_for_what_was_accepted_and_refuses_the_rest(bundle: Path) -> None:
+    app = fake_app(bundle)
+    async with client(app) as http:
+        catalog = app.state.catalog
+        session = catalog.session("mini")
+        session.hold()
+        accepted = asyncio.create_task(http.post("/v1/embeddings", json={"input": "cat"}))
+        await session.entered(1)
+        assert await catalog.drain(0) == 1
+        draining = asyncio.create_task(catalog.drain(PATIENCE_S))
+        refused = await http.post("/v1/embeddings", json={"input": "dog"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert "shutting down" in refused.json()["error"]["message"]
+        assert (await http.get("/health/ready")).status_code == 503
+        assert (await http.get("/health/live")).status_code == 200
+        session.open()
+        assert await draining == 0
+        assert (await accepted).status_code == 200
+
+
+async def test_an_item_error_before_a_refusal_does_not_hide_the_refusal(bundle: Path) -> None:
+    catalog = await started(fake_catalog(bundle, max_queue_tokens=10, threads=1))
+    model, session = catalog.get("mini"), catalog.session("mini")
+    session.hold()
+    tasks = [asyncio.create_task(model.answer(["cat"], call()))]
+    await session.entered(1)
+    tasks.append(asyncio.create_task(model.answer(["dog fish bird"], call())))
+    await asyncio.sleep(0)
+    seen: dict[int, object] = {}
+    with pytest.raises(Overloaded):
+        await model.answer(["", "one two three four five six"], call(item_errors=True), on_result=seen.__setitem__)
+    assert not seen
+    session.open()
+    await asyncio.gather(*tasks)
+    await catalog.stop()
