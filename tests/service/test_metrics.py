@@ -1,0 +1,97 @@
+"""What `/metrics` says after some traffic."""
+
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.service.fakes import client, fake_app, fake_bundle
+
+# Names that dashboards of text-embeddings-inference query.
+KNOWN = {
+    "te_request_count",
+    "te_request_success",
+    "te_request_failure",
+    "te_request_duration",
+    "te_request_tokenization_duration",
+    "te_request_queue_duration",
+    "te_request_inference_duration",
+    "te_request_input_length",
+    "te_queue_size",
+    "te_batch_next_size",
+    "te_batch_next_tokens",
+}
+OURS = {
+    "attnserve_tokens",
+    "attnserve_padding_tokens",
+    "attnserve_dropped_inputs",
+    "attnserve_cache_hits",
+    "attnserve_cache_bytes",
+    "attnserve_joined_inputs",
+    "attnserve_bad_outputs",
+    "attnserve_truncated_inputs",
+    "attnserve_queue_tokens",
+    "attnserve_tokens_per_second",
+    "attnserve_ready",
+}
+
+
+async def series(http: object) -> dict[str, float]:
+    """`name{labels}` -> value, as Prometheus itself would read them."""
+    text = (await http.get("/metrics")).text  # type: ignore[attr-defined]
+    families = list(text_string_to_metric_families(text))
+    return {
+        sample.name + "".join(f"|{label}" for label in sample.labels.values()): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+async def test_every_name_is_there_and_parses(tmp_path: Path) -> None:
+    async with client(fake_app(fake_bundle(tmp_path / "mini"))) as http:
+        await http.post("/v1/embeddings", json={"input": "cat"})
+        await http.post("/v1/embeddings", json={"input": ""})
+        names = {family.name for family in text_string_to_metric_families((await http.get("/metrics")).text)}
+    assert names >= KNOWN | OURS
+
+
+async def test_requests_tokens_and_padding_are_counted(tmp_path: Path) -> None:
+    async with client(fake_app(fake_bundle(tmp_path / "mini"), threads=1)) as http:
+        answers = [
+            await http.post("/v1/embeddings", json={"input": ["cat dog", "cat dog", "fish " * 100]}),
+            await http.post("/v1/embeddings", json={"input": "cat dog"}),
+            await http.post("/v1/embeddings", json={"input": ""}),
+            await http.get("/nowhere"),
+        ]
+        assert [answer.status_code for answer in answers] == [200, 200, 400, 404]
+        seen = await series(http)
+    assert seen["te_request_count_total|/v1/embeddings|mini"] == 2
+    assert seen["te_request_success_total|/v1/embeddings|mini"] == 2
+    assert seen["te_request_failure_total|400|"] == 1
+    assert seen["te_request_failure_total|404|"] == 1
+    assert seen["te_request_count_total|unmatched|"] == 1, "an unknown path makes no label of its own"
+    assert seen["attnserve_tokens_total|mini"] == 4 + 64
+    assert seen["attnserve_joined_inputs_total|mini"] == 1
+    assert seen["attnserve_cache_hits_total|mini"] == 1
+    assert seen["attnserve_truncated_inputs_total|mini"] == 1
+    assert seen["attnserve_cache_bytes"] > 0
+    assert seen["te_request_input_length_count|mini"] == 4
+    assert seen["attnserve_ready|mini"] == 1
+
+
+async def test_withheld_rows_are_counted(tmp_path: Path) -> None:
+    app = fake_app(fake_bundle(tmp_path / "mini"))
+    async with client(app) as http:
+        tokenizer = app.state.catalog.get("mini").texts.tokenizer
+        app.state.catalog.session("mini").bad_rows[tuple(tokenizer.encode("cat").ids)] = 0.0
+        assert (await http.post("/v1/embeddings", json={"input": "cat"})).status_code == 500
+        assert (await series(http))["attnserve_bad_outputs_total|mini"] == 1
+
+
+@pytest.mark.parametrize("model", ["nothing-like-it", "x" * 200])
+async def test_no_label_is_made_of_what_a_client_sends(tmp_path: Path, model: str) -> None:
+    async with client(fake_app(fake_bundle(tmp_path / "mini"))) as http:
+        await http.post(f"/v1/{model}", json={})
+        await http.post("/v1/embeddings", json={"input": "cat", "model": model})
+        assert not re.search(model, (await http.get("/metrics")).text)
