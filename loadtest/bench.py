@@ -26,7 +26,7 @@ console = Console(stderr=True)
 def bench(
     bundle: Annotated[Path, typer.Option(help="Bundle of an fp32 encoder.")] = Path("bundles/all-MiniLM-L6-v2"),
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; figures are medians over them.")] = 3,
-    seconds: Annotated[float, typer.Option(min=1, help="Length of each run of the load generator.")] = 8,
+    seconds: Annotated[float, typer.Option(min=1, help="Length of each run of the load generator.")] = 10,
     quick: Annotated[bool, typer.Option("--quick", help="One round of one second: shows that it works, proves nothing.")] = False,
     only: Annotated[str, typer.Option(help="Parts to measure, with commas.")] = ",".join(Part),
     peer_env: Annotated[Path, typer.Option(help="Where `python -m loadtest.peers install infinity` put infinity.")] = peers.INFINITY,

@@ -185,7 +185,7 @@ class Rounds:
         load = wrk.run(server.url, [server.body(text) for text in prepared], connections=connections, seconds=self.plan.seconds)
         time.sleep(1)  # the service finishes what was on its way when wrk left
         problems = load.problems + _shortcut_problems(server, before, server.shortcuts())
-        raw: dict[str, Any] = {"per_s": load.per_s, "problems": problems, "wrk": load.__dict__}
+        raw: dict[str, Any] = {"per_s": load.per_s, "per_s_at_most": load.per_s_at_most, "problems": problems, "wrk": load.__dict__}
         if costs:
             tokens = bare.token_counts(self.plan.bundle, prepared[: max(load.requests, 1)])
             raw |= {"allowed_per_s": bare.allowed_per_s(tokens, costs), "tokens_on_average": statistics.mean(tokens)}

@@ -109,16 +109,23 @@ def running(
 
 
 def stop(process: "subprocess.Popen[bytes]") -> None:
-    """SIGTERM; when that is not enough, once more (the service then ends at once); at last SIGKILL to its group."""
+    """SIGTERM; after too long, or on Ctrl-C, once more (the service then ends at once); at last SIGKILL to its group."""
+    impatient = None
     with suppress(ProcessLookupError):
         for number, timeout_s in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGTERM, 10), (signal.SIGKILL, 10)):
             if number == signal.SIGKILL:
                 os.killpg(process.pid, number)
             else:
                 process.send_signal(number)
-            with suppress(subprocess.TimeoutExpired):
+            try:
                 process.wait(timeout_s)
-                return
+                break
+            except subprocess.TimeoutExpired:
+                continue
+            except KeyboardInterrupt as interrupt:
+                impatient = interrupt
+    if impatient:
+        raise impatient
 
 
 def answers(url: str) -> bool:

@@ -35,13 +35,13 @@ MIX = tuple(round(fewest + (most - fewest) * i / (count - 1)) for count, fewest,
 
 def short(count: int, seed: str) -> list[str]:
     """Texts of SHORT_WORDS words. The same seed gives the same texts."""
-    draw = random.Random(seed)
+    draw = random.Random(f"short {seed}")
     return [sentence(draw, SHORT_WORDS) for _ in range(count)]
 
 
 def mixed(count: int, seed: str) -> list[str]:
     """Texts of 6 to 220 words. Each 100 in a row have the lengths of MIX in random order, so a fast and a slow server get the same mix."""
-    draw = random.Random(seed)
+    draw = random.Random(f"mixed {seed}")
     lengths: list[int] = []
     while len(lengths) < count:
         lengths += draw.sample(MIX, len(MIX))
