@@ -28,6 +28,10 @@ _OPEN = ("/health", "/metrics", "/ping", "/v2/health")  # probes carry no key
 _CLIENT_GONE = 499
 
 
+class ClientGone(Exception):
+    """The client closed the connection before its body was complete: there is nobody to answer."""
+
+
 class Edge:
     """ASGI middleware; one for the whole application. `echo_id` is off where the server around it answers with the request's id itself."""
 
@@ -55,6 +59,8 @@ class Edge:
             await self.app(scope, await self._with_body(scope, headers, receive, call), answer)
         except ServiceError as error:
             await self._refuse(scope, answer, error)
+        except ClientGone:
+            answer.status = _CLIENT_GONE
         except asyncio.CancelledError:
             answer.status = _CLIENT_GONE
             raise
@@ -85,7 +91,7 @@ class Edge:
             return receive
         limit = self.catalog.settings.max_body_bytes
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > limit:
+        if length.isdecimal() and int(length) > limit:
             raise BodyTooLarge(f"the body has {length} bytes and the limit is {limit}: send the inputs in parts")
         chunks: list[bytes] = []
         size = 0
@@ -98,7 +104,9 @@ class Edge:
                     if size > limit:
                         raise BodyTooLarge(f"the body has more than {limit} bytes: send the inputs in parts")
                     chunks.append(chunk)
-                    if message["type"] == "http.disconnect" or not message.get("more_body"):
+                    if message["type"] == "http.disconnect":
+                        raise ClientGone
+                    if not message.get("more_body"):
                         break
         except TimeoutError:
             raise DeadlineExceeded("the request's deadline passed before its body was there") from None

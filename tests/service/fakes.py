@@ -8,7 +8,7 @@ every wait is for an event, and bounded.
 import asyncio
 import threading
 import zlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -159,6 +159,13 @@ def open_fake(bundle: Path, manifest: contract.Manifest, **_: Any) -> FakeSessio
         n_labels=max(len(manifest.id2label), 1),
         per_token=manifest.kind == "token_classifier",
     )
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Let the loop run until something is so that has no event of its own."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0)
 
 
 # A bundle ------------------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,360 @@
+"""What every request meets before its route: identity, key, size, time; and what it is told when something is wrong."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from tests.service.fakes import PATIENCE_S, client, fake_app, fake_bundle, until
+
+KEY, OTHER = "first-key-0123", "second-key-0123"
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    return fake_bundle(tmp_path / "mini")
+
+
+def said(answer: httpx.Response) -> tuple[int, str, str | None]:
+    """Status, type and code of an error in OpenAI's form, which has these four fields and no other."""
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert error["message"]
+    return answer.status_code, error["type"], error["code"]
+
+
+def embeddings(http: httpx.AsyncClient, **options: Any) -> Any:
+    return http.post("/v1/embeddings", **{"json": {"input": "cat"}, **options})
+
+
+class Caller:
+    """A client that speaks ASGI itself, to do what no HTTP library does: trickle, hang up, lie about lengths."""
+
+    def __init__(self, app: FastAPI, *, headers: dict[str, str] | None = None, path: str = "/v1/embeddings") -> None:
+        self.incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.sent: list[dict[str, Any]] = []
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items()]
+        scope = {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": raw,
+            "client": ("127.0.0.1", 1),
+            "server": ("127.0.0.1", 80),
+        }
+        self.task = asyncio.create_task(app(scope, self.incoming.get, self._send))
+
+    async def _send(self, message: Any) -> None:
+        self.sent.append(message)
+
+    def body(self, content: bytes, *, more: bool = False) -> None:
+        self.incoming.put_nowait({"type": "http.request", "body": content, "more_body": more})
+
+    def hang_up(self) -> None:
+        self.incoming.put_nowait({"type": "http.disconnect"})
+
+    async def done(self) -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await self.task
+
+    @property
+    def status(self) -> int:
+        return int(self.sent[0]["status"])
+
+    @property
+    def content(self) -> Any:
+        return json.loads(b"".join(message.get("body", b"") for message in self.sent))
+
+
+# Identity --------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_requests_id_comes_back_and_is_made_where_there_is_none(bundle: Path) -> None:
+    async with client(fake_app(bundle)) as http:
+        assert (await embeddings(http, headers={"x-request-id": "my-id"})).headers["x-request-id"] == "my-id"
+        made = {(await embeddings(http)).headers["x-request-id"] for _ in range(3)}
+        assert len(made) == 3
+        refused = await http.post("/v1/embeddings", content=b"{", headers={"x-request-id": "my-id"})
+        assert refused.headers["x-request-id"] == "my-id", "errors carry it too"
+
+
+@pytest.mark.parametrize("sent", ["x" * 129, "two words", ""])
+async def test_an_id_that_could_forge_a_log_line_is_replaced(bundle: Path, sent: str) -> None:
+    async with client(fake_app(bundle)) as http:
+        assert (await embeddings(http, headers={"x-request-id": sent})).headers["x-request-id"] != sent
+
+
+# Keys ------------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("header", [None, "Bearer", "Bearer wrong-key-0123", f"Basic {KEY}", KEY, f"Bearer {KEY[:-1]}", "Bearer é"])
+async def test_without_a_known_key_the_answer_is_401(bundle: Path, header: str | None) -> None:
+    async with client(fake_app(bundle, api_keys=(KEY, OTHER))) as http:
+        headers = {} if header is None else {"authorization": header.encode("latin-1")}
+        refused = await embeddings(http, headers=headers)
+        assert said(refused) == (401, "authentication_error", "invalid_api_key")
+        assert refused.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize("header", [f"Bearer {KEY}", f"bearer {OTHER}", f"Bearer  {KEY} "])
+async def test_each_key_opens(bundle: Path, header: str) -> None:
+    async with client(fake_app(bundle, api_keys=(KEY, OTHER))) as http:
+        assert (await embeddings(http, headers={"authorization": header})).status_code == 200
+
+
+async def test_probes_and_metrics_need_no_key_and_everything_else_does(bundle: Path) -> None:
+    async with client(fake_app(bundle, api_keys=(KEY,))) as http:
+        for path in ("/health/live", "/health/ready", "/metrics"):
+            assert (await http.get(path)).status_code == 200
+        for path in ("/v1/models", "/docs", "/openapi.json", "/info", "/nowhere"):
+            assert (await http.get(path)).status_code == 401
+
+
+async def test_no_key_is_read_before_it_is_checked(bundle: Path) -> None:
+    """A body of any size from a stranger is refused by its headers."""
+    app = fake_app(bundle, api_keys=(KEY,))
+    async with client(app):
+        caller = Caller(app)
+        await caller.done()
+        assert caller.status == 401
+
+
+# Size ------------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_body_over_the_limit_is_refused_by_its_header_unread(bundle: Path) -> None:
+    app = fake_app(bundle, max_body_bytes=2000)
+    async with client(app):
+        caller = Caller(app, headers={"content-length": "2001"})
+        await caller.done()
+        assert caller.status == 413
+        assert caller.content["error"]["code"] == "body_too_large"
+        assert "2001 bytes and the limit is 2000" in caller.content["error"]["message"]
+
+
+@pytest.mark.parametrize("length", [None, "5", "\u00b2", "-1", "many"])
+async def test_a_body_that_is_longer_than_its_header_says_is_refused_as_it_grows(bundle: Path, length: str | None) -> None:
+    app = fake_app(bundle, max_body_bytes=2000)
+    async with client(app):
+        caller = Caller(app, headers={"content-length": length} if length else {})
+        for _ in range(3):
+            caller.body(b"x" * 900, more=True)
+        await caller.done()
+        assert caller.status == 413
+        assert caller.incoming.empty(), "all it took was read, and no more"
+
+
+async def test_a_body_in_many_pieces_is_whole_again(bundle: Path) -> None:
+    app = fake_app(bundle)
+    async with client(app):
+        caller = Caller(app)
+        for byte in b'{"input": "cat"}':
+            caller.body(bytes([byte]), more=True)
+        caller.body(b"")
+        await caller.done()
+        assert caller.status == 200
+
+
+# Time ------------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_body_that_trickles_past_the_deadline_is_given_up(bundle: Path) -> None:
+    app = fake_app(bundle)
+    async with client(app):
+        caller = Caller(app, headers={"x-request-timeout-ms": "20"})
+        caller.body(b'{"input"', more=True)
+        await caller.done()
+        assert caller.status == 504
+        assert caller.content["error"]["type"] == "timeout_error"
+        assert app.state.catalog.active == 0
+
+
+async def test_a_deadline_in_the_queue_is_504(bundle: Path) -> None:
+    app = fake_app(bundle, threads=1)
+    async with client(app) as http:
+        session = app.state.catalog.session("mini")
+        session.hold()
+        held = asyncio.create_task(embeddings(http))
+        await session.entered(1)
+        late = await embeddings(http, json={"input": "dog"}, headers={"x-request-timeout-ms": "20"})
+        assert said(late)[:2] == (504, "timeout_error")
+        session.open()
+        assert (await held).status_code == 200
+
+
+@pytest.mark.parametrize(("name", "value"), [("x-request-timeout-ms", "soon"), ("x-lane", "fast")])
+async def test_a_header_that_cannot_be_meant_is_refused_by_name(bundle: Path, name: str, value: str) -> None:
+    async with client(fake_app(bundle)) as http:
+        refused = await embeddings(http, headers={name: value})
+        assert said(refused)[0] == 400
+        assert refused.json()["error"]["param"] == name
+
+
+async def test_a_client_that_hangs_up_within_its_body_is_not_answered_and_nothing_runs(bundle: Path) -> None:
+    """What came is a whole request by accident: without the disconnect it would be embedded."""
+    app = fake_app(bundle)
+    async with client(app):
+        caller = Caller(app)
+        caller.body(b'{"input": "cat"}', more=True)
+        caller.hang_up()
+        await caller.done()
+        assert caller.sent == []
+        assert app.state.catalog.session("mini").batches == []
+        assert app.state.catalog.active == 0
+
+
+async def test_a_cancelled_request_leaves_the_queue(bundle: Path) -> None:
+    """As the server in front of us cancels it when the client has gone."""
+    app = fake_app(bundle, threads=1)
+    async with client(app) as http:
+        session = app.state.catalog.session("mini")
+        session.hold()
+        held = asyncio.create_task(embeddings(http))
+        await session.entered(1)
+        gone = Caller(app)
+        gone.body(b'{"input": "dog"}')
+        await until(lambda: app.state.catalog.get("mini").engine._queue.tokens)
+        gone.task.cancel()
+        await asyncio.gather(gone.task, return_exceptions=True)
+        session.open()
+        await held
+        await embeddings(http, json={"input": "fish"})
+        assert len(session.batches) == 2
+        assert app.state.catalog.active == 0
+
+
+# Overload --------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_over_the_queue_the_answer_is_429_with_both_retry_headers(bundle: Path) -> None:
+    app = fake_app(bundle, threads=1, max_queue_tokens=10)
+    async with client(app) as http:
+        session = app.state.catalog.session("mini")
+        session.hold()
+        held = [asyncio.create_task(embeddings(http))]
+        await session.entered(1)
+        held.append(asyncio.create_task(embeddings(http, json={"input": "dog fish tree"})))
+        await until(lambda: app.state.catalog.get("mini").engine._queue.tokens)
+        refused = await embeddings(http, json={"input": "one two three four five"})
+        assert said(refused) == (429, "rate_limit_error", "overloaded")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert int(refused.headers["retry-after-ms"]) >= 1
+        session.open()
+        assert [answer.status_code for answer in await asyncio.gather(*held)] == [200, 200]
+
+
+async def test_what_never_fits_is_413_and_not_an_endless_429(bundle: Path) -> None:
+    async with client(fake_app(bundle, max_queue_tokens=10)) as http:
+        assert said(await embeddings(http, json={"input": "cat " * 9}))[0] == 413
+
+
+# Errors ----------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_errors_of_the_framework_speak_the_dialect_of_their_path(bundle: Path) -> None:
+    async with client(fake_app(bundle)) as http:
+        assert said(await http.get("/v1/nowhere"))[0] == 404
+        wrong = await http.get("/v1/embeddings")
+        assert said(wrong)[0] == 405
+        assert wrong.headers["allow"] == "POST"
+        assert said(await http.get("/nowhere"))[0] == 404, "paths of nobody speak OpenAI"
+
+
+@pytest.mark.parametrize("body", [b"", b"{", b"\xff", b"[]", b"null", b'"cat"', b'{"input": "\\ud800"}', b"{}" * 2, b'{"input": NaN}'])
+async def test_a_body_that_is_not_the_json_asked_for_is_400(bundle: Path, body: bytes) -> None:
+    async with client(fake_app(bundle)) as http:
+        assert said(await http.post("/v1/embeddings", content=body))[:2] == (400, "invalid_request_error")
+
+
+async def test_json_nested_beyond_reason_is_400(bundle: Path) -> None:
+    async with client(fake_app(bundle)) as http:
+        assert said(await http.post("/v1/embeddings", content=b'{"input":' + b"[" * 100_000))[0] == 400
+
+
+async def test_an_unexpected_exception_is_a_plain_500_and_the_log_has_it(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fails(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("a secret detail")
+
+    app = fake_app(bundle)
+    async with client(app) as http:
+        monkeypatch.setattr(app.state.catalog.get("mini"), "answer", fails)
+        answer = await embeddings(http, headers={"x-request-id": "find-me"})
+        assert said(answer) == (500, "server_error", "internal_error")
+        assert "secret" not in answer.text
+        record = next(record for record in caplog.records if record.exc_info)
+        assert (record.exc_info or (None,))[0] is ZeroDivisionError
+        assert record.__dict__["request_id"] == "find-me"
+
+
+async def test_a_host_header_that_is_no_host_harms_nothing(bundle: Path) -> None:
+    app = fake_app(bundle)
+    async with client(app):
+        caller = Caller(app, headers={"host": "["}, path="/v1/nowhere")
+        caller.body(b"{}")
+        await caller.done()
+        assert caller.status == 404
+
+
+# Start and logs --------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_start_that_fails_leaves_the_port_open_and_says_why(bundle: Path) -> None:
+    (bundle / "model.onnx").write_bytes(b"changed")
+    app = fake_app(bundle)
+    async with client(app) as http:
+        for path in ("/v1/models", "/health/ready"):
+            answer = await http.get(path)
+            assert answer.status_code == 503
+            assert "the service cannot start" in answer.text
+        assert said(await embeddings(http))[:2] == (503, "service_unavailable_error")
+        assert (await http.get("/health/live")).status_code == 200
+
+
+async def test_while_loading_everything_but_life_is_503_with_retry_after(bundle: Path) -> None:
+    app = fake_app(bundle, aliases={"ada": "mini"})
+    transport = httpx.ASGITransport(app)  # the lifespan has not begun: nothing is loaded yet
+    async with httpx.AsyncClient(transport=transport, base_url="http://attnserve") as http:
+        for answer in (await embeddings(http), await http.get("/v1/models"), await http.get("/v1/models/ada")):
+            assert said(answer)[0] == 503
+            assert answer.headers["retry-after"] == "1"
+        assert (await http.get("/health/ready")).status_code == 503
+        assert (await http.get("/health/live")).status_code == 200
+
+
+async def test_no_log_line_holds_a_text_or_a_key(bundle: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "attnserve")
+    async with client(fake_app(bundle, api_keys=(KEY,), access_log=True)) as http:
+        for text in ("a private text", ["a private text", ""]):
+            await embeddings(http, json={"input": text}, headers={"authorization": f"Bearer {KEY}"})
+    logged = "".join(str(record.__dict__) for record in caplog.records)
+    assert "'path': '/v1/embeddings'" in logged
+    assert "private" not in logged
+    assert KEY not in logged
+
+
+async def test_requests_in_progress_are_counted_down_whatever_happens(bundle: Path) -> None:
+    async def broken() -> AsyncIterator[bytes]:
+        yield b"{"
+
+    app = fake_app(bundle, api_keys=(KEY,))
+    async with client(app, headers={"authorization": f"Bearer {KEY}"}) as http:
+        await embeddings(http)
+        await embeddings(http, json={"input": ""})
+        await embeddings(http, content=broken(), json=None)
+        await embeddings(http, headers={"authorization": "Bearer nobody"})
+        await http.get("/nowhere")
+        assert app.state.catalog.active == 0
