@@ -5,17 +5,21 @@ the last line, in the dialect's form; a client must require the closing line wit
 """
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 import orjson
 from fastapi import Response
 from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from service.call import NDJSON, Call
 from service.catalog import Answer, Model
 from service.errors import ServiceError
 from service.tokenization import Input
+
+log = logging.getLogger("attnserve")
 
 
 async def stream(
@@ -33,26 +37,49 @@ async def stream(
     call.item_errors = True
     rows: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()  # at most one entry an input, which the client batch bounds
     work = asyncio.create_task(model.answer(inputs, call, on_result=lambda index, row: rows.put_nowait((index, row)), **options))
-    work.add_done_callback(lambda _: rows.put_nowait(None))
-    first = await rows.get()
+
+    def ended(done: asyncio.Task[Answer]) -> None:
+        _ = done.cancelled() or done.exception()  # looked at, or asyncio complains when the client has gone and nobody else looks
+        rows.put_nowait(None)
+
+    work.add_done_callback(ended)
+    try:
+        first = await rows.get()
+    except asyncio.CancelledError:  # the client has gone before the first row
+        work.cancel()
+        raise
     if first is None and (error := work.exception()):
         raise error
 
     async def lines() -> AsyncIterator[bytes]:
         item = first
-        try:
-            while item is not None:
-                yield _line(_entry(entry, *item, render))
-                item = await rows.get()
-            error = work.exception()
-            if error is None:
-                yield _line(_totals(work.result()))
-            else:
-                yield _line(render(error if isinstance(error, ServiceError) else ServiceError("internal error"))[1])
-        finally:
-            work.cancel()
+        while item is not None:
+            yield _line(_entry(entry, *item, render))
+            item = await rows.get()
+        error = work.exception()
+        if error is None:
+            yield _line(_totals(work.result()))
+        elif isinstance(error, ServiceError):
+            yield _line(render(error)[1])
+        else:
+            log.error("unexpected error", exc_info=error, extra={"request_id": call.request_id})
+            yield _line(render(ServiceError("internal error; the log has it under this request's id"))[1])
 
-    return StreamingResponse(lines(), media_type=NDJSON, headers=call.headers)
+    return _Lines(lines(), work, call)
+
+
+class _Lines(StreamingResponse):
+    """The lines of a piece of work, which ends with them: also when the client goes before the first one is asked for."""
+
+    def __init__(self, lines: AsyncIterator[bytes], work: "asyncio.Task[Answer]", call: Call) -> None:
+        super().__init__(lines, media_type=NDJSON, headers=call.headers)
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._work.cancel()
 
 
 def _entry(

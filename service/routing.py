@@ -12,13 +12,17 @@ from typing import Annotated, Any, TypeVar
 import orjson
 from fastapi import Depends, Request, Response
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from service.call import Call
 from service.catalog import Catalog
 from service.errors import EmptyInput, InvalidRequest, MalformedBody
 
 Body = TypeVar("Body", bound=BaseModel)
+Element = TypeVar("Element")
+
+# A list in a body. Its first bad element ends the check: collecting a complaint about each took 3 s and 0.5 GB for 600 kB of nulls.
+Many = Annotated[list[Element], Field(fail_fast=True)]
 
 CALL, CATALOG = "attnserve.call", "attnserve.catalog"  # their places in the ASGI scope
 _BRANCHES = ("str", "int", "bool")  # what pydantic puts beside field names when a union has them

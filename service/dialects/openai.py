@@ -14,16 +14,16 @@ from service.catalog import Answer, Model
 from service.dialects import Dialect
 from service.errors import ServiceError
 from service.ndjson import stream
-from service.routing import CallDep, CatalogDep, JsonRoute
+from service.routing import CallDep, CatalogDep, JsonRoute, Many
 from service.tokenization import Cut, Input, Side
 
-TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 
 
 class EmbeddingRequest(BaseModel):
     """Unknown keys are ignored: clients send some."""
 
-    input: str | list[str] | list[TokenId] | list[str | list[TokenId]] = Field(
+    input: str | Many[str] | Many[TokenId] | Many[str | Many[TokenId]] = Field(
         description="A text, a list of texts, one text as token ids, or a list of texts and token id lists."
     )
     model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first encoder without it.")
@@ -141,9 +141,8 @@ async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep)
 @router.get("/v1/models", response_model=ModelList)
 async def models(catalog: CatalogDep) -> Any:
     """The served models, aliases last."""
-    named = [(name, model) for name, model in catalog.models.items()]
-    named += [(alias, catalog.models[name]) for alias, name in catalog.settings.aliases.items()]
-    return {"object": "list", "data": [_model(name, model) for name, model in named]}
+    catalog.get(None)  # NotReady while they are still being loaded
+    return {"object": "list", "data": [_model(name, catalog.get(name)) for name in [*catalog.models, *catalog.settings.aliases]]}
 
 
 @router.get("/v1/models/{model:path}", response_model=ModelObject)
