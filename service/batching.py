@@ -2,11 +2,11 @@
 
 The queue is ordered by arrival and drawn by length. The input that has waited longest opens a batch; others join it, nearest length first,
 as long as the padding they add costs less than a run of their own would. That price of a run, counted in tokens, is a property of model and
-machine (a run streams all weights through the core once, however short the input) and is measured at start. No timer is involved: a batch is
-what is there when a worker is free.
+machine (a run streams all weights through the core once, however short the input) and is measured at start. No timer is involved: a batch
+is what is there when a worker is free.
 
-Two lanes: interactive work passes bulk work, whose head is drawn as if it had come `bulk_delay_s` later than it did, and later than the last
-bulk batch began. So a long bulk request delays what comes after it by one batch every `bulk_delay_s`, and yet is never passed for good.
+Two lanes: interactive work passes bulk work, whose head is drawn as if it had come `bulk_delay_s` later than it did, and later than the
+last bulk batch began. So a long bulk request delays what comes after it by one batch every `bulk_delay_s`, and yet is never passed for good.
 """
 
 import bisect
@@ -34,8 +34,8 @@ class Spent:
 class Work:
     """What one request waits for: a result an input, arriving in any order.
 
-    `results[i]` is a row of the output or the exception that befell input i. `on_result(i)` is called for each as it arrives and `on_done()`
-    after the last, both on the event loop.
+    `results[i]` is a row of the output or the exception that befell input i. `on_result(i)` is called for each as it arrives and
+    `on_done()` after the last, both on the event loop.
     """
 
     __slots__ = ("arrived", "cancelled", "deadline", "on_done", "on_result", "remaining", "results", "spent")
@@ -137,7 +137,7 @@ class Queue:
         return Lane.BULK if due < interactive.head().arrived else Lane.INTERACTIVE
 
     def _joining(self, lane: "_Lane", longest: int, count: int) -> int | None:
-        """The length, among those queued, that joins a batch of `count` inputs padded to `longest` at the least padding; None if none pays."""
+        """The queued length that joins a batch of `count` inputs padded to `longest` at the least padding; None if none pays."""
         best, best_padding = None, self.run_cost_tokens
         for length in lane.around(longest):
             padding = longest - length if length <= longest else (length - longest) * count

@@ -1,7 +1,7 @@
 """A route of ours: a validated body in, a JSON answer out, with as little between as FastAPI allows.
 
-FastAPI's own handler parses JSON into dicts, validates those, solves dependencies, validates the answer and serialises it: 0.15 ms of Python a
-request, a tenth of what a short text costs in the model. Here pydantic reads the bytes and orjson writes them; what FastAPI is kept for is
+FastAPI's own handler parses JSON into dicts, validates those, solves dependencies, validates the answer and serialises it: 0.15 ms of Python
+a request, a tenth of what a short text costs in the model. Here pydantic reads the bytes and orjson writes them; what FastAPI is kept for is
 routing and the OpenAPI document, which it draws from the same signature.
 """
 
@@ -41,7 +41,7 @@ CatalogDep = Annotated[Catalog, Depends(_from_scope(CATALOG))]
 
 
 class JsonRoute(APIRoute):
-    """A route `async def name(body: SomeModel, call: CallDep, catalog: CatalogDep)`, each argument optional, that returns JSON or a Response."""
+    """A route `async def name(body: SomeModel, call: CallDep, catalog: CatalogDep)`, each optional, that returns JSON or a Response."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         endpoint = self.endpoint

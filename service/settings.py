@@ -1,7 +1,7 @@
 """Everything that can be set, in one frozen object.
 
-A value comes from the command line, then from `ATTNSERVE_*` in the environment, then from a YAML file, then from the default here. An unknown
-key or a bad value stops the start.
+A value comes from the command line, then from `ATTNSERVE_*` in the environment, then from a YAML file, then from the default here. An
+unknown key or a bad value stops the start.
 """
 
 import json

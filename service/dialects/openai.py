@@ -1,7 +1,7 @@
 """OpenAI: `/v1/embeddings` and `/v1/models`.
 
-Source: the OpenAI API reference (CreateEmbeddingRequest) and what openai-python sends: it asks for base64 itself, and retries on 408, 409, 429
-and 5xx, honouring `retry-after-ms`. Beyond it: `prompt_name` and `prompt`, more encoding formats, `truncated` in the answer, NDJSON.
+Source: the OpenAI API reference (CreateEmbeddingRequest) and what openai-python sends: it asks for base64 itself, and retries on 408, 409,
+429 and 5xx, honouring `retry-after-ms`. Beyond it: `prompt_name` and `prompt`, more encoding formats, `truncated` in the answer, NDJSON.
 """
 
 from typing import Annotated, Any, Literal
