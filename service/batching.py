@@ -6,7 +6,7 @@ machine (a run streams all weights through the core once, however short the inpu
 is what is there when a worker is free.
 
 Two lanes: interactive work passes bulk work, whose head is drawn as if it had come `bulk_delay_s` later than it did, and later than the
-last bulk batch began. So a long bulk request delays what comes after it by one batch every `bulk_delay_s`, and yet is never passed for good.
+last bulk batch began. So a long bulk request delays what comes after it by one batch every `bulk_delay_s`, and is never passed for good.
 """
 
 import bisect
