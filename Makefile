@@ -6,7 +6,7 @@ DEFAULT := bundles/all-MiniLM-L6-v2
 HOST ?= 127.0.0.1
 PORT ?= 8000
 
-.PHONY: serve export test check bench clean
+.PHONY: serve export test check bench peers clean
 
 serve: $(DEFAULT)/manifest.json  ## Export the default model if need be, and serve it
 	$(BIN)/attnserve serve --bundle $(DEFAULT) --host $(HOST) --port $(PORT)
@@ -26,6 +26,9 @@ check: $(VENV)/.test  ## Lint, format, types
 
 bench: $(VENV)/.test $(DEFAULT)/manifest.json  ## Side by side with the bare runtime and peers
 	$(BIN)/attnserve bench --bundle $(DEFAULT)
+
+peers:  ## The environments that `make bench` compares with, each of its own (1.3 GB)
+	$(BIN)/python -m loadtest.peers install infinity
 
 clean:  ## Remove the environment and what was built
 	rm -rf $(VENV) bundles out *.egg-info

@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from service.catalog import Catalog
 from service.dialects import Dialect, cohere, health, jina, oip, openai, tei
 from service.edge import Edge, refusal
-from service.errors import MethodNotAllowed, RouteNotFound, ServiceError
+from service.errors import CANNOT_START, MethodNotAllowed, RouteNotFound, ServiceError
 
 log = logging.getLogger("attnserve")
 
@@ -54,7 +54,7 @@ async def _warm(catalog: Catalog, on_failure: Callable[[], None] | None) -> None
         catalog.start()
         log.info("ready", extra={"models": list(catalog.models)})
     except Exception as error:
-        catalog.failure = f"the service cannot start: {error}"
+        catalog.failure = f"{CANNOT_START}: {error}"
         log.exception("start failed")
         if on_failure:
             on_failure()

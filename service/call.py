@@ -29,6 +29,7 @@ class Call:
     model: str = ""
     tokens: int = 0
     characters: int = 0
+    body_bytes: int = 0
     tokenization_s: float = 0.0
     spent: Spent = field(default_factory=Spent)
     headers: dict[str, str] = field(default_factory=dict)

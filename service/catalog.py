@@ -194,6 +194,7 @@ class Catalog:
         self.failure: str | None = None
         self.draining = False
         self.active = 0  # requests between their first byte and their last
+        self.body_bytes = 0  # of these
         self.metrics.active.set_function(lambda: self.active)
 
     def load(self) -> None:
@@ -231,7 +232,7 @@ class Catalog:
         """Refuse what comes from now on and wait for what was accepted; how many requests were left when time ran out."""
         self.draining = True
         deadline = time.monotonic() + timeout_s
-        while self.active and time.monotonic() < deadline:
+        while self.active and time.monotonic() < deadline:  # noqa: ASYNC110  an event would cost every request, this costs one shutdown
             await asyncio.sleep(0.02)
         return self.active
 

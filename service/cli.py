@@ -50,7 +50,13 @@ def export(
         from export.bundle import export_bundle
     with progress_bar() as show:
         manifest = export_bundle(
-            checkpoint, out, name=name or out.resolve().name, precision=precision.value, attention=attention, min_cosine=min_cosine, progress=show
+            checkpoint,
+            out,
+            name=name or out.resolve().name,
+            precision=precision.value,
+            attention=attention,
+            min_cosine=min_cosine,
+            progress=show,
         )
     console.print(f"[green]{out}[/green]: {manifest.kind}, {manifest.precision}, fingerprint {manifest.fingerprint[:12]}")
     console.print(f"Serve it: [bold]attnserve serve --bundle {out}[/bold]")
@@ -114,7 +120,7 @@ def serve(
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
 def bench(context: typer.Context) -> None:
-    """Measure a running service side by side with the bare runtime and with peers. `attnserve bench --help` lists what it takes."""
+    """Start the service and measure it side by side with the bare runtime and with peers. `attnserve bench --help` lists what it takes."""
     with needing("loadtest"):
         from loadtest.bench import app as bench_app
     bench_app(context.args, prog_name="attnserve bench")

@@ -15,14 +15,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
-from service.app import build_app
-from service.catalog import Catalog
-from service.logs import to_file
+from service.errors import CANNOT_START
 from service.settings import Settings, freeze
+
+if TYPE_CHECKING:
+    from service.catalog import Catalog
 
 APPLICATION = "attnserve"
 LOG_FILE = "attnserve.log"
@@ -59,8 +60,8 @@ def run_directory() -> Iterator[Path]:
 
 def prepare(settings: Settings, run: Path) -> None:
     """Set the flags that Ray reads at import, here and, through the environment, in every process it starts."""
-    direct_port, *ports = [settings.port] if settings.lean else _free_ports(1)
-    metrics_port, stats_port, fallback_port, fallback_grpc_port = _free_ports(4)
+    free_port, metrics_port, stats_port, fallback_port, fallback_grpc_port = _free_ports(5)
+    direct_port = settings.port if settings.lean else free_port
     flags = {
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": 1,
         "RAY_SERVE_ENABLE_HA_PROXY": 0 if settings.lean else 1,
@@ -122,7 +123,7 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
-_catalog: Catalog | None = None  # of this replica process
+_catalog: "Catalog | None" = None  # of this replica process
 
 
 def build(settings: Settings, run: Path) -> Any:
@@ -132,8 +133,12 @@ def build(settings: Settings, run: Path) -> Any:
     frozen, log_file = freeze(settings), str(run / LOG_FILE)
 
     def make_app() -> Any:
-        """Runs in the replica: models and locks are made where they live, and never pickled."""
+        """Runs in the replica: models and locks are made where they live, and what is heavy to import is not in the command's memory."""
         global _catalog
+        from service.app import build_app
+        from service.catalog import Catalog
+        from service.logs import to_file
+
         values = Settings.model_validate_json(frozen)
         to_file(Path(log_file), values.log_level)
         _catalog = Catalog(values)
@@ -163,7 +168,7 @@ def build(settings: Settings, run: Path) -> Any:
             assert _catalog is not None
             return await _catalog.drain(timeout_s)
 
-    return Single.bind()
+    return Single.bind()  # type: ignore[attr-defined]
 
 
 class Service:
@@ -206,7 +211,7 @@ class Service:
         return unfinished
 
     def _close_listener(self) -> None:
-        """Let HAProxy close its port while the replica still answers what comes over open connections; without a replica it would say 500."""
+        """Have HAProxy close its port while the replica still answers over open connections: alone, HAProxy would say 500."""
         with suppress(OSError, ValueError):  # not there in lean mode, or gone already
             os.kill(int((self._run / HAPROXY_PID).read_text()), signal.SIGUSR1)
             time.sleep(0.2)
@@ -240,6 +245,8 @@ class Service:
             )
         finally:
             parameter.RayParams = original  # type: ignore[misc]
+        # `include_dashboard=False` leaves a server of usage statistics, which are off.
+        ray._private.worker._global_node.kill_dashboard(check_alive=False)  # type: ignore[attr-defined]
 
     def _wait_until_ready(self, ray: Any, serve: Any) -> None:
         deadline = time.monotonic() + 300
@@ -248,9 +255,8 @@ class Service:
                 with urlopen(f"{self.url}/health/ready", timeout=5):
                     return
             except HTTPError as answer:
-                if reason := answer.read().decode(errors="replace"):
-                    if reason.startswith("the service cannot start"):
-                        raise StartFailed(reason) from None
+                if (reason := answer.read().decode(errors="replace")).startswith(CANNOT_START):
+                    raise StartFailed(reason) from None
             except (URLError, ConnectionError, TimeoutError):
                 pass
             status = serve.status().applications.get(APPLICATION)

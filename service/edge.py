@@ -69,6 +69,7 @@ class Edge:
             await self._refuse(scope, answer, ServiceError("internal error; the log has it under this request's id"))
         finally:
             self.catalog.active -= 1
+            self.catalog.body_bytes -= call.body_bytes
             self._account(scope, call, answer)
 
     def _admit(self, scope: Scope, headers: dict[str, str]) -> None:
@@ -94,14 +95,16 @@ class Edge:
         if length.isdecimal() and int(length) > limit:
             raise BodyTooLarge(f"the body has {length} bytes and the limit is {limit}: send the inputs in parts")
         chunks: list[bytes] = []
-        size = 0
         try:
             async with asyncio.timeout(call.deadline - time.monotonic()):
                 while True:
                     message = await receive()
                     chunk = message.get("body", b"")
-                    size += len(chunk)
-                    if size > limit:
+                    call.body_bytes += len(chunk)
+                    self.catalog.body_bytes += len(chunk)
+                    if self.catalog.body_bytes > (most := self.catalog.settings.max_pending_bytes):
+                        raise Overloaded(f"Model is overloaded: the bodies of running requests fill {most} bytes", retry_after_s=1.0)
+                    if call.body_bytes > limit:
                         raise BodyTooLarge(f"the body has more than {limit} bytes: send the inputs in parts")
                     chunks.append(chunk)
                     if message["type"] == "http.disconnect":

@@ -3,6 +3,8 @@
 The message is a sentence that names the value, the limit and the next step; `status` is what plain HTTP would say.
 """
 
+CANNOT_START = "the service cannot start"  # how the readiness probe's answer begins when waiting is of no use
+
 
 class ServiceError(Exception):
     """Base of all of them. `param` is the request field at fault, `index` the input at fault in a list."""

@@ -7,7 +7,7 @@ from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
-disable_created_metrics()  # a second series for each one, that says when the process started
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each one, that says when the process started
 
 _SECONDS = tuple(1.5e-5 * 1.5**n for n in range(35))  # the buckets of text-embeddings-inference
 _TOKENS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -22,9 +22,10 @@ class Metrics:
         counter = partial(Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry)
-        self.requests = counter("te_request_count", "Requests taken", ["method", "model"])
-        self.successes = counter("te_request_success", "Requests answered", ["method", "model"])
-        self.failures = counter("te_request_failure", "Requests refused or failed", ["err", "model"])
+        # prometheus_client would add _total to a counter's name, and dashboards look for these without.
+        self.requests = gauge("te_request_count", "Requests taken", ["method", "model"])
+        self.successes = gauge("te_request_success", "Requests answered", ["method", "model"])
+        self.failures = gauge("te_request_failure", "Requests refused or failed", ["err", "model"])
         self.duration = histogram("te_request_duration", "Seconds from request to answer", ["method", "model"], buckets=_SECONDS)
         self.tokenization = histogram("te_request_tokenization_duration", "Seconds of tokenisation, a request", ["model"], buckets=_SECONDS)
         self.queueing = histogram("te_request_queue_duration", "Seconds in the queue, the head of each batch", ["model"], buckets=_SECONDS)

@@ -41,6 +41,7 @@ class Settings(BaseModel):
     )
 
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="Largest request body.")
+    max_pending_bytes: int = Field(256 * 1024 * 1024, ge=1024, description="Bodies of all running requests together; over it 429.")
     max_client_batch: int = Field(2048, ge=1, le=1_000_000, description="Most inputs in one request.")
     max_queue_tokens: int = Field(524_288, ge=1, description="Most tokens waiting for one model; over it 429.")
     max_batch_tokens: int | None = Field(

@@ -18,7 +18,7 @@ from service.dialects import Dialect
 from service.dialects.openai import Cutting
 from service.errors import InvalidRequest, ServiceError
 from service.ranking import rank, role_prompt
-from service.routing import CallDep, CatalogDep, JsonRoute
+from service.routing import CallDep, CatalogDep, JsonRoute, Many
 from service.tokenization import Cut, Side
 
 _DOCUMENTS_IN_A_SEARCH_UNIT = 100
@@ -40,7 +40,7 @@ class EmbedRequest(BaseModel):
     input_type: Literal["search_document", "search_query", "classification", "clustering", "image"] = Field(
         description="Chooses the checkpoint's prompt of that role, if it has one. Images are not served."
     )
-    texts: list[str] | None = Field(None, min_length=1, description="What to embed.")
+    texts: Many[str] | None = Field(None, min_length=1, description="What to embed.")
     images: list[Any] | None = Field(None, description="Refused: this service embeds text.")
     inputs: list[Any] | None = Field(None, description="Refused: send `texts`.")
     max_tokens: MaxTokens | None = Field(None, description="Cut each text to this many tokens, if the model's own limit is not lower.")
@@ -63,7 +63,7 @@ class RerankRequest(BaseModel):
         None, max_length=256, description="Name or alias of a served reranker, or of an encoder, whose cosines then stand in."
     )
     query: str = Field(min_length=1, description="What the documents are compared with.")
-    documents: list[str | DocumentText] = Field(min_length=1, description="The documents to put in order.")
+    documents: Many[str | DocumentText] = Field(min_length=1, description="The documents to put in order.")
     top_n: int | None = Field(None, ge=1, lt=2**31, description="Answer with the best so many; all without it.")
     max_tokens_per_doc: MaxTokens = Field(4096, description="Longer documents are cut.")
     priority: Priority = None

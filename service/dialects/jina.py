@@ -14,7 +14,7 @@ from service.dialects import Dialect
 from service.dialects.openai import Cutting
 from service.errors import ServiceError
 from service.ranking import rank
-from service.routing import CallDep, CatalogDep, JsonRoute
+from service.routing import CallDep, CatalogDep, JsonRoute, Many
 
 
 class DocumentText(BaseModel):
@@ -30,7 +30,7 @@ class RerankRequest(BaseModel):
         None, max_length=256, description="Name or alias of a served reranker, or of an encoder, whose cosines then stand in."
     )
     query: str = Field(min_length=1, description="What the documents are compared with.")
-    documents: list[str | DocumentText] = Field(min_length=1, description="The documents to put in order.")
+    documents: Many[str | DocumentText] = Field(min_length=1, description="The documents to put in order.")
     top_n: int | None = Field(None, ge=0, lt=2**31, description="Answer with the best so many; all without it, or with 0.")
     return_documents: bool = Field(True, description="False leaves the texts out of the answer.")
     raw_scores: bool = Field(False, description="Logits (of an encoder: cosines) in place of scores in [0, 1].")

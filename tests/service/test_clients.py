@@ -52,7 +52,9 @@ def test_openai_asks_for_base64_and_floats_are_the_same(client: openai.OpenAI) -
 def test_openai_async_in_parallel(service: LiveService) -> None:
     async def many() -> list[int]:
         async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="not needed", max_retries=0) as client:
-            answers = await asyncio.gather(*(client.embeddings.create(model=MODEL, input=[f"text {n}", "b"], dimensions=64) for n in range(32)))
+            answers = await asyncio.gather(
+                *(client.embeddings.create(model=MODEL, input=[f"text {n}", "b"], dimensions=64) for n in range(32))
+            )
             return [len(entry.embedding) for answer in answers for entry in answer.data]
 
     assert asyncio.run(many()) == [64] * 64
@@ -83,7 +85,7 @@ def test_cohere_embed_and_rerank(service: LiveService) -> None:
     assert [len(answer.embeddings.float_[0]), len(answer.embeddings.int8[0]), len(answer.embeddings.ubinary[0])] == [384, 384, 48]
     documents = ["Bananas are yellow.", "Paris is the capital of France.", "Fish swim."]
     ranked = client.rerank(model=MODEL, query="What is the capital of France?", documents=documents, top_n=2)
-    assert [result.index for result in ranked.results][0] == 1
+    assert [result.index for result in ranked.results][:1] == [1]
     assert len(ranked.results) == 2
     assert len(client.rerank(model="tiny-reranker", query="one", documents=documents).results) == 3
 

@@ -134,6 +134,23 @@ async def test_no_key_is_read_before_it_is_checked(bundle: Path) -> None:
 # Size ------------------------------------------------------------------------------------------------------------------------------------
 
 
+async def test_the_bodies_of_all_requests_together_are_bounded(bundle: Path) -> None:
+    """Half a body each, from clients that are slow: the one that would be too much is told to come back, and room is given back."""
+    app = fake_app(bundle, max_body_bytes=2000, max_pending_bytes=3000)
+    async with client(app) as http:
+        slow = [Caller(app), Caller(app)]
+        for caller in slow:
+            caller.body(b" " * 1400, more=True)
+        await until(lambda: app.state.catalog.body_bytes == 2800)
+        refused = await embeddings(http, json={"input": "one " * 100})
+        assert said(refused) == (429, "rate_limit_error", "overloaded")
+        assert refused.headers["retry-after"] == "1"
+        for caller in slow:
+            caller.hang_up()
+            await caller.done()
+        assert app.state.catalog.body_bytes == 0
+
+
 async def test_a_body_over_the_limit_is_refused_by_its_header_unread(bundle: Path) -> None:
     app = fake_app(bundle, max_body_bytes=2000)
     async with client(app):

@@ -66,11 +66,11 @@ async def test_requests_tokens_and_padding_are_counted(tmp_path: Path) -> None:
         ]
         assert [answer.status_code for answer in answers] == [200, 200, 400, 404]
         seen = await series(http)
-    assert seen["te_request_count_total|/v1/embeddings|mini"] == 2
-    assert seen["te_request_success_total|/v1/embeddings|mini"] == 2
-    assert seen["te_request_failure_total|400|"] == 1
-    assert seen["te_request_failure_total|404|"] == 1
-    assert seen["te_request_count_total|unmatched|"] == 1, "an unknown path makes no label of its own"
+    assert seen["te_request_count|/v1/embeddings|mini"] == 2
+    assert seen["te_request_success|/v1/embeddings|mini"] == 2
+    assert seen["te_request_failure|400|"] == 1
+    assert seen["te_request_failure|404|"] == 1
+    assert seen["te_request_count|unmatched|"] == 1, "an unknown path makes no label of its own"
     assert seen["attnserve_tokens_total|mini"] == 4 + 64
     assert seen["attnserve_joined_inputs_total|mini"] == 1
     assert seen["attnserve_cache_hits_total|mini"] == 1
