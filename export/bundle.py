@@ -16,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import torch
 
 from export import contract
@@ -25,6 +26,7 @@ from export.graph import PACKED, REWRITTEN, describe, inputs_of, optimise, outpu
 from export.parity import FP32_TOLERANCE, Arrays, Feed, Reference, Tensors, answers, check_interface, compare, feeds, open_graph, scale
 from export.trials import Task, choose
 from models.checkpoint import Checkpoint, load_checkpoint
+from models.folder import WEIGHTS
 
 Progress = Callable[[str, float | None], None]
 
@@ -44,7 +46,7 @@ BARS = {
     # 11 bits a number instead of 24.
     "fp16": Bar(0.02, min_cosine=0.999, logit_error=0.02),
     # Judged by the cosine that the caller asks for; the tolerance only finds graphs that are broken.
-    "int8": Bar(1.0, min_cosine=0.99, logit_error=0.1),
+    "int8": Bar(1.0, min_cosine=0.99, logit_error=0.25),
 }
 ABOUT_FP16 = "weights in float16, for a GPU: a CPU widens them to float32 and is not faster"
 
@@ -124,10 +126,14 @@ class Subject:
         session = open_graph(graph)
         check_interface(session, self.inputs, self.outputs)
         error = compare(session, torch_reference(self.source), self.outputs, self.sizes, tolerance=bar.tolerance)
-        cosines = self.examples.cosines(self.examples.run(answers(session, self.outputs)))
+        rows = self.examples.run(answers(session, self.outputs))
+        cosines = self.examples.cosines(rows)
         if not (worst := float(cosines.min())) >= bar.min_cosine:
             where = f" at {self.examples.texts[cosines.argmin()]!r}" if self.source.kind == "encoder" else ""
             raise ExportError(f"the lowest cosine on the golden texts is {worst:.6f}{where}, and {bar.min_cosine} is needed")
+        apart = float(np.abs(rows - self.examples.rows).max())
+        if self.source.kind != "encoder" and not apart <= (allowed := self.logit_error(bar)):
+            raise ExportError(f"a logit of the golden texts is off by {apart:.3g}, and {allowed:.3g} is allowed")
         shapes = tuple((int(B), int(N)) for B, N in (feed[contract.ATTENTION_MASK].shape for feed in self.sizes))
         return contract.Parity(max_abs_error=error, min_cosine=worst, shapes=shapes, tolerance=bar.tolerance)
 
@@ -138,8 +144,11 @@ class Subject:
             pairs=self.examples.pairs,
             outputs=tuple(tuple(map(float, row)) for row in self.examples.rows),
             min_cosine=bar.min_cosine if encoder else None,
-            max_abs_error=None if encoder else bar.logit_error * scale(self.examples.rows),
+            max_abs_error=None if encoder else self.logit_error(bar),
         )
+
+    def logit_error(self, bar: Bar) -> float:
+        return bar.logit_error * scale(self.examples.rows)
 
     def manifest(
         self,
@@ -216,7 +225,8 @@ def _int8(
 
 
 def _source(source: Checkpoint) -> contract.Source:
-    weights = sorted(source.tokenizer_file.parent.glob("*.safetensors"))
+    folder = source.tokenizer_file.parent
+    weights = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(folder.glob("*.safetensors"))
     digests = [contract.sha256(file) for file in weights]
     return contract.Source(
         architecture=source.architecture,
@@ -238,6 +248,7 @@ def replacing(out: Path) -> Iterator[Path]:
 
     Raises ExportError when `out` is something other than a bundle or an empty directory: it would be lost.
     """
+    out = out.resolve()
     if out.exists() and not (out.is_dir() and ((out / contract.MANIFEST).is_file() or not any(out.iterdir()))):
         raise ExportError(f"{out} exists and is not a bundle; choose another --out, or move it away")
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -151,4 +151,3 @@ def _logit_cosines(got: NDArray[np.float32], want: NDArray[np.float32]) -> NDArr
     """Each label's logits over all texts, less their mean, as one vector: (n, L), (n, L) -> (L,). What ranks texts is this difference."""
     mean = want.mean(axis=0)
     return cosines((got - mean).T, (want - mean).T)
-

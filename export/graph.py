@@ -22,7 +22,7 @@ from models.checkpoint import Checkpoint
 
 OPSET = 20
 PACKED = "tokens packed to (T, D) between attentions"
-REWRITTEN = "attention as an operator of com.microsoft; rewritten by onnxruntime for the CPU, level extended"
+REWRITTEN = "rewritten by onnxruntime for the CPU, level extended"
 LARGEST_FILE_BYTES = 1_900_000_000  # of an .onnx file; protobuf ends at 2 GiB, and weights beyond that go to a file beside it
 
 

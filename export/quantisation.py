@@ -15,18 +15,18 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime as ort
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from export.graph import save
 from export.packing import OPERATORS
-from export.parity import Feed
+from export.parity import Feed, open_graph
 
 Array = NDArray[np.float32]
 ColumnPeaks = Mapping[str, Array]  # left side of a product -> largest |value| of each of its columns
 
 SMOOTHING = 0.6  # the share of an outlier that moves into the weights: 0.5 and 0.7 gave 0.9925 and 0.9933, this 0.9941 (MiniLM)
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -37,13 +37,13 @@ class Recipe:
 
 
 def column_peaks(model: ModelProto, feeds: list[Feed]) -> dict[str, Array]:
-    """How large each column gets on the left of each product by constant weights, over some inputs."""
+    """How large each column gets on the left of each product by constant weights, over some inputs. Uses `model` up."""
     names = list(_products_by_left(model))
-    probe = ModelProto()
-    probe.CopyFrom(model)
-    del probe.graph.output[:]
-    probe.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
-    session = ort.InferenceSession(probe.SerializeToString(), providers=["CPUExecutionProvider"])
+    del model.graph.output[:]
+    model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
+    with TemporaryDirectory() as folder:
+        save(model, Path(folder) / "probe.onnx")
+        session = open_graph(Path(folder) / "probe.onnx")
     peaks: dict[str, Array] = {}
     for feed in feeds:
         for name, value in zip(names, session.run(names, feed), strict=True):
@@ -76,55 +76,48 @@ def with_matmuls(model: ModelProto) -> ModelProto:
 
 def per_token(model: ModelProto, peaks: ColumnPeaks, *, weight_levels: int = 127) -> ModelProto:
     """One scale for each token and one for each column of the weights. `weight_levels` 63: no sum of two products passes 16 bits."""
-    graph, weights = model.graph, _weights(model)
-    groups = _products_by_left(model)
-    nodes: list[NodeProto] = []
-
-    def constant(name: str, value: NDArray[Any] | np.generic) -> str:
-        graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
-        return name
-
-    one, zero_point = constant("int8.one", np.float32(1)), constant("int8.zero_point", np.uint8(128))
-    levels, tiny = constant("int8.levels", np.float32(127)), constant("int8.tiny", np.float32(1e-9))
-    last = constant("int8.last_axis", np.array([-1], np.int64))
+    weights, groups = _weights(model), _products_by_left(model)
+    constants: dict[str, NDArray[Any] | np.generic] = {
+        "int8.one": np.float32(1),
+        "int8.zero_point": np.uint8(128),
+        "int8.levels": np.float32(127),
+        "int8.tiny": np.float32(1e-9),
+        "int8.last_axis": np.array([-1], np.int64),
+    }
     smoothing: dict[str, Array] = {}
-    for node in graph.node:
-        x = node.input[0] if node.op_type == "MatMul" and node.input[1] in weights else None
-        if x is None:
+    nodes: list[NodeProto] = []
+    for node in model.graph.node:
+        if node.op_type != "MatMul" or node.input[1] not in weights:
             nodes.append(node)
             continue
+        (x, W), y = node.input, node.output[0]
         if x not in smoothing:
-            smoothing[x] = s = _smoothing(peaks[x], [numpy_helper.to_array(weights[product.input[1]]) for product in groups[x]])
-            nodes += [
-                helper.make_node("Mul", [x, constant(f"{x}.smoothing", 1 / s)], [f"{x}.smooth"]),
-                helper.make_node("Abs", [f"{x}.smooth"], [f"{x}.sizes"]),
-                helper.make_node("ReduceMax", [f"{x}.sizes", last], [f"{x}.largest"], keepdims=1),  # (T, 1)
-                helper.make_node("Max", [f"{x}.largest", tiny], [f"{x}.above_0"]),
-                helper.make_node("Div", [levels, f"{x}.above_0"], [f"{x}.up"]),
-                helper.make_node("Mul", [f"{x}.smooth", f"{x}.up"], [f"{x}.scaled"]),  # -127 .. 127
-                helper.make_node("QuantizeLinear", [f"{x}.scaled", one, zero_point], [f"{x}.bytes"]),
-                helper.make_node("Reciprocal", [f"{x}.up"], [f"{x}.down"]),
-            ]
-        w, scales = _rounded(numpy_helper.to_array(weights[node.input[1]]) * smoothing[x][:, None], weight_levels)
-        name = f"{node.output[0]}.weight"
-        operands = [f"{x}.bytes", constant(name, w), one, constant(f"{name}.scales", scales), zero_point]
+            smoothing[x] = _smoothing(peaks[x], [numpy_helper.to_array(weights[product.input[1]]) for product in groups[x]])
+            constants[f"{x}.smoothing"] = 1 / smoothing[x]
+            nodes += _bytes_of(x)
+        w, scales = _rounded(numpy_helper.to_array(weights[W]) * smoothing[x][:, None], weight_levels)
+        constants |= {f"{y}.weight": w, f"{y}.scales": scales}
+        operands = [f"{x}.bytes", f"{y}.weight", "int8.one", f"{y}.scales", "int8.zero_point"]
         nodes += [
-            helper.make_node("MatMulIntegerToFloat", operands, [f"{node.output[0]}.product"], domain=OPERATORS),
-            helper.make_node("Mul", [f"{node.output[0]}.product", f"{x}.down"], [node.output[0]]),
+            helper.make_node("MatMulIntegerToFloat", operands, [f"{y}.product"], domain=OPERATORS),
+            helper.make_node("Mul", [f"{y}.product", f"{x}.down"], [y]),
         ]
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items())
     return _with_nodes(model, nodes)
 
 
-def per_batch(model: ModelProto, peaks: ColumnPeaks, *, per_channel: bool, reduce_range: bool = False) -> ModelProto:
-    """onnxruntime's dynamic quantisation."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-
-    with _quiet(), TemporaryDirectory() as folder:
-        target = Path(folder) / "int8.onnx"
-        quantize_dynamic(
-            model, target, op_types_to_quantize=["MatMul"], per_channel=per_channel, reduce_range=reduce_range, weight_type=QuantType.QInt8
-        )
-        return onnx.load(target)
+def _bytes_of(x: str) -> list[NodeProto]:
+    """(T, K) -> "x.bytes" (T, K) uint8 around 128, and "x.down" (T, 1), which takes a product of them back to its size."""
+    return [
+        helper.make_node("Mul", [x, f"{x}.smoothing"], [f"{x}.smooth"]),
+        helper.make_node("Abs", [f"{x}.smooth"], [f"{x}.sizes"]),
+        helper.make_node("ReduceMax", [f"{x}.sizes", "int8.last_axis"], [f"{x}.largest"], keepdims=1),  # (T, 1)
+        helper.make_node("Max", [f"{x}.largest", "int8.tiny"], [f"{x}.above_0"]),
+        helper.make_node("Div", ["int8.levels", f"{x}.above_0"], [f"{x}.up"]),
+        helper.make_node("Mul", [f"{x}.smooth", f"{x}.up"], [f"{x}.scaled"]),  # -127 .. 127
+        helper.make_node("QuantizeLinear", [f"{x}.scaled", "int8.one", "int8.zero_point"], [f"{x}.bytes"]),
+        helper.make_node("Reciprocal", [f"{x}.up"], [f"{x}.down"]),
+    ]
 
 
 def per_block(model: ModelProto, peaks: ColumnPeaks, *, block: int) -> ModelProto:
@@ -137,10 +130,10 @@ def per_block(model: ModelProto, peaks: ColumnPeaks, *, block: int) -> ModelProt
     return quantiser.model.model
 
 
+# onnxruntime's own dynamic quantisation is not among them: it is no closer, and a vector must not depend on its neighbours.
 RECIPES = (
     Recipe("a scale per token, columns smoothed", per_token),
     Recipe("a scale per token, columns smoothed, weights in 7 bits", lambda model, peaks: per_token(model, peaks, weight_levels=63)),
-    Recipe("a scale per batch (dynamic), per channel", lambda model, peaks: per_batch(model, peaks, per_channel=True)),
     Recipe("a scale per 32 values (MatMulNBits)", lambda model, peaks: per_block(model, peaks, block=32)),
 )
 
@@ -177,9 +170,9 @@ def _with_nodes(model: ModelProto, nodes: list[NodeProto]) -> ModelProto:
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     read = {name for node in nodes for name in node.input} | {tensor.name for tensor in model.graph.output}
-    kept = [tensor for tensor in model.graph.initializer if tensor.name in read]
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(kept)
+    for number in reversed(range(len(model.graph.initializer))):  # one by one: protobuf cannot copy a list of 2 GiB
+        if model.graph.initializer[number].name not in read:
+            del model.graph.initializer[number]
     if OPERATORS not in {entry.domain for entry in model.opset_import}:
         model.opset_import.append(helper.make_opsetid(OPERATORS, 1))
     return model

@@ -82,4 +82,3 @@ def _rate(task: Task, file: Path) -> float:
     session = open_graph(file, threads=1)
     names = [node.name for node in session.get_inputs()]
     return rate(session, random_feed(names, BATCH, TOKENS, task.vocab_size), task.outputs[0].name, SECONDS, time.thread_time)
-

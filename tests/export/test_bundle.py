@@ -72,9 +72,7 @@ def test_an_encoder_gives_the_mean_of_the_token_vectors(encoder_checkpoint: Path
     ],
     ids=["reranker", "classifier", "token classifier"],
 )
-def test_classifiers_give_the_logits_of_transformers(
-    tmp_path: Path, n_labels: int, per_token: bool, kind: str, model_class: str
-) -> None:
+def test_classifiers_give_the_logits_of_transformers(tmp_path: Path, n_labels: int, per_token: bool, kind: str, model_class: str) -> None:
     checkpoint = checkpoints.tiny_classifier(tmp_path / "checkpoint", n_labels=n_labels, per_token=per_token)
     manifest = export_bundle(checkpoint, tmp_path / "bundle")
     assert manifest.kind == kind

@@ -12,6 +12,7 @@ from export.bundle import export_bundle
 from export.errors import ExportError
 from export.parity import open_graph
 from export.quantisation import RECIPES, column_peaks, per_token, with_matmuls
+from tests.checkpoints import tiny_classifier
 
 
 def test_the_fastest_recipe_above_the_bar_is_kept_and_all_are_told(encoder_checkpoint: Path, tmp_path: Path) -> None:
@@ -32,6 +33,14 @@ def test_a_bar_that_no_recipe_reaches_is_an_error_that_says_what_each_reached(en
     with pytest.raises(ExportError, match=r"no int8 recipe reaches a cosine of 0\.9999999 on every text\. .*: a scale per token"):
         export_bundle(encoder_checkpoint, tmp_path / "int8", precision="int8", min_cosine=0.9999999)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_reranker_is_judged_by_how_its_logits_differ_between_texts(tmp_path: Path) -> None:
+    manifest = export_bundle(tiny_classifier(tmp_path / "checkpoint", n_labels=1), tmp_path / "int8", precision="int8", min_cosine=0.9)
+    assert 0.9 <= manifest.parity.min_cosine < 1
+    golden = contract.read_golden(tmp_path / "int8")
+    assert golden.min_cosine is None
+    assert golden.max_abs_error == pytest.approx(0.25 * np.abs(golden.outputs).max())
 
 
 def product(d_in: int, d_out: int) -> tuple[onnx.ModelProto, np.ndarray]:
