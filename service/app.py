@@ -5,16 +5,19 @@ import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
+from starlette.types import Receive, Scope, Send
 
 from service.catalog import Catalog
 from service.dialects import Dialect, cohere, health, jina, oip, openai, tei
 from service.edge import Edge, refusal
 from service.errors import CANNOT_START, MethodNotAllowed, RouteNotFound, ServiceError
+from service.routing import exact
 
 log = logging.getLogger("attnserve")
 
@@ -23,7 +26,19 @@ MODULES = (openai, tei, cohere, jina, oip)
 DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in MODULES)
 
 
-def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None, echo_id: bool = True) -> FastAPI:
+class Application(FastAPI):
+    """FastAPI with our edge around all of it, its own middleware included."""
+
+    edge: Any
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.edge(scope, receive, send)
+
+    async def inner(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await super().__call__(scope, receive, send)
+
+
+def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None, echo_id: bool = True) -> Application:
     """The application around a catalog that it loads itself: the port answers at once, 503 until every bundle has passed its self-test.
 
     When one does not pass, `catalog.failure` says why and `on_failure` is called.
@@ -36,15 +51,17 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None,
         warming.cancel()
         await catalog.stop()
 
-    app = FastAPI(title="attnserve", version=version("attnserve"), lifespan=lifespan, description="Embeddings and rerank scores over HTTP.")
-    for module in MODULES:
-        app.include_router(module.router)
-    app.include_router(health.router)
+    app = Application(
+        title="attnserve", version=version("attnserve"), lifespan=lifespan, description="Embeddings and rerank scores over HTTP."
+    )
+    routers = [module.router for module in (*MODULES, health)]
+    for router in routers:
+        app.include_router(router)
     app.add_exception_handler(ServiceError, _service_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.add_middleware(Edge, catalog=catalog, dialects=DIALECTS, echo_id=echo_id)
-    if catalog.settings.cors_origins:
-        app.add_middleware(CORSMiddleware, allow_origins=catalog.settings.cors_origins, allow_methods=["*"], allow_headers=["*"])
+    app.edge = Edge(app.inner, exact(routers), catalog=catalog, dialects=DIALECTS, echo_id=echo_id)
+    if catalog.settings.cors_origins:  # outside of the edge: a browser asks for permission without a key
+        app.edge = CORSMiddleware(app.edge, allow_origins=catalog.settings.cors_origins, allow_methods=["*"], allow_headers=["*"])
     return app
 
 

@@ -6,7 +6,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 import orjson
@@ -15,7 +15,7 @@ from service.call import Call, from_headers
 from service.catalog import Catalog
 from service.dialects import Dialect, dialect_of
 from service.errors import BodyTooLarge, DeadlineExceeded, NotReady, Overloaded, ServiceError, Unauthorized
-from service.routing import CALL, CATALOG
+from service.routing import CALL, CATALOG, JsonRoute
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -26,6 +26,7 @@ log = logging.getLogger("attnserve.http")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _OPEN = ("/health", "/metrics", "/ping", "/v2/health")  # probes carry no key
 _CLIENT_GONE = 499
+_WITH_BODY = ("POST", "PUT", "PATCH")
 
 
 class ClientGone(Exception):
@@ -33,10 +34,16 @@ class ClientGone(Exception):
 
 
 class Edge:
-    """ASGI middleware; one for the whole application. `echo_id` is off where the server around it answers with the request's id itself."""
+    """ASGI, around the whole application: it calls the routes of `exact` itself and leaves everything else to `app`.
 
-    def __init__(self, app: Any, *, catalog: Catalog, dialects: tuple[Dialect, ...], echo_id: bool = True) -> None:
+    `echo_id` is off where the server around it answers with the request's id itself.
+    """
+
+    def __init__(
+        self, app: Any, exact: Mapping[tuple[str, str], JsonRoute], *, catalog: Catalog, dialects: tuple[Dialect, ...], echo_id: bool
+    ) -> None:
         self.app = app
+        self.exact = exact
         self.catalog = catalog
         self.dialects = dialects
         self.echo_id = echo_id
@@ -55,8 +62,14 @@ class Edge:
         try:
             call = from_headers(headers, request_id, self.catalog.settings.request_timeout_s)
             self._admit(scope, headers)
-            scope[CALL], scope[CATALOG] = call, self.catalog
-            await self.app(scope, await self._with_body(scope, headers, receive, call), answer)
+            body = await self._body(headers, receive, call) if scope["method"] in _WITH_BODY else b""
+            if (route := self.exact.get((scope["method"], scope["path"]))) is not None and route.answer is not None:
+                scope["route"] = route
+                response = await route.answer(body, call, self.catalog)
+                await response(scope, receive, answer)
+            else:
+                scope[CALL], scope[CATALOG] = call, self.catalog
+                await self.app(scope, _replay(body, receive), answer)
         except ServiceError as error:
             await self._refuse(scope, answer, error)
         except ClientGone:
@@ -86,10 +99,8 @@ class Edge:
                     "an API key is needed: send it as `Authorization: Bearer KEY`" if not given else "the API key is not known"
                 )
 
-    async def _with_body(self, scope: Scope, headers: dict[str, str], receive: Receive, call: Call) -> Receive:
-        """Read the whole body, bounded in bytes and in time, and give it back as one message."""
-        if scope["method"] not in ("POST", "PUT", "PATCH"):
-            return receive
+    async def _body(self, headers: dict[str, str], receive: Receive, call: Call) -> bytes:
+        """The whole body, bounded in bytes and in time."""
         limit = self.catalog.settings.max_body_bytes
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > limit:
@@ -113,8 +124,7 @@ class Edge:
                         break
         except TimeoutError:
             raise DeadlineExceeded("the request's deadline passed before its body was there") from None
-        whole: Message = {"type": "http.request", "body": chunks[0] if len(chunks) == 1 else b"".join(chunks), "more_body": False}
-        return _replay(whole, receive)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def _refuse(self, scope: Scope, answer: "_Answer", error: ServiceError) -> None:
         """The error in the dialect of its path, unless an answer is already under way."""
@@ -165,8 +175,9 @@ class _Answer:
         await self._send(message)
 
 
-def _replay(first: Message, receive: Receive) -> Receive:
-    pending = [first]
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """`receive` from the beginning, for a body that was read already."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def again() -> Message:
         return pending.pop() if pending else await receive()

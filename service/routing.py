@@ -1,16 +1,16 @@
-"""A route of ours: a validated body in, a JSON answer out, with as little between as FastAPI allows.
+"""A route of ours: a validated body in, a JSON answer out, and as little as possible between.
 
 FastAPI's own handler parses JSON into dicts, validates those, solves dependencies, validates the answer and serialises it: 0.15 ms of
 Python a request, a tenth of what a short text costs in the model. Here pydantic reads the bytes and orjson writes them; what FastAPI is
-kept for is routing and the OpenAPI document, which it draws from the same signature.
+kept for is the OpenAPI document, which it draws from the same signature, and the routes with parameters in their paths.
 """
 
 import inspect
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Annotated, Any, TypeVar
 
 import orjson
-from fastapi import Depends, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field, ValidationError
 
@@ -20,6 +20,8 @@ from service.errors import EmptyInput, InvalidRequest, MalformedBody
 
 Body = TypeVar("Body", bound=BaseModel)
 Element = TypeVar("Element")
+
+Answer = Callable[[bytes, Call, Catalog], Awaitable[Response]]
 
 # A list in a body. Its first bad element ends the check: collecting a complaint about each took 3 s and 0.5 GB for 600 kB of nulls.
 Many = Annotated[list[Element], Field(fail_fast=True)]
@@ -41,7 +43,12 @@ CatalogDep = Annotated[Catalog, Depends(_from_scope(CATALOG))]
 
 
 class JsonRoute(APIRoute):
-    """A route `async def name(body: SomeModel, call: CallDep, catalog: CatalogDep)`, each optional, that returns JSON or a Response."""
+    """A route `async def name(body: SomeModel, call: CallDep, catalog: CatalogDep)`, each optional, that returns JSON or a Response.
+
+    `answer(body, call, catalog)` is all of it; None where the signature asks for more, and FastAPI has to find that.
+    """
+
+    answer: Answer | None = None
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         endpoint = self.endpoint
@@ -50,19 +57,33 @@ class JsonRoute(APIRoute):
         if set(parameters) - {"call", "catalog"} - ({body.name} if body else set()):
             return super().get_route_handler()
 
-        async def handle(request: Request) -> Response:
-            scope = request.scope
+        async def answer(content: bytes, call: Call, catalog: Catalog) -> Response:
             arguments: dict[str, Any] = {}
             if body is not None:
-                arguments[body.name] = read(body.annotation, await request.body())
+                arguments[body.name] = read(body.annotation, content)
             if "call" in parameters:
-                arguments["call"] = scope[CALL]
+                arguments["call"] = call
             if "catalog" in parameters:
-                arguments["catalog"] = scope[CATALOG]
+                arguments["catalog"] = catalog
             result = await endpoint(**arguments)
-            return result if isinstance(result, Response) else json_response(result, scope[CALL])
+            return result if isinstance(result, Response) else json_response(result, call)
 
+        async def handle(request: Request) -> Response:
+            return await answer(await request.body(), request.scope[CALL], request.scope[CATALOG])
+
+        self.answer = answer
         return handle
+
+
+def exact(routers: Iterable[APIRouter]) -> dict[tuple[str, str], JsonRoute]:
+    """The routes that method and path alone decide, by both: the edge calls these itself, past the eight layers of FastAPI (0.2 ms)."""
+    return {
+        (method, route.path): route
+        for router in routers
+        for route in router.routes
+        if isinstance(route, JsonRoute) and route.answer is not None and "{" not in route.path
+        for method in route.methods or ()
+    }
 
 
 def read(model: type[Body], body: bytes) -> Body:

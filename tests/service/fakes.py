@@ -20,7 +20,7 @@ from fastapi import FastAPI
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from export import contract
-from service.app import build_app
+from service.app import Application, build_app
 from service.catalog import Catalog
 from service.runtime import Array
 from service.settings import Settings
@@ -300,7 +300,7 @@ def fake_catalog(*bundles: Path, **settings: Any) -> FakeCatalog:
     return FakeCatalog(Settings(**{"bundles": bundles, "threads": 2, **settings}))
 
 
-def fake_app(*bundles: Path, **settings: Any) -> FastAPI:
+def fake_app(*bundles: Path, **settings: Any) -> Application:
     """The application over these bundles, its catalog at `app.state.catalog`."""
     catalog = fake_catalog(*bundles, **settings)
     app = build_app(catalog, on_failure=catalog.settled.set)

@@ -644,7 +644,7 @@ async def test_the_document_names_every_status_and_every_body(http: httpx.AsyncC
 
 
 class Recorder:
-    """ASGI middleware that keeps what was posted: (path, body)."""
+    """ASGI around an application: keeps what was posted: (path, body)."""
 
     posted: list[tuple[str, Any]]
 
@@ -652,10 +652,15 @@ class Recorder:
         self.app, self.posted = app, posted
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body = b""
+
         async def watched() -> Any:
+            nonlocal body
             message = await receive()
             if message["type"] == "http.request":
-                self.posted.append((scope["path"], json.loads(message["body"])))
+                body += message["body"]
+                if not message["more_body"]:
+                    self.posted.append((scope["path"], json.loads(body)))
             return message
 
         await self.app(scope, watched if scope["type"] == "http" and scope["method"] == "POST" else receive, send)
@@ -666,7 +671,7 @@ def hub(tmp_path: Path) -> Iterator[tuple[str, list[tuple[str, Any]], FakeSessio
     """A real server, what its clients posted, and the encoder's session."""
     posted: list[tuple[str, Any]] = []
     app = fake_app(*bundles(tmp_path))
-    app.add_middleware(Recorder, posted=posted)
+    app.edge = Recorder(app.edge, posted)
     with serve_in_thread(app) as url:
         yield url, posted, app.state.catalog.session("encoder")
 
