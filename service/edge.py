@@ -6,7 +6,8 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 import orjson
@@ -27,10 +28,11 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _OPEN = ("/health", "/metrics", "/ping", "/v2/health")  # probes carry no key
 _CLIENT_GONE = 499
 _WITH_BODY = ("POST", "PUT", "PATCH")
+_UNWATCHED_S = 0.1  # how long a request may run on for a client that has left
 
 
 class ClientGone(Exception):
-    """The client closed the connection before its body was complete: there is nobody to answer."""
+    """The client closed the connection before it had its answer: there is nobody to give it to."""
 
 
 class Edge:
@@ -65,8 +67,9 @@ class Edge:
             body = await self._body(headers, receive, call) if scope["method"] in _WITH_BODY else b""
             if (route := self.exact.get((scope["method"], scope["path"]))) is not None and route.answer is not None:
                 scope["route"] = route
-                response = await route.answer(body, call, self.catalog)
-                await response(scope, receive, answer)
+                with leaving_with(receive):
+                    response = await route.answer(body, call, self.catalog)
+                    await response(scope, receive, answer)
             else:
                 scope[CALL], scope[CATALOG] = call, self.catalog
                 await self.app(scope, _replay(body, receive), answer)
@@ -137,13 +140,8 @@ class Edge:
     def _account(self, scope: Scope, call: Call, answer: "_Answer") -> None:
         elapsed_s = time.monotonic() - call.started
         route = getattr(scope.get("route"), "path", "unmatched")
-        metrics, status = self.catalog.metrics, answer.status or 500
-        metrics.requests.labels(route, call.model).inc()
-        metrics.duration.labels(route, call.model).observe(elapsed_s)
-        if status < 400:
-            metrics.successes.labels(route, call.model).inc()
-        else:
-            metrics.failures.labels(str(status), call.model).inc()
+        status = answer.status or 500
+        self.catalog.metrics.request(route, call.model, status, elapsed_s)
         if self.catalog.settings.access_log or (status >= 500 and not scope["path"].startswith(_OPEN)):
             log.log(
                 logging.INFO if status < 500 else logging.WARNING,
@@ -158,6 +156,39 @@ class Edge:
                     "tokens": call.tokens,
                 },
             )
+
+
+@contextmanager
+def leaving_with(receive: Receive) -> Iterator[None]:
+    """End the work inside with ClientGone when the client leaves. Only what takes long is watched: a watch is not free."""
+    working = asyncio.current_task()
+    assert working is not None
+    gone = False
+    watch: asyncio.Task[None] | None = None
+
+    async def until_gone() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        working.cancel()
+
+    def begin() -> None:
+        nonlocal watch
+        watch = asyncio.create_task(until_gone())
+
+    timer = asyncio.get_running_loop().call_later(_UNWATCHED_S, begin)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not gone:
+            raise
+        working.uncancel()
+        raise ClientGone from None
+    finally:
+        timer.cancel()
+        if watch is not None:
+            watch.cancel()
 
 
 class _Answer:

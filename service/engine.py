@@ -66,6 +66,10 @@ class EncoderEngine:
         self._threads: list[threading.Thread] = []
         self._in_flight: dict[bytes, Item] = {}  # by key; event loop only
         self._last_run_failed = False
+        metrics.queue_size.set_function(lambda: len(self._queue))
+        metrics.queue_tokens.set_function(lambda: self._queue.tokens)
+        metrics.rate.set_function(lambda: self._tokens_per_s)
+        metrics.cache_bytes.set_function(lambda: cache.size_bytes)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
@@ -168,8 +172,10 @@ class EncoderEngine:
         self._in_flight.update(own)
         for index, row in cached:
             work.set(index, row)
-        self._metrics.cache_hits.inc(len(cached))
-        self._metrics.joined.inc(len(joined))
+        if cached:
+            self._metrics.cache_hits.inc(len(cached))
+        if joined:
+            self._metrics.joined.inc(len(joined))
 
     def _admit(self, items: Sequence[Item], lane: Lane, time_left_s: float) -> None:
         tokens = sum(len(item.ids) for item in items)
@@ -208,7 +214,18 @@ class EncoderEngine:
                     work.spent.queue_s += max(started - work.arrived, 0.0)
                     work.spent.inference_s += elapsed
                     work.set(index, row)
-        self._metrics.cache_bytes.set(self._cache.size_bytes)
+
+    def _complete(self, batch: Sequence[Item], rows: Sequence[Array | ServiceError], started: float, elapsed: float) -> None:
+        """A run has ended: first whoever waits for it, then the books."""
+        self._deliver(batch, rows, started, elapsed)
+        tokens, padded = sum(len(item.ids) for item in batch), max(len(item.ids) for item in batch) * len(batch)
+        metrics = self._metrics
+        metrics.queueing.observe(started - batch[0].arrived)
+        metrics.inference.observe(elapsed)
+        metrics.batch_size.observe(len(batch))
+        metrics.batch_tokens.observe(padded)
+        metrics.tokens.inc(tokens)
+        metrics.padding.inc(padded - tokens)
 
     def _drop(self, items: Sequence[Item]) -> None:
         """Tell those who waited in vain; whoever joined an item in the moment it was dropped goes back into the queue."""
@@ -251,8 +268,13 @@ class EncoderEngine:
                 rows = self._run(batch)
                 elapsed = max(time.monotonic() - started, 1e-6)
                 answered = any(not isinstance(row, ServiceError) for row in rows)
-                self._account(batch, tokens, started, elapsed, answered=answered)
-                self._post(self._deliver, batch, rows, started, elapsed)
+                with self._changed:
+                    if answered:  # a run that fails at once says nothing about how fast the others are
+                        rate = self._running * tokens / elapsed
+                        self._tokens_per_s = _RATE_MEMORY * self._tokens_per_s + (1 - _RATE_MEMORY) * rate
+                    self._running -= 1
+                    self._running_tokens -= tokens
+                self._post(self._complete, batch, rows, started, elapsed)
 
     def _run(self, batch: list[Item]) -> Sequence[Array | ServiceError]:
         """One runtime call. Whatever it raises, or gives that is no answer, belongs to the inputs of this batch alone."""
@@ -276,25 +298,6 @@ class EncoderEngine:
             self._metrics.bad_outputs.inc()
             return RuntimeFailed("the model's output for this input is not finite or has no length; it was withheld")
         return row[: len(item.ids)].copy() if row.ndim == 2 else row.copy()
-
-    def _account(self, batch: Sequence[Item], tokens: int, started: float, elapsed: float, *, answered: bool) -> None:
-        with self._changed:
-            if answered:  # a run that fails at once says nothing about how fast the others are
-                self._tokens_per_s = _RATE_MEMORY * self._tokens_per_s + (1 - _RATE_MEMORY) * self._running * tokens / elapsed
-            self._running -= 1
-            self._running_tokens -= tokens
-            waiting, waiting_tokens = len(self._queue), self._queue.tokens
-        padded = max(len(item.ids) for item in batch) * len(batch)
-        metrics = self._metrics
-        metrics.queueing.observe(started - batch[0].arrived)
-        metrics.inference.observe(elapsed)
-        metrics.batch_size.observe(len(batch))
-        metrics.batch_tokens.observe(padded)
-        metrics.tokens.inc(tokens)
-        metrics.padding.inc(padded - tokens)
-        metrics.rate.set(self._tokens_per_s)
-        metrics.queue_size.set(waiting)
-        metrics.queue_tokens.set(waiting_tokens)
 
     def _post(self, callback: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None

@@ -3,7 +3,7 @@
 Names that dashboards of text-embeddings-inference know are kept (`te_*`); what it does not have is called `attnserve_*`.
 """
 
-from functools import partial
+from functools import cache, partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
@@ -45,7 +45,21 @@ class Metrics:
         self.bad_outputs = counter("attnserve_bad_outputs", "Rows with NaN, Inf or no length, withheld", ["model"])
         self.truncated = counter("attnserve_truncated_inputs", "Inputs that were cut", ["model"])
         self.active = gauge("attnserve_active_requests", "Requests between their first byte and their last")
+        self._route = cache(self._look_up)  # as few entries as routes and models; a look-up by labels costs more than the counting
         self.ready = gauge("attnserve_ready", "1 when the model answers", ["model"])
+
+    def request(self, route: str, model: str, status: int, elapsed_s: float) -> None:
+        """Count one request that was answered, refused or given up."""
+        count, duration, successes = self._route(route, model)
+        count.inc()
+        duration.observe(elapsed_s)
+        if status < 400:
+            successes.inc()
+        else:
+            self.failures.labels(str(status), model).inc()
+
+    def _look_up(self, route: str, model: str) -> tuple[Gauge, Histogram, Gauge]:
+        return self.requests.labels(route, model), self.duration.labels(route, model), self.successes.labels(route, model)
 
 
 class ModelMetrics:

@@ -12,7 +12,7 @@ from service.errors import ServiceError
 from service.runtime import Array, Session
 from service.tokenization import Cut, TextEncoder
 
-_SHORT, _MANY = 16, 16  # tokens of a short input; inputs of a full batch
+_SHORT, _LONG, _MANY, _TIMES = 16, 64, 8, 7  # tokens of a short and a longer input, inputs of a batch, runs
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class SelfTest:
 
 @dataclass(frozen=True)
 class Rate:
-    """A line through the time of a run: `run_cost_tokens` is what a run costs beyond its tokens, in tokens."""
+    """What time a run takes. `run_cost_tokens`: how much padding costs as much as a run of its own does beyond its tokens."""
 
     tokens_per_s: float
     run_cost_tokens: float
@@ -62,18 +62,27 @@ def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, 
     return SelfTest(len(inputs), cosine if encoder else None, None if encoder else error)
 
 
-def measure_rate(session: Session, output: str) -> Rate:
-    """Two points of the line, each the median of a few runs; about 0.3 s for a small model."""
-    one = _median_s(session, output, 1, 7)
-    many = _median_s(session, output, _MANY, 3)
-    per_token = max((many - one) / (_SHORT * (_MANY - 1)), 1e-9)
-    return Rate(tokens_per_s=1 / per_token, run_cost_tokens=min(max(one / per_token - _SHORT, 0.0), 1024.0))
+def measure_rate(session: Session, output: str, max_tokens: int) -> Rate:
+    """Three points, each the median of a few runs: one short input, many, and many beside a longer one. About 0.5 s for a small model.
+
+    The third shows what padding costs: a graph that packs its tokens pays for it in the attention alone.
+    """
+    short, long = min(_SHORT, max_tokens), min(_LONG, max_tokens)
+    one, many = _median_s(session, output, [short]), _median_s(session, output, [short] * _MANY)
+    per_token_s = max((many - one) / (short * (_MANY - 1)), 1e-9)
+    run_cost_s = max(one - short * per_token_s, 0.0)
+    ragged = [long] + [short] * (_MANY - 1)
+    padding = max(long * len(ragged) - sum(ragged), 1)
+    per_padding_s = (_median_s(session, output, ragged) - run_cost_s - sum(ragged) * per_token_s) / padding
+    # A measured price of nothing is noise: everything would be padded to everything.
+    price_s = min(max(per_padding_s, per_token_s / 10), per_token_s)
+    return Rate(tokens_per_s=1 / per_token_s, run_cost_tokens=min(run_cost_s / price_s, 1024.0))
 
 
-def _median_s(session: Session, output: str, inputs: int, times: int) -> float:
-    ids = [[1] * _SHORT] * inputs
+def _median_s(session: Session, output: str, lengths: list[int]) -> float:
+    ids = [[1] * length for length in lengths]
     session.run([output], ids, None)
-    return statistics.median(_timed(session, output, ids) for _ in range(times))
+    return statistics.median(_timed(session, output, ids) for _ in range(_TIMES))
 
 
 def _timed(session: Session, output: str, ids: list[list[int]]) -> float:

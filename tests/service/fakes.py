@@ -283,8 +283,9 @@ class FakeCatalog(Catalog):
         self.settled = threading.Event()
 
     def start(self) -> None:
-        for name in self.models:
+        for name, model in self.models.items():
             self.session(name).forget()
+            model.engine._queue.run_cost_tokens = 16.0  # not what was measured of a session that computes nothing
         super().start()
         self.settled.set()
 
@@ -296,8 +297,8 @@ class FakeCatalog(Catalog):
 
 
 def fake_catalog(*bundles: Path, **settings: Any) -> FakeCatalog:
-    """A catalog of these bundles, not yet loaded. Two runtime threads unless told otherwise, so that order is never an accident of one."""
-    return FakeCatalog(Settings(**{"bundles": bundles, "threads": 2, **settings}))
+    """A catalog of these bundles, not yet loaded. Two runs at once unless told otherwise, so that order is never an accident of one."""
+    return FakeCatalog(Settings(**{"bundles": bundles, "threads": 4, **settings}))
 
 
 def fake_app(*bundles: Path, **settings: Any) -> Application:

@@ -62,5 +62,5 @@ def test_runtime_and_tokenizer_threads_together_fit_the_cpus(cpus: int) -> None:
 
 def test_the_runtime_threads_can_be_set() -> None:
     budget = share_out(16, runtime_threads=3)
-    assert (budget.runtime_threads, budget.concurrent_runs) == (3, 3)
-    assert budget.as_dict() == {"cpus": 16, "runtime_threads": 3, "concurrent_runs": 3, "tokenizer_threads": 2}
+    assert (budget.runtime_threads, budget.concurrent_runs) == (3, 1)
+    assert budget.as_dict() == {"cpus": 16, "runtime_threads": 3, "concurrent_runs": 1, "tokenizer_threads": 2}

@@ -131,6 +131,28 @@ async def test_no_key_is_read_before_it_is_checked(bundle: Path) -> None:
         assert caller.status == 401
 
 
+# Clients that leave ----------------------------------------------------------------------------------------------------------------------
+
+
+async def test_work_of_a_client_that_left_is_dropped_before_it_runs(bundle: Path) -> None:
+    app = fake_app(bundle, threads=1)
+    async with client(app) as http:
+        session = app.state.catalog.session("mini")
+        session.hold()
+        staying = asyncio.create_task(embeddings(http, json={"input": "cat"}))
+        await session.entered(1)
+        leaving = Caller(app)
+        leaving.body(b'{"input": "dog"}')
+        await until(lambda: app.state.catalog.get("mini").engine.queued_tokens > 3)
+        leaving.hang_up()
+        await leaving.done()
+        assert leaving.sent == []
+        session.open()
+        assert (await staying).status_code == 200
+        assert (await embeddings(http, json={"input": "bird"})).status_code == 200
+        assert len(session.batches) == 2, "cat and bird; the dog was dropped"
+
+
 # Size ------------------------------------------------------------------------------------------------------------------------------------
 
 
