@@ -76,7 +76,7 @@ def export_bundle(
         subject = Subject.of(source)
 
         progress("trace", None)
-        trace(source, scratch / "traced.onnx")
+        trace(source, scratch / "traced.onnx", weights_beside=True)  # mapped at load: rows of the vocabulary that are not used take no memory
         progress("optimise", None)
         graph = optimise(scratch / "traced.onnx", scratch / "fp32")
         progress("check", None)
