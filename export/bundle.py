@@ -76,7 +76,8 @@ def export_bundle(
         subject = Subject.of(source)
 
         progress("trace", None)
-        trace(source, scratch / "traced.onnx", weights_beside=True)  # mapped at load: rows of the vocabulary that are not used take no memory
+        # Weights beside the graph are mapped at load: rows of the vocabulary that nobody uses take no memory.
+        trace(source, scratch / "traced.onnx", weights_beside=True)
         progress("optimise", None)
         graph = optimise(scratch / "traced.onnx", scratch / "fp32")
         progress("check", None)
