@@ -27,7 +27,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def traces() -> set[str]:
-    """Run directories, and processes of Ray or HAProxy whose parent has gone. Those of other services count too: compare before and after."""
+    """Run directories, and processes of Ray or HAProxy whose parent has gone; of other services too, so compare before and after."""
     directories = {str(path) for path in Path(tempfile.gettempdir()).glob("attnserve-*")}
     running = psutil.process_iter(["name", "ppid", "pid"])
     return directories | {f"{p.info['name']} {p.info['pid']}" for p in running if p.info["ppid"] == 1 and p.info["name"] in NAMES}
