@@ -82,7 +82,7 @@ def prepare(settings: Settings, run: Path) -> None:
         "RAY_SERVE_HAPROXY_STATS_PORT": stats_port,
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": fallback_port,
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": fallback_grpc_port,
-        # Ray looks after one replica and exports nothing: once a second will do, and leaves 6 % of a core to the model.
+        # Ray looks after one replica and exports nothing: once a second will do, and its controller rests (2 % of a core before).
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": 1,
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": 10_000,
         "RAY_enable_metrics_collection": 0,
