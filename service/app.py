@@ -39,7 +39,7 @@ class Application(FastAPI):
         await super().__call__(scope, receive, send)
 
 
-def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None, echo_id: bool = True) -> Application:
+def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None) -> Application:
     """The application around a catalog that it loads itself: the port answers at once, 503 until every bundle has passed its self-test.
 
     When one does not pass, `catalog.failure` says why and `on_failure` is called.
@@ -60,7 +60,7 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None,
         app.include_router(router)
     app.add_exception_handler(ServiceError, _service_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.edge = Edge(app.inner, exact(routers), catalog=catalog, dialects=DIALECTS, echo_id=echo_id)
+    app.edge = Edge(app.inner, exact(routers), catalog=catalog, dialects=DIALECTS)
     if catalog.settings.cors_origins:  # outside of the edge: a browser asks for permission without a key
         app.edge = CORSMiddleware(app.edge, allow_origins=catalog.settings.cors_origins, allow_methods=["*"], allow_headers=["*"])
     return app

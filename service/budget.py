@@ -11,7 +11,6 @@ class CpuBudget:
 
     cpus: int
     runtime_threads: int
-    concurrent_runs: int
     tokenizer_threads: int
 
     def as_dict(self) -> dict[str, int]:
@@ -25,7 +24,7 @@ def share_out(cpus: int, *, runtime_threads: int | None = None) -> CpuBudget:
     """
     tokenizer_threads = cpus // 8
     threads = runtime_threads or max(cpus - tokenizer_threads, 1)
-    return CpuBudget(cpus=cpus, runtime_threads=threads, concurrent_runs=max(threads // 2, 1), tokenizer_threads=max(tokenizer_threads, 1))
+    return CpuBudget(cpus=cpus, runtime_threads=threads, tokenizer_threads=max(tokenizer_threads, 1))
 
 
 def available_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -17,7 +17,7 @@ from service.call import Call
 from service.engine import EncoderEngine, EngineLimits
 from service.errors import BatchTooLarge, EmptyInput, InvalidRequest, ModelNotFound, NotReady, ServiceError, WrongKind
 from service.metrics import Metrics, ModelMetrics
-from service.runtime import Array, OnnxSession, Session
+from service.runtime import CUDA, Array, OnnxSession, Session
 from service.selftest import SelfTest, check_golden, measure_rate
 from service.settings import Settings
 from service.tokenization import Cut, Encoded, Input, TextEncoder
@@ -70,7 +70,8 @@ class Model:
         self.session = session
         self.selftest: SelfTest = check_golden(bundle, manifest, self.texts, session)
         rate = measure_rate(session, self.output, manifest.limits.max_tokens)
-        on_gpu = session.provider != "CPUExecutionProvider"
+        on_gpu = session.provider == CUDA
+        concurrent_runs = 2 if on_gpu else catalog.budget.runtime_threads  # on a GPU one is made ready while the other runs
         self.engine = EncoderEngine(
             session,
             fingerprint=manifest.fingerprint,
@@ -78,9 +79,9 @@ class Model:
                 max_queue_tokens=settings.max_queue_tokens,
                 max_batch_tokens=max(settings.max_batch_tokens or (16_384 if on_gpu else 512), manifest.limits.max_tokens),
                 run_cost_tokens=rate.run_cost_tokens,
-                tokens_per_s=rate.tokens_per_s,
+                tokens_per_s=rate.tokens_per_s * concurrent_runs,
                 bulk_delay_s=settings.bulk_delay_s,
-                concurrent_runs=catalog.budget.concurrent_runs,
+                concurrent_runs=concurrent_runs,
             ),
             metrics=self.metrics,
             cache=catalog.cache,

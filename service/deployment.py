@@ -15,15 +15,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 from service.errors import CANNOT_START
 from service.settings import Settings, freeze
-
-if TYPE_CHECKING:
-    from service.catalog import Catalog
 
 APPLICATION = "attnserve"
 LOG_FILE = "attnserve.log"
@@ -84,6 +81,7 @@ def prepare(settings: Settings, run: Path) -> None:
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": fallback_grpc_port,
         # Ray looks after one replica and exports nothing: once a second will do, and its controller rests (2 % of a core before).
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": 1,
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.replica.middlewares",
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": 10_000,
         "RAY_enable_metrics_collection": 0,
         "RAY_AUTH_MODE": "token",
@@ -100,10 +98,6 @@ _HAPROXY_EDITS = r"""
 s/^\( *bind\) \*\{0,1\}:/\1 127.0.0.1:/
 # No log line a request for a syslog that is not there.
 s/ local0 info$/ local0 emerg/
-# Ray's own watch for clients that leave costs two tasks a request, its deadline knows no dialect: service/edge.py does both.
-/^frontend http_frontend/a\
-    http-request set-header x-request-disconnect-disabled ?1\
-    http-request del-header x-request-timeout-seconds
 """
 
 
@@ -138,9 +132,6 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
-_catalog: "Catalog | None" = None  # of this replica process
-
-
 def build(settings: Settings, run: Path) -> Any:
     """The Serve application of profile `single`."""
     from ray import serve
@@ -149,15 +140,9 @@ def build(settings: Settings, run: Path) -> Any:
 
     def make_app() -> Any:
         """Runs in the replica: models and locks are made where they live, and what is heavy to import is not in the command's memory."""
-        global _catalog
-        from service.app import build_app
-        from service.catalog import Catalog
-        from service.logs import to_file
+        from service import replica
 
-        values = Settings.model_validate_json(frozen)
-        to_file(Path(log_file), values.log_level)
-        _catalog = Catalog(values)
-        return build_app(_catalog, echo_id=False)  # Ray puts x-request-id on every answer
+        return replica.start(frozen, log_file)
 
     @serve.deployment(
         name=APPLICATION,
@@ -175,13 +160,17 @@ def build(settings: Settings, run: Path) -> Any:
     class Single:
         async def check_health(self) -> None:
             """A replica whose runtime threads have died is replaced."""
-            if _catalog is not None and (dead := [model.name for model in _catalog.models.values() if not model.engine.alive]):
+            from service.replica import catalog
+
+            if catalog is not None and (dead := [model.name for model in catalog.models.values() if not model.engine.alive]):
                 raise RuntimeError(f"runtime threads of {', '.join(dead)} are dead")
 
         async def drain(self, timeout_s: float) -> int:
             """Refuse new requests, wait for those that were accepted; how many were still running when time ran out."""
-            assert _catalog is not None
-            return await _catalog.drain(timeout_s)
+            from service.replica import catalog
+
+            assert catalog is not None
+            return await catalog.drain(timeout_s)
 
     return Single.bind()  # type: ignore[attr-defined]
 

@@ -3,8 +3,8 @@
 import asyncio
 import hmac
 import logging
+import random
 import re
-import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
@@ -36,19 +36,13 @@ class ClientGone(Exception):
 
 
 class Edge:
-    """ASGI, around the whole application: it calls the routes of `exact` itself and leaves everything else to `app`.
+    """ASGI, around the whole application: it calls the routes of `exact` itself and leaves everything else to `app`."""
 
-    `echo_id` is off where the server around it answers with the request's id itself.
-    """
-
-    def __init__(
-        self, app: Any, exact: Mapping[tuple[str, str], JsonRoute], *, catalog: Catalog, dialects: tuple[Dialect, ...], echo_id: bool
-    ) -> None:
+    def __init__(self, app: Any, exact: Mapping[tuple[str, str], JsonRoute], *, catalog: Catalog, dialects: tuple[Dialect, ...]) -> None:
         self.app = app
         self.exact = exact
         self.catalog = catalog
         self.dialects = dialects
-        self.echo_id = echo_id
         self._keys = [key.get_secret_value().encode() for key in catalog.settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -57,8 +51,8 @@ class Edge:
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         sent_id = headers.get("x-request-id", "")
-        request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else secrets.token_hex(8)
-        answer = _Answer(send, request_id if self.echo_id else None)
+        request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else f"{random.getrandbits(64):016x}"
+        answer = _Answer(send, request_id)
         call = Call(request_id, time.monotonic())
         self.catalog.active += 1
         try:
@@ -109,24 +103,21 @@ class Edge:
         if length.isdecimal() and int(length) > limit:
             raise BodyTooLarge(f"the body has {length} bytes and the limit is {limit}: send the inputs in parts")
         chunks: list[bytes] = []
-        try:
-            async with asyncio.timeout(call.deadline - time.monotonic()):
-                while True:
-                    message = await receive()
-                    chunk = message.get("body", b"")
-                    call.body_bytes += len(chunk)
-                    self.catalog.body_bytes += len(chunk)
-                    if self.catalog.body_bytes > (most := self.catalog.settings.max_pending_bytes):
-                        raise Overloaded(f"Model is overloaded: the bodies of running requests fill {most} bytes", retry_after_s=1.0)
-                    if call.body_bytes > limit:
-                        raise BodyTooLarge(f"the body has more than {limit} bytes: send the inputs in parts")
-                    chunks.append(chunk)
-                    if message["type"] == "http.disconnect":
-                        raise ClientGone
-                    if not message.get("more_body"):
-                        break
-        except TimeoutError:
-            raise DeadlineExceeded("the request's deadline passed before its body was there") from None
+        with ended_at(call.deadline, DeadlineExceeded("the request's deadline passed before its body was there")):
+            while True:
+                message = await receive()
+                chunk = message.get("body", b"")
+                call.body_bytes += len(chunk)
+                self.catalog.body_bytes += len(chunk)
+                if self.catalog.body_bytes > (most := self.catalog.settings.max_pending_bytes):
+                    raise Overloaded(f"Model is overloaded: the bodies of running requests fill {most} bytes", retry_after_s=1.0)
+                if call.body_bytes > limit:
+                    raise BodyTooLarge(f"the body has more than {limit} bytes: send the inputs in parts")
+                chunks.append(chunk)
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                if not message.get("more_body"):
+                    break
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def _refuse(self, scope: Scope, answer: "_Answer", error: ServiceError) -> None:
@@ -156,6 +147,30 @@ class Edge:
                     "tokens": call.tokens,
                 },
             )
+
+
+@contextmanager
+def ended_at(deadline: float, error: ServiceError) -> Iterator[None]:
+    """Raise `error` inside when the deadline passes: `asyncio.timeout`, at a fifth of its price."""
+    working = asyncio.current_task()
+    assert working is not None
+    passed = False
+
+    def end() -> None:
+        nonlocal passed
+        passed = True
+        working.cancel()
+
+    timer = asyncio.get_running_loop().call_later(max(deadline - time.monotonic(), 0), end)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not passed:
+            raise
+        working.uncancel()
+        raise error from None
+    finally:
+        timer.cancel()
 
 
 @contextmanager
@@ -194,15 +209,15 @@ def leaving_with(receive: Receive) -> Iterator[None]:
 class _Answer:
     """`send` with the request's id on the answer, and a memory of its status."""
 
-    def __init__(self, send: Send, request_id: str | None) -> None:
+    def __init__(self, send: Send, request_id: str) -> None:
         self.status: int | None = None
         self._send = send
-        self._id = ((b"x-request-id", request_id.encode("latin-1")),) if request_id else ()
+        self._id = (b"x-request-id", request_id.encode("latin-1"))
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), *self._id]
+            message["headers"] = [*message.get("headers", ()), self._id]
         await self._send(message)
 
 

@@ -259,13 +259,14 @@ class EncoderEngine:
                     return
                 batch, dropped = self._queue.take(time.monotonic())
                 tokens = sum(len(item.ids) for item in batch)
+                alone = not self._running and not len(self._queue)
                 self._running_tokens += tokens
                 self._running += bool(batch)
             if dropped:
                 self._post(self._drop, dropped)
             if batch:
                 started = time.monotonic()
-                rows = self._run(batch)
+                rows = self._run(batch, alone)
                 elapsed = max(time.monotonic() - started, 1e-6)
                 answered = any(not isinstance(row, ServiceError) for row in rows)
                 with self._changed:
@@ -276,12 +277,13 @@ class EncoderEngine:
                     self._running_tokens -= tokens
                 self._post(self._complete, batch, rows, started, elapsed)
 
-    def _run(self, batch: list[Item]) -> Sequence[Array | ServiceError]:
+    def _run(self, batch: list[Item], alone: bool) -> Sequence[Array | ServiceError]:
         """One runtime call. Whatever it raises, or gives that is no answer, belongs to the inputs of this batch alone."""
         outputs = sorted({item.output for item in batch})
         typed = [item.type_ids for item in batch if item.type_ids is not None]
         try:
-            arrays = self._session.run(outputs, [item.ids for item in batch], typed if len(typed) == len(batch) else None)
+            types = typed if len(typed) == len(batch) else None
+            arrays = self._session.run(outputs, [item.ids for item in batch], types, alone=alone)
             fit = {name: _fit_to_leave(name, array) for name, array in arrays.items()}
             rows = [self._row(item, arrays[item.output][at], fit[item.output][at]) for at, item in enumerate(batch)]
         except BaseException:  # not even SystemExit ends this thread: what is queued would wait for it for good

@@ -12,6 +12,8 @@ from export import contract
 
 Array = NDArray[np.float32]
 
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
 
 class SettingsConflict(ValueError):
     """The machine cannot do what the settings ask: the message says what to change."""
@@ -22,39 +24,51 @@ class Session(Protocol):
 
     provider: str
 
-    def run(self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None) -> dict[str, Array]:
-        """B inputs of up to N tokens -> each named output, B rows in the order of the inputs; blocks until done."""
+    def run(
+        self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None, *, alone: bool = True
+    ) -> dict[str, Array]:
+        """B inputs of up to N tokens -> each named output, B rows in the order of the inputs; blocks until done.
+
+        `alone`: no other run is under way and none waits, so this one may have every core.
+        """
         ...
 
 
 class OnnxSession:
-    """A bundle's graph in ONNX Runtime.
+    """A bundle's graph in ONNX Runtime, opened twice over the same mapped weights.
 
-    One session serves several callers: its pool of `threads` is shared, so a lone call spreads over all cores and concurrent calls take
-    one each, without a second copy of the weights.
+    Under load every run has one core: as many runs side by side as cores waste nothing on waiting for each other at every operator. A run
+    that is alone is spread over `threads`, which spin between its operators, since nobody else wants them, and stop when it ends.
     """
 
     def __init__(self, bundle: Path, manifest: contract.Manifest, *, threads: int, provider: str = "auto") -> None:
         import onnxruntime as ort
 
         one_runtime()
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        # A spinning thread takes the core that HTTP and tokenisation need: with them on the same cores it costs more than it saves.
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        options.log_severity_level = 3
         self.provider = choose_provider(provider, ort.get_available_providers())
-        self._session = ort.InferenceSession(str(bundle / manifest.graph.file), options, providers=[self.provider])
+
+        def opened(width: int) -> ort.InferenceSession:
+            options = ort.SessionOptions()
+            options.intra_op_num_threads = width
+            options.inter_op_num_threads = 1
+            options.add_session_config_entry("session.force_spinning_stop", "1")
+            options.log_severity_level = 3
+            return ort.InferenceSession(str(bundle / manifest.graph.file), options, providers=[self.provider])
+
+        self._narrow = opened(1)
+        self._wide = opened(threads) if threads > 1 and self.provider == CPU else self._narrow
         self._typed = any(tensor.name == contract.TOKEN_TYPE_IDS for tensor in manifest.graph.inputs)
         self._pad = manifest.pad_token_id
 
-    def run(self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None) -> dict[str, Array]:
+    def run(
+        self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None, *, alone: bool = True
+    ) -> dict[str, Array]:
         input_ids, mask, types = pad(ids, type_ids, self._pad)
         feed = {contract.INPUT_IDS: input_ids, contract.ATTENTION_MASK: mask}
         if self._typed:
             feed[contract.TOKEN_TYPE_IDS] = types if types is not None else np.zeros_like(input_ids)
-        return dict(zip(outputs, self._session.run(outputs, feed), strict=True))
+        session = self._wide if alone else self._narrow
+        return dict(zip(outputs, session.run(outputs, feed), strict=True))
 
 
 def pad(
@@ -77,12 +91,11 @@ def pad(
 
 
 def choose_provider(wanted: str, available: Sequence[str]) -> str:
-    cuda = "CUDAExecutionProvider"
-    if wanted == "cuda" and cuda not in available:
+    if wanted == "cuda" and CUDA not in available:
         raise SettingsConflict(
             f"provider=cuda, but this onnxruntime offers only {', '.join(available)}: install onnxruntime-gpu in its place"
         )
-    return cuda if wanted == "cuda" or (wanted == "auto" and cuda in available) else "CPUExecutionProvider"
+    return CUDA if wanted == "cuda" or (wanted == "auto" and CUDA in available) else CPU
 
 
 def one_runtime() -> None:

@@ -26,7 +26,7 @@ class SelfTest:
 
 @dataclass(frozen=True)
 class Rate:
-    """What time a run takes. `run_cost_tokens`: how much padding costs as much as a run of its own does beyond its tokens."""
+    """What time a run takes that has one core. `run_cost_tokens`: how much padding costs as much as a run of its own beyond its tokens."""
 
     tokens_per_s: float
     run_cost_tokens: float
@@ -45,7 +45,7 @@ def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, 
             raise contract.BundleError(f"{bundle / contract.GOLDEN}: {item!r} cannot be encoded: {encoded}")
         ids.append(encoded.ids)
         types.append(encoded.type_ids or [0] * len(encoded.ids))
-    rows = [session.run([output], [one], [kind])[output][0] for one, kind in zip(ids, types, strict=True)]
+    rows = [session.run([output], [one], [kind], alone=True)[output][0] for one, kind in zip(ids, types, strict=True)]
     if manifest.kind == "token_classifier":
         rows = [row[0] for row in rows]
     wanted = np.array(golden.outputs, np.float32)
@@ -81,11 +81,11 @@ def measure_rate(session: Session, output: str, max_tokens: int) -> Rate:
 
 def _median_s(session: Session, output: str, lengths: list[int]) -> float:
     ids = [[1] * length for length in lengths]
-    session.run([output], ids, None)
+    session.run([output], ids, None, alone=False)
     return statistics.median(_timed(session, output, ids) for _ in range(_TIMES))
 
 
 def _timed(session: Session, output: str, ids: list[list[int]]) -> float:
     started = time.perf_counter()
-    session.run([output], ids, None)
+    session.run([output], ids, None, alone=False)
     return time.perf_counter() - started

@@ -92,11 +92,11 @@ class TextEncoder:
         if isinstance(item, str):
             if not item:
                 raise EmptyInput("`inputs` cannot be empty", param="input", index=index)
-            encoding = self.tokenizer.encode(prompt + item)
+            (encoding,) = self.tokenizer.encode_batch_fast([prompt + item])  # without offsets
         else:
             if not item[0] and not item[1]:
                 raise EmptyInput("`inputs` cannot be empty", param="input", index=index)
-            encoding = self.tokenizer.encode(*item)
+            (encoding,) = self.tokenizer.encode_batch_fast([item])
         n_tokens = len(encoding)
         if not n_tokens:  # white space, in a tokenizer without special tokens
             raise EmptyInput(f"input {index} has no tokens", param="input", index=index)

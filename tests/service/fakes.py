@@ -49,6 +49,7 @@ class FakeSession:
         self.width, self.hidden, self.n_labels, self.per_token = width, hidden, n_labels, per_token
         self.batches: list[list[list[int]]] = []  # every run that began, in order
         self.outputs: list[list[str]] = []
+        self.alone: list[bool] = []
         self.type_ids: list[list[list[int]] | None] = []
         self.failures: dict[int, BaseException] = {}  # by number of the run, counted from 0 since `forget`
         self.broken = False  # every run fails
@@ -60,11 +61,14 @@ class FakeSession:
 
     # What the engine calls ---------------------------------------------------------------------------------------------------------------
 
-    def run(self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None) -> dict[str, Array]:
+    def run(
+        self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None, *, alone: bool = True
+    ) -> dict[str, Array]:
         with self._changed:
             number = len(self.batches)
             self.batches.append([list(row) for row in ids])
             self.outputs.append(list(outputs))
+            self.alone.append(alone)
             self.type_ids.append(None if type_ids is None else [list(row) for row in type_ids])
             self.active += 1
             self.most_active = max(self.most_active, self.active)
@@ -149,7 +153,7 @@ class FakeSession:
     def forget(self) -> None:
         """Start the log and the count of runs anew, after a warm-up."""
         with self._changed:
-            self.batches, self.outputs, self.type_ids, self.most_active = [], [], [], 0
+            self.batches, self.outputs, self.alone, self.type_ids, self.most_active = [], [], [], [], 0
 
 
 def open_fake(bundle: Path, manifest: contract.Manifest, **_: Any) -> FakeSession:
@@ -298,7 +302,7 @@ class FakeCatalog(Catalog):
 
 def fake_catalog(*bundles: Path, **settings: Any) -> FakeCatalog:
     """A catalog of these bundles, not yet loaded. Two runs at once unless told otherwise, so that order is never an accident of one."""
-    return FakeCatalog(Settings(**{"bundles": bundles, "threads": 4, **settings}))
+    return FakeCatalog(Settings(**{"bundles": bundles, "threads": 2, **settings}))
 
 
 def fake_app(*bundles: Path, **settings: Any) -> Application:

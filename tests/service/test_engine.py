@@ -115,6 +115,23 @@ async def test_every_free_thread_takes_a_batch_of_its_own() -> None:
         await asyncio.gather(*tasks)
 
 
+async def test_a_run_is_alone_when_no_other_is_under_way_and_none_waits() -> None:
+    session = FakeSession()
+    async with running(session, concurrent_runs=2) as engine:
+        await engine.run(encode(text(1)), output=VECTOR)
+        assert session.alone == [True]
+        session.forget()
+        held = await busy(engine, session)
+        beside = await queued(engine, text(2))
+        await session.entered(1)
+        assert session.alone == [False]
+        session.open()
+        await asyncio.gather(held, beside)
+        session.forget()
+        await engine.run(encode(text(3), text(4, 100)), output=VECTOR)
+    assert session.alone[0] is False, "another batch was waiting"
+
+
 async def test_requests_with_different_outputs_share_a_run() -> None:
     session = FakeSession()
     async with running(session) as engine:
