@@ -12,6 +12,7 @@ so one changed byte anywhere changes it. Nothing heavier than pydantic is import
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -32,7 +33,16 @@ POOLED = "pooled"  # (B, D) float32, the same before normalisation
 TOKEN_EMBEDDINGS = "token_embeddings"  # (B, N, D_model) float32, 0 at padding
 LOGITS = "logits"  # (B, L) float32; (B, N, L) in a token classifier
 
-Kind = Literal["encoder", "reranker", "classifier", "token_classifier"]
+# Tensor names of every decoder's step graph, which is prefill and decode at once. M is the number of positions whose logits are wanted,
+# V the vocabulary. A row's tokens stand at the left; what lies beyond its length leaves its state as it was.
+TOKENS = "tokens"  # (B, N) int64
+LENGTHS = "lengths"  # (B,) int64, tokens of the row in this call, 0 to N
+POSITIONS = "positions"  # (B,) int64, tokens of the row before this call; only in graphs that need to know
+WANTED = "wanted"  # (B, M) int64, which of the N positions logits are asked of
+STEP_LOGITS = "logits"  # (B, M, V) float32
+# Each state tensor goes in as `state_LAYER_NAME` and comes out as `new_state_LAYER_NAME`; see `StateTensor`.
+
+Kind = Literal["encoder", "reranker", "classifier", "token_classifier", "decoder"]
 Precision = Literal["fp32", "fp16", "int8"]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"  # of a model, as clients send it
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -113,6 +123,37 @@ class Source(Part):
     untrained: bool = Field(description="the attention was swapped at export and the weights have not been trained for it")
 
 
+class StateTensor(Part):
+    """One tensor of what a decoder remembers of a sequence: its size never grows, and zeros are its beginning."""
+
+    name: str = Field(pattern=r"^state_[0-9]+_[A-Za-z0-9_]+$", description="the graph input; the output is called new_ and this")
+    shape: tuple[int, ...] = Field(description="of one sequence; the graph's tensor has B in front")
+    dtype: Literal["float32", "int64"] = "float32"
+
+    @property
+    def output(self) -> str:
+        return f"new_{self.name}"
+
+
+class Decoder(Part):
+    """What only a decoder has."""
+
+    states: tuple[StateTensor, ...]
+    takes_positions: bool = Field(description="the graph has the input `positions`")
+    bos_token_id: int | None = Field(None, description="put before every prompt by the tokenizer's own template, if at all")
+    eos_token_ids: tuple[int, ...] = ()
+    chat_template: FileName | None = Field(None, description="a Jinja file of the bundle")
+    exact: bool = Field(description="prompt, chunks and single steps, alone and in a batch, gave the same bits when exported")
+    bits_per_byte: float | None = Field(None, description="on the golden texts, of this graph")
+    fp32_bits_per_byte: float | None = Field(None, description="the same of the fp32 graph")
+
+    @property
+    def state_bytes(self) -> int:
+        """What one sequence takes, however long it is."""
+        sizes = {"float32": 4, "int64": 8}
+        return sum(math.prod(state.shape) * sizes[state.dtype] for state in self.states)
+
+
 class Manifest(Part):
     """The whole description of a bundle; see the module docstring for the files beside it."""
 
@@ -126,9 +167,10 @@ class Manifest(Part):
     source: Source
     parity: Parity
     trials: tuple[Trial, ...] = ()
+    decoder: Decoder | None = None
     pooling: str | None = None
     normalized: bool = Field(False, description="the checkpoint's own pipeline ends in a normalisation")
-    width: int = Field(description="D of an embedding, L of a classifier's logits")
+    width: int = Field(description="D of an embedding, L of a classifier's logits, D_model of a decoder")
     pad_token_id: int = 0
     prompts: dict[str, str] = {}
     default_prompt: str | None = None
