@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from service.batching import Lane, Spent
 from service.errors import InvalidRequest
+from service.tokenization import Cutting
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 LANE_HEADER = "x-lane"
@@ -34,10 +35,10 @@ class Call:
     spent: Spent = field(default_factory=Spent)
     headers: dict[str, str] = field(default_factory=dict)
 
-    def report(self, truncated: Sequence[tuple[int, int, int]]) -> None:
+    def report(self, truncated: Sequence[Cutting]) -> None:
         """Say in a header which inputs were cut: `2; 0:812>256, 5:600>256` is two inputs, with their tokens before and after."""
         if truncated:
-            named = ", ".join(f"{index}:{before}>{kept}" for index, before, kept in truncated[:_MOST_REPORTED])
+            named = ", ".join(f"{one.index}:{one.tokens}>{one.kept}" for one in truncated[:_MOST_REPORTED])
             self.headers[TRUNCATED_HEADER] = f"{len(truncated)}; {named}" + (", ..." if len(truncated) > _MOST_REPORTED else "")
         else:
             self.headers[TRUNCATED_HEADER] = "0"

@@ -20,7 +20,7 @@ from service.metrics import Metrics, ModelMetrics
 from service.runtime import CUDA, Array, OnnxSession, Session
 from service.selftest import SelfTest, check_golden, measure_rate
 from service.settings import Settings
-from service.tokenization import Cut, Encoded, Input, TextEncoder
+from service.tokenization import Cut, Cutting, Encoded, Input, TextEncoder
 
 log = logging.getLogger("attnserve")
 
@@ -41,9 +41,12 @@ class Answer:
         return sum(len(item.ids) for item in self.encoded if isinstance(item, Encoded))
 
     @property
-    def truncated(self) -> list[tuple[int, int, int]]:
-        """(index, tokens before the cut, tokens kept) of each input that was cut."""
-        return [(at, item.n_tokens, len(item.ids)) for at, item in enumerate(self.encoded) if isinstance(item, Encoded) and item.truncated]
+    def truncated(self) -> list[Cutting]:
+        return [
+            Cutting(at, item.n_tokens, len(item.ids))
+            for at, item in enumerate(self.encoded)
+            if isinstance(item, Encoded) and item.truncated
+        ]
 
 
 class Model:

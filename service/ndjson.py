@@ -58,7 +58,7 @@ async def stream(
             item = await rows.get()
         error = work.exception()
         if error is None:
-            yield _line(_totals(work.result()))
+            yield _line(totals(work.result()))
         elif isinstance(error, ServiceError):
             yield _line(render(error)[1])
         else:
@@ -91,11 +91,9 @@ def _entry(
         return {"index": index, **render(error)[1]}
 
 
-def _totals(answer: Answer) -> dict[str, Any]:
-    return {
-        "usage": {"prompt_tokens": answer.n_tokens, "total_tokens": answer.n_tokens},
-        "truncated": [{"index": index, "tokens": before, "kept": kept} for index, before, kept in answer.truncated],
-    }
+def totals(answer: Answer) -> dict[str, Any]:
+    """What an answer says of all its inputs together."""
+    return {"usage": {"prompt_tokens": answer.n_tokens, "total_tokens": answer.n_tokens}, "truncated": answer.truncated}
 
 
 def _line(content: Any) -> bytes:

@@ -16,7 +16,7 @@ from service.call import Call
 from service.catalog import Answer, Catalog, Model
 from service.errors import EmptyInput, ServiceError
 from service.runtime import Array
-from service.tokenization import Cut, Encoded, TextEncoder
+from service.tokenization import Cut, Cutting, Encoded, TextEncoder
 
 # Names under which checkpoints keep the prompt of a role, the commonest first. A role that is not here has its own name alone.
 _PROMPT_NAMES = {
@@ -41,9 +41,7 @@ class Ranking:
     model: Model
     results: list[Ranked]
     n_tokens: int
-    truncated: list[
-        tuple[int, int, int]
-    ]  # (index of the document, tokens before the cut, tokens kept), with the query's where read as a pair
+    truncated: list[Cutting]  # documents; their tokens include the query's where both are read as a pair
     warnings: list[str]
 
 
@@ -65,7 +63,7 @@ async def rank(
     raw, answer, warnings = await (_logits if by_pair else _cosines)(model, call, query, texts)
     encoded = [item for item in answer.encoded if isinstance(item, Encoded)][-len(documents) :]
     before = [item.n_tokens + cut for item, cut in zip(encoded, lost, strict=True)]
-    truncated = [(at, n, len(item.ids)) for at, (item, n) in enumerate(zip(encoded, before, strict=True)) if n > len(item.ids)]
+    truncated = [Cutting(at, n, len(item.ids)) for at, (item, n) in enumerate(zip(encoded, before, strict=True)) if n > len(item.ids)]
     call.report(truncated)
     worth = sigmoid if by_pair else _worth_of_cosine
     results = [Ranked(index, raw[index], worth(raw[index])) for index in best_first(raw)[:top_n]]
@@ -109,8 +107,8 @@ async def _cosines(model: Model, call: Call, query: str, documents: Sequence[str
     # One call for both roles, so each text brings its prompt along.
     answer = await model.answer([ask + query, *(tell + document for document in documents)], call, cut=Cut(), prompt="")
     warnings = [f"{model.name} is an encoder, not a reranker: relevance_score is (1 + cosine) / 2 of the query's and the document's vector"]
-    if answer.truncated and answer.truncated[0][0] == 0:
-        warnings.append("the query was cut: it has {1} tokens and {2} were kept".format(*answer.truncated[0]))
+    if answer.truncated and (first := answer.truncated[0]).index == 0:
+        warnings.append(f"the query was cut: it has {first.tokens} tokens and {first.kept} were kept")
     vectors = np.array(_arrays(answer), np.float64)
     cosines = np.clip(np.einsum("nd,d->n", vectors[1:], vectors[0]), -1, 1)
     return [float(cosine) for cosine in cosines], answer, warnings

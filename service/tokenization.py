@@ -34,6 +34,15 @@ class Encoded:
         return self.n_tokens > len(self.ids)
 
 
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """What a cut did to the input at `index` of a request: its tokens before, and how many of them were kept."""
+
+    index: int
+    tokens: int
+    kept: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cut:
     """How an over-long input is treated. `side` is the end that loses tokens; "none" makes it an error."""

@@ -15,11 +15,10 @@ from service import vectors
 from service.batching import Lane
 from service.call import Call
 from service.dialects import Dialect
-from service.dialects.openai import Cutting
 from service.errors import InvalidRequest, ServiceError
 from service.ranking import rank, role_prompt
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
-from service.tokenization import Cut, Side
+from service.tokenization import Cut, Cutting, Side
 
 _DOCUMENTS_IN_A_SEARCH_UNIT = 100
 _SIDES: dict[str, Side] = {"NONE": "none", "START": "left", "END": "right"}  # the end that is discarded
@@ -206,7 +205,7 @@ def _choose_lane(call: Call, priority: int | None) -> None:
 def _meta(
     billed: dict[str, int],
     n_tokens: int,
-    truncated: list[tuple[int, int, int]],
+    truncated: list[Cutting],
     *,
     warnings: list[str] | None = None,
     errors: list[dict[str, Any]] | None = None,
@@ -218,7 +217,7 @@ def _meta(
         "api_version": {"version": "2"},
         "billed_units": billed,
         "tokens": {"input_tokens": n_tokens},
-        "truncated": [{"index": index, "tokens": before, "kept": kept} for index, before, kept in truncated],
+        "truncated": truncated,
         **({"warnings": warnings} if warnings else {}),
         **({"errors": errors} if errors else {}),
     }

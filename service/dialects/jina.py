@@ -11,10 +11,10 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.dialects import Dialect
-from service.dialects.openai import Cutting
 from service.errors import ServiceError
 from service.ranking import rank
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
+from service.tokenization import Cutting
 
 
 class DocumentText(BaseModel):
@@ -86,6 +86,6 @@ async def rerank(body: RerankRequest, call: CallDep, catalog: CatalogDep) -> Any
             }
             for one in ranking.results
         ],
-        "truncated": [{"index": index, "tokens": before, "kept": kept} for index, before, kept in ranking.truncated],
+        "truncated": ranking.truncated,
         "warnings": ranking.warnings,
     }

@@ -10,12 +10,12 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from service import vectors
-from service.catalog import Answer, Model
+from service.catalog import Model
 from service.dialects import Dialect
 from service.errors import ServiceError
-from service.ndjson import stream
+from service.ndjson import stream, totals
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
-from service.tokenization import Cut, Input, Side
+from service.tokenization import Cut, Cutting, Input, Side
 
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 
@@ -41,12 +41,6 @@ class EmbeddingObject(BaseModel):
     index: int
     embedding: list[float] | list[int] | str | None = Field(description="Null where `error` says why, on requests with x-item-errors.")
     error: dict[str, Any] | None = None
-
-
-class Cutting(BaseModel):
-    index: int
-    tokens: int
-    kept: int
 
 
 class Usage(BaseModel):
@@ -133,8 +127,7 @@ async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep)
         "object": "list",
         "data": [entry(index, row) for index, row in enumerate(answer.rows)],
         "model": model.name,
-        "usage": usage(answer),
-        "truncated": truncated(answer),
+        **totals(answer),
     }
 
 
@@ -164,11 +157,3 @@ def as_inputs(value: str | list[Any]) -> list[Input]:
 
 def as_cut(truncate: bool | Side | None, model: Model) -> Cut:
     return model.default_cut(truncate) if truncate is None or isinstance(truncate, bool) else Cut(side=truncate)
-
-
-def usage(answer: Answer) -> dict[str, int]:
-    return {"prompt_tokens": answer.n_tokens, "total_tokens": answer.n_tokens}
-
-
-def truncated(answer: Answer) -> list[dict[str, int]]:
-    return [{"index": index, "tokens": before, "kept": kept} for index, before, kept in answer.truncated]

@@ -7,6 +7,7 @@ import pytest
 from service.batching import Lane
 from service.call import Call, from_headers
 from service.errors import InvalidRequest
+from service.tokenization import Cutting
 
 
 def call(**headers: str) -> Call:
@@ -60,8 +61,8 @@ def test_the_header_names_the_inputs_that_were_cut_up_to_a_bound() -> None:
     made = call()
     made.report([])
     assert made.headers["x-truncated-inputs"] == "0"
-    made.report([(0, 812, 256), (5, 600, 256)])
+    made.report([Cutting(0, 812, 256), Cutting(5, 600, 256)])
     assert made.headers["x-truncated-inputs"] == "2; 0:812>256, 5:600>256"
-    made.report([(index, 9, 8) for index in range(2048)])
+    made.report([Cutting(index, 9, 8) for index in range(2048)])
     assert made.headers["x-truncated-inputs"].startswith("2048; 0:9>8, ")
     assert made.headers["x-truncated-inputs"].endswith("63:9>8, ...")

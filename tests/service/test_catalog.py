@@ -12,7 +12,7 @@ from export import contract
 from service.batching import Lane
 from service.call import Call
 from service.errors import BatchTooLarge, EmptyInput, ModelNotFound, NotReady, Overloaded, RuntimeFailed, ServiceError, WrongKind
-from service.tokenization import Cut
+from service.tokenization import Cut, Cutting
 from tests.service.fakes import PATIENCE_S, FakeCatalog, client, fake_app, fake_bundle, fake_catalog
 
 
@@ -218,7 +218,7 @@ async def test_what_was_cut_is_reported(bundle: Path) -> None:
     catalog = await started(fake_catalog(bundle))
     asked = call()
     answer = await catalog.get("mini").answer(["cat", "dog " * 100], asked)
-    assert answer.truncated == [(1, 102, 64)]
+    assert answer.truncated == [Cutting(1, 102, 64)]
     assert asked.headers["x-truncated-inputs"] == "1; 1:102>64"
     with pytest.raises(ServiceError, match=r"less than 65 tokens. Given: 102"):
         await catalog.get("mini").answer(["dog " * 100], call(), cut=Cut(side="none"))
