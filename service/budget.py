@@ -1,7 +1,7 @@
 """How many CPUs this process may use, and how they are shared out."""
 
 import os
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 
@@ -12,9 +12,6 @@ class CpuBudget:
     cpus: int
     runtime_threads: int
     tokenizer_threads: int
-
-    def as_dict(self) -> dict[str, int]:
-        return asdict(self)
 
 
 def share_out(cpus: int, *, runtime_threads: int | None = None) -> CpuBudget:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from service.budget import available_cpus, share_out
+from service.budget import CpuBudget, available_cpus, share_out
 
 
 @pytest.fixture(autouse=True)
@@ -60,5 +60,4 @@ def test_runtime_and_tokenizer_threads_together_fit_the_cpus(cpus: int) -> None:
 
 
 def test_the_runtime_threads_can_be_set() -> None:
-    budget = share_out(16, runtime_threads=3)
-    assert budget.as_dict() == {"cpus": 16, "runtime_threads": 3, "tokenizer_threads": 2}
+    assert share_out(16, runtime_threads=3) == CpuBudget(cpus=16, runtime_threads=3, tokenizer_threads=2)

@@ -5,6 +5,7 @@ import json
 import math
 import re
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -426,7 +427,7 @@ async def test_info_has_the_fields_of_text_embeddings_inference_and_ours(http: h
         "docker_label": None,
     }
     assert info.items() >= theirs.items()
-    ours = {"kind": "encoder", "precision": "fp32", "fingerprint": manifest.fingerprint, "budget": catalog.budget.as_dict()}
+    ours = {"kind": "encoder", "precision": "fp32", "fingerprint": manifest.fingerprint, "budget": asdict(catalog.budget)}
     assert info.items() >= ours.items()
     assert info["self_test"] == {"n_texts": 3, "min_cosine": pytest.approx(1), "max_abs_error": None}
     assert info["engine"]["max_queue_tokens"] == 524_288
