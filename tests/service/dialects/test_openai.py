@@ -367,9 +367,3 @@ def test_openais_client_retries_what_is_worth_retrying(official: openai.OpenAI, 
     assert len(answer.data) == 1
     assert len(session.batches) == 2
     session.failures.clear()
-
-
-async def test_openais_async_client_in_parallel(served: tuple[str, FakeCatalog]) -> None:
-    async with openai.AsyncOpenAI(base_url=served[0], api_key="sk-0123456789", max_retries=0, timeout=PATIENCE_S) as made:
-        answers = await asyncio.gather(*(made.embeddings.create(model="mini", input=[f"text {n}", "b"]) for n in range(32)))
-    assert all([entry.index for entry in answer.data] == [0, 1] for answer in answers)
