@@ -6,15 +6,12 @@ Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3, "encoder-decoder attention
 
 from torch import Tensor, nn
 
-from models.attention.multi_head import both_masks, merge_heads, split_heads
+from models.attention.multi_head import both_masks, head_width, merge_heads, split_heads
 from models.attention.scaled_dot_product import attend
 
 
 class CrossAttention(nn.Module):
-    """Multi-head attention from (B, N_q, D) to a memory (B, N_k, D_kv).
-
-    Raises ValueError when d_model does not divide into n_heads and no d_head is given.
-    """
+    """Multi-head attention from (B, N_q, D) to a memory (B, N_k, D_kv)."""
 
     def __init__(
         self,
@@ -26,12 +23,8 @@ class CrossAttention(nn.Module):
         bias: bool = True,
     ) -> None:
         super().__init__()
-        if d_head is None and d_model % n_heads:
-            raise ValueError(
-                f"d_model={d_model} is not divisible by n_heads={n_heads}; give d_head, or change one of them",
-            )
         self.n_heads = n_heads
-        self.d_head = d_head or d_model // n_heads
+        self.d_head = head_width(d_model, n_heads, d_head)
         self.scale = self.d_head**-0.5
         self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.to_k = nn.Linear(d_memory, n_heads * self.d_head, bias=bias)

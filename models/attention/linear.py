@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.multi_head import merge_heads, split_heads
+from models.attention.multi_head import head_width, merge_heads, split_heads
 from models.positions import Rotation
 
 
@@ -31,18 +31,14 @@ def phi(x: Tensor) -> Tensor:
 class LinearAttention(nn.Module):
     """Multi-head linear self-attention, with the projections of `SoftmaxAttention`, so that weights are exchangeable.
 
-    Raises ValueError when d_model does not divide into n_heads and no d_head is given. Its forward raises ValueError
-    for a rotation, a pair mask or a pair bias: those act on single pairs of tokens, which this mechanism never forms.
+    Its forward raises ValueError for a rotation, a pair mask or a pair bias: those act on single pairs of tokens,
+    which this mechanism never forms.
     """
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True) -> None:
         super().__init__()
-        if d_head is None and d_model % n_heads:
-            raise ValueError(
-                f"d_model={d_model} is not divisible by n_heads={n_heads}; give d_head, or change one of them",
-            )
         self.n_heads = n_heads
-        self.d_head = d_head or d_model // n_heads
+        self.d_head = head_width(d_model, n_heads, d_head)
         self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.to_k = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)

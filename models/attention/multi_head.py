@@ -20,6 +20,15 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(-2)
 
 
+def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
+    """D_k: as given, or D / H. Raises ValueError when D does not divide into H."""
+    if d_head is None and d_model % n_heads:
+        raise ValueError(
+            f"d_model={d_model} is not divisible by n_heads={n_heads}; give d_head, or change one of them",
+        )
+    return d_head or d_model // n_heads
+
+
 def both_masks(key_mask: Tensor | None, pair_mask: Tensor | None) -> Tensor | None:
     """Keys that exist (B, N_k) and pairs that may meet (N_q, N_k), as one mask that broadcasts to (B, H, N_q, N_k)."""
     if key_mask is None:
@@ -29,19 +38,12 @@ def both_masks(key_mask: Tensor | None, pair_mask: Tensor | None) -> Tensor | No
 
 
 class SoftmaxAttention(nn.Module):
-    """Standard multi-head self-attention. `to_q`, `to_k`, `to_v` are D -> H * D_k, `to_out` is H * D_k -> D.
-
-    Raises ValueError when d_model does not divide into n_heads and no d_head is given.
-    """
+    """Standard multi-head self-attention. `to_q`, `to_k`, `to_v` are D -> H * D_k, `to_out` is H * D_k -> D."""
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True) -> None:
         super().__init__()
-        if d_head is None and d_model % n_heads:
-            raise ValueError(
-                f"d_model={d_model} is not divisible by n_heads={n_heads}; give d_head, or change one of them",
-            )
         self.n_heads = n_heads
-        self.d_head = d_head or d_model // n_heads
+        self.d_head = head_width(d_model, n_heads, d_head)
         self.scale = self.d_head**-0.5
         self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.to_k = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
