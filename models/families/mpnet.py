@@ -1,7 +1,10 @@
 """MPNet: a BERT with RoBERTa's positions and T5's relative position bias. Song et al. 2020, arXiv:2004.09297."""
 
+from dataclasses import replace
+
 from models.encoder import EncoderConfig
-from models.families.family import ACTIVATION_NAMES, Family, HeadConfig, Names
+from models.families import bert
+from models.families.family import Family, HeadConfig, Names
 from models.folder import Settings
 
 PADDING_ID = 1  # the code of the authors counts positions after this id, whatever pad_token_id says
@@ -10,17 +13,12 @@ N_BUCKETS = 32  # likewise, whatever the size of the table
 
 def encoder_config(settings: Settings) -> EncoderConfig:
     settings.allow("relative_attention_num_buckets", N_BUCKETS)
-    return EncoderConfig(
-        vocab_size=settings.need("vocab_size"),
-        d_model=settings.need("hidden_size"),
-        n_layers=settings.need("num_hidden_layers"),
-        n_heads=settings.need("num_attention_heads"),
-        d_feedforward=settings.need("intermediate_size"),
+    return replace(
+        bert.encoder_config(settings),
         n_positions=settings.need("max_position_embeddings") - PADDING_ID - 1,
         position_padding_id=PADDING_ID,
         n_relative_buckets=N_BUCKETS,
-        activation=settings.pick("hidden_act", "gelu", ACTIVATION_NAMES),
-        norm_eps=settings.get("layer_norm_eps", 1e-12),
+        n_token_types=0,
     )
 
 
