@@ -5,7 +5,9 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer
+
+from tests.wordpiece import wordpiece
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 WORDS = ("the", "a", "of", "to", "and", "in", "is", "cat", "dog", "river", "stone", "house", "paris", "berlin", "capital", "password")
@@ -17,15 +19,8 @@ D, N_LAYERS, N_HEADS, D_FEEDFORWARD, MAX_TOKENS = 48, 3, 4, 96, 64
 
 
 def tiny_tokenizer() -> Tokenizer:
-    """WordPiece over a few words and single letters, lower-casing, [CLS] and [SEP] around a text and types for a pair."""
-    ids = {token: i for i, token in enumerate(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True, strip_accents=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
-    tokenizer.add_special_tokens(list(SPECIAL))
-    return tokenizer
+    """Over a few words and single letters."""
+    return wordpiece(VOCABULARY, SPECIAL)
 
 
 def tiny_encoder(folder: Path, *, pooling: str = "mean", seed: int = 0) -> Path:

@@ -17,13 +17,14 @@ import httpx
 import numpy as np
 import uvicorn
 from fastapi import FastAPI
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import Tokenizer
 
 from export import contract
 from service.app import Application, build_app
 from service.catalog import Catalog
 from service.runtime import Array
 from service.settings import Settings
+from tests.wordpiece import wordpiece
 
 WIDTH = 16  # D of an embedding
 HIDDEN = 12  # D_model of token vectors
@@ -176,15 +177,8 @@ async def until(condition: Callable[[], object]) -> None:
 
 
 def fake_tokenizer() -> Tokenizer:
-    """WordPiece over words, letters, digits and ASCII marks, lower-cased: every ASCII text has ids, and most words are one token."""
-    ids = {token: index for index, token in enumerate(VOCABULARY)}
-    tokenizer = Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True, strip_accents=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"]))
-    tokenizer.add_special_tokens(list(SPECIAL))
-    return tokenizer
+    """Over words, letters, digits and ASCII marks: every ASCII text has ids, and most words are one token."""
+    return wordpiece(VOCABULARY, SPECIAL)
 
 
 def fake_bundle(
