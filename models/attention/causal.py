@@ -1,0 +1,68 @@
+"""What every causal layer promises: a token sees itself and its past, and the past is a state that can be taken out and put back."""
+
+import torch
+from torch import Tensor, nn
+
+from models.attention.recurrence import chunkwise
+from models.positions import Rotation
+
+State = dict[str, Tensor]  # by the paper's names, batch first
+
+
+class CausalLayer(nn.Module):
+    """Base of the causal layers. A subclass is built as Layer(d_model, n_heads, *, d_head=None, bias=False, ..).
+
+    Its projections to and from heads are called to_q, to_k, to_v and to_out, and the model draws their weights; all others the layer draws
+    itself. Parallel, in chunks or token by token, one sequence gives the same outputs and the same state.
+    """
+
+    causal = True
+    grows = False  # the state takes more room with every token, along the axis that `state_shapes` gives as 0
+    rotates = False  # `rotation` changes what the layer computes
+    recurrence = staticmethod(chunkwise)  # of models/attention/recurrence.py; another execution of the same function may take its place
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Of one sequence, that is without B."""
+        raise NotImplementedError
+
+    def init_state(self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32) -> State:
+        """The state before the first token: zeros."""
+        return {name: torch.zeros(batch, *shape, device=device, dtype=dtype) for name, shape in self.state_shapes.items()}
+
+    def new_state(self, x: Tensor) -> State:
+        """The state before the first token of x (B, N, D): float32, and float64 for float64 inputs."""
+        return self.init_state(x.shape[0], device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        state: State | None = None,
+        *,
+        rotation: Rotation | None = None,
+    ) -> tuple[Tensor, State]:
+        """(B, N, D) -> (B, N, D) and the state after these N tokens; the state given is left as it was.
+
+        mask (B, N) bool: True = token; a row's tokens stand at its left, and its padding leaves the state bit for bit (one that grows gets
+        room that is never seen). A padded token may get anything. state None: the beginning. N = 1 is a step. rotation: of the tokens'
+        absolute positions, angles (B, 1, N, D_k/2); a layer with `rotates` False ignores it.
+        """
+        raise NotImplementedError
+
+
+def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:
+    """x (B, H, N) or (B, H, N, D_k), 0 where mask (B, N) is False."""
+    if mask is None:
+        return x
+    return x * (mask[:, None, :] if x.dim() == 3 else mask[:, None, :, None])
+
+
+def with_ones(v: Tensor) -> Tensor:
+    """[v | 1]: (B, H, N, D_v) -> (B, H, N, D_v + 1). The state is then [S | z], and the last output column φ(q)ᵀz."""
+    return torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
+
+
+def normalised(o: Tensor, *, eps: float) -> Tensor:
+    """φ(q)ᵀS / (φ(q)ᵀz + eps): (B, H, N, D_v + 1) -> (B, H, N, D_v)."""
+    return o[..., :-1] / (o[..., -1:] + eps)

@@ -1,0 +1,50 @@
+"""Causal linear attention: softmax becomes a feature map φ, and the past becomes a sum of constant size.
+
+S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps),   φ(x) = elu(x) + 1 > 0
+Katharopoulos et al. 2020, arXiv:2006.16236, eqs. 16-20. O(N (C + D_k) D_v) time a head; a token costs the same however long its past is.
+"""
+
+from torch import Tensor, nn
+
+from models.attention.causal import CausalLayer, State, normalised, with_ones, zero_padding
+from models.attention.linear import phi
+from models.attention.multi_head import head_width, merge_heads, split_heads
+from models.positions import Rotation, rotate
+
+EPS = 1e-6
+
+
+class CausalLinearAttention(CausalLayer):
+    """Multi-head causal linear attention. Its state is [S | z], (H, D_k, D_v + 1).
+
+    A rotation turns q and k in front of φ: after it, the weights of a token could be negative and their sum 0. A score then depends on both
+    positions, and not on their distance alone.
+    """
+
+    rotates = True
+
+    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.d_head = head_width(d_model, n_heads, d_head)
+        self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.to_k = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"S": (self.n_heads, self.d_head, self.d_head + 1)}
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
+    ) -> tuple[Tensor, State]:
+        state = state or self.new_state(x)
+        q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
+        k = split_heads(self.to_k(x), self.n_heads)
+        v = split_heads(self.to_v(x), self.n_heads)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        phi_k = zero_padding(phi(k), mask)  # φ(k) and not k, since φ(0) = 1
+        o, S = self.recurrence(phi(q), phi_k, with_ones(v), state["S"])
+        return self.to_out(merge_heads(normalised(o, eps=EPS))), {"S": S}
