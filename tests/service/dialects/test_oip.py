@@ -13,11 +13,12 @@ import pytest
 from fastapi import FastAPI
 
 from export import contract
-from service.dialects import oip
+from service.dialects import oip_tensors
+from service.dialects.oip_schemas import InferResponse
 from tests.service.fakes import HIDDEN, WIDTH, FakeSession, client, fake_app, fake_bundle, fake_tokenizer, serve_in_thread
 
 TOKENIZER = fake_tokenizer()
-LENGTH = oip.JSON_LENGTH_HEADER
+LENGTH = oip_tensors.JSON_LENGTH_HEADER
 
 
 def ids(text: str, pair: str | None = None) -> list[int]:
@@ -183,7 +184,7 @@ async def test_text_in_and_its_vectors_out(http: httpx.AsyncClient) -> None:
     response = await infer(http, texts("the cat", "a dog"), id="42")
     assert response.status_code == 200
     body = response.json()
-    oip.InferResponse.model_validate(body)
+    InferResponse.model_validate(body)
     (output,) = body.pop("outputs")
     assert body == {"model_name": "enc", "model_version": "1", "id": "42"}
     assert (output["name"], output["datatype"], output["shape"]) == ("sentence_embedding", "FP32", [2, WIDTH])
@@ -494,7 +495,7 @@ async def test_infer_by_another_method_says_which_it_takes(http: httpx.AsyncClie
 
 
 async def test_an_output_that_padding_would_blow_up_is_a_413(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oip, "_MAX_PADDED_NUMBERS", 3 * 10 * HIDDEN)
+    monkeypatch.setattr(oip_tensors, "_MAX_PADDED_NUMBERS", 3 * 10 * HIDDEN)
     request = {"outputs": [{"name": "token_embeddings"}]}
     assert (await infer(http, texts("a", "b", "one two three four five six seven eight"), **request)).status_code == 200
     response = await infer(http, texts("a", "b", "c", "one two three four five six seven eight"), **request)

@@ -1,0 +1,111 @@
+"""The wire of the Open Inference Protocol: its bodies, its answers, its error."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from service.tokenization import Side
+
+
+class Given(BaseModel):
+    """What a client sends: "7" and true are no numbers."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class RequestParameters(Given):
+    """Others are ignored."""
+
+    binary_data_output: bool | None = Field(None, description="Send every output as bytes after the JSON.")
+    truncate: bool | Side | None = Field(None, description="right or true, left, none or false; the service's setting without it.")
+    prompt_name: str | None = Field(None, max_length=256, description="A prompt of the checkpoint, put before each text.")
+
+
+class InputParameters(Given):
+    binary_data_size: int | None = Field(
+        None, ge=0, lt=2**40, description="The data is so many bytes after the JSON, in the inputs' order."
+    )
+
+
+class OutputParameters(Given):
+    binary_data: bool | None = Field(
+        None, description="Send this output as bytes after the JSON, or not, whatever the request says of all."
+    )
+
+
+class InputTensor(Given):
+    name: str = Field(max_length=256)
+    datatype: str = Field(max_length=16, description="BYTES for text, INT64 for ids.")
+    shape: list[Annotated[int, Field(ge=0, lt=2**31)]] = Field(min_length=1, max_length=8)
+    data: list[Any] | None = Field(None, description="Row-major, flat or nested by the shape.")
+    parameters: InputParameters = Field(default_factory=InputParameters.model_construct)
+
+
+class WantedOutput(Given):
+    name: str = Field(max_length=256)
+    parameters: OutputParameters = Field(default_factory=OutputParameters.model_construct)
+
+
+class InferRequest(Given):
+    """Unknown keys are ignored."""
+
+    id: str | None = Field(None, max_length=1024, description="Comes back with the answer.")
+    parameters: RequestParameters = Field(default_factory=RequestParameters.model_construct)
+    inputs: list[InputTensor] = Field(min_length=1, max_length=8)
+    outputs: list[WantedOutput] | None = Field(
+        None,
+        max_length=8,
+        description="Each is a run of its own, so without it only the model's first is sent, and not all as the protocol has it.",
+    )
+
+
+class OutputTensor(BaseModel):
+    name: str
+    datatype: Literal["FP32"]
+    shape: list[int]
+    data: list[float] = Field([], description="Flat, row-major; missing where the output is binary.")
+    parameters: dict[str, int] = Field({}, description="binary_data_size, where the output is binary.")
+
+
+class InferResponse(BaseModel):
+    model_name: str
+    model_version: str
+    id: str | None = None
+    outputs: list[OutputTensor]
+
+
+class TensorMetadata(BaseModel):
+    name: str
+    datatype: str
+    shape: list[int]
+
+
+class ModelMetadata(BaseModel):
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[TensorMetadata]
+    outputs: list[TensorMetadata]
+
+
+class ServerMetadata(BaseModel):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class Live(BaseModel):
+    live: bool
+
+
+class Ready(BaseModel):
+    ready: bool
+
+
+class ModelReady(BaseModel):
+    name: str
+    ready: bool
+
+
+class ErrorResponse(BaseModel):
+    error: str
