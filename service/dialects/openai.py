@@ -1,4 +1,4 @@
-"""OpenAI: `/v1/embeddings` and `/v1/models`.
+"""OpenAI: `/v1/embeddings` (also `/embeddings`) and `/v1/models`.
 
 Source: the OpenAI API reference (CreateEmbeddingRequest) and what openai-python sends: it asks for base64 itself, and retries on 408, 409,
 429 and 5xx, honouring `retry-after-ms`. Beyond it: `prompt_name` and `prompt`, more encoding formats, `truncated` in the answer, NDJSON.
@@ -96,12 +96,13 @@ def render(error: ServiceError) -> tuple[int, Any]:
     return status, {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
 
 
-DIALECT = Dialect("openai", ("/v1",), render)
+DIALECT = Dialect("openai", ("/v1", "/embeddings"), render)
 ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 401, 404, 413, 429, 500, 503, 504)}
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 
 
 @router.post("/v1/embeddings", response_model=EmbeddingResponse)
+@router.post("/embeddings", response_model=EmbeddingResponse)  # where a client's base URL has no /v1; text-embeddings-inference has it too
 async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """A vector for each input. With `Accept: application/x-ndjson`, a line for each as soon as it is computed."""
     model = catalog.get(body.model, "encoder")

@@ -76,6 +76,13 @@ async def test_the_model_may_be_left_out_or_called_by_its_alias(service: Service
         assert (answer.status_code, answer.json()["model"]) == (200, "mini")
 
 
+async def test_a_base_url_without_v1_does_too(service: Service) -> None:
+    with_v1 = await service.embed("cat")
+    without = await service.http.post("/embeddings", json={"input": "cat", "model": "mini"})
+    assert without.json() == with_v1.json()
+    assert error(await service.http.post("/embeddings", json={"input": ""}))["code"] == "empty_input"
+
+
 async def test_texts_ids_and_a_mixture_of_both_are_inputs(service: Service) -> None:
     cat, dog = service.row("cat"), service.row("dog")
     ids = service.ids("cat")
