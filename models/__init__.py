@@ -1,21 +1,29 @@
-"""What each attention layer computes, in torch, and the encoder models built from them. Read the layers below in
-their order, then `positions.py`, `feedforward.py`, `encoder.py` (the blocks), `pooling.py` and `heads.py` (what is
-served), `families/` (how a published checkpoint names its parts) and `checkpoint.py` (a folder becomes a model).
+"""What each attention layer computes, in torch, and the models built from them. Read the layers below in their order; then for encoders
+`positions.py`, `feedforward.py`, `encoder.py` (the blocks), `pooling.py` and `heads.py` (what is served), `families/` (how a published
+checkpoint names its parts) and `checkpoint.py` (a folder becomes a model); and for decoders `decoder.py` and `decoder_checkpoint.py`.
 Nothing here knows of ONNX or HTTP.
 
-Letters: B batch, H heads, N length in tokens (N_q, N_k when they differ), D model width, D_k, D_v head widths of keys
-and values, D_kv width of a memory, L labels, V vocabulary. Layout is (B, H, N, D_k) inside a mechanism and (B, N, D)
-between layers. A key mask (B, N) is boolean: True = attend.
+Letters: B batch, H heads, N length in tokens (N_q, N_k when they differ), C chunk length, D model width, D_k, D_v head widths of keys and
+values, D_kv width of a memory, L labels, M wanted positions, V vocabulary. S (D_k, D_v) is the state of a recurrence, z (D_k,) its
+normaliser. Layout is (B, H, N, D_k) inside a mechanism and (B, N, D) between layers. A key mask (B, N) is boolean: True = attend.
 """
 
+from models.attention.causal_linear import CausalLinearAttention
+from models.attention.causal_softmax import CausalSoftmaxAttention
 from models.attention.linear import LinearAttention
 from models.attention.multi_head import SoftmaxAttention
 from models.attention.narrow import NarrowAttention
+from models.attention.sliding_window import SlidingWindowAttention
 from models.attention.wide import WideAttention
 
 LAYERS = {
+    # Encoders: a token sees past and future.
     "softmax": SoftmaxAttention,
     "narrow": NarrowAttention,
     "wide": WideAttention,
     "linear": LinearAttention,
+    # Decoders: a token sees its past, which is a state.
+    "causal_softmax": CausalSoftmaxAttention,
+    "sliding_window": SlidingWindowAttention,
+    "causal_linear": CausalLinearAttention,
 }

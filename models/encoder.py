@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models import LAYERS
+from models.attention.causal import CausalLayer
 from models.feedforward import ACTIVATIONS, FeedForward
 from models.positions import RelativeBias, Rotation, RotationTable, positions_after_padding, sinusoids
 
@@ -27,7 +28,7 @@ class EncoderConfig:
     d_feedforward: int
     n_positions: int  # longest input in tokens, for every kind of position
     d_head: int | None = None  # None: d_model / n_heads
-    attention: str = "softmax"  # a name in LAYERS
+    attention: str = "softmax"  # a name in LAYERS, not a causal one
     attention_bias: bool = True
     positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
     position_padding_id: int | None = None  # count positions over tokens other than this, from the one after it
@@ -49,8 +50,9 @@ class EncoderConfig:
         for name in ("vocab_size", "d_model", "n_layers", "n_heads", "d_feedforward", "n_positions"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.attention not in LAYERS:
-            raise ValueError(f"attention={self.attention!r} is not one of {', '.join(LAYERS)}")
+        seeing_both_ways = [name for name, layer in LAYERS.items() if not issubclass(layer, CausalLayer)]
+        if self.attention not in seeing_both_ways:
+            raise ValueError(f"attention={self.attention!r} is not one of {', '.join(seeing_both_ways)}")
         if self.d_head is None and self.d_model % self.n_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}")
         if self.activation not in ACTIVATIONS:

@@ -32,7 +32,7 @@ class CausalLayer(nn.Module):
 
     def new_state(self, x: Tensor) -> State:
         """The state before the first token of x (B, N, D): float32, and float64 for float64 inputs."""
-        return self.init_state(x.shape[0], device=x.device, dtype=torch.promote_types(x.dtype, torch.float32))
+        return self.init_state(x.shape[0], device=x.device, dtype=at_least_float32(x.dtype))
 
     def forward(
         self,
@@ -59,10 +59,19 @@ def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def with_ones(v: Tensor) -> Tensor:
-    """[v | 1]: (B, H, N, D_v) -> (B, H, N, D_v + 1). The state is then [S | z], and the last output column φ(q)ᵀz."""
+    """[v | 1]: (B, H, N, D_v) -> (B, H, N, D_v + 1). The state is then [S | z], and the last output column φ(q)ᵀz.
+
+    In float32 at least: φ(q)ᵀz grows like N, and 65,504 is all that float16 holds.
+    """
+    v = v.to(at_least_float32(v.dtype))
     return torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
 
 
 def normalised(o: Tensor, *, eps: float) -> Tensor:
     """φ(q)ᵀS / (φ(q)ᵀz + eps): (B, H, N, D_v + 1) -> (B, H, N, D_v)."""
     return o[..., :-1] / (o[..., -1:] + eps)
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    """In which a layer with inputs of `dtype` keeps its state, and takes its sums."""
+    return torch.promote_types(dtype, torch.float32)

@@ -39,7 +39,7 @@ class CausalLinearAttention(CausalLayer):
     def forward(
         self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
     ) -> tuple[Tensor, State]:
-        state = state or self.new_state(x)
+        state = self.new_state(x) if state is None else state
         q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
         k = split_heads(self.to_k(x), self.n_heads)
         v = split_heads(self.to_v(x), self.n_heads)
@@ -47,4 +47,5 @@ class CausalLinearAttention(CausalLayer):
             q, k = rotate(q, rotation), rotate(k, rotation)
         phi_k = zero_padding(phi(k), mask)  # φ(k) and not k, since φ(0) = 1
         o, S = self.recurrence(phi(q), phi_k, with_ones(v), state["S"])
-        return self.to_out(merge_heads(normalised(o, eps=EPS))), {"S": S}
+        o = normalised(o, eps=EPS).to(x.dtype)
+        return self.to_out(merge_heads(o)), {"S": S}

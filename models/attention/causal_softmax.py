@@ -1,0 +1,61 @@
+"""Causal softmax attention with a cache of keys and values: the baseline, whose past grows with every token.
+
+o_t = sum_j p_tj v_j,   p_t = softmax over j <= t of q_t . k_j / sqrt(D_k)
+Vaswani et al. 2017, arXiv:1706.03762, sections 3.2.1 and 3.2.3. The t-th token costs O(t D_k), and the cache holds 2 t H D_k numbers.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from models.attention.causal import CausalLayer, State, at_least_float32
+from models.attention.multi_head import head_width, merge_heads, split_heads
+from models.attention.scaled_dot_product import attend
+from models.positions import Rotation, rotate
+
+
+class CausalSoftmaxAttention(CausalLayer):
+    """Multi-head attention over all that came before. Its state is k, v and `filled`, each with one slot more for every token of a call.
+
+    A batch has one cache with as many slots for each row: a row that was padded in a call has empty slots there (`filled` 0), which nobody
+    sees and which are not reused. So rows of unequal lengths get what each would get alone, and pay in room for the longest in every call.
+    """
+
+    grows = True
+    rotates = True
+
+    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.d_head = head_width(d_model, n_heads, d_head)
+        self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.to_k = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        slots = (self.n_heads, 0, self.d_head)
+        return {"k": slots, "v": slots, "filled": (0,)}
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
+    ) -> tuple[Tensor, State]:
+        state = self.new_state(x) if state is None else state
+        exact = at_least_float32(x.dtype)
+        q = split_heads(self.to_q(x), self.n_heads).to(exact)  # (B, H, N, D_k)
+        k = split_heads(self.to_k(x), self.n_heads).to(exact)
+        v = split_heads(self.to_v(x), self.n_heads).to(exact)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        k = torch.cat([state["k"], k], dim=2)  # (B, H, t + N, D_k)
+        v = torch.cat([state["v"], v], dim=2)
+        is_token = torch.ones_like(x[..., 0], dtype=exact) if mask is None else mask.to(exact)
+        filled = torch.cat([state["filled"], is_token], dim=1)  # (B, t + N)
+        o = attend(q, k, v, scale=self.d_head**-0.5, mask=_seen(filled, n_new=x.shape[1]))
+        return self.to_out(merge_heads(o.to(x.dtype))), {"k": k, "v": v, "filled": filled}
+
+
+def _seen(filled: Tensor, *, n_new: int) -> Tensor:
+    """Which of the new tokens sees which slot: (B, t + N) -> (B, 1, N, t + N)."""
+    slots = torch.arange(filled.shape[1], device=filled.device)
+    return (slots <= slots[-n_new:, None]) & (filled[:, None, None, :] != 0)
