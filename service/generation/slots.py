@@ -71,5 +71,7 @@ class Slots(Generic[Owner]):
 
     def check(self, row: int, owner: Owner, position: int) -> None:
         """WrongOwner unless the row is what its owner takes it for."""
-        if self.owners[row] is not owner or self.positions[row] != position:
+        if self.owners[row] != owner:
+            raise WrongOwner(f"slot {row} belongs to somebody else")
+        if self.positions[row] != position:
             raise WrongOwner(f"slot {row} is at position {self.positions[row]}, its owner at {position}")

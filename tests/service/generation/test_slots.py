@@ -64,10 +64,10 @@ def test_a_row_goes_on_from_a_given_state() -> None:
     assert slots.state(0)[0].tolist() == np.full((2, 3), 8).tolist()
 
 
-@pytest.mark.parametrize(("owner", "position"), [("b", 1), ("a", 0), ("a", 2)])
-def test_a_row_that_is_not_what_its_owner_takes_it_for_is_found_out(owner: str, position: int) -> None:
+@pytest.mark.parametrize(("owner", "position", "words"), [("b", 1, "somebody else"), ("a", 0, "at position 1"), ("a", 2, "at position 1")])
+def test_a_row_that_is_not_what_its_owner_takes_it_for_is_found_out(owner: str, position: int, words: str) -> None:
     slots: Slots[str] = Slots(DECODER, 2)
     slots.add("a")
     stepped(slots)
-    with pytest.raises(WrongOwner, match="slot 0 is at position 1"):
+    with pytest.raises(WrongOwner, match=words):
         slots.check(0, owner, position)
