@@ -17,7 +17,7 @@ class CpuBudget:
 def share_out(cpus: int, *, runtime_threads: int | None = None) -> CpuBudget:
     """One CPU in eight goes to bulk tokenisation, the rest to the runtime.
 
-    Below eight CPUs tokenisation has none of its own: it takes a few percent of one core, and a core given to it would stand idle.
+    Below eight CPUs tokenisation has none of its own: it takes little, and a core given to it would mostly stand idle.
     """
     tokenizer_threads = cpus // 8
     threads = runtime_threads or max(cpus - tokenizer_threads, 1)

@@ -24,7 +24,7 @@ from service.tokenization import Cut, Cutting, Encoded, Input, TextEncoder
 
 log = logging.getLogger("attnserve")
 
-# Up to here tokenising takes less time than handing it to another thread and back (about 0.1 ms).
+# Up to here tokenising holds the event loop too shortly to be worth the way to another thread and back.
 _INLINE_CHARACTERS = 4_000
 
 

@@ -73,13 +73,13 @@ def prepare(settings: Settings, run: Path) -> None:
         "RAY_SERVE_HAPROXY_SOCKET_PATH": run / "admin.sock",
         "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": run,
         "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": run / "server-state",
-        # One log line a request, parsed in Python beside us, costs a tenth of a core; our own /metrics counts requests.
+        # One log line a request, parsed in Python beside us, would take CPU from the model; our own /metrics counts requests.
         "RAY_SERVE_HAPROXY_METRICS_ENABLED": 0,
         "RAY_SERVE_HAPROXY_METRICS_PORT": metrics_port,
         "RAY_SERVE_HAPROXY_STATS_PORT": stats_port,
         "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": fallback_port,
         "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": fallback_grpc_port,
-        # Ray looks after one replica and exports nothing: once a second will do, and its controller rests (2 % of a core before).
+        # Ray looks after one replica and exports nothing: once a second will do, and its controller rests.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": 1,
         "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.replica.middlewares",
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": 10_000,
@@ -87,7 +87,7 @@ def prepare(settings: Settings, run: Path) -> None:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": 0,
-        "MALLOC_ARENA_MAX": 2,  # threads of a process share their heaps: tens of MiB less in each of Ray's processes
+        "MALLOC_ARENA_MAX": 2,  # threads of a process share their heaps: less memory in each of Ray's processes
         "TOKENIZERS_PARALLELISM": "false",
     }
     os.environ.update({name: str(value) for name, value in flags.items()})
@@ -230,7 +230,7 @@ class Service:
         shutil.rmtree(self._run, ignore_errors=True)
 
     def _start_ray(self) -> None:
-        """A private Ray on loopback, without dashboard, log monitor and autoscaler: 50 to 80 MiB each."""
+        """A private Ray on loopback, without dashboard, log monitor and autoscaler, each a Python process of its own."""
         import ray
         from ray._private import parameter
 

@@ -40,7 +40,7 @@ def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, 
     ids, types = [], []
     for item in inputs:
         # The empty text is a fair input of a model, though not of a request: the tokenizer is asked for it directly.
-        encoded = texts.encode([item], cut=Cut())[0] if item else texts.encode([texts.tokenizer.encode("").ids], cut=Cut())[0]
+        (encoded,) = texts.encode([item or texts.tokenizer.encode("").ids], cut=Cut())
         if isinstance(encoded, ServiceError):
             raise contract.BundleError(f"{bundle / contract.GOLDEN}: {item!r} cannot be encoded: {encoded}")
         ids.append(encoded.ids)
@@ -63,7 +63,7 @@ def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, 
 
 
 def measure_rate(session: Session, output: str, max_tokens: int) -> Rate:
-    """Three points, each the median of a few runs: one short input, many, and many beside a longer one. About 0.5 s for a small model.
+    """Three points, each the median of a few runs: one short input, many, and many beside a longer one.
 
     The third shows what padding costs: a graph that packs its tokens pays for it in the attention alone.
     """

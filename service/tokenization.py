@@ -1,8 +1,8 @@
 """Text -> token ids, with an account of what was cut.
 
 The `tokenizers` library does the work; truncation is done here, on the ids, because a request may set its own length and side and must be
-told how many tokens its input had before the cut. (The library's own cut keeps all pieces, and of a pair all combinations of them: 8 GB for
-two texts of 80 KB.)
+told how many tokens its input had before the cut. (The library's own cut keeps all pieces, and of a pair all combinations of them:
+gigabytes, for two texts of some 10,000 words.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,7 +79,7 @@ class TextEncoder:
         return self.prompts[name]
 
     def encode(self, inputs: Sequence[Input], *, cut: Cut, prompt: str = "") -> list[Encoded | ServiceError]:
-        """Ids of each input, or the error that this one input is. Blocks for about 30 µs a short text."""
+        """Ids of each input, or the error that this one input is. Blocks, in proportion to the texts: long ones are for a thread."""
         limit = min(cut.max_tokens or self.max_tokens, self.max_tokens)
         return [self._one(item, index, limit, cut.side, prompt) for index, item in enumerate(inputs)]
 
