@@ -8,11 +8,17 @@ values, D_kv width of a memory, L labels, M wanted positions, V vocabulary. S (D
 normaliser. Layout is (B, H, N, D_k) inside a mechanism and (B, N, D) between layers. A key mask (B, N) is boolean: True = attend.
 """
 
+from models.attention.based import BasedAttention
 from models.attention.causal_linear import CausalLinearAttention
 from models.attention.causal_softmax import CausalSoftmaxAttention
+from models.attention.delta import DeltaNet
+from models.attention.gated_delta import GatedDeltaNet
+from models.attention.gated_linear import GatedLinearAttention
+from models.attention.hedgehog import HedgehogAttention
 from models.attention.linear import LinearAttention
 from models.attention.multi_head import SoftmaxAttention
 from models.attention.narrow import NarrowAttention
+from models.attention.retention import Retention
 from models.attention.sliding_window import SlidingWindowAttention
 from models.attention.wide import WideAttention
 
@@ -26,4 +32,10 @@ LAYERS = {
     "causal_softmax": CausalSoftmaxAttention,
     "sliding_window": SlidingWindowAttention,
     "causal_linear": CausalLinearAttention,
+    "hedgehog": HedgehogAttention,
+    "based": BasedAttention,
+    "retention": Retention,
+    "gated_linear": GatedLinearAttention,
+    "delta": DeltaNet,
+    "gated_delta": GatedDeltaNet,
 }

@@ -1,0 +1,63 @@
+"""Hedgehog: a learned feature map in the place of elu + 1, spiky and monotone like the exponential that it can be trained to imitate.
+
+φ(x) = softmax([W x + b, -(W x + b)]),   W = I and b = 0 at first, one of each for the queries and one for the keys of a head
+S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps)
+Zhang et al. 2024, arXiv:2402.04347, section 4.1, with the softmax, which bounds φ, of its appendix. O(N (C + 2 D_k) D_v) time a head.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from models.attention.causal import CausalLayer, State, normalised, with_ones, zero_padding
+from models.attention.multi_head import head_width, merge_heads, split_heads
+from models.positions import Rotation, rotate
+
+EPS = 1e-10  # φ(q)ᵀ φ(k) is about 1 / 2 D_k, and far less for spiky features: 1e-6 would show
+
+
+class HedgehogMap(nn.Module):
+    """φ of every head: (B, H, N, D_k) -> (B, H, N, 2 D_k), positive, with sum 1."""
+
+    def __init__(self, n_heads: int, d_head: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(d_head).repeat(n_heads, 1, 1))  # (H, D_k, D_k)
+        self.bias = nn.Parameter(torch.zeros(n_heads, 1, d_head))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x @ self.weight.mT + self.bias
+        return torch.softmax(torch.cat([y, -y], dim=-1), dim=-1)
+
+
+class HedgehogAttention(CausalLayer):
+    """Multi-head causal linear attention with Hedgehog's maps. Its state is [S | z], (H, 2 D_k, D_v + 1)."""
+
+    rotates = True
+
+    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.d_head = head_width(d_model, n_heads, d_head)
+        self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.to_k = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.phi_q = HedgehogMap(n_heads, self.d_head)
+        self.phi_k = HedgehogMap(n_heads, self.d_head)
+        self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"S": (self.n_heads, 2 * self.d_head, self.d_head + 1)}
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
+    ) -> tuple[Tensor, State]:
+        state = self.new_state(x) if state is None else state
+        q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
+        k = split_heads(self.to_k(x), self.n_heads)
+        v = split_heads(self.to_v(x), self.n_heads)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        phi_k = zero_padding(self.phi_k(k), mask)  # φ(k) and not k, since φ(0) > 0
+        o, S = self.recurrence(self.phi_q(q), phi_k, with_ones(v), state["S"])
+        o = normalised(o, eps=EPS).to(x.dtype)
+        return self.to_out(merge_heads(o)), {"S": S}
