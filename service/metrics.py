@@ -1,17 +1,26 @@
 """What the service counts, in Prometheus form.
 
-Names that dashboards of text-embeddings-inference know are kept (`te_*`); what it does not have is called `attnserve_*`.
+Names that dashboards of text-embeddings-inference know are kept (`te_*`), and for decoders those of vLLM (`vllm:*`, of its
+`vllm/v1/metrics/loggers.py`); what they do not have is called `attnserve_*`.
 """
 
 from functools import cache, partial
+from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+
+from service.generation.request import Usage
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each one, that says when the process started
 
 _SECONDS = tuple(1.5e-5 * 1.5**n for n in range(35))  # the buckets of text-embeddings-inference
 _TOKENS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# vLLM's buckets, with finer ones below: a small decoder on a CPU takes a millisecond a token.
+_FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640, 2560)
+_BETWEEN_TOKENS_S = tuple(0.0005 * step for step in (1, 2, 5, 10))
+_BETWEEN_TOKENS_S += (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80)
+_REQUEST_S = (0.01, 0.03, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 
 
 class Metrics:
@@ -45,6 +54,16 @@ class Metrics:
         self.bad_outputs = counter("attnserve_bad_outputs", "Rows with NaN, Inf or no length, withheld", ["model"])
         self.truncated = counter("attnserve_truncated_inputs", "Inputs that were cut", ["model"])
         self.active = gauge("attnserve_active_requests", "Requests between their first byte and their last")
+        named = ["model_name"]
+        self.running = gauge("vllm:num_requests_running", "Runs that have a slot", named)
+        self.waiting = gauge("vllm:num_requests_waiting", "Runs that wait for a slot", named)
+        self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens read", named)
+        self.generation_tokens = counter("vllm:generation_tokens", "Tokens drawn", named)
+        self.finished = counter("vllm:request_success", "Runs that ended: stop, length, abort or error", [*named, "finished_reason"])
+        self.first_token = histogram("vllm:time_to_first_token_seconds", "From arrival to first token", named, buckets=_FIRST_TOKEN_S)
+        self.between_tokens = histogram("vllm:inter_token_latency_seconds", "Between two tokens of a run", named, buckets=_BETWEEN_TOKENS_S)
+        self.run_time = histogram("vllm:e2e_request_latency_seconds", "From arrival to last token", named, buckets=_REQUEST_S)
+        self.run_queueing = histogram("vllm:request_queue_time_seconds", "From arrival to a slot", named, buckets=_REQUEST_S)
         self._route = cache(self._look_up)  # as few entries as routes and models; a look-up by labels costs more than the counting
         self.ready = gauge("attnserve_ready", "1 when the model answers", ["model"])
 
@@ -84,3 +103,24 @@ class ModelMetrics:
         self.tokenization = metrics.tokenization.labels(model)
         self.cache_bytes = metrics.cache_bytes
         self.ready = metrics.ready.labels(model)
+
+
+class GeneratorMetrics:
+    """The series of one decoder. The engine counts tokens and moments as they come, and says of each run how it ended."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self.running = metrics.running.labels(model)
+        self.waiting = metrics.waiting.labels(model)
+        self.prompt_tokens = metrics.prompt_tokens.labels(model)
+        self.generation_tokens = metrics.generation_tokens.labels(model)
+        self.first_token_s = metrics.first_token.labels(model)
+        self.between_tokens_s = metrics.between_tokens.labels(model)
+        self.queue_s = metrics.run_queueing.labels(model)
+        self._run_s = metrics.run_time.labels(model)
+        self._finished = {reason: metrics.finished.labels(model, reason) for reason in ("stop", "length", "abort", "error")}
+
+    def finished(self, reason: Literal["stop", "length", "abort", "error"], usage: Usage) -> None:
+        """Count one run that has ended; abort: nobody wanted it any more. `usage.finished` must be known."""
+        assert usage.finished is not None
+        self._finished[reason].inc()
+        self._run_s.observe(usage.finished - usage.submitted)

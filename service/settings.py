@@ -50,6 +50,15 @@ class Settings(BaseModel):
     bulk_inputs: int = Field(32, ge=1, description="A request with more inputs than this waits in the bulk lane unless it says otherwise.")
     bulk_delay_s: float = Field(2.0, ge=0, le=3600, description="How long interactive work may pass bulk work.")
     request_timeout_s: float = Field(300.0, gt=0, le=86_400, description="Deadline of a request that brings none.")
+    stream_heartbeat_s: float = Field(
+        15.0, gt=0, le=3600, description="How long a stream may be silent before it sends a comment, which keeps proxies from closing it."
+    )
+    stream_stall_s: float = Field(
+        60.0, gt=0, le=3600, description="How long a client may take nothing of its stream before it counts as gone."
+    )
+    default_max_tokens: int = Field(
+        4096, ge=1, le=1_000_000, description="Most tokens of a chat answer or a response that sets no limit of its own."
+    )
     auto_truncate: bool = Field(True, description="Cut inputs longer than the model takes, where the request does not say.")
     cache_bytes: int = Field(32 * 1024 * 1024, ge=0, description="Bytes of vectors kept for inputs seen before; 0 turns the cache off.")
 
