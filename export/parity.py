@@ -21,9 +21,7 @@ Tensors = tuple[contract.Tensor, ...]
 # The same sums in another order: float32 keeps 24 bits, and a dozen layers leave some of the last five in doubt.
 # Relative to the largest value of an output where that is above 1, as in raw token vectors and logits.
 FP32_TOLERANCE = 2e-5
-LONGEST_COMPARED = (
-    2048  # tokens; torch keeps all B * H * N² scores of a layer, 0.4 GB for two texts of this length and 12 heads, several times over
-)
+LONGEST_COMPARED = 2048  # tokens; torch keeps all B * H * N² scores of a layer: 0.4 GB for two texts of this length and 12 heads
 
 
 def open_graph(file: Path, *, threads: int = 0) -> ort.InferenceSession:
