@@ -17,6 +17,7 @@ LENGTHS = (1, 2, 63, 64, 65, 1000)
 RULES = ("linear", "gated", "gated_rows", "delta", "gated_delta", "gated_rows_delta")
 
 every_rule = pytest.mark.parametrize("rule", RULES)
+every_gated_rule = pytest.mark.parametrize("rule", [rule for rule in RULES if "gated" in rule])
 every_execution = pytest.mark.parametrize("execution", [parallel, chunkwise, recurrent])
 both_dtypes = pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, EXACT), (torch.float32, ROUNDED)])
 
@@ -66,3 +67,168 @@ def test_orders_of_magnitude(execution: Callable, rule: str) -> None:
         given = inputs(rule, 2, 70, scale=scale)
         rounded = {name: tensor.float() for name, tensor in given.items()}
         assert error(execution(**rounded), recurrent(**given)) <= ROUNDED
+
+
+@every_execution
+@every_gated_rule
+@pytest.mark.parametrize("decay", [0.0, -50.0])
+def test_decays_at_their_limits(execution: Callable, rule: str, decay: float) -> None:
+    """Nothing forgotten, and everything: each token then sees itself alone."""
+    given = inputs(rule, 2, 70, decay=decay)
+    ungated = {name: tensor for name, tensor in given.items() if name != "decay"}
+    if decay == 0:
+        assert error(execution(**given), recurrent(**ungated)) <= EXACT
+    else:
+        o, S = execution(**given)
+        beta = given["beta"][..., None] if "delta" in rule else 1
+        itself = (given["q"] * given["k"]).sum(-1, keepdim=True) * beta * given["v"]
+        assert (o - itself).abs().max() <= EXACT
+        assert torch.isfinite(S).all()
+
+
+@every_gated_rule
+def test_a_small_decay_keeps_its_digits_after_a_large_one(rule: str) -> None:
+    """Cumulative sums in float32 would be off by 1e-4 behind a few decays of -50."""
+    given = inputs(rule, 2, 64)
+    token = torch.arange(64).view(64, *(1,) * (given["decay"].dim() - 3))
+    given["decay"] = torch.where(token % 4 == 0, -50.0, given["decay"] / 100)
+    rounded = {name: tensor.float() for name, tensor in given.items()}
+    assert error(chunkwise(**rounded), recurrent(**given)) <= ROUNDED
+
+
+@every_rule
+def test_padding_leaves_the_state_bit_for_bit(rule: str) -> None:
+    """Whatever its q and v are, and though the executions fill up their chunks with it."""
+    given = inputs(rule, 2, 70)
+    for name in {"k", "decay", "beta"} & given.keys():
+        given[name] = given[name].zero_()
+    for execution in (parallel, chunkwise, recurrent):
+        assert torch.equal(execution(**given)[1], given["S"])
+
+
+@every_execution
+@every_rule
+def test_padding_behind_and_between(execution: Callable, rule: str) -> None:
+    """What is left without the padded tokens is what there was."""
+    given = inputs(rule, 2, 70)
+    is_token = torch.arange(70) % 3 != 1
+    for name in {"k", "decay", "beta"} & given.keys():
+        given[name][:, :, ~is_token] = 0
+    without = {name: tensor if name == "S" else tensor[:, :, is_token] for name, tensor in given.items()}
+    o, S = execution(**given)
+    assert error((o[:, :, is_token], S), recurrent(**without)) <= EXACT
+
+
+@every_execution
+@every_rule
+def test_the_state_between_two_calls_is_all_there_is_to_know(execution: Callable, rule: str) -> None:
+    given = inputs(rule, 2, 70)
+    first, second = ({n: t if n == "S" else t[:, :, part] for n, t in given.items()} for part in (slice(33), slice(33, 70)))
+    o_first, second["S"] = execution(**first)
+    o_second, S = execution(**second)
+    assert error((torch.cat([o_first, o_second], dim=2), S), recurrent(**given)) <= EXACT
+
+
+@every_execution
+@every_rule
+def test_the_future_never_changes_the_past(execution: Callable, rule: str) -> None:
+    given, other = inputs(rule, 1, 70), inputs(rule, 1, 70)
+    for name in given.keys() - {"S"}:
+        other[name][:, :, 40:] = inputs(rule, 1, 70, scale=3.0, decay=-0.5)[name][:, :, 40:]
+    assert torch.equal(execution(**other)[0][:, :, :40], execution(**given)[0][:, :, :40])
+
+
+# Gradients
+
+
+@every_rule
+@pytest.mark.parametrize("N", [1, 65])
+def test_gradients_agree(rule: str, N: int) -> None:
+    reference, *others = (_gradients(execution, rule, N) for execution in (recurrent, parallel, chunkwise))
+    for gradients in others:
+        for name, gradient in gradients.items():
+            assert (gradient - reference[name]).abs().max() <= EXACT * reference[name].abs().max().clamp_min(1), name
+
+
+def _gradients(execution: Callable, rule: str, N: int) -> dict[str, Tensor]:
+    given = {name: tensor.requires_grad_() for name, tensor in inputs(rule, 2, N).items()}
+    o, S = execution(**given)
+    weights = torch.Generator().manual_seed(0)
+    loss = sum((x * torch.randn(x.shape, generator=weights, dtype=x.dtype)).sum() for x in (o, S))
+    return dict(zip(given, torch.autograd.grad(loss, given.values()), strict=True))
+
+
+@every_execution
+@every_rule
+def test_gradients_are_those_of_finite_differences(execution: Callable, rule: str) -> None:
+    given = {name: tensor[..., :2].clone() if tensor.dim() == 4 else tensor for name, tensor in inputs(rule, 1, 3, H=1).items()}
+    given["S"] = given["S"][:, :, :2]
+    tensors = tuple(tensor.clone().requires_grad_() for tensor in given.values())
+    chunk = {"chunk": 2} if execution is chunkwise else {}
+    assert torch.autograd.gradcheck(lambda *tensors: execution(**dict(zip(given, tensors, strict=True)), **chunk), tensors)
+
+
+# What the delta rule is for
+
+
+def orthonormal(n: int) -> Tensor:
+    """(1, 1, n, n): n keys of which none resembles another."""
+    drawn = torch.randn(n, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    return torch.linalg.qr(drawn).Q[None, None]
+
+
+@every_execution
+def test_every_value_is_recalled_by_its_key(execution: Callable) -> None:
+    """S^T k_i = v_i for orthonormal keys and β = 1, whatever was written there before."""
+    keys = orthonormal(20)
+    v = torch.randn(1, 1, 40, 3, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    twice = keys.repeat(1, 1, 2, 1)
+    _, S = execution(twice, twice, v, torch.zeros(1, 1, 20, 3).double(), beta=torch.ones(1, 1, 40).double())
+    assert (keys @ S - v[:, :, 20:]).abs().max() <= EXACT
+
+
+@every_execution
+def test_for_orthonormal_keys_the_delta_rule_is_linear_attention(execution: Callable) -> None:
+    k, zeros = orthonormal(20), torch.zeros(1, 1, 20, 3, dtype=torch.float64)
+    q, v = inputs("linear", 1, 20, H=1)["q"].repeat(1, 1, 1, 4)[..., :20], inputs("linear", 1, 20, H=1)["v"][..., :3]
+    ones = torch.ones(1, 1, 20, dtype=torch.float64)
+    assert error(execution(q, k, v, zeros, beta=ones), execution(q, k, v, zeros)) <= EXACT
+
+
+@every_execution
+def test_one_key_again_and_again(execution: Callable) -> None:
+    """Where the power series of the chunk's triangle has binomial coefficients for terms: float32 would lose every digit."""
+    k = F.normalize(torch.ones(1, 1, 130, 4), dim=-1)
+    v = torch.randn(1, 1, 130, 3, generator=torch.Generator().manual_seed(0))
+    o, _ = execution(k, k, v, torch.zeros(1, 1, 4, 3), beta=torch.ones(1, 1, 130))
+    assert (o - v).abs().max() <= ROUNDED
+
+
+@every_execution
+def test_the_state_is_bounded(execution: Callable) -> None:
+    """||I - β k kᵀ|| <= 1: without values to write, S only shrinks."""
+    given = inputs("delta", 2, 200)
+    _, S = execution(**given | {"v": torch.zeros_like(given["v"])})
+    assert (torch.linalg.matrix_norm(S, 2) <= torch.linalg.matrix_norm(given["S"], 2)).all()
+
+
+# Precision
+
+
+@every_execution
+@every_rule
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_goes_in_and_out_but_not_into_the_state(execution: Callable, rule: str, dtype: torch.dtype) -> None:
+    given = {name: tensor.to(torch.float32 if name == "S" else dtype) for name, tensor in inputs(rule, 2, 65).items()}
+    o, S = execution(**given)
+    assert (o.dtype, S.dtype) == (dtype, torch.float32)
+    exact = {name: tensor.float() for name, tensor in given.items()}
+    assert error((S,), (recurrent(**exact)[1],)) <= ROUNDED
+
+
+@every_execution
+def test_autocast_leaves_the_sums_alone(execution: Callable) -> None:
+    given = inputs("gated_delta", 2, 65, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        o, S = execution(**given)
+    assert error((o, S), recurrent(**given)) <= ROUNDED
