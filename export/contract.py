@@ -13,6 +13,7 @@ so one changed byte anywhere changes it. Nothing heavier than pydantic is import
 import hashlib
 import json
 import math
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -178,6 +179,11 @@ class Manifest(Part):
     score_activation: Literal["sigmoid", "softmax", "identity"] = "identity"
     created: str = Field(description="UTC, ISO 8601")
     tool: str = Field(description="attnserve and library versions that wrote the bundle")
+
+    @property
+    def created_s(self) -> int:
+        """The same in seconds since 1970."""
+        return int(datetime.fromisoformat(self.created).timestamp())
 
     @property
     def fingerprint(self) -> str:
