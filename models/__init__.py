@@ -14,6 +14,7 @@ from models.attention.causal_softmax import CausalSoftmaxAttention
 from models.attention.delta import DeltaNet
 from models.attention.gated_delta import GatedDeltaNet
 from models.attention.gated_linear import GatedLinearAttention
+from models.attention.gated_softmax import GatedSoftmaxAttention
 from models.attention.hedgehog import HedgehogAttention
 from models.attention.linear import LinearAttention
 from models.attention.multi_head import SoftmaxAttention
@@ -30,6 +31,7 @@ LAYERS = {
     "linear": LinearAttention,
     # Decoders: a token sees its past, which is a state.
     "causal_softmax": CausalSoftmaxAttention,
+    "gated_softmax": GatedSoftmaxAttention,
     "sliding_window": SlidingWindowAttention,
     "causal_linear": CausalLinearAttention,
     "hedgehog": HedgehogAttention,

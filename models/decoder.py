@@ -5,8 +5,10 @@ Pre-norm blocks as in GPT-2 (Radford et al. 2019), whose residual projections be
 block; one call is prefill, a part of it, or a step, according to how many tokens it is given.
 """
 
-from dataclasses import dataclass
-from typing import Literal
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -31,8 +33,10 @@ class DecoderConfig:
     layers: str | tuple[str, ...]  # causal names of LAYERS: one for all blocks, or one for each
     d_head: int | None = None  # None: d_model / n_heads
     window: int = 128  # tokens that a sliding_window layer sees, the token itself included
+    layer_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # layer name -> keywords of its constructor, n_heads too
     positions: Literal["rotary", "sinusoidal", "none"] = "rotary"
     rotary_base: float = 10_000.0
+    rotary_width: int | None = None  # columns of a head that turn; None: all
     norm: Literal["rms", "layer"] = "rms"
     norm_eps: float = 1e-6
     bias: bool = False  # in projections and feed-forward layers
@@ -59,8 +63,18 @@ class DecoderConfig:
             raise ValueError(
                 f"positions='rotary', but no layer of {', '.join(sorted(set(self.layer_names)))} turns its q and k; use 'none'"
             )
-        if self.positions == "rotary" and self.head_width % 2:
-            raise ValueError(f"d_head={self.head_width} is odd; a rotation turns pairs of columns")
+        if self.positions == "rotary" and self.rotated_width % 2:
+            name = "d_head" if self.rotary_width is None else "rotary_width"
+            raise ValueError(f"{name}={self.rotated_width} is odd; a rotation turns pairs of columns")
+        self._check_layer_options()
+
+    def _check_layer_options(self) -> None:
+        for name, options in self.layer_options.items():
+            if name not in self.layer_names:
+                raise ValueError(f"layer_options name {name!r}, which is not among the layers {', '.join(sorted(set(self.layer_names)))}")
+            known = inspect.signature(LAYERS[name]).parameters.keys() - {"d_model"}
+            if unknown := options.keys() - known:
+                raise ValueError(f"layer_options of {name} hold {sorted(unknown)[0]!r}, which is not one of {', '.join(sorted(known))}")
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -68,8 +82,9 @@ class DecoderConfig:
         return (self.layers,) * self.n_layers if isinstance(self.layers, str) else tuple(self.layers)
 
     @property
-    def head_width(self) -> int:
-        return self.d_head or self.d_model // self.n_heads
+    def rotated_width(self) -> int:
+        """How many columns of a head turn with its position."""
+        return self.rotary_width or self.d_head or self.d_model // self.n_heads
 
 
 class Decoder(nn.Module):
@@ -142,7 +157,7 @@ class Decoder(nn.Module):
         if c.positions == "sinusoidal":
             # Scaled as in Vaswani et al. 2017, section 3.4: the waves are of size 1 and would drown embeddings that begin at 0.02.
             x = x * c.d_model**0.5 + sinusoids_at(t, c.d_model).to(x.dtype)
-        return x, rotation_at(t, c.head_width, base=c.rotary_base, dtype=x.dtype) if c.positions == "rotary" else None
+        return x, rotation_at(t, c.rotated_width, base=c.rotary_base, dtype=x.dtype) if c.positions == "rotary" else None
 
     def _draw_weights(self) -> None:
         std = 0.02
@@ -165,9 +180,10 @@ class Block(nn.Module):
     def __init__(self, config: DecoderConfig, layer: str) -> None:
         super().__init__()
         c = config
-        options = {"window": c.window} if layer == "sliding_window" else {}
+        options: dict[str, Any] = {"n_heads": c.n_heads, "d_head": c.d_head, "bias": c.bias}
+        options |= {"window": c.window} if layer == "sliding_window" else {}
         self.layer_norm = _norm(c)
-        self.layer = LAYERS[layer](c.d_model, c.n_heads, d_head=c.d_head, bias=c.bias, **options)
+        self.layer = LAYERS[layer](c.d_model, **(options | c.layer_options.get(layer, {})))
         self.feedforward_norm = _norm(c)
         self.feedforward = FeedForward(c.d_model, c.d_feedforward, activation=c.activation, gated=c.gated, bias=c.bias)
 

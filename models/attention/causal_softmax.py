@@ -13,6 +13,21 @@ from models.attention.scaled_dot_product import attend
 from models.positions import Rotation, rotate
 
 
+def attend_to_cache(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
+    """(B, H, N, D_k), (B, H_k, N, D_k), (B, H_k, N, D_v) -> (B, H, N, D_v) and the state with N slots more.
+
+    A group of H / H_k neighbours among the queries' heads shares the keys and values of one.
+    """
+    k = torch.cat([state["k"], k], dim=2)  # (B, H_k, t + N, D_k)
+    v = torch.cat([state["v"], v], dim=2)
+    is_token = torch.ones_like(q[:, 0, :, 0]) if mask is None else mask.to(q.dtype)  # (B, N)
+    filled = torch.cat([state["filled"], is_token], dim=1)  # (B, t + N)
+    group = q.shape[1] // k.shape[1]
+    k_H, v_H = (k, v) if group == 1 else (k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1))
+    o = attend(q, k_H, v_H, scale=q.shape[-1] ** -0.5, mask=_seen(filled, n_new=q.shape[2]))
+    return o, {"k": k, "v": v, "filled": filled}
+
+
 class CausalSoftmaxAttention(CausalLayer):
     """Multi-head attention over all that came before. Its state is k, v and `filled`, each with one slot more for every token of a call.
 
@@ -47,12 +62,8 @@ class CausalSoftmaxAttention(CausalLayer):
         v = split_heads(self.to_v(x), self.n_heads).to(exact)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
-        k = torch.cat([state["k"], k], dim=2)  # (B, H, t + N, D_k)
-        v = torch.cat([state["v"], v], dim=2)
-        is_token = torch.ones_like(x[..., 0], dtype=exact) if mask is None else mask.to(exact)
-        filled = torch.cat([state["filled"], is_token], dim=1)  # (B, t + N)
-        o = attend(q, k, v, scale=self.d_head**-0.5, mask=_seen(filled, n_new=x.shape[1]))
-        return self.to_out(merge_heads(o.to(x.dtype))), {"k": k, "v": v, "filled": filled}
+        o, state = attend_to_cache(q, k, v, mask, state)
+        return self.to_out(merge_heads(o.to(x.dtype))), state
 
 
 def _seen(filled: Tensor, *, n_new: int) -> Tensor:

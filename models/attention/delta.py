@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from models.attention.causal import CausalLayer, State, at_least_float32, zero_padding
+from models.attention.head_norm import HeadNorm
 from models.attention.multi_head import head_width, merge_heads, split_heads
 from models.positions import Rotation, rotate
 
@@ -35,7 +36,7 @@ class DeltaNet(CausalLayer):
         self.to_k = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.to_beta = nn.Linear(d_model, n_heads, bias=bias)
-        self.norm = nn.RMSNorm(self.d_head, eps=EPS)
+        self.norm = HeadNorm(self.d_head, eps=EPS)
         self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
 
     @property

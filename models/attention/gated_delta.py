@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from models.attention.causal import CausalLayer, State, at_least_float32, zero_padding
 from models.attention.delta import unit
 from models.attention.half_lives import log_decays
+from models.attention.head_norm import HeadNorm
 from models.attention.multi_head import head_width, merge_heads, split_heads
 from models.attention.short_convolution import ShortConvolution
 from models.positions import Rotation
@@ -57,7 +58,7 @@ class GatedDeltaNet(CausalLayer):
         self.A_log = nn.Parameter(torch.zeros(n_heads))  # A
         self.dt_bias = nn.Parameter(_first_biases(n_heads))  # b
         self.to_gate = nn.Linear(d_model, n_heads * self.d_value, bias=bias)
-        self.norm = nn.RMSNorm(self.d_value, eps=norm_eps)
+        self.norm = HeadNorm(self.d_value, eps=norm_eps)
         self.to_out = nn.Linear(n_heads * self.d_value, d_model, bias=bias)
 
     @property

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from models.attention.causal import CausalLayer, State, zero_padding
 from models.attention.half_lives import log_decays
+from models.attention.head_norm import HeadNorm
 from models.attention.multi_head import head_width, merge_heads, split_heads
 from models.positions import Rotation, rotate
 
@@ -35,7 +36,7 @@ class GatedLinearAttention(CausalLayer):
         self.to_decay = nn.Linear(RANK, n_heads * self.d_head, bias=False)  # W_2
         self.decay_bias = nn.Parameter(_first_biases(n_heads).repeat_interleave(self.d_head))  # b, (H * D_k,)
         self.to_gate = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.norm = nn.RMSNorm(self.d_head, eps=EPS)
+        self.norm = HeadNorm(self.d_head, eps=EPS)
         self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
 
     @property
