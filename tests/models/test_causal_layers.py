@@ -1,0 +1,361 @@
+"""What every causal layer promises: whole, in pieces or token by token, alone or in a batch, padded or not, it is one function."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models import LAYERS
+from models.attention.causal import CausalLayer, State
+from models.attention.recurrence import chunkwise, parallel, recurrent
+from models.attention.scaled_dot_product import attend
+from models.decoder import rotation_at
+from models.positions import Rotation
+
+EXACT = 1e-10  # float64: the same formula, summed in another order
+ROUNDED = 1e-5  # float32: 24 bits, sums of a few hundred terms; relative to the largest output where that is above 1
+
+D, H = 12, 3
+LENGTHS = (1, 2, 63, 64, 65)
+OPTIONS = {"sliding_window": {"window": 6}}
+
+CAUSAL = [name for name, layer in LAYERS.items() if issubclass(layer, CausalLayer)]
+every_layer = pytest.mark.parametrize("name", CAUSAL)
+constant_size = pytest.mark.parametrize("name", [name for name in CAUSAL if not LAYERS[name].grows])
+recurrences = pytest.mark.parametrize("name", [name for name in CAUSAL if "S" in LAYERS[name](D, H).state_shapes])
+
+
+def make(name: str, *, d_model: int = D, n_heads: int = H, dtype: torch.dtype = torch.float64) -> CausalLayer:
+    """A layer with every parameter moved away from where it begins, biases too."""
+    torch.manual_seed(0)
+    layer = LAYERS[name](d_model, n_heads, bias=True, **OPTIONS.get(name, {}))
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return layer.to(dtype)
+
+
+def tokens(B: int, N: int, *, d_model: int = D, dtype: torch.dtype = torch.float64, seed: int = 1) -> Tensor:
+    return torch.randn(B, N, d_model, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def rotation(layer: CausalLayer, *, begin: int | Sequence[int], N: int, dtype: torch.dtype = torch.float64) -> Rotation | None:
+    """Of positions begin, begin + 1, ..; `begin` is one for all rows, or one for each."""
+    if not layer.rotates:
+        return None
+    begin = torch.tensor([begin]) if isinstance(begin, int) else torch.tensor(begin)
+    return rotation_at(begin[:, None] + torch.arange(N), D // H, base=100.0, dtype=dtype)
+
+
+def in_pieces(layer: CausalLayer, x: Tensor, *sizes: int) -> tuple[Tensor, State]:
+    """x, so many tokens at a time."""
+    outputs, state, begin = [], None, 0
+    for size in sizes:
+        piece = x[:, begin : begin + size]
+        y, state = layer(piece, None, state, rotation=rotation(layer, begin=begin, N=size, dtype=x.dtype))
+        outputs.append(y)
+        begin += size
+    return torch.cat(outputs, dim=1), state
+
+
+def lengths_mask(*lengths: int) -> Tensor:
+    return torch.arange(max(lengths))[None, :] < torch.tensor(lengths)[:, None]
+
+
+def error(ours: tuple[Tensor, State], reference: tuple[Tensor, State]) -> float:
+    """The largest difference of the output and of every state tensor, relative where the largest value is above 1."""
+    assert ours[1].keys() == reference[1].keys()
+    pairs = [(ours[0], reference[0]), *((ours[1][name], tensor) for name, tensor in reference[1].items())]
+    return max(float((a - b).detach().abs().max() / b.detach().abs().max().clamp_min(1)) for a, b in pairs if b.numel())
+
+
+def rows(state: State, b: int) -> State:
+    return {name: tensor[b : b + 1] for name, tensor in state.items()}
+
+
+# One function
+
+
+@every_layer
+@pytest.mark.parametrize("N", LENGTHS)
+@torch.no_grad()
+def test_whole_in_pieces_and_token_by_token(name: str, N: int) -> None:
+    layer, x = make(name), tokens(2, N)
+    whole = in_pieces(layer, x, N)
+    assert error(in_pieces(layer, x, *(1,) * N), whole) <= EXACT
+    assert error(in_pieces(layer, x, N // 3, N - N // 3) if N > 2 else whole, whole) <= EXACT
+
+
+@every_layer
+@pytest.mark.parametrize("N", LENGTHS)
+@torch.no_grad()
+def test_float32_is_float64_rounded_at_every_length(name: str, N: int) -> None:
+    layer, x = make(name), tokens(2, N)
+    exact = in_pieces(layer, x, N)
+    assert error(in_pieces(layer.float(), x.float(), N), exact) <= ROUNDED
+
+
+@recurrences
+@pytest.mark.parametrize("execution", [parallel, recurrent])
+def test_the_execution_may_be_exchanged(name: str, execution: Callable) -> None:
+    layer, x = make(name), tokens(2, 70)
+    y, state = in_pieces(layer, x, 30, 40)
+    gradient = torch.autograd.grad(y.square().mean(), layer.to_k.weight)[0]
+    assert layer.recurrence is chunkwise
+    layer.recurrence = execution
+    other = in_pieces(layer, x, 30, 40)
+    assert error(other, (y, state)) <= EXACT
+    assert (torch.autograd.grad(other[0].square().mean(), layer.to_k.weight)[0] - gradient).abs().max() <= EXACT
+
+
+# Rows, padding, the future
+
+
+@every_layer
+@torch.no_grad()
+def test_rows_of_unequal_lengths_get_what_each_gets_alone(name: str) -> None:
+    """In three calls, in which a row is now long, now short, now absent."""
+    calls = ((7, 3, 0, 1), (2, 9, 5, 0), (1, 1, 1, 1))
+    layer = make(name)
+    seen, state = [0] * 4, None
+    alone: list[State | None] = [None] * 4
+    for seed, lengths in enumerate(calls):
+        x = tokens(4, max(lengths), seed=seed)
+        y, state = layer(x, lengths_mask(*lengths), state, rotation=rotation(layer, begin=seen, N=max(lengths)))
+        for b, n in enumerate(lengths):
+            if n == 0:
+                continue
+            y_alone, alone[b] = layer(x[b : b + 1, :n], None, alone[b], rotation=rotation(layer, begin=seen[b], N=n))
+            assert (y[b, :n] - y_alone[0]).abs().max() <= EXACT
+            seen[b] += n
+    if not layer.grows:
+        assert max(error((y[b, :1], rows(state, b)), (y[b, :1], alone[b])) for b in range(4)) <= EXACT
+
+
+@constant_size
+@torch.no_grad()
+def test_padding_leaves_the_state_bit_for_bit(name: str) -> None:
+    layer = make(name, dtype=torch.float32)
+    _, state = layer(tokens(2, 9, dtype=torch.float32))
+    _, after = layer(tokens(2, 70, dtype=torch.float32, seed=2), lengths_mask(0, 70), state)
+    assert all(torch.equal(after[name][0], tensor[0]) for name, tensor in state.items())
+    assert all(not torch.equal(after[name][1], tensor[1]) for name, tensor in state.items() if name != "n")
+
+
+@every_layer
+@torch.no_grad()
+def test_what_stands_in_the_padding_changes_nothing(name: str) -> None:
+    layer, x, mask = make(name), tokens(2, 7), lengths_mask(4, 7)
+    other = x.clone()
+    other[0, 4:] = 1e3
+    (y, state), (y_other, state_other) = layer(x, mask), layer(other, mask)
+    assert torch.equal(y_other[0, :4], y[0, :4])
+    following = tokens(2, 3, seed=2)
+    assert torch.equal(layer(following, None, state_other)[0], layer(following, None, state)[0])
+
+
+@every_layer
+@torch.no_grad()
+def test_no_mask_is_a_mask_of_true(name: str) -> None:
+    layer, x = make(name), tokens(2, 6)
+    assert error(layer(x), layer(x, lengths_mask(6, 6))) == 0
+
+
+@every_layer
+@torch.no_grad()
+def test_the_future_never_changes_the_past(name: str) -> None:
+    layer, x = make(name), tokens(1, 70)
+    other = x.clone()
+    other[:, 40:] = 3 * tokens(1, 30, seed=2)
+    y, y_other = layer(x)[0], layer(other)[0]
+    assert torch.equal(y_other[:, :40], y[:, :40])
+    assert (y_other[:, 40:] - y[:, 40:]).abs().max() > 1e-3
+
+
+@every_layer
+@torch.no_grad()
+def test_the_past_changes_the_future(name: str) -> None:
+    layer, x = make(name), tokens(1, 5)
+    other = x.clone()
+    other[:, 3] *= -1
+    assert (layer(other)[0][:, 4] - layer(x)[0][:, 4]).abs().max() > 1e-3
+
+
+@every_layer
+@torch.no_grad()
+def test_rows_of_a_batch_do_not_meet(name: str) -> None:
+    layer, x = make(name), tokens(2, 6)
+    y, state = layer(x)
+    for b in range(2):
+        assert error((y[b : b + 1], rows(state, b)), layer(x[b : b + 1])) <= EXACT
+
+
+# The state
+
+
+@every_layer
+@torch.no_grad()
+def test_a_state_is_what_the_layer_says_it_is(name: str) -> None:
+    """Zeros at the beginning, as given shapes, in float32 beside half-precision weights; the one given to a call stays as it was."""
+    layer = make(name, dtype=torch.bfloat16)
+    beginning = layer.init_state(2)
+    assert {name: tuple(tensor.shape) for name, tensor in beginning.items()} == {n: (2, *s) for n, s in layer.state_shapes.items()}
+    x = tokens(2, 5, dtype=torch.bfloat16)
+    y, state = layer(x, None, beginning)
+    assert y.dtype == torch.bfloat16
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+    assert all(not tensor.any() for tensor in beginning.values())
+    assert error((y, state), layer(x)) == 0
+    kept = {name: tensor.clone() for name, tensor in state.items()}
+    _, after = layer(x, None, state)
+    assert all(torch.equal(state[name], tensor) for name, tensor in kept.items())
+    assert all((after[name].shape == tensor.shape) is not layer.grows for name, tensor in state.items())
+
+
+@every_layer
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # a norm of bfloat16 by float32 weights: right, but not fused
+@torch.no_grad()
+def test_autocast_does_not_reach_the_state(name: str) -> None:
+    layer, x = make(name, dtype=torch.float32), tokens(2, 20, dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y, state = layer(x)
+        y_next, state = layer(x, None, state)
+    assert {tensor.dtype for tensor in state.values()} == {torch.float32}
+    assert torch.isfinite(y).all()
+    assert torch.isfinite(y_next).all()
+
+
+@every_layer
+@torch.no_grad()
+def test_a_rotation_matters_to_the_layers_that_say_so(name: str) -> None:
+    layer, x = make(name), tokens(2, 6)
+    turned = rotation_at(torch.arange(6)[None], D // H, base=100.0, dtype=torch.float64)
+    assert (error(layer(x, rotation=turned), layer(x)) > 1e-3) is layer.rotates
+
+
+# Numbers
+
+
+@every_layer
+@pytest.mark.parametrize("x", [1e3 * tokens(2, 70), torch.ones(2, 70, D), torch.zeros(2, 70, D)], ids=["big", "1", "0"])
+def test_large_and_equal_inputs_stay_finite(name: str, x: Tensor) -> None:
+    layer, x = make(name, dtype=torch.float32), x.float().requires_grad_()
+    y, state = layer(x, lengths_mask(70, 0))
+    y, state = layer(x, lengths_mask(1, 70), state)
+    (y.sum() + sum(tensor.sum() for tensor in state.values())).backward()
+    assert all(torch.isfinite(tensor).all() for tensor in (y, x.grad, *state.values()))
+    assert all(torch.isfinite(parameter.grad).all() for parameter in layer.parameters())
+
+
+@every_layer
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@torch.no_grad()
+def test_half_precision_stays_finite_over_many_tokens(name: str, dtype: torch.dtype) -> None:
+    y, state = make(name, dtype=dtype)(tokens(1, 3000, dtype=dtype))
+    assert y.dtype == dtype
+    assert torch.isfinite(y).all()
+    assert all(torch.isfinite(tensor).all() for tensor in state.values())
+
+
+@every_layer
+def test_gradients(name: str) -> None:
+    """Against finite differences, through two calls and the state between them, with a row that is absent from the first."""
+    layer = make(name, d_model=4, n_heads=2)
+    x = tokens(2, 5, d_model=4, seed=2).requires_grad_()
+
+    def both(x: Tensor) -> Tensor:
+        y, state = layer(x[:, :3], lengths_mask(3, 0))
+        return torch.cat([y[:1], layer(x[:, 3:], lengths_mask(1, 2), state)[0][:, :1].expand(-1, 3, -1)])
+
+    assert torch.autograd.gradcheck(both, (x,))
+
+
+@every_layer
+@torch.no_grad()
+def test_a_state_dict_comes_back(name: str) -> None:
+    layer, x = make(name), tokens(1, 5)
+    copy = LAYERS[name](D, H, bias=True, **OPTIONS.get(name, {})).double()
+    copy.load_state_dict(layer.state_dict())
+    assert torch.equal(copy(x)[0], layer(x)[0])
+
+
+@every_layer
+def test_heads_that_do_not_fit_are_refused_with_the_values(name: str) -> None:
+    with pytest.raises(ValueError, match="d_model=100 is not divisible by n_heads=8"):
+        LAYERS[name](100, 8)
+
+
+# What the layers compute
+
+
+def heads(layer: CausalLayer, x: Tensor) -> list[Tensor]:
+    """q, k, v, (B, H, N, D_k) each."""
+    return [to(x).unflatten(-1, (H, -1)).transpose(1, 2) for to in (layer.to_q, layer.to_k, layer.to_v)]
+
+
+def projected(layer: CausalLayer, o: Tensor) -> Tensor:
+    return layer.to_out(o.transpose(1, 2).flatten(-2))
+
+
+@torch.no_grad()
+def test_causal_linear_attention_by_loops() -> None:
+    layer, x = make("causal_linear"), tokens(1, 7)
+    q, k, v = heads(layer, x)
+    o = torch.zeros_like(v)
+    for h in range(H):
+        for i in range(7):
+            weights = [float((F.elu(q[0, h, i]) + 1) @ (F.elu(k[0, h, j]) + 1)) for j in range(i + 1)]
+            o[0, h, i] = sum(w * v[0, h, j] for j, w in enumerate(weights)) / (sum(weights) + 1e-6)
+    assert (layer(x)[0] - projected(layer, o)).abs().max() <= EXACT
+
+
+@pytest.mark.parametrize("name", ["causal_softmax", "sliding_window", "causal_linear"])
+@torch.no_grad()
+def test_a_constant_value_passes_through(name: str) -> None:
+    """Weights sum to 1, up to the eps of linear attention."""
+    layer, x = make(name), tokens(2, 9)
+    nn.init.zeros_(layer.to_v.weight)
+    expected = layer.to_out(layer.to_v.bias)
+    assert (layer(x)[0] - expected).abs().max() <= 1e-5
+
+
+@torch.no_grad()
+def test_causal_softmax_equals_torch() -> None:
+    layer, x = make("causal_softmax"), tokens(2, 9)
+    o = F.scaled_dot_product_attention(*heads(layer, x), is_causal=True)
+    assert (layer(x)[0] - projected(layer, o)).abs().max() <= EXACT
+
+
+@torch.no_grad()
+def test_a_window_is_a_mask() -> None:
+    layer, x = make("sliding_window"), tokens(2, 20)
+    distances = torch.arange(20)[:, None] - torch.arange(20)
+    seen = (distances >= 0) & (distances < OPTIONS["sliding_window"]["window"])
+    o = attend(*heads(layer, x), scale=1 / math.sqrt(D // H), mask=seen)
+    assert (layer(x)[0] - projected(layer, o)).abs().max() <= EXACT
+
+
+@torch.no_grad()
+def test_a_window_over_everything_is_causal_softmax() -> None:
+    window = LAYERS["sliding_window"](D, H, window=9).double()
+    softmax = LAYERS["causal_softmax"](D, H).double()
+    softmax.load_state_dict(window.state_dict())
+    x = tokens(2, 9)
+    turned = rotation(softmax, begin=0, N=9)
+    assert (window(x, rotation=turned)[0] - softmax(x, rotation=turned)[0]).abs().max() <= EXACT
+
+
+@pytest.mark.parametrize("name", ["causal_softmax", "sliding_window", "retention"])
+@torch.no_grad()
+def test_rotated_scores_know_distances_only(name: str) -> None:
+    layer, x = make(name), tokens(2, 9)
+    here, there = (layer(x, rotation=rotation(layer, begin=begin, N=9))[0] for begin in (0, 1000))
+    assert (here - there).abs().max() <= EXACT
+
+
+def test_a_window_without_a_past_is_refused() -> None:
+    with pytest.raises(ValueError, match="window=1 must be at least 2 tokens"):
+        LAYERS["sliding_window"](D, H, window=1)
