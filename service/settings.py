@@ -64,7 +64,7 @@ class Settings(BaseModel):
 
     threads: int | None = Field(None, ge=1, le=1024, description="Runtime threads. Default: what affinity and cgroup quota leave.")
     provider: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where graphs run; auto takes the GPU if onnxruntime offers one.")
-    lean: bool = Field(False, description="No HAProxy: about 100 MiB less memory, several milliseconds more per request.")
+    lean: bool = Field(False, description="No HAProxy: about 100 MiB less memory; the replica's own server holds the port.")
     drain_timeout_s: float = Field(30.0, ge=0, le=3600, description="How long SIGTERM waits for accepted requests.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log record written.")
     access_log: bool = Field(False, description="Log every request, not only the failed ones.")
