@@ -21,9 +21,9 @@ def fill(model: nn.Module, tensors: dict[str, Tensor], family: Family, head_name
     # Memory shared with the model. The dense layers of a SentenceEncoder have files of their own, and come here filled.
     places = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("dense.")}
     sources = _sources(names, places, n_layers=model.encoder.config.n_layers)
-    _check_names(sources, tensors, harmless=tuple(prefix + beginning for beginning in family.unused) + family.unused)
+    check_names(sources, tensors, harmless=tuple(prefix + beginning for beginning in family.unused) + family.unused)
     for theirs, ours in sources.items():
-        _copy(tensors[theirs], [places[name] for name in ours], theirs)
+        copy_rows(tensors[theirs], [places[name] for name in ours], theirs)
 
 
 def _modern(name: str) -> str:
@@ -54,7 +54,8 @@ def _sources(names: Names, places: dict[str, Tensor], *, n_layers: int) -> dict[
     return {theirs: wanted for theirs, wanted in sources.items() if wanted}
 
 
-def _check_names(sources: dict[str, list[str]], tensors: dict[str, Tensor], *, harmless: tuple[str, ...]) -> None:
+def check_names(sources: dict[str, list[str]], tensors: dict[str, Tensor], *, harmless: tuple[str, ...]) -> None:
+    """Raise CheckpointError when a source is missing, and when a tensor is no source and does not begin as a harmless one does."""
     missing = [name for name in sources if name not in tensors]
     if missing:
         raise CheckpointError(
@@ -69,8 +70,8 @@ def _check_names(sources: dict[str, list[str]], tensors: dict[str, Tensor], *, h
         )
 
 
-def _copy(tensor: Tensor, places: list[Tensor], name: str) -> None:
-    """Fill the places with the rows of the tensor, one after the other."""
+def copy_rows(tensor: Tensor, places: list[Tensor], name: str) -> None:
+    """Fill the places with the rows of the tensor, one after the other. Raises CheckpointError for a tensor of another shape."""
     rows = [place.shape[0] for place in places]
     wanted = (sum(rows), *places[0].shape[1:])
     if tuple(tensor.shape) != wanted:
