@@ -6,7 +6,7 @@ document, which it draws from the same signature, and the routes with parameters
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Annotated, Any, TypeVar
 
 import orjson
@@ -105,12 +105,18 @@ def _sentence(error: ValidationError) -> InvalidRequest:
     if problems[0]["type"] == "json_invalid":
         return MalformedBody(f"the body is not JSON: {problems[0]['msg']}")
     first = max(problems, key=_aptness) if len(problems) > 1 else problems[0]
-    names = [str(part) for part in first["loc"] if isinstance(part, int) or (part.isidentifier() and part not in _BRANCHES)]
-    field = ".".join(names) or "body"
+    if first["type"] == "extra_forbidden":
+        unknown = ".".join([*_names(first["loc"][:-1]), _short(first["loc"][-1]).strip("'")])
+        return InvalidRequest(f"`{unknown}` is not a parameter of this request", param=unknown)
+    field = ".".join(_names(first["loc"])) or "body"
     if first["type"] in ("too_short", "string_too_short"):
         return EmptyInput(f"`{field}` cannot be empty", param=field)
     given = "" if first["type"] == "missing" else f". Given: {_short(first['input'])}"
     return InvalidRequest(f"`{field}`: {first['msg']}{given}", param=field)
+
+
+def _names(loc: Sequence[int | str]) -> list[str]:
+    return [str(part) for part in loc if isinstance(part, int) or (part.isidentifier() and part not in _BRANCHES)]
 
 
 def _aptness(problem: Any) -> tuple[bool, int]:

@@ -635,7 +635,7 @@ async def test_the_document_names_every_status_and_every_body(http: httpx.AsyncC
         assert operation["requestBody"]["required"]
         for status in ("400", "401", "404", "413", "422", "424", "429", "500", "503", "504"):
             schema = operation["responses"][status]["content"]["application/json"]["schema"]
-            assert schema == {"$ref": "#/components/schemas/TeiError"}
+            assert schema.get("anyOf", [schema])[0] == {"$ref": "#/components/schemas/TeiError"}  # /tokenize has vLLM's bodies too
     defined = document["components"]["schemas"]
     for reference in re.findall(r'"#/components/schemas/([^"]+)"', json.dumps(document)):
         assert reference in defined

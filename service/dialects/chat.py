@@ -1,0 +1,246 @@
+"""OpenAI: `/v1/chat/completions`, the next message of a conversation.
+
+The conversation becomes a prompt by the model's own chat template. Where that has a place for tools they are shown to the model, and a
+call it writes comes back as text: nothing here parses it.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field, StrictBool, StrictInt
+
+from service import sse
+from service.dialects import generation
+from service.dialects.generation_schemas import (
+    MAX_TOKENS,
+    STREAM,
+    ChatLogprob,
+    Fields,
+    FinishReason,
+    GenerationRequestBody,
+    GenerationUsage,
+    Ignored,
+    PromptLogprobs,
+    ResponseFormat,
+    StopReason,
+)
+from service.dialects.openai import ERRORS, render
+from service.dialects.runs import Generator, Runs
+from service.errors import InvalidRequest, ServiceError
+from service.generation.request import Delta, Grammar
+from service.routing import CallDep, CatalogDep, JsonRoute, Many
+
+Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16, description="Accepted and ignored.")]
+
+
+class ContentPart(Fields):
+    type: Literal["text"] = Field(description="Text alone: no model here sees or hears.")
+    text: str
+
+
+class FunctionCall(Fields):
+    name: str = Field(max_length=256)
+    arguments: str
+
+
+class ToolCall(Fields):
+    id: str = Field(max_length=256)
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class ChatMessage(Fields):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Many[ContentPart] | None = Field(None, description="Only an assistant's message with tool calls may have none.")
+    name: str | None = Field(None, max_length=256)
+    refusal: str | None = None
+    tool_calls: list[ToolCall] = Field([], max_length=128)
+    tool_call_id: str | None = Field(None, max_length=256)
+
+
+class Function(Fields):
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = Field(None, max_length=65_536)
+    parameters: dict[str, Any] | None = None
+    strict: StrictBool | None = None
+
+
+class Tool(Fields):
+    type: Literal["function"]
+    function: Function
+
+
+class ChatRequest(GenerationRequestBody):
+    messages: Many[ChatMessage] = Field(min_length=1, max_length=4096)
+    max_completion_tokens: StrictInt | None = Field(None, ge=1, le=MAX_TOKENS, description="The service's `default_max_tokens` without it.")
+    max_tokens: StrictInt | None = Field(None, ge=1, le=MAX_TOKENS, description="The same under its old name; the other one counts.")
+    logprobs: StrictBool = Field(False, description="The log-probability of each token.")
+    top_logprobs: StrictInt | None = Field(None, ge=0, le=20, description="And of so many likeliest ones; needs `logprobs`.")
+    response_format: ResponseFormat | None = None
+    tools: list[Tool] = Field([], max_length=128)
+    tool_choice: Literal["none", "auto"] = Field("auto", description="none hides the tools from the model.")
+    parallel_tool_calls: StrictBool | None = Field(None, description="Accepted and ignored.")
+    store: Literal[False] = Field(False, description="Nothing is stored.")
+    modalities: list[Literal["text"]] | None = Field(None, min_length=1, max_length=1)
+    metadata: Metadata | None = None
+    service_tier: Literal["auto", "default"] | None = Field(None, description="Accepted and ignored.")
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+
+
+class AssistantMessage(BaseModel):
+    role: Literal["assistant"]
+    content: str
+    refusal: None
+    annotations: list[Any]
+
+
+class ChatLogprobs(BaseModel):
+    content: list[ChatLogprob]
+    refusal: None
+
+
+class ChatChoice(BaseModel):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason
+    stop_reason: StopReason
+
+
+class ChatCompletion(BaseModel):
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[ChatChoice]
+    usage: GenerationUsage
+    prompt_logprobs: PromptLogprobs | None = Field(None, description="Only where the request asked for them.")
+
+
+router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
+
+
+@router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAM)
+async def chat(body: ChatRequest, call: CallDep, catalog: CatalogDep) -> Any:
+    """The assistant's next message, n times. With `stream`, a chunk for what has come since the last one; the first has the role."""
+    model = generation.generator(catalog, body.model)
+    _check(body)
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools] if body.tool_choice != "none" else []
+    prompt = await generation.encode_chat(model, catalog, messages_of(body.messages), tools, "messages")
+    asked = generation.requests(
+        body,
+        [prompt],
+        model,
+        call,
+        n=body.n,
+        max_tokens=body.max_completion_tokens or body.max_tokens or catalog.settings.default_max_tokens,
+        max_tokens_field="max_tokens" if body.max_tokens and not body.max_completion_tokens else "max_completion_tokens",
+        grammar=generation.grammar_of(body, _format(body.response_format), "response_format"),
+        top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+    )
+    runs = Runs(model, asked, call, n=body.n, prompt_field="messages")
+    answer = _Answer(body, model, runs)
+    if body.stream:
+        return await sse.stream(runs, answer, call, catalog.settings)
+    return answer.whole(await runs.all())
+
+
+def _check(body: ChatRequest) -> None:
+    """What a schema does not say: fields that depend on each other."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequest("prompt_logprobs cannot be streamed: send stream=false", param="prompt_logprobs")
+    generation.check_streaming(body.stream, body.stream_options)
+
+
+def _format(given: ResponseFormat | None) -> Grammar | None:
+    if given is None:
+        return None
+    return generation.format_grammar(given.type, given.json_schema.schema_ if given.json_schema else None, "response_format.json_schema")
+
+
+def messages_of(given: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Messages as templates know them: content is one text, the arguments of a call are an object."""
+    messages = []
+    for at, message in enumerate(given):
+        if message.content is None and not (message.role == "assistant" and message.tool_calls):
+            raise InvalidRequest(f"messages.{at}.content is missing", param=f"messages.{at}.content")
+        if message.tool_calls and message.role != "assistant":
+            raise InvalidRequest(f"messages.{at}.tool_calls: only an assistant calls tools", param=f"messages.{at}.tool_calls")
+        plain = message.model_dump(exclude_none=True, exclude_defaults=True)
+        if isinstance(message.content, list):
+            plain["content"] = "\n".join(part.text for part in message.content)  # as vLLM does
+        for called in plain.get("tool_calls", ()):
+            called["type"] = "function"
+            called["function"]["arguments"] = _arguments(called["function"]["arguments"])
+        messages.append({"content": "", **plain})
+    return messages
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+class _Answer:
+    """Choices from deltas; also the script of the stream."""
+
+    def __init__(self, body: ChatRequest, model: Generator, runs: Runs) -> None:
+        self._body, self._model, self._runs = body, model, runs
+        self._head = {
+            "id": generation.new_id("chatcmpl-"),
+            "object": "chat.completion.chunk" if body.stream else "chat.completion",
+            "created": generation.now(),
+            "model": model.name,
+            "system_fingerprint": generation.system_fingerprint(model),
+        }
+        self._usage = bool(body.stream_options and body.stream_options.include_usage)
+
+    def whole(self, deltas: Sequence[Delta]) -> dict[str, Any]:
+        choices = [
+            self._choice(index, delta, message={"role": "assistant", "content": delta.text, "refusal": None, "annotations": []})
+            for index, delta in enumerate(deltas)
+        ]
+        answer: dict[str, Any] = {**self._head, "choices": choices, "usage": generation.usage_of(self._runs)}
+        if self._body.prompt_logprobs is not None:
+            answer["prompt_logprobs"] = generation.prompt_logprobs(self._runs.runs[0].prompt_logprobs, self._model)
+        return answer
+
+    def _choice(self, index: int, new: Delta, **said: Any) -> dict[str, Any]:
+        logprobs = {"content": generation.chat_logprobs(new.logprobs, self._model), "refusal": None} if self._body.logprobs else None
+        return {"index": index, **said, "logprobs": logprobs, "finish_reason": new.finish_reason, "stop_reason": new.stop_reason}
+
+    # As a stream -----------------------------------------------------------------------------------------------------------------------
+
+    def opening(self) -> bytes:
+        """Whose message it is, of each choice."""
+        role = {"role": "assistant", "content": "", "refusal": None}
+        return b"".join(self._chunk([_began(index, role)]) for index in range(self._body.n))
+
+    def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:
+        return b"".join(
+            self._chunk([self._choice(index, delta, delta={"content": delta.text} if delta.text else {})])
+            for index, delta in pieces
+            if generation.worth_sending(delta)
+        )
+
+    def closing(self) -> bytes:
+        return (sse.event({**self._head, "choices": [], "usage": generation.usage_of(self._runs)}) if self._usage else b"") + sse.DONE
+
+    def failure(self, error: ServiceError) -> bytes:
+        return sse.event(render(error)[1])
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
+        return sse.event({**self._head, "choices": choices, **({"usage": None} if self._usage else {})})
+
+
+def _began(index: int, role: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": role, "logprobs": None, "finish_reason": None}

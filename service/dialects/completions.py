@@ -1,0 +1,236 @@
+"""OpenAI: `/v1/completions`, text continued.
+
+Beyond it, with vLLM's names: the sampling fields of `SamplingFields`, `prompt_logprobs`, `stop_reason`. Offsets count from the beginning of
+the text that is sent, as in vLLM.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field, StrictBool, StrictInt
+
+from service import sse
+from service.catalog import Catalog
+from service.dialects import generation
+from service.dialects.generation_schemas import (
+    MAX_TOKENS,
+    STREAM,
+    FinishReason,
+    GenerationRequestBody,
+    GenerationUsage,
+    PromptLogprobs,
+    StopReason,
+    TokenId,
+)
+from service.dialects.openai import ERRORS, render
+from service.dialects.runs import Generator, Runs
+from service.errors import BatchTooLarge, InvalidRequest, ServiceError
+from service.generation.request import Delta, TokenLogprob
+from service.routing import CallDep, CatalogDep, JsonRoute, Many
+
+MOST_RUNS = 256  # choices of all prompts of a request together
+_PROMPTS = 128
+
+
+class CompletionRequest(GenerationRequestBody):
+    prompt: (
+        str
+        | Annotated[Many[str], Field(min_length=1, max_length=_PROMPTS)]
+        | Annotated[Many[TokenId], Field(min_length=1)]
+        | Annotated[Many[Annotated[Many[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=_PROMPTS)]
+    ) = Field(description="A text, texts, token ids, or lists of token ids.")
+    max_tokens: StrictInt = Field(16, ge=0, le=MAX_TOKENS, description="0 only with `echo`: the prompt and its log-probabilities.")
+    best_of: StrictInt | None = Field(None, ge=1, le=128, description="Only what `n` says.")
+    echo: StrictBool = Field(False, description="The prompt comes back before its completion.")
+    suffix: str | None = Field(None, description="Refused: no model here fills in the middle.")
+    logprobs: StrictInt | None = Field(None, ge=0, le=5, description="Log-probabilities of each token and of so many likeliest ones.")
+
+
+class CompletionLogprobs(BaseModel):
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
+    text_offset: list[int]
+
+
+class CompletionChoice(BaseModel):
+    index: int
+    text: str
+    logprobs: CompletionLogprobs | None
+    finish_reason: FinishReason | None
+    stop_reason: StopReason
+    prompt_logprobs: PromptLogprobs | None = None
+
+
+class Completion(BaseModel):
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    system_fingerprint: str
+    choices: list[CompletionChoice]
+    usage: GenerationUsage
+
+
+router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
+
+
+@router.post("/v1/completions", response_model=Completion, responses=STREAM)
+async def completions(body: CompletionRequest, call: CallDep, catalog: CatalogDep) -> Any:
+    """Each prompt continued, n times. With `stream`, a chunk for what has come since the last one."""
+    model = generation.generator(catalog, body.model)
+    _check(body)
+    prompts = await _prompts(body, model, catalog)
+    if len(prompts) * body.n > MOST_RUNS:
+        raise BatchTooLarge(f"{len(prompts)} prompts with n={body.n} are more than {MOST_RUNS} completions: send them in parts", param="n")
+    asked = generation.requests(
+        body,
+        [ids for _, ids in prompts],
+        model,
+        call,
+        n=body.n,
+        max_tokens=body.max_tokens,
+        max_tokens_field="max_tokens",
+        grammar=generation.grammar_of(body),
+        top_logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs,
+    )
+    runs = Runs(model, asked, call, n=body.n, prompt_field="prompt")
+    answer = _Answer(body, model, [prompt for prompt in prompts for _ in range(body.n)], runs)
+    if body.stream:
+        return await sse.stream(runs, answer, call, catalog.settings)
+    choices = [answer.choice(index, delta) for index, delta in enumerate(await runs.all())]
+    return {**answer.head, "choices": choices, "usage": generation.usage_of(runs)}
+
+
+def _check(body: CompletionRequest) -> None:
+    """What a schema does not say: fields that depend on each other."""
+    if body.suffix is not None:
+        raise InvalidRequest("suffix is not supported: no model here fills in the middle", param="suffix")
+    if body.best_of is not None and body.best_of != body.n:
+        raise InvalidRequest(f"best_of={body.best_of} is not supported: leave it out or send n={body.n}", param="best_of")
+    if body.max_tokens == 0 and not body.echo:
+        raise InvalidRequest("max_tokens=0 needs echo=true: there would be nothing to answer", param="max_tokens")
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequest("prompt_logprobs cannot be streamed: send stream=false", param="prompt_logprobs")
+    if body.prompt_logprobs is not None and body.echo and body.logprobs is not None:
+        raise InvalidRequest("prompt_logprobs cannot be combined with echo and logprobs, which give the same", param="prompt_logprobs")
+    generation.check_streaming(body.stream, body.stream_options)
+
+
+async def _prompts(body: CompletionRequest, model: Generator, catalog: Catalog) -> list[tuple[str, list[int]]]:
+    """Each prompt as text and ids; the text only where it comes back."""
+    if isinstance(body.prompt, str):
+        given: list[Any] = [body.prompt]
+    elif isinstance(body.prompt[0], int):
+        given = [body.prompt]
+    else:
+        given = body.prompt
+    prompts: list[tuple[str, list[int]]] = []
+    for prompt in given:
+        if isinstance(prompt, str):
+            prompts.append((prompt, await generation.encode(model, catalog, prompt, "prompt")))
+        else:
+            generation.check_ids(prompt, model.manifest.limits.vocab_size, "prompt")
+            prompts.append((model.tokenizer.decode(prompt, skip_special_tokens=body.skip_special_tokens) if body.echo else "", prompt))
+    return prompts
+
+
+@dataclass
+class _Sent:
+    """What has left of one choice."""
+
+    offsets: "_Offsets"
+    begun: bool = False
+
+
+class _Answer:
+    """Choices from deltas; also the script of the stream."""
+
+    def __init__(self, body: CompletionRequest, model: Generator, prompts: Sequence[tuple[str, list[int]]], runs: Runs) -> None:
+        self._body, self._model, self._prompts, self._runs = body, model, prompts, runs
+        hidden = generation.special_ids(model) if body.skip_special_tokens else frozenset[int]()
+        self._sent = [_Sent(_Offsets(model, hidden)) for _ in prompts]
+        self.head = {
+            "id": generation.new_id("cmpl-"),
+            "object": "text_completion",
+            "created": generation.now(),
+            "model": model.name,
+            "system_fingerprint": generation.system_fingerprint(model),
+        }
+        self._usage = bool(body.stream_options and body.stream_options.include_usage)
+
+    def choice(self, index: int, delta: Delta) -> dict[str, Any]:
+        """What this delta adds to the choice; to the first one belongs the echo of the prompt."""
+        sent, text = self._sent[index], delta.text
+        logprobs: list[tuple[int, TokenLogprob | None]] = [(each.token_id, each) for each in delta.logprobs]
+        first, sent.begun = not sent.begun, True
+        run = self._runs.runs[index]
+        if first and self._body.echo:
+            echo, ids = self._prompts[index]
+            text = echo + text
+            if self._body.logprobs is not None:
+                logprobs = [*zip(ids, run.prompt_logprobs, strict=True), *logprobs]
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": text,
+            "logprobs": None if self._body.logprobs is None else self._logprobs(logprobs, sent.offsets),
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+        }
+        if self._body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = generation.prompt_logprobs(run.prompt_logprobs, self._model)
+        return choice
+
+    def _logprobs(self, tokens: Sequence[tuple[int, TokenLogprob | None]], offsets: "_Offsets") -> dict[str, Any]:
+        return {
+            "tokens": [self._model.token_text(token_id) for token_id, _ in tokens],
+            "token_logprobs": [None if each is None else generation.finite(each.logprob) for _, each in tokens],
+            "top_logprobs": [None if each is None else self._top(each) for _, each in tokens],
+            "text_offset": [offsets.of(token_id) for token_id, _ in tokens],
+        }
+
+    def _top(self, each: TokenLogprob) -> dict[str, float]:
+        """The likeliest tokens and the drawn one, which may be none of them."""
+        ids = {each.token_id: each.logprob, **dict(each.top)}
+        return {self._model.token_text(token_id): generation.finite(logprob) for token_id, logprob in ids.items()}
+
+    # As a stream -----------------------------------------------------------------------------------------------------------------------
+
+    def opening(self) -> bytes:
+        return b""
+
+    def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:
+        return b"".join(self._chunk([self.choice(index, delta)]) for index, delta in pieces if generation.worth_sending(delta))
+
+    def closing(self) -> bytes:
+        return (sse.event({**self.head, "choices": [], "usage": generation.usage_of(self._runs)}) if self._usage else b"") + sse.DONE
+
+    def failure(self, error: ServiceError) -> bytes:
+        return sse.event(render(error)[1])
+
+    def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
+        return sse.event({**self.head, "choices": choices, **({"usage": None} if self._usage else {})})
+
+
+@dataclass
+class _Offsets:
+    """Where each token begins in the text, in characters. Tokens that share a character begin where it begins."""
+
+    model: Generator
+    hidden: frozenset[int]  # tokens that are not in the text
+    at: int = 0
+    _parts: list[int] = field(default_factory=list)  # tokens whose bytes are no whole characters yet
+
+    def of(self, token_id: int) -> int:
+        begin = self.at
+        if token_id in self.hidden:
+            return begin
+        self._parts.append(token_id)
+        text = self.model.decode(self._parts) if len(self._parts) > 1 else self.model.token_text(token_id)
+        if not text.endswith("\ufffd") or len(self._parts) >= 4:  # no character has more than four bytes
+            self.at += len(text)
+            self._parts = []
+        return begin

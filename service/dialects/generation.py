@@ -1,0 +1,314 @@
+"""What completions, chat and responses share: from a body to the engine's requests, and from its deltas to log-probabilities and usage."""
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from hashlib import blake2b
+from typing import Any, TypeVar, cast
+
+from service.batching import Lane
+from service.call import Call
+from service.catalog import Catalog
+from service.dialects.generation_schemas import SamplingFields, StreamOptions
+from service.dialects.runs import Generator, Runs
+from service.dialects.tei_tokens import aside
+from service.errors import EmptyInput, InvalidRequest, TokenizationFailed
+from service.generation.request import Delta, GenerationRequest, Grammar, Sampling, TokenLogprob
+
+Result = TypeVar("Result")
+
+_INLINE_CHARACTERS = 4_000  # up to here tokenising takes less time than another thread
+_ANY_OBJECT = Grammar(kind="json_schema", source='{"type":"object"}')
+_LEAST_LOGPROB = -9999.0  # what OpenAI sends for minus infinity, which JSON does not have
+
+
+def generator(catalog: Catalog, name: str | None) -> Generator:
+    """The decoder of that name; without one the first. WrongKind when it is something else."""
+    return cast(Generator, catalog.get(name, "decoder"))
+
+
+@lru_cache(maxsize=64)
+def system_fingerprint(model: Generator) -> str:
+    """Changes with any byte of the bundle."""
+    return f"fp_{model.manifest.fingerprint[:12]}"
+
+
+@lru_cache(maxsize=64)
+def special_ids(model: Generator) -> frozenset[int]:
+    """The tokens that are not in the text unless it is asked for them."""
+    return frozenset(token_id for token_id, token in model.tokenizer.get_added_tokens_decoder().items() if token.special)
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}{secrets.token_hex(16)}"
+
+
+def now() -> int:
+    """Seconds since 1970, for `created`."""
+    return int(time.time())
+
+
+# From the body -------------------------------------------------------------------------------------------------------------------------
+
+
+def requests(
+    body: SamplingFields,
+    prompts: Sequence[list[int]],
+    model: Generator,
+    call: Call,
+    *,
+    n: int = 1,
+    max_tokens: int,
+    max_tokens_field: str,
+    grammar: Grammar | None,
+    **options: Any,
+) -> list[GenerationRequest]:
+    """n requests for each prompt, one after the other. Choice i of a prompt has the same seed whatever else is asked with it."""
+    if body.min_tokens > max_tokens:
+        raise InvalidRequest(f"min_tokens={body.min_tokens} is more than {max_tokens_field}={max_tokens}", param="min_tokens")
+    vocab_size = model.manifest.limits.vocab_size
+    bias = _bias(body.logit_bias, vocab_size)
+    check_ids(body.stop_token_ids, vocab_size, "stop_token_ids")
+    check_ids(body.allowed_token_ids, vocab_size, "allowed_token_ids")
+    seed = secrets.randbits(63) if body.seed is None else body.seed
+    return [
+        GenerationRequest(
+            prompt=tuple(prompt),
+            sampling=Sampling(
+                seed=seed_of(seed, index),
+                temperature=body.temperature,
+                top_k=max(body.top_k, 0),
+                top_p=body.top_p,
+                min_p=body.min_p,
+                typical_p=body.typical_p,
+                repetition_penalty=body.repetition_penalty,
+                frequency_penalty=body.frequency_penalty,
+                presence_penalty=body.presence_penalty,
+                logit_bias=bias,
+                allowed_token_ids=tuple(body.allowed_token_ids),
+            ),
+            max_tokens=max_tokens,
+            min_tokens=body.min_tokens,
+            stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
+            stop_token_ids=tuple(body.stop_token_ids),
+            include_stop=body.include_stop_str_in_output,
+            ignore_eos=body.ignore_eos,
+            skip_special_tokens=body.skip_special_tokens,
+            grammar=grammar,
+            lane=Lane.INTERACTIVE if call.lane is None else call.lane,
+            deadline=call.deadline,
+            **options,
+        )
+        for prompt in prompts
+        for index in range(n)
+    ]
+
+
+def seed_of(seed: int, index: int) -> int:
+    """The seed of choice `index`, 63 bits: choices differ, and adding some changes none of the others."""
+    digest = blake2b(b"%d/%d" % (seed, index), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def check_ids(ids: Sequence[int], vocab_size: int, param: str) -> None:
+    if ids and (worst := max(ids)) >= vocab_size:
+        raise TokenizationFailed(f"token id {worst} in {param} is outside this model's vocabulary of {vocab_size}", param=param)
+
+
+def _bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
+    bias: dict[int, float] = {}
+    for key, value in given.items():
+        if not (key.isascii() and key.isdecimal() and len(key) < 11):
+            raise InvalidRequest(f"logit_bias has the key {key[:80]!r}, which is no token id", param="logit_bias")
+        bias[int(key)] = value
+    check_ids(list(bias), vocab_size, "logit_bias")
+    return bias
+
+
+def grammar_of(body: SamplingFields, format_: Grammar | None = None, format_field: str = "") -> Grammar | None:
+    """The one constraint that the body asks for; InvalidRequest when there are two. `format_` is what a response format asks for."""
+    found = [(format_field, format_)] if format_ else []
+    if body.guided_json is not None:
+        found.append(("guided_json", json_schema(body.guided_json, "guided_json")))
+    if body.guided_regex is not None:
+        found.append(("guided_regex", Grammar(kind="regex", source=body.guided_regex)))
+    if body.guided_grammar is not None:
+        found.append(("guided_grammar", Grammar(kind="lark", source=body.guided_grammar)))
+    if (outputs := body.structured_outputs) is not None:
+        given: list[Grammar] = []
+        if outputs.json_ is not None:
+            given.append(json_schema(outputs.json_, "structured_outputs.json"))
+        if outputs.regex is not None:
+            given.append(Grammar(kind="regex", source=outputs.regex))
+        if outputs.grammar is not None:
+            given.append(Grammar(kind="lark", source=outputs.grammar))
+        if outputs.choice is not None:
+            given.append(Grammar(kind="regex", source="|".join(map(re.escape, outputs.choice))))
+        if outputs.json_object:
+            given.append(_ANY_OBJECT)
+        if len(given) != 1:
+            raise InvalidRequest(
+                "structured_outputs takes exactly one of json, regex, grammar, choice, json_object", param="structured_outputs"
+            )
+        found.append(("structured_outputs", given[0]))
+    if len(found) > 1:
+        raise InvalidRequest(f"{found[0][0]} and {found[1][0]} cannot be combined: a completion has one constraint", param=found[1][0])
+    return found[0][1] if found else None
+
+
+def json_schema(schema: str | dict[str, Any], param: str) -> Grammar:
+    """The schema as the grammar's source, checked to be JSON of a bounded size; what it means is checked where it is compiled."""
+    source = schema if isinstance(schema, str) else json.dumps(schema)
+    if len(source) > 65_536:
+        raise InvalidRequest(f"{param} has {len(source)} characters and the most is 65536", param=param)
+    try:
+        parsed = json.loads(source)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequest(f"{param} is not JSON: {error}", param=param) from None
+    if not isinstance(parsed, dict | bool):
+        raise InvalidRequest(f"{param} is not a JSON schema: it must be an object or a boolean", param=param)
+    return Grammar(kind="json_schema", source=source)
+
+
+def format_grammar(type_: str, schema: dict[str, Any] | None, param: str) -> Grammar | None:
+    """The constraint of a response format."""
+    if type_ == "json_schema":
+        if schema is None:
+            raise InvalidRequest(f"{param} of type json_schema needs a schema", param=param)
+        return json_schema(schema, param)
+    if schema is not None:
+        raise InvalidRequest(f"{param} of type {type_} takes no schema", param=param)
+    return _ANY_OBJECT if type_ == "json_object" else None
+
+
+def check_streaming(stream: bool, options: StreamOptions | None) -> None:
+    if options is not None and not stream:
+        raise InvalidRequest("stream_options needs stream=true", param="stream_options")
+
+
+async def inline_or_aside(catalog: Catalog, n_characters: int, work: Callable[[], Result]) -> Result:
+    """Work that takes time by the character: short texts at once, long ones on a tokenizer thread."""
+    return work() if n_characters <= _INLINE_CHARACTERS else await aside(catalog, work)
+
+
+async def encode(model: Generator, catalog: Catalog, text: str, param: str, *, add_special_tokens: bool = True) -> list[int]:
+    """The ids of a prompt, at least one: an empty prompt is the beginning of a text where the model has a token for that."""
+
+    def ids() -> list[int]:
+        try:
+            return model.encode(text, add_special_tokens=add_special_tokens)
+        except TypeError:  # which `tokenizers` says of text that is no Unicode
+            raise TokenizationFailed(f"{param} is not valid Unicode: it has half of a surrogate pair", param=param) from None
+
+    encoded = await inline_or_aside(catalog, len(text), ids)
+    if encoded:
+        return encoded
+    decoder = model.manifest.decoder
+    if decoder is None or decoder.bos_token_id is None:
+        raise EmptyInput(f"`{param}` has no tokens, and this model has none that begins a text: send at least one", param=param)
+    return [decoder.bos_token_id]
+
+
+# From a conversation -------------------------------------------------------------------------------------------------------------------
+
+
+async def encode_chat(
+    model: Generator,
+    catalog: Catalog,
+    messages: Sequence[dict[str, Any]],
+    tools: Sequence[dict[str, Any]] | None,
+    param: str,
+    *,
+    add_generation_prompt: bool = True,
+) -> list[int]:
+    """The ids of a conversation up to where the model's answer begins."""
+    template = model.chat_template
+    if template is None:
+        raise InvalidRequest(
+            f"model {model.name} has no chat template: use /v1/completions, or export it from a folder with a chat_template.jinja",
+            param="model",
+        )
+    if tools and not template.takes_tools:
+        raise InvalidRequest(f"the chat template of model {model.name} has no place for tools: send none", param="tools")
+    size = sum(len(message.get("content") or "") for message in messages)
+    try:
+        prompt = await inline_or_aside(
+            catalog, size, lambda: template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        )
+    except InvalidRequest as error:
+        error.param = param
+        raise
+    return await encode(model, catalog, prompt, param, add_special_tokens=False)  # the template has written them
+
+
+# To the answer -------------------------------------------------------------------------------------------------------------------------
+
+
+def usage_of(runs: Runs) -> dict[str, Any]:
+    prompt, completion = runs.prompt_tokens, runs.completion_tokens
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": runs.cached_tokens},
+    }
+
+
+def worth_sending(delta: Delta) -> bool:
+    """Something to read, or the end; not a token whose text waits for the next one."""
+    return bool(delta.text or delta.logprobs or delta.finish_reason)
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, _LEAST_LOGPROB)
+
+
+def chat_logprobs(logprobs: Sequence[TokenLogprob], model: Generator) -> list[dict[str, Any]]:
+    """Chat's and responses' form of them."""
+    return [
+        {**_named(each.token_id, each.logprob, model), "top_logprobs": [_named(token_id, logprob, model) for token_id, logprob in each.top]}
+        for each in logprobs
+    ]
+
+
+def _named(token_id: int, logprob: float, model: Generator) -> dict[str, Any]:
+    return {"token": model.token_text(token_id), "logprob": finite(logprob), "bytes": token_bytes(token_id, model)}
+
+
+def prompt_logprobs(logprobs: Sequence[TokenLogprob | None], model: Generator) -> list[dict[str, Any] | None]:
+    """vLLM's form: for each token of the prompt, by id, the token itself and the likeliest ones. The first has none."""
+    return [None if each is None else _by_id(each, model) for each in logprobs]
+
+
+def _by_id(each: TokenLogprob, model: Generator) -> dict[str, Any]:
+    ranked = {token_id: (rank, logprob) for rank, (token_id, logprob) in enumerate(each.top, 1)}
+    known = {each.token_id: (ranked.get(each.token_id, (None, 0.0))[0], each.logprob), **ranked}
+    return {
+        str(token_id): {"logprob": finite(logprob), "rank": rank, "decoded_token": model.token_text(token_id)}
+        for token_id, (rank, logprob) in known.items()
+    }
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The letters that byte-level BPE writes bytes with (GPT-2's `bytes_to_unicode`), and the bytes."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in shown]
+    return {**{chr(byte): byte for byte in shown}, **{chr(256 + at): byte for at, byte in enumerate(hidden)}}
+
+
+_BYTES = _byte_alphabet()
+_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # sentencepiece's
+
+
+def token_bytes(token_id: int, model: Generator) -> list[int] | None:
+    """What the token adds to the text's UTF-8, also when that is a part of a character; None when it is not known."""
+    text = model.token_text(token_id)
+    if "\ufffd" not in text:
+        return list(text.encode())
+    token = model.tokenizer.id_to_token(token_id) or ""
+    if (byte := _BYTE_TOKEN.fullmatch(token)) is not None:
+        return [int(byte[1], 16)]
+    return [_BYTES[letter] for letter in token] if all(letter in _BYTES for letter in token) else None

@@ -1,0 +1,147 @@
+"""The wire of OpenAI's text routes: what they share of their bodies and answers.
+
+Source: the OpenAI API reference (CreateCompletion, CreateChatCompletion, CreateResponse) and the types of openai-python; what is beyond it
+has vLLM's names and ranges. Types are strict: `"5"` is no integer, `true` is no number. A null is the same as leaving the field out. An
+unknown field is an error: a parameter that has no effect would be worse than one that is refused.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, model_validator
+
+from service.routing import Many
+
+TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+Ignored = Annotated[str | None, Field(max_length=512, description="Accepted and ignored.")]
+StopString = Annotated[str, Field(min_length=1, max_length=1024)]
+Source = Annotated[str, Field(min_length=1, max_length=65_536)]
+MAX_TOKENS = 1_000_000
+
+
+class Fields(BaseModel):
+    """Base of every body and of the objects in it."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _null_is_absent(cls, value: Any) -> Any:
+        return {name: given for name, given in value.items() if given is not None} if isinstance(value, dict) else value
+
+
+class StructuredOutputs(Fields):
+    """vLLM's `structured_outputs`: one of these."""
+
+    json_: str | dict[str, Any] | None = Field(None, alias="json", description="A JSON schema.")
+    regex: Source | None = None
+    grammar: Source | None = Field(None, description="A grammar in Lark's syntax.")
+    choice: list[StopString] | None = Field(None, min_length=1, max_length=1024, description="The completion is one of these.")
+    json_object: StrictBool | None = None
+
+
+class SamplingFields(Fields):
+    """How tokens are drawn and when that ends."""
+
+    temperature: StrictFloat = Field(1.0, ge=0, le=2, description="0 takes the likeliest token.")
+    top_p: StrictFloat = Field(1.0, ge=0, le=1)
+    frequency_penalty: StrictFloat = Field(0.0, ge=-2, le=2)
+    presence_penalty: StrictFloat = Field(0.0, ge=-2, le=2)
+    seed: StrictInt | None = Field(None, ge=-(2**63), lt=2**63, description="The same seed gives the same tokens, in any company.")
+    logit_bias: dict[str, Annotated[StrictFloat, Field(ge=-100, le=100)]] = Field({}, max_length=1024, description="By token id.")
+    stop: StopString | Annotated[list[StopString], Field(max_length=4)] = Field([], description="Up to 4 texts that end the completion.")
+
+    top_k: StrictInt = Field(0, ge=-1, lt=2**31, description="0 and -1: all tokens.")
+    min_p: StrictFloat = Field(0.0, ge=0, le=1)
+    typical_p: StrictFloat = Field(1.0, gt=0, le=1)
+    repetition_penalty: StrictFloat = Field(1.0, gt=0, le=100)
+    min_tokens: StrictInt = Field(0, ge=0, le=MAX_TOKENS)
+    ignore_eos: StrictBool = False
+    stop_token_ids: Many[TokenId] = Field([], max_length=128)
+    include_stop_str_in_output: StrictBool = False
+    skip_special_tokens: StrictBool = True
+    allowed_token_ids: Many[TokenId] = Field([], max_length=65_536, description="No other token is drawn; empty: all.")
+    guided_json: str | dict[str, Any] | None = Field(None, description="A JSON schema that the completion satisfies.")
+    guided_regex: Source | None = Field(None, description="A regular expression that the whole completion matches.")
+    guided_grammar: Source | None = Field(None, description="A grammar in Lark's syntax that the completion belongs to.")
+    structured_outputs: StructuredOutputs | None = None
+
+
+class StreamOptions(Fields):
+    include_usage: StrictBool = Field(False, description="One more chunk at the end, without choices, has the usage.")
+    include_obfuscation: Literal[False] = Field(False, description="Nothing is padded here.")
+
+
+class GenerationRequestBody(SamplingFields):
+    """What completions and chat have in common beyond that."""
+
+    model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first decoder without it.")
+    n: StrictInt = Field(1, ge=1, le=128, description="Choices for each prompt.")
+    stream: StrictBool = False
+    stream_options: StreamOptions | None = None
+    prompt_logprobs: StrictInt | None = Field(None, ge=0, le=20, description="Log-probabilities of the prompt's tokens.")
+    user: Ignored = None
+
+
+class JsonSchema(Fields):
+    name: str = Field(min_length=1, max_length=64)
+    schema_: dict[str, Any] = Field(alias="schema")
+    strict: StrictBool = Field(True, description="Always so here.")
+    description: str | None = Field(None, max_length=4096)
+
+
+class ResponseFormat(Fields):
+    """What chat calls `response_format`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class TextFormat(Fields):
+    """What responses call `text.format`: the same, flat."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = Field(None, min_length=1, max_length=64)
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    strict: StrictBool = Field(True, description="Always so here.")
+    description: str | None = Field(None, max_length=4096)
+
+
+# Answers -------------------------------------------------------------------------------------------------------------------------------
+
+
+class PromptTokensDetails(BaseModel):
+    cached_tokens: int
+
+
+class GenerationUsage(BaseModel):
+    """A prompt counts once, however many choices it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptTokensDetails
+
+
+class TopLogprob(BaseModel):
+    token: str
+    logprob: float
+    bytes: list[int] | None = Field(description="The token's UTF-8, which may be a part of a character; null for special tokens.")
+
+
+class ChatLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob]
+
+
+class PromptLogprob(BaseModel):
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+FinishReason = Literal["stop", "length"]
+StopReason = Annotated[str | int | None, Field(description="The stop string or token id that ended it; null for end of text and length.")]
+
+STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The answer; with `stream`, its pieces as server-sent events.", "content": {"text/event-stream": {}}}
+}

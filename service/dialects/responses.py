@@ -1,0 +1,342 @@
+"""OpenAI: `/v1/responses`, one answer to a text or a conversation.
+
+Nothing is stored: `store` is false unless said otherwise, and saying otherwise is an error, as is continuing an answer by its id. Beyond
+OpenAI's: the sampling fields of `SamplingFields`. Streamed events come in OpenAI's order, numbered from 0, and end with
+`response.completed`, `response.incomplete` or `response.failed`; there is no `[DONE]` here.
+"""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field, StrictBool, StrictInt
+
+from service import sse
+from service.dialects import generation
+from service.dialects.generation_schemas import MAX_TOKENS, STREAM, ChatLogprob, Fields, Ignored, SamplingFields, TextFormat
+from service.dialects.openai import ERRORS, render
+from service.dialects.runs import Generator, Runs
+from service.errors import EmptyInput, InvalidRequest, ServiceError
+from service.generation.request import Delta, Grammar
+from service.routing import CallDep, CatalogDep, JsonRoute, Many
+
+LOGPROBS: Literal["message.output_text.logprobs"] = "message.output_text.logprobs"
+_NOT_STORED = "answers are not stored by this service"
+Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)]
+
+
+class InputPart(Fields):
+    """A part of a message; an answer's part can be sent back as it came."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: list[Any] = Field([], max_length=0)
+    logprobs: list[Any] = Field([], description="Accepted and ignored.")
+
+
+class InputItem(Fields):
+    """A message; an answer's message can be sent back as it came."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Many[InputPart]
+    id: Ignored = None
+    status: Ignored = None
+    phase: Ignored = None
+
+
+class TextConfig(Fields):
+    format: TextFormat | None = None
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="Accepted and ignored.")
+
+
+class ResponseStreamOptions(Fields):
+    include_obfuscation: Literal[False] = Field(False, description="Nothing is padded here.")
+
+
+class ResponseRequest(SamplingFields):
+    model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first decoder without it.")
+    input: str | Annotated[Many[InputItem], Field(min_length=1, max_length=4096)]
+    instructions: str | None = Field(None, description="A system message before the input.")
+    max_output_tokens: StrictInt | None = Field(None, ge=1, le=MAX_TOKENS, description="The service's `default_max_tokens` without it.")
+    text: TextConfig | None = None
+    include: list[Literal["message.output_text.logprobs"]] = Field([], max_length=1)
+    top_logprobs: StrictInt | None = Field(None, ge=0, le=20, description="Likeliest tokens beside each token; needs `include`.")
+    metadata: Metadata = Field({})
+    stream: StrictBool = False
+    stream_options: ResponseStreamOptions | None = None
+    store: StrictBool = Field(False, description="True is refused: answers are not stored.")
+    previous_response_id: str | None = Field(None, max_length=256, description="Refused: answers are not stored.")
+    background: Literal[False] = False
+    truncation: Literal["disabled"] = "disabled"
+    tools: list[Any] = Field([], max_length=0, description="None: tools are not called here.")
+    tool_choice: Literal["none", "auto"] = "auto"
+    parallel_tool_calls: StrictBool | None = Field(None, description="Accepted and ignored.")
+    service_tier: Literal["auto", "default"] | None = Field(None, description="Accepted and ignored.")
+    user: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+
+
+class OutputText(BaseModel):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[ChatLogprob]
+
+
+class OutputMessage(BaseModel):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    status: Literal["in_progress", "completed", "incomplete"]
+    content: list[OutputText]
+
+
+class InputTokensDetails(BaseModel):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(BaseModel):
+    reasoning_tokens: int
+
+
+class ResponseUsage(BaseModel):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseFailure(BaseModel):
+    code: str
+    message: str
+
+
+class IncompleteDetails(BaseModel):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseObject(BaseModel):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    error: ResponseFailure | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputMessage]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    store: Literal[False]
+    temperature: float
+    top_p: float
+    top_logprobs: int
+    text: dict[str, Any]
+    tool_choice: Literal["none", "auto"]
+    tools: list[Any]
+    truncation: Literal["disabled"]
+    background: Literal[False]
+    usage: ResponseUsage | None
+
+
+class ResponseNotFound(ServiceError):
+    status = 404
+    code = "response_not_found"
+
+
+router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
+
+
+@router.post("/v1/responses", response_model=ResponseObject, responses=STREAM)
+async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep) -> Any:
+    """The model's answer. With `stream`, events as it comes into being. 400 to whatever needs stored answers."""
+    model = generation.generator(catalog, body.model)
+    _check(body)
+    prompt = await generation.encode_chat(model, catalog, _messages(body), None, "input")
+    asked = generation.requests(
+        body,
+        [prompt],
+        model,
+        call,
+        max_tokens=body.max_output_tokens or catalog.settings.default_max_tokens,
+        max_tokens_field="max_output_tokens",
+        grammar=generation.grammar_of(body, _format(body), "text.format"),
+        top_logprobs=(body.top_logprobs or 0) if LOGPROBS in body.include else None,
+    )
+    runs = Runs(model, asked, call, n=1, prompt_field="input")
+    answer = _Answer(body, model, runs)
+    if body.stream:
+        return await sse.stream(runs, answer, call, catalog.settings)
+    (delta,) = await runs.all()
+    answer.add(delta)
+    return answer.ended()
+
+
+@router.get("/v1/responses/{response_id}", response_model=ResponseObject)
+async def response(response_id: str) -> Any:
+    """Always 404: answers are not stored."""
+    raise ResponseNotFound(f"Response with id '{response_id}' not found: {_NOT_STORED}", param="response_id")
+
+
+def _check(body: ResponseRequest) -> None:
+    """What a schema does not say."""
+    if body.store:
+        raise InvalidRequest(f"store=true is not supported: {_NOT_STORED}; send store=false or leave it out", param="store")
+    if body.previous_response_id is not None:
+        raise InvalidRequest(
+            f"previous_response_id is not supported: {_NOT_STORED}; send the conversation as `input`", param="previous_response_id"
+        )
+    if body.top_logprobs is not None and LOGPROBS not in body.include:
+        raise InvalidRequest(f'top_logprobs needs include=["{LOGPROBS}"]', param="top_logprobs")
+    if body.input == "":
+        raise EmptyInput("`input` cannot be empty", param="input")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options needs stream=true", param="stream_options")
+
+
+def _format(body: ResponseRequest) -> Grammar | None:
+    if body.text is None or body.text.format is None:
+        return None
+    return generation.format_grammar(body.text.format.type, body.text.format.schema_, "text.format.schema")
+
+
+def _messages(body: ResponseRequest) -> list[dict[str, Any]]:
+    first = [{"role": "system", "content": body.instructions}] if body.instructions is not None else []
+    if isinstance(body.input, str):
+        return [*first, {"role": "user", "content": body.input}]
+    return [*first, *({"role": item.role, "content": _text(item.content)} for item in body.input)]
+
+
+def _text(content: str | list[InputPart]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+class _Answer:
+    """The response as it comes into being; also the script of the stream."""
+
+    def __init__(self, body: ResponseRequest, model: Generator, runs: Runs) -> None:
+        self._body, self._model, self._runs = body, model, runs
+        self._id = generation.new_id("resp_")
+        self._item_id = generation.new_id("msg_")
+        self._created = generation.now()
+        self._deltas: list[Delta] = []
+        self._logprobs: list[dict[str, Any]] = []
+        self._number = 0  # of the next event
+
+    def add(self, delta: Delta) -> list[dict[str, Any]]:
+        """The log-probabilities of what is new."""
+        self._deltas.append(delta)
+        logprobs = generation.chat_logprobs(delta.logprobs, self._model)
+        self._logprobs += logprobs
+        return logprobs
+
+    def ended(self) -> dict[str, Any]:
+        """The whole response after its last delta."""
+        if self._status == "completed":
+            return self._response("completed", output=[self._message(self._status)])
+        return self._response("incomplete", output=[self._message(self._status)], incomplete_details={"reason": "max_output_tokens"})
+
+    @property
+    def _status(self) -> str:
+        return "completed" if self._deltas[-1].finish_reason == "stop" else "incomplete"
+
+    def _response(self, status: str, **said: Any) -> dict[str, Any]:
+        body, done = self._body, status in ("completed", "incomplete")
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": generation.now() if status == "completed" else None,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata,
+            "model": self._model.name,
+            "output": [],
+            "parallel_tool_calls": False,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_logprobs": body.top_logprobs or 0,
+            "text": body.text.model_dump(by_alias=True, exclude_none=True) if body.text else {"format": {"type": "text"}},
+            "tool_choice": body.tool_choice,
+            "tools": [],
+            "truncation": "disabled",
+            "background": False,
+            "usage": self._usage() if done or status == "failed" else None,
+            **said,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        runs = self._runs
+        return {
+            "input_tokens": runs.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": runs.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": runs.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": runs.prompt_tokens + runs.completion_tokens,
+        }
+
+    def _message(self, status: str) -> dict[str, Any]:
+        content = [] if status == "in_progress" else [self._part()]
+        return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+    def _part(self) -> dict[str, Any]:
+        text = "".join(delta.text for delta in self._deltas)
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs}
+
+    # As a stream -----------------------------------------------------------------------------------------------------------------------
+
+    def opening(self) -> bytes:
+        begun = self._response("in_progress")
+        return (
+            self._event("response.created", response=begun)
+            + self._event("response.in_progress", response=begun)
+            + self._event("response.output_item.added", output_index=0, item=self._message("in_progress"))
+            + self._event("response.content_part.added", **self._place, part=self._part())
+        )
+
+    def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:
+        return b"".join(self._delta(delta) for _, delta in pieces)
+
+    def closing(self) -> bytes:
+        whole = self.ended()
+        (message,) = whole["output"]
+        (part,) = message["content"]
+        return (
+            self._event("response.output_text.done", **self._place, text=part["text"], logprobs=self._logprobs)
+            + self._event("response.content_part.done", **self._place, part=part)
+            + self._event("response.output_item.done", output_index=0, item=message)
+            + self._event(f"response.{self._status}", response=whole)
+        )
+
+    def failure(self, error: ServiceError) -> bytes:
+        told = render(error)[1]["error"]
+        code = "rate_limit_exceeded" if error.status == 429 else "invalid_prompt" if error.status < 500 else "server_error"
+        output = [self._message("incomplete")] if any(delta.text for delta in self._deltas) else []
+        failed = self._response("failed", output=output, error={"code": code, "message": told["message"]})
+        return self._event("response.failed", response=failed)
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+
+    def _delta(self, delta: Delta) -> bytes:
+        logprobs = self.add(delta)
+        if not (delta.text or logprobs):
+            return b""
+        return self._event("response.output_text.delta", **self._place, delta=delta.text, logprobs=logprobs)
+
+    def _event(self, kind: str, **content: Any) -> bytes:
+        number, self._number = self._number, self._number + 1
+        return sse.event({"type": kind, "sequence_number": number, **content}, kind)

@@ -1,0 +1,149 @@
+"""Server-sent events: an answer that leaves piece by piece.
+
+Framing is that of the HTML standard, section 9.2: `data: {json}`, an empty line, comments with a leading colon. What can be refused
+before the first piece is refused with a status of its own, as long as that comes before the first heartbeat would; from then on the
+status is sent, and an error is the stream's last event, in the dialect's form. A stream that broke never ends like a good one.
+
+A slow client holds nothing back but its own stream: what it has not taken waits joined into one piece, so memory is bounded by the
+length of its completion, and a client that takes nothing for `stream_stall_s` counts as gone. The work ends with the stream.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from service.call import Call
+from service.edge import ClientGone
+from service.errors import ServiceError
+from service.settings import Settings
+
+log = logging.getLogger("attnserve")
+
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
+
+Piece = TypeVar("Piece")
+Taken = TypeVar("Taken", covariant=True)
+Told = TypeVar("Told", contravariant=True)
+
+
+class Source(Protocol[Taken]):
+    """Where pieces come from."""
+
+    @property
+    def done(self) -> bool:
+        """Nothing is left to take."""
+
+    async def take(self, timeout_s: float) -> Sequence[Taken]:
+        """What has come since the last time; waits for something, but not longer than this. Raises what befell the source."""
+
+    def close(self) -> None:
+        """End the work behind it, at once. Idempotent."""
+
+
+class Script(Protocol[Told]):
+    """What a dialect says around the pieces, as events. Nothing may be said by an empty result."""
+
+    def opening(self) -> bytes: ...
+
+    def pieces(self, pieces: Sequence[Told]) -> bytes: ...
+
+    def closing(self) -> bytes: ...
+
+    def failure(self, error: ServiceError) -> bytes: ...
+
+
+def event(content: Any, name: str | None = None) -> bytes:
+    """One event; `name` is its type where a dialect has several."""
+    data = orjson.dumps(content)
+    return b"data: %b\n\n" % data if name is None else b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+
+
+async def stream(source: Source[Piece], script: Script[Piece], call: Call, settings: Settings) -> Response:
+    """The response that streams `source`. Waits for its first piece, and raises the error that comes in its place."""
+    try:
+        first = await source.take(settings.stream_heartbeat_s)
+    except BaseException:  # also the client that leaves
+        source.close()
+        raise
+    return EventStream(source, script, first, call, settings)
+
+
+class EventStream(Response):
+    """Plays the pieces of a source by a script to whoever listens."""
+
+    def __init__(self, source: Source[Any], script: Script[Any], first: Sequence[Any], call: Call, settings: Settings) -> None:
+        super().__init__(headers={**call.headers, **_HEADERS})
+        del self.headers["content-length"]
+        self._source, self._script, self._first, self._call, self._settings = source, script, first, call, settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        writing = _Patience(self._settings.stream_stall_s)
+        try:
+            await writing.wait(send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}))
+            async with aclosing(self._chunks()) as chunks:
+                async for chunk in chunks:
+                    await writing.wait(send({"type": "http.response.body", "body": chunk, "more_body": True}))
+            await writing.wait(send({"type": "http.response.body", "body": b""}))
+        finally:
+            writing.end()
+            self._source.close()
+
+    async def _chunks(self) -> AsyncGenerator[bytes, None]:
+        """What is written at once, one after the other: all events that are ready together."""
+        try:
+            yield self._script.opening() + self._script.pieces(self._first) or PING
+            while not self._source.done:
+                pieces = await self._source.take(self._settings.stream_heartbeat_s)
+                if chunk := self._script.pieces(pieces) if pieces else PING:
+                    yield chunk
+            last = self._script.closing()
+        except ServiceError as error:
+            last = self._script.failure(error)
+        except Exception:
+            log.exception("unexpected error", extra={"request_id": self._call.request_id})
+            last = self._script.failure(ServiceError("internal error; the log has it under this request's id"))
+        yield last
+
+
+class _Patience:
+    """A limit on how long one write may take, at the price of one timer a stream instead of one a write."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._since: float | None = None  # when the write under way began
+        self._spent = False
+        self._timer = self._loop.call_later(limit_s, self._look)
+
+    async def wait(self, write: Awaitable[None]) -> None:
+        """The write, or ClientGone when it takes longer than that."""
+        self._since = self._loop.time()
+        try:
+            await write
+        except asyncio.CancelledError:
+            if not self._spent or self._task is None:
+                raise
+            self._task.uncancel()
+            raise ClientGone from None
+        finally:
+            self._since = None
+
+    def end(self) -> None:
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        waited_s = 0.0 if self._since is None else self._loop.time() - self._since
+        if waited_s >= self._limit_s and self._task is not None:
+            self._spent = True
+            self._task.cancel()
+        else:
+            self._timer = self._loop.call_later(self._limit_s - waited_s, self._look)
