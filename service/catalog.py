@@ -15,7 +15,7 @@ from service.budget import CpuBudget, available_cpus, share_out
 from service.cache import VectorCache
 from service.call import Call
 from service.engine import EncoderEngine, EngineLimits
-from service.errors import BatchTooLarge, EmptyInput, InvalidRequest, ModelNotFound, NotReady, ServiceError, WrongKind
+from service.errors import BatchTooLarge, EmptyInput, ModelNotFound, NotReady, ServiceError, WrongKind
 from service.metrics import Metrics, ModelMetrics
 from service.runtime import CUDA, Array, OnnxSession, Session
 from service.selftest import SelfTest, check_golden, measure_rate
@@ -280,8 +280,6 @@ class Catalog:
 
 def _raise_first(results: Sequence[object], call: Call) -> None:
     """The first error among the results, unless the request wants errors by item."""
-    for at, result in enumerate(results):
+    for result in results:
         if isinstance(result, ServiceError) and not call.item_errors:
-            if isinstance(result, InvalidRequest) and result.index is None:
-                result.index = at
             raise result.with_traceback(None)  # equal inputs of several requests share their error

@@ -7,16 +7,15 @@ CANNOT_START = "the service cannot start"  # how the readiness probe's answer be
 
 
 class ServiceError(Exception):
-    """Base of all of them. `param` is the request field at fault, `index` the input at fault in a list."""
+    """Base of all of them. `param` is the request field at fault."""
 
     status = 500
     code = "internal_error"
 
-    def __init__(self, message: str, *, param: str | None = None, index: int | None = None) -> None:
+    def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.param = param
-        self.index = index
 
 
 class InvalidRequest(ServiceError):

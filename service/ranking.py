@@ -102,7 +102,7 @@ async def _logits(model: Model, call: Call, query: str, documents: Sequence[str]
 async def _cosines(model: Model, call: Call, query: str, documents: Sequence[str]) -> tuple[list[float], Answer, list[str]]:
     """The query is the first row of the answer."""
     if "" in documents:
-        raise EmptyInput("`documents` cannot be empty, not one of them", param="documents", index=documents.index(""))
+        raise EmptyInput("`documents` cannot be empty, not one of them", param="documents")
     ask, tell = role_prompt(model, "search_query"), role_prompt(model, "search_document")
     # One call for both roles, so each text brings its prompt along.
     answer = await model.answer([ask + query, *(tell + document for document in documents)], call, cut=Cut(), prompt="")

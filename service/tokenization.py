@@ -94,21 +94,21 @@ class TextEncoder:
             if not _has_lone_surrogate([prompt, item] if isinstance(item, str) else [str(text) for text in item]):
                 raise
             return TokenizationFailed(
-                f"input {index} is not valid Unicode: it has half of a surrogate pair; send whole characters", param="input", index=index
+                f"input {index} is not valid Unicode: it has half of a surrogate pair; send whole characters", param="input"
             )
 
     def _text(self, item: Text | Pair, index: int, limit: int, side: Side, prompt: str) -> Encoded:
         if isinstance(item, str):
             if not item:
-                raise EmptyInput("`inputs` cannot be empty", param="input", index=index)
+                raise EmptyInput("`inputs` cannot be empty", param="input")
             (encoding,) = self.tokenizer.encode_batch_fast([prompt + item])  # without offsets
         else:
             if not item[0] and not item[1]:
-                raise EmptyInput("`inputs` cannot be empty", param="input", index=index)
+                raise EmptyInput("`inputs` cannot be empty", param="input")
             (encoding,) = self.tokenizer.encode_batch_fast([item])
         n_tokens = len(encoding)
         if not n_tokens:  # white space, in a tokenizer without special tokens
-            raise EmptyInput(f"input {index} has no tokens", param="input", index=index)
+            raise EmptyInput(f"input {index} has no tokens", param="input")
         ids, type_ids = encoding.ids, encoding.type_ids if self._pair_types else None
         if n_tokens > limit:
             self._allowed(n_tokens, limit, side, index)
@@ -120,16 +120,15 @@ class TextEncoder:
     def _ids(self, ids: TokenIds, index: int, limit: int, side: Side, prompt: str) -> Encoded:
         """Ids are taken as they are, special tokens included, as text-embeddings-inference does."""
         if not ids:
-            raise EmptyInput("`inputs` cannot be empty", param="input", index=index)
+            raise EmptyInput("`inputs` cannot be empty", param="input")
         if prompt:
-            raise InvalidRequest("a prompt cannot be put before token ids: send text, or no prompt", param="prompt_name", index=index)
+            raise InvalidRequest("a prompt cannot be put before token ids: send text, or no prompt", param="prompt_name")
         if (worst := max(ids)) >= self.vocab_size or min(ids) < 0:
             bad = worst if worst >= self.vocab_size else min(ids)
             raise TokenizationFailed(
                 f"token id {bad} of input {index} is outside this model's vocabulary of {self.vocab_size}; "
                 "ids must come from this model's own tokenizer (see /tokenize)",
                 param="input",
-                index=index,
             )
         n_tokens = len(ids)
         if n_tokens > limit:
@@ -142,7 +141,6 @@ class TextEncoder:
             raise InputTooLong(
                 f"`inputs` must have less than {limit + 1} tokens. Given: {n_tokens} (input {index}); shorten it or allow truncation",
                 param="input",
-                index=index,
             )
 
     def _cut(self, row: list[int], n_first: int | None, limit: int, side: Side) -> list[int]:

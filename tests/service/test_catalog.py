@@ -170,9 +170,8 @@ async def test_the_number_of_inputs_is_bounded(bundle: Path) -> None:
 
 async def test_without_errors_by_item_the_first_bad_input_fails_the_request_and_nothing_runs(bundle: Path) -> None:
     catalog = await started(fake_catalog(bundle))
-    with pytest.raises(EmptyInput) as refused:
-        await catalog.get("mini").answer(["cat", "", ""], call())
-    assert refused.value.index == 1
+    with pytest.raises(EmptyInput):
+        await catalog.get("mini").answer(["cat", "", [10_000]], call())
     assert catalog.session("mini").batches == []
     await catalog.stop()
 
