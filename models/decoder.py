@@ -46,8 +46,9 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "n_layers", "n_heads", "d_feedforward"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
         if len(self.layer_names) != self.n_layers:
             raise ValueError(f"layers has {len(self.layer_names)} entries for n_layers={self.n_layers}")
         causal = [name for name, layer in LAYERS.items() if issubclass(layer, CausalLayer)]

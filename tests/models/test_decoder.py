@@ -275,7 +275,7 @@ def test_it_learns(name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"n_layers": 0}, "n_layers=0 must be at least 1"),
+        ({"n_layers": 0}, "n_layers=0 must be a whole number of at least 1"),
         ({"d_model": 100, "n_heads": 8}, "d_model=100 is not divisible by n_heads=8"),
         ({"layers": "softmax"}, "layers='softmax' is not one of causal_softmax"),
         ({"layers": ("causal_linear", "magic")}, "layers='magic' is not one of"),
