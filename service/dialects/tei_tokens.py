@@ -9,18 +9,18 @@ from fastapi import APIRouter
 from tokenizers import Tokenizer
 
 from service.catalog import Catalog
-from service.dialects.tei_schemas import TeiDecodeRequest, TeiToken, TeiTokenizeRequest
+from service.dialects.tei_schemas import TeiDecodeRequest, TeiTokenizeRequest
 from service.errors import EmptyInput
 from service.routing import CatalogDep, JsonRoute
 
 Result = TypeVar("Result")
+KINDS = ("encoder", "reranker", "classifier", "token_classifier")  # that have texts to read as a whole
 router = APIRouter(route_class=JsonRoute)
 
 
-@router.post("/tokenize", response_model=list[list[TeiToken]])
-async def tokenize(body: TeiTokenizeRequest, catalog: CatalogDep) -> Any:
-    """The tokens of each text after its prompt, never cut."""
-    model = catalog.get(body.model)
+async def tokenize(body: TeiTokenizeRequest, catalog: Catalog) -> list[list[dict[str, Any]]]:
+    """The tokens of each text after its prompt, never cut. Its path is `tokens.tokenize`'s, which another dialect has too."""
+    model = catalog.get(body.model, *KINDS)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     model.check_size(len(texts))
     if not all(texts):
@@ -33,7 +33,7 @@ async def tokenize(body: TeiTokenizeRequest, catalog: CatalogDep) -> Any:
 @router.post("/decode", response_model=list[str])
 async def decode(body: TeiDecodeRequest, catalog: CatalogDep) -> Any:
     """The text of each list of token ids; ids that are not in the vocabulary give nothing."""
-    model = catalog.get(body.model)
+    model = catalog.get(body.model, *KINDS)
     lists: list[Any] = [ids for ids in body.ids if isinstance(ids, list)] or [body.ids]
     if not all(lists):
         raise EmptyInput("`input_ids` cannot be empty", param="ids")
