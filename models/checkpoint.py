@@ -21,8 +21,6 @@ from models.heads import Dense, SentenceEncoder, SequenceClassifier, TokenClassi
 from models.pipeline import Pipeline, read_pipeline
 from models.weights import fill
 
-__all__ = ["Checkpoint", "CheckpointError", "Kind", "ScoreActivation", "load_checkpoint"]
-
 Kind = Literal["encoder", "reranker", "classifier", "token_classifier"]
 ScoreActivation = Literal["sigmoid", "identity", "softmax"]
 

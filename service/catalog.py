@@ -128,12 +128,11 @@ class Model:
         call.model = self.name
         call.report(answer.truncated)
         lane = call.lane if call.lane is not None else Lane.BULK if len(inputs) > self.settings.bulk_inputs else Lane.INTERACTIVE
-        deadline = call.deadline
         computed = await self.engine.run(
             [item for _, item in good],
             output=output or self.output,
             lane=lane,
-            deadline=deadline,
+            deadline=call.deadline,
             on_result=on_result and (lambda index, row: on_result(good[index][0], row)),
             spent=call.spent,
         )

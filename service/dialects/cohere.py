@@ -6,6 +6,7 @@ model is a 404. Beyond it: `raw_scores`, and under `meta` what was cut and, on r
 """
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
@@ -207,12 +208,11 @@ def _meta(
     n_tokens: int,
     truncated: list[Cutting],
     *,
-    warnings: list[str] | None = None,
-    errors: list[dict[str, Any]] | None = None,
+    warnings: Sequence[str] = (),
+    errors: Sequence[dict[str, Any]] = (),
 ) -> dict[str, Any]:
-    warnings = list(warnings or [])
     if truncated:
-        warnings.append(f"{len(truncated)} of the inputs were cut: meta.truncated has their tokens before and after")
+        warnings = [*warnings, f"{len(truncated)} of the inputs were cut: meta.truncated has their tokens before and after"]
     return {
         "api_version": {"version": "2"},
         "billed_units": billed,
