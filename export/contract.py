@@ -205,6 +205,21 @@ class Golden(Part):
     max_abs_error: float | None = Field(None, description="classifiers: the same for the largest difference of a logit")
 
 
+class DecoderGolden(Part):
+    """Prompts with the fp32 torch model's answers, so that a server can prove itself on start.
+
+    Logits must be as near as `max_abs_error`. On another kind of processor the last bits differ, and with them a choice between two tokens
+    that are nearly as likely: so a token of a continuation must, given all before it, have a logit within `max_abs_error` of the largest.
+    """
+
+    prompts: tuple[str, ...]
+    token_ids: tuple[tuple[int, ...], ...] = Field(description="of each prompt, as the bundle's tokenizer gives them")
+    continuations: tuple[tuple[int, ...], ...] = Field(description="the likeliest tokens after each prompt, one after the other")
+    top_token_ids: tuple[tuple[int, ...], ...] = Field(description="the likeliest after each prompt, the first of them first")
+    top_logits: tuple[tuple[float, ...], ...] = Field(description="of these tokens")
+    max_abs_error: float = Field(description="a server with a logit further off must not start")
+
+
 def verify(bundle: Path) -> Manifest:
     """The manifest of a bundle whose every byte is as exported. BundleError names the first file that is missing or differs."""
     manifest = read_manifest(bundle)
@@ -245,6 +260,10 @@ def dump(manifest: Manifest) -> str:
 
 def read_golden(bundle: Path) -> Golden:
     return Golden.model_validate_json((bundle / GOLDEN).read_bytes())
+
+
+def read_decoder_golden(bundle: Path) -> DecoderGolden:
+    return DecoderGolden.model_validate_json((bundle / GOLDEN).read_bytes())
 
 
 def sha256(path: Path) -> str:

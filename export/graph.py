@@ -66,7 +66,7 @@ def trace(checkpoint: Checkpoint, file: Path, *, separate_projections: bool = Fa
     inputs, outputs = inputs_of(checkpoint), outputs_of(checkpoint)
     example = torch.ones(3, min(7, checkpoint.max_tokens), dtype=torch.int64)  # sizes of 1 would be taken for constants
     axes = {0: torch.export.Dim("B"), 1: torch.export.Dim("N", max=checkpoint.max_tokens)}
-    with _quiet():
+    with quiet():
         torch.onnx.export(
             Float32Outputs(without_padding(checkpoint.model, separate_projections=separate_projections)),
             tuple(example.clone() for _ in inputs),  # one tensor twice would be taken for one input
@@ -79,7 +79,7 @@ def trace(checkpoint: Checkpoint, file: Path, *, separate_projections: bool = Fa
             external_data=_weight_bytes(checkpoint.model) > LARGEST_FILE_BYTES if weights_beside is None else weights_beside,
             verbose=False,
         )
-    _strip(file)
+    strip(file)
 
 
 class Float32Outputs(nn.Module):  # type: ignore[misc]
@@ -138,7 +138,7 @@ def _weight_bytes(model: nn.Module) -> int:
     return sum(int(tensor.nbytes) for tensor in model.state_dict().values())
 
 
-def _strip(file: Path) -> None:
+def strip(file: Path) -> None:
     """Remove what the exporter notes about its own source code, paths of the exporting machine among it."""
     model = onnx.load(file, load_external_data=False)
     model.doc_string = ""
@@ -150,7 +150,7 @@ def _strip(file: Path) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """torch's exporter warns of its own use of torch, and logs that torchvision is absent: nothing a caller could act on."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level

@@ -22,6 +22,7 @@ class SlidingWindowAttention(CausalLayer):
     """
 
     rotates = True
+    attend = staticmethod(attend)  # an attribute, so that the export can put another execution in its place
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, window: int = 128) -> None:
         super().__init__()
@@ -52,7 +53,7 @@ class SlidingWindowAttention(CausalLayer):
             q, k = rotate(q, rotation), rotate(k, rotation)
         k = torch.cat([state["k"], k], dim=2)  # (B, H, window - 1 + N, D_k): slots
         v = torch.cat([state["v"], v], dim=2)
-        o = attend(q, k, v, scale=self.d_head**-0.5, mask=self._seen(x.shape[1], state["n"]))
+        o = self.attend(q, k, v, scale=self.d_head**-0.5, mask=self._seen(x.shape[1], state["n"]))
         lengths = _lengths(x, mask)
         new = {"k": self._newest(k, lengths), "v": self._newest(v, lengths), "n": (state["n"] + lengths).clamp_max(self.n_kept)}
         return self.to_out(merge_heads(o.to(x.dtype))), new
