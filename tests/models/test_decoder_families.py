@@ -9,10 +9,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from models.decoder import Decoder
-from models.decoder_weights import fill_decoder
+from models.decoder_checkpoint import load_decoder
 from models.families import DECODERS
-from models.folder import CheckpointError, Settings, read_settings, read_tensors
+from models.folder import CheckpointError, Settings
 from tests.models import tiny
 
 V, N = 60, 200
@@ -74,14 +73,6 @@ def build(case: str) -> nn.Module:
     return model
 
 
-def load(folder: Path) -> Decoder:
-    settings = read_settings(folder / "config.json")
-    family = DECODERS[settings.need("architectures")[0]]
-    decoder = Decoder(family.decoder_config(settings)).eval()
-    fill_decoder(decoder, read_tensors(folder), family)
-    return decoder
-
-
 def tokens(B: int = 2) -> Tensor:
     return torch.randint(V, (B, N), generator=torch.Generator().manual_seed(1))
 
@@ -91,7 +82,7 @@ def tokens(B: int = 2) -> Tensor:
 def test_same_logits_as_transformers(case: str, tmp_path: Path) -> None:
     """Whole; a prompt and then token by token; and rows of unequal lengths, padded."""
     reference = build(case)
-    decoder, given = load(tiny.save(reference, tmp_path)), tokens()
+    decoder, given = load_decoder(tiny.save(reference, tmp_path)).model, tokens()
     theirs = reference(input_ids=given, use_cache=False).logits
     assert theirs.std() > 0.5, "a reference that says nothing proves nothing"
 
@@ -112,13 +103,13 @@ def test_same_logits_as_transformers(case: str, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_linear_layers_alone_has_a_state_of_constant_size(tmp_path: Path) -> None:
-    decoder = load(tiny.save(build("qwen3_5-linear"), tmp_path / "linear"))
+    decoder = load_decoder(tiny.save(build("qwen3_5-linear"), tmp_path / "linear")).model
     assert not decoder.grows
     assert not decoder.takes_positions
     sizes = [{name: tensor.shape for name, tensor in state.items()} for state in decoder.init_states(2)]
     _, states = decoder(tokens())
     assert [{name: tensor.shape for name, tensor in state.items()} for state in states] == sizes
-    assert load(tiny.save(build("qwen3_5"), tmp_path / "hybrid")).grows
+    assert load_decoder(tiny.save(build("qwen3_5"), tmp_path / "hybrid")).model.grows
 
 
 @torch.no_grad()
@@ -126,7 +117,7 @@ def test_norms_that_count_from_zero_keep_their_digits_in_half_precision(tmp_path
     """1 + w is not a bfloat16 for a small w."""
     reference = build("qwen3_5")
     reference.model.norm.weight.fill_(2**-10)
-    decoder = load(tiny.save(reference.bfloat16(), tmp_path))
+    decoder = load_decoder(tiny.save(reference.bfloat16(), tmp_path)).model
     assert (decoder.final_norm.weight == 1 + 2**-10).all()
 
 
@@ -159,19 +150,19 @@ def test_a_missing_an_unexpected_and_a_misshapen_tensor_are_named(tmp_path: Path
 
     save_file({name: tensor for name, tensor in tensors.items() if name != A_log}, weights)
     with pytest.raises(CheckpointError, match=f"{A_log} is missing"):
-        load(folder)
+        load_decoder(folder)
     save_file({**tensors, "model.layers.9.mlp.up_proj.weight": torch.zeros(1)}, weights)
     with pytest.raises(CheckpointError, match=r"model.layers.9.mlp.up_proj.weight is unexpected"):
-        load(folder)
+        load_decoder(folder)
     save_file({**tensors, A_log: torch.zeros(5)}, weights)
     with pytest.raises(CheckpointError, match=rf"{A_log} has shape \(5,\), but config.json makes it \(4,\)"):
-        load(folder)
+        load_decoder(folder)
     save_file({**tensors, "mtp.norm.weight": torch.zeros(24)}, weights)
-    load(folder)
+    load_decoder(folder)
 
 
 def test_config_without_layer_types_has_a_full_layer_every_fourth(tmp_path: Path) -> None:
     folder = tiny.save(build("qwen3_5"), tmp_path)
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**settings, "layer_types": None, "full_attention_interval": 4}))
-    assert load(folder).config.layers == ("gated_delta", "gated_delta", "gated_delta", "gated_softmax")
+    assert load_decoder(folder).config.layers == ("gated_delta", "gated_delta", "gated_delta", "gated_softmax")
