@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 CHUNK = 64
-CHUNK_OF_ROWS = 16  # where every row of S has a decay of its own: its C² differences are then taken D_k times over
+CHUNK_OF_ROWS = 8  # where every row of S has a decay of its own: its C² differences are then taken D_k times over
 
 
 def _in_full_precision(execution: Callable) -> Callable:
@@ -123,8 +123,8 @@ def _within(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor 
     q_in, k_in, k_out = _times(q, since_start), _times(k, since_start), _times(k, until_end)
     if beta is None:
         return _Chunk(scores, q_in, k_out, kept, v, None)
-    T = _inverse_of_unit_lower(beta * _scores(k, k, between))  # (.., C, C)
-    return _Chunk(scores, q_in, k_out, kept, T @ (beta * v), T @ (beta * k_in))
+    written, erased = _solve(beta * _scores(k, k, between), beta * v, beta * k_in)
+    return _Chunk(scores, q_in, k_out, kept, written, erased)
 
 
 def _advance(chunk: _Chunk, S: Tensor) -> tuple[Tensor, Tensor]:
@@ -152,27 +152,17 @@ def _scores(q: Tensor, k: Tensor, between: Tensor | None) -> Tensor:
         return q @ k.mT
     if between.shape[-1] == 1:
         return (q @ k.mT) * between.squeeze(-1)
-    return torch.einsum("...id,...ijd,...jd->...ij", q, between, k)
+    return (q.unsqueeze(-2) * between * k.unsqueeze(-3)).sum(-1)
 
 
-def _inverse_of_unit_lower(L: Tensor) -> Tensor:
-    """(I + the part of L below its diagonal)⁻¹, (.., C, C), in log2 C doublings of two matrix products.
+def _solve(L: Tensor, *right: Tensor) -> tuple[Tensor, ...]:
+    """x of (I + the part of L below its diagonal) x = b, for each b (.., C, D): L (.., C, C).
 
-    Blocks of 1, 2, 4, .. on the diagonal are inverted in turn: [[A, 0], [B, D]]⁻¹ = [[A⁻¹, 0], [-D⁻¹ B A⁻¹, D⁻¹]]. The shorter series
-    (I - L)(I + L²)(I + L⁴).. is equal on paper only: for keys that repeat, the entries of L^m are binomial coefficients, which reach 10¹⁸
-    at C = 64 and cancel.
+    By substitution. The inverse as a power series, (I - L)(I + L²)(I + L⁴).., is equal on paper only: for keys that repeat, the entries of
+    L^m are binomial coefficients, which reach 10¹⁸ at C = 64 and cancel.
     """
-    C = L.shape[-1]
-    i = torch.arange(C, device=L.device)
-    inverse = torch.eye(C, dtype=L.dtype, device=L.device)
-    size = 1
-    while size < C:
-        block = i // size
-        # Rows in the second, columns in the first of a pair of neighbouring blocks.
-        corner = (block[:, None] % 2 == 1) & (block[None, :] == block[:, None] - 1)
-        inverse = inverse - inverse @ torch.where(corner, L, 0.0) @ inverse
-        size *= 2
-    return inverse.expand_as(L)
+    x = torch.linalg.solve_triangular(L, torch.cat(right, dim=-1), upper=False, unitriangular=True)
+    return x.split([b.shape[-1] for b in right], dim=-1)
 
 
 def _times(x: Tensor, factor: Tensor | None) -> Tensor:
