@@ -186,7 +186,7 @@ class _Answer:
 
     def _logprobs(self, tokens: Sequence[tuple[int, TokenLogprob | None]], offsets: "_Offsets") -> dict[str, Any]:
         return {
-            "tokens": [self._model.token_text(token_id) for token_id, _ in tokens],
+            "tokens": [self._token(token_id) for token_id, _ in tokens],
             "token_logprobs": [None if each is None else generation.finite(each.logprob) for _, each in tokens],
             "top_logprobs": [None if each is None else self._top(each) for _, each in tokens],
             "text_offset": [offsets.of(token_id) for token_id, _ in tokens],
@@ -195,7 +195,13 @@ class _Answer:
     def _top(self, each: TokenLogprob) -> dict[str, float]:
         """The likeliest tokens and the drawn one, which may be none of them."""
         ids = {each.token_id: each.logprob, **dict(each.top)}
-        return {self._model.token_text(token_id): generation.finite(logprob) for token_id, logprob in ids.items()}
+        return {self._token(token_id): generation.finite(logprob) for token_id, logprob in ids.items()}
+
+    def _token(self, token_id: int) -> str:
+        """The token's text; what is a part of a character is written as OpenAI does, `bytes:\\xc3`, since all parts look alike as text."""
+        text = self._model.token_text(token_id)
+        parts = generation.token_bytes(token_id, self._model) if "\ufffd" in text else None
+        return text if parts is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in parts)
 
     # As a stream -----------------------------------------------------------------------------------------------------------------------
 

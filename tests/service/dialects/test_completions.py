@@ -1,0 +1,586 @@
+"""`/v1/completions`, whole and streamed: by hand, and by OpenAI's own client."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from service.batching import Lane
+from service.dialects.generation import seed_of
+from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed
+from service.generation.request import GenerationRequest, Grammar
+from tests.service.fakes import PATIENCE_S, client, serve_in_thread, until
+from tests.service.generation_fakes import BOS, EOS, SAID, FakeGenerator, events, generator_app
+from tests.service.test_edge import Caller
+
+PROMPT = "Say:"
+N_PROMPT = len(PROMPT) + 1  # a token a byte, and <s>
+N_SAID = len(SAID.encode()) + 1  # and </s>
+
+
+class Service:
+    def __init__(self, http: httpx.AsyncClient, model: FakeGenerator, app: Any) -> None:
+        self.http, self.model, self.app, self.engine = http, model, app, model.engine
+
+    async def post(self, **fields: Any) -> httpx.Response:
+        return await self.http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 100, **fields})
+
+    async def whole(self, **fields: Any) -> dict[str, Any]:
+        answer = await self.post(**fields)
+        assert answer.status_code == 200, answer.text
+        content: dict[str, Any] = answer.json()
+        return content
+
+    async def streamed(self, **fields: Any) -> list[Any]:
+        answer = await self.post(stream=True, **fields)
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        return events(answer.text)
+
+    async def request(self, **fields: Any) -> GenerationRequest:
+        self.engine.forget()
+        await self.whole(**fields)
+        (request,) = self.engine.requests
+        return request
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    model = FakeGenerator("wordy")
+    app = generator_app(model, FakeGenerator("mini", kind="encoder"), FakeGenerator("no-bos", bos=False), aliases={"gpt": "wordy"})
+    async with client(app) as http:
+        yield Service(http, model, app)
+
+
+def tokens(text: str) -> list[int]:
+    return FakeGenerator("x").encode(text, add_special_tokens=False)
+
+
+# Answers ---------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_answer_has_openais_form(service: Service) -> None:
+    content = await service.whole()
+    assert list(content) == ["id", "object", "created", "model", "system_fingerprint", "choices", "usage"]
+    assert content["id"].startswith("cmpl-")
+    assert (content["object"], content["model"]) == ("text_completion", "wordy")
+    assert content["system_fingerprint"] == f"fp_{service.model.manifest.fingerprint[:12]}"
+    assert content["choices"] == [{"index": 0, "text": SAID, "logprobs": None, "finish_reason": "stop", "stop_reason": None}]
+    details = {"prompt_tokens_details": {"cached_tokens": 0}}
+    assert content["usage"] == {"prompt_tokens": N_PROMPT, "completion_tokens": N_SAID, "total_tokens": N_PROMPT + N_SAID, **details}
+
+
+async def test_sixteen_tokens_are_the_default_and_length_is_the_reason(service: Service) -> None:
+    content = (await service.http.post("/v1/completions", json={"prompt": PROMPT})).json()
+    assert content["choices"][0]["text"] == SAID[:16]
+    assert content["choices"][0]["finish_reason"] == "length"
+    assert content["usage"]["completion_tokens"] == 16
+
+
+@pytest.mark.parametrize("name", ["wordy", "gpt", None])
+async def test_the_model_may_be_left_out_or_called_by_its_alias(service: Service, name: str | None) -> None:
+    assert (await service.whole(model=name))["model"] == "wordy"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "asked"),
+    [
+        ("ab", [[BOS, *tokens("ab")]]),
+        (["ab", "é"], [[BOS, *tokens("ab")], [BOS, *tokens("é")]]),
+        ([70, 71], [[70, 71]]),
+        ([[70], [71, 72]], [[70], [71, 72]]),
+        ("", [[BOS]]),
+    ],
+)
+async def test_prompts_are_texts_or_ids_one_or_many(service: Service, prompt: Any, asked: list[list[int]]) -> None:
+    content = await service.whole(prompt=prompt)
+    assert [list(request.prompt) for request in service.engine.requests] == asked
+    assert [choice["index"] for choice in content["choices"]] == list(range(len(asked)))
+    assert content["usage"]["prompt_tokens"] == sum(map(len, asked))
+
+
+async def test_every_field_reaches_the_engine(service: Service) -> None:
+    request = await service.request(
+        temperature=0.5,
+        top_p=0.25,
+        frequency_penalty=-1,
+        presence_penalty=1.5,
+        logit_bias={"70": 5, "71": -100},
+        stop=["zz", "yy"],
+        top_k=7,
+        min_p=0.125,
+        typical_p=0.75,
+        repetition_penalty=1.25,
+        min_tokens=3,
+        ignore_eos=True,
+        stop_token_ids=[200],
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        allowed_token_ids=[*range(2, 258)],
+        logprobs=2,
+        user="me",
+    )
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.typical_p) == (0.5, 0.25, 7, 0.125, 0.75)
+    assert (sampling.frequency_penalty, sampling.presence_penalty, sampling.repetition_penalty) == (-1, 1.5, 1.25)
+    assert sampling.logit_bias == {70: 5, 71: -100}
+    assert sampling.allowed_token_ids == tuple(range(2, 258))
+    assert (request.max_tokens, request.min_tokens, request.ignore_eos, request.stop_token_ids) == (100, 3, True, (200,))
+    assert (request.stop, request.include_stop, request.skip_special_tokens) == (("zz", "yy"), True, False)
+    assert (request.top_logprobs, request.prompt_logprobs, request.lane, request.grammar) == (2, None, Lane.INTERACTIVE, None)
+
+
+async def test_nulls_are_defaults(service: Service) -> None:
+    fields = ("temperature", "top_p", "top_k", "n", "best_of", "echo", "logprobs", "seed", "stop", "stream", "stream_options", "suffix")
+    given, bare = await service.request(seed=1), await service.request(**dict.fromkeys(fields))
+    assert bare.sampling.temperature == 1.0
+    assert (bare.stop, bare.max_tokens, bare.top_logprobs) == (given.stop, given.max_tokens, None)
+    assert (await service.request(top_k=-1)).sampling.top_k == 0
+
+
+async def test_deadline_and_lane_come_from_the_headers(service: Service) -> None:
+    body = {"prompt": PROMPT}
+    await service.http.post("/v1/completions", json=body, headers={"x-request-timeout-ms": "60000", "x-lane": "bulk"})
+    await service.post()
+    bulk, interactive = service.engine.requests
+    assert (bulk.lane, interactive.lane) == (Lane.BULK, Lane.INTERACTIVE)
+    assert bulk.deadline < interactive.deadline
+
+
+@pytest.mark.parametrize(
+    ("fields", "grammar"),
+    [
+        ({"guided_json": {"type": "integer"}}, Grammar(kind="json_schema", source='{"type": "integer"}')),
+        ({"guided_json": '{"type":"integer"}'}, Grammar(kind="json_schema", source='{"type":"integer"}')),
+        ({"guided_regex": "a+"}, Grammar(kind="regex", source="a+")),
+        ({"guided_grammar": 'start: "a"'}, Grammar(kind="lark", source='start: "a"')),
+        ({"structured_outputs": {"json": {"type": "null"}}}, Grammar(kind="json_schema", source='{"type": "null"}')),
+        ({"structured_outputs": {"regex": "b"}}, Grammar(kind="regex", source="b")),
+        ({"structured_outputs": {"grammar": "c"}}, Grammar(kind="lark", source="c")),
+        ({"structured_outputs": {"choice": ["yes.", "no"]}}, Grammar(kind="regex", source="yes\\.|no")),
+        ({"structured_outputs": {"json_object": True}}, Grammar(kind="json_schema", source='{"type":"object"}')),
+    ],
+)
+async def test_constraints_become_one_grammar(service: Service, fields: dict[str, Any], grammar: Grammar) -> None:
+    assert (await service.request(**fields)).grammar == grammar
+
+
+# Choices and seeds -----------------------------------------------------------------------------------------------------------------------
+
+
+async def test_choices_of_a_prompt_have_seeds_of_their_own_and_count_the_prompt_once(service: Service) -> None:
+    content = await service.whole(prompt=["a", "b"], n=3, seed=7, max_tokens=2)
+    assert [choice["index"] for choice in content["choices"]] == [0, 1, 2, 3, 4, 5]
+    seeds = [request.sampling.seed for request in service.engine.requests]
+    assert seeds == [seed_of(7, 0), seed_of(7, 1), seed_of(7, 2)] * 2
+    assert len(set(seeds)) == 3
+    assert content["usage"] == {
+        "prompt_tokens": 4,
+        "completion_tokens": 12,
+        "total_tokens": 16,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
+
+
+async def test_a_seed_decides_and_without_one_every_request_is_its_own(service: Service) -> None:
+    same = {(await service.request(seed=seed)).sampling.seed for seed in (5, 5, 5)}
+    assert same == {seed_of(5, 0)}
+    assert len({(await service.request()).sampling.seed for _ in range(4)}) == 4
+    for seed in (-(2**63), -1, 0, 2**63 - 1):
+        assert 0 <= (await service.request(seed=seed)).sampling.seed < 2**63
+
+
+async def test_cached_tokens_are_told(service: Service) -> None:
+    service.engine.cached_tokens = 3
+    assert (await service.whole(prompt=["a", "b"], n=2))["usage"]["prompt_tokens_details"] == {"cached_tokens": 6}
+
+
+async def test_best_of_may_say_what_n_says(service: Service) -> None:
+    assert len((await service.whole(n=2, best_of=2))["choices"]) == 2
+
+
+# Echo and log-probabilities --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompt", [PROMPT, tokens(PROMPT), [BOS, *tokens(PROMPT)]])
+async def test_echo_puts_the_prompt_before_each_choice(service: Service, prompt: Any) -> None:
+    content = await service.whole(prompt=prompt, echo=True, n=2)
+    assert [choice["text"] for choice in content["choices"]] == [PROMPT + SAID] * 2
+
+
+async def test_no_tokens_with_echo_are_the_prompts_log_probabilities(service: Service) -> None:
+    (choice,) = (await service.whole(max_tokens=0, echo=True, logprobs=1))["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (PROMPT, "length")
+    assert choice["logprobs"]["tokens"] == ["<s>", *PROMPT]
+    assert choice["logprobs"]["token_logprobs"][0] is None
+    assert choice["logprobs"]["top_logprobs"][1] == {"S": pytest.approx(-1 - tokens("S")[0] / 256), tokens_text(10): -0.125}
+    assert service.engine.requests[0].prompt_logprobs == 1
+
+
+def tokens_text(token_id: int) -> str:
+    return FakeGenerator("x").token_text(token_id)
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 5])
+async def test_log_probabilities_of_each_token(service: Service, wanted: int) -> None:
+    (choice,) = (await service.whole(logprobs=wanted))["choices"]
+    logprobs = choice["logprobs"]
+    assert list(logprobs) == ["tokens", "token_logprobs", "top_logprobs", "text_offset"]
+    assert {len(values) for values in logprobs.values()} == {N_SAID}
+    drawn = [*tokens(SAID), EOS]
+    assert logprobs["token_logprobs"] == pytest.approx([-1 - token_id / 256 for token_id in drawn])
+    likeliest = range(10, 10 + wanted)
+    sizes = [wanted + (token_id not in likeliest) for token_id in drawn]
+    assert [len(top) for top in logprobs["top_logprobs"]] == sizes, "the likeliest, and the drawn token"
+
+
+@pytest.mark.parametrize("echo", [True, False])
+async def test_offsets_are_places_in_the_text(service: Service, echo: bool) -> None:
+    (choice,) = (await service.whole(prompt="né日:", echo=echo, logprobs=0))["choices"]
+    text, named = choice["text"], choice["logprobs"]["tokens"]
+    offsets = choice["logprobs"]["text_offset"]
+    assert offsets == sorted(offsets)
+    for token, offset in zip(named, offsets, strict=True):
+        if not token.startswith("bytes:") and token not in ("<s>", "</s>"):
+            assert text[offset : offset + len(token)] == token
+    at = named.index("bytes:\\xc3")
+    assert named[at : at + 2] == ["bytes:\\xc3", "bytes:\\xa9"]
+    assert {text[offset] for offset in offsets[at : at + 2]} == {"é"}
+
+
+async def test_prompt_logprobs_have_vllms_form(service: Service) -> None:
+    (choice,) = (await service.whole(prompt="Sa", prompt_logprobs=1))["choices"]
+    first, s, a = choice["prompt_logprobs"]
+    assert first is None
+    drawn, likeliest = str(tokens("S")[0]), {"logprob": -0.125, "rank": 1, "decoded_token": tokens_text(10)}
+    assert s == {drawn: {"logprob": pytest.approx(-1 - int(drawn) / 256), "rank": None, "decoded_token": "S"}, "10": likeliest}
+    assert a[str(tokens("a")[0])]["decoded_token"] == "a"
+
+
+async def test_minus_infinity_is_a_number_in_json(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    from service.generation.request import TokenLogprob
+
+    monkeypatch.setattr("tests.service.generation_fakes.logprob", lambda token_id, n: TokenLogprob(token_id, -float("inf")))
+    assert set((await service.whole(logprobs=0))["choices"][0]["logprobs"]["token_logprobs"]) == {-9999.0}
+
+
+# Ends ------------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "text", "reason", "stop_reason"),
+    [
+        ({}, SAID, "stop", None),
+        ({"max_tokens": 4}, "Once", "length", None),
+        ({"stop": "time"}, "Once upon a ", "stop", "time"),
+        ({"stop": ["never", " upon", "time"]}, "Once", "stop", " upon"),
+        ({"stop": "time", "include_stop_str_in_output": True}, "Once upon a time", "stop", "time"),
+        ({"stop_token_ids": tokens(",")}, "Once upon a time,", "stop", tokens(",")[0]),
+        ({"ignore_eos": True, "max_tokens": N_SAID + 4}, SAID + "Once", "length", None),
+        ({"skip_special_tokens": False}, SAID + "</s>", "stop", None),
+    ],
+)
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_how_a_text_ends(service: Service, fields: Any, text: str, reason: str, stop_reason: Any, streamed: bool) -> None:
+    if streamed:
+        *chunks, done = await service.streamed(**fields)
+        assert done == "[DONE]"
+        choices = [chunk["choices"][0] for chunk in chunks]
+    else:
+        choices = (await service.whole(**fields))["choices"]
+    assert "".join(choice["text"] for choice in choices) == text
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + [reason]
+    assert choices[-1]["stop_reason"] == stop_reason
+
+
+# Streams ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("echo", [True, False])
+@pytest.mark.parametrize("logprobs", [None, 0, 3])
+@pytest.mark.parametrize("n", [1, 3])
+async def test_a_stream_has_the_same_in_pieces(service: Service, echo: bool, logprobs: int | None, n: int) -> None:
+    fields: dict[str, Any] = {"prompt": ["né", "b"], "echo": echo, "logprobs": logprobs, "n": n}
+    whole = await service.whole(**fields)
+    *chunks, usage, done = await service.streamed(**fields, stream_options={"include_usage": True})
+    assert done == "[DONE]"
+    assert (usage["choices"], usage["usage"]) == ([], whole["usage"])
+    assert all(chunk["usage"] is None for chunk in chunks)
+    assert len({chunk["id"] for chunk in [*chunks, usage]}) == 1
+    for wanted in whole["choices"]:
+        pieces = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == wanted["index"]]
+        assert len(pieces) > 1
+        assert "".join(piece["text"] for piece in pieces) == wanted["text"]
+        assert pieces[-1]["finish_reason"] == wanted["finish_reason"]
+        for name, values in (wanted["logprobs"] or {}).items():
+            assert [value for piece in pieces for value in piece["logprobs"][name]] == values
+
+
+@pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": False}}, {"stream_options": {}}])
+async def test_without_include_usage_no_chunk_speaks_of_it(service: Service, options: dict[str, Any]) -> None:
+    *chunks, done = await service.streamed(**options)
+    assert done == "[DONE]"
+    assert all("usage" not in chunk and chunk["choices"] for chunk in chunks)
+
+
+async def test_no_character_is_split(service: Service) -> None:
+    service.engine.script = "é日👋" * 5
+    *chunks, _ = await service.streamed()
+    texts = [chunk["choices"][0]["text"] for chunk in chunks]
+    assert "".join(texts) == "é日👋" * 5
+    assert not any("\ufffd" in text for text in texts)
+
+
+# Errors ----------------------------------------------------------------------------------------------------------------------------------
+
+FAILURES = [
+    (Overloaded("full", retry_after_s=2.5), 429, "rate_limit_error", "overloaded"),
+    (NeverFits("too long", param="prompt"), 413, "invalid_request_error", "too_large"),
+    (NotReady("stopping"), 503, "service_unavailable_error", "not_ready"),
+    (InvalidRequest("no such grammar", param="guided_regex"), 400, "invalid_request_error", "invalid_request"),
+    (DeadlineExceeded("late"), 504, "timeout_error", "deadline_exceeded"),
+    (RuntimeFailed("broken"), 500, "server_error", "backend_failure"),
+    (KeyError("a bug"), 500, "server_error", "internal_error"),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("when", ["refused", "before the first token"])
+@pytest.mark.parametrize(("failure", "status", "kind", "code"), FAILURES)
+async def test_what_fails_before_the_first_token_has_its_status(
+    service: Service, failure: Exception, status: int, kind: str, code: str, when: str, stream: bool
+) -> None:
+    if when == "refused":
+        service.engine.refusal = failure
+    else:
+        service.engine.failures[0] = (0, failure)
+    answer = await service.post(stream=stream)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"], error["code"]) == (status, kind, code)
+    assert answer.headers["content-type"] == "application/json"
+    if status == 429:
+        assert answer.headers["retry-after-ms"] == "2500"
+
+
+@pytest.mark.parametrize(("failure", "status", "kind", "code"), FAILURES)
+async def test_what_fails_later_is_the_streams_last_event_and_the_stream_is_not_done(
+    service: Service, failure: Exception, status: int, kind: str, code: str
+) -> None:
+    service.engine.failures[1] = (5, failure)
+    *chunks, last = await service.streamed(n=3, stream_options={"include_usage": True})
+    assert (last["error"]["type"], last["error"]["code"]) == (kind, code)
+    assert all(choice["finish_reason"] is None for chunk in chunks for choice in chunk["choices"])
+    assert all(run.cancelled or run.number == 1 for run in service.engine.runs), "the other choices end with it"
+
+
+async def test_a_request_is_admitted_whole_or_not_at_all(service: Service) -> None:
+    service.engine.refusal, service.engine.refuse_after = Overloaded("full", retry_after_s=1), 2
+    assert (await service.post(n=3)).status_code == 429
+    assert [run.cancelled for run in service.engine.runs] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"prompt": None}, "prompt", "Field required"),
+        ({"prompt": []}, "prompt", "cannot be empty"),
+        ({"prompt": [[]]}, "prompt.0", "cannot be empty"),
+        ({"prompt": 5}, "prompt", "valid"),
+        ({"prompt": [1, "a"]}, "prompt.0", "valid"),
+        ({"prompt": [-1]}, "prompt.0", "greater than or equal to 0"),
+        ({"prompt": [258]}, "prompt", "token id 258 in prompt is outside this model's vocabulary of 258"),
+        ({"prompt": [[1], [300]]}, "prompt", "token id 300"),
+        ({"prompt": ["a"] * 129}, "prompt", "at most 128"),
+        ({"prompt": "", "model": "no-bos"}, "prompt", "has no tokens"),
+        ({"prompt": ["a"] * 100, "n": 3}, "n", "more than 256 completions"),
+        ({"model": "huge"}, "model", "does not exist"),
+        ({"model": "mini"}, "model", "is of kind encoder; this route needs: decoder"),
+        ({"model": "x" * 257}, "model", "at most 256"),
+        ({"max_tokens": 0}, "max_tokens", "needs echo=true"),
+        ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
+        ({"max_tokens": 1_000_001}, "max_tokens", "less than or equal to 1000000"),
+        ({"max_tokens": "5"}, "max_tokens", "valid integer"),
+        ({"max_tokens": 5.0}, "max_tokens", "valid integer"),
+        ({"max_tokens": True}, "max_tokens", "valid integer"),
+        ({"n": 0}, "n", "greater than or equal to 1"),
+        ({"n": 129}, "n", "less than or equal to 128"),
+        ({"best_of": 2}, "best_of", "best_of=2 is not supported: leave it out or send n=1"),
+        ({"suffix": "x"}, "suffix", "suffix is not supported"),
+        ({"echo": "true"}, "echo", "valid boolean"),
+        ({"echo": 1}, "echo", "valid boolean"),
+        ({"logprobs": 6}, "logprobs", "less than or equal to 5"),
+        ({"logprobs": -1}, "logprobs", "greater than or equal to 0"),
+        ({"logprobs": True}, "logprobs", "valid integer"),
+        ({"prompt_logprobs": 21}, "prompt_logprobs", "less than or equal to 20"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "cannot be streamed"),
+        ({"prompt_logprobs": 1, "echo": True, "logprobs": 1}, "prompt_logprobs", "cannot be combined"),
+        ({"temperature": -0.1}, "temperature", "greater than or equal to 0"),
+        ({"temperature": 2.1}, "temperature", "less than or equal to 2"),
+        ({"temperature": "1"}, "temperature", "valid number"),
+        ({"top_p": 1.5}, "top_p", "less than or equal to 1"),
+        ({"top_p": -1}, "top_p", "greater than or equal to 0"),
+        ({"top_k": -2}, "top_k", "greater than or equal to -1"),
+        ({"top_k": 2.5}, "top_k", "valid integer"),
+        ({"min_p": 2}, "min_p", "less than or equal to 1"),
+        ({"typical_p": 0}, "typical_p", "greater than 0"),
+        ({"repetition_penalty": 0}, "repetition_penalty", "greater than 0"),
+        ({"frequency_penalty": 2.5}, "frequency_penalty", "less than or equal to 2"),
+        ({"presence_penalty": -2.5}, "presence_penalty", "greater than or equal to -2"),
+        ({"seed": 2**63}, "seed", "less than"),
+        ({"seed": -(2**63) - 1}, "seed", "greater than"),
+        ({"seed": 1.5}, "seed", "valid integer"),
+        ({"stop": ["a"] * 5}, "stop", "at most 4"),
+        ({"stop": ""}, "stop", "cannot be empty"),
+        ({"stop": ["a", ""]}, "stop.1", "cannot be empty"),
+        ({"stop": 5}, "stop", "valid"),
+        ({"logit_bias": {"70": 101}}, "logit_bias", "less than or equal to 100"),
+        ({"logit_bias": {"a": 1}}, "logit_bias", "is no token id"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias", "is no token id"),
+        ({"logit_bias": {"258": 1}}, "logit_bias", "token id 258"),
+        ({"logit_bias": [1]}, "logit_bias", "an object"),
+        ({"min_tokens": 101}, "min_tokens", "min_tokens=101 is more than max_tokens=100"),
+        ({"min_tokens": -1}, "min_tokens", "greater than or equal to 0"),
+        ({"ignore_eos": "no"}, "ignore_eos", "valid boolean"),
+        ({"stop_token_ids": [258]}, "stop_token_ids", "token id 258"),
+        ({"allowed_token_ids": [258]}, "allowed_token_ids", "token id 258"),
+        ({"allowed_token_ids": ["a"]}, "allowed_token_ids.0", "valid integer"),
+        ({"guided_json": "{"}, "guided_json", "is not JSON"),
+        ({"guided_json": "[]"}, "guided_json", "is not a JSON schema"),
+        ({"guided_json": {"a": "x" * 70_000}}, "guided_json", "the most is 65536"),
+        ({"guided_regex": ""}, "guided_regex", "cannot be empty"),
+        ({"guided_regex": "a", "guided_grammar": "b"}, "guided_grammar", "cannot be combined"),
+        ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "structured_outputs", "cannot be combined"),
+        ({"structured_outputs": {}}, "structured_outputs", "exactly one of"),
+        ({"structured_outputs": {"regex": "a", "grammar": "b"}}, "structured_outputs", "exactly one of"),
+        ({"structured_outputs": {"whitespace": "a"}}, "structured_outputs.whitespace", "is not a parameter"),
+        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice", "cannot be empty"),
+        ({"stream": "yes"}, "stream", "valid boolean"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream=true"),
+        ({"stream": True, "stream_options": {"include": True}}, "stream_options.include", "is not a parameter"),
+        ({"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options.include_obfuscation", "False"),
+        ({"user": "u" * 513}, "user", "at most 512"),
+        ({"use_beam_search": True}, "use_beam_search", "`use_beam_search` is not a parameter of this request"),
+        ({"top-k": 5}, "top-k", "`top-k` is not a parameter of this request"),
+        ({"messages": []}, "messages", "is not a parameter"),
+    ],
+)
+async def test_what_is_wrong_is_a_400_that_names_it(service: Service, fields: dict[str, Any], param: str, message: str) -> None:
+    answer = await service.post(**fields)
+    error = answer.json()["error"]
+    assert (answer.status_code in (400, 404), error["type"], error["param"]) == (True, "invalid_request_error", param), error
+    assert message in error["message"]
+    assert not service.engine.runs
+
+
+@pytest.mark.parametrize(("body", "status", "message"), [(b"{", 400, "not JSON"), (b"[]", 400, "object"), (b"", 400, "not JSON")])
+async def test_a_body_that_is_none(service: Service, body: bytes, status: int, message: str) -> None:
+    answer = await service.http.post("/v1/completions", content=body)
+    assert (answer.status_code, message in answer.json()["error"]["message"]) == (status, True)
+
+
+async def test_half_a_surrogate_pair_is_refused(service: Service) -> None:
+    answer = await service.http.post("/v1/completions", content=b'{"prompt": "\\ud800"}')
+    assert answer.status_code == 400
+
+
+# Clients that leave ----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("said", [0, 3])
+async def test_work_ends_with_the_client_that_asked_for_it(service: Service, said: int, stream: bool) -> None:
+    service.engine.hold(after=said)
+    caller = Caller(service.app, path="/v1/completions")
+    caller.body(json.dumps({"prompt": PROMPT, "n": 2, "stream": stream}).encode())
+    await until(lambda: len(service.engine.runs) == 2)
+    if stream and said:
+        await until(lambda: b"".join(message.get("body", b"") for message in caller.sent).count(b"data:") == said)
+    caller.hang_up()
+    await caller.done()
+    assert [run.cancelled for run in service.engine.runs] == [True, True]
+    assert b"[DONE]" not in b"".join(message.get("body", b"") for message in caller.sent)
+    assert service.app.state.catalog.active == 0
+
+
+# OpenAI's own client ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[str, FakeGenerator]]:
+    model = FakeGenerator("wordy")
+    with serve_in_thread(generator_app(model, stream_heartbeat_s=0.05)) as url:
+        yield f"{url}/v1", model
+
+
+@pytest.fixture
+def official(served: tuple[str, FakeGenerator]) -> Iterator[openai.OpenAI]:
+    served[1].engine.forget()
+    with openai.OpenAI(base_url=served[0], api_key="none", max_retries=0, timeout=PATIENCE_S) as made:
+        yield made
+
+
+def test_openais_client(official: openai.OpenAI) -> None:
+    answer = official.completions.create(model="wordy", prompt=PROMPT, max_tokens=100, n=2, logprobs=2, echo=True)
+    assert [choice.text for choice in answer.choices] == [PROMPT + SAID] * 2
+    assert answer.choices[0].logprobs is not None
+    assert len(answer.choices[0].logprobs.tokens or []) == N_PROMPT + N_SAID
+    assert answer.usage is not None
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (N_PROMPT, 2 * N_SAID)
+    assert [model.id for model in official.models.list()] == ["wordy"]
+
+
+def test_openais_client_reads_a_stream(official: openai.OpenAI) -> None:
+    options: Any = {"include_usage": True}
+    *chunks, last = official.completions.create(model="wordy", prompt=PROMPT, max_tokens=100, stream=True, stream_options=options)
+    assert "".join(chunk.choices[0].text for chunk in chunks) == SAID
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    assert last.usage is not None
+    assert last.usage.total_tokens == N_PROMPT + N_SAID
+
+
+def test_openais_async_client_reads_many_streams_at_once(served: tuple[str, FakeGenerator]) -> None:
+    served[1].engine.forget()
+
+    async def one(client: openai.AsyncOpenAI, number: int) -> str:
+        stream = await client.completions.create(model="wordy", prompt=str(number), max_tokens=number, stream=True)
+        return "".join([chunk.choices[0].text async for chunk in stream])
+
+    async def many() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=served[0], api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+            return await asyncio.gather(*(one(client, number) for number in range(1, 17)))
+
+    assert asyncio.run(many()) == [SAID[:number] for number in range(1, 17)]
+
+
+def test_openais_client_raises_what_ended_a_stream(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
+    served[1].engine.failures[0] = (4, RuntimeFailed("the runtime failed"))
+    stream = official.completions.create(model="wordy", prompt=PROMPT, stream=True)
+    text = "".join(next(stream).choices[0].text for _ in range(4))
+    with pytest.raises(openai.APIError, match="the runtime failed"):
+        next(stream)
+    assert text == SAID[:4]
+
+
+def test_openais_client_raises_the_class_of_each_status(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
+    with pytest.raises(openai.BadRequestError) as refused:
+        official.completions.create(model="wordy", prompt=PROMPT, temperature=3)
+    assert refused.value.param == "temperature"
+    served[1].engine.refusal = Overloaded("full", retry_after_s=1)
+    with pytest.raises(openai.RateLimitError):
+        official.completions.create(model="wordy", prompt=PROMPT, stream=True)
+
+
+@pytest.mark.parametrize("after", [0, 5])
+def test_a_real_client_that_leaves_its_stream_frees_the_run(official: openai.OpenAI, served: tuple[str, FakeGenerator], after: int) -> None:
+    """Also while the stream is silent: with nothing said it has only heard heartbeats."""
+    engine = served[1].engine
+    engine.hold(after=after)
+    stream = official.completions.create(model="wordy", prompt=PROMPT, stream=True)
+    read = [next(stream).choices[0].text for _ in range(after)]
+    stream.close()
+    engine.wait(lambda: all(run.cancelled for run in engine.runs))
+    assert "".join(read) == SAID[:after]
+    assert engine.runs[0].usage.completion_tokens == after

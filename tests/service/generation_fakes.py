@@ -1,0 +1,294 @@
+"""A decoder without a model: an engine that says what its script says, and an application around it.
+
+`FakeEngine` keeps the contract of `service/generation/engine.py` towards its callers: runs end by stop string, end of text or length, text
+waits while it is half a character, usage is right at every moment. It can be held between two tokens and told to refuse or to fail, from
+any thread; it remembers what it was asked.
+"""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from export import contract
+from service.app import Application, build_app
+from service.catalog import Catalog
+from service.chat_template import ChatTemplate
+from service.errors import WrongKind
+from service.generation.request import Delta, GenerationRequest, TokenLogprob, Usage
+from service.settings import Settings
+from tests.service.fakes import PATIENCE_S
+
+BOS, EOS = 0, 1
+SAID = "Once upon a time, there was a café."
+TEMPLATE = """{{ bos_token }}{% for message in messages %}<{{ message.role }}>{{ message.content }}
+{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+TOOL_TEMPLATE = "{% if tools %}{{ tools | tojson }}\n{% endif %}" + TEMPLATE
+
+
+def byte_tokenizer(*, bos: bool = True) -> Tokenizer:
+    """Every byte is a token, after `<s>` and `</s>`; with `bos`, `<s>` stands before every text."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({"<s>": BOS, "</s>": EOS, **{letter: at + 2 for at, letter in enumerate(letters)}}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(text, special=True) for text in ("<s>", "</s>")])
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", BOS)])
+    return tokenizer
+
+
+class FakeEngine:
+    """Says `script` to everybody: a text, ended by `</s>`, or a function from the request to one. Beyond its end it begins again."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.script: str | Callable[[GenerationRequest], str] = SAID
+        self.refusal: BaseException | None = None  # raised by `submit`, by the one after `refuse_after`
+        self.refuse_after = 0
+        self.failures: dict[int, tuple[int, BaseException]] = {}  # by number of the run: after so many tokens, what
+        self.cached_tokens = 0
+        self.runs: list[FakeRun] = []
+        self.healthy = True
+        self._changed = threading.Condition()
+        self._permits: int | None = None  # None: no gate
+
+    @property
+    def requests(self) -> list[GenerationRequest]:
+        return [run.request for run in self.runs]
+
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def submit(self, request: GenerationRequest) -> "FakeRun":
+        if self.refusal is not None and len(self.runs) >= self.refuse_after:
+            raise self.refusal
+        run = FakeRun(self, request, len(self.runs))
+        with self._changed:
+            self.runs.append(run)
+            self._changed.notify_all()
+        return run
+
+    def tokens(self, request: GenerationRequest) -> list[int]:
+        """Everything the run would say, with its end of text where it has one."""
+        script = self.script if isinstance(self.script, str) else self.script(request)
+        said = [*self.tokenizer.encode(script, add_special_tokens=False).ids, EOS]
+        return (said * (request.max_tokens // len(said) + 1) if request.ignore_eos else said)[: request.max_tokens]
+
+    # What a test calls, from any thread ------------------------------------------------------------------------------------------------
+
+    def forget(self) -> None:
+        self.__init__(self.tokenizer)  # type: ignore[misc]
+
+    def hold(self, after: int = 0) -> None:
+        """Let so many tokens out, of all runs together, and then none."""
+        with self._changed:
+            self._permits = after
+
+    def release(self, tokens: int | None = None) -> None:
+        """Let so many more out; None: all, from now on."""
+        with self._changed:
+            self._permits = None if tokens is None else (self._permits or 0) + tokens
+        for run in self.runs:
+            run.wake()
+
+    def wait(self, condition: Callable[[], object]) -> None:
+        """Until something about the runs is so."""
+        with self._changed:
+            assert self._changed.wait_for(condition, PATIENCE_S)
+
+    # What a run calls ------------------------------------------------------------------------------------------------------------------
+
+    def passes(self) -> bool:
+        with self._changed:
+            if self._permits is not None:
+                if not self._permits:
+                    return False
+                self._permits -= 1
+            return True
+
+    def tell(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+
+class FakeRun:
+    """One generation, a token a delta."""
+
+    def __init__(self, engine: FakeEngine, request: GenerationRequest, number: int) -> None:
+        now = time.monotonic()
+        self.request, self.number = request, number
+        self.usage = Usage(len(request.prompt), cached_tokens=engine.cached_tokens, submitted=now, started=now)
+        self.prompt_logprobs: list[TokenLogprob | None] = []
+        if request.prompt_logprobs is not None:
+            self.prompt_logprobs = [None, *(logprob(token_id, request.prompt_logprobs) for token_id in request.prompt[1:])]
+        self.cancelled = False
+        self.ended = False
+        self._engine = engine
+        self._tokens = engine.tokens(request)
+        self._said: list[int] = []
+        self._sent = 0  # characters
+        self._loop = asyncio.get_running_loop()
+        self._something = asyncio.Event()
+
+    def cancel(self) -> None:
+        self.cancelled = True
+        self._something.set()
+        self._engine.tell()
+
+    def wake(self) -> None:
+        self._loop.call_soon_threadsafe(self._something.set)
+
+    async def __aenter__(self) -> "FakeRun":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.cancel()
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        if self.ended:
+            raise StopAsyncIteration
+        after, failure = self._engine.failures.get(self.number, (-1, None))
+        if failure is not None and len(self._said) == after:
+            raise failure
+        while not self.cancelled and not self._engine.passes():
+            self._something.clear()
+            await self._something.wait()
+        if self.cancelled:
+            raise StopAsyncIteration
+        await asyncio.sleep(0)
+        return self._next()
+
+    def _next(self) -> Delta:
+        request = self.request
+        if not request.max_tokens:
+            self.ended = True
+            return Delta("", finish_reason="length")
+        token_id = self._tokens[len(self._said)]
+        self._said.append(token_id)
+        self.usage.completion_tokens += 1
+        self.usage.first_token = self.usage.first_token or time.monotonic()
+        drawn = () if request.top_logprobs is None else (logprob(token_id, request.top_logprobs),)
+        text = self._engine.tokenizer.decode(self._said, skip_special_tokens=request.skip_special_tokens)
+        reason: Any = "length" if len(self._said) == len(self._tokens) else None
+        stop_reason: str | int | None = None
+        found = [(text.index(stop), stop) for stop in request.stop if stop in text]
+        if token_id in request.stop_token_ids:
+            reason, stop_reason = "stop", token_id
+        elif token_id == EOS and not request.ignore_eos:
+            reason = "stop"
+        elif found:
+            at, stop = min(found)
+            text = text[: at + len(stop) * request.include_stop]
+            reason, stop_reason = "stop", stop
+        settled = text if reason else text[: len(text) - self._held_back(text)]
+        new, self._sent = settled[self._sent :], max(self._sent, len(settled))
+        self.ended = reason is not None
+        self._engine.tell()
+        return Delta(new, (token_id,), drawn, reason, stop_reason)
+
+    def _held_back(self, text: str) -> int:
+        """Characters that may still change: half a character, or the beginning of a stop string."""
+        parts = len(text) - len(text.rstrip("\ufffd"))
+        starts = [size for stop in self.request.stop for size in range(1, len(stop)) if text.endswith(stop[:size])]
+        return max([parts, *starts])
+
+
+def logprob(token_id: int, n_top: int) -> TokenLogprob:
+    """As if 10, 11, 12, ... were always the likeliest tokens."""
+    return TokenLogprob(token_id, -1.0 - token_id / 256, tuple((10 + rank, -0.125 * (rank + 1)) for rank in range(n_top)))
+
+
+class FakeGenerator:
+    """What `service/generation/model.py` is to the routes."""
+
+    def __init__(self, name: str, *, template: str | None = TEMPLATE, kind: contract.Kind = "decoder", bos: bool = True) -> None:
+        self.name = name
+        self.created = 1_767_323_045
+        self.tokenizer = byte_tokenizer(bos=bos)
+        self.manifest = _manifest(name, kind, self.tokenizer.get_vocab_size(), BOS if bos else None)
+        self.engine = FakeEngine(self.tokenizer)
+        self.chat_template = ChatTemplate(template, bos_token="<s>", eos_token="</s>") if template is not None else None
+        self.max_context: int | None = 131_072
+        self.eos_token_ids = (EOS,)
+
+    def need(self, *kinds: str) -> None:
+        if self.manifest.kind not in kinds:
+            raise WrongKind(f"model {self.name} is of kind {self.manifest.kind}; this route needs: {', '.join(kinds)}", param="model")
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self.tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def token_text(self, token_id: int) -> str:
+        return self.decode([token_id])
+
+
+def _manifest(name: str, kind: contract.Kind, vocab_size: int, bos: int | None) -> contract.Manifest:
+    state = contract.StateTensor(name="state_0_S", shape=(2, 4))
+    return contract.Manifest(
+        name=name,
+        kind=kind,
+        precision="fp32",
+        files=(),
+        graph=contract.Graph(file=contract.GRAPH, opset=20, inputs=(), outputs=(), operators={}, optimisation="none"),
+        limits=contract.Limits(max_tokens=131_072, vocab_size=vocab_size),
+        source=contract.Source(architecture="Fake", checkpoint="fake", weights_sha256="0" * 64, attention="linear", untrained=False),
+        parity=contract.Parity(max_abs_error=0.0, min_cosine=1.0, shapes=((1, 2),), tolerance=1e-5),
+        decoder=contract.Decoder(states=(state,), takes_positions=False, bos_token_id=bos, eos_token_ids=(EOS,), exact=True),
+        width=8,
+        created="2026-01-02T03:04:05+00:00",
+        tool="fakes",
+    )
+
+
+class FakeGeneratorCatalog(Catalog):
+    """A catalog that has nothing to load."""
+
+    def __init__(self, generators: Sequence[FakeGenerator], settings: Settings) -> None:
+        super().__init__(settings)
+        self._generators = generators
+        self.settled = threading.Event()
+
+    def load(self) -> None:
+        models: dict[str, Any] = {generator.name: generator for generator in self._generators}
+        self.models = models
+
+    def start(self) -> None:
+        super().start()
+        self.settled.set()
+
+
+def generator_app(*generators: FakeGenerator, **settings: Any) -> Application:
+    """The application over these decoders, its catalog at `app.state.catalog`."""
+    catalog = FakeGeneratorCatalog(generators, Settings(threads=1, **settings))
+    app = build_app(catalog, on_failure=catalog.settled.set)
+    app.state.catalog = catalog
+    return app
+
+
+def events(stream: str) -> list[Any]:
+    """The data of each event, `[DONE]` as the text it is. Comments are left out."""
+    blocks = stream.split("\n\n")
+    assert blocks.pop() == "", "the last event ends with an empty line"
+    found = []
+    for block in blocks:
+        *kind, data = block.split("\n")
+        if data.startswith(":"):
+            continue
+        assert data.startswith("data: ")
+        content = data.removeprefix("data: ")
+        found.append(content if content == "[DONE]" else json.loads(content))
+        assert kind in ([], [f"event: {found[-1]['type']}" if kind else ""])
+    return found
