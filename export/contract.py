@@ -145,6 +145,7 @@ class Decoder(Part):
     eos_token_ids: tuple[int, ...] = ()
     chat_template: FileName | None = Field(None, description="a Jinja file of the bundle")
     exact: bool = Field(description="prompt, chunks and single steps, alone and in a batch, gave the same bits when exported")
+    parameters: int | None = Field(None, description="trained numbers of the checkpoint, tied ones counted once")
     bits_per_byte: float | None = Field(None, description="on the golden texts, of this graph")
     fp32_bits_per_byte: float | None = Field(None, description="the same of the fp32 graph")
 
@@ -188,7 +189,12 @@ class Manifest(Part):
     @property
     def fingerprint(self) -> str:
         """64 hex digits that change when any byte of the bundle changes."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        return hashlib.sha256(self.model_dump_json(exclude=self._absent).encode()).hexdigest()
+
+    @property
+    def _absent(self) -> set[str]:
+        """A part that came later and that this bundle does not have is not among its words, or older bundles would seem changed."""
+        return {"decoder"} if self.decoder is None else set()
 
 
 class Golden(Part):
@@ -255,7 +261,14 @@ def read_manifest(bundle: Path) -> Manifest:
 
 def dump(manifest: Manifest) -> str:
     """The one text form of a manifest, fingerprint first, so that the file can be compared byte for byte."""
-    return json.dumps({"fingerprint": manifest.fingerprint, **manifest.model_dump(mode="json")}, indent=1, ensure_ascii=False) + "\n"
+    return (
+        json.dumps(
+            {"fingerprint": manifest.fingerprint, **manifest.model_dump(mode="json", exclude=manifest._absent)},
+            indent=1,
+            ensure_ascii=False,
+        )
+        + "\n"
+    )
 
 
 def read_golden(bundle: Path) -> Golden:
