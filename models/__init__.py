@@ -3,9 +3,10 @@
 checkpoint names its parts) and `checkpoint.py` (a folder becomes a model); and for decoders `decoder.py` and `decoder_checkpoint.py`.
 Nothing here knows of ONNX or HTTP.
 
-Letters: B batch, H heads, N length in tokens (N_q, N_k when they differ), C chunk length, D model width, D_k, D_v head widths of keys and
-values, D_kv width of a memory, L labels, M wanted positions, V vocabulary. S (D_k, D_v) is the state of a recurrence, z (D_k,) its
-normaliser. Layout is (B, H, N, D_k) inside a mechanism and (B, N, D) between layers. A key mask (B, N) is boolean: True = attend.
+Letters: B batch, H heads, H_k heads of keys where they are fewer, N length in tokens (N_q, N_k when they differ), C chunk length, K tokens
+of a short convolution, L labels, M wanted positions, V vocabulary. Widths: D model, D_k, D_v heads of keys and values, D_φ feature map, D_c
+channels of a convolution, D_kv memory. S (D_k, D_v) is the state of a recurrence, z (D_k,) its normaliser. Layout is (B, H, N, D_k) inside
+a mechanism and (B, N, D) between layers. A key mask (B, N) is boolean: True = attend.
 """
 
 from models.attention.based import BasedAttention

@@ -2,8 +2,8 @@
 
 φ(x) = [1, x', vec(x' x'ᵀ) / √2],   x' = x D_k^(-1/4):   φ(q)ᵀ φ(k) = 1 + s + s² / 2 >= 1/2   with s = qᵀk / √D_k
 S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps)
-Arora et al. 2024, arXiv:2402.18668, section 4.1. φ has M = 1 + D_k + D_k² features, so q and k are projected to 16 columns and M is 273.
-O(N (C + M) D_v) time a head.
+Arora et al. 2024, arXiv:2402.18668, section 4.1. φ has D_φ = 1 + D_k + D_k² columns, so q and k are projected to 16, and D_φ is 273.
+O(N (C + D_φ) D_v) time a head.
 """
 
 import math
@@ -26,7 +26,7 @@ def taylor(x: Tensor) -> Tensor:
 
 
 class BasedAttention(CausalLayer):
-    """Multi-head causal linear attention with the map of Based. Its state is [S | z], (H, M, D_v + 1).
+    """Multi-head causal linear attention with the map of Based. Its state is [S | z], (H, D_φ, D_v + 1).
 
     d_head is D_v, d_key is D_k. A rotation is ignored, as in the paper: its angles are for heads of width D_v.
     """
@@ -49,7 +49,7 @@ class BasedAttention(CausalLayer):
         self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
     ) -> tuple[Tensor, State]:
         state = self.new_state(x) if state is None else state
-        phi_q = taylor(split_heads(self.to_q(x), self.n_heads))  # (B, H, N, M)
+        phi_q = taylor(split_heads(self.to_q(x), self.n_heads))  # (B, H, N, D_φ)
         phi_k = zero_padding(taylor(split_heads(self.to_k(x), self.n_heads)), mask)  # φ(k) and not k, since φ(0) has a 1
         v = split_heads(self.to_v(x), self.n_heads)
         o, S = self.recurrence(phi_q, phi_k, with_ones(v), state["S"])

@@ -23,8 +23,8 @@ from models.positions import Rotation
 class GatedDeltaNet(CausalLayer):
     """Gated delta rule with H heads of values, each group of H / H_k of them reading and writing by the same q and k.
 
-    Its state is S, (H, D_k, D_v), and conv, (C, K - 1): the last inputs of the convolution, over the channels of q, k and v, C = H_k D_k +
-    H_k D_k + H D_v. The order of nearby tokens is the convolution's to tell, and a rotation is ignored.
+    Its state is S, (H, D_k, D_v), and conv, (D_c, K - 1): the last inputs of the convolution, over the channels of q, k and v,
+    D_c = H_k D_k + H_k D_k + H D_v. The order of nearby tokens is the convolution's to tell, and a rotation is ignored.
 
     d_head is D_k, d_value is D_v (None: D_k), n_key_heads is H_k (None: H), kernel is K.
     """
@@ -69,7 +69,7 @@ class GatedDeltaNet(CausalLayer):
         self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
     ) -> tuple[Tensor, State]:
         state = self.new_state(x) if state is None else state
-        qkv = torch.cat([self.to_q(x), self.to_k(x), self.to_v(x)], dim=-1)  # (B, N, C)
+        qkv = torch.cat([self.to_q(x), self.to_k(x), self.to_v(x)], dim=-1)  # (B, N, D_c)
         qkv, conv = self.convolution(qkv, mask, state["conv"])
         q, k, v = qkv.split(self.widths, dim=-1)
         q = self._for_every_head(unit(split_heads(q, self.n_key_heads)))  # (B, H, N, D_k)

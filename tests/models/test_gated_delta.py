@@ -24,8 +24,8 @@ def make(*, n_key_heads: int = H_K) -> GatedDeltaNet:
 def test_token_by_token() -> None:
     """Eq. 10 of the paper, transposed, after a convolution over the last K tokens; then the gated norm of a head."""
     layer, x = make(), tokens(1, 7)
-    mixed = torch.cat([layer.to_q(x), layer.to_k(x), layer.to_v(x)], dim=-1)[0]  # (N, C)
-    weight = layer.convolution.weight[:, 0]  # (C, K), the newest token last
+    mixed = torch.cat([layer.to_q(x), layer.to_k(x), layer.to_v(x)], dim=-1)[0]  # (N, D_c)
+    weight = layer.convolution.weight[:, 0]  # (D_c, K), the newest token last
     y = torch.zeros_like(mixed)
     for t in range(7):
         y[t] = F.silu(sum(weight[:, K - 1 - back] * mixed[t - back] for back in range(min(K, t + 1))))
@@ -74,7 +74,7 @@ def test_the_convolution_remembers_the_last_tokens_of_each_row_and_no_padding() 
     layer, x = make(), tokens(3, 8)
     _, before = layer(x[:, :3])
     _, state = layer(x[:, 3:], lengths_mask(5, 1, 0), before)
-    inputs = torch.cat([layer.to_q(x), layer.to_k(x), layer.to_v(x)], dim=-1).mT  # (B, C, N)
+    inputs = torch.cat([layer.to_q(x), layer.to_k(x), layer.to_v(x)], dim=-1).mT  # (B, D_c, N)
     for row, end in enumerate((8, 4, 3)):
         assert torch.allclose(state["conv"][row], inputs[row, :, end - (K - 1) : end], rtol=0, atol=EXACT)
     for name in ("S", "conv"):

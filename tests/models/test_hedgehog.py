@@ -11,7 +11,7 @@ D_K = D // H
 
 
 def weights_of(phi_q: Tensor, phi_k: Tensor) -> Tensor:
-    """Each token's weights over its past and itself: (.., N, M) twice -> (.., N, N)."""
+    """Each token's weights over its past and itself: (.., N, D_φ) twice -> (.., N, N)."""
     similar = (phi_q @ phi_k.mT).tril()
     return similar / similar.sum(-1, keepdim=True)
 
@@ -46,7 +46,7 @@ def test_a_constant_value_passes_through() -> None:
 
 
 def test_distillation_brings_it_near_to_softmax_attention() -> None:
-    """The loss of the paper, cross-entropy to the teacher's weights, falls to less than half of what separates it from its least value."""
+    """The loss of the paper, cross-entropy to the teacher's weights: what it has above its least value is more than halved."""
     q, k = (2 * tokens(4, 16, seed=seed).unflatten(-1, (H, -1)).transpose(1, 2) for seed in (1, 2))
     unseen = torch.ones(16, 16, dtype=torch.bool).triu(1)
     teacher = F.softmax((q @ k.mT / D_K**0.5).masked_fill(unseen, -torch.inf), dim=-1)

@@ -7,21 +7,21 @@ import torch.nn.functional as F
 from models.attention.short_convolution import ShortConvolution, last_inputs
 from tests.models.test_causal_layers import lengths_mask
 
-C, K = 5, 4
+D_C, K = 5, 4
 EXACT = 1e-12  # float64, sums of four terms
 
 
 def make() -> ShortConvolution:
     torch.manual_seed(0)
-    return ShortConvolution(C, K).double()
+    return ShortConvolution(D_C, K).double()
 
 
 def inputs(B: int, N: int) -> torch.Tensor:
-    return torch.randn(B, N, C, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return torch.randn(B, N, D_C, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
 
 def none(B: int) -> torch.Tensor:
-    return torch.zeros(B, C, K - 1, dtype=torch.float64)
+    return torch.zeros(B, D_C, K - 1, dtype=torch.float64)
 
 
 @torch.no_grad()
@@ -29,7 +29,7 @@ def test_each_channel_mixes_its_own_last_inputs() -> None:
     convolution, x = make(), inputs(1, 6)
     y, _ = convolution(x, None, none(1))
     for t in range(6):
-        for c in range(C):
+        for c in range(D_C):
             total = sum(float(convolution.weight[c, 0, K - 1 - back] * x[0, t - back, c]) for back in range(min(K, t + 1)))
             assert abs(float(y[0, t, c]) - float(F.silu(torch.tensor(total, dtype=torch.float64)))) <= EXACT
 
@@ -66,4 +66,4 @@ def test_inputs_are_picked_in_their_order() -> None:
 
 def test_a_kernel_without_a_past_is_refused() -> None:
     with pytest.raises(ValueError, match="kernel=1 must be at least 2"):
-        ShortConvolution(C, 1)
+        ShortConvolution(D_C, 1)
