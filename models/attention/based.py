@@ -2,7 +2,7 @@
 
 φ(x) = [1, x', vec(x' x'ᵀ) / √2],   x' = x D_k^(-1/4):   φ(q)ᵀ φ(k) = 1 + s + s² / 2 >= 1/2   with s = qᵀk / √D_k
 S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps)
-Arora et al. 2024, arXiv:2402.18668, section 4.1. φ has D_φ = 1 + D_k + D_k² columns, so q and k are projected to 16, and D_φ is 273.
+Arora et al. 2024, arXiv:2402.18668. φ has D_φ = 1 + D_k + D_k² columns, so q and k are projected to 16, and D_φ is 273.
 O(N (C + D_φ) D_v) time a head.
 """
 

@@ -2,7 +2,7 @@
 
 S_t = S_{t-1} + β_t k_t (v_t - S_{t-1}ᵀ k_t)ᵀ,   o_t = S_tᵀ q_t / √D_k,   |q_t| = |k_t| = 1,   β_t = sigmoid(x_t W^β)
 y = rmsnorm_h(o) W^O
-Schlag et al. 2021, arXiv:2102.11174, eq. 24; Yang et al. 2024 (DeltaNet), arXiv:2406.06484, section 2.2. A step shrinks S along k_t by
+Schlag et al. 2021, arXiv:2102.11174; Yang et al. 2024 (DeltaNet), arXiv:2406.06484. A step shrinks S along k_t by
 1 - β_t and nowhere enlarges it, so S stays bounded. O(N (C + D_k) D_v) time a head.
 """
 

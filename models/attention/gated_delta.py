@@ -3,7 +3,7 @@
 q, k, v = silu(conv([x W^Q, x W^K, x W^V])),   q, k of length 1,   β_t = sigmoid(x_t W^β),   a_t = -exp(A) softplus(x_t W^a + b)
 S_t = exp(a_t) S_{t-1} + β_t k_t (v_t - (exp(a_t) S_{t-1})ᵀ k_t)ᵀ,   o_t = S_tᵀ q_t / √D_k
 y = (rmsnorm_h(o) ⊙ silu(x W^G)) W^O
-Yang et al. 2024 (Gated DeltaNet), arXiv:2412.06464, eq. 10 and section 3.4, in the form of Qwen3-Next and Qwen3.5.
+Yang et al. 2024 (Gated DeltaNet), arXiv:2412.06464, in the form of Qwen3-Next and Qwen3.5.
 O(N (C + D_k) D_v) time a head.
 """
 

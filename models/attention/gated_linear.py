@@ -2,7 +2,7 @@
 
 S_t = diag(exp(a_t)) S_{t-1} + k_t v_tᵀ,   o_t = S_tᵀ q_t / √D_k,   a_t = logsigmoid(x_t W_1 W_2 + b) / 16
 y = (silu(x W^G) ⊙ rmsnorm_h(o)) W^O
-Yang et al. 2023 (GLA), arXiv:2312.06635, eqs. 3-4 and section 4.4. W_1 W_2 is of rank 16. O(N (C D_k + D_k D_v)) time a head.
+Yang et al. 2023 (GLA), arXiv:2312.06635, section 4. W_1 W_2 is of rank 16. O(N (C D_k + D_k D_v)) time a head.
 """
 
 import torch

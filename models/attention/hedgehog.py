@@ -2,7 +2,7 @@
 
 φ(x) = softmax([W x + b, -(W x + b)]),   W = I and b = 0 at first, one of each for the queries and one for the keys of a head
 S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps)
-Zhang et al. 2024, arXiv:2402.04347, section 4.1, with the softmax, which bounds φ, of its appendix. O(N (C + 2 D_k) D_v) time a head.
+Zhang et al. 2024, arXiv:2402.04347, with the softmax in the place of two exponentials, which bounds φ. O(N (C + 2 D_k) D_v) time a head.
 """
 
 import torch

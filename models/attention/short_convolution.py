@@ -1,7 +1,7 @@
 """Short causal convolution: each channel mixes its own last K inputs, and the state is the K - 1 that the next call still needs.
 
 y_tc = silu(sum_{j < K} w_cj x_{t-K+1+j, c})
-In front of the recurrence of gated DeltaNet (Yang et al. 2024, arXiv:2412.06464, section 3.4), it lets a key tell which token came before.
+In front of the recurrence of gated DeltaNet (Yang et al. 2024, arXiv:2412.06464), it lets a key tell which token came before.
 O(N K D_c) time, D_c (K - 1) numbers of state.
 """
 

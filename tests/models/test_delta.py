@@ -14,7 +14,7 @@ NEARLY_1 = 1e-5  # |k|² is 1 / (1 + eps) with eps = 1e-6
 
 @torch.no_grad()
 def test_token_by_token() -> None:
-    """Section 2.2 of the paper, S_t = S_{t-1} (I - β k kᵀ) + β v kᵀ, here transposed; then the norm of a head."""
+    """S_t = S_{t-1} (I - β k kᵀ) + β v kᵀ, here transposed; then the norm of a head."""
     layer, x = make("delta"), tokens(1, 7)
     q, k, v = heads(layer, x)
     q, k = (u / (u.square().sum(-1, keepdim=True) + 1e-6).sqrt() for u in (q, k))

@@ -22,7 +22,7 @@ def make(*, n_key_heads: int = H_K) -> GatedDeltaNet:
 
 @torch.no_grad()
 def test_token_by_token() -> None:
-    """Eq. 10 of the paper, transposed, after a convolution over the last K tokens; then the gated norm of a head."""
+    """The recurrence of the paper, transposed, after a convolution over the last K tokens; then the gated norm of a head."""
     layer, x = make(), tokens(1, 7)
     mixed = torch.cat([layer.to_q(x), layer.to_k(x), layer.to_v(x)], dim=-1)[0]  # (N, D_c)
     weight = layer.convolution.weight[:, 0]  # (D_c, K), the newest token last

@@ -20,7 +20,7 @@ def decays(layer: CausalLayer, x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def test_token_by_token() -> None:
-    """Eqs. 3 and 4 of the paper, then the norm of a head and the gate."""
+    """The recurrence of the paper, then the norm of a head and the gate."""
     layer, x = make("gated_linear"), tokens(1, 7)
     (q, k, v), alpha = heads(layer, x), decays(layer, x)
     o = torch.zeros_like(v)
