@@ -269,6 +269,9 @@ class FakeGeneratorCatalog(Catalog):
         super().start()
         self.settled.set()
 
+    def generator(self, name: str | None) -> Any:
+        return self.find(name, "decoder")
+
 
 def generator_app(*generators: FakeGenerator, **settings: Any) -> Application:
     """The application over these decoders, its catalog at `app.state.catalog`."""

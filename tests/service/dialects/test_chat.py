@@ -1,0 +1,346 @@
+"""`/v1/chat/completions`, whole and streamed: by hand, and by OpenAI's own client."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from service.errors import Overloaded, RuntimeFailed
+from service.generation.request import GenerationRequest, Grammar
+from tests.service.fakes import PATIENCE_S, client, serve_in_thread
+from tests.service.generation_fakes import SAID, TOOL_TEMPLATE, FakeGenerator, events, generator_app
+
+HI = [{"role": "user", "content": "Hi"}]
+PROMPT = "<s><user>Hi\n<assistant>"
+N_PROMPT = len(PROMPT) - len("<s>") + 1  # a token a byte, and <s>
+N_SAID = len(SAID.encode()) + 1  # and </s>
+TOOL = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+class Service:
+    def __init__(self, http: httpx.AsyncClient, model: FakeGenerator) -> None:
+        self.http, self.model, self.engine = http, model, model.engine
+
+    async def post(self, **fields: Any) -> httpx.Response:
+        return await self.http.post("/v1/chat/completions", json={"messages": HI, **fields})
+
+    async def whole(self, **fields: Any) -> dict[str, Any]:
+        answer = await self.post(**fields)
+        assert answer.status_code == 200, answer.text
+        content: dict[str, Any] = answer.json()
+        return content
+
+    async def streamed(self, **fields: Any) -> list[Any]:
+        answer = await self.post(stream=True, **fields)
+        assert answer.status_code == 200, answer.text
+        return events(answer.text)
+
+    async def request(self, **fields: Any) -> GenerationRequest:
+        self.engine.forget()
+        await self.whole(**fields)
+        return self.engine.requests[0]
+
+    async def prompt(self, messages: list[dict[str, Any]], **fields: Any) -> str:
+        return self.model.decode((await self.request(messages=messages, **fields)).prompt)
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    model = FakeGenerator("wordy")
+    others = FakeGenerator("mute", template=None), FakeGenerator("handy", template=TOOL_TEMPLATE), FakeGenerator("mini", kind="encoder")
+    async with client(generator_app(model, *others, default_max_tokens=64)) as http:
+        yield Service(http, model)
+
+
+# Answers ---------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_answer_has_openais_form(service: Service) -> None:
+    content = await service.whole()
+    assert list(content) == ["id", "object", "created", "model", "system_fingerprint", "choices", "usage"]
+    assert content["id"].startswith("chatcmpl-")
+    assert (content["object"], content["model"]) == ("chat.completion", "wordy")
+    message = {"role": "assistant", "content": SAID, "refusal": None, "annotations": []}
+    assert content["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop", "stop_reason": None}]
+    details = {"prompt_tokens_details": {"cached_tokens": 0}}
+    assert content["usage"] == {"prompt_tokens": N_PROMPT, "completion_tokens": N_SAID, "total_tokens": N_PROMPT + N_SAID, **details}
+
+
+@pytest.mark.parametrize(
+    ("messages", "prompt"),
+    [
+        (HI, PROMPT),
+        ([{"role": "system", "content": "S"}, *HI], "<s><system>S\n<user>Hi\n<assistant>"),
+        ([{"role": "developer", "content": "D"}, *HI], "<s><system>D\n<user>Hi\n<assistant>"),
+        ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "é"}]}], "<s><user>a\né\n<assistant>"),
+        ([*HI, {"role": "assistant", "content": "Yes?"}, *HI], "<s><user>Hi\n<assistant>Yes?\n<user>Hi\n<assistant>"),
+        ([{"role": "user", "content": ""}], "<s><user>\n<assistant>"),
+        ([{"role": "user", "name": "Ann", "content": "{{ 7 * 7 }}"}], "<s><user>{{ 7 * 7 }}\n<assistant>"),
+        ([{"role": "tool", "tool_call_id": "1", "content": "42"}], "<s><tool>42\n<assistant>"),
+    ],
+)
+async def test_messages_become_a_prompt_by_the_template_which_writes_the_special_tokens(
+    service: Service, messages: list[dict[str, Any]], prompt: str
+) -> None:
+    assert await service.prompt(messages) == prompt
+
+
+async def test_long_messages_are_rendered_the_same(service: Service) -> None:
+    assert await service.prompt([{"role": "user", "content": "é" * 10_000}]) == f"<s><user>{'é' * 10_000}\n<assistant>"
+
+
+async def test_tools_are_shown_to_a_template_that_has_a_place_for_them(service: Service) -> None:
+    handy = service.http
+    body = {"model": "handy", "messages": HI, "tools": [TOOL]}
+    assert (await handy.post("/v1/chat/completions", json=body)).status_code == 200
+    assert (await handy.post("/v1/chat/completions", json={**body, "tool_choice": "none"})).status_code == 200
+    app: Any = handy._transport.app  # type: ignore[attr-defined]
+    model = app.state.catalog.models["handy"]
+    shown, hidden = [model.decode(request.prompt) for request in model.engine.requests]
+    assert shown.startswith('[{"type": "function", "function": {"name": "add"')
+    assert hidden == PROMPT
+
+
+async def test_the_arguments_of_an_earlier_call_are_an_object_for_the_template() -> None:
+    source = "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments.a }}{% endfor %}{% endfor %}"
+    model = FakeGenerator("caller", template=source)
+    called = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"a": 41}'}}]}
+    async with client(generator_app(model)) as http:
+        assert (await http.post("/v1/chat/completions", json={"messages": [called]})).status_code == 200
+    assert model.decode(model.engine.requests[0].prompt) == "41"
+
+
+@pytest.mark.parametrize(
+    ("fields", "limit"),
+    [({}, 64), ({"max_tokens": 3}, 3), ({"max_completion_tokens": 4}, 4), ({"max_tokens": 3, "max_completion_tokens": 5}, 5)],
+)
+async def test_max_completion_tokens_supersedes_max_tokens(service: Service, fields: dict[str, Any], limit: int) -> None:
+    assert (await service.request(**fields)).max_tokens == limit
+
+
+@pytest.mark.parametrize(
+    ("format_", "grammar"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, Grammar(kind="json_schema", source='{"type":"object"}')),
+        (
+            {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}},
+            Grammar(kind="json_schema", source='{"type": "object", "properties": {"a": {"type": "integer"}}}'),
+        ),
+    ],
+)
+async def test_a_response_format_is_a_grammar(service: Service, format_: dict[str, Any], grammar: Grammar | None) -> None:
+    assert (await service.request(response_format=format_)).grammar == grammar
+
+
+async def test_what_clients_send_without_meaning_anything_is_taken(service: Service) -> None:
+    ignored = {
+        "user": "me",
+        "metadata": {"a": "b"},
+        "store": False,
+        "service_tier": "auto",
+        "safety_identifier": "x",
+        "prompt_cache_key": "y",
+        "modalities": ["text"],
+        "parallel_tool_calls": True,
+        "tools": [],
+        "tool_choice": "auto",
+    }
+    assert (await service.whole(**ignored))["choices"][0]["message"]["content"] == SAID
+
+
+# Log-probabilities -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("fields", "n_top"), [({}, 0), ({"top_logprobs": 0}, 0), ({"top_logprobs": 20}, 20)])
+async def test_log_probabilities_have_chats_form(service: Service, fields: dict[str, Any], n_top: int) -> None:
+    (choice,) = (await service.whole(logprobs=True, **fields))["choices"]
+    content = choice["logprobs"]["content"]
+    assert (len(content), choice["logprobs"]["refusal"]) == (N_SAID, None)
+    assert bytes(byte for each in content[:-1] for byte in each["bytes"]).decode() == SAID
+    assert content[0] == {"token": "O", "logprob": content[0]["logprob"], "bytes": [79], "top_logprobs": content[0]["top_logprobs"]}
+    assert all(len(each["top_logprobs"]) == n_top for each in content)
+
+
+async def test_prompt_logprobs_stand_beside_the_choices(service: Service) -> None:
+    content = await service.whole(prompt_logprobs=0)
+    assert len(content["prompt_logprobs"]) == N_PROMPT
+    assert content["prompt_logprobs"][0] is None
+
+
+# Streams ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [1, 3])
+@pytest.mark.parametrize("fields", [{}, {"logprobs": True, "top_logprobs": 2}, {"stop": "time"}, {"max_tokens": 5}])
+async def test_a_stream_has_the_same_in_pieces(service: Service, n: int, fields: dict[str, Any]) -> None:
+    whole = await service.whole(n=n, **fields)
+    *chunks, usage, done = await service.streamed(n=n, **fields, stream_options={"include_usage": True})
+    assert (done, usage["choices"], usage["usage"]) == ("[DONE]", [], whole["usage"])
+    assert all((chunk["object"], chunk["usage"]) == ("chat.completion.chunk", None) for chunk in chunks)
+    for wanted in whole["choices"]:
+        first, *pieces = [chunk["choices"][0] for chunk in chunks if chunk["choices"][0]["index"] == wanted["index"]]
+        assert first["delta"] == {"role": "assistant", "content": "", "refusal": None}
+        assert all("role" not in piece["delta"] for piece in pieces)
+        assert "".join(piece["delta"].get("content", "") for piece in pieces) == wanted["message"]["content"]
+        assert [piece["finish_reason"] for piece in pieces] == [None] * (len(pieces) - 1) + [wanted["finish_reason"]]
+        if wanted["logprobs"]:
+            assert [each for piece in pieces for each in piece["logprobs"]["content"]] == wanted["logprobs"]["content"]
+
+
+async def test_a_stream_that_breaks_has_no_reason_no_usage_and_no_end(service: Service) -> None:
+    service.engine.failures[0] = (3, RuntimeFailed("the runtime failed"))
+    *chunks, last = await service.streamed(stream_options={"include_usage": True})
+    assert last == {"error": {"message": "the runtime failed", "type": "server_error", "param": None, "code": "backend_failure"}}
+    assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
+
+
+async def test_a_stream_that_is_refused_has_its_status(service: Service) -> None:
+    service.engine.refusal = Overloaded("full", retry_after_s=1)
+    assert (await service.post(stream=True)).status_code == 429
+
+
+# Errors ----------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"messages": None}, "messages", "Field required"),
+        ({"messages": []}, "messages", "cannot be empty"),
+        ({"messages": "Hi"}, "messages", "valid array"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content", "is missing"),
+        ({"messages": [{"content": "Hi"}]}, "messages.0.role", "Field required"),
+        ({"messages": [{"role": "boss", "content": "Hi"}]}, "messages.0.role", "'system', 'developer', 'user', 'assistant' or 'tool'"),
+        ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content", "valid"),
+        ({"messages": [{"role": "user", "content": "x", "mood": 1}]}, "messages.0.mood", "is not a parameter"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+            "messages.0.content.0.type",
+            "'text'. Given: 'image_url'",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages.0.content.0.text", "Field required"),
+        (
+            {"messages": [{"role": "user", "content": "x", "tool_calls": [{"id": "1", "function": {"name": "f", "arguments": ""}}]}]},
+            "messages.0.tool_calls",
+            "only an assistant",
+        ),
+        ({"model": "mute"}, "model", "has no chat template: use /v1/completions, or export it"),
+        ({"model": "mini"}, "model", "kind encoder"),
+        ({"model": "huge"}, "model", "does not exist"),
+        ({"tools": [TOOL]}, "tools", "has no place for tools"),
+        ({"tools": [{"type": "code"}]}, "tools.0.type", "'function'"),
+        ({"model": "handy", "tools": [TOOL], "tool_choice": "required"}, "tool_choice", "'none' or 'auto'"),
+        ({"functions": []}, "functions", "is not a parameter"),
+        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens", "greater than or equal to 1"),
+        ({"max_completion_tokens": 1_000_001}, "max_completion_tokens", "less than or equal to 1000000"),
+        ({"min_tokens": 9, "max_tokens": 8}, "min_tokens", "more than max_tokens=8"),
+        ({"min_tokens": 9, "max_completion_tokens": 8}, "min_tokens", "more than max_completion_tokens=8"),
+        ({"logprobs": 2}, "logprobs", "valid boolean"),
+        ({"top_logprobs": 2}, "top_logprobs", "needs logprobs=true"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
+        ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "cannot be streamed"),
+        ({"n": 129}, "n", "less than or equal to 128"),
+        ({"temperature": 3}, "temperature", "less than or equal to 2"),
+        ({"store": True}, "store", "False"),
+        ({"modalities": ["audio"]}, "modalities.0", "'text'"),
+        ({"audio": {"voice": "a"}}, "audio", "is not a parameter"),
+        ({"stream_options": {}}, "stream_options", "needs stream=true"),
+        ({"response_format": {"type": "xml"}}, "response_format.type", "'json_schema'"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "needs a schema"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+            "response_format.json_schema.schema",
+            "Field required",
+        ),
+        (
+            {"response_format": {"type": "text", "json_schema": {"name": "x", "schema": {}}}},
+            "response_format.json_schema",
+            "takes no schema",
+        ),
+        ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex", "cannot be combined"),
+        ({"metadata": {"a": 1}}, "metadata.a", "valid string"),
+        ({"prompt": "x"}, "prompt", "is not a parameter"),
+        ({"echo": True}, "echo", "is not a parameter"),
+    ],
+)
+async def test_what_is_wrong_is_a_400_that_names_it(service: Service, fields: dict[str, Any], param: str, message: str) -> None:
+    answer = await service.post(**fields)
+    error = answer.json()["error"]
+    assert (answer.status_code in (400, 404), error["type"], error["param"]) == (True, "invalid_request_error", param), error
+    assert message in error["message"]
+    assert not service.engine.runs
+
+
+async def test_what_the_template_refuses_is_told_in_its_words() -> None:
+    model = FakeGenerator("strict", template="{{ raise_exception('roles must alternate') }}")
+    async with client(generator_app(model)) as http:
+        error = (await http.post("/v1/chat/completions", json={"messages": HI})).json()["error"]
+    assert (error["param"], "roles must alternate" in error["message"]) == ("messages", True)
+
+
+# OpenAI's own client ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[str, FakeGenerator]]:
+    model = FakeGenerator("wordy")
+    with serve_in_thread(generator_app(model)) as url:
+        yield f"{url}/v1", model
+
+
+@pytest.fixture
+def official(served: tuple[str, FakeGenerator]) -> Iterator[openai.OpenAI]:
+    served[1].engine.forget()
+    with openai.OpenAI(base_url=served[0], api_key="none", max_retries=0, timeout=PATIENCE_S) as made:
+        yield made
+
+
+ASKED: Any = {"model": "wordy", "messages": HI}
+
+
+def test_openais_client(official: openai.OpenAI) -> None:
+    answer = official.chat.completions.create(**ASKED, n=2, logprobs=True, top_logprobs=2, extra_body={"top_k": 5})
+    assert [choice.message.content for choice in answer.choices] == [SAID, SAID]
+    assert [choice.finish_reason for choice in answer.choices] == ["stop", "stop"]
+    assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
+    assert answer.usage.prompt_tokens_details.cached_tokens == 0
+
+
+def test_openais_client_assembles_a_stream(official: openai.OpenAI) -> None:
+    """Its own helper puts the chunks together again."""
+    with official.chat.completions.stream(**ASKED, stream_options={"include_usage": True}) as stream:
+        kinds = {event.type for event in stream}
+        whole = stream.get_final_completion()
+    assert {"chunk", "content.delta", "content.done"} <= kinds
+    assert (whole.choices[0].message.role, whole.choices[0].message.content) == ("assistant", SAID)
+    assert whole.usage.completion_tokens == N_SAID
+
+
+def test_openais_client_parses_what_has_a_schema(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
+    from pydantic import BaseModel
+
+    class Point(BaseModel):
+        x: int
+        y: int
+
+    served[1].engine.script = '{"x": 1, "y": 2}'
+    parsed = official.chat.completions.parse(**ASKED, response_format=Point)
+    assert parsed.choices[0].message.parsed == Point(x=1, y=2)
+    assert served[1].engine.requests[0].grammar is not None
+
+
+def test_openais_async_client_streams(served: tuple[str, FakeGenerator]) -> None:
+    served[1].engine.forget()
+
+    async def read() -> str:
+        async with openai.AsyncOpenAI(base_url=served[0], api_key="none", max_retries=0, timeout=PATIENCE_S) as client:
+            stream = await client.chat.completions.create(**ASKED, stream=True)
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+    assert asyncio.run(read()) == SAID

@@ -1,0 +1,300 @@
+"""`/v1/responses`, whole and streamed: by hand, and by OpenAI's own client."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from service.errors import NotReady, Overloaded, RuntimeFailed
+from service.generation.request import GenerationRequest, Grammar
+from tests.service.fakes import PATIENCE_S, client, serve_in_thread
+from tests.service.generation_fakes import SAID, FakeGenerator, events, generator_app
+
+PROMPT = "<s><user>Hi\n<assistant>"
+N_PROMPT = len(PROMPT) - len("<s>") + 1  # a token a byte, and <s>
+N_SAID = len(SAID.encode()) + 1  # and </s>
+LOGPROBS = "message.output_text.logprobs"
+
+
+class Service:
+    def __init__(self, http: httpx.AsyncClient, model: FakeGenerator) -> None:
+        self.http, self.model, self.engine = http, model, model.engine
+
+    async def post(self, **fields: Any) -> httpx.Response:
+        return await self.http.post("/v1/responses", json={"input": "Hi", **fields})
+
+    async def whole(self, **fields: Any) -> dict[str, Any]:
+        answer = await self.post(**fields)
+        assert answer.status_code == 200, answer.text
+        content: dict[str, Any] = answer.json()
+        return content
+
+    async def streamed(self, **fields: Any) -> list[Any]:
+        answer = await self.post(stream=True, **fields)
+        assert answer.status_code == 200, answer.text
+        return events(answer.text)
+
+    async def request(self, **fields: Any) -> GenerationRequest:
+        self.engine.forget()
+        await self.whole(**fields)
+        return self.engine.requests[0]
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Service]:
+    model = FakeGenerator("wordy")
+    async with client(generator_app(model, FakeGenerator("mute", template=None), default_max_tokens=64)) as http:
+        yield Service(http, model)
+
+
+# Answers ---------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_answer_has_openais_form_and_says_that_it_is_not_stored(service: Service) -> None:
+    content = await service.whole(metadata={"a": "b"}, temperature=0.5, instructions="Be brief")
+    assert content["id"].startswith("resp_")
+    assert (content["object"], content["status"], content["model"], content["store"]) == ("response", "completed", "wordy", False)
+    assert (content["error"], content["incomplete_details"], content["previous_response_id"]) == (None, None, None)
+    assert (content["metadata"], content["temperature"], content["top_p"], content["instructions"]) == ({"a": "b"}, 0.5, 1.0, "Be brief")
+    assert content["completed_at"] >= content["created_at"]
+    (message,) = content["output"]
+    assert (message["type"], message["role"], message["status"]) == ("message", "assistant", "completed")
+    assert message["content"] == [{"type": "output_text", "text": SAID, "annotations": [], "logprobs": []}]
+
+
+async def test_usage_has_the_names_of_responses(service: Service) -> None:
+    service.engine.cached_tokens = 2
+    assert (await service.whole())["usage"] == {
+        "input_tokens": N_PROMPT,
+        "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
+        "output_tokens": N_SAID,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": N_PROMPT + N_SAID,
+    }
+
+
+async def test_an_answer_that_met_its_limit_is_incomplete(service: Service) -> None:
+    content = await service.whole(max_output_tokens=4)
+    assert (content["status"], content["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert (content["output"][0]["status"], content["output"][0]["content"][0]["text"]) == ("incomplete", "Once")
+    assert content["completed_at"] is None
+
+
+EARLIER = {
+    "type": "message",
+    "id": "msg_1",
+    "status": "completed",
+    "role": "assistant",
+    "content": [{"type": "output_text", "text": "Yes?", "annotations": [], "logprobs": []}],
+}
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompt"),
+    [
+        ({}, PROMPT),
+        ({"instructions": "Be brief"}, "<s><system>Be brief\n<user>Hi\n<assistant>"),
+        ({"input": [{"role": "user", "content": "Hi"}]}, PROMPT),
+        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]}, PROMPT),
+        ({"input": [{"role": "developer", "content": "D"}, {"role": "user", "content": "Hi"}]}, "<s><system>D\n<user>Hi\n<assistant>"),
+        ({"input": [EARLIER, {"role": "user", "content": "Hi"}]}, "<s><assistant>Yes?\n<user>Hi\n<assistant>"),
+    ],
+)
+async def test_input_is_a_text_or_messages(service: Service, fields: dict[str, Any], prompt: str) -> None:
+    assert service.model.decode((await service.request(**fields)).prompt) == prompt
+
+
+async def test_limits_seed_and_format_reach_the_engine(service: Service) -> None:
+    request = await service.request(max_output_tokens=5, top_k=3, stop=["x"], text={"format": {"type": "json_object"}})
+    assert (request.max_tokens, request.sampling.top_k, request.stop) == (5, 3, ("x",))
+    assert request.grammar == Grammar(kind="json_schema", source='{"type":"object"}')
+    assert (await service.request()).max_tokens == 64
+    schema = {"type": "json_schema", "name": "x", "schema": {"type": "null"}, "strict": True}
+    content = await service.whole(text={"format": schema})
+    assert content["text"]["format"]["schema"] == {"type": "null"}
+    assert service.engine.requests[-1].grammar == Grammar(kind="json_schema", source='{"type": "null"}')
+
+
+async def test_log_probabilities_are_there_where_they_are_included(service: Service) -> None:
+    content = await service.whole(include=[LOGPROBS], top_logprobs=2)
+    logprobs = content["output"][0]["content"][0]["logprobs"]
+    assert len(logprobs) == N_SAID
+    assert (logprobs[0]["token"], len(logprobs[0]["top_logprobs"])) == ("O", 2)
+
+
+# Streams ---------------------------------------------------------------------------------------------------------------------------------
+
+ORDER = [
+    "response.created",
+    "response.in_progress",
+    "response.output_item.added",
+    "response.content_part.added",
+    "response.output_text.delta",
+    "response.output_text.done",
+    "response.content_part.done",
+    "response.output_item.done",
+]
+
+
+def same(response: dict[str, Any]) -> dict[str, Any]:
+    """Without what differs from one request to the next."""
+    (message,) = response["output"]
+    rest = {name: value for name, value in response.items() if name not in ("id", "created_at", "completed_at", "output")}
+    return {**rest, "output": {name: value for name, value in message.items() if name != "id"}}
+
+
+@pytest.mark.parametrize(("fields", "last"), [({}, "completed"), ({"max_output_tokens": 4}, "incomplete"), ({"stop": "time"}, "completed")])
+@pytest.mark.parametrize("extra", [{}, {"include": [LOGPROBS], "top_logprobs": 1}])
+async def test_events_come_in_openais_order_with_numbers(service: Service, fields: dict[str, Any], extra: Any, last: str) -> None:
+    whole = await service.whole(**fields, **extra)
+    told = await service.streamed(**fields, **extra)
+    kinds = [event["type"] for event in told]
+    assert list(dict.fromkeys(kinds)) == [*ORDER, f"response.{last}"]
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    text = whole["output"][0]["content"][0]["text"]
+    deltas = [event for event in told if event["type"] == "response.output_text.delta"]
+    assert len(deltas) > 1
+    assert "".join(event["delta"] for event in deltas) == text
+    assert [each for event in deltas for each in event["logprobs"]] == whole["output"][0]["content"][0]["logprobs"]
+    assert same(told[-1]["response"]) == same(whole)
+    by_kind = {event["type"]: event for event in told}
+    assert by_kind["response.created"]["response"]["status"] == "in_progress"
+    assert by_kind["response.created"]["response"]["usage"] is None
+    assert by_kind["response.output_text.done"]["text"] == text
+    assert by_kind["response.content_part.added"]["part"] == {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+    assert by_kind["response.output_item.done"]["item"] == told[-1]["response"]["output"][0]
+    assert {event["item_id"] for event in told if "item_id" in event} == {told[-1]["response"]["output"][0]["id"]}
+
+
+@pytest.mark.parametrize(
+    ("failure", "code"), [(RuntimeFailed("broken"), "server_error"), (Overloaded("x", retry_after_s=1), "rate_limit_exceeded")]
+)
+async def test_a_stream_that_breaks_ends_with_failed_and_what_was_said(service: Service, failure: Exception, code: str) -> None:
+    service.engine.failures[0] = (4, failure)
+    told = await service.streamed()
+    assert [event["sequence_number"] for event in told] == list(range(len(told)))
+    assert told[-1]["type"] == "response.failed"
+    response = told[-1]["response"]
+    assert (response["status"], response["error"]) == ("failed", {"code": code, "message": str(failure)})
+    assert response["output"][0]["content"][0]["text"] == "Once"
+    assert response["usage"]["output_tokens"] == 4
+    assert not {"response.completed", "response.output_text.done"} & {event["type"] for event in told}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("failure", "status"), [(RuntimeFailed("x"), 500), (NotReady("x"), 503), (Overloaded("x", retry_after_s=1), 429)])
+async def test_what_fails_before_the_first_token_has_its_status(service: Service, failure: Exception, status: int, stream: bool) -> None:
+    service.engine.failures[0] = (0, failure)
+    answer = await service.post(stream=stream)
+    assert (answer.status_code, set(answer.json())) == (status, {"error"})
+
+
+# Errors ----------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "message"),
+    [
+        ({"store": True}, "store", "answers are not stored by this service; send store=false or leave it out"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id", "answers are not stored by this service; send the conversation"),
+        ({"background": True}, "background", "False"),
+        ({"conversation": "conv_1"}, "conversation", "is not a parameter"),
+        ({"input": None}, "input", "Field required"),
+        ({"input": ""}, "input", "cannot be empty"),
+        ({"input": []}, "input", "cannot be empty"),
+        ({"input": 5}, "input", "valid"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role", "'system', 'developer', 'user' or 'assistant'"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input.0.type", "'message'"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0.type", "'input_text'"),
+        ({"instructions": 5}, "instructions", "valid string"),
+        ({"model": "mute"}, "model", "has no chat template"),
+        ({"model": "huge"}, "model", "does not exist"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
+        ({"max_output_tokens": 1_000_001}, "max_output_tokens", "less than or equal"),
+        ({"min_tokens": 65}, "min_tokens", "more than max_output_tokens=64"),
+        ({"max_tokens": 5}, "max_tokens", "is not a parameter"),
+        ({"temperature": 2.5}, "temperature", "less than or equal to 2"),
+        ({"top_p": -0.5}, "top_p", "greater than or equal to 0"),
+        ({"n": 2}, "n", "is not a parameter"),
+        ({"top_logprobs": 2}, "top_logprobs", "needs include"),
+        ({"include": ["file_search_call.results"]}, "include.0", LOGPROBS),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema", "needs a schema"),
+        ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema", "takes no schema"),
+        ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "guided_regex", "cannot be combined"),
+        ({"text": {"verbosity": "loud"}}, "text.verbosity", "'low', 'medium' or 'high'"),
+        ({"tools": [{"type": "web_search"}]}, "tools", "at most 0"),
+        ({"tool_choice": "required"}, "tool_choice", "'none' or 'auto'"),
+        ({"truncation": "auto"}, "truncation", "'disabled'"),
+        ({"metadata": {"k": "v" * 513}}, "metadata.k", "at most 512"),
+        ({"metadata": {str(key): "v" for key in range(17)}}, "metadata", "at most 16"),
+        ({"stream_options": {}}, "stream_options", "needs stream=true"),
+        ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options.include_usage", "is not a parameter"),
+    ],
+)
+async def test_what_is_wrong_is_a_400_that_names_it(service: Service, fields: dict[str, Any], param: str, message: str) -> None:
+    answer = await service.post(**fields)
+    error = answer.json()["error"]
+    assert (answer.status_code in (400, 404), error["type"], error["param"]) == (True, "invalid_request_error", param), error
+    assert message in error["message"]
+    assert not service.engine.runs
+
+
+async def test_no_answer_is_found_again(service: Service) -> None:
+    made = (await service.whole())["id"]
+    answer = await service.http.get(f"/v1/responses/{made}")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["param"]) == (404, "response_not_found", "response_id")
+    assert made in error["message"]
+    assert "not stored" in error["message"]
+
+
+# OpenAI's own client ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[str, FakeGenerator]]:
+    model = FakeGenerator("wordy")
+    with serve_in_thread(generator_app(model)) as url:
+        yield f"{url}/v1", model
+
+
+@pytest.fixture
+def official(served: tuple[str, FakeGenerator]) -> Iterator[openai.OpenAI]:
+    served[1].engine.forget()
+    with openai.OpenAI(base_url=served[0], api_key="none", max_retries=0, timeout=PATIENCE_S) as made:
+        yield made
+
+
+def test_openais_client(official: openai.OpenAI) -> None:
+    answer = official.responses.create(model="wordy", input="Hi", instructions="Be brief")
+    assert answer.output_text == SAID
+    assert (answer.status, answer.usage.output_tokens) == ("completed", N_SAID)
+    with pytest.raises(openai.NotFoundError):
+        official.responses.retrieve(answer.id)
+    with pytest.raises(openai.BadRequestError) as refused:
+        official.responses.create(model="wordy", input="Hi", store=True)
+    assert refused.value.param == "store"
+
+
+def test_openais_client_continues_by_sending_its_answer_back(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
+    said = official.responses.create(model="wordy", input="Hi").output
+    official.responses.create(model="wordy", input=[*said, {"role": "user", "content": "More"}])
+    assert served[1].decode(served[1].engine.requests[-1].prompt) == f"<s><assistant>{SAID}\n<user>More\n<assistant>"
+
+
+def test_openais_client_assembles_a_stream(official: openai.OpenAI) -> None:
+    """Its own helper checks the order of events and puts them together again."""
+    with official.responses.stream(model="wordy", input="Hi") as stream:
+        kinds = [event.type for event in stream]
+        whole = stream.get_final_response()
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.completed")
+    assert (whole.output_text, whole.usage.output_tokens) == (SAID, N_SAID)
+
+
+def test_openais_client_hears_of_a_failure(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
+    served[1].engine.failures[0] = (2, RuntimeFailed("the runtime failed"))
+    *_, last = official.responses.create(model="wordy", input="Hi", stream=True)
+    assert last.type == "response.failed"
+    assert last.response.error.message == "the runtime failed"
