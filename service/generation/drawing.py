@@ -1,0 +1,224 @@
+"""From scores to one token a row: softmax under a temperature, cut to the likeliest, inverted at one uniform number.
+
+Pure functions on R rows of V scores. What a row gets is the same to the bit whichever rows stand beside it: every sum runs within its row,
+in an order that depends on V alone. Scores may be -inf (never drawn); the peak of every row must be finite.
+"""
+
+from collections.abc import Iterator
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Number = TypeVar("Number", np.float32, np.bool_)
+Floats = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Ids = NDArray[np.int64]
+
+_DEPTH = 64  # rows of the table that a distribution is folded into, to be summed by columns first
+_TOURNAMENT = 16  # scores of which only the best counts, where a bound on the k-th largest is looked for
+_PIECE = 2**18  # scores, 1 MB: what a core's cache holds
+_NARROW = 1024  # candidates: rows with no more are worked on side by side
+_HALF = np.uint64(32)
+_LOW = np.uint64(0xFFFFFFFF)
+_BEHIND_ALL = np.uint64(0x7F800000_FFFFFFFF)  # the key of a candidate at distance +inf with the last id
+
+
+class Truncation(NamedTuple):
+    """What is left of each row's distribution, (R,) each, in the order in which it is applied. 0, 1, 0 and 1 leave all."""
+
+    top_k: Ids
+    top_p: Doubles
+    min_p: Doubles
+    typical_p: Doubles
+
+
+def pieces(rows: NDArray[np.intp], n_tokens: int) -> Iterator[NDArray[np.intp]]:
+    """Rows of a batch in groups that are best worked on together."""
+    size = max(1, _PIECE // n_tokens)
+    for at in range(0, len(rows), size):
+        yield rows[at : at + size]
+
+
+def rows_of(table: NDArray[Number], rows: NDArray[np.intp]) -> NDArray[Number]:
+    """These rows, (R,) ascending, R > 0: a view where they stand together."""
+    first, last = int(rows[0]), int(rows[-1])
+    return table[first : last + 1] if last - first + 1 == len(rows) else table[rows]
+
+
+def draw(scores: Floats, peaks: Floats, temperature: Floats, uniforms: Doubles) -> Ids:
+    """(R, V), (R,), (R,), (R,) -> (R,) tokens of softmax(scores / temperature), in two steps: a column of the folded distribution, then a
+    token of that column. V additions one after the other would cost more than all the rest."""
+    weights = _weights(scores, peaks, temperature).reshape(len(scores), _DEPTH, -1)
+    columns = np.cumsum(weights.sum(axis=1), axis=1, dtype=np.float64)
+    column, rest = _locate(columns, uniforms * columns[:, -1])
+    within = np.cumsum(weights[np.arange(len(scores)), :, column], axis=1, dtype=np.float64)  # (R, _DEPTH)
+    depth, _ = _locate(within, rest)
+    token_ids: Ids = depth * weights.shape[2] + column
+    return token_ids
+
+
+def draw_truncated(scores: Floats, peaks: Floats, temperature: Floats, truncation: Truncation, uniforms: Doubles) -> Ids:
+    """The same from what `truncation` leaves of each row."""
+    bounds, totals = _bounds(scores, peaks, temperature, truncation)
+    above = scores >= bounds[:, None]
+    sizes = np.count_nonzero(above, axis=1)
+    together = np.flatnonzero(sizes <= _NARROW)
+    token_ids = np.empty(len(scores), np.int64)
+    for rows in (together, *np.flatnonzero(sizes > _NARROW)[:, None]):  # a row of many candidates would pad all others to its width
+        if not rows.size:
+            continue
+        own = Truncation(*(limit[rows] for limit in truncation))
+        distances, ids = _candidates(rows_of(scores, rows), peaks[rows], rows_of(above, rows))
+        weights = np.exp(-(distances / temperature[rows, None]).astype(np.float64))  # (R, K), largest first
+        weights *= _survivors(weights, totals[rows], own)
+        _typical(weights, own.typical_p)
+        cumulative = np.cumsum(weights, axis=1)
+        choice, _ = _locate(cumulative, uniforms[rows] * cumulative[:, -1])
+        token_ids[rows] = ids[np.arange(len(rows)), choice]
+    return token_ids
+
+
+def log_totals(scores: Floats, peaks: Floats) -> Doubles:
+    """(R, V), (R,) -> (R,): log of the sum of exp(scores - peak)."""
+    return np.log(_totals(_weights(scores, peaks, np.ones_like(peaks))))
+
+
+def largest(scores: Floats, peaks: Floats, k: Ids) -> tuple[Floats, Ids]:
+    """(R, V), (R,), (R,) -> (R, K >= max k) distances below the peak and token ids, largest scores first, the lower id first where two are
+    equal. A row has at least its own k, or all it has; what fills it up is infinitely far below."""
+    bounds = _bounds_of_largest(_leaders(scores), k)
+    return _candidates(scores, peaks, scores >= bounds[:, None])
+
+
+def _weights(scores: Floats, peaks: Floats, temperature: Floats) -> Floats:
+    """exp((scores - peak) / temperature), in rows that are filled up with 0 to W, a multiple of _DEPTH: (R, W)."""
+    n_rows, n_tokens = scores.shape
+    width = -(-n_tokens // _DEPTH)
+    table = np.empty((n_rows, _DEPTH * width), np.float32)
+    table[:, n_tokens:] = 0
+    weights = table[:, :n_tokens]
+    np.subtract(scores, peaks[:, None], out=weights)
+    np.divide(weights, temperature[:, None], out=weights)
+    np.exp(weights, out=weights)
+    return table
+
+
+def _totals(weights: Floats) -> Doubles:
+    """(R, W), W a multiple of _DEPTH -> (R,): the sum of each row."""
+    columns = weights.reshape(len(weights), _DEPTH, -1).sum(axis=1)
+    return np.cumsum(columns, axis=1, dtype=np.float64)[:, -1]
+
+
+def _locate(cumulative: Doubles, targets: Doubles) -> tuple[NDArray[np.intp], Doubles]:
+    """(R, K), (R,) -> (R,), (R,): the first place of each row where the sum is above the target, and how far the target reaches into it.
+
+    Rounding may carry a target to the end of the row or beyond it; it is kept below, so that no place of weight 0 is ever chosen.
+    """
+    targets = np.minimum(targets, np.nextafter(cumulative[:, -1], 0))
+    place = (cumulative <= targets[:, None]).sum(axis=1)
+    before = np.where(place > 0, cumulative[np.arange(len(place)), place - 1], 0)
+    return place, targets - before
+
+
+def _bounds(scores: Floats, peaks: Floats, temperature: Floats, truncation: Truncation) -> tuple[Floats, Doubles]:
+    """(R,) scores under which nothing survives, since sorting a whole vocabulary is dear; and what each row weighs where top_p must know it
+    (elsewhere 0)."""
+    top_k, top_p, min_p, _ = truncation
+    bounds = np.full(len(scores), -np.inf, np.float32)
+    totals = np.zeros(len(scores))
+    limited = np.flatnonzero(top_k > 0)
+    if limited.size:
+        bounds[limited] = _bounds_of_largest(_leaders(rows_of(scores, limited)), top_k[limited])
+    nucleus = np.flatnonzero((top_k == 0) & (top_p < 1))
+    if nucleus.size:
+        weights = _weights(rows_of(scores, nucleus), peaks[nucleus], temperature[nucleus])
+        totals[nucleus] = _totals(weights)
+        lightest = _lightest_within(weights, top_p[nucleus] * totals[nucleus])
+        bounds[nucleus] = _score_of(lightest, peaks[nucleus], temperature[nucleus])
+    floor = np.flatnonzero((top_k == 0) & (min_p > 0))  # of the k likeliest, top_p must have counted what min_p drops
+    if floor.size:
+        bounds[floor] = np.maximum(bounds[floor], _score_of(min_p[floor], peaks[floor], temperature[floor]))
+    return bounds, totals
+
+
+def _score_of(weight: Doubles, peaks: Floats, temperature: Floats) -> Floats:
+    """A score that weighs a little less than `weight`: little, but more than all roundings; -inf for 0."""
+    with np.errstate(divide="ignore"):
+        score = peaks + temperature * (np.log(weight) - 1e-3) - 1e-5 * np.abs(peaks)
+    return score.astype(np.float32)
+
+
+def _lightest_within(weights: Floats, mass: Doubles) -> Doubles:
+    """(R, W) weights of at most 1, (R,) -> (R,): a power of two such that the weights not below it sum to `mass` or more; else 0."""
+    low, high = np.zeros(len(weights), np.int64), np.full(len(weights), 32)  # exponents: found too heavy, not known to be too heavy
+    while (low + 1 < high).any():
+        middle = (low + high) // 2
+        covered = _totals(weights * (weights >= np.ldexp(np.float32(1), -middle)[:, None])) >= mass
+        low, high = np.where(covered, low, middle), np.where(covered, middle, high)
+    return np.where(high < 32, np.ldexp(1.0, -high), 0.0)
+
+
+def _leaders(scores: Floats) -> Floats:
+    """(R, V) -> (R, W), W about V / _TOURNAMENT, ascending: the best of each group of scores. Its k-th largest is at most the row's."""
+    n_rows, n_tokens = scores.shape
+    width = n_tokens // _TOURNAMENT
+    grouped = scores[:, : width * _TOURNAMENT].reshape(n_rows, _TOURNAMENT, width).max(axis=1)
+    leaders = np.concatenate([grouped, scores[:, width * _TOURNAMENT :]], axis=1)
+    leaders.sort(axis=1)
+    return leaders
+
+
+def _bounds_of_largest(leaders: Floats, k: Ids) -> Floats:
+    """(R, W), (R,) -> (R,): at least k scores of the row are not below it; -inf for k = 0 and where there are too few leaders to say."""
+    width = leaders.shape[1]
+    known = (k > 0) & (k <= width)
+    place = width - np.where(known, k, 1)
+    return np.where(known, leaders[np.arange(len(leaders)), place], np.float32(-np.inf))
+
+
+def _candidates(scores: Floats, peaks: Floats, chosen: NDArray[np.bool_]) -> tuple[Floats, Ids]:
+    """(R, V), (R,), (R, V) -> (R, K), (R, K): distance below the peak and id of each chosen token, nearest first, then by id.
+
+    Distance and id are sorted as one integer: the bits of floats that are not negative are in the order of their values.
+    """
+    n_rows, n_tokens = scores.shape
+    sizes = np.count_nonzero(chosen, axis=1)
+    row = np.repeat(np.arange(n_rows), sizes)
+    token_id = np.flatnonzero(chosen) - row * n_tokens
+    rank = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    distances = peaks[row] - scores[row, token_id]
+    keys = np.full((n_rows, sizes.max()), _BEHIND_ALL)
+    keys[row, rank] = distances.view(np.uint32).astype(np.uint64) << _HALF | token_id.astype(np.uint64)
+    keys.sort(axis=1)
+    return (keys >> _HALF).astype(np.uint32).view(np.float32), (keys & _LOW).astype(np.int64)
+
+
+def _survivors(weights: Doubles, totals: Doubles, truncation: Truncation) -> NDArray[np.bool_]:
+    """(R, K) weights, largest first -> which of them top_k, top_p and min_p leave: always a beginning of the row, never empty."""
+    top_k, top_p, min_p, _ = truncation
+    kept: NDArray[np.bool_] = (np.arange(weights.shape[1]) < top_k[:, None]) | (top_k == 0)[:, None]
+    cumulative = np.cumsum(weights * kept, axis=1)
+    mass = top_p * np.where(totals > 0, totals, cumulative[:, -1])
+    kept[:, 1:] &= (cumulative[:, :-1] < mass[:, None]) | (top_p == 1)[:, None]
+    kept &= weights >= min_p[:, None] * weights[:, :1]
+    return kept
+
+
+def _typical(weights: Doubles, typical_p: Doubles) -> None:
+    """Sets to 0, in place, all but the tokens whose surprise is nearest to the entropy, as many as it takes to weigh `typical_p`.
+
+    Meister, Pimentel, Wiher, Cotterell 2023, "Locally typical sampling", arXiv:2202.00666.
+    """
+    (rows,) = np.nonzero(typical_p < 1)
+    if not rows.size:
+        return
+    p = weights[rows] / np.cumsum(weights[rows], axis=1)[:, -1:]
+    surprise = -np.log(np.where(p > 0, p, 1))
+    entropy = np.cumsum(p * surprise, axis=1)[:, -1:]
+    distance = np.where(p > 0, np.abs(surprise - entropy), np.inf)
+    order = np.argsort(distance, axis=1, kind="stable")
+    mass_before = np.cumsum(np.take_along_axis(p, order, axis=1), axis=1)[:, :-1]
+    dropped = np.zeros(p.shape, np.bool_)
+    np.put_along_axis(dropped, order[:, 1:], mass_before >= typical_p[rows, None], axis=1)
+    weights[rows] = np.where(dropped, 0, weights[rows])

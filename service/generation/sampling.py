@@ -1,0 +1,343 @@
+"""From logits to tokens, for all running rows at once: each with its own parameters, its own history, its own random numbers.
+
+The steps, in the order of vLLM and Hugging Face: logit_bias and allowed ids; penalties; grammar and tokens that must not come yet;
+temperature; top_k, top_p, min_p, typical_p; one draw. Log-probabilities are of the model itself, before all of these.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.errors import InvalidRequest, RuntimeFailed, ServiceError
+from service.generation.drawing import Floats, Ids, Truncation, draw, draw_truncated, largest, log_totals, pieces, rows_of
+from service.generation.grammar import Matcher, Words
+from service.generation.random import UniformCache
+from service.generation.request import Sampling, TokenLogprob
+
+COLDEST: Final = 1e-5  # a temperature below it is 0, as in vLLM: dividing by it would overflow
+
+_ROW = np.dtype(
+    [
+        ("seed", np.uint64),
+        ("position", np.uint64),
+        ("temperature", np.float32),
+        ("top_k", np.int64),
+        ("top_p", np.float64),
+        ("min_p", np.float64),
+        ("typical_p", np.float64),
+        ("truncated", np.bool_),  # by any of the four above
+        ("repetition_penalty", np.float32),
+        ("frequency_penalty", np.float32),
+        ("presence_penalty", np.float32),
+        ("top_logprobs", np.int64),  # -1: no log-probabilities
+    ]
+)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SamplerState:
+    """A row between two draws, as a value. `counts` of `token_ids`, both (n,), are how often each was drawn, 0 if only the prompt has it;
+    both are empty where no penalty asks."""
+
+    sampling: Sampling
+    top_logprobs: int | None
+    position: int  # of the token to be drawn next: how many came before it
+    token_ids: Ids
+    counts: Ids
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What one call of `Sampler.draw` gave. A row that failed has the token id -1 and stays where it was."""
+
+    token_ids: Ids  # (B,)
+    logprobs: Mapping[int, TokenLogprob]  # of the rows that asked
+    failures: Mapping[int, ServiceError]
+
+
+class Sampler:
+    """The parameters and counts of up to `slots` rows. The rows in use stand at the front. Not thread-safe."""
+
+    def __init__(self, vocab_size: int, slots: int) -> None:
+        self._vocab_size = vocab_size
+        self._rows = np.zeros(slots, _ROW)
+        self._samplings: list[Sampling | None] = [None] * slots
+        self._edits: list[_Edits | None] = [None] * slots  # None: the row's logits are taken as they are
+        self._uniforms = UniformCache(slots)
+        self._scores = np.empty((slots, vocab_size), np.float32)
+        self._masks = np.zeros((slots, -(-vocab_size // 32)), np.int32)
+
+    def put(
+        self,
+        row: int,
+        sampling: Sampling,
+        *,
+        prompt: Sequence[int],
+        completion: Sequence[int] = (),
+        position: int | None = None,
+        top_logprobs: int | None = None,
+    ) -> None:
+        """Begin a run in this row. `position`: how many tokens come before the one to be drawn first, by default prompt and completion."""
+        if position is None:
+            position = len(prompt) + len(completion)
+        counted = _penalises(sampling)
+        counts = _Counts.of(prompt if sampling.repetition_penalty != 1 else (), completion) if counted else _Counts()
+        self._set(row, sampling, counts, position, top_logprobs)
+
+    def take(self, row: int) -> SamplerState:
+        """The row as a value; the row itself is left as it is."""
+        sampling, edits = self._samplings[row], self._edits[row]
+        assert sampling is not None, f"nothing was put into row {row}"
+        counts = edits.counts if edits is not None else _Counts()
+        top = int(self._rows["top_logprobs"][row])
+        return SamplerState(
+            sampling=sampling,
+            top_logprobs=None if top < 0 else top,
+            position=int(self._rows["position"][row]),
+            token_ids=counts.token_ids.copy(),
+            counts=counts.counts.copy(),
+        )
+
+    def restore(self, row: int, state: SamplerState) -> None:
+        """Go on in this row, with the tokens that the row it was taken from would have drawn."""
+        self._set(row, state.sampling, _Counts(state.token_ids.copy(), state.counts.copy()), state.position, state.top_logprobs)
+
+    def move(self, source: int, target: int) -> None:
+        """`target` becomes what `source` was; `source` is free."""
+        self._rows[target] = self._rows[source]
+        self._samplings[target], self._samplings[source] = self._samplings[source], None
+        self._edits[target], self._edits[source] = self._edits[source], None
+
+    def masks(self, matchers: Sequence[Matcher | None]) -> dict[int, Words]:
+        """What the grammars of the first rows allow now, for `draw`. Valid until the next call."""
+        masks: dict[int, Words] = {}
+        for row, matcher in enumerate(matchers):
+            if matcher is not None:
+                masks[row] = self._masks[row]
+                matcher.mask(masks[row])
+        return masks
+
+    def draw(self, logits: Floats, *, masks: Mapping[int, Words] | None = None, banned: Sequence[Sequence[int]] = ()) -> Drawn:
+        """A token for each of the first B rows, which then stand one position further. `logits` (B, V) are left as they are.
+
+        `masks`: by row the words of a bitmask, 1 = allowed. `banned`: for each row the ids that may not be drawn now.
+        """
+        rows, failures = self._rows[: len(logits)], dict[int, ServiceError]()
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores = self._edited(logits, masks or {}, banned)
+            token_ids = scores.argmax(axis=1)  # the first of equals; a NaN, if there is one
+            peaks = _at(scores, token_ids)
+            drawable = np.isfinite(peaks)
+            if scores is not logits:
+                drawable &= np.isfinite(logits.max(axis=1))
+            if not drawable.all():
+                failures = {int(row): self._failure(logits[row], int(rows["position"][row])) for row in np.flatnonzero(~drawable)}
+                token_ids[~drawable] = -1
+            self._draw_at_random(scores, peaks, drawable, token_ids)
+            logprobs = self._logprobs(logits, drawable, token_ids)
+        self._advance(token_ids, drawable)
+        return Drawn(token_ids, logprobs, failures)
+
+    def _set(self, row: int, sampling: Sampling, counts: "_Counts", position: int, top_logprobs: int | None) -> None:
+        temperature = sampling.temperature if sampling.temperature >= COLDEST else 0.0
+        self._samplings[row] = sampling
+        self._edits[row] = _Edits.of(sampling, counts)
+        self._rows[row] = (
+            sampling.seed,
+            position,
+            temperature,
+            sampling.top_k,
+            sampling.top_p,
+            sampling.min_p,
+            sampling.typical_p,
+            (sampling.top_k, sampling.top_p, sampling.min_p, sampling.typical_p) != (0, 1, 0, 1),
+            sampling.repetition_penalty,
+            sampling.frequency_penalty,
+            sampling.presence_penalty,
+            -1 if top_logprobs is None else top_logprobs,
+        )
+
+    def _edited(self, logits: Floats, masks: Mapping[int, Words], banned: Sequence[Sequence[int]]) -> Floats:
+        """The logits themselves if no row changes any; else a copy with what each row changes."""
+        edits = [(row, edit) for row, edit in enumerate(self._edits[: len(logits)]) if edit is not None]
+        if not (edits or masks or any(banned)):
+            return logits
+        scores = self._scores[: len(logits)]
+        np.copyto(scores, logits)
+        for row, edit in edits:
+            edit.bias(scores[row])
+        self._penalise(scores, [(row, edit.counts) for row, edit in edits if len(edit.counts.token_ids)])
+        for row, words in masks.items():
+            allowed = np.unpackbits(words.view(np.uint8), count=self._vocab_size, bitorder="little").view(np.bool_)
+            scores[row, ~allowed] = -np.inf
+        for row, token_ids in enumerate(banned):
+            scores[row, list(token_ids)] = -np.inf
+        return scores
+
+    def _penalise(self, scores: Floats, seen: list[tuple[int, "_Counts"]]) -> None:
+        """Repetition as in CTRL (Keskar et al. 2019, section 4.1), for scores of either sign; the other two as in OpenAI's API."""
+        if not seen:
+            return
+        row = np.repeat([row for row, _ in seen], [len(counts.token_ids) for _, counts in seen])
+        token_id = np.concatenate([counts.token_ids for _, counts in seen])
+        count = np.concatenate([counts.counts for _, counts in seen]).astype(np.float32)
+        repetition = self._rows["repetition_penalty"][row]
+        score = scores[row, token_id]
+        score = np.where(score < 0, score * repetition, score / repetition)
+        score -= self._rows["frequency_penalty"][row] * count + self._rows["presence_penalty"][row] * (count > 0)
+        scores[row, token_id] = score
+
+    def _draw_at_random(self, scores: Floats, peaks: Floats, drawable: NDArray[np.bool_], token_ids: Ids) -> None:
+        """Replaces, in place, the likeliest token by a drawn one where there is a temperature."""
+        rows = self._rows[: len(scores)]
+        warm = drawable & (rows["temperature"] > 0)
+        if not warm.any():
+            return
+        truncated = rows["truncated"]
+        for chosen in pieces(np.flatnonzero(warm & ~truncated), self._vocab_size):
+            row, uniforms = rows[chosen], self._uniforms_of(chosen)
+            token_ids[chosen] = draw(rows_of(scores, chosen), peaks[chosen], row["temperature"], uniforms)
+        for chosen in pieces(np.flatnonzero(warm & truncated), self._vocab_size):
+            row, uniforms = rows[chosen], self._uniforms_of(chosen)
+            truncation = Truncation(row["top_k"], row["top_p"], row["min_p"], row["typical_p"])
+            token_ids[chosen] = draw_truncated(rows_of(scores, chosen), peaks[chosen], row["temperature"], truncation, uniforms)
+
+    def _uniforms_of(self, chosen: NDArray[np.intp]) -> NDArray[np.float64]:
+        return self._uniforms.at(chosen, self._rows["seed"][chosen], self._rows["position"][chosen])
+
+    def _logprobs(self, logits: Floats, drawable: NDArray[np.bool_], token_ids: Ids) -> dict[int, TokenLogprob]:
+        told: dict[int, TokenLogprob] = {}
+        for asked in pieces(np.flatnonzero(drawable & (self._rows["top_logprobs"][: len(logits)] >= 0)), self._vocab_size):
+            logprobs = _token_logprobs(rows_of(logits, asked), token_ids[asked], self._rows["top_logprobs"][asked])
+            told.update(zip(asked.tolist(), logprobs, strict=True))
+        return told
+
+    def _advance(self, token_ids: Ids, drawable: NDArray[np.bool_]) -> None:
+        self._rows["position"][: len(token_ids)] += drawable
+        for row, edit in enumerate(self._edits[: len(token_ids)]):
+            if edit is not None and edit.counted and drawable[row]:
+                edit.counts.add(int(token_ids[row]))
+
+    def _failure(self, logits: Floats, position: int) -> ServiceError:
+        if not np.isfinite(logits.max()):
+            return RuntimeFailed(f"the model's logits at position {position} are not finite")
+        return InvalidRequest(
+            f"no token may stand at position {position}: grammar, allowed_token_ids, logit_bias and min_tokens together leave none"
+        )
+
+
+def logprobs_of(logits: Floats, token_ids: Sequence[int], n_top: int) -> list[TokenLogprob]:
+    """(M, V), M ids -> what the model gave each of these tokens, and its `n_top` likeliest. RuntimeFailed if logits are not finite.
+
+    A token that the model itself excludes has -inf.
+    """
+    if not np.isfinite(logits.max(axis=1)).all():
+        raise RuntimeFailed("the model's logits of the prompt are not finite")
+    asked, tops = np.asarray(token_ids, np.int64), np.full(len(logits), n_top)
+    told: list[TokenLogprob] = []
+    for rows in pieces(np.arange(len(logits)), logits.shape[1]):
+        told += _token_logprobs(rows_of(logits, rows), asked[rows], tops[rows])
+    return told
+
+
+def check_sampling(sampling: Sampling, vocab_size: int) -> None:
+    """InvalidRequest, with `param`, for what no model of this vocabulary can be asked for."""
+    for name, low, high in (
+        ("temperature", 0, math.inf),
+        ("top_k", 0, math.inf),
+        ("top_p", 0, 1),
+        ("min_p", 0, 1),
+        ("typical_p", 0, 1),
+        ("frequency_penalty", -2, 2),
+        ("presence_penalty", -2, 2),
+        ("seed", 0, 2**64 - 1),
+    ):
+        value = getattr(sampling, name)
+        if not low <= value <= high or value == math.inf:
+            raise InvalidRequest(f"{name} is {value} and must be from {low} to {high}", param=name)
+    if not 0 < sampling.repetition_penalty < math.inf:
+        raise InvalidRequest(f"repetition_penalty is {sampling.repetition_penalty} and must be above 0", param="repetition_penalty")
+    for name, token_ids in (("logit_bias", sampling.logit_bias), ("allowed_token_ids", sampling.allowed_token_ids)):
+        for token_id in token_ids:
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequest(f"token id {token_id} of {name} is outside this model's vocabulary of {vocab_size}", param=name)
+    for token_id, bias in sampling.logit_bias.items():
+        if not -100 <= bias <= 100:
+            raise InvalidRequest(f"the logit_bias of token {token_id} is {bias} and must be from -100 to 100", param="logit_bias")
+
+
+@dataclass(slots=True)
+class _Counts:
+    """How often each token was drawn; 0 for those that only the prompt has. The arrays are replaced when they grow."""
+
+    token_ids: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
+    counts: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @classmethod
+    def of(cls, prompt: Sequence[int], completion: Sequence[int]) -> "_Counts":
+        token_ids, first = np.unique(np.array([*completion, *prompt], np.int64), return_inverse=True)
+        return cls(token_ids, np.bincount(first[: len(completion)], minlength=len(token_ids)))
+
+    def add(self, token_id: int) -> None:
+        known = np.flatnonzero(self.token_ids == token_id)
+        if known.size:
+            self.counts[known[0]] += 1
+        else:
+            self.token_ids, self.counts = np.append(self.token_ids, token_id), np.append(self.counts, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Edits:
+    """What a row changes in its logits, step after step."""
+
+    bias_ids: Ids
+    biases: Floats
+    allowed: Ids | None
+    counts: _Counts
+    counted: bool
+
+    @classmethod
+    def of(cls, sampling: Sampling, counts: _Counts) -> "_Edits | None":
+        counted = _penalises(sampling)
+        if not (sampling.logit_bias or sampling.allowed_token_ids or counted):
+            return None
+        bias_ids, biases = np.array(list(sampling.logit_bias), np.int64), np.array(list(sampling.logit_bias.values()), np.float32)
+        allowed = np.array(sampling.allowed_token_ids, np.int64) if sampling.allowed_token_ids else None
+        return cls(bias_ids, biases, allowed, counts, counted)
+
+    def bias(self, scores: Floats) -> None:
+        """(V,), in place."""
+        scores[self.bias_ids] += self.biases
+        if self.allowed is not None:
+            kept = scores[self.allowed]
+            scores.fill(-np.inf)
+            scores[self.allowed] = kept
+
+
+def _penalises(sampling: Sampling) -> bool:
+    return (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty) != (1, 0, 0)
+
+
+def _token_logprobs(logits: Floats, token_ids: Ids, tops: Ids) -> list[TokenLogprob]:
+    """(M, V), (M,), (M,) -> M entries; the largest logit of every row is finite."""
+    peaks = logits.max(axis=1)
+    totals = log_totals(logits, peaks)
+    own = _at(logits, token_ids) - peaks - totals
+    if not tops.any():
+        return [TokenLogprob(int(token_id), float(logprob)) for token_id, logprob in zip(token_ids, own, strict=True)]
+    distances, ids = largest(logits, peaks, np.maximum(tops, 1))
+    logprobs = -distances - totals[:, None]
+    answers = []
+    for row, top in enumerate(tops.tolist()):
+        best = zip(ids[row, :top].tolist(), logprobs[row, :top].tolist(), strict=True)
+        likeliest = tuple((token_id, logprob) for token_id, logprob in best if logprob > -math.inf)
+        answers.append(TokenLogprob(int(token_ids[row]), float(own[row]), likeliest))
+    return answers
+
+
+def _at(scores: Floats, token_ids: Ids) -> Floats:
+    return scores[np.arange(len(scores)), token_ids]

@@ -1,0 +1,334 @@
+"""Logits to tokens: against a naive sampler written from the definitions, and each row by itself whatever stands beside it."""
+
+import dataclasses
+import itertools
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from service.errors import InvalidRequest, RuntimeFailed
+from service.generation.request import Sampling
+from service.generation.sampling import Sampler, check_sampling, logprobs_of
+
+V = 211  # prime: nothing divides it
+FLOAT32 = 2e-6  # relative to 1: what float32 loses in a probability
+
+MANNERS = [
+    Sampling(seed=1, temperature=0),
+    Sampling(seed=2),
+    Sampling(seed=3, temperature=0.5),
+    Sampling(seed=4, top_k=7),
+    Sampling(seed=5, top_k=200),
+    Sampling(seed=6, top_p=0.8),
+    Sampling(seed=7, top_p=0.9999, temperature=3.0),
+    Sampling(seed=8, min_p=0.1),
+    Sampling(seed=9, typical_p=0.6),
+    Sampling(seed=10, top_k=30, top_p=0.7, min_p=0.02, typical_p=0.9, temperature=1.3),
+    Sampling(seed=11, repetition_penalty=1.4, frequency_penalty=0.3, presence_penalty=-0.2),
+    Sampling(seed=12, logit_bias={3: 100.0, 5: -100.0}, temperature=0),
+    Sampling(seed=13, allowed_token_ids=(2, 50, 99)),
+    Sampling(seed=14, top_p=0.3, min_p=0.5),
+    Sampling(seed=15, temperature=0, repetition_penalty=1.2),
+    Sampling(seed=16, logit_bias={7: 2.5}, top_k=3, frequency_penalty=1.0, allowed_token_ids=tuple(range(40))),
+]
+
+
+def some_logits(rows: int, seed: int = 0, vocab: int = V, scale: float = 3.0) -> NDArray[np.float32]:
+    return (np.random.default_rng(seed).standard_normal((rows, vocab)) * scale).astype(np.float32)
+
+
+def naive_distribution(
+    logits: NDArray[np.float32], sampling: Sampling, prompt: tuple[int, ...] = (), completion: tuple[int, ...] = ()
+) -> dict[int, float]:
+    """Token id -> probability, one step after the other, in plain Python floats."""
+    scores = {token: float(score) for token, score in enumerate(logits)}
+    for token, bias in sampling.logit_bias.items():
+        scores[token] += bias
+    if sampling.allowed_token_ids:
+        scores = {token: scores[token] for token in sampling.allowed_token_ids}
+    drawn = Counter(completion)
+    for token in set(scores) & {*prompt, *completion}:
+        scores[token] *= sampling.repetition_penalty if scores[token] < 0 else 1 / sampling.repetition_penalty
+        scores[token] -= sampling.frequency_penalty * drawn[token] + sampling.presence_penalty * (drawn[token] > 0)
+    if sampling.temperature == 0:
+        return {min(scores, key=lambda token: (-scores[token], token)): 1.0}
+
+    def normalised(weights: dict[int, float]) -> dict[int, float]:
+        total = math.fsum(weights.values())
+        return {token: weight / total for token, weight in weights.items()}
+
+    def beginning(p: dict[int, float], order: list[int], mass: float) -> dict[int, float]:
+        before = [0.0, *itertools.accumulate(p[token] for token in order)]
+        return normalised({token: p[token] for at, token in enumerate(order) if at == 0 or before[at] < mass})
+
+    peak = max(scores.values())
+    p = normalised({token: math.exp((score - peak) / sampling.temperature) for token, score in scores.items()})
+    best_first = sorted(p, key=lambda token: (-p[token], token))
+    if sampling.top_k:
+        best_first = best_first[: sampling.top_k]
+        p = normalised({token: p[token] for token in best_first})
+    if sampling.top_p < 1:
+        p = beginning(p, best_first, sampling.top_p)
+    least = sampling.min_p * max(p.values())
+    p = normalised({token: weight for token, weight in p.items() if weight >= least})
+    if sampling.typical_p < 1:
+        entropy = -math.fsum(weight * math.log(weight) for weight in p.values())
+        p = beginning(p, sorted(p, key=lambda token: abs(-math.log(p[token]) - entropy)), sampling.typical_p)
+    return p
+
+
+def frequencies(sampling: Sampling, logits: NDArray[np.float32], draws: int, *, prompt: Any = (), completion: Any = ()) -> dict[int, float]:
+    """How often each token comes, over as many seeds."""
+    sampler = Sampler(len(logits), draws)
+    for row in range(draws):
+        sampler.put(row, dataclasses.replace(sampling, seed=row), prompt=prompt, completion=completion)
+    token_ids = sampler.draw(np.tile(logits, (draws, 1))).token_ids
+    return {token: count / draws for token, count in Counter(token_ids.tolist()).items()}
+
+
+# What is drawn ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", MANNERS, ids=lambda sampling: f"seed{sampling.seed}")
+def test_tokens_come_as_often_as_a_naive_sampler_says(sampling: Sampling) -> None:
+    """Support exactly, probabilities by chi-squared over those that are expected at least ten times."""
+    logits, prompt, completion, draws = some_logits(1, seed=sampling.seed)[0], (1, 2, 3, 50), (50, 50, 60, 7), 4000
+    expected = naive_distribution(logits, sampling, prompt, completion)
+    found = frequencies(sampling, logits, draws, prompt=prompt, completion=completion)
+    assert set(found) <= set(expected)
+    common = [token for token, p in expected.items() if p * draws >= 10]
+    assert common
+    chi_squared = sum(draws * (found.get(token, 0) - expected[token]) ** 2 / expected[token] for token in common)
+    degrees = len(common)
+    assert chi_squared < degrees + 5 * math.sqrt(2 * degrees) + 5
+
+
+@pytest.mark.parametrize("sampling", MANNERS[1:], ids=lambda sampling: f"seed{sampling.seed}")
+@pytest.mark.parametrize("vocab", [2, 15, 16, 17, 1000, 4099])
+def test_nothing_is_drawn_that_the_definitions_exclude(sampling: Sampling, vocab: int) -> None:
+    sampling = dataclasses.replace(
+        sampling,
+        logit_bias={token: bias for token, bias in sampling.logit_bias.items() if token < vocab},
+        allowed_token_ids=tuple(token for token in sampling.allowed_token_ids if token < vocab),
+    )
+    logits = some_logits(1, seed=vocab, vocab=vocab, scale=1.0)[0]
+    found = frequencies(sampling, logits, 100)
+    assert set(found) <= set(naive_distribution(logits, sampling))
+
+
+def test_a_flat_distribution_is_cut_by_id() -> None:
+    """Equal scores: the lower ids come first, in every filter, and the likeliest is the first."""
+    flat = np.zeros(1000, np.float32)
+    assert set(frequencies(Sampling(seed=0, top_k=5), flat, 500)) == {0, 1, 2, 3, 4}
+    assert set(frequencies(Sampling(seed=0, top_p=0.004), flat, 500)) == {0, 1, 2, 3}
+    assert set(frequencies(Sampling(seed=0, typical_p=0.004), flat, 500)) == {0, 1, 2, 3}
+    assert set(frequencies(Sampling(seed=0, top_p=0.0), flat, 50)) == {0}
+    assert len(set(frequencies(Sampling(seed=0, min_p=1.0), flat, 500))) > 300
+    assert set(frequencies(Sampling(seed=0, temperature=0), flat, 50)) == {0}
+
+
+def test_cold_is_greedy_and_huge_logits_do_not_overflow() -> None:
+    logits = np.array([1e30, -1e30, 0.5e30, 1e30], np.float32)
+    assert set(frequencies(Sampling(seed=0, temperature=1e-30), logits, 50)) == {0}
+    assert set(frequencies(Sampling(seed=0, temperature=2e-5), logits, 200)) == {0, 3}
+    assert set(frequencies(Sampling(seed=0, temperature=2e-5, top_p=0.9), logits, 200)) == {0, 3}
+
+
+def test_tokens_that_the_model_excludes_never_come() -> None:
+    logits = np.full(100, -np.inf, np.float32)
+    logits[[10, 99]] = 0
+    for sampling in (Sampling(seed=0), Sampling(seed=0, top_k=5), Sampling(seed=0, top_p=0.99), Sampling(seed=0, typical_p=0.99)):
+        assert set(frequencies(sampling, logits, 300)) == {10, 99}
+
+
+# Row by row ------------------------------------------------------------------------------------------------------------------------------
+
+
+def walk(order: list[int], steps: int, vocab: int) -> dict[int, list[tuple[int, Any]]]:
+    """These manners side by side for some steps; what each drew, by its number."""
+    sampler = Sampler(vocab, len(order))
+    for row, at in enumerate(order):
+        sampler.put(row, MANNERS[at], prompt=range(at), top_logprobs=at % 4 if at % 3 else None)
+    drawn: dict[int, list[tuple[int, Any]]] = {at: [] for at in order}
+    for step in range(steps):
+        logits = np.stack([some_logits(1, seed=100 * at + step, vocab=vocab)[0] for at in order])
+        result = sampler.draw(logits)
+        for row, at in enumerate(order):
+            drawn[at].append((int(result.token_ids[row]), result.logprobs.get(row)))
+    return drawn
+
+
+@pytest.mark.parametrize("vocab", [V, 256, 4099])
+def test_a_row_draws_the_same_alone_and_in_any_company(vocab: int) -> None:
+    """To the bit, log-probabilities included."""
+    everyone = list(range(len(MANNERS)))
+    together = walk(everyone, 6, vocab)
+    shuffled = np.random.default_rng(1).permutation(everyone).tolist()
+    assert walk(shuffled, 6, vocab) == together
+    assert walk([*shuffled[8:], shuffled[0]], 6, vocab) == {at: together[at] for at in [*shuffled[8:], shuffled[0]]}
+    for at in everyone:
+        assert walk([at], 6, vocab) == {at: together[at]}
+
+
+@pytest.mark.parametrize("sampling", MANNERS, ids=lambda sampling: f"seed{sampling.seed}")
+def test_a_row_that_is_taken_out_goes_on_in_another_sampler(sampling: Sampling) -> None:
+    logits = some_logits(8, seed=3)
+    here, there = Sampler(V, 1), Sampler(V, 3)
+    here.put(0, sampling, prompt=(1, 2, 2), top_logprobs=2)
+    first = [int(here.draw(row[None]).token_ids[0]) for row in logits[:4]]
+    state = here.take(0)
+    rest = [int(here.draw(row[None]).token_ids[0]) for row in logits[4:]]
+    there.put(0, MANNERS[10], prompt=(5,))
+    there.put(1, MANNERS[3], prompt=(5,))
+    there.restore(2, state)
+    there.move(2, 1)
+    again = [there.draw(np.stack([row, row])) for row in logits[4:]]
+    assert [int(drawn.token_ids[1]) for drawn in again] == rest
+    assert all(drawn.logprobs.keys() == {1} for drawn in again)
+    assert state.position == 3 + 4, "what was taken out is not changed by what came after"
+    counted = sampling.frequency_penalty != 0 or sampling.repetition_penalty != 1
+    assert state.counts.sum() == (len(first) if counted else 0)
+
+
+def test_a_completion_that_is_put_counts_like_one_that_was_drawn() -> None:
+    sampling, logits = MANNERS[10], some_logits(6, seed=4)
+    drawing, put = Sampler(V, 1), Sampler(V, 1)
+    drawing.put(0, sampling, prompt=(4, 4, 9))
+    completion = [int(drawing.draw(row[None]).token_ids[0]) for row in logits[:4]]
+    put.put(0, sampling, prompt=(4, 4, 9), completion=completion)
+    for row in logits[4:]:
+        assert drawing.draw(row[None]).token_ids.tolist() == put.draw(row[None]).token_ids.tolist()
+
+
+def test_a_row_that_is_used_again_remembers_nothing() -> None:
+    sampler, fresh = Sampler(V, 1), Sampler(V, 1)
+    sampler.put(0, MANNERS[10], prompt=(1, 2))
+    for row in some_logits(5):
+        sampler.draw(row[None])
+    for each in (sampler, fresh):
+        each.put(0, MANNERS[1], prompt=(1, 2))
+    for row in some_logits(5, seed=9):
+        assert sampler.draw(row[None]).token_ids.tolist() == fresh.draw(row[None]).token_ids.tolist()
+
+
+# Masks and bans --------------------------------------------------------------------------------------------------------------------------
+
+
+def words(*allowed: int) -> NDArray[np.int32]:
+    bits = np.zeros(-(-V // 32) * 32, np.uint8)
+    bits[list(allowed)] = 1
+    return np.packbits(bits, bitorder="little").view(np.int32)
+
+
+def test_a_mask_and_a_ban_concern_their_own_row_alone() -> None:
+    logits = some_logits(4)
+    sampler = Sampler(V, 4)
+    for row in range(4):
+        sampler.put(row, Sampling(seed=row, temperature=0 if row % 2 else 1.0), prompt=(1,))
+    best = logits.argmax(axis=1)
+    free = Sampler(V, 4)
+    free.put(2, Sampling(seed=2), prompt=(1,))
+    drawn = sampler.draw(logits, masks={0: words(31, 32, 210)}, banned=((), (int(best[1]),), (), (int(best[0]),)))
+    assert drawn.token_ids[0] in (31, 32, 210)
+    assert drawn.token_ids[1] == np.argsort(logits[1])[-2]
+    assert drawn.token_ids[3] == best[3]
+    assert (logits == some_logits(4)).all(), "the logits are the engine's"
+
+
+@pytest.mark.parametrize("sampling", [MANNERS[0], MANNERS[1], MANNERS[9], MANNERS[10]])
+def test_a_row_without_any_token_fails_alone_and_stays_where_it_was(sampling: Sampling) -> None:
+    logits = some_logits(3)
+    logits[2, 5] = np.nan
+    sampler, other = Sampler(V, 3), Sampler(V, 3)
+    for each in (sampler, other):
+        for row in range(3):
+            each.put(row, sampling, prompt=(1,), top_logprobs=1)
+    drawn = sampler.draw(logits, masks={0: words()})
+    assert (drawn.token_ids[0], drawn.token_ids[2]) == (-1, -1)
+    assert drawn.token_ids[1] == other.draw(some_logits(3)).token_ids[1]
+    assert isinstance(drawn.failures[0], InvalidRequest)
+    assert "position 1" in str(drawn.failures[0])
+    assert isinstance(drawn.failures[2], RuntimeFailed)
+    assert drawn.logprobs.keys() == {1}
+    assert [sampler.take(row).position for row in range(3)] == [1, 2, 1]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_logits_that_are_not_finite_fail_even_where_they_are_masked_away(bad: float) -> None:
+    logits = some_logits(1)
+    logits[0, 7] = bad
+    sampler = Sampler(V, 1)
+    sampler.put(0, Sampling(seed=0, top_p=0.9), prompt=(1,))
+    assert isinstance(sampler.draw(logits, banned=((7,),)).failures[0], RuntimeFailed)
+
+
+# Log-probabilities -----------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_top", [0, 1, 5, 20])
+@pytest.mark.parametrize("vocab", [10, V, 4099])
+def test_log_probabilities_are_those_of_the_model_before_anything_else(n_top: int, vocab: int) -> None:
+    logits = some_logits(2, vocab=vocab)
+    sampler = Sampler(vocab, 2)
+    sampler.put(0, Sampling(seed=1, temperature=0, logit_bias={4: 100.0}), prompt=(1,), top_logprobs=n_top)
+    sampler.put(1, Sampling(seed=1), prompt=(1,))
+    told = sampler.draw(logits).logprobs
+    assert told.keys() == {0}
+    exact = logits[0].astype(np.float64)
+    exact -= exact.max() + np.log(np.exp(exact - exact.max()).sum())
+    assert told[0].token_id == 4
+    assert told[0].logprob == pytest.approx(exact[4], abs=FLOAT32 * 10)
+    best = np.argsort(-exact, kind="stable")[:n_top]
+    assert [token for token, _ in told[0].top] == best.tolist()
+    assert [logprob for _, logprob in told[0].top] == pytest.approx(exact[best], abs=FLOAT32 * 10)
+
+
+def test_log_probabilities_of_a_prompt() -> None:
+    logits = some_logits(3)
+    logits[1, 9] = -np.inf
+    told = logprobs_of(logits, [8, 9, 10], 2)
+    assert [one.token_id for one in told] == [8, 9, 10]
+    assert told[1].logprob == -math.inf
+    assert all(len(one.top) == 2 and one.top[0][1] >= one.top[1][1] for one in told)
+    logits[2, 0] = np.nan
+    with pytest.raises(RuntimeFailed, match="not finite"):
+        logprobs_of(logits, [8, 9, 10], 2)
+
+
+# Refusals --------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("temperature", -0.1),
+        ("temperature", math.nan),
+        ("temperature", math.inf),
+        ("top_k", -1),
+        ("top_p", 1.1),
+        ("min_p", -0.5),
+        ("typical_p", 2.0),
+        ("frequency_penalty", 2.5),
+        ("presence_penalty", -3.0),
+        ("repetition_penalty", 0.0),
+        ("repetition_penalty", math.nan),
+        ("seed", -1),
+        ("seed", 2**64),
+        ("logit_bias", {V: 1.0}),
+        ("logit_bias", {1: 101.0}),
+        ("allowed_token_ids", (-1,)),
+    ],
+)
+def test_what_no_model_can_be_asked_for_is_refused_by_name(param: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        check_sampling(Sampling(**{"seed": 0, param: value}), V)
+    assert refused.value.param == param
+
+
+def test_every_manner_of_these_tests_may_be_asked_for() -> None:
+    for sampling in MANNERS:
+        check_sampling(sampling, V)
