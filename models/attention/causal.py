@@ -1,6 +1,7 @@
 """What every causal layer promises: a token sees itself and its past, and the past is a state that can be taken out and put back."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention.recurrence import chunkwise
@@ -49,6 +50,11 @@ class CausalLayer(nn.Module):
         absolute positions, angles (B, 1, N, D_k/2); a layer with `rotates` False ignores it.
         """
         raise NotImplementedError
+
+
+def attend_to_past(q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: Tensor) -> Tensor:
+    """`scaled_dot_product.attend` by torch's fused operator. mask (B or 1, 1, N_q, N_k): every query must see a key, if only its own."""
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
 
 
 def zero_padding(x: Tensor, mask: Tensor | None) -> Tensor:

@@ -7,9 +7,8 @@ Vaswani et al. 2017, arXiv:1706.03762, sections 3.2.1 and 3.2.3. The t-th token 
 import torch
 from torch import Tensor, nn
 
-from models.attention.causal import CausalLayer, State, at_least_float32
+from models.attention.causal import CausalLayer, State, at_least_float32, attend_to_past
 from models.attention.multi_head import head_width, merge_heads, split_heads
-from models.attention.scaled_dot_product import attend
 from models.positions import Rotation, rotate
 
 
@@ -24,7 +23,7 @@ def attend_to_cache(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, state:
     filled = torch.cat([state["filled"], is_token], dim=1)  # (B, t + N)
     group = q.shape[1] // k.shape[1]
     k_H, v_H = (k, v) if group == 1 else (k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1))
-    o = attend(q, k_H, v_H, scale=q.shape[-1] ** -0.5, mask=_seen(filled, n_new=q.shape[2]))
+    o = attend_to_past(q, k_H, v_H, scale=q.shape[-1] ** -0.5, mask=_seen(filled, n_new=q.shape[2]))
     return o, {"k": k, "v": v, "filled": filled}
 
 
@@ -67,6 +66,7 @@ class CausalSoftmaxAttention(CausalLayer):
 
 
 def _seen(filled: Tensor, *, n_new: int) -> Tensor:
-    """Which of the new tokens sees which slot: (B, t + N) -> (B, 1, N, t + N)."""
+    """Which of the new tokens sees which slot: (B, t + N) -> (B, 1, N, t + N). Padding sees itself, and so no query is without a key."""
     slots = torch.arange(filled.shape[1], device=filled.device)
-    return (slots <= slots[-n_new:, None]) & (filled[:, None, None, :] != 0)
+    own = slots[-n_new:, None]  # (N, 1)
+    return (slots == own) | (slots < own) & (filled[:, None, None, :] != 0)

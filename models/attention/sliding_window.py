@@ -8,9 +8,8 @@ O(window) a token in steps; a call with N tokens makes N (window + N) scores, so
 import torch
 from torch import Tensor, nn
 
-from models.attention.causal import CausalLayer, State, at_least_float32
+from models.attention.causal import CausalLayer, State, at_least_float32, attend_to_past
 from models.attention.multi_head import head_width, merge_heads, split_heads
-from models.attention.scaled_dot_product import attend
 from models.positions import Rotation, rotate
 
 
@@ -22,7 +21,7 @@ class SlidingWindowAttention(CausalLayer):
     """
 
     rotates = True
-    attend = staticmethod(attend)  # an attribute, so that the export can put another execution in its place
+    attend = staticmethod(attend_to_past)  # an attribute, so that the export can put another execution in its place
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, window: int = 128) -> None:
         super().__init__()
