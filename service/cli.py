@@ -1,4 +1,4 @@
-"""The command `attnserve`: export a checkpoint, look at a bundle, serve bundles, measure."""
+"""The command `attnserve`: train a decoder, export a checkpoint, look at a bundle, serve bundles, measure."""
 
 import os
 import signal
@@ -60,6 +60,20 @@ def export(
         )
     console.print(f"[green]{out}[/green]: {manifest.kind}, {manifest.precision}, fingerprint {manifest.fingerprint[:12]}")
     console.print(f"Serve it: [bold]attnserve serve --bundle {out}[/bold]")
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Option(help="YAML file; see models/training/configs.", show_default=False)],
+    data: Annotated[Path, typer.Option(help="Folder that `python -m models.training.collect` wrote.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Checkpoint folder to write; a run begun there goes on.", show_default=False)],
+) -> None:
+    """Train a decoder and write it as a checkpoint with its model card. After Ctrl-C or a kill, the same command goes on where it was."""
+    with needing("train"):
+        from models.training.run import run
+    if not run(config, data, out, console):
+        raise typer.Exit(130)
+    console.print(f"Export it: [bold]attnserve export --checkpoint {out} --out bundles/{out.resolve().name}[/bold]")
 
 
 @app.command()

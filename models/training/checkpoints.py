@@ -1,0 +1,77 @@
+"""Checkpoints of a run: everything that its next step depends on, so that a run that was killed goes on bit for bit.
+
+    FOLDER/step-000200/
+      model.safetensors       parameters by name
+      optimizer.safetensors   AdamW's step and moments, as `PARAMETER/exp_avg`
+      progress.json           the step, the time used, the curves so far
+
+Written under another name, flushed to the disk and renamed; then the older one goes. Batches need no place here: they follow from seed
+and step.
+"""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch.optim import Optimizer
+
+MODEL, OPTIMIZER, PROGRESS = "model.safetensors", "optimizer.safetensors", "progress.json"
+
+
+class ResumeError(ValueError):
+    """A checkpoint that is not of this run."""
+
+
+def save(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, progress: dict[str, Any]) -> None:
+    """Write the checkpoint of `step` and remove all others."""
+    target = folder / f"step-{step:06d}"
+    unfinished = folder / f"unfinished-{step:06d}"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    moments = {f"{names[p]}/{key}": tensor for p, state in optimizer.state.items() for key, tensor in state.items()}
+    save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, unfinished / MODEL)
+    save_file({name: tensor.contiguous() for name, tensor in moments.items()}, unfinished / OPTIMIZER)
+    (unfinished / PROGRESS).write_text(json.dumps(progress))
+    for file in unfinished.iterdir():
+        _flush(file)
+    shutil.rmtree(target, ignore_errors=True)
+    unfinished.rename(target)
+    _flush(folder)
+    for other in folder.iterdir():
+        if other != target:
+            shutil.rmtree(other)
+
+
+def newest(folder: Path) -> Path | None:
+    """The checkpoint to go on from. What a killed run left unfinished is not one."""
+    return max(folder.glob("step-*"), key=lambda checkpoint: checkpoint.name, default=None)
+
+
+def load(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
+    """Fill the model and the optimizer, and return `progress`. Raises ResumeError for tensors that are not the model's."""
+    tensors, parameters = load_file(checkpoint / MODEL), dict(model.named_parameters())
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if shapes != {name: tuple(parameter.shape) for name, parameter in parameters.items()}:
+        raise ResumeError(f"{checkpoint / MODEL} has tensors of another model; train into another folder, or remove this one")
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            parameter.copy_(tensors[name])
+    for name, tensor in load_file(checkpoint / OPTIMIZER).items():
+        parameter = parameters[name.rpartition("/")[0]]
+        optimizer.state[parameter][name.rpartition("/")[2]] = tensor.to(parameter.device)
+    return json.loads((checkpoint / PROGRESS).read_text())
+
+
+def _flush(path: Path) -> None:
+    """To the disk itself: a rename must not arrive there before what it names."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

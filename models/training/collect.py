@@ -1,0 +1,162 @@
+"""Gather text to train on, once: python -m models.training.collect --out data/python
+
+Whole packages are held out for evaluation. A file is left out when it is a copy of one that was kept, or a near copy: more than half of
+its distinct lines of 20 characters and more were seen before. Held-out packages come first, so that what resembles them is missing from
+the training text and not the other way round. The standard library stays whole while there is room; then the largest packages are cut
+until the bound holds, so that no single one sets the style.
+"""
+
+import argparse
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from models.training.corpus import Document, write_texts
+from models.training.sources import STANDARD_LIBRARY, Package, packages, texts
+
+HELD_OUT = ("attrs", "click", "jsonschema", "networkx", "requests", "tenacity", "Werkzeug")
+MB = 1_000_000
+SEEN = 0.5  # share of its lines from which on a file is a near copy
+LINE = 20  # characters; shorter lines (`return None`) are everywhere
+
+
+class CollectionError(ValueError):
+    """There is nothing to collect: the message says of what."""
+
+
+@dataclass
+class Seen:
+    """Files and lines that were kept so far."""
+
+    files: set[bytes] = field(default_factory=set)
+    lines: set[int] = field(default_factory=set)
+
+    def copy_of_kept(self, text: str) -> str | None:
+        """Reason to leave the text out, or None, and then it counts as kept."""
+        digest = hashlib.sha256(text.encode()).digest()
+        lines = {hash(line) for line in map(str.strip, text.split("\n")) if len(line) >= LINE}
+        if digest in self.files:
+            return "a copy"
+        if len(lines & self.lines) > SEEN * len(lines):
+            return "a near copy"
+        self.files.add(digest)
+        self.lines |= lines
+        return None
+
+
+def collect(out: Path, *, held_out: Sequence[str] = HELD_OUT, max_mb: float = 64, max_held_out_mb: float = 3) -> dict:
+    """Write the folder and return what `sources.json` in it says. Raises CollectionError when a split would be empty."""
+    names = {name.lower() for name in held_out}
+    installed = packages()
+    allowed = [package for package in installed if package.licence.permissive]
+    allowed.sort(key=lambda package: package.name.lower() not in names)  # held-out packages first; the sort is stable
+    seen, kept, left_out = Seen(), {}, {}
+    for package in track(allowed, "reading packages", console=Console(stderr=True), transient=True):
+        kept[package.name], left_out[package.name] = _documents(package, seen)
+    evaluation = {name: documents for name, documents in kept.items() if name.lower() in names and documents}
+    training = {name: documents for name, documents in kept.items() if name.lower() not in names and documents}
+    if not evaluation or not training:
+        raise CollectionError(f"no text {'to hold out: none of ' + ', '.join(held_out) if training else 'to train on'} is installed")
+    first = _bounded({name: training.pop(name) for name in (STANDARD_LIBRARY,) if name in training}, max_mb * MB)
+    rest = max_mb * MB - sum(map(_size, first.values()))
+    splits = {"train": first | _bounded(training, rest), "held_out": _bounded(evaluation, max_held_out_mb * MB)}
+    summary = _summary(allowed, [package for package in installed if package not in allowed], splits, left_out)
+    write_texts(out, {split: _mixed(documents) for split, documents in splits.items()}, summary)
+    return summary
+
+
+def _documents(package: Package, seen: Seen) -> tuple[list[Document], Counter[str]]:
+    """What to keep of a package, and how many files were left out for which reason."""
+    kept, left_out = [], Counter()
+    for file, text, refused in texts(package):
+        reason = refused or seen.copy_of_kept(text)
+        if reason:
+            left_out[reason] += 1
+        else:
+            kept.append(Document(package=package.name, file=file, text=text))
+    return kept, left_out
+
+
+def _bounded(documents: dict[str, list[Document]], max_bytes: float) -> dict[str, list[Document]]:
+    """Of each package at most as much as fits when the small ones are whole and the large ones share the rest evenly."""
+    sizes = sorted(map(_size, documents.values()))
+    share = rest = max_bytes
+    for i, size in enumerate(sizes):
+        share = rest / (len(sizes) - i)
+        if size > share:
+            break
+        share, rest = size, rest - size
+    return {name: _first(_by_hash(kept), share) for name, kept in documents.items()}
+
+
+def _first(documents: list[Document], max_bytes: float) -> list[Document]:
+    taken, total = [], 0
+    for document in documents:
+        if total + document.size_bytes <= max_bytes:
+            taken.append(document)
+            total += document.size_bytes
+    return taken
+
+
+def _size(documents: list[Document]) -> int:
+    return sum(document.size_bytes for document in documents)
+
+
+def _mixed(documents: dict[str, list[Document]]) -> list[Document]:
+    return _by_hash([document for kept in documents.values() for document in kept])
+
+
+def _by_hash(documents: list[Document]) -> list[Document]:
+    """In an order that is random and always the same."""
+    return sorted(documents, key=lambda d: hashlib.sha256(f"{d.package}/{d.file}".encode()).digest())
+
+
+def _summary(allowed: list[Package], refused: list[Package], splits: dict, left_out: dict[str, Counter[str]]) -> dict:
+    used = {name: (split, kept) for split, documents in splits.items() for name, kept in documents.items() if kept}
+    return {
+        "rule": "packages whose metadata names permissive licences only (models/training/licences.py), and the standard library",
+        "packages": [
+            {
+                "name": package.name,
+                "version": package.version,
+                "licence": package.licence.name,
+                "licence_field": package.licence.field,
+                "split": used[package.name][0],
+                "files": len(used[package.name][1]),
+                "bytes": _size(used[package.name][1]),
+                "left_out": dict(left_out[package.name]),
+            }
+            for package in allowed
+            if package.name in used
+        ],
+        "refused": [{"name": package.name, "version": package.version, "licence": package.licence.name} for package in refused],
+        "totals": {
+            split: {"bytes": sum(map(_size, documents.values())), "files": sum(map(len, documents.values()))}
+            for split, documents in splits.items()
+        },
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m models.training.collect", description=__doc__.partition("\n")[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--held-out", nargs="+", default=HELD_OUT, metavar="PACKAGE", help=f"for evaluation only ({', '.join(HELD_OUT)})")
+    parser.add_argument("--max-mb", type=float, default=64, help="of training text, in 1,000,000 bytes (64)")
+    parser.add_argument("--max-held-out-mb", type=float, default=3, help="of evaluation text (3)")
+    options = parser.parse_args(arguments)
+    summary = collect(options.out, held_out=options.held_out, max_mb=options.max_mb, max_held_out_mb=options.max_held_out_mb)
+    table = Table("split", "packages", "files", "MB", title=str(options.out))
+    for split, total in summary["totals"].items():
+        n_packages = sum(package["split"] == split for package in summary["packages"])
+        table.add_row(split, str(n_packages), f"{total['files']:,}", f"{total['bytes'] / MB:.1f}")
+    Console().print(table, f"{len(summary['refused'])} packages refused for their licence; all of it in {options.out / 'sources.json'}")
+
+
+if __name__ == "__main__":
+    main()

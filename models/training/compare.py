@@ -1,0 +1,70 @@
+"""Several runs side by side: python -m models.training.compare RUN... --out DIR writes compare.png and compare.md."""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from models.training.plot import plot
+
+
+class CompareError(ValueError):
+    """Runs that cannot be compared: the message says which and why."""
+
+
+def compare(folders: Sequence[Path], out: Path) -> str:
+    """Write the picture and the table; the table is also returned. Raises CompareError for an unfinished run and for unequal text."""
+    runs = [_read(folder) for folder in folders]
+    names = [run["name"] for run in runs]
+    if len(set(names)) < len(names):
+        raise CompareError(f"two runs have one name: {', '.join(sorted(names))}")
+    if len({run["data"]["train_sha256"] for run in runs}) > 1:
+        raise CompareError("the runs were trained on different text, and their figures say nothing about the models")
+    out.mkdir(parents=True, exist_ok=True)
+    runs.sort(key=lambda run: run["held_out"]["carried"]["overall"])
+    plot({run["name"]: run for run in runs}, out / "compare.png", title="Bits per byte")
+    table = _table(runs)
+    (out / "compare.md").write_text(table, encoding="utf-8")
+    return table
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    file = folder / "run.json"
+    if not file.is_file():
+        raise CompareError(f"{file} is missing; `attnserve train --out {folder}` writes it")
+    run = json.loads(file.read_text())
+    if "held_out" not in run:
+        raise CompareError(f"{folder} is not finished; the command that began it goes on with it")
+    return run
+
+
+def _table(runs: list[dict[str, Any]]) -> str:
+    lines = [
+        "| run | layers | parameters | tokens | minutes | tokens/s | bits/byte, carried | bits/byte, windows | hardware |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for run in runs:
+        layers = run["config"]["model"]["layers"]
+        last, held_out = run["losses"][-1], run["held_out"]
+        lines.append(
+            f"| {run['name']} | {layers if isinstance(layers, str) else ', '.join(layers)} | {run['parameters'] / 1e6:.2f} M "
+            f"| {last['tokens'] / 1e6:.2f} M | {last['minutes']:.1f} | {run['tokens_per_s']:,.0f} "
+            f"| {held_out['carried']['overall']:.3f} | {held_out['windows']['overall']:.3f} | {run['hardware']} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m models.training.compare", description=__doc__)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="folders that `attnserve train` wrote")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args(arguments)
+    Console().print(Markdown(compare(options.runs, options.out)))
+
+
+if __name__ == "__main__":
+    main()

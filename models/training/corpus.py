@@ -1,0 +1,177 @@
+"""The data folder: texts as they were collected, and beside them their tokens for each vocabulary size that was asked for.
+
+    DATA/
+      sources.json               packages, versions, licences, sizes, what was left out and why
+      texts/SPLIT.bin            UTF-8, one document after the other; SPLIT is train or held_out
+      texts/SPLIT.json           [{package, file, bytes}, ...] in the same order
+      tokens-4096/               with sources.json, all that training reads: the texts can stay behind
+        tokenizer.json           trained on the training split only
+        train.bin, held_out.bin  uint16, every document ended by <|endoftext|>
+        index.json               sizes, the documents held out, sha256 of the training tokens
+
+Folders are written under another name and renamed, so that one with its right name is whole.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+from tokenizers import Tokenizer
+
+from models.training.tokenizer import END_OF_TEXT, train_tokenizer
+
+SOURCES = "sources.json"
+SPLITS = ("train", "held_out")
+TOKENIZER_BYTES = 24_000_000  # of training text that merges are learned from; more changes little
+BATCH = 256  # documents given to the tokenizer's threads at once
+
+
+class CorpusError(ValueError):
+    """A data folder that cannot be trained on: the message names the file and the command that makes it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    package: str
+    file: str
+    text: str
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.text.encode())
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenDocument:
+    """One document of the evaluation split."""
+
+    package: str
+    file: str
+    size_bytes: int  # of its text
+    tokens: np.ndarray  # (N,) uint16, <|endoftext|> last
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokens:
+    """A data folder in tokens of one vocabulary."""
+
+    vocab_size: int
+    end_of_text: int
+    tokenizer_file: Path
+    train: np.ndarray  # (N,) uint16, mapped from the file
+    train_bytes: int  # of the text behind `train`
+    train_sha256: str
+    held_out: tuple[TokenDocument, ...]
+    sources: dict[str, Any]
+
+    @property
+    def bytes_per_token(self) -> float:
+        return self.train_bytes / len(self.train)
+
+
+def write_texts(data: Path, splits: Mapping[str, Sequence[Document]], sources: dict[str, Any]) -> None:
+    """Begin a data folder anew, in place of an older one's texts and tokens. The splits are train and held_out."""
+    data.mkdir(parents=True, exist_ok=True)
+    for old in data.glob("tokens-*"):
+        shutil.rmtree(old)
+    with _whole(data / "texts") as folder:
+        for split in SPLITS:
+            with (folder / f"{split}.bin").open("wb") as file:
+                file.writelines(document.text.encode() for document in splits[split])
+            entries = [{"package": d.package, "file": d.file, "bytes": d.size_bytes} for d in splits[split]]
+            (folder / f"{split}.json").write_text(json.dumps(entries))
+    (data / SOURCES).write_text(json.dumps(sources, indent=1) + "\n")
+
+
+def read_texts(data: Path, split: str) -> Iterator[Document]:
+    """The documents of a split, in order. Raises CorpusError where nothing was collected."""
+    folder = data / "texts"
+    if not folder.is_dir():
+        raise CorpusError(f"{folder} is missing; collect text with `python -m models.training.collect --out {data}`")
+    with (folder / f"{split}.bin").open("rb") as file:
+        for entry in json.loads((folder / f"{split}.json").read_text()):
+            yield Document(package=entry["package"], file=entry["file"], text=file.read(entry["bytes"]).decode())
+
+
+def open_tokens(data: Path, *, vocab_size: int) -> Tokens:
+    """The tokens of a data folder; made at the first use. Raises CorpusError or TokenizerError."""
+    if not 257 <= vocab_size <= 65_536:
+        raise CorpusError(f"vocab_size={vocab_size} must be 257 (256 bytes and <|endoftext|>) to 65536 (tokens are stored as uint16)")
+    folder = data / f"tokens-{vocab_size}"
+    if not folder.is_dir():
+        _tokenize(data, folder, vocab_size)
+    index = json.loads((folder / "index.json").read_text())
+    held_out, documents, start = np.memmap(folder / "held_out.bin", np.uint16, mode="r"), [], 0
+    for entry in index["held_out"]:
+        tokens = held_out[start : start + entry["tokens"]]
+        documents.append(TokenDocument(package=entry["package"], file=entry["file"], size_bytes=entry["bytes"], tokens=tokens))
+        start += entry["tokens"]
+    return Tokens(
+        vocab_size=vocab_size,
+        end_of_text=index["end_of_text"],
+        tokenizer_file=folder / "tokenizer.json",
+        train=np.memmap(folder / "train.bin", np.uint16, mode="r"),
+        train_bytes=index["train"]["bytes"],
+        train_sha256=index["train"]["sha256"],
+        held_out=tuple(documents),
+        sources=json.loads((data / SOURCES).read_text()),
+    )
+
+
+def _tokenize(data: Path, target: Path, vocab_size: int) -> None:
+    with _whole(target) as folder:
+        tokenizer = train_tokenizer(_sample(data), vocab_size=vocab_size)
+        tokenizer.save(str(folder / "tokenizer.json"))
+        entries = {split: _encode(data, split, tokenizer, folder / f"{split}.bin") for split in SPLITS}
+        index = {
+            "end_of_text": tokenizer.token_to_id(END_OF_TEXT),
+            "train": {
+                "bytes": sum(entry["bytes"] for entry in entries["train"]),
+                "sha256": hashlib.sha256((folder / "train.bin").read_bytes()).hexdigest(),
+            },
+            "held_out": entries["held_out"],
+        }
+        (folder / "index.json").write_text(json.dumps(index))
+
+
+def _sample(data: Path) -> Iterator[str]:
+    """The first documents, which are a fair sample: they lie in the order of a hash."""
+    total = 0
+    for document in read_texts(data, "train"):
+        total += document.size_bytes
+        if total > TOKENIZER_BYTES:
+            return
+        yield document.text
+
+
+def _encode(data: Path, split: str, tokenizer: Tokenizer, file: Path) -> list[dict[str, Any]]:
+    """Write the split's tokens, and return for each document its package, file, bytes and tokens."""
+    documents, entries, end = list(read_texts(data, split)), [], tokenizer.token_to_id(END_OF_TEXT)
+    starts = range(0, len(documents), BATCH)
+    with file.open("wb") as out:
+        for start in track(starts, f"{split} into tokens", console=Console(stderr=True), transient=True):
+            batch = documents[start : start + BATCH]
+            for document, encoding in zip(batch, tokenizer.encode_batch_fast([d.text for d in batch]), strict=True):
+                tokens = np.array([*encoding.ids, end], np.uint16)
+                out.write(tokens.tobytes())
+                entries.append({"package": document.package, "file": document.file, "bytes": document.size_bytes, "tokens": len(tokens)})
+    return entries
+
+
+@contextmanager
+def _whole(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which takes its name when all went well."""
+    unfinished = folder.with_name(folder.name + ".unfinished")
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir(parents=True)
+    yield unfinished
+    shutil.rmtree(folder, ignore_errors=True)
+    unfinished.rename(folder)

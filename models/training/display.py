@@ -1,0 +1,39 @@
+"""A run on the terminal: one line with a bar, loss, bits per byte, tokens a second and the time that is left."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+from models.training.loop import Moment
+
+LINES = 20  # where there is no terminal: so many lines a run
+
+
+@contextmanager
+def training_bar(name: str, console: Console) -> Iterator[Callable[[Moment], None]]:
+    """Call what it yields after every step."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[words]}"))
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task(name, total=1.0, words="")
+        printed = 0
+
+        def show(moment: Moment) -> None:
+            nonlocal printed
+            progress.update(task, completed=moment.share, words=words(moment))
+            if not console.is_terminal and moment.share * LINES >= printed + 1:
+                printed = int(moment.share * LINES)
+                console.print(f"{name} {moment.share:4.0%} {words(moment)}", highlight=False, soft_wrap=True)
+
+        yield show
+
+
+def words(moment: Moment) -> str:
+    parts = [f"step {moment.step:,}"]
+    if moment.loss is not None:
+        parts.append(f"loss {moment.loss:.3f} = {moment.bits_per_byte:.3f} bits/byte")
+    if moment.held_out is not None:
+        parts.append(f"held-out {moment.held_out:.3f}")
+    minutes, seconds = divmod(round(moment.left_s), 60)
+    return ", ".join([*parts, f"{moment.tokens_per_s:,.0f} tokens/s", f"{minutes}:{seconds:02} left"])

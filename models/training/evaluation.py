@@ -1,0 +1,107 @@
+"""Bits per byte of held-out text: what the model would need to write it down, whatever its tokenizer.
+
+Each document starts from <|endoftext|> and an empty state, and every token of it counts once, its <|endoftext|> at the end included; the
+sum is divided by the bytes of the text. A document is read in chunks with the state carried on, all of it (`context=None`), or is cut
+into windows of `context` tokens that begin with an empty state and the token before them: what the model was trained for, and no more.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.training.corpus import TokenDocument
+
+CHUNK = 256  # tokens of a call
+ROWS = 16  # documents or windows read side by side
+
+
+@dataclass(frozen=True, kw_only=True)
+class BitsPerByte:
+    overall: float
+    packages: dict[str, float]  # by name
+    n_tokens: int
+    size_bytes: int
+
+
+@torch.inference_mode()
+def evaluate(
+    model: nn.Module,
+    documents: Sequence[TokenDocument],
+    *,
+    end_of_text: int,
+    context: int | None = None,
+    show: Callable[[float], None] = lambda share: None,
+) -> BitsPerByte:
+    """Read all documents. `show` gets the share that is done."""
+    device = next(model.parameters()).device
+    stretches = [stretch for i, document in enumerate(documents) for stretch in _stretches(i, document, end_of_text, context)]
+    stretches.sort(key=lambda stretch: len(stretch[1]))  # neighbours are equally long: little padding
+    bits, done, total = np.zeros(len(documents)), 0, sum(len(document.tokens) for document in documents)
+    training = model.training
+    model.eval()
+    for start in range(0, len(stretches), ROWS):
+        group = stretches[start : start + ROWS]
+        for (i, tokens), found in zip(group, _bits(model, [tokens for _, tokens in group], device), strict=True):
+            bits[i] += found
+            done += len(tokens) - 1
+        show(done / total)
+    model.train(training)
+    return _summed(documents, bits)
+
+
+def first(documents: Sequence[TokenDocument], size_bytes: int) -> list[TokenDocument]:
+    """The first documents that make up about so many bytes; at least one."""
+    taken, total = [], 0
+    for document in documents:
+        if not taken or total + document.size_bytes <= size_bytes:
+            taken.append(document)
+            total += document.size_bytes
+    return taken
+
+
+def _stretches(i: int, document: TokenDocument, end_of_text: int, context: int | None) -> list[tuple[int, np.ndarray]]:
+    """(i, tokens (n + 1,)): what is read from an empty state; the n after the first are predicted."""
+    tokens = np.concatenate([[end_of_text], document.tokens]).astype(np.int64)
+    length = len(document.tokens) if context is None else context
+    return [(i, tokens[start : start + length + 1]) for start in range(0, len(document.tokens), length)]
+
+
+def _bits(model: nn.Module, rows: list[np.ndarray], device: torch.device) -> np.ndarray:
+    """Bits of all tokens of each row after its first: rows of (n_i + 1,) -> (len(rows),) float64."""
+    lengths = torch.tensor([len(row) - 1 for row in rows])
+    padded = torch.zeros(len(rows), int(lengths.max()) + 1, dtype=torch.int64)
+    for row, place in zip(rows, padded, strict=True):
+        place[: len(row)] = torch.from_numpy(row)
+    states, total = None, np.zeros(len(rows))
+    for start in range(0, int(lengths.max()), CHUNK):
+        chunk = padded[:, start : start + CHUNK + 1].to(device)
+        tokens, targets = chunk[:, :-1], chunk[:, 1:]
+        here = (lengths - start).clamp(0, tokens.shape[1]).to(device)  # (B,) tokens of each row in this chunk
+        positions = torch.full_like(here, start)
+        logits, states = model(tokens, here, states, positions)
+        total += _token_bits(logits, targets, here).cpu().numpy()
+    return total
+
+
+def _token_bits(logits: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
+    """(B, N, V), (B, N), (B,) -> (B,) float64: padding counts nothing."""
+    nats = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
+    seen = torch.arange(targets.shape[1], device=targets.device) < lengths[:, None]
+    return (nats * seen).double().sum(dim=1) / math.log(2)
+
+
+def _summed(documents: Sequence[TokenDocument], bits: np.ndarray) -> BitsPerByte:
+    names = sorted({document.package for document in documents})
+    of = {name: [i for i, document in enumerate(documents) if document.package == name] for name in names}
+    sizes = np.array([document.size_bytes for document in documents])
+    return BitsPerByte(
+        overall=float(bits.sum() / sizes.sum()),
+        packages={name: float(bits[of[name]].sum() / sizes[of[name]].sum()) for name in names},
+        n_tokens=sum(len(document.tokens) for document in documents),
+        size_bytes=int(sizes.sum()),
+    )

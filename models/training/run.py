@@ -1,0 +1,156 @@
+"""From a config and a data folder to a checkpoint folder that `attnserve export` takes.
+
+OUT/
+  config.json, model.safetensors, tokenizer.json   models/decoder_checkpoint.py
+  README.md        the model card
+  loss.png         curves, drawn anew at every evaluation
+  run.json         config, curves, hardware, bits per byte: what models/training/compare.py reads
+  sources.json     every package that was read, with its licence and size
+  checkpoints/     what a stopped run goes on from
+"""
+
+import json
+import os
+import platform
+import shutil
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from models.attention.causal import CausalLayer
+from models.attention.recurrence import chunkwise
+from models.decoder import Decoder, DecoderConfig
+from models.decoder_checkpoint import CARD, load_decoder, save_decoder
+from models.training import checkpoints
+from models.training.card import model_card
+from models.training.config import ConfigError, TrainingConfig, read_config
+from models.training.corpus import SOURCES, Tokens, open_tokens
+from models.training.display import training_bar
+from models.training.evaluation import evaluate
+from models.training.loop import Progress, stop_signals, train
+from models.training.plot import plot
+from models.training.samples import continuations
+
+RUN, CHECKPOINTS, CURVE = "run.json", "checkpoints", "loss.png"
+WEIGHTS = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def run(config_file: Path, data: Path, out: Path, console: Console) -> bool:
+    """Train, or go on with what `out` has begun. True when the budget is used up and the model is written, False after a signal.
+
+    Raises ConfigError, CorpusError, TokenizerError, TrainingError, and ResumeError where `out` was begun with another config or other text.
+    """
+    config = read_config(config_file)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    _prepare(device, config)
+    tokens = open_tokens(data, vocab_size=config.vocab_size)
+    model = build(config, config_file).to(device)
+    out.mkdir(parents=True, exist_ok=True)
+    report = _begin(out, config, tokens, model, device)
+
+    def draw(progress: Progress) -> None:
+        _write(out, report | _curves(progress))
+        plot({config.name: report | _curves(progress)}, out / CURVE, title=config.name)
+
+    with training_bar(config.name, console) as show, stop_signals() as stopping:
+        progress = train(model, tokens, config, out / CHECKPOINTS, show=show, on_evaluation=draw, stopping=stopping)
+    report |= _curves(progress) | {"tokens_per_s": progress.step * config.batch * config.context / max(progress.seconds, 1e-9)}
+    if progress.share(config) < 1:
+        console.print(f"stopped after step {progress.step:,}; the same command goes on from there")
+        return False
+    end = tokens.end_of_text
+    tokenizer = tokens.tokenizer_file.read_text(encoding="utf-8")
+    save_decoder(out, model.cpu().to(WEIGHTS[config.weights]), tokenizer=tokenizer, eos_token_ids=(end,), bos_token_id=end)
+    with console.status("reading all held-out text"):
+        written = load_decoder(out, dtype=torch.float32).model.to(device)
+        report["held_out"] = _last_look(written, tokens, config)
+        samples = continuations(written, tokens.tokenizer_file, end_of_text=end)
+    shutil.copyfile(data / SOURCES, out / SOURCES)
+    _write(out, report)
+    (out / CARD).write_text(model_card(report, tokens.sources, samples), encoding="utf-8")
+    console.print(f"[green]{out}[/green]: {report['held_out']['carried']['overall']:.3f} bits per byte of held-out text")
+    return True
+
+
+def build(config: TrainingConfig, config_file: Path) -> Decoder:
+    """The untrained decoder, drawn from the seed. Raises ConfigError for a shape that cannot be."""
+    layers = config.model.get("layers")
+    shape = config.model | ({"layers": tuple(layers)} if isinstance(layers, list) else {})
+    torch.manual_seed(config.seed)
+    try:
+        model = Decoder(DecoderConfig(vocab_size=config.vocab_size, **shape))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{config_file}: model: {error}") from error
+    if config.chunk is not None:
+        for module in model.modules():
+            if isinstance(module, CausalLayer):
+                module.recurrence = partial(chunkwise, chunk=config.chunk)
+    return model
+
+
+def _prepare(device: torch.device, config: TrainingConfig) -> None:
+    if device.type == "cuda":
+        torch.set_float32_matmul_precision("high")
+    elif config.threads is not None:
+        torch.set_num_threads(config.threads)
+
+
+def _begin(out: Path, config: TrainingConfig, tokens: Tokens, model: Decoder, device: torch.device) -> dict[str, Any]:
+    """What run.json says from the beginning. Raises ResumeError where it says otherwise already."""
+    report = {
+        "name": config.name,
+        "config": config.model_dump(mode="json"),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "data": {"train_tokens": len(tokens.train), "train_bytes": tokens.train_bytes, "train_sha256": tokens.train_sha256},
+        "hardware": _hardware(device),
+        "torch": torch.__version__,
+        "date": datetime.now(UTC).date().isoformat(),
+    }
+    if checkpoints.newest(out / CHECKPOINTS):
+        earlier = json.loads((out / RUN).read_text())
+        for key in ("config", "data"):
+            changed = [name for name, value in report[key].items() if earlier[key].get(name) != value]
+            if changed:
+                raise checkpoints.ResumeError(f"{out} was begun with another {key}: {', '.join(changed)}; take another --out")
+        return earlier
+    _write(out, report | _curves(Progress()))
+    return report
+
+
+def _last_look(model: Decoder, tokens: Tokens, config: TrainingConfig) -> dict[str, Any]:
+    """Bits per byte of all held-out text: with the past carried on through a document, and with no more of it than in training."""
+    look = partial(evaluate, model, tokens.held_out, end_of_text=tokens.end_of_text)
+    carried, windows = look(), look(context=config.context)
+    return {
+        "bytes": carried.size_bytes,
+        "tokens": carried.n_tokens,
+        "carried": {"overall": carried.overall, "packages": carried.packages},
+        "windows": {"overall": windows.overall, "packages": windows.packages},
+    }
+
+
+def _curves(progress: Progress) -> dict[str, Any]:
+    return {"losses": [vars(point) for point in progress.losses], "evaluations": [vars(point) for point in progress.evaluations]}
+
+
+def _hardware(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    cpuinfo = Path("/proc/cpuinfo")
+    names = (
+        [line.partition(":")[2].strip() for line in cpuinfo.read_text().splitlines() if line.startswith("model name")]
+        if cpuinfo.is_file()
+        else []
+    )
+    return f"{names[0] if names else platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def _write(out: Path, report: dict[str, Any]) -> None:
+    """run.json, whole or as it was."""
+    unfinished = out / f"{RUN}.unfinished"
+    unfinished.write_text(json.dumps(report, indent=1) + "\n")
+    os.replace(unfinished, out / RUN)

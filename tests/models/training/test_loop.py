@@ -1,0 +1,178 @@
+"""Training learns, and a run that was killed or stopped ends with the same bits as one that was left alone."""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from models.training import checkpoints, loop
+from models.training.checkpoints import ResumeError
+from models.training.config import TrainingConfig
+from models.training.corpus import Tokens
+from models.training.loop import Moment, Progress, TrainingError, stop_signals, train
+from models.training.optimisation import optimizer_of
+from models.training.run import build
+
+
+def changed(config: TrainingConfig, **values: object) -> TrainingConfig:
+    return TrainingConfig.model_validate(config.model_dump() | values)
+
+
+def trained(config: TrainingConfig, tokens: Tokens, folder: Path, **options) -> tuple[Progress, dict[str, Tensor]]:
+    """Progress and every tensor of the last checkpoint, optimizer included."""
+    progress = train(build(config, Path("config.yaml")), tokens, config, folder, **options)
+    return progress, everything(folder)
+
+
+def everything(folder: Path) -> dict[str, Tensor]:
+    checkpoint = checkpoints.newest(folder)
+    assert checkpoint is not None
+    return {
+        f"{name}:{key}": tensor
+        for name in (checkpoints.MODEL, checkpoints.OPTIMIZER)
+        for key, tensor in load_file(checkpoint / name).items()
+    }
+
+
+def assert_same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    assert any(key.endswith("exp_avg_sq") for key in one)
+    assert [name for name in one if not torch.equal(one[name], other[name])] == []
+
+
+def killed(data: Path, folder: Path, config: TrainingConfig, *, step: int) -> int:
+    """Train in a process that kills itself after a step; its return code."""
+    arguments = [str(data), str(folder), config.model_dump_json(), str(step)]
+    return subprocess.run([sys.executable, "-m", "tests.models.training.killed", *arguments], check=False, timeout=100).returncode
+
+
+@pytest.mark.parametrize("layers", ["causal_linear", "gated_delta"])
+def test_training_learns(tokens: Tokens, config: TrainingConfig, tmp_path: Path, layers: str) -> None:
+    """From knowing nothing, log2 V bits a token, to the patterns of the text; on packages it has not seen."""
+    model = config.model | {"layers": layers, "positions": "none"}
+    progress, _ = trained(changed(config, model=model, max_steps=100, batch=8), tokens, tmp_path)
+    nothing = math.log2(config.vocab_size) / tokens.bytes_per_token
+    assert progress.losses[0].bits_per_byte == pytest.approx(nothing, rel=0.3)
+    assert progress.losses[-1].bits_per_byte < 0.5 * nothing
+    assert progress.evaluations[-1].bits_per_byte < 0.6 * nothing
+    assert [point.step for point in progress.losses] == list(range(10, 101, 10))
+    assert [point.step for point in progress.evaluations] == [50, 100]
+    assert progress.losses[-1].tokens == 100 * 8 * config.context
+
+
+@pytest.mark.parametrize("layers", ["causal_linear", "gated_delta"])
+def test_killed_and_taken_up_again_it_ends_with_the_same_bits(
+    data: Path, tokens: Tokens, config: TrainingConfig, tmp_path: Path, layers: str
+) -> None:
+    """SIGKILL after step 13: steps 11 to 13 are lost with the process, and done again from the checkpoint of step 10."""
+    config = changed(config, model=config.model | {"layers": layers, "positions": "none"})
+    straight, expected = trained(config, tokens, tmp_path / "straight")
+    assert killed(data, tmp_path / "killed", config, step=13) == -signal.SIGKILL
+    assert checkpoints.newest(tmp_path / "killed").name == "step-000010"
+    resumed, found = trained(config, tokens, tmp_path / "killed")
+    assert_same_bits(found, expected)
+    assert (resumed.step, straight.step) == (20, 20)
+    assert [point.bits_per_byte for point in resumed.losses] == [point.bits_per_byte for point in straight.losses]
+    assert [point.bits_per_byte for point in resumed.evaluations] == [point.bits_per_byte for point in straight.evaluations]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_after_the_step_with_a_checkpoint(
+    tokens: Tokens, config: TrainingConfig, tmp_path: Path, number: signal.Signals
+) -> None:
+    def at_step_7(moment: Moment) -> None:
+        if moment.step == 7:
+            signal.raise_signal(number)
+
+    _, expected = trained(config, tokens, tmp_path / "straight")
+    before = signal.getsignal(number)
+    with stop_signals() as stopping:
+        progress, _ = trained(config, tokens, tmp_path / "stopped", show=at_step_7, stopping=stopping)
+    assert progress.step == 7
+    assert signal.getsignal(number) is before
+    assert_same_bits(trained(config, tokens, tmp_path / "stopped")[1], expected)
+
+
+def test_a_checkpoint_that_was_being_written_is_not_taken(tokens: Tokens, config: TrainingConfig, tmp_path: Path) -> None:
+    _, expected = trained(config, tokens, tmp_path / "straight")
+    halted = iter([False] * 10 + [True])
+    trained(config, tokens, tmp_path / "other", stopping=lambda: next(halted))
+    unfinished = tmp_path / "other" / "unfinished-000015"
+    unfinished.mkdir()
+    (unfinished / checkpoints.MODEL).write_bytes(b"half")
+    assert_same_bits(trained(config, tokens, tmp_path / "other")[1], expected)
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["step-000020"]
+
+
+def test_a_failed_write_leaves_the_older_checkpoint(config: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = build(config, Path("config.yaml"))
+    optimizer = optimizer_of(model, config)
+    checkpoints.save(tmp_path, 5, model, optimizer, {"step": 5})
+    monkeypatch.setattr(checkpoints, "_flush", lambda path: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        checkpoints.save(tmp_path, 10, model, optimizer, {"step": 10})
+    assert checkpoints.load(checkpoints.newest(tmp_path), model, optimizer) == {"step": 5}
+
+
+def test_a_checkpoint_of_another_model_is_refused(tokens: Tokens, config: TrainingConfig, tmp_path: Path) -> None:
+    trained(changed(config, max_steps=2), tokens, tmp_path)
+    with pytest.raises(ResumeError, match="another model"):
+        trained(changed(config, model=config.model | {"d_model": 32}), tokens, tmp_path)
+
+
+def test_a_finished_run_does_nothing_more(tokens: Tokens, config: TrainingConfig, tmp_path: Path) -> None:
+    _, before = trained(config, tokens, tmp_path)
+    moments: list[Moment] = []
+    _, after = trained(config, tokens, tmp_path, show=moments.append)
+    assert moments == []
+    assert_same_bits(after, before)
+
+
+def test_a_budget_of_minutes(tokens: Tokens, config: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which every step takes six seconds, a minute is ten steps, and the rate follows the share that is used up."""
+    ticks = iter(range(0, 6000, 6))
+    monkeypatch.setattr(loop.time, "monotonic", lambda: next(ticks))
+    shares = []
+    monkeypatch.setattr(loop, "learning_rate", lambda share, config: shares.append(share) or 0.01)
+    moments: list[Moment] = []
+    progress, _ = trained(changed(config, max_steps=None, max_minutes=1.0), tokens, tmp_path, show=moments.append)
+    assert (progress.step, progress.seconds) == (10, 60)
+    assert shares == pytest.approx([i / 10 for i in range(10)])
+    assert [moment.left_s for moment in moments] == pytest.approx([54 - 6 * i for i in range(10)])
+    assert moments[-1].tokens_per_s == pytest.approx(config.batch * config.context / 6)
+
+
+def test_whichever_budget_ends_first() -> None:
+    values = {"name": "a", "model": {}, "vocab_size": 300, "context": 8, "batch": 1, "learning_rate": 0.1}
+    config = TrainingConfig(**values, max_steps=100, max_minutes=2)
+    assert Progress(step=50, seconds=30).share(config) == 0.5
+    assert Progress(step=10, seconds=90).share(config) == 0.75
+    assert Progress(step=10, seconds=900).share(config) == 1
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_the_last_checkpoint(
+    tokens: Tokens, config: TrainingConfig, tmp_path: Path
+) -> None:
+    class Breaks(nn.Module):
+        """Its logits become NaN in the eighth call."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(config.vocab_size, config.vocab_size)
+            self.calls = 0
+
+        def forward(self, tokens, lengths=None, states=None, positions=None, wanted=None):
+            self.calls += self.training
+            return self.embedding(tokens) * (math.nan if self.calls == 8 else 1.0), []
+
+    with pytest.raises(TrainingError, match="the loss of step 8 is nan; lower learning_rate"):
+        train(Breaks(), tokens, config, tmp_path)
+    progress = json.loads((checkpoints.newest(tmp_path) / checkpoints.PROGRESS).read_text())
+    assert progress["step"] == 5

@@ -1,0 +1,129 @@
+"""From a config to a checkpoint folder with its card, by the command; and several runs side by side."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from rich.console import Console
+from typer.testing import CliRunner
+
+from models.decoder_checkpoint import load_decoder
+from models.training.checkpoints import ResumeError
+from models.training.compare import CompareError, compare
+from models.training.config import TrainingConfig
+from models.training.corpus import Tokens
+from models.training.evaluation import evaluate
+from models.training.run import run
+from service.cli import app
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def written(config: TrainingConfig, folder: Path, **values: object) -> Path:
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(config.model_dump() | values))
+    return file
+
+
+@pytest.fixture(scope="module")
+def runs(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two finished runs, by the command."""
+    folder, found = tmp_path_factory.mktemp("runs"), {}
+    for layers, weights in (("causal_linear", "fp32"), ("causal_softmax", "bf16")):
+        out = folder / layers
+        config = TrainingConfig(
+            name=layers,
+            model={"layers": layers, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_feedforward": 32},
+            vocab_size=300,
+            context=24,
+            batch=4,
+            max_steps=20,
+            learning_rate=0.01,
+            evaluations=2,
+            weights=weights,
+            threads=1,
+        )
+        file = written(config, folder)
+        result = CliRunner().invoke(app, ["train", "--config", str(file), "--data", str(data), "--out", str(out)])
+        assert result.exit_code == 0, result.output
+        found[layers] = out
+    return found
+
+
+@pytest.mark.parametrize(("layers", "dtype"), [("causal_linear", torch.float32), ("causal_softmax", torch.bfloat16)])
+def test_the_result_is_a_checkpoint_that_gives_the_bits_it_states(
+    runs: dict[str, Path], tokens: Tokens, layers: str, dtype: torch.dtype
+) -> None:
+    loaded = load_decoder(runs[layers])
+    report = json.loads((runs[layers] / "run.json").read_text())
+    assert loaded.eos_token_ids == (tokens.end_of_text,)
+    assert loaded.bos_token_id == tokens.end_of_text
+    assert loaded.tokenizer_file.read_bytes() == tokens.tokenizer_file.read_bytes()
+    stated = report["held_out"]
+    assert evaluate(loaded.model, tokens.held_out, end_of_text=0).overall == stated["carried"]["overall"]
+    assert evaluate(loaded.model, tokens.held_out, end_of_text=0, context=24).overall == stated["windows"]["overall"]
+    assert set(stated["carried"]["packages"]) == {"q0", "q1"}
+    rounded = [parameter.to(dtype).float().equal(parameter) for parameter in loaded.model.parameters()]
+    assert all(rounded)
+
+
+def test_the_card_says_what_a_stranger_has_to_know(runs: dict[str, Path]) -> None:
+    folder = runs["causal_linear"]
+    report, card = json.loads((folder / "run.json").read_text()), (folder / "README.md").read_text()
+    front = yaml.safe_load(card.split("---")[1])
+    assert front["license"] == "apache-2.0"
+    assert f"**{report['held_out']['carried']['overall']:.3f}**" in card
+    assert "| p0 | 1.0 | MIT | train | 20 | 9,000 |" in card
+    assert "| q0 | 2.0 | ISC | held-out | 6 | 3,000 |" in card
+    for words in (report["hardware"], report["date"], "Intended use", "## Limits", "learning_rate: 0.01", "def read_config(path):"):
+        assert words in card
+    assert json.loads((folder / "sources.json").read_text())["packages"][0]["name"] == "p0"
+    assert (folder / "loss.png").read_bytes().startswith(PNG)
+
+
+def test_the_same_command_on_a_finished_run_changes_no_figure(runs: dict[str, Path], data: Path, tmp_path: Path) -> None:
+    folder = runs["causal_linear"]
+    before = json.loads((folder / "run.json").read_text())
+    weights = (folder / "model.safetensors").read_bytes()
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(before["config"]))
+    assert run(file, data, folder, Console(quiet=True))
+    assert json.loads((folder / "run.json").read_text()) == before
+    assert (folder / "model.safetensors").read_bytes() == weights
+
+
+def test_another_config_does_not_go_on_with_a_run(runs: dict[str, Path], data: Path, tmp_path: Path) -> None:
+    config = json.loads((runs["causal_linear"] / "run.json").read_text())["config"]
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(config | {"learning_rate": 0.5}))
+    with pytest.raises(ResumeError, match="another config: learning_rate"):
+        run(file, data, runs["causal_linear"], Console(quiet=True))
+
+
+def test_runs_side_by_side(runs: dict[str, Path], tmp_path: Path) -> None:
+    table = compare(list(runs.values()), tmp_path)
+    assert (tmp_path / "compare.md").read_text() == table
+    assert (tmp_path / "compare.png").read_bytes().startswith(PNG)
+    bits = [float(line.split("|")[7]) for line in table.splitlines()[2:]]
+    assert len(bits) == 2
+    assert bits == sorted(bits)
+    assert {line.split("|")[1].strip() for line in table.splitlines()[2:]} == set(runs)
+
+
+def test_runs_that_cannot_be_compared(runs: dict[str, Path], tmp_path: Path) -> None:
+    one = runs["causal_linear"]
+    with pytest.raises(CompareError, match="two runs have one name"):
+        compare([one, one], tmp_path)
+    with pytest.raises(CompareError, match=r"run\.json is missing"):
+        compare([one, tmp_path], tmp_path)
+    report = json.loads((one / "run.json").read_text())
+    for change, message in (
+        ({"held_out": None}, "not finished"),
+        ({"data": report["data"] | {"train_sha256": "0"}, "name": "b"}, "different text"),
+    ):
+        values = {name: value for name, value in (report | change).items() if value is not None}
+        (tmp_path / "run.json").write_text(json.dumps(values))
+        with pytest.raises(CompareError, match=message):
+            compare([one, tmp_path], tmp_path / "out")

@@ -1,0 +1,57 @@
+"""A small data folder: made-up Python of three packages to train on and two held out, the same every time."""
+
+import random
+from pathlib import Path
+
+from models.training.corpus import Document, write_texts
+
+VERBS = ("read", "write", "merge", "split", "close", "open")
+NOUNS = ("table", "index", "file", "user", "queue", "node")
+SOURCES = {
+    "rule": "made up for tests",
+    "packages": [
+        {
+            "name": "p0",
+            "version": "1.0",
+            "licence": "MIT",
+            "licence_field": "License",
+            "split": "train",
+            "files": 20,
+            "bytes": 9000,
+            "left_out": {},
+        },
+        {
+            "name": "q0",
+            "version": "2.0",
+            "licence": "ISC",
+            "licence_field": "License",
+            "split": "held_out",
+            "files": 6,
+            "bytes": 3000,
+            "left_out": {},
+        },
+    ],
+    "refused": [],
+    "totals": {"train": {"bytes": 9000, "files": 60}, "held_out": {"bytes": 3000, "files": 12}},
+}
+
+
+def documents(packages: tuple[str, ...], *, files: int, seed: int) -> list[Document]:
+    drawn = random.Random(seed)
+    return [
+        Document(package=package, file=f"{package}/{i}.py", text="".join(_function(drawn) for _ in range(drawn.randrange(2, 9))))
+        for package in packages
+        for i in range(files)
+    ]
+
+
+def write_data(data: Path) -> Path:
+    train = documents(("p0", "p1", "p2"), files=20, seed=0)
+    write_texts(data, {"train": train, "held_out": documents(("q0", "q1"), files=6, seed=1)}, SOURCES)
+    return data
+
+
+def _function(drawn: random.Random) -> str:
+    verb, noun = drawn.choice(VERBS), drawn.choice(NOUNS)
+    body = f"    if {noun} is None:\n        return {drawn.randrange(100)}\n    return self.{verb}({noun})\n"
+    return f"def {verb}_{noun}(self, {noun}):\n{body}\n\n"
