@@ -4,8 +4,11 @@ import re
 from pathlib import Path
 
 import pytest
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from service.generation.request import Usage
+from service.metrics import GeneratorMetrics, Metrics
 from tests.service.fakes import client, fake_app, fake_bundle
 
 # Names that dashboards of text-embeddings-inference query.
@@ -95,3 +98,32 @@ async def test_no_label_is_made_of_what_a_client_sends(tmp_path: Path, model: st
         await http.post(f"/v1/{model}", json={})
         await http.post("/v1/embeddings", json={"input": "cat", "model": model})
         assert not re.search(model, (await http.get("/metrics")).text)
+
+
+async def test_a_decoders_series_have_vllms_names() -> None:
+    metrics = Metrics()
+    counted = GeneratorMetrics(metrics, "wordy")
+    counted.running.set(2)
+    counted.waiting.set(3)
+    counted.prompt_tokens.inc(7)
+    counted.generation_tokens.inc(5)
+    counted.first_token_s.observe(0.25)
+    counted.between_tokens_s.observe(0.002)
+    counted.queue_s.observe(0.1)
+    for reason in ("stop", "length", "abort", "error"):
+        counted.finished(reason, Usage(7, submitted=1.0, finished=3.5))
+    families = text_string_to_metric_families(generate_latest(metrics.registry).decode())
+    seen = {sample.name: sample.value for family in families for sample in family.samples if sample.labels.get("model_name") == "wordy"}
+    assert seen["vllm:num_requests_running"] == 2
+    assert seen["vllm:num_requests_waiting"] == 3
+    assert seen["vllm:prompt_tokens_total"] == 7
+    assert seen["vllm:generation_tokens_total"] == 5
+    assert seen["vllm:time_to_first_token_seconds_sum"] == 0.25
+    assert seen["vllm:inter_token_latency_seconds_sum"] == 0.002
+    assert seen["vllm:request_queue_time_seconds_sum"] == 0.1
+    assert seen["vllm:e2e_request_latency_seconds_sum"] == 4 * 2.5
+    reasons = metrics.registry.get_sample_value
+    assert all(
+        reasons("vllm:request_success_total", {"model_name": "wordy", "finished_reason": reason}) == 1
+        for reason in ("stop", "length", "abort", "error")
+    )
