@@ -5,14 +5,9 @@ complete or absent, and a broken export leaves the bundle before it in place.
 """
 
 import hashlib
-import os
-import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -20,7 +15,9 @@ import numpy as np
 import torch
 
 from export import contract
+from export.decoder_bundle import is_decoder, write_decoder
 from export.errors import ExportError
+from export.folder import checked_name, files_of, now, replacing, tools
 from export.golden import MORE_TEXTS, TEXTS, Examples, Tokens
 from export.graph import PACKED, REWRITTEN, describe, inputs_of, optimise, outputs_of, run_torch, trace
 from export.parity import FP32_TOLERANCE, Arrays, Feed, Reference, Tensors, answers, check_interface, compare, feeds, open_graph, scale
@@ -67,11 +64,15 @@ def export_bundle(
     text. `progress` is told each step as it begins, and how far the long ones are (0 to 1). Raises CheckpointError for the folder,
     ExportError for everything after it; then `out` is as it was.
     """
-    name = _checked(name or out.resolve().name)
+    name = checked_name(name or out.resolve().name)
     bar = replace(BARS[precision], min_cosine=min_cosine) if precision == "int8" else BARS[precision]
     with replacing(out) as folder, TemporaryDirectory(dir=folder) as temporary:
         scratch = Path(temporary)
         progress("load", None)
+        if is_decoder(checkpoint):
+            if attention != "softmax":
+                raise ExportError(f"attention={attention!r} is for encoders; the layers of a decoder are those it was trained with")
+            return write_decoder(checkpoint, folder, scratch, name=name, precision=precision, progress=progress)
         source = load_checkpoint(checkpoint, attention=attention)
         subject = Subject.of(source)
 
@@ -166,7 +167,7 @@ class Subject:
             name=name,
             kind=source.kind,
             precision=precision,
-            files=_files(folder),
+            files=files_of(folder),
             graph=describe(folder / contract.GRAPH, self.inputs, self.outputs, optimisation),
             limits=contract.Limits(max_tokens=source.max_tokens, vocab_size=source.config.vocab_size),
             source=_source(source),
@@ -180,8 +181,8 @@ class Subject:
             default_prompt=source.default_prompt,
             id2label=source.id2label,
             score_activation=source.score_activation,
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            tool=", ".join(f"{package} {version(package)}" for package in ("attnserve", "torch", "onnx", "onnxruntime")),
+            created=now(),
+            tool=tools(),
         )
 
 
@@ -236,38 +237,3 @@ def _source(source: Checkpoint) -> contract.Source:
         attention=source.config.attention,
         untrained=source.untrained,
     )
-
-
-def _files(folder: Path) -> tuple[contract.File, ...]:
-    files = sorted(path for path in folder.iterdir() if path.is_file())
-    return tuple(contract.File(name=path.name, sha256=contract.sha256(path), size_bytes=path.stat().st_size) for path in files)
-
-
-@contextmanager
-def replacing(out: Path) -> Iterator[Path]:
-    """A new directory that becomes `out` when the block ends well, and is removed when it does not, Ctrl-C included.
-
-    Raises ExportError when `out` is something other than a bundle or an empty directory: it would be lost.
-    """
-    out = out.resolve()
-    if out.exists() and not (out.is_dir() and ((out / contract.MANIFEST).is_file() or not any(out.iterdir()))):
-        raise ExportError(f"{out} exists and is not a bundle; choose another --out, or move it away")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    new, old = (out.with_name(f".{out.name}.{os.getpid()}.{part}") for part in ("new", "old"))
-    new.mkdir()
-    try:
-        yield new
-        if out.exists():
-            out.rename(old)
-        new.rename(out)
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-        if old.exists() and not out.exists():
-            old.rename(out)
-        shutil.rmtree(old, ignore_errors=True)
-
-
-def _checked(name: str) -> str:
-    if not re.fullmatch(contract.NAME, name):
-        raise ExportError(f"{name!r} does not do as the name of a model: letters, digits, and then also . _ - /; give another with --name")
-    return name

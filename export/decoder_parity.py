@@ -11,11 +11,15 @@ from numpy.typing import NDArray
 
 from export import contract
 from export.errors import ExportError
-from export.parity import FP32_TOLERANCE, Feed, Reference, Tensors, scale
+from export.parity import Feed, Reference, Tensors, scale
 
 Values = NDArray[np.float32]
 Ids = NDArray[np.int64]
 States = dict[str, Values]
+
+# The same sums in another order, over hundreds of tokens: 3e-6 .. 3e-5 measured, and random weights are the worst. Relative to the largest
+# value of a tensor where that is above 1.
+TOLERANCE = 1e-4
 
 # Rows of several ages, lengths and a row of none, two calls each, the second with the states of the first: (B, N), (B, N of the second).
 SIZES = (((1, 1), 1), ((2, 1), 3), ((1, 9), 1), ((3, 33), 17), ((5, 70), 1), ((2, 130), 65))
@@ -48,7 +52,7 @@ class Steps:
         return outputs[contract.STEP_LOGITS], {name: outputs[f"new_{name}"] for name in states}
 
 
-def compare(graph: Steps, reference: Steps, *, vocab_size: int, tolerance: float = FP32_TOLERANCE) -> float:
+def compare(graph: Steps, reference: Steps, *, vocab_size: int, tolerance: float = TOLERANCE) -> float:
     """The largest |graph - reference| of logits and states. Raises ExportError for the first tensor beyond the tolerance."""
     random = np.random.default_rng(0)
     largest = 0.0

@@ -1,4 +1,5 @@
-"""Texts whose vectors a bundle carries with it, so that a server can prove itself on start, and a larger choice to judge precisions by.
+"""Texts whose vectors, or whose continuations, a bundle carries with it, so that a server can prove itself on start, and more to judge
+precisions by.
 
 Each is run alone, as a request of one text is. The outputs are those of the float32 torch model, whatever the precision of the graph.
 """
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from export import contract
+from export.decoder_parity import Steps
 from export.parity import Feed, Reference, Tensors
 
 TEXTS = (
@@ -93,6 +95,77 @@ MORE_TEXTS = (
     "The committee, which had met four times since the spring, could not agree on whether the report should be published in full.",
 )
 
+# What decoders continue: the beginnings of programs and of sentences.
+PROMPTS = (
+    "def add(a, b):\n    return",
+    "import os\nimport sys\n\n\ndef main(",
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n        self.items.",
+    "for number in range(10):\n    if number % 2 == 0:\n        print(",
+    'with open("notes.txt", encoding="utf-8") as file:\n    for line in file:\n        ',
+    "    try:\n        value = int(text)\n    except ValueError",
+    "Returns a new list that holds the elements of",
+    "Raises a TypeError when the argument is not a",
+    "The quick brown fox jumps over the",
+    "To install the package, run",
+    "x = ",
+    "今日はとても良い",
+)
+
+# What decoders are judged by, in bits per byte: code, prose, and a little of what is neither.
+PASSAGES = (
+    '''def median(values):
+    """The middle of the values in order, or the mean of the two in the middle."""
+    ordered = sorted(values)
+    if not ordered:
+        raise ValueError("median of no values")
+    half, odd = divmod(len(ordered), 2)
+    if odd:
+        return ordered[half]
+    return (ordered[half - 1] + ordered[half]) / 2
+''',
+    """class Node:
+    def __init__(self, key, left=None, right=None):
+        self.key = key
+        self.left = left
+        self.right = right
+
+    def __iter__(self):
+        if self.left is not None:
+            yield from self.left
+        yield self.key
+        if self.right is not None:
+            yield from self.right
+""",
+    """import argparse
+import logging
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Count the lines of text files.")
+    parser.add_argument("files", nargs="+", type=Path)
+    parser.add_argument("--verbose", action="store_true", help="log every file")
+    args = parser.parse_args()
+    for file in args.files:
+        lines = file.read_text().splitlines()
+        if args.verbose:
+            logger.info("%s has %d lines", file, len(lines))
+        print(len(lines), file)
+    return 0
+""",
+    "The function takes an iterable and returns a list of the same length. If the iterable is empty, an empty list is returned. The "
+    "order of the elements is kept, and elements that compare equal are not removed. This is useful when the caller has to know how "
+    "many there were.",
+    "It was a long walk from the station to the old house, and nobody had thought to bring an umbrella. By the time they reached the "
+    "gate the rain had stopped, and somebody had lit the lamp above the door.",
+    '{"name": "lamp", "price": 24.5, "tags": ["home", "light"], "stock": {"berlin": 3, "lyon": 0}}\n',
+    "Die Würde des Menschen ist unantastbar. Sie zu achten und zu schützen ist Verpflichtung aller staatlichen Gewalt.",
+)
+N_CONTINUED = 16  # tokens after each prompt
+N_TOP = 8  # logits kept of each prompt
+
 
 class Tokens:
     """The tokenizer of a checkpoint as a server uses it: cut to `max_tokens`, special tokens kept, no padding."""
@@ -151,3 +224,58 @@ def _logit_cosines(got: NDArray[np.float32], want: NDArray[np.float32]) -> NDArr
     """Each label's logits over all texts, less their mean, as one vector: (n, L), (n, L) -> (L,). What ranks texts is this difference."""
     mean = want.mean(axis=0)
     return cosines((got - mean).T, (want - mean).T)
+
+
+class DecoderExamples:
+    """Prompts with what the reference makes of them: logits (n, V) after each, and its likeliest continuation."""
+
+    def __init__(self, tokenizer: Tokenizer, reference: Steps) -> None:
+        cut = [(prompt, tokenizer.encode(prompt).ids) for prompt in PROMPTS]
+        self.prompts = tuple(prompt for prompt, ids in cut if ids)
+        self.token_ids = [ids for _, ids in cut if ids]
+        runs = [greedy(reference, ids, N_CONTINUED) for ids in self.token_ids]
+        self.logits = np.stack([logits for logits, _ in runs])
+        self.continuations = [tokens for _, tokens in runs]
+
+    def run(self, steps: Steps) -> NDArray[np.float32]:
+        return np.stack([greedy(steps, ids, 1)[0] for ids in self.token_ids])
+
+    def golden(self, max_abs_error: float) -> contract.DecoderGolden:
+        top = np.argsort(-self.logits, axis=1, kind="stable")[:, :N_TOP]  # (n, N_TOP)
+        return contract.DecoderGolden(
+            prompts=self.prompts,
+            token_ids=tuple(map(tuple, self.token_ids)),
+            continuations=tuple(map(tuple, self.continuations)),
+            top_token_ids=tuple(tuple(map(int, row)) for row in top),
+            top_logits=tuple(tuple(map(float, row)) for row in np.take_along_axis(self.logits, top, axis=1)),
+            max_abs_error=max_abs_error,
+        )
+
+
+def greedy(steps: Steps, prompt: Sequence[int], n: int) -> tuple[NDArray[np.float32], list[int]]:
+    """The logits (V,) after the prompt, and the n tokens of which each is the likeliest after those before it."""
+    states, position, fed = steps.begin(1), 0, np.array([prompt])
+    rows: list[NDArray[np.float32]] = []
+    while len(rows) < n:
+        last = np.array([[fed.shape[1] - 1]])
+        logits, states = steps.run(fed, np.array([fed.shape[1]]), np.array([position]), states, last)
+        rows.append(logits[0, 0])
+        position += fed.shape[1]
+        fed = np.array([[rows[-1].argmax()]])
+    return rows[0], [int(row.argmax()) for row in rows]
+
+
+def bits_per_byte(steps: Steps, tokenizer: Tokenizer) -> float:
+    """How many bits the passages take when the model's next-token distributions code them: of every token but the first of a passage, over
+    all bytes of the passages.
+    """
+    bits, n_bytes = 0.0, 0
+    for passage in PASSAGES:
+        ids = np.array(tokenizer.encode(passage).ids)
+        logits, _ = steps.run(ids[None], np.array([len(ids)]), np.array([0]), steps.begin(1))
+        rows = logits[0, :-1].astype(np.float64)  # (N - 1, V)
+        rows -= rows.max(axis=1, keepdims=True)
+        nats = np.log(np.exp(rows).sum(axis=1)) - rows[np.arange(len(rows)), ids[1:]]
+        bits += float(nats.sum()) / np.log(2)
+        n_bytes += len(passage.encode())
+    return bits / n_bytes

@@ -39,20 +39,36 @@ def _known(manifest: contract.Manifest) -> Iterator[tuple[str, str]]:
     yield "kind", f"{manifest.kind}, {manifest.precision}"
     yield "model", f"{source.architecture} from {source.checkpoint}, weights {source.weights_sha256[:12]}"
     yield "attention", source.attention + (", swapped in and not trained: for measuring, not for use" if source.untrained else "")
-    if manifest.kind == "encoder":
+    if manifest.decoder is not None:
+        yield from _of_decoder(manifest.decoder)
+    elif manifest.kind == "encoder":
         ending = "normalised" if manifest.normalized else "not normalised"
         yield "vectors", f"{manifest.width} wide, {manifest.pooling} pooling, {ending} in the checkpoint's own pipeline"
     else:
         yield "labels", f"{', '.join(manifest.id2label.values())}; scores by {manifest.score_activation}"
     if manifest.prompts:
         yield "prompts", ", ".join(f"{name}: {text!r}" for name, text in manifest.prompts.items())
-    yield "limits", f"{manifest.limits.max_tokens} tokens, vocabulary of {manifest.limits.vocab_size:,}"
+    tokens = "any number of" if manifest.decoder is not None else manifest.limits.max_tokens
+    yield "limits", f"{tokens} tokens, vocabulary of {manifest.limits.vocab_size:,}"
     yield "inputs", _tensors(graph.inputs)
     yield "outputs", _tensors(graph.outputs)
     yield "graph", f"opset {graph.opset}, {sum(graph.operators.values())} operators; {graph.optimisation}"
     yield "against torch", f"lowest cosine {parity.min_cosine:.6f}, largest difference {parity.max_abs_error:.1e}"
     yield "fingerprint", manifest.fingerprint
     yield "written", f"{manifest.created} by {manifest.tool}"
+
+
+def _of_decoder(decoder: contract.Decoder) -> Iterator[tuple[str, str]]:
+    if decoder.parameters is not None:
+        yield "parameters", f"{decoder.parameters:,}"
+    yield "state", f"{_size(decoder.state_bytes)} of memory a sequence, however long, in {len(decoder.states)} tensors"
+    cuts = "whole prompts, pieces and single steps, alone and in any batch"
+    yield "exactness", f"{cuts}: {'the same bits' if decoder.exact else 'NOT the same bits'}"
+    if decoder.bits_per_byte is not None and decoder.fp32_bits_per_byte is not None:
+        cost = f"{decoder.bits_per_byte - decoder.fp32_bits_per_byte:+.4f} over fp32"
+        yield "bits per byte", f"{decoder.bits_per_byte:.4f} on the golden texts, {cost}"
+    if decoder.chat_template is not None:
+        yield "chat", decoder.chat_template
 
 
 def _files(manifest: contract.Manifest) -> Table:

@@ -1,0 +1,58 @@
+"""The directory of a bundle while it is written: complete at the end, or absent; and the account of its files."""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+from export import contract
+from export.errors import ExportError
+
+
+def files_of(folder: Path) -> tuple[contract.File, ...]:
+    files = sorted(path for path in folder.iterdir() if path.is_file())
+    return tuple(contract.File(name=path.name, sha256=contract.sha256(path), size_bytes=path.stat().st_size) for path in files)
+
+
+@contextmanager
+def replacing(out: Path) -> Iterator[Path]:
+    """A new directory that becomes `out` when the block ends well, and is removed when it does not, Ctrl-C included.
+
+    Raises ExportError when `out` is something other than a bundle or an empty directory: it would be lost.
+    """
+    out = out.resolve()
+    if out.exists() and not (out.is_dir() and ((out / contract.MANIFEST).is_file() or not any(out.iterdir()))):
+        raise ExportError(f"{out} exists and is not a bundle; choose another --out, or move it away")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    new, old = (out.with_name(f".{out.name}.{os.getpid()}.{part}") for part in ("new", "old"))
+    new.mkdir()
+    try:
+        yield new
+        if out.exists():
+            out.rename(old)
+        new.rename(out)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+        if old.exists() and not out.exists():
+            old.rename(out)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def checked_name(name: str) -> str:
+    if not re.fullmatch(contract.NAME, name):
+        raise ExportError(f"{name!r} does not do as the name of a model: letters, digits, and then also . _ - /; give another with --name")
+    return name
+
+
+def now() -> str:
+    """The manifest's `created`."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def tools() -> str:
+    """The manifest's `tool`."""
+    return ", ".join(f"{package} {version(package)}" for package in ("attnserve", "torch", "onnx", "onnxruntime"))

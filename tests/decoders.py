@@ -1,0 +1,43 @@
+"""Small random decoders, as a training run writes them: weights, tokenizer and settings; and bundles of them."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from export.bundle import export_bundle
+from models.decoder import Decoder, DecoderConfig
+from models.decoder_checkpoint import save_decoder
+
+TINY = {"vocab_size": 256, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_feedforward": 24, "layers": "causal_linear"}
+
+
+def byte_tokenizer() -> Tokenizer:
+    """A token for each byte."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def random_decoder(*, seed: int = 0, **config: object) -> Decoder:
+    """Weights so large that every part of it shows in the logits."""
+    torch.manual_seed(seed)
+    decoder = Decoder(DecoderConfig(**(TINY | config))).eval()
+    for parameter in decoder.parameters():
+        if parameter.dim() > 1:
+            torch.nn.init.normal_(parameter, std=parameter.shape[-1] ** -0.5)
+    return decoder
+
+
+def tiny_decoder(folder: Path, *, chat_template: str | None = None, **config: object) -> Path:
+    """A checkpoint folder."""
+    decoder = random_decoder(**config)
+    save_decoder(folder, decoder, tokenizer=byte_tokenizer().to_str(), eos_token_ids=(10,), chat_template=chat_template)
+    return folder
+
+
+def tiny_decoder_bundle(path: Path, *, name: str = "tiny-decoder", **config: object) -> Path:
+    export_bundle(tiny_decoder(path.with_name(f"{path.name}-checkpoint"), **config), path, name=name)
+    return path

@@ -1,0 +1,135 @@
+"""A decoder's folder goes in, and a bundle that gives torch's numbers comes out: exact, or not at all."""
+
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from rich.console import Console
+
+from export import contract, decoder_bundle
+from export.bundle import export_bundle
+from export.decoder_parity import Steps
+from export.errors import ExportError
+from export.inspection import render
+from export.parity import answers, open_graph
+from tests import decoders
+
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return decoders.tiny_decoder(
+        tmp_path_factory.mktemp("decoder") / "checkpoint", chat_template=TEMPLATE, layers="gated_delta", positions="none"
+    )
+
+
+@pytest.fixture(scope="module")
+def bundle(checkpoint: Path) -> Path:
+    export_bundle(checkpoint, checkpoint.with_name("bundle"), name="tiny-decoder")
+    return checkpoint.with_name("bundle")
+
+
+def steps(bundle: Path) -> Steps:
+    manifest = contract.verify(bundle)
+    return Steps(answers(open_graph(bundle / manifest.graph.file, threads=1), manifest.graph.outputs), manifest.graph.inputs)
+
+
+def test_the_manifest_says_what_the_decoder_is(bundle: Path) -> None:
+    manifest = contract.verify(bundle)
+    decoder = manifest.decoder
+    assert decoder is not None
+    assert (manifest.kind, manifest.precision, manifest.source.attention) == ("decoder", "fp32", "gated_delta")
+    assert [(state.name, state.shape) for state in decoder.states] == [("state_0_S", (2, 8, 8)), ("state_0_conv", (48, 3))]
+    assert decoder.state_bytes == 4 * (2 * 8 * 8 + 48 * 3)
+    assert decoder.exact
+    assert decoder.eos_token_ids == (10,)
+    assert not decoder.takes_positions
+    assert decoder.bits_per_byte == decoder.fp32_bits_per_byte
+    assert 7 < decoder.bits_per_byte < 16, "random weights know nothing of 256 bytes"
+    assert (bundle / decoder.chat_template).read_text() == TEMPLATE
+    assert {file.name for file in manifest.files} == {
+        "model.onnx",
+        "model.onnx.data",
+        "tokenizer.json",
+        "golden.json",
+        "chat_template.jinja",
+    }
+
+
+def test_the_golden_continuations_are_what_the_graph_says(bundle: Path) -> None:
+    golden, graph = contract.read_decoder_golden(bundle), steps(bundle)
+    tokenizer = decoders.byte_tokenizer()
+    assert len(golden.prompts) == len(golden.continuations) > 5
+    for prompt, ids, continuation, top, logits in zip(
+        golden.prompts, golden.token_ids, golden.continuations, golden.top_token_ids, golden.top_logits, strict=True
+    ):
+        assert tokenizer.encode(prompt).ids == list(ids)
+        fed = np.array([[*ids, *continuation]])
+        rows, _ = graph.run(fed, np.array([fed.shape[1]]), np.array([0]), graph.begin(1))
+        after = rows[0, len(ids) - 1 : -1]  # (continuation, V)
+        assert np.abs(after[0, list(top)] - logits).max() < golden.max_abs_error
+        assert top[0] == continuation[0]
+        chosen = after[np.arange(len(continuation)), list(continuation)]
+        assert (after.max(axis=1) - chosen).max() < golden.max_abs_error
+
+
+def test_int8_is_exact_too_and_says_what_it_costs(checkpoint: Path, tmp_path: Path) -> None:
+    manifest = export_bundle(checkpoint, tmp_path / "int8", precision="int8")
+    decoder = manifest.decoder
+    assert decoder is not None
+    assert decoder.exact
+    assert decoder.bits_per_byte != decoder.fp32_bits_per_byte
+    assert decoder.bits_per_byte == pytest.approx(decoder.fp32_bits_per_byte, rel=0.02)
+    assert manifest.graph.operators["MatMulNBits"] > 5
+    assert "MatMul" not in manifest.graph.operators
+    assert {tensor.dtype for tensor in manifest.graph.inputs if tensor.name.startswith("state_")} == {"float32"}
+
+
+def test_fp16_halves_the_weights_and_keeps_states_in_float32(checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
+    manifest = export_bundle(checkpoint, tmp_path / "fp16", precision="fp16")
+    assert {tensor.dtype for tensor in manifest.graph.outputs} == {"float32"}
+    assert "not faster" in manifest.graph.optimisation
+    half, full = ((folder / "model.onnx.data").stat().st_size for folder in (tmp_path / "fp16", bundle))
+    assert half < 0.7 * full
+    weights = onnx.load(tmp_path / "fp16" / contract.GRAPH, load_external_data=False).graph.initializer
+    assert any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in weights)
+
+
+def test_inspection_shows_what_a_person_asks_of_a_decoder(bundle: Path) -> None:
+    console = Console(width=160, file=StringIO())
+    with console.capture() as capture:
+        console.print(render(bundle))
+    decoder = contract.verify(bundle).decoder
+    facts = ["decoder, fp32", "gated_delta", f"{decoder.parameters:,}", "1,088 B of memory a sequence", "in 2 tensors", "the same bits"]
+    facts += [f"{decoder.bits_per_byte:.4f}", "any number of tokens", "chat_template.jinja"]
+    assert [fact for fact in facts if fact not in capture.get()] == []
+
+
+# What is refused
+
+
+def test_a_state_that_grows_is_refused(tmp_path: Path) -> None:
+    checkpoint = decoders.tiny_decoder(tmp_path / "checkpoint", layers=("causal_linear", "causal_softmax"), n_layers=2)
+    with pytest.raises(ExportError, match="the state of causal_linear, causal_softmax grows with every token"):
+        export_bundle(checkpoint, tmp_path / "bundle")
+
+
+def test_a_graph_that_is_not_exact_is_refused(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder_bundle, "inexact", lambda open_steps, *, vocab_size: "a batch changes logits of a prompt of 64 tokens")
+    with pytest.raises(ExportError, match="not exact: a batch changes logits of a prompt of 64 tokens"):
+        export_bundle(checkpoint, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    checkpoint = decoders.tiny_decoder(tmp_path / "checkpoint", vocab_size=200)
+    with pytest.raises(ExportError, match="has 256 tokens, and the model 200"):
+        export_bundle(checkpoint, tmp_path / "bundle")
+
+
+def test_the_layers_of_a_decoder_are_not_swapped(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="attention='linear' is for encoders"):
+        export_bundle(checkpoint, tmp_path / "bundle", attention="linear")
