@@ -166,8 +166,6 @@ def _run(settings: Any) -> None:
             console.print(f"[green]ready[/green] at {service.url}, API at {service.url}/docs; Ctrl-C stops")
             signals.asked.wait()
             console.print("stopping: accepted requests are finished first, a second signal ends at once")
-        except Interrupted:
-            console.print("stopped before it was ready")
         finally:
             unfinished = service.stop()
             follower.stop()
@@ -176,12 +174,8 @@ def _run(settings: Any) -> None:
         raise typer.Exit(1)
 
 
-class Interrupted(BaseException):
-    """A signal came before the service was ready."""
-
-
 class Signals:
-    """SIGTERM and Ctrl-C: the first asks to stop, the second ends at once."""
+    """SIGTERM and Ctrl-C: the first asks a service that runs to stop; the second, or one before it runs, ends at once."""
 
     def __init__(self, at_once: Callable[[], None]) -> None:
         self.asked = threading.Event()
@@ -194,12 +188,13 @@ class Signals:
             signal.signal(number, self._received)
 
     def _received(self, number: int, frame: object) -> None:
-        if self.asked.is_set():
-            self._at_once()
-            os._exit(128 + number)
-        self.asked.set()
-        if not self.started:
-            raise Interrupted
+        if self.started and not self.asked.is_set():
+            self.asked.set()
+            return
+        self._at_once()
+        console.show_cursor(True)
+        console.print("stopped at once" if self.started else "stopped before it was ready")
+        os._exit(128 + number)
 
 
 @contextmanager

@@ -4,6 +4,7 @@ This file and `cli` are all of the service that knows Ray. Flags of Ray Serve ar
 they are set in the environment before ray is imported: `prepare` must be called first.
 """
 
+import logging
 import os
 import secrets
 import shutil
@@ -21,6 +22,8 @@ from urllib.request import urlopen
 
 from service.errors import CANNOT_START
 from service.settings import Settings, freeze
+
+log = logging.getLogger("attnserve")
 
 APPLICATION = "attnserve"
 LOG_FILE = "attnserve.log"
@@ -48,11 +51,13 @@ def check_port(host: str, port: int) -> None:
 @contextmanager
 def run_directory() -> Iterator[Path]:
     """Everything that Ray and HAProxy write, in one place that is gone afterwards. Short, since socket paths must stay under 107 bytes."""
-    path = Path(tempfile.mkdtemp(prefix="attnserve-"))
+    private = Path(tempfile.mkdtemp(prefix="attnserve-"))  # for us alone; Ray opens its own directory to everybody
     try:
-        yield path
+        run = private / "run"
+        run.mkdir()
+        yield run
     finally:
-        shutil.rmtree(path, ignore_errors=True)
+        shutil.rmtree(private, ignore_errors=True)
 
 
 def prepare(settings: Settings, run: Path) -> None:
@@ -94,6 +99,11 @@ def prepare(settings: Settings, run: Path) -> None:
 
 
 _HAPROXY_EDITS = r"""
+# The socket that commands HAProxy, for its owner alone.
+s/ mode 666 / mode 600 /
+# Whoever sends half a request holds one of its connections.
+/^defaults/a\
+    timeout http-request 10s
 # Statistics on loopback: Ray's template opens them, without a key, on every interface.
 s/^\( *bind\) \*\{0,1\}:/\1 127.0.0.1:/
 # No log line a request for a syslog that is not there.
@@ -182,6 +192,7 @@ class Service:
         self.settings = settings
         self.url = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{settings.port}"
         self._run = run
+        self._deployed = False
 
     def start(self, progress: Callable[[str], None] = lambda step: None) -> None:
         """Bring everything up and return when every model is ready. StartFailed says why not."""
@@ -196,18 +207,27 @@ class Service:
         progress("starting the replica")
         target = serve.RunTarget(build(self.settings, self._run), name=APPLICATION, route_prefix="/", logging_config={"encoding": "JSON"})
         serve.run_many([target], wait_for_applications_running=False)
+        self._deployed = True
         progress("loading models")
         self._wait_until_ready(ray, serve)
 
     def stop(self) -> int:
         """Finish accepted requests, then take everything down. Returns how many requests could not be finished in time."""
+        if not self._deployed:  # there is nothing to finish, and asking Serve for it would start a second Ray
+            self.kill()
+            return 0
         import ray
         from ray import serve
 
         unfinished = 0
-        with suppress(Exception):  # a replica that is gone cannot be asked
+        try:
             timeout_s = self.settings.drain_timeout_s
-            unfinished = serve.get_app_handle(APPLICATION).drain.remote(timeout_s).result(timeout_s=timeout_s + 5)
+            replica = serve.get_app_handle(APPLICATION)
+            # The flags of `prepare` expect callers with an event loop: here is none.
+            replica._init(_run_router_in_separate_loop=True)  # type: ignore[no-untyped-call]
+            unfinished = replica.drain.remote(timeout_s).result(timeout_s=timeout_s + 5)
+        except Exception as error:  # a replica that is gone cannot be asked
+            log.warning("accepted requests may be lost: the replica could not be drained: %s", error)
         self._close_listener()
         with suppress(Exception):
             serve.shutdown()  # type: ignore[no-untyped-call]
@@ -224,10 +244,13 @@ class Service:
         """Take every process down without waiting for anything, and the run directory with them."""
         import psutil
 
-        for process in psutil.Process().children(recursive=True):  # Ray's own agents would only notice after a minute
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        shutil.rmtree(self._run, ignore_errors=True)
+        # Ray's own agents would only notice after a minute, and what is just starting starts more.
+        while processes := psutil.Process().children(recursive=True):
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(processes, timeout=3)
+        shutil.rmtree(self._run.parent, ignore_errors=True)
 
     def _start_ray(self) -> None:
         """A private Ray on loopback, without dashboard, log monitor and autoscaler, each a Python process of its own."""

@@ -90,6 +90,28 @@ def test_sigterm_under_load_loses_no_accepted_request(tiny: Path, before: set[st
     assert traces() <= before
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_long_request_is_finished_before_the_service_ends(tiny: Path, before: set[str], number: int) -> None:
+    with live([tiny], "--set", "max_client_batch=20000") as service:
+        body = json.dumps({"input": [f"one two three {at}" for at in range(20_000)]})
+        answers: list[int] = []
+
+        def ask() -> None:
+            with closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)) as connection:
+                connection.request("POST", "/v1/embeddings", body, {"content-type": "application/json"})
+                answer = connection.getresponse()
+                answers.append(len(json.loads(answer.read())["data"]) if answer.status == 200 else answer.status)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        while "attnserve_active_requests 2.0" not in metrics(service) and asking.is_alive():  # the scrape itself is one
+            pass
+        assert service.stop(number) == 0
+        asking.join(60)
+    assert answers == [20_000]
+    assert traces() <= before
+
+
 def test_second_signal_ends_at_once_and_leaves_nothing(tiny: Path, before: set[str]) -> None:
     with live([tiny], "--set", "drain_timeout_s=600") as service, ExitStack() as stack:
         family = service.family()
@@ -106,10 +128,11 @@ def test_second_signal_ends_at_once_and_leaves_nothing(tiny: Path, before: set[s
     assert traces() <= before
 
 
-def test_signal_during_start_takes_everything_down(tiny: Path, before: set[str]) -> None:
+@pytest.mark.parametrize("step", ["starting Ray", "starting Ray Serve", "starting the replica", "loading models"])
+def test_signal_during_start_takes_everything_down(tiny: Path, before: set[str], step: str) -> None:
     service = LiveService([tiny])
-    service.wait_for("starting the replica")
-    assert service.stop(signal.SIGINT) in (0, 1)
+    service.wait_for(step)
+    assert service.stop(signal.SIGINT) in (0, 128 + signal.SIGINT), "ready in the same moment, or not"
     assert "Traceback" not in service.output
     assert traces() <= before
 
