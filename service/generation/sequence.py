@@ -1,0 +1,84 @@
+"""One run inside the engine: how far it is, what of its text may leave, and everything needed to go on elsewhere."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.generation.grammar import Matcher
+from service.generation.request import Delta, FinishReason, GenerationRequest, TokenLogprob
+from service.generation.run import Run
+from service.generation.sampling import SamplerState
+from service.generation.session import State
+from service.generation.text import TextState, TextStream
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """A run between two steps, as a value: put into any engine of the same bundle, it goes on with the same tokens.
+
+    `states` have no B. `logits` (V,) are those of the next token, None while the prompt is not done. The sampler and the text that is held
+    back are here as well, so nothing is lost that was not yet said.
+    """
+
+    request: GenerationRequest
+    position: int  # tokens that the states have seen
+    completion: tuple[int, ...]
+    states: tuple[State, ...]
+    logits: NDArray[np.float32] | None
+    sampler: SamplerState | None
+    text: TextState
+
+
+@dataclass(eq=False)
+class Sequence:
+    """A run that the engine works on. Used by the engine's thread alone."""
+
+    run: Run
+    text: TextStream
+    matcher: Matcher | None
+    ends: frozenset[int]  # token ids that end it
+    order: int  # of arrival
+    come_from: Condition | None = None  # what it goes on from, until it has a slot
+    position: int = 0  # tokens that its state has seen
+    completion: list[int] = field(default_factory=list)
+    before: NDArray[np.float32] | None = None  # logits (V,) of the last prompt token fed, where prompt_logprobs needs them
+    last_token: float = 0.0  # when it was drawn, time.monotonic()
+
+    @property
+    def request(self) -> GenerationRequest:
+        return self.run.request
+
+    @property
+    def left_of_prompt(self) -> int:
+        return len(self.request.prompt) - self.position
+
+    @property
+    def banned(self) -> tuple[int, ...]:
+        """Tokens that must not come yet."""
+        return tuple(self.ends) if len(self.completion) < self.request.min_tokens else ()
+
+    def accept(self, token_id: int, logprob: TokenLogprob | None) -> Delta:
+        """The token was drawn: what may be said now."""
+        request = self.request
+        self.completion.append(token_id)
+        logprobs = () if logprob is None else (logprob,)
+        if token_id in self.ends:
+            by_id = token_id in request.stop_token_ids
+            return Delta(self.text.finish(), (token_id,), logprobs, "stop", token_id if by_id else None)
+        text = self.text.push(token_id)
+        finish: FinishReason | None = None
+        if self.text.stopped is not None:
+            finish = "stop"
+        elif self._complete(token_id):
+            finish, text = "stop", text + self.text.finish()
+        elif len(self.completion) >= request.max_tokens:
+            finish, text = "length", text + self.text.finish()
+        return Delta(text, (token_id,), logprobs, finish, self.text.stopped)
+
+    def _complete(self, token_id: int) -> bool:
+        """The grammar has had this token, and takes no other."""
+        if self.matcher is None:
+            return False
+        self.matcher.advance(token_id)
+        return self.matcher.finished

@@ -1,0 +1,119 @@
+"""A decoder without weights: its state remembers every token it has seen, and its logits depend on that state alone.
+
+`FakeSteps` is a `StepSession` whose row never depends on the rows beside it, which can be held between calls and told to fail, and which
+remembers what it was asked. `expected` continues a prompt the plain way, for comparison.
+"""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from export import contract
+from service.generation.session import Ids, Logits, State
+from tests.service.fakes import PATIENCE_S
+
+VOCAB_SIZE = 300
+EOS = 0
+
+
+class FakeSteps:
+    """Logits are a fixed random projection of the state; S <- 0.75 S + E[token], and the second state counts the tokens."""
+
+    def __init__(self) -> None:
+        self.decoder = contract.Decoder(
+            states=(
+                contract.StateTensor(name="state_0_S", shape=(2, 4)),
+                contract.StateTensor(name="state_0_n", shape=(1,), dtype="int64"),
+            ),
+            takes_positions=True,
+            eos_token_ids=(EOS,),
+            exact=True,
+        )
+        self.vocab_size = VOCAB_SIZE
+        random = np.random.default_rng(0)
+        self._embedding = random.standard_normal((VOCAB_SIZE, 2, 4)).astype(np.float32)
+        self._unembedding = random.standard_normal((8, VOCAB_SIZE)).astype(np.float32)
+        self._unembedding[:, EOS] = 0  # never the likeliest, so that greedy runs go on
+        self.calls: list[list[list[int]]] = []  # the tokens of each call, by row
+        self.failures: dict[int, BaseException] = {}  # by number of the call
+        self.bad_tokens: set[int] = set()  # whose logits are NaN
+        self._changed = threading.Condition()
+        self._permits: int | None = None  # None: no gate
+
+    def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: Sequence[State], out: Sequence[State]) -> Logits:
+        with self._changed:
+            number = len(self.calls)
+            self.calls.append([row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)])
+            self._changed.notify_all()
+            if not self._changed.wait_for(lambda: self._permits is None or self._permits > 0, PATIENCE_S):
+                raise TimeoutError("the gate of FakeSteps was never opened")
+            if self._permits is not None:
+                self._permits -= 1
+        if number in self.failures:
+            raise self.failures[number]
+        logits = np.zeros((*wanted.shape, VOCAB_SIZE), np.float32)
+        for row in range(len(tokens)):
+            S, n = states[0][row].copy(), states[1][row].copy()
+            assert n[0] == positions[row], "the state is not of this position"
+            for at, token in enumerate(tokens[row, : lengths[row]]):
+                S = np.float32(0.75) * S + self._embedding[token]
+                n += 1
+                for place in np.flatnonzero(wanted[row] == at):
+                    logits[row, place] = np.nan if int(token) in self.bad_tokens else self.logits(S)
+            out[0][row], out[1][row] = S, n
+        return logits
+
+    def logits(self, S: State) -> Logits:
+        product: Logits = (S.reshape(8, 1) * self._unembedding).sum(0)
+        return product
+
+    # What a test calls -------------------------------------------------------------------------------------------------------------------
+
+    def expected(self, prompt: Sequence[int], n: int) -> list[int]:
+        """The likeliest continuation of n tokens."""
+        S = np.zeros((2, 4), np.float32)
+        for token in prompt:
+            S = np.float32(0.75) * S + self._embedding[token]
+        completion = []
+        for _ in range(n):
+            completion.append(int(self.logits(S).argmax()))
+            S = np.float32(0.75) * S + self._embedding[completion[-1]]
+        return completion
+
+    def hold(self) -> None:
+        """Close the gate: calls enter, and wait there."""
+        with self._changed:
+            self._permits = 0
+
+    def release(self, calls: int = 1) -> None:
+        with self._changed:
+            assert self._permits is not None, "hold() first"
+            self._permits += calls
+            self._changed.notify_all()
+
+    def open(self) -> None:
+        with self._changed:
+            self._permits = None
+            self._changed.notify_all()
+
+    def wait(self, calls: int) -> None:
+        """Until so many calls have begun."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.calls) >= calls, PATIENCE_S)
+
+
+def byte_tokenizer(file: Path) -> Path:
+    """A byte-level tokenizer of VOCAB_SIZE ids: the end of text, every byte, then pairs of letters."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pairs = [a + b for a in "etaoinsh" for b in "etaoinsh"][: VOCAB_SIZE - 1 - len(alphabet)]
+    vocabulary = {token: at for at, token in enumerate(["<|endoftext|>", *alphabet, *pairs])}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [(pair[0], pair[1]) for pair in pairs]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    assert tokenizer.get_vocab_size() == VOCAB_SIZE
+    tokenizer.save(str(file))
+    return file

@@ -1,0 +1,414 @@
+"""Slots, the step loop and its callers together, over a decoder that can be held, broken and read."""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.batching import Lane
+from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed
+from service.generation.engine import GeneratorEngine, GeneratorLimits
+from service.generation.grammar import Grammars
+from service.generation.request import Delta, GenerationRequest, Grammar, Sampling
+from service.generation.run import Run
+from service.generation.text import Vocabulary
+from service.metrics import GeneratorMetrics, Metrics
+from tests.service.fakes import PATIENCE_S
+from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, byte_tokenizer
+
+GREEDY = Sampling(seed=0, temperature=0)
+RANDOM = Sampling(seed=7, temperature=1.0, top_k=40, top_p=0.95, frequency_penalty=0.3)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return byte_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
+
+
+@pytest.fixture
+def steps() -> FakeSteps:
+    return FakeSteps()
+
+
+@asynccontextmanager
+async def running(steps: FakeSteps, tokenizer: Path, **limits: Any) -> AsyncIterator[GeneratorEngine]:
+    engine = GeneratorEngine(
+        steps,
+        Vocabulary(tokenizer),
+        eos_token_ids=(EOS,),
+        grammars=Grammars(tokenizer, (EOS,)),
+        limits=GeneratorLimits(**limits),
+        metrics=GeneratorMetrics(Metrics(), "fake"),
+    )
+    engine.start()
+    try:
+        yield engine
+    finally:
+        steps.open()
+        await engine.stop()
+
+
+def ask(*prompt: int, **options: Any) -> GenerationRequest:
+    return GenerationRequest(**{"prompt": prompt, "sampling": GREEDY, "max_tokens": 8, **options})
+
+
+async def all_of(run: Run) -> Delta:
+    """Everything the run gives, as one delta."""
+    deltas = [delta async for delta in run]
+    assert all(delta.finish_reason is None for delta in deltas[:-1])
+    last = deltas[-1]
+    return Delta(
+        "".join(delta.text for delta in deltas),
+        tuple(token for delta in deltas for token in delta.token_ids),
+        tuple(logprob for delta in deltas for logprob in delta.logprobs),
+        last.finish_reason,
+        last.stop_reason,
+    )
+
+
+async def tokens_of(run: Run) -> list[int]:
+    return list((await all_of(run)).token_ids)
+
+
+async def begun(steps: FakeSteps, calls: int) -> None:
+    await asyncio.to_thread(steps.wait, calls)
+
+
+# Tokens ----------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("prompt", [(5,), (5, 6, 7), tuple(range(1, 290)) * 9])
+async def test_a_run_continues_its_prompt_as_the_plain_loop_does(steps: FakeSteps, tokenizer: Path, prompt: tuple[int, ...]) -> None:
+    async with running(steps, tokenizer) as engine:
+        run = engine.submit(ask(*prompt, max_tokens=12))
+        answer = await all_of(run)
+    assert list(answer.token_ids) == steps.expected(prompt, 12)
+    assert answer.finish_reason == "length"
+    assert (run.usage.prompt_tokens, run.usage.completion_tokens) == (len(prompt), 12)
+
+
+async def test_many_runs_share_steps_and_none_sees_the_others(steps: FakeSteps, tokenizer: Path) -> None:
+    prompts = [tuple(range(first, first + size)) for first, size in zip(range(1, 41), [1, 7, 30, 2] * 10, strict=True)]
+    async with running(steps, tokenizer, slots=8) as engine:
+        runs = [engine.submit(ask(*prompt, max_tokens=3 + at % 5)) for at, prompt in enumerate(prompts)]
+        answers = await asyncio.gather(*map(tokens_of, runs))
+    assert answers == [steps.expected(prompt, 3 + at % 5) for at, prompt in enumerate(prompts)]
+    assert max(map(len, steps.calls)) == 8, "all slots in one step"
+    assert len(steps.calls) < sum(map(len, answers)), "steps were shared"
+
+
+@pytest.mark.parametrize("others", [0, 15])
+async def test_a_seed_gives_the_same_tokens_alone_and_among_others_in_any_order(steps: FakeSteps, tokenizer: Path, others: int) -> None:
+    async with running(steps, tokenizer, slots=16) as engine:
+        alone = await tokens_of(engine.submit(ask(1, 2, 3, sampling=RANDOM, max_tokens=20)))
+        for place in (0, others):
+            noise = [dataclasses.replace(RANDOM, seed=100 + at) for at in range(others)]
+            requests = [ask(9, at + 1, sampling=sampling, max_tokens=5 + at) for at, sampling in enumerate(noise)]
+            requests.insert(place, ask(1, 2, 3, sampling=RANDOM, max_tokens=20))
+            answers = await asyncio.gather(*(tokens_of(engine.submit(request)) for request in requests))
+            assert answers[place] == alone
+    assert len(set(alone)) > 5, "the draw is random"
+
+
+# Ends ------------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_an_end_token_ends_the_run_unless_it_is_to_be_ignored(steps: FakeSteps, tokenizer: Path) -> None:
+    towards_end = Sampling(seed=0, temperature=0, logit_bias={EOS: 100})
+    async with running(steps, tokenizer) as engine:
+        ended = await all_of(engine.submit(ask(1, sampling=towards_end)))
+        ignored = await all_of(engine.submit(ask(1, sampling=towards_end, ignore_eos=True, max_tokens=3)))
+        later = await all_of(engine.submit(ask(1, sampling=towards_end, min_tokens=4)))
+    assert (ended.token_ids, ended.finish_reason, ended.stop_reason) == ((EOS,), "stop", None)
+    assert (ignored.token_ids, ignored.finish_reason) == ((EOS,) * 3, "length")
+    assert EOS not in later.token_ids[:4]
+    assert later.token_ids[4:] == (EOS,)
+
+
+async def test_a_stop_token_and_a_stop_string_say_which_it_was(steps: FakeSteps, tokenizer: Path) -> None:
+    plain = steps.expected((1, 2), 6)
+    async with running(steps, tokenizer) as engine:
+        by_id = await all_of(engine.submit(ask(1, 2, stop_token_ids=(plain[3],))))
+        text = (await all_of(engine.submit(ask(1, 2, max_tokens=6)))).text
+        word = next(letter for letter in text[1:] if letter != "\ufffd" and letter != text[0])
+        by_text = await all_of(engine.submit(ask(1, 2, stop=(word,))))
+    assert (by_id.finish_reason, by_id.stop_reason, list(by_id.token_ids)) == ("stop", plain[3], plain[: plain.index(plain[3]) + 1])
+    assert (by_text.finish_reason, by_text.stop_reason) == ("stop", word)
+    assert by_text.text == text[: text.index(word)]
+
+
+async def test_a_grammar_is_kept_to_and_ends_the_run(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer) as engine:
+        answer = await all_of(engine.submit(ask(1, grammar=Grammar(kind="regex", source="(yes|no)[0-9]{3}"), max_tokens=40)))
+    assert answer.text[:2] in ("ye", "no")
+    assert answer.text[-3:].isdigit()
+    assert answer.finish_reason == "stop"
+
+
+# Log-probabilities -----------------------------------------------------------------------------------------------------------------------
+
+
+async def test_log_probabilities_are_of_the_model_itself(steps: FakeSteps, tokenizer: Path) -> None:
+    prompt = tuple(range(1, 200))
+    async with running(steps, tokenizer) as engine:
+        run = engine.submit(ask(*prompt, top_logprobs=3, prompt_logprobs=2, max_tokens=4))
+        answer = await all_of(run)
+    assert [logprob.token_id for logprob in answer.logprobs] == list(answer.token_ids)
+    for logprob in answer.logprobs:
+        assert logprob.top[0] == (logprob.token_id, pytest.approx(logprob.logprob)), "greedy takes the likeliest"
+        assert len(logprob.top) == 3
+    assert run.prompt_logprobs[0] is None
+    assert [told.token_id for told in run.prompt_logprobs[1:] if told] == list(prompt[1:])
+    S = np.zeros((2, 4), np.float32)
+    for token, told in zip(prompt, run.prompt_logprobs, strict=True):
+        if told is not None:
+            logits = steps.logits(S).astype(np.float64)
+            assert told.logprob == pytest.approx(logits[token] - np.log(np.exp(logits - logits.max()).sum()) - logits.max(), abs=1e-5)
+            assert told.top[0][0] == logits.argmax()
+        S = np.float32(0.75) * S + steps._embedding[token]
+
+
+async def test_no_tokens_wanted_is_a_run_of_the_prompt_alone(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer) as engine:
+        run = engine.submit(ask(1, 2, 3, max_tokens=0, prompt_logprobs=0))
+        answer = await all_of(run)
+    assert (answer.text, answer.token_ids, answer.finish_reason) == ("", (), "length")
+    assert len(run.prompt_logprobs) == 3
+
+
+# Leaving ---------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_run_that_is_left_frees_its_slot_within_one_step(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer, slots=1) as engine:
+        steps.hold()
+        async with engine.submit(ask(1, max_tokens=10_000)) as run:
+            second = engine.submit(ask(2, max_tokens=2))
+            steps.release(3)
+            await begun(steps, 4)
+        assert run.cancelled
+        steps.open()
+        assert await tokens_of(second) == steps.expected((2,), 2)
+    own = [call for call in steps.calls if call != [[2]]]
+    assert len(own) <= 6, "the prompt, three steps, one under way when it was left"
+
+
+async def test_a_run_that_is_cancelled_while_it_waits_never_runs(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer, slots=1) as engine:
+        steps.hold()
+        first = engine.submit(ask(1, max_tokens=2))
+        second = engine.submit(ask(250, max_tokens=2))
+        second.cancel()
+        steps.open()
+        await tokens_of(first)
+        assert [delta async for delta in second] == []
+    assert [250] not in [row for call in steps.calls for row in call]
+
+
+async def test_a_deadline_ends_a_run_wherever_it_is(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer, slots=1) as engine:
+        with pytest.raises(DeadlineExceeded):
+            engine.submit(ask(1, deadline=time.monotonic() - 1))
+        steps.hold()
+        soon = time.monotonic() + 0.05
+        runs = [engine.submit(ask(at, deadline=soon, max_tokens=10_000)) for at in (1, 2)]
+        await begun(steps, 1)
+        while time.monotonic() < soon:
+            await asyncio.sleep(0.01)
+        steps.open()
+        for run in runs:
+            with pytest.raises(DeadlineExceeded):
+                await tokens_of(run)
+        assert await tokens_of(engine.submit(ask(3, max_tokens=1))) == steps.expected((3,), 1), "the slot is free again"
+
+
+async def test_a_run_whose_text_nobody_takes_is_ended(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer, slots=1, unread_s=0.05) as engine:
+        forgotten = engine.submit(ask(1, max_tokens=1_000_000))
+        async with asyncio.timeout(PATIENCE_S):
+            assert await tokens_of(engine.submit(ask(2, max_tokens=2))) == steps.expected((2,), 2)
+        with pytest.raises(DeadlineExceeded, match="nobody took"):
+            await tokens_of(forgotten)
+
+
+async def test_stopping_tells_everybody(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer, slots=1) as engine:
+        steps.hold()
+        runs = [engine.submit(ask(at, max_tokens=10_000)) for at in (1, 2)]
+        await begun(steps, 1)
+        stopping = asyncio.create_task(engine.stop())
+        await asyncio.sleep(0)
+        steps.open()
+        await stopping
+        for run in runs:
+            with pytest.raises(NotReady):
+                await tokens_of(run)
+        with pytest.raises(NotReady):
+            engine.submit(ask(1))
+
+
+# Refusals and failures -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_", "error", "words"),
+    [
+        (ask(), InvalidRequest, "no tokens"),
+        (ask(VOCAB_SIZE), InvalidRequest, f"token id {VOCAB_SIZE}"),
+        (ask(1, -1), InvalidRequest, "token id -1"),
+        (ask(*[1] * 101), NeverFits, "101 tokens and the most is 100"),
+        (ask(1, grammar=Grammar(kind="regex", source="(")), InvalidRequest, "regex"),
+    ],
+)
+async def test_what_cannot_run_is_refused(
+    steps: FakeSteps, tokenizer: Path, request_: GenerationRequest, error: type[Exception], words: str
+) -> None:
+    async with running(steps, tokenizer, max_prompt_tokens=100) as engine:
+        with pytest.raises(error, match=words):
+            engine.submit(request_)
+    assert steps.calls == []
+
+
+async def test_a_full_queue_refuses_with_a_time_to_come_back(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer, slots=1, max_waiting=2) as engine:
+        steps.hold()
+        first = engine.submit(ask(1))
+        await begun(steps, 1)
+        waiting = [engine.submit(ask(2)), engine.submit(ask(3))]
+        with pytest.raises(Overloaded, match="2 requests") as refused:
+            engine.submit(ask(4))
+        assert refused.value.retry_after_s > 0
+        steps.open()
+        await asyncio.gather(*map(tokens_of, [first, *waiting]))
+
+
+async def test_a_failing_step_fails_those_who_took_part_and_no_one_after_them(steps: FakeSteps, tokenizer: Path) -> None:
+    steps.failures = {2: RuntimeError("no memory")}
+    async with running(steps, tokenizer) as engine:
+        with pytest.raises(RuntimeFailed):
+            await tokens_of(engine.submit(ask(1, max_tokens=50)))
+        assert not engine.healthy
+        assert await tokens_of(engine.submit(ask(2, max_tokens=3))) == steps.expected((2,), 3)
+        assert engine.healthy
+
+
+@pytest.mark.parametrize("prompt", [(8,), (8, 250), (250, 8)])
+async def test_logits_that_are_no_numbers_end_their_own_run_alone(steps: FakeSteps, tokenizer: Path, prompt: tuple[int, ...]) -> None:
+    steps.bad_tokens = {250, steps.expected((8,), 2)[1]}
+    good = [at for at in range(20, 60) if not steps.bad_tokens & set(steps.expected((at,), 5))]
+    async with running(steps, tokenizer) as engine:
+        bad, other = engine.submit(ask(*prompt, max_tokens=50)), engine.submit(ask(good[0], max_tokens=5))
+        if prompt != (250, 8):
+            with pytest.raises(RuntimeFailed, match="not finite"):
+                await tokens_of(bad)
+        assert await tokens_of(other) == steps.expected((good[0],), 5)
+
+
+# Fairness --------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_long_prompt_is_fed_in_pieces_between_the_steps_of_others(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer) as engine:
+        streaming = engine.submit(ask(1, max_tokens=400))
+        await anext(streaming)
+        before = len(steps.calls)
+        long = engine.submit(ask(*[2] * 3000, max_tokens=1))
+        await asyncio.gather(tokens_of(streaming), tokens_of(long))
+    pieces = [at for at, call in enumerate(steps.calls[before:]) if len(call) == 1 and len(call[0]) > 1]
+    between = [call for call in steps.calls[before:][pieces[0] : pieces[-1]] if call[0] != [2] and len(call[0]) == 1]
+    assert len(pieces) > 3
+    assert len(between) >= len(pieces) - 2, "a step of the stream between two pieces"
+
+
+async def test_a_short_prompt_is_not_held_up_by_a_long_one_before_it(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer) as engine:
+        steps.hold()
+        long = engine.submit(ask(*[2] * 20_000, max_tokens=1))
+        await begun(steps, 1)
+        short = engine.submit(ask(3, 4, max_tokens=1))
+        steps.open()
+        first, _ = await asyncio.wait(
+            [asyncio.create_task(tokens_of(short)), slow := asyncio.create_task(tokens_of(long))], return_when="FIRST_COMPLETED"
+        )
+        assert slow not in first
+        await slow
+
+
+async def test_interactive_runs_pass_bulk_ones_that_have_not_waited_long(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer, slots=1, bulk_delay_s=1000) as engine:
+        steps.hold()
+        runs = [engine.submit(ask(1, max_tokens=1))]
+        await begun(steps, 1)
+        runs += [engine.submit(ask(20 + at, max_tokens=1, lane=lane)) for at, lane in enumerate((Lane.BULK, Lane.INTERACTIVE))]
+        steps.open()
+        await asyncio.gather(*map(tokens_of, runs))
+    assert [call for call in steps.calls if call[0][0] in (20, 21)] == [[[21]], [[20]]]
+
+
+# Going elsewhere -------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, RANDOM])
+@pytest.mark.parametrize("after", [0, 1, 5])
+async def test_a_run_taken_out_goes_on_with_the_same_tokens_in_another_engine(
+    steps: FakeSteps, tokenizer: Path, sampling: Sampling, after: int
+) -> None:
+    request = ask(1, 2, 3, sampling=sampling, max_tokens=12, top_logprobs=1)
+    async with running(steps, tokenizer) as engine:
+        whole = await all_of(engine.submit(request))
+        steps.hold()
+        calls = len(steps.calls)
+        run = engine.submit(request)
+        steps.release(after)
+        await begun(steps, calls + after + 1)
+        taking = asyncio.create_task(engine.take(run))
+        await asyncio.sleep(0)
+        steps.open()
+        condition = await taking
+        run.cancel()
+        begun_with = [delta async for delta in run]
+    other_steps = FakeSteps()
+    async with running(other_steps, tokenizer) as engine:
+        beside = engine.submit(ask(9, max_tokens=30))
+        rest = await all_of(engine.resume(condition))
+        await tokens_of(beside)
+    first = [token for delta in begun_with for token in delta.token_ids]
+    assert [*first, *rest.token_ids] == list(whole.token_ids)
+    assert "".join(delta.text for delta in begun_with) + rest.text == whole.text
+    assert tuple(condition.completion) == tuple(first)
+    assert rest.finish_reason == whole.finish_reason
+
+
+async def test_a_run_that_waits_or_has_ended_can_be_asked_for_too(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer, slots=1) as engine:
+        steps.hold()
+        first, second = engine.submit(ask(1, max_tokens=2)), engine.submit(ask(5, max_tokens=3))
+        await begun(steps, 1)
+        taking = asyncio.create_task(engine.take(second))
+        await asyncio.sleep(0)
+        steps.open()
+        condition = await taking
+        assert (condition.position, condition.completion, condition.logits) == (0, (), None)
+        assert await tokens_of(engine.resume(condition)) == steps.expected((5,), 3)
+        await tokens_of(first)
+        with pytest.raises(InvalidRequest, match="ended"):
+            await engine.take(first)
+
+
+async def test_a_state_of_another_shape_is_refused(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer, slots=1) as engine:
+        steps.hold()
+        runs = [engine.submit(ask(1)), engine.submit(ask(2))]
+        taking = asyncio.create_task(engine.take(runs[1]))
+        await asyncio.sleep(0)
+        steps.open()
+        condition = await taking
+        with pytest.raises(InvalidRequest, match="not of this model"):
+            engine.resume(dataclasses.replace(condition, states=condition.states[:1]))
+        await tokens_of(runs[0])
