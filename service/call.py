@@ -1,6 +1,7 @@
 """What belongs to one request beside its body: who, until when, which lane, and what the answer's headers will say."""
 
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ LANE_HEADER = "x-lane"
 ITEM_ERRORS_HEADER = "x-item-errors"
 TRUNCATED_HEADER = "x-truncated-inputs"
 NDJSON = "application/x-ndjson"
+_NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _MOST_REPORTED = 64  # inputs named in a header; the count before them is always complete
 
 
@@ -60,10 +62,7 @@ def from_headers(headers: Mapping[str, str], request_id: str, timeout_s: float) 
 def _timeout(value: str | None, default_s: float) -> float:
     if value is None:
         return default_s
-    try:
-        timeout_ms = float(value)
-    except ValueError:
-        timeout_ms = math.nan
+    timeout_ms = float(value) if _NUMBER.fullmatch(value) else math.nan
     if not 0 < timeout_ms <= 86_400_000:
         raise InvalidRequest(f"{TIMEOUT_HEADER}={value!r} is not a number of milliseconds between 0 and 86400000", param=TIMEOUT_HEADER)
     return min(timeout_ms / 1000, default_s)

@@ -28,6 +28,7 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _OPEN = ("/health", "/metrics", "/ping", "/v2/health")  # probes carry no key
 _CLIENT_GONE = 499
 _WITH_BODY = ("POST", "PUT", "PATCH")
+_MOST_DIGITS = 18  # of a content-length; `int` itself refuses thousands of them with an error of its own
 _UNWATCHED_S = 0.1  # how long a request may run on for a client that has left
 
 
@@ -100,7 +101,7 @@ class Edge:
         """The whole body, bounded in bytes and in time."""
         limit = self.catalog.settings.max_body_bytes
         length = headers.get("content-length", "0")
-        if length.isdecimal() and int(length) > limit:
+        if length.isdecimal() and (len(length) > _MOST_DIGITS or int(length) > limit):
             raise BodyTooLarge(f"the body has {length} bytes and the limit is {limit}: send the inputs in parts")
         chunks: list[bytes] = []
         with ended_at(call.deadline, DeadlineExceeded("the request's deadline passed before its body was there")):

@@ -6,6 +6,7 @@ document, which it draws from the same signature, and the routes with parameters
 """
 
 import inspect
+import reprlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Annotated, Any, TypeVar
 
@@ -16,7 +17,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from service.call import Call
 from service.catalog import Catalog
-from service.errors import EmptyInput, InvalidRequest, MalformedBody
+from service.errors import BodyTooLarge, EmptyInput, InvalidRequest, MalformedBody
 
 Body = TypeVar("Body", bound=BaseModel)
 Element = TypeVar("Element")
@@ -27,6 +28,10 @@ Answer = Callable[[bytes, Call, Catalog], Awaitable[Response]]
 Many = Annotated[list[Element], Field(fail_fast=True)]
 
 CALL, CATALOG = "attnserve.call", "attnserve.catalog"  # their places in the ASGI scope
+# Reading JSON holds the event loop, by the number of its values more than by their bytes.
+_LARGE_BYTES, _MOST_VALUES = 1_000_000, 2_000_000
+_SHORT = reprlib.Repr()  # of what was given, in an error
+_SHORT.maxstring = _SHORT.maxother = 80
 _BRANCHES = ("str", "int", "bool")  # what pydantic puts beside field names when a union has them
 
 
@@ -87,7 +92,9 @@ def exact(routers: Iterable[APIRouter]) -> dict[tuple[str, str], JsonRoute]:
 
 
 def read(model: type[Body], body: bytes) -> Body:
-    """The body as its model, or MalformedBody, EmptyInput, InvalidRequest with the field's name."""
+    """The body as its model, or BodyTooLarge, MalformedBody, EmptyInput, InvalidRequest with the field's name."""
+    if len(body) > _LARGE_BYTES and (lists := body.count(b"[")) + (values := body.count(b",")) > _MOST_VALUES:
+        raise BodyTooLarge(f"the body has about {lists} lists and {values} values, together more than {_MOST_VALUES}: send it in parts")
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -106,12 +113,12 @@ def _sentence(error: ValidationError) -> InvalidRequest:
         return MalformedBody(f"the body is not JSON: {problems[0]['msg']}")
     first = max(problems, key=_aptness) if len(problems) > 1 else problems[0]
     if first["type"] == "extra_forbidden":
-        unknown = ".".join([*_names(first["loc"][:-1]), _short(first["loc"][-1]).strip("'")])
+        unknown = ".".join([*_names(first["loc"][:-1]), _SHORT.repr(first["loc"][-1]).strip("'")])
         return InvalidRequest(f"`{unknown}` is not a parameter of this request", param=unknown)
     field = ".".join(_names(first["loc"])) or "body"
     if first["type"] in ("too_short", "string_too_short"):
         return EmptyInput(f"`{field}` cannot be empty", param=field)
-    given = "" if first["type"] == "missing" else f". Given: {_short(first['input'])}"
+    given = "" if first["type"] == "missing" else f". Given: {_SHORT.repr(first['input'])}"
     return InvalidRequest(f"`{field}`: {first['msg']}{given}", param=field)
 
 
@@ -121,8 +128,3 @@ def _names(loc: Sequence[int | str]) -> list[str]:
 
 def _aptness(problem: Any) -> tuple[bool, int]:
     return not problem["type"].endswith("_type"), sum(isinstance(part, int) for part in problem["loc"])
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
