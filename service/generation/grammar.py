@@ -166,22 +166,27 @@ def _checked(grammar: Grammar) -> str:
         if "%json" in source or source.lstrip().startswith("{"):
             raise InvalidRequest("a Lark grammar may not hold a JSON schema here: send it as one", param="grammar")
         return LLMatcher.grammar_from_lark(source)
-    _check_schema(source)
-    return LLMatcher.grammar_from_json_schema(source, defaults={"whitespace_pattern": _WHITESPACE})
+    try:
+        return LLMatcher.grammar_from_json_schema(_checked_schema(source), defaults={"whitespace_pattern": _WHITESPACE})
+    except (ValueError, orjson.JSONEncodeError) as error:  # the second: nested too deeply
+        raise InvalidRequest(f"the JSON schema cannot be used: {error}", param="grammar") from error
 
 
-def _check_schema(source: str) -> None:
+def _checked_schema(source: str) -> str:
+    """The schema as it was read here, so that the library cannot read another one."""
     try:
         schema = orjson.loads(source)
     except orjson.JSONDecodeError as error:
         raise InvalidRequest(f"the JSON schema is not JSON: {error}", param="grammar") from error
     pattern_bytes, multiple = 0, 1
     for key, value in _members(schema):
+        if key == "x-guidance":
+            raise InvalidRequest("the JSON schema may not set options of the library (x-guidance) here", param="grammar")
         if key == "pattern" and isinstance(value, str):
             pattern_bytes += len(value.encode())
         elif key == "patternProperties" and isinstance(value, dict):
             pattern_bytes += sum(len(pattern.encode()) for pattern in value)
-        elif key == "multipleOf" and isinstance(value, int | float) and value > 0:
+        elif key == "multipleOf" and isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
             multiple = math.lcm(multiple, Fraction(str(value)).numerator)
     if pattern_bytes > MAX_PATTERN_BYTES:
         raise InvalidRequest(
@@ -191,6 +196,7 @@ def _check_schema(source: str) -> None:
         raise InvalidRequest(
             f"the multipleOf of the JSON schema have the least common multiple {multiple} and the most is {MAX_MULTIPLE}", param="grammar"
         )
+    return orjson.dumps(schema).decode()
 
 
 def _members(value: object) -> Iterator[tuple[str, object]]:

@@ -1,0 +1,246 @@
+"""Grammars: what they allow, when they are done, how they are followed elsewhere, and what is refused."""
+
+import json
+import re
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from export.contract import BundleError
+from service.errors import InvalidRequest
+from service.generation import grammar as grammar_module
+from service.generation.grammar import MAX_SOURCE_BYTES, Grammars, Matcher
+from service.generation.request import Grammar, Sampling
+from service.generation.sampling import Sampler
+from service.generation.text import Vocabulary
+from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, byte_tokenizer
+
+WORDS = -(-VOCAB_SIZE // 32)
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 5},
+        "age": {"type": "integer"},
+        "tags": {"type": "array", "items": {"enum": ["a", "é"]}},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return byte_tokenizer(tmp_path_factory.mktemp("grammar") / "tokenizer.json")
+
+
+@pytest.fixture(scope="module")
+def grammars(file: Path) -> Grammars:
+    return Grammars(file, (EOS,))
+
+
+@pytest.fixture(scope="module")
+def vocabulary(file: Path) -> Vocabulary:
+    return Vocabulary(file)
+
+
+def json_schema(schema: object) -> Grammar:
+    return Grammar(kind="json_schema", source=json.dumps(schema))
+
+
+def allowed(matcher: Matcher, size: int = WORDS) -> set[int]:
+    out = np.full(size, -1, np.int32)
+    matcher.mask(out)
+    return set(np.flatnonzero(np.unpackbits(out.view(np.uint8), bitorder="little")).tolist())
+
+
+def spelled(text: str, vocabulary: Vocabulary) -> list[int]:
+    single = {vocabulary[token_id]: token_id for token_id in range(VOCAB_SIZE) if len(vocabulary[token_id]) == 1}
+    return [single[bytes([byte])] for byte in text.encode()]
+
+
+def drawn(matcher: Matcher, seed: int, vocabulary: Vocabulary, most: int = 300) -> tuple[str, list[int]]:
+    """A random text of the language, and its tokens. The end of text is likelier than the rest, so that it comes."""
+    sampler, token_ids = Sampler(VOCAB_SIZE, 1), list[int]()
+    sampler.put(0, Sampling(seed=seed, logit_bias={EOS: 3.0}), prompt=(1,))
+    while not matcher.finished and len(token_ids) < most:
+        result = sampler.draw(np.zeros((1, VOCAB_SIZE), np.float32), masks=sampler.masks([matcher]))
+        token_id = int(result.token_ids[0])
+        if token_id == EOS:
+            break
+        token_ids.append(token_id)
+        matcher.advance(token_id)
+    return b"".join(vocabulary[token_id] for token_id in token_ids).decode(), token_ids
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("pattern", ["(yes|no)[0-9]{3}", "[a-z]+@[a-z]{2,5}\\.(com|fr)", "é{2,4}|👩+", "a*"])
+def test_random_texts_match_the_regular_expression(pattern: str, seed: int, grammars: Grammars, vocabulary: Vocabulary) -> None:
+    text, _ = drawn(grammars.matcher(Grammar(kind="regex", source=pattern)), seed, vocabulary)
+    assert re.fullmatch(pattern, text)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_random_texts_are_json_of_the_schema(seed: int, grammars: Grammars, vocabulary: Vocabulary) -> None:
+    matcher = grammars.matcher(json_schema(PERSON))
+    text, _ = drawn(matcher, seed, vocabulary, most=2000)
+    assert matcher.finished, "nothing may follow the last brace"
+    value = json.loads(text)
+    assert {"name", "age"} <= value.keys() <= {"name", "age", "tags"}
+    assert isinstance(value["age"], int)
+    assert len(value["name"]) <= 5
+    assert set(value.get("tags", ())) <= {"a", "é"}
+
+
+def test_a_lark_grammar_may_nest(grammars: Grammars, vocabulary: Vocabulary) -> None:
+    matcher = grammars.matcher(Grammar(kind="lark", source='start: "(" start ")" | "x"'))
+    matcher.advance(*spelled("((x)", vocabulary))
+    assert allowed(matcher) == set(spelled(")", vocabulary))
+    matcher.advance(*spelled(")", vocabulary))
+    assert matcher.finished
+    assert allowed(matcher) == {EOS}
+
+
+def test_the_end_of_text_is_allowed_where_the_language_may_end(grammars: Grammars, vocabulary: Vocabulary) -> None:
+    matcher = grammars.matcher(Grammar(kind="regex", source="ab?"))
+    assert EOS not in allowed(matcher)
+    matcher.advance(*spelled("a", vocabulary))
+    assert not matcher.finished
+    assert allowed(matcher) == {EOS, *spelled("b", vocabulary)}
+
+
+def test_white_space_between_json_tokens_comes_to_an_end(grammars: Grammars, vocabulary: Vocabulary) -> None:
+    compact, padded = grammars.matcher(json_schema(PERSON)), grammars.matcher(json_schema(PERSON))
+    compact.advance(*spelled('{"name":"x","age":1}', vocabulary))
+    assert compact.finished
+    padded.advance(*spelled('{\n  "name" : "x"' + "\n" * 30, vocabulary))
+    assert padded.failure is None
+    padded.advance(*spelled("\n" * 30, vocabulary))
+    assert padded.failure is not None
+
+
+def test_the_tokens_so_far_bring_a_fresh_matcher_to_the_same_place(grammars: Grammars, vocabulary: Vocabulary) -> None:
+    matcher = grammars.matcher(json_schema(PERSON))
+    _, token_ids = drawn(grammars.matcher(json_schema(PERSON)), 3, vocabulary, most=2000)
+    for at, token_id in enumerate(token_ids):
+        again = grammars.matcher(json_schema(PERSON))
+        again.advance(*token_ids[:at])
+        assert allowed(again) == allowed(matcher)
+        matcher.advance(token_id)
+
+
+def test_a_token_that_does_not_belong_leaves_none_and_says_so(grammars: Grammars, vocabulary: Vocabulary) -> None:
+    matcher, other = (grammars.matcher(Grammar(kind="regex", source="a+")) for _ in range(2))
+    matcher.advance(*spelled("b", vocabulary))
+    assert allowed(matcher) == set()
+    assert not matcher.finished
+    assert matcher.failure is not None
+    assert "doesn't satisfy the grammar" in matcher.failure
+    assert "<" not in matcher.failure.replace("<0x", "")
+    assert other.failure is None
+    assert allowed(other) >= set(spelled("a", vocabulary))
+
+
+def test_ids_that_only_the_model_has_are_never_allowed(grammars: Grammars) -> None:
+    matcher = grammars.matcher(Grammar(kind="regex", source="(?s:.)*"))
+    assert max(allowed(matcher, WORDS + 3)) < VOCAB_SIZE
+    assert allowed(matcher, 2) == {token_id for token_id in allowed(matcher) if token_id < 64}, "a model may have fewer, too"
+
+
+def test_a_grammar_is_compiled_once_and_the_oldest_is_forgotten(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars, compiled = Grammars(file, (EOS,)), list[Grammar]()
+    compile_ = grammars._compile
+    monkeypatch.setattr(grammars, "_compile", lambda grammar, tokenizer: compiled.append(grammar) or compile_(grammar, tokenizer))
+    monkeypatch.setattr(grammar_module, "_MAX_CACHED", 2)
+    for source in ("a", "b", "a", "c", "a", "b"):
+        grammars.matcher(Grammar(kind="regex", source=source))
+    assert [grammar.source for grammar in compiled] == ["a", "b", "c", "b"]
+
+
+# Refusals --------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        (Grammar(kind="regex", source="("), "regular expression cannot be used.*unclosed group"),
+        (Grammar(kind="regex", source="(?=a)b"), "look-around"),
+        (Grammar(kind="regex", source="[^\\s\\S]x"), "regular expression cannot be used"),
+        (Grammar(kind="regex", source="a" * (MAX_SOURCE_BYTES["regex"] + 1)), "has 4097 bytes and the most is 4096"),
+        (Grammar(kind="regex", source="a?" * 2000), "regular expression cannot be used"),
+        (Grammar(kind="regex", source="\ud800"), "half a surrogate pair"),
+        (Grammar(kind="json_schema", source='{"type":'), "not JSON"),
+        (Grammar(kind="json_schema", source="[1]"), "JSON schema cannot be used"),
+        (json_schema({"type": "strin"}), "Invalid type: strin"),
+        (json_schema({"not": {"type": "string"}}), "Unimplemented keys"),
+        (json_schema({"$ref": "http://example.org/schema"}), "not present in a registry"),
+        (json_schema({"type": "integer", "minimum": 3, "maximum": 2}), "minimum .3. is greater"),
+        (json_schema({"type": "string", "pattern": "("}), "unclosed group"),
+        (json_schema({"anyOf": [{"pattern": "a" * 3000}, {"patternProperties": {"b" * 3000: {}}}]}), "patterns .* have 6000 bytes"),
+        (json_schema({"type": "integer", "multipleOf": 999983}), "least common multiple 999983"),
+        (json_schema({"multipleOf": True}), "JSON schema cannot be used"),
+        (Grammar(kind="json_schema", source='{"multipleOf": 1e400}'), "not JSON: number is infinity"),
+        (json_schema({"allOf": [{"multipleOf": 997}, {"multipleOf": 9.91}]}), "least common multiple 988027"),
+        (Grammar(kind="json_schema", source='{"items":' * 900 + "{}" + "}" * 900), "Recursion limit"),
+        (json_schema({"x-guidance": {"whitespace_pattern": ".*"}}), "x-guidance"),
+        (Grammar(kind="lark", source="start: foo"), 'Lark grammar cannot be used.*unknown name: "foo"'),
+        (Grammar(kind="lark", source=""), "Empty grammar"),
+        (Grammar(kind="lark", source="start: " + "(" * 500 + '"a"' + ")" * 500), "too deeply nested"),
+        (Grammar(kind="lark", source='start: %json {"type": "integer"}'), "may not hold a JSON schema"),
+        (Grammar(kind="lark", source=' {"grammars": []}'), "may not hold a JSON schema"),
+    ],
+)
+def test_a_source_that_cannot_be_used_is_refused_with_the_reason(grammar: Grammar, words: str, grammars: Grammars) -> None:
+    with pytest.raises(InvalidRequest, match=f"(?s){words}") as refused:
+        grammars.matcher(grammar)
+    assert refused.value.param == "grammar"
+    assert len(refused.value.message) < 700
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        Grammar(kind="lark", source="start:a0\n" + "".join(f"a{at}:a{at + 1}\n" for at in range(700)) + 'a700:"x"'),
+        json_schema(
+            {"$ref": "#/$defs/0", "$defs": {**{str(at): {"items": {"$ref": f"#/$defs/{at + 1}"}} for at in range(1500)}, "1500": {}}}
+        ),
+    ],
+    ids=["lark", "json_schema"],
+)
+def test_long_chains_of_rules_do_not_exhaust_the_stack(grammar: Grammar, grammars: Grammars) -> None:
+    """On the usual stack of 8 MB the second ends the process."""
+    assert allowed(grammars.matcher(grammar))
+
+
+def test_compiling_that_takes_too_long_is_given_up_and_the_next_waits_for_its_turn(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars, gate = Grammars(file, (EOS,)), threading.Event()
+    real = grammar_module.LLMatcher
+
+    class Slow:
+        grammar_from_regex = staticmethod(real.grammar_from_regex)
+
+        def __new__(cls, *arguments: object, **options: object) -> object:
+            gate.wait(30)
+            return real(*arguments, **options)
+
+    monkeypatch.setattr(grammar_module, "COMPILE_S", 0.05)
+    monkeypatch.setattr(grammar_module, "LLMatcher", Slow)
+    with pytest.raises(InvalidRequest, match=r"took more than 0\.05 s"):
+        grammars.matcher(Grammar(kind="regex", source="a"))
+    with pytest.raises(grammar_module.Overloaded, match="still being compiled"):
+        grammars.matcher(Grammar(kind="regex", source="b"))
+    gate.set()
+    monkeypatch.setattr(grammar_module, "COMPILE_S", 30.0)
+    assert allowed(grammars.matcher(Grammar(kind="regex", source="b")))
+
+
+def test_a_model_without_an_end_of_text_has_no_grammars(file: Path) -> None:
+    with pytest.raises(InvalidRequest, match="no end of text"):
+        Grammars(file, ()).matcher(Grammar(kind="regex", source="a"))
+
+
+def test_a_tokenizer_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(BundleError, match=r"tokenizer\.json"):
+        Grammars(tmp_path / "tokenizer.json", (0,))
