@@ -5,12 +5,11 @@ in an order that depends on V alone. Scores may be -inf (never drawn); the peak 
 """
 
 from collections.abc import Iterator
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Number = TypeVar("Number", np.float32, np.bool_)
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Ids = NDArray[np.int64]
@@ -18,6 +17,7 @@ Ids = NDArray[np.int64]
 _DEPTH = 64  # rows of the table that a distribution is folded into, to be summed by columns first
 _TOURNAMENT = 16  # scores of which only the best counts, where a bound on the k-th largest is looked for
 _PIECE = 2**18  # scores, 1 MB: what a core's cache holds
+_FAINTEST = 16  # tokens 2**16 times less likely than the likeliest are not told apart in the search for a nucleus
 _NARROW = 1024  # candidates: rows with no more are worked on side by side
 _HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -40,10 +40,10 @@ def pieces(rows: NDArray[np.intp], n_tokens: int) -> Iterator[NDArray[np.intp]]:
         yield rows[at : at + size]
 
 
-def rows_of(table: NDArray[Number], rows: NDArray[np.intp]) -> NDArray[Number]:
+def rows_of(scores: Floats, rows: NDArray[np.intp]) -> Floats:
     """These rows, (R,) ascending, R > 0: a view where they stand together."""
     first, last = int(rows[0]), int(rows[-1])
-    return table[first : last + 1] if last - first + 1 == len(rows) else table[rows]
+    return scores[first : last + 1] if last - first + 1 == len(rows) else scores[rows]
 
 
 def draw(scores: Floats, peaks: Floats, temperature: Floats, uniforms: Doubles) -> Ids:
@@ -61,21 +61,26 @@ def draw(scores: Floats, peaks: Floats, temperature: Floats, uniforms: Doubles) 
 def draw_truncated(scores: Floats, peaks: Floats, temperature: Floats, truncation: Truncation, uniforms: Doubles) -> Ids:
     """The same from what `truncation` leaves of each row."""
     bounds, totals = _bounds(scores, peaks, temperature, truncation)
-    above = scores >= bounds[:, None]
-    sizes = np.count_nonzero(above, axis=1)
-    together = np.flatnonzero(sizes <= _NARROW)
+    distances, candidates, sizes = _above(scores, peaks, bounds)
+    ends = np.cumsum(sizes)
+    narrow = sizes <= _NARROW
     token_ids = np.empty(len(scores), np.int64)
-    for rows in (together, *np.flatnonzero(sizes > _NARROW)[:, None]):  # a row of many candidates would pad all others to its width
-        if not rows.size:
-            continue
-        own = Truncation(*(limit[rows] for limit in truncation))
-        distances, ids = _candidates(rows_of(scores, rows), peaks[rows], rows_of(above, rows))
-        weights = np.exp(-(distances / temperature[rows, None]).astype(np.float64))  # (R, K), largest first
+
+    def choose(rows: NDArray[np.intp], members: slice | NDArray[np.bool_]) -> None:
+        top_k, top_p, min_p, typical_p = truncation
+        own = Truncation(top_k[rows], top_p[rows], min_p[rows], typical_p[rows])
+        nearest, ids = _sorted(distances[members], candidates[members], sizes[rows])
+        weights = np.exp(-(nearest / temperature[rows, None]).astype(np.float64))  # (R, K), largest first
         weights *= _survivors(weights, totals[rows], own)
         _typical(weights, own.typical_p)
         cumulative = np.cumsum(weights, axis=1)
         choice, _ = _locate(cumulative, uniforms[rows] * cumulative[:, -1])
         token_ids[rows] = ids[np.arange(len(rows)), choice]
+
+    if narrow.any():
+        choose(np.flatnonzero(narrow), np.repeat(narrow, sizes))
+    for row in np.flatnonzero(~narrow):  # one by one: a row of many candidates would pad all others to its width
+        choose(np.array([row]), slice(ends[row] - sizes[row], ends[row]))
     return token_ids
 
 
@@ -87,8 +92,7 @@ def log_totals(scores: Floats, peaks: Floats) -> Doubles:
 def largest(scores: Floats, peaks: Floats, k: Ids) -> tuple[Floats, Ids]:
     """(R, V), (R,), (R,) -> (R, K >= max k) distances below the peak and token ids, largest scores first, the lower id first where two are
     equal. A row has at least its own k, or all it has; what fills it up is infinitely far below."""
-    bounds = _bounds_of_largest(_leaders(scores), k)
-    return _candidates(scores, peaks, scores >= bounds[:, None])
+    return _sorted(*_above(scores, peaks, _bounds_of_largest(_leaders(scores), k)))
 
 
 def _weights(scores: Floats, peaks: Floats, temperature: Floats) -> Floats:
@@ -151,12 +155,12 @@ def _score_of(weight: Doubles, peaks: Floats, temperature: Floats) -> Floats:
 
 def _lightest_within(weights: Floats, mass: Doubles) -> Doubles:
     """(R, W) weights of at most 1, (R,) -> (R,): a power of two such that the weights not below it sum to `mass` or more; else 0."""
-    low, high = np.zeros(len(weights), np.int64), np.full(len(weights), 32)  # exponents: found too heavy, not known to be too heavy
+    low, high = np.zeros(len(weights), np.int64), np.full(len(weights), _FAINTEST)  # exponents: found too heavy, not known to be too heavy
     while (low + 1 < high).any():
         middle = (low + high) // 2
         covered = _totals(weights * (weights >= np.ldexp(np.float32(1), -middle)[:, None])) >= mass
         low, high = np.where(covered, low, middle), np.where(covered, middle, high)
-    return np.where(high < 32, np.ldexp(1.0, -high), 0.0)
+    return np.where(high < _FAINTEST, np.ldexp(1.0, -high), 0.0)
 
 
 def _leaders(scores: Floats) -> Floats:
@@ -177,19 +181,25 @@ def _bounds_of_largest(leaders: Floats, k: Ids) -> Floats:
     return np.where(known, leaders[np.arange(len(leaders)), place], np.float32(-np.inf))
 
 
-def _candidates(scores: Floats, peaks: Floats, chosen: NDArray[np.bool_]) -> tuple[Floats, Ids]:
-    """(R, V), (R,), (R, V) -> (R, K), (R, K): distance below the peak and id of each chosen token, nearest first, then by id.
+def _above(scores: Floats, peaks: Floats, bounds: Floats) -> tuple[Floats, Ids, NDArray[np.intp]]:
+    """(R, V), (R,), (R,) -> of the scores not below the bounds, row after row, the distances below the peak and the ids; and how many of
+    them each row has, (R,)."""
+    n_rows, n_tokens = scores.shape
+    places = np.flatnonzero(scores >= bounds[:, None])
+    sizes = np.diff(np.searchsorted(places, np.arange(n_rows + 1) * n_tokens))
+    row = np.repeat(np.arange(n_rows), sizes)
+    token_ids = places - row * n_tokens
+    return peaks[row] - scores[row, token_ids], token_ids, sizes
+
+
+def _sorted(distances: Floats, token_ids: Ids, sizes: NDArray[np.intp]) -> tuple[Floats, Ids]:
+    """What `_above` gives, as (R, K) each, K the largest size: in every row the nearest first, then by id; filled up with distance inf.
 
     Distance and id are sorted as one integer: the bits of floats that are not negative are in the order of their values.
     """
-    n_rows, n_tokens = scores.shape
-    sizes = np.count_nonzero(chosen, axis=1)
-    row = np.repeat(np.arange(n_rows), sizes)
-    token_id = np.flatnonzero(chosen) - row * n_tokens
-    rank = np.arange(len(row)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    distances = peaks[row] - scores[row, token_id]
-    keys = np.full((n_rows, sizes.max()), _BEHIND_ALL)
-    keys[row, rank] = distances.view(np.uint32).astype(np.uint64) << _HALF | token_id.astype(np.uint64)
+    rank = np.arange(len(token_ids)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    keys = np.full((len(sizes), sizes.max()), _BEHIND_ALL)
+    keys[np.repeat(np.arange(len(sizes)), sizes), rank] = distances.view(np.uint32).astype(np.uint64) << _HALF | token_ids.astype(np.uint64)
     keys.sort(axis=1)
     return (keys >> _HALF).astype(np.uint32).view(np.float32), (keys & _LOW).astype(np.int64)
 
