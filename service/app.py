@@ -53,7 +53,11 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
         await catalog.stop()
 
     app = Application(
-        title="attnserve", version=version("attnserve"), lifespan=lifespan, description="Embeddings and rerank scores over HTTP."
+        title="attnserve",
+        version=version("attnserve"),
+        lifespan=lifespan,
+        redirect_slashes=False,  # to whatever the Host header says
+        description="Embeddings and rerank scores over HTTP.",
     )
     routers = [module.router for module in (*MODULES, health)]
     for router in routers:

@@ -3,10 +3,10 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import datetime
+from functools import partial
 from pathlib import Path
 
 from export import contract
@@ -15,17 +15,22 @@ from service.budget import CpuBudget, available_cpus, share_out
 from service.cache import VectorCache
 from service.call import Call
 from service.engine import EncoderEngine, EngineLimits
-from service.errors import BatchTooLarge, EmptyInput, ModelNotFound, NotReady, ServiceError, WrongKind
+from service.errors import BatchTooLarge, DeadlineExceeded, EmptyInput, InputTooLong, ModelNotFound, NotReady, ServiceError, WrongKind
+from service.generation.model import GeneratorModel
+from service.generation.session import OnnxStepSession, StepSession
 from service.metrics import Metrics, ModelMetrics
 from service.runtime import CUDA, Array, OnnxSession, Session
 from service.selftest import SelfTest, check_golden, measure_rate
 from service.settings import Settings
-from service.tokenization import Cut, Cutting, Encoded, Input, TextEncoder
+from service.tokenization import Cut, Cutting, Encoded, Input, TextEncoder, size_of
 
 log = logging.getLogger("attnserve")
 
+ENCODER_KINDS = ("encoder", "reranker", "classifier", "token_classifier")
+
 # Up to here tokenising holds the event loop too shortly to be worth the way to another thread and back.
 _INLINE_CHARACTERS = 4_000
+_PIECE_CHARACTERS = 100_000
 
 
 @dataclass(frozen=True)
@@ -95,18 +100,8 @@ class Model:
         """The graph output that answers by default."""
         return contract.EMBEDDING if self.manifest.kind == "encoder" else contract.LOGITS
 
-    @property
-    def created(self) -> int:
-        """When the bundle was made, in seconds since 1970."""
-        return int(datetime.fromisoformat(self.manifest.created).timestamp())
-
     def vector_output(self, normalize: bool) -> str:
         return contract.EMBEDDING if normalize else contract.POOLED
-
-    def need(self, *kinds: str) -> None:
-        """WrongKind unless the model is one of `kinds`."""
-        if self.manifest.kind not in kinds:
-            raise WrongKind(f"model {self.name} is of kind {self.manifest.kind}; this route needs: {', '.join(kinds)}", param="model")
 
     async def answer(
         self,
@@ -165,13 +160,17 @@ class Model:
         prefix = self.texts.default_prompt if prompt is None else prompt
         if prompt is None and prefix and any(isinstance(item, list) for item in inputs):
             prefix = ""  # ids come with everything that belongs to them; only a prompt that was asked for conflicts
-        characters = sum(len(item) if isinstance(item, str | list) else len(item[0]) + len(item[1]) for item in inputs)
+        characters = sum(map(size_of, inputs))
         call.characters += characters
         if characters <= _INLINE_CHARACTERS:
             encoded = self.texts.encode(inputs, cut=cut, prompt=prefix)
         else:
-            loop = asyncio.get_running_loop()
-            encoded = await loop.run_in_executor(self._executor, lambda: self.texts.encode(inputs, cut=cut, prompt=prefix))
+            encoded = []
+            for first, piece in self._pieces(inputs):
+                if time.monotonic() > call.deadline:
+                    raise DeadlineExceeded("the request's deadline passed while its inputs were tokenised")
+                encode = partial(self.texts.encode, piece, cut=cut, prompt=prefix, first=first)
+                encoded += await asyncio.get_running_loop().run_in_executor(self._executor, encode)
         elapsed = time.monotonic() - started
         call.tokenization_s += elapsed
         self.metrics.tokenization.observe(elapsed)
@@ -182,18 +181,42 @@ class Model:
                     self.metrics.truncated.inc()
         return encoded
 
+    def _pieces(self, inputs: Sequence[Input]) -> Iterator[tuple[int, Sequence[Input]]]:
+        """The inputs in runs of about `_PIECE_CHARACTERS`, each with the index of its first. Between two of them others get their turn."""
+        first, characters = 0, 0
+        for at, item in enumerate(inputs):
+            size, limit = size_of(item), self.settings.max_input_characters
+            if size > limit:
+                raise InputTooLong(f"input {at} has {size} characters and the most is {limit}: send it in parts", param="input")
+            characters += size
+            if characters > _PIECE_CHARACTERS:
+                yield first, inputs[first : at + 1]
+                first, characters = at + 1, 0
+        yield first, inputs[first:]
+
+
+Served = Model | GeneratorModel
+
 
 class Catalog:
     """All models of this process and what they share: CPUs, cache, tokenizer threads, metrics."""
 
-    def __init__(self, settings: Settings, metrics: Metrics | None = None, *, open_session: Callable[..., Session] = OnnxSession) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        metrics: Metrics | None = None,
+        *,
+        open_session: Callable[..., Session] = OnnxSession,
+        open_steps: Callable[..., StepSession] = OnnxStepSession,
+    ) -> None:
         self.settings = settings
         self.open_session = open_session
+        self.open_steps = open_steps
         self.metrics = metrics or Metrics()
         self.budget: CpuBudget = share_out(available_cpus(), runtime_threads=settings.threads)
         self.cache = VectorCache(settings.cache_bytes)
         self.tokenizers = ThreadPoolExecutor(self.budget.tokenizer_threads, thread_name_prefix="tokenizer")
-        self.models: dict[str, Model] = {}
+        self.models: dict[str, Served] = {}
         self.failure: str | None = None
         self.draining = False
         self.active = 0  # requests between their first byte and their last
@@ -204,22 +227,26 @@ class Catalog:
         """Check, load, test and time every bundle. Blocks for seconds; BundleError or SettingsConflict stop it."""
         if not self.settings.bundles:
             raise contract.BundleError("there is no bundle to serve: name one with --bundle DIR or ATTNSERVE_BUNDLES")
-        models: dict[str, Model] = {}
+        models: dict[str, Served] = {}
         for bundle in self.settings.bundles:
-            model = Model(bundle, contract.verify(bundle), self)
+            model = self._load(bundle)
             if model.name in models:
                 raise contract.BundleError(
                     f"{bundle} and {models[model.name].bundle} are both called {model.name}: export one under another --name"
                 )
             models[model.name] = model
-            log.info(
-                "loaded",
-                extra={"model": model.name, "fingerprint": model.manifest.fingerprint[:12], "min_cosine": model.selftest.min_cosine},
-            )
+            log.info("loaded", extra={"model": model.name, "kind": model.manifest.kind, "fingerprint": model.manifest.fingerprint[:12]})
         for alias, name in self.settings.aliases.items():
             if name not in models:
                 raise contract.BundleError(f"alias {alias} names model {name}, which is not served. Served: {', '.join(models)}")
         self.models = models
+
+    def _load(self, bundle: Path) -> Served:
+        manifest = contract.verify(bundle)
+        if manifest.decoder is None:
+            return Model(bundle, manifest, self)
+        session = self.open_steps(bundle, manifest, threads=self.budget.runtime_threads, provider=self.settings.provider)
+        return GeneratorModel(bundle, manifest, session, self.settings, self.metrics)
 
     def start(self) -> None:
         """Begin to answer; on the event loop, after `load`."""
@@ -240,7 +267,21 @@ class Catalog:
         return self.active
 
     def get(self, name: str | None, *kinds: str) -> Model:
-        """The model of that name or alias; without a name the first of the kinds in question. ModelNotFound, WrongKind, NotReady."""
+        """The encoder, reranker or classifier of that name or alias; without a name the first of `kinds`, all of these by default.
+
+        Raises ModelNotFound, WrongKind, NotReady.
+        """
+        model = self.find(name, *(kinds or ENCODER_KINDS))
+        assert isinstance(model, Model)
+        return model
+
+    def generator(self, name: str | None) -> GeneratorModel:
+        """The same for a decoder."""
+        model = self.find(name, "decoder")
+        assert isinstance(model, GeneratorModel)
+        return model
+
+    def find(self, name: str | None, *kinds: str) -> Served:
         if not self.models:
             raise NotReady(self.failure or "the models are still being loaded")
         if name is None:
@@ -251,8 +292,8 @@ class Catalog:
             raise ModelNotFound(
                 f"The model `{name}` does not exist. Served: {', '.join([*self.models, *self.settings.aliases])}", param="model"
             )
-        if kinds:
-            model.need(*kinds)
+        if kinds and model.manifest.kind not in kinds:
+            raise WrongKind(f"model {model.name} is of kind {model.manifest.kind}; this route needs: {', '.join(kinds)}", param="model")
         return model
 
     async def ready(self) -> bool:
@@ -260,7 +301,7 @@ class Catalog:
         if not self.models or self.draining:
             return False
         for model in self.models.values():
-            if not model.engine.healthy and not await self._probe(model):
+            if not model.engine.healthy and not (isinstance(model, Model) and await self._probe(model)):
                 return False
         return True
 

@@ -43,6 +43,7 @@ class Settings(BaseModel):
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="Largest request body.")
     max_pending_bytes: int = Field(256 * 1024 * 1024, ge=1024, description="Bodies of all running requests together; over it 429.")
     max_client_batch: int = Field(2048, ge=1, le=1_000_000, description="Most inputs in one request.")
+    max_input_characters: int = Field(1_000_000, ge=1000, description="Most characters of one input, however short it is cut afterwards.")
     max_queue_tokens: int = Field(524_288, ge=1, description="Most tokens waiting for one model; over it 429.")
     max_batch_tokens: int | None = Field(
         None, ge=1, description="Most tokens, padding included, in one runtime call. Default: 512 on CPU, 16384 on a GPU."
@@ -56,6 +57,8 @@ class Settings(BaseModel):
     stream_stall_s: float = Field(
         60.0, gt=0, le=3600, description="How long a client may take nothing of its stream before it counts as gone."
     )
+    slots: int = Field(32, ge=1, le=4096, description="Sequences that a decoder continues at the same time.")
+    max_prompt_tokens: int = Field(131_072, ge=1, description="Most tokens of a prompt.")
     default_max_tokens: int = Field(
         4096, ge=1, le=1_000_000, description="Most tokens of a chat answer or a response that sets no limit of its own."
     )

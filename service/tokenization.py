@@ -78,10 +78,10 @@ class TextEncoder:
             raise InvalidRequest(f"prompt name {name!r} is not known to this model; it has: {known}", param="prompt_name")
         return self.prompts[name]
 
-    def encode(self, inputs: Sequence[Input], *, cut: Cut, prompt: str = "") -> list[Encoded | ServiceError]:
+    def encode(self, inputs: Sequence[Input], *, cut: Cut, prompt: str = "", first: int = 0) -> list[Encoded | ServiceError]:
         """Ids of each input, or the error that this one input is. Blocks, in proportion to the texts: long ones are for a thread."""
         limit = min(cut.max_tokens or self.max_tokens, self.max_tokens)
-        return [self._one(item, index, limit, cut.side, prompt) for index, item in enumerate(inputs)]
+        return [self._one(item, index, limit, cut.side, prompt) for index, item in enumerate(inputs, first)]
 
     def _one(self, item: Input, index: int, limit: int, side: Side, prompt: str) -> Encoded | ServiceError:
         try:
@@ -174,6 +174,11 @@ class TextEncoder:
                 layout.append(seen // n)
             seen += not special
         return tuple(layout)
+
+
+def size_of(item: Input) -> int:
+    """Characters of a text or of both of a pair, or token ids."""
+    return len(item[0]) + len(item[1]) if isinstance(item, tuple) else len(item)
 
 
 def _has_lone_surrogate(texts: Sequence[str]) -> bool:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 from service.batching import Lane
 from service.call import Call
@@ -15,7 +15,7 @@ from service.catalog import Catalog
 from service.dialects.generation_schemas import SamplingFields, StreamOptions
 from service.dialects.runs import Generator, Runs
 from service.dialects.tei_tokens import aside
-from service.errors import EmptyInput, InvalidRequest, TokenizationFailed
+from service.errors import EmptyInput, InvalidRequest, NeverFits, TokenizationFailed
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling, TokenLogprob
 
 Result = TypeVar("Result")
@@ -27,7 +27,7 @@ _LEAST_LOGPROB = -9999.0  # what OpenAI sends for minus infinity, which JSON doe
 
 def generator(catalog: Catalog, name: str | None) -> Generator:
     """The decoder of that name; without one the first. WrongKind when it is something else."""
-    return cast(Generator, catalog.get(name, "decoder"))
+    return catalog.generator(name)
 
 
 @lru_cache(maxsize=64)
@@ -196,6 +196,8 @@ async def inline_or_aside(catalog: Catalog, n_characters: int, work: Callable[[]
 
 async def encode(model: Generator, catalog: Catalog, text: str, param: str, *, add_special_tokens: bool = True) -> list[int]:
     """The ids of a prompt, at least one: an empty prompt is the beginning of a text where the model has a token for that."""
+    if len(text) > (limit := catalog.settings.max_input_characters):
+        raise NeverFits(f"`{param}` has {len(text)} characters and the most is {limit}: shorten it", param=param)
 
     def ids() -> list[int]:
         try:

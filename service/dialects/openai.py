@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from service import vectors
-from service.catalog import Model
+from service.catalog import Model, Served
 from service.dialects import Dialect
 from service.errors import ServiceError
 from service.ndjson import stream, totals
@@ -135,18 +135,18 @@ async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep)
 @router.get("/v1/models", response_model=ModelList)
 async def models(catalog: CatalogDep) -> Any:
     """The served models, aliases last."""
-    catalog.get(None)  # NotReady while they are still being loaded
-    return {"object": "list", "data": [_model(name, catalog.get(name)) for name in [*catalog.models, *catalog.settings.aliases]]}
+    catalog.find(None)  # NotReady while they are still being loaded
+    return {"object": "list", "data": [_model(name, catalog.find(name)) for name in [*catalog.models, *catalog.settings.aliases]]}
 
 
 @router.get("/v1/models/{model:path}", response_model=ModelObject)
 async def model(model: str, catalog: CatalogDep) -> Any:
     """One served model, by name or alias."""
-    return _model(model, catalog.get(model))
+    return _model(model, catalog.find(model))
 
 
-def _model(name: str, model: Model) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": model.created, "owned_by": "attnserve"}
+def _model(name: str, model: Served) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": model.manifest.created_s, "owned_by": "attnserve"}
 
 
 def as_inputs(value: str | list[Any]) -> list[Input]:

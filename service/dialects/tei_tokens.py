@@ -10,19 +10,20 @@ from tokenizers import Tokenizer
 
 from service.catalog import Catalog
 from service.dialects.tei_schemas import TeiDecodeRequest, TeiTokenizeRequest
-from service.errors import EmptyInput
+from service.errors import EmptyInput, NeverFits
 from service.routing import CatalogDep, JsonRoute
 
 Result = TypeVar("Result")
-KINDS = ("encoder", "reranker", "classifier", "token_classifier")  # that have texts to read as a whole
 router = APIRouter(route_class=JsonRoute)
 
 
 async def tokenize(body: TeiTokenizeRequest, catalog: Catalog) -> list[list[dict[str, Any]]]:
     """The tokens of each text after its prompt, never cut. Its path is `tokens.tokenize`'s, which another dialect has too."""
-    model = catalog.get(body.model, *KINDS)
+    model = catalog.get(body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     model.check_size(len(texts))
+    if (characters := sum(map(len, texts))) > (limit := catalog.settings.max_input_characters):
+        raise NeverFits(f"the texts have {characters} characters and the most is {limit}: send them in parts")
     if not all(texts):
         raise EmptyInput("`inputs` cannot be empty", param="inputs")
     prompt = model.texts.prompt(body.prompt_name)
@@ -33,11 +34,13 @@ async def tokenize(body: TeiTokenizeRequest, catalog: Catalog) -> list[list[dict
 @router.post("/decode", response_model=list[str])
 async def decode(body: TeiDecodeRequest, catalog: CatalogDep) -> Any:
     """The text of each list of token ids; ids that are not in the vocabulary give nothing."""
-    model = catalog.get(body.model, *KINDS)
+    model = catalog.get(body.model)
     lists: list[Any] = [ids for ids in body.ids if isinstance(ids, list)] or [body.ids]
     if not all(lists):
         raise EmptyInput("`input_ids` cannot be empty", param="ids")
     model.check_size(len(lists))
+    if (size := sum(map(len, lists))) > (limit := catalog.settings.max_input_characters):
+        raise NeverFits(f"there are {size} token ids and the most is {limit}: send them in parts")
     tokenizer = model.texts.tokenizer
     return await aside(catalog, lambda: [tokenizer.decode(ids, skip_special_tokens=body.skip_special_tokens) for ids in lists])
 

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,18 @@ import pytest
 from export import contract
 from service.batching import Lane
 from service.call import Call
-from service.errors import BatchTooLarge, EmptyInput, ModelNotFound, NotReady, Overloaded, RuntimeFailed, ServiceError, WrongKind
+from service.errors import (
+    BatchTooLarge,
+    DeadlineExceeded,
+    EmptyInput,
+    InputTooLong,
+    ModelNotFound,
+    NotReady,
+    Overloaded,
+    RuntimeFailed,
+    ServiceError,
+    WrongKind,
+)
 from service.tokenization import Cut, Cutting
 from tests.service.fakes import PATIENCE_S, FakeCatalog, client, fake_app, fake_bundle, fake_catalog
 
@@ -210,6 +222,24 @@ async def test_a_long_request_is_tokenised_off_the_loop_and_answers_the_same(bun
     many = await model.answer(["cat " * 20] * 100, call())
     one = await model.answer(["cat " * 20], call())
     assert all((row == one.rows[0]).all() for row in many.rows)
+    await catalog.stop()
+
+
+async def test_tokenising_ends_at_the_deadline_and_its_errors_name_the_input_of_the_request(bundle: Path) -> None:
+    catalog = await started(fake_catalog(bundle))
+    model = catalog.get("mini")
+    long = ["cat " * 20_000] * 4  # each a piece of its own
+    with pytest.raises(DeadlineExceeded, match="tokenised"):
+        await model.answer(long, call(deadline=time.monotonic()))
+    with pytest.raises(ServiceError, match="input 3"):
+        await model.answer([*long[:3], [10_000]], call())
+    await catalog.stop()
+
+
+async def test_an_input_of_too_many_characters_is_refused_before_it_is_tokenised(bundle: Path) -> None:
+    catalog = await started(fake_catalog(bundle, max_input_characters=5000))
+    with pytest.raises(InputTooLong, match="input 1 has 5001 characters and the most is 5000"):
+        await catalog.get("mini").answer(["cat", "x" * 5001], call())
     await catalog.stop()
 
 

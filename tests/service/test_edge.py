@@ -195,6 +195,28 @@ async def test_a_body_that_is_longer_than_its_header_says_is_refused_as_it_grows
         assert caller.incoming.empty(), "all it took was read, and no more"
 
 
+async def test_a_length_of_thousands_of_digits_is_over_the_limit_like_any_other(bundle: Path) -> None:
+    app = fake_app(bundle)
+    async with client(app):
+        caller = Caller(app, headers={"content-length": "9" * 5000})
+        await caller.done()
+        assert caller.status == 413
+
+
+async def test_a_body_of_too_many_values_is_refused_before_it_is_read_as_json(bundle: Path) -> None:
+    app = fake_app(bundle)
+    async with client(app) as http:
+        answer = await http.post("/v1/embeddings", content=b'{"input":[' + b"[1]," * 1_000_001 + b"[1]]}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
+        assert "1000003 lists and 1000001 values" in answer.json()["error"]["message"]
+
+
+async def test_a_path_with_a_slash_too_many_is_not_found_and_sends_nobody_elsewhere(bundle: Path) -> None:
+    async with client(fake_app(bundle)) as http:
+        answer = await http.post("/v1/embeddings/", json={"input": "cat"}, headers={"host": "elsewhere.example"})
+        assert (answer.status_code, "location" in answer.headers) == (404, False)
+
+
 async def test_a_body_in_many_pieces_is_whole_again(bundle: Path) -> None:
     app = fake_app(bundle)
     async with client(app):
