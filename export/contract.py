@@ -96,7 +96,7 @@ class Parity(Part):
     max_abs_error: float = Field(description="largest |onnxruntime - torch| over all outputs and all shapes below, texts of unequal length")
     min_cosine: float = Field(
         description="lowest cosine to the fp32 torch model on the golden texts: of an encoder's vectors; in classifiers of a label's "
-        "logits over all texts, less their mean, as one vector"
+        "logits over all texts, less their mean, as one vector; of a decoder's logits after each golden prompt, less their mean"
     )
     shapes: tuple[tuple[int, int], ...] = Field(description="the (B, N) that were compared")
     tolerance: float = Field(description="what was allowed of it, times the largest value of an output where that is above 1")
