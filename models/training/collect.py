@@ -23,6 +23,7 @@ from models.training.sources import STANDARD_LIBRARY, Package, packages, texts
 HELD_OUT = ("attrs", "click", "jsonschema", "networkx", "requests", "tenacity", "Werkzeug")
 MB = 1_000_000
 SEEN = 0.5  # share of its lines from which on a file is a near copy
+HELD_OUT_FILE = 50_000  # bytes at most: a softmax model reads a document in quadratic time
 LINE = 20  # characters; shorter lines (`return None`) are everywhere
 
 
@@ -50,7 +51,7 @@ class Seen:
         return None
 
 
-def collect(out: Path, *, held_out: Sequence[str] = HELD_OUT, max_mb: float = 64, max_held_out_mb: float = 3) -> dict:
+def collect(out: Path, *, held_out: Sequence[str] = HELD_OUT, max_mb: float = 64, max_held_out_mb: float = 2) -> dict:
     """Write the folder and return what `sources.json` in it says. Raises CollectionError when a split would be empty."""
     names = {name.lower() for name in held_out}
     installed = packages()
@@ -59,9 +60,11 @@ def collect(out: Path, *, held_out: Sequence[str] = HELD_OUT, max_mb: float = 64
     seen, kept, left_out = Seen(), {}, {}
     for package in track(allowed, "reading packages", console=Console(stderr=True), transient=True):
         kept[package.name], left_out[package.name] = _documents(package, seen)
-    evaluation = {name: documents for name, documents in kept.items() if name.lower() in names and documents}
+    evaluation = {
+        name: [d for d in documents if d.size_bytes <= HELD_OUT_FILE] for name, documents in kept.items() if name.lower() in names
+    }
     training = {name: documents for name, documents in kept.items() if name.lower() not in names and documents}
-    if not evaluation or not training:
+    if not any(evaluation.values()) or not training:
         raise CollectionError(f"no text {'to hold out: none of ' + ', '.join(held_out) if training else 'to train on'} is installed")
     first = _bounded({name: training.pop(name) for name in (STANDARD_LIBRARY,) if name in training}, max_mb * MB)
     rest = max_mb * MB - sum(map(_size, first.values()))
@@ -148,7 +151,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder to write")
     parser.add_argument("--held-out", nargs="+", default=HELD_OUT, metavar="PACKAGE", help=f"for evaluation only ({', '.join(HELD_OUT)})")
     parser.add_argument("--max-mb", type=float, default=64, help="of training text, in 1,000,000 bytes (64)")
-    parser.add_argument("--max-held-out-mb", type=float, default=3, help="of evaluation text (3)")
+    parser.add_argument("--max-held-out-mb", type=float, default=2, help="of evaluation text (2)")
     options = parser.parse_args(arguments)
     summary = collect(options.out, held_out=options.held_out, max_mb=options.max_mb, max_held_out_mb=options.max_held_out_mb)
     table = Table("split", "packages", "files", "MB", title=str(options.out))

@@ -34,7 +34,7 @@ class TrainingConfig(BaseModel):
     seed: int = 0
     weights: Literal["fp32", "bf16"] = Field("fp32", description="in which the result is written; evaluated as written")
     evaluations: int = Field(12, ge=1, description="looks at the held-out text, evenly over the budget")
-    evaluation_kb: int = Field(150, ge=1, description="1,000 bytes of held-out text for each look; the last one takes all of it")
+    evaluation_kb: int = Field(100, ge=1, description="1,000 bytes of held-out text for each look; the last one takes all of it")
     checkpoint_steps: int = Field(200, ge=1)
     threads: int | None = Field(None, ge=1, description="of torch on a CPU; None: its own choice")
 

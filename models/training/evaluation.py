@@ -18,6 +18,7 @@ from models.training.corpus import TokenDocument
 
 CHUNK = 256  # tokens of a call
 ROWS = 16  # documents or windows read side by side
+ROW_TOKENS = 65_536  # of all rows together: what a softmax layer keeps of them is memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +41,13 @@ def evaluate(
     """Read all documents. `show` gets the share that is done."""
     device = next(model.parameters()).device
     stretches = [stretch for i, document in enumerate(documents) for stretch in _stretches(i, document, end_of_text, context)]
-    stretches.sort(key=lambda stretch: len(stretch[1]))  # neighbours are equally long: little padding
+    stretches.sort(key=lambda stretch: -len(stretch[1]))  # neighbours are about equally long; what does not fit shows at once
     bits, done, total = np.zeros(len(documents)), 0, sum(len(document.tokens) for document in documents)
     training = model.training
     model.eval()
-    for start in range(0, len(stretches), ROWS):
-        group = stretches[start : start + ROWS]
+    while stretches:
+        rows = max(1, min(ROWS, ROW_TOKENS // len(stretches[0][1])))
+        group, stretches = stretches[:rows], stretches[rows:]
         for (i, tokens), found in zip(group, _bits(model, [tokens for _, tokens in group], device), strict=True):
             bits[i] += found
             done += len(tokens) - 1
@@ -72,19 +74,20 @@ def _stretches(i: int, document: TokenDocument, end_of_text: int, context: int |
 
 
 def _bits(model: nn.Module, rows: list[np.ndarray], device: torch.device) -> np.ndarray:
-    """Bits of all tokens of each row after its first: rows of (n_i + 1,) -> (len(rows),) float64."""
+    """Bits of all tokens of each row after its first: rows of (n_i + 1,), the longest first -> (len(rows),) float64."""
     lengths = torch.tensor([len(row) - 1 for row in rows])
-    padded = torch.zeros(len(rows), int(lengths.max()) + 1, dtype=torch.int64)
+    padded = torch.zeros(len(rows), int(lengths[0]) + 1, dtype=torch.int64)
     for row, place in zip(rows, padded, strict=True):
         place[: len(row)] = torch.from_numpy(row)
     states, total = None, np.zeros(len(rows))
-    for start in range(0, int(lengths.max()), CHUNK):
-        chunk = padded[:, start : start + CHUNK + 1].to(device)
+    for start in range(0, int(lengths[0]), CHUNK):
+        n_left = int((lengths > start).sum())  # rows that go on; the others are at the end, and leave
+        states = states and [{name: tensor[:n_left] for name, tensor in state.items()} for state in states]
+        chunk = padded[:n_left, start : start + CHUNK + 1].to(device)
         tokens, targets = chunk[:, :-1], chunk[:, 1:]
-        here = (lengths - start).clamp(0, tokens.shape[1]).to(device)  # (B,) tokens of each row in this chunk
-        positions = torch.full_like(here, start)
-        logits, states = model(tokens, here, states, positions)
-        total += _token_bits(logits, targets, here).cpu().numpy()
+        here = (lengths[:n_left] - start).clamp(max=tokens.shape[1]).to(device)  # (B,) tokens of each row in this chunk
+        logits, states = model(tokens, here, states, torch.full_like(here, start))
+        total[:n_left] += _token_bits(logits, targets, here).cpu().numpy()
     return total
 
 

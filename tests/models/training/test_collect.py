@@ -70,13 +70,14 @@ def test_this_machine_has_the_standard_library_and_packages_that_are_refused() -
 
 
 def test_splits_are_whole_packages_without_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Held-out text wins: what resembles it is missing from the training text."""
+    """Held-out text wins: what resembles it is missing from the training text. A very long file serves neither."""
+    assert len(code("long", 300)) > collecting.HELD_OUT_FILE
     near = code("shared") + "one_more_line_that_is_new = 1\n"
     installed = [
         package(tmp_path, "alpha", {"own.py": code("alpha"), "near.py": near, "copy.py": code("twice")}),
         package(tmp_path, "beta", {"own.py": code("beta"), "copy.py": code("twice")}),
         package(tmp_path, "copyleft", {"own.py": code("copyleft")}, GPL),
-        package(tmp_path, "Held", {"shared.py": code("shared")}),
+        package(tmp_path, "Held", {"shared.py": code("shared"), "long.py": code("long", 300)}),
     ]
     monkeypatch.setattr(collecting, "packages", lambda: installed)
     summary = collect(tmp_path / "data", held_out=("held", "not-installed"), max_mb=1, max_held_out_mb=1)

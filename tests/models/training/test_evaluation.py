@@ -73,9 +73,10 @@ def test_carried_on_in_chunks_is_the_whole_document_at_once(layers: str, monkeyp
         tokens = torch.from_numpy(np.concatenate([[0], d.tokens]).astype(np.int64))
         chances = model(tokens[None, :-1])[0][0].double().log_softmax(dim=-1)
         bits -= chances[torch.arange(len(d.tokens)), tokens[1:]].sum().item() / math.log(2)
-    for chunk, rows in ((16, 16), (7, 2), (64, 1)):
+    for chunk, rows, row_tokens in ((16, 16, 1000), (7, 2, 1000), (64, 1, 1000), (16, 16, 60)):
         monkeypatch.setattr(evaluation, "CHUNK", chunk)
         monkeypatch.setattr(evaluation, "ROWS", rows)
+        monkeypatch.setattr(evaluation, "ROW_TOKENS", row_tokens)
         assert evaluate(model, documents, end_of_text=0).overall == pytest.approx(bits / 500, rel=TOLERANCE)
 
 
