@@ -56,7 +56,7 @@ def _figures(report: dict[str, Any]) -> str:
 
 
 def _samples(samples: list[tuple[str, str]]) -> str:
-    shown = [f"```python\n{prompt}⟨here the model goes on⟩{continuation}\n```" for prompt, continuation in samples]
+    shown = [f"````python\n{prompt}⟨here the model goes on⟩{continuation}\n````" for prompt, continuation in samples]
     return "\n\n".join(("## What it writes", "Sampled once at temperature 0.5, seed 0, and not chosen.", *shown))
 
 

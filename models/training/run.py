@@ -146,7 +146,7 @@ def _hardware(device: torch.device) -> str:
         if cpuinfo.is_file()
         else []
     )
-    return f"{names[0] if names else platform.machine()}, {torch.get_num_threads()} threads"
+    return f"{names[0] if names else platform.machine()}, torch threads: {torch.get_num_threads()}"
 
 
 def _write(out: Path, report: dict[str, Any]) -> None:
