@@ -8,6 +8,7 @@ import pytest
 
 from export.bundle import export_bundle
 from tests.bundles import tiny_classifier_bundle, tiny_reranker_bundle
+from tests.decoders import tiny_decoder_bundle
 from tests.service.live import LiveService, live
 
 
@@ -27,9 +28,18 @@ def minilm_bundle(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 @pytest.fixture(scope="session")
-def service(minilm_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveService]:
-    """The real thing: MiniLM, a tiny reranker and a tiny classifier behind Ray Serve and HAProxy."""
+def decoder_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A gated delta decoder of bytes with random weights and a chat template."""
+    template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
+    shape = {"d_model": 32, "n_layers": 2, "layers": "gated_delta", "positions": "none"}
+    return tiny_decoder_bundle(tmp_path_factory.mktemp("decoder") / "tiny-decoder", chat_template=template, **shape)
+
+
+@pytest.fixture(scope="session")
+def service(minilm_bundle: Path, decoder_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveService]:
+    """The real thing: MiniLM, a tiny reranker, a tiny classifier and a tiny decoder behind Ray Serve and HAProxy."""
     folder = tmp_path_factory.mktemp("tiny")
-    bundles = [minilm_bundle, tiny_reranker_bundle(folder / "reranker"), tiny_classifier_bundle(folder / "classifier")]
+    encoders = [minilm_bundle, tiny_reranker_bundle(folder / "reranker"), tiny_classifier_bundle(folder / "classifier")]
+    bundles = [*encoders, decoder_bundle]
     with live(bundles, "--alias", "text-embedding-3-small=all-MiniLM-L6-v2") as running:
         yield running
