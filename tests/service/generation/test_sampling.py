@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 
 from service.errors import InvalidRequest, RuntimeFailed
+from service.generation.drawing import Truncation, draw, draw_truncated
 from service.generation.request import Sampling
 from service.generation.sampling import Sampler, check_sampling, logprobs_of
 
@@ -33,6 +34,7 @@ MANNERS = [
     Sampling(seed=13, allowed_token_ids=(2, 50, 99)),
     Sampling(seed=14, top_p=0.3, min_p=0.5),
     Sampling(seed=15, temperature=0, repetition_penalty=1.2),
+    Sampling(seed=17, top_k=100, min_p=0.2),
     Sampling(seed=16, logit_bias={7: 2.5}, top_k=3, frequency_penalty=1.0, allowed_token_ids=tuple(range(40))),
 ]
 
@@ -145,6 +147,44 @@ def test_tokens_that_the_model_excludes_never_come() -> None:
         assert set(frequencies(sampling, logits, 300)) == {10, 99}
 
 
+def test_the_last_number_below_1_still_finds_a_token() -> None:
+    """Rounding may carry it past the sum of all weights."""
+    rows, last = 300, np.nextafter(1.0, 0.0)
+    scores = some_logits(rows)
+    scores[:, 150:] = -np.inf
+    peaks, temperature = scores.max(axis=1), np.ones(rows, np.float32)
+    whole = Truncation(np.zeros(rows, np.int64), np.full(rows, 0.9), np.zeros(rows), np.ones(rows))
+    for token_ids in (
+        draw(scores, peaks, temperature, np.full(rows, last)),
+        draw_truncated(scores, peaks, temperature, whole, np.full(rows, last)),
+    ):
+        assert np.isfinite(scores[np.arange(rows), token_ids]).all()
+
+
+REPETITION, PRESENCE, FREQUENCY = {"repetition_penalty": 2.0}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("logits", "penalty", "prompt", "completion", "best"),
+    [
+        ((1.0, 0.6), REPETITION, (0,), (), 1),
+        ((-1.0, -1.5), REPETITION, (0,), (), 1),
+        ((1.0, 0.4), REPETITION, (0, 0), (0, 0), 0),  # once, however often
+        ((1.0, 0.6), PRESENCE, (), (0, 0), 1),
+        ((1.0, 0.4), PRESENCE, (), (0, 0), 0),
+        ((1.0, 0.9), {**PRESENCE, "repetition_penalty": 1.001}, (0,), (), 0),  # of the completion alone
+        ((1.0, 0.5), FREQUENCY, (0, 0, 0), (0, 0), 0),
+        ((1.0, 0.5), FREQUENCY, (), (0, 0, 0), 1),
+    ],
+)
+def test_what_was_seen_is_penalised_as_defined(
+    logits: tuple[float, ...], penalty: dict[str, Any], prompt: tuple[int, ...], completion: tuple[int, ...], best: int
+) -> None:
+    sampler = Sampler(2, 1)
+    sampler.put(0, Sampling(seed=0, temperature=0, **penalty), prompt=prompt, completion=completion)
+    assert sampler.draw(np.array([logits], np.float32)).token_ids[0] == best
+
+
 # Row by row ------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -192,6 +232,18 @@ def test_a_row_that_is_taken_out_goes_on_in_another_sampler(sampling: Sampling) 
     assert state.position == 3 + 4, "what was taken out is not changed by what came after"
     counted = sampling.frequency_penalty != 0 or sampling.repetition_penalty != 1
     assert state.counts.sum() == (len(first) if counted else 0)
+
+
+def test_a_state_stays_as_it_was_whoever_goes_on_from_it() -> None:
+    here, there, always_3 = Sampler(V, 1), Sampler(V, 1), np.eye(1, V, 3, np.float32)
+    here.put(0, Sampling(seed=0, temperature=0, frequency_penalty=0.1), prompt=())
+    here.draw(always_3)
+    state = here.take(0)
+    there.restore(0, state)
+    for each in (here, there):
+        each.draw(always_3)
+    assert (state.token_ids.tolist(), state.counts.tolist(), state.position) == ([3], [1], 1)
+    assert there.take(0).counts.tolist() == [2]
 
 
 def test_a_completion_that_is_put_counts_like_one_that_was_drawn() -> None:
