@@ -143,7 +143,7 @@ async def chat(body: ChatRequest, call: CallDep, catalog: CatalogDep) -> Any:
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
-    runs = Runs(model, asked, call, n=body.n, prompt_field="messages")
+    runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="messages")
     answer = _Answer(body, model, runs)
     if body.stream:
         return await sse.stream(runs, answer, call, catalog.settings)

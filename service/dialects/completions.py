@@ -97,7 +97,7 @@ async def completions(body: CompletionRequest, call: CallDep, catalog: CatalogDe
         top_logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs,
     )
-    runs = Runs(model, asked, call, n=body.n, prompt_field="prompt")
+    runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="prompt")
     answer = _Answer(body, model, [prompt for prompt in prompts for _ in range(body.n)], runs)
     if body.stream:
         return await sse.stream(runs, answer, call, catalog.settings)

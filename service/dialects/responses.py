@@ -170,7 +170,7 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep) -
         grammar=generation.grammar_of(body, _format(body), "text.format"),
         top_logprobs=(body.top_logprobs or 0) if LOGPROBS in body.include else None,
     )
-    runs = Runs(model, asked, call, n=1, prompt_field="input")
+    runs = await Runs.submit(model, asked, call, n=1, prompt_field="input")
     answer = _Answer(body, model, runs)
     if body.stream:
         return await sse.stream(runs, answer, call, catalog.settings)

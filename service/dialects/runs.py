@@ -13,7 +13,7 @@ from export import contract
 from service.call import Call
 from service.chat_template import ChatTemplate
 from service.errors import InvalidRequest, RuntimeFailed
-from service.generation.request import Delta, GenerationRequest, TokenLogprob, Usage
+from service.generation.request import Delta, GenerationRequest, Grammar, TokenLogprob, Usage
 
 
 class Run(Protocol):
@@ -28,6 +28,8 @@ class Run(Protocol):
 
 
 class Engine(Protocol):
+    async def prepare(self, grammar: Grammar) -> None: ...
+
     def submit(self, request: GenerationRequest) -> Run: ...
 
 
@@ -60,7 +62,15 @@ class Runs:
     `prompt_field` is what the prompt is called in the caller's body, for errors that are about it.
     """
 
+    @classmethod
+    async def submit(cls, model: Generator, requests: Sequence[GenerationRequest], call: Call, *, n: int, prompt_field: str) -> "Runs":
+        """Queue all of them. A grammar that is not known yet is compiled first, which takes its time."""
+        for grammar in {request.grammar for request in requests if request.grammar is not None}:
+            await model.engine.prepare(grammar)
+        return cls(model, requests, call, n=n, prompt_field=prompt_field)
+
     def __init__(self, model: Generator, requests: Sequence[GenerationRequest], call: Call, *, n: int, prompt_field: str) -> None:
+        """See `submit`."""
         self._call = call
         self._n = n
         self.runs: list[Run] = []

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed, ServiceError
 from service.generation.grammar import Grammars
-from service.generation.request import Delta, GenerationRequest, TokenLogprob, Usage
+from service.generation.request import Delta, GenerationRequest, Grammar, TokenLogprob, Usage
 from service.generation.run import Run
-from service.generation.sampling import Sampler, logprobs_of
+from service.generation.sampling import Sampler, check_sampling, logprobs_of
 from service.generation.sequence import Condition, Sequence
 from service.generation.session import Ids, StepSession
 from service.generation.slots import Slots
@@ -120,6 +120,10 @@ class GeneratorEngine:
 
     # On the event loop -----------------------------------------------------------------------------------------------------------------
 
+    async def prepare(self, grammar: Grammar) -> None:
+        """Compile a grammar, which may take seconds, so that `submit` finds it compiled. Raises InvalidRequest, Overloaded."""
+        await asyncio.to_thread(self._grammars.matcher, grammar)
+
     def submit(self, request: GenerationRequest) -> Run:
         """Queue a run. Raises InvalidRequest, NeverFits, Overloaded, DeadlineExceeded or NotReady, with nothing queued."""
         self._check(request)
@@ -165,6 +169,7 @@ class GeneratorEngine:
         vocab_size = self._session.vocab_size
         if (worst := max(request.prompt)) >= vocab_size or (worst := min(request.prompt)) < 0:
             raise InvalidRequest(f"token id {worst} of the prompt is outside this model's vocabulary of {vocab_size}", param="prompt")
+        check_sampling(request.sampling, vocab_size)
         if request.deadline <= time.monotonic():
             raise DeadlineExceeded("the request's deadline passed before it was queued")
 

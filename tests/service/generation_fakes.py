@@ -19,7 +19,7 @@ from service.app import Application, build_app
 from service.catalog import Catalog
 from service.chat_template import ChatTemplate
 from service.errors import WrongKind
-from service.generation.request import Delta, GenerationRequest, TokenLogprob, Usage
+from service.generation.request import Delta, GenerationRequest, Grammar, TokenLogprob, Usage
 from service.settings import Settings
 from tests.service.fakes import PATIENCE_S
 
@@ -64,6 +64,8 @@ class FakeEngine:
     def start(self) -> None: ...
 
     async def stop(self) -> None: ...
+
+    async def prepare(self, grammar: Grammar) -> None: ...
 
     def submit(self, request: GenerationRequest) -> "FakeRun":
         if self.refusal is not None and len(self.runs) >= self.refuse_after:

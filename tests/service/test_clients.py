@@ -2,9 +2,11 @@
 
 import asyncio
 import base64
+from collections.abc import Iterator
 from pathlib import Path
 
 import cohere
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -22,8 +24,9 @@ LEAST_COSINE = 0.999999
 
 
 @pytest.fixture(scope="module")
-def client(service: LiveService) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{service.url}/v1", api_key="not needed", max_retries=0)
+def client(service: LiveService) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{service.url}/v1", api_key="not needed", max_retries=0) as client:
+        yield client
 
 
 def test_vectors_equal_sentence_transformers(client: openai.OpenAI, minilm: Path) -> None:
@@ -65,7 +68,13 @@ def test_openai_errors_are_its_own_classes(client: openai.OpenAI) -> None:
         client.embeddings.create(model="no-such-model", input="x")
     with pytest.raises(openai.BadRequestError, match="cannot be empty"):
         client.embeddings.create(model=MODEL, input="")
-    assert [model.id for model in client.models.list()] == [MODEL, "tiny-reranker", "tiny-classifier", "text-embedding-3-small"]
+    assert [model.id for model in client.models.list()] == [
+        MODEL,
+        "tiny-reranker",
+        "tiny-classifier",
+        "tiny-decoder",
+        "text-embedding-3-small",
+    ]
 
 
 def test_openai_2048_inputs_in_order(client: openai.OpenAI) -> None:
@@ -76,8 +85,15 @@ def test_openai_2048_inputs_in_order(client: openai.OpenAI) -> None:
     assert float(np.dot(data[1234].embedding, alone)) >= LEAST_COSINE
 
 
-def test_cohere_embed_and_rerank(service: LiveService) -> None:
-    client = cohere.ClientV2(base_url=service.url, api_key="not needed")
+@pytest.fixture
+def http() -> Iterator[httpx.Client]:
+    """For clients that leave their connections open otherwise."""
+    with httpx.Client() as client:
+        yield client
+
+
+def test_cohere_embed_and_rerank(service: LiveService, http: httpx.Client) -> None:
+    client = cohere.ClientV2(base_url=service.url, api_key="not needed", httpx_client=http)
     answer = client.embed(model=MODEL, texts=["a", "b"], input_type="search_document", embedding_types=["float", "int8", "ubinary"])
     assert answer.embeddings.float_ is not None
     assert answer.embeddings.int8 is not None
@@ -98,9 +114,14 @@ def test_huggingface_hub(service: LiveService) -> None:
     assert scores[0] > scores[1]
 
 
-def test_langchain(service: LiveService) -> None:
+def test_langchain(service: LiveService, http: httpx.Client) -> None:
     embeddings = OpenAIEmbeddings(
-        model=MODEL, base_url=f"{service.url}/v1", api_key="not needed", check_embedding_ctx_length=False, max_retries=0
+        model=MODEL,
+        base_url=f"{service.url}/v1",
+        api_key="not needed",
+        check_embedding_ctx_length=False,
+        max_retries=0,
+        http_client=http,
     )
     documents = embeddings.embed_documents(["Paris is the capital of France.", "Fish swim."])
     query = embeddings.embed_query("capital of France")
