@@ -6,25 +6,30 @@ place. What Ray still does in the request's path is own the socket and the HTTP 
 """
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from service.app import Application, build_app
-from service.catalog import Catalog
-from service.logs import to_file
-from service.settings import Settings
+if TYPE_CHECKING:
+    from service.app import Application
+    from service.catalog import Catalog
 
 _RAYS_OWN = ("/-/healthz", "/-/routes")  # what HAProxy asks to know whether the replica is there
 
-catalog: Catalog | None = None
-_application: Application | None = None
+catalog: "Catalog | None" = None
+_application: "Application | None" = None
 
 
-def start(frozen: str, log_file: str) -> Application:
+def start(frozen: str, log_file: str) -> "Application":
     """The application of this process. To be called once, in the replica; the models are loaded when its lifespan begins."""
     global catalog, _application
+    # Not at the top: Ray's proxy imports this module for `middlewares`, and has no use for the rest in its memory.
+    from service.app import build_app
+    from service.catalog import Catalog
+    from service.logs import to_file
+    from service.settings import Settings
+
     settings = Settings.model_validate_json(frozen)
     to_file(Path(log_file), settings.log_level)
     catalog = Catalog(settings)
