@@ -7,7 +7,7 @@ Source: the OpenAI API reference (CreateEmbeddingRequest) and what openai-python
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, StrictBool
 
 from service import vectors
 from service.catalog import Model, Served
@@ -28,12 +28,14 @@ class EmbeddingRequest(BaseModel):
     )
     model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first encoder without it.")
     encoding_format: vectors.Form = Field("float", description="float, base64 (little-endian float32), int8, uint8, binary, ubinary.")
-    dimensions: int | None = Field(None, ge=1, le=65_536, description="Keep this many dimensions, then bring the vector back to length 1.")
+    dimensions: int | None = Field(
+        None, ge=1, le=65_536, strict=True, description="Keep this many dimensions, then bring the vector back to length 1."
+    )
     user: str | None = Field(None, description="Accepted and ignored.")
     prompt_name: str | None = Field(None, max_length=256, description="A prompt of the checkpoint, put before each text.")
     prompt: str | None = Field(None, max_length=65_536, description="The same, given in full.")
-    normalize: bool = Field(True, description="False sends the vector as it was pooled.")
-    truncate: bool | Side | None = Field(None, description="right or true, left, none or false; the service's setting without it.")
+    normalize: StrictBool = Field(True, description="False sends the vector as it was pooled.")
+    truncate: StrictBool | Side | None = Field(None, description="right or true, left, none or false; the service's setting without it.")
 
 
 class EmbeddingObject(BaseModel):
