@@ -3,10 +3,11 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 DEFAULT := bundles/all-MiniLM-L6-v2
+DECODER ?= bundles/python
 HOST ?= 127.0.0.1
 PORT ?= 8000
 
-.PHONY: serve export test check bench peers clean
+.PHONY: serve export test check bench bench-generate peers clean
 
 serve: $(DEFAULT)/manifest.json  ## Export the default model if need be, and serve it
 	$(BIN)/attnserve serve --bundle $(DEFAULT) --host $(HOST) --port $(PORT)
@@ -26,6 +27,9 @@ check: $(VENV)/.test  ## Lint, format, types
 
 bench: $(VENV)/.test $(DEFAULT)/manifest.json  ## Side by side with the bare runtime and peers
 	$(BIN)/attnserve bench --bundle $(DEFAULT)
+
+bench-generate: $(VENV)/.test  ## Text: the bare step loop, the engine and the service, side by side
+	$(BIN)/attnserve bench-generate --bundle $(DECODER)
 
 peers:  ## The environments that `make bench` compares with, each of its own (1.3 GB)
 	$(BIN)/python -m loadtest.peers install infinity

@@ -140,6 +140,14 @@ def bench(context: typer.Context) -> None:
     bench_app(context.args, prog_name="attnserve bench")
 
 
+@app.command("bench-generate", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def bench_generate(context: typer.Context) -> None:
+    """Measure text: the bare step loop, the engine and the service side by side. `attnserve bench-generate --help` lists what it takes."""
+    with needing("loadtest"):
+        from loadtest.bench_generate import app as bench_app
+    bench_app(context.args, prog_name="attnserve bench-generate")
+
+
 def _run(settings: Any) -> None:
     """Start, wait for a signal, stop."""
     from service.deployment import LOG_FILE, Service, check_port, prepare, run_directory
