@@ -19,9 +19,10 @@ def price_of_a_token(stretches: Sequence[Stretch], file: Path, title: str) -> No
     time.set_ylabel("ms per token")
     time.set_ylim(bottom=0)
     time.set_title(title, fontsize=9)
-    memory.plot(positions, [stretch.rss_bytes / 2**20 for stretch in stretches])
+    resident = [stretch.rss_bytes / 2**20 for stretch in stretches]
+    memory.plot(positions, resident)
     memory.set_ylabel("resident MiB")
-    memory.set_ylim(bottom=0)
+    memory.set_ylim(0, 1.2 * max(resident))
     memory.set_xlabel("position in the sequence, tokens")
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=120)
