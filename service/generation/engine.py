@@ -313,19 +313,14 @@ class GeneratorEngine:
             sequence.run.usage.started = now
             self.metrics.queue_s.observe(now - sequence.run.usage.submitted)
             condition = sequence.come_from
-            if condition is None:
-                slots: Slots[Sequence] = Slots(self._session.decoder, 1)
-                slots.add(sequence)
-                self._prompts[sequence] = slots
+            states = None if condition is None else list(condition.states)
+            sequence.position = 0 if condition is None else condition.position
+            if condition is not None and states is not None and condition.logits is not None:
+                self._join(sequence, states, condition.logits)
             else:
-                sequence.position = condition.position
-                if condition.logits is None:
-                    slots = Slots(self._session.decoder, 1)
-                    slots.add(sequence, list(condition.states), condition.position)
-                    self._prompts[sequence] = slots
-                else:
-                    self._join(sequence, list(condition.states), condition.logits)
-                sequence.come_from = None
+                self._prompts[sequence] = Slots(self._session.decoder, 1)
+                self._prompts[sequence].add(sequence, states, sequence.position)
+            sequence.come_from = None
 
     def _join(self, sequence: Sequence, states: list[NDArray[Any]], logits: NDArray[np.float32]) -> None:
         """The prompt is done: the run draws its tokens with the others from now on."""
