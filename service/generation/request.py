@@ -45,7 +45,7 @@ class GenerationRequest:
     prompt: tuple[int, ...]  # at least one token
     sampling: Sampling
     max_tokens: int
-    min_tokens: int = 0  # no end of text, no stop token before so many
+    min_tokens: int = 0  # no end of text and no stop token before so many, and no stop string in their text
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop: bool = False  # leave the stop string in the text

@@ -66,7 +66,7 @@ class Sequence:
         if token_id in self.ends:
             by_id = token_id in request.stop_token_ids
             return Delta(self.text.finish(), (token_id,), logprobs, "stop", token_id if by_id else None)
-        text = self.text.push(token_id)
+        text = self.text.push(token_id, may_stop=len(self.completion) > request.min_tokens)
         finish: FinishReason | None = None
         if self.text.stopped is not None:
             finish = "stop"

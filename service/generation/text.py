@@ -2,7 +2,7 @@
 
 import codecs
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -58,7 +58,8 @@ class TextState:
 class TextStream:
     """The text of one run. What the pushes and `finish` return, one after the other, is the whole text up to the stop string.
 
-    The stop string is the one that is complete first, and of those that end together the longest, however the tokens cut the text.
+    The stop string is the one that is complete first, and of those that end together the longest, however the tokens cut the text. One
+    that is complete before it may end the run is text like any other.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, stop: tuple[str, ...], include_stop: bool, skip_special_tokens: bool) -> None:
@@ -72,15 +73,15 @@ class TextStream:
         self._held = ""
         self.stopped: str | None = None
 
-    def push(self, token_id: int) -> str:
-        """The text that may leave now, often none. After a stop string there is no more."""
+    def push(self, token_id: int, *, may_stop: bool = True) -> str:
+        """The text that may leave now, often none. After a stop string there is no more; without `may_stop` none ends with this token."""
         if self._skip_special_tokens and token_id in self._vocabulary.special:
             return ""
-        return self._release(self._decoder.decode(self._vocabulary[token_id]))
+        return self._release(self._decoder.decode(self._vocabulary[token_id]), may_stop=may_stop)
 
     def finish(self) -> str:
         """What was held back, since nothing comes after it. A character that is not complete becomes U+FFFD."""
-        text = self._release(self._decoder.decode(b"", final=True)) + self._held
+        text = self._release(self._decoder.decode(b"", final=True), may_stop=True) + self._held
         self._held = ""
         return text
 
@@ -102,20 +103,25 @@ class TextStream:
         stream._held, stream.stopped = state.held, state.stopped
         return stream
 
-    def _release(self, new: str) -> str:
+    def _release(self, new: str, *, may_stop: bool) -> str:
         if self.stopped is not None:
             return ""
         text = self._held + new
         if not self._stop:
             return text
-        found = [(start + len(string), -len(string), string) for string in self._stop if (start := text.find(string)) >= 0]
-        if found:
+        if may_stop and (found := list(self._ending_in(text, since=len(self._held)))):
             end, minus_length, self.stopped = min(found)
             self._held = ""
             return text[: end if self._include_stop else end + minus_length]
         held = self._begin_of_stop(text)
         self._held = text[held:]
         return text[:held]
+
+    def _ending_in(self, text: str, *, since: int) -> Iterator[tuple[int, int, str]]:
+        """(end, -length, stop string) of each that ends beyond `since`, at its first place there."""
+        for string in self._stop:
+            if (start := text.find(string, max(0, since - len(string) + 1))) >= 0:
+                yield start + len(string), -len(string), string
 
     def _begin_of_stop(self, text: str) -> int:
         """Where the longest end of the text begins that is also the beginning of a stop string; its length if there is none."""

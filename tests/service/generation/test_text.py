@@ -54,9 +54,9 @@ def told(stream: TextStream, token_ids: list[int]) -> list[str]:
     return [*(stream.push(token_id) for token_id in token_ids), stream.finish()]
 
 
-def naive(text: str, stop: tuple[str, ...], include_stop: bool) -> tuple[str, str | None]:
-    """Letter by letter: the first place where a stop string ends, and of those that end there the longest."""
-    for end in range(1, len(text) + 1):
+def naive(text: str, stop: tuple[str, ...], include_stop: bool, since: int = 0) -> tuple[str, str | None]:
+    """Letter by letter: the first place beyond `since` where a stop string ends, and of those that end there the longest."""
+    for end in range(since + 1, len(text) + 1):
         ending = [string for string in stop if text[:end].endswith(string)]
         if ending:
             longest = max(ending, key=len)
@@ -150,6 +150,21 @@ def test_the_stop_string_is_found_however_the_tokens_cut_the_text(
     expected, by = naive(text, stop, include_stop)
     parts = told(run, list(range(len(pieces))))
     assert ("".join(parts), run.stopped) == (expected, by)
+
+
+@MANY
+@given(text=texts, stop=stops, include_stop=st.booleans(), least=st.integers(0, 24))
+@example(text="abab", stop=("ab",), include_stop=False, least=2)
+@example(text="aaa", stop=("aa",), include_stop=False, least=2)
+@example(text="abé", stop=("ab", "abé"), include_stop=False, least=2)
+@example(text="aba", stop=("ab", "abé"), include_stop=True, least=2)
+def test_a_stop_string_is_text_like_any_other_while_it_may_not_end_the_run(
+    text: str, stop: tuple[str, ...], include_stop: bool, least: int
+) -> None:
+    """A token is a letter here. One that began too early counts if it ends in time."""
+    run = TextStream(Pieces([letter.encode() for letter in text]), stop=stop, include_stop=include_stop, skip_special_tokens=True)
+    parts = [run.push(at, may_stop=at >= least) for at in range(len(text))] + [run.finish()]
+    assert ("".join(parts), run.stopped) == naive(text, stop, include_stop, since=least)
 
 
 @MANY
