@@ -19,6 +19,7 @@ from export.graph import REWRITTEN, describe, optimise, save
 from export.parity import Arrays, Feed, Reference, answers, check_interface, open_graph, scale
 from export.quantisation import per_block
 from export.step_graph import StepGraph, inputs_of, outputs_of, states_of, trace
+from models import LAYERS
 from models.checkpoint import UNLIMITED
 from models.decoder import Decoder
 from models.decoder_checkpoint import ARCHITECTURE, CONFIG, DecoderCheckpoint, load_decoder
@@ -122,10 +123,7 @@ class Subject:
     @classmethod
     def of(cls, source: DecoderCheckpoint) -> "Subject":
         if source.model.grows:
-            raise ExportError(
-                f"{source.folder}: the state of {', '.join(sorted(set(source.config.layer_names)))} grows with every token, and a served "
-                f"state is of constant size. `python -m export.twin` makes a graph of it to measure against"
-            )
+            raise ExportError(f"{source.folder}: {_growing(source.config.layer_names)}")
         inputs, tokenizer = inputs_of(source.model), Tokenizer.from_file(str(source.tokenizer_file))
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -218,6 +216,17 @@ def _int8(graph: Path, scratch: Path) -> Path:
     """The optimised fp32 graph, whose weights are constants, with 8-bit products."""
     save(per_block(onnx.load(graph), {}, block=BLOCK), scratch / "int8.onnx")
     return optimise(scratch / "int8.onnx", scratch / "int8")
+
+
+def _growing(names: tuple[str, ...]) -> str:
+    """Why a decoder whose state grows is not exported, and what to do about it."""
+    growing = [number for number, name in enumerate(names) if LAYERS[name].grows]
+    others = f" (and {len(growing) - 1} more)" if len(growing) > 1 else ""
+    return (
+        f"layer {growing[0]} of {len(names)}, counted from 0{others}, is full attention ({names[growing[0]]}), whose state grows with the "
+        f"text, and a served state is of constant size. Choose a checkpoint whose every layer is linear or has a sliding window; one of "
+        f"causal_softmax layers alone can be measured against with `python -m export.twin`"
+    )
 
 
 def _layers(names: tuple[str, ...]) -> str:

@@ -1,6 +1,7 @@
 """Qwen3.5, the text part of the dense models: three blocks of the gated delta rule to one of gated softmax attention. Qwen Team 2026.
 
-A checkpoint whose every layer is linear has a state of constant size; with full attention layers, the state grows as theirs does.
+A checkpoint whose every layer is linear has a state of constant size and can be exported and served. With full attention layers, as the
+published ones have them, it can be read, trained and run in torch; their state grows with the text, and the export refuses it.
 """
 
 from functools import partial

@@ -111,10 +111,21 @@ def test_inspection_shows_what_a_person_asks_of_a_decoder(bundle: Path) -> None:
 # What is refused
 
 
-def test_a_state_that_grows_is_refused(tmp_path: Path) -> None:
-    checkpoint = decoders.tiny_decoder(tmp_path / "checkpoint", layers=("causal_linear", "causal_softmax"), n_layers=2)
-    with pytest.raises(ExportError, match="the state of causal_linear, causal_softmax grows with every token"):
+@pytest.mark.parametrize(
+    ("layers", "which"),
+    [
+        (("causal_linear", "causal_softmax"), "layer 1 of 2, counted from 0, is full attention \\(causal_softmax\\)"),
+        (
+            ("gated_softmax", "delta", "causal_softmax"),
+            "layer 0 of 3, counted from 0 \\(and 1 more\\), is full attention \\(gated_softmax\\)",
+        ),
+    ],
+)
+def test_a_state_that_grows_is_refused_by_its_first_layer(tmp_path: Path, layers: tuple[str, ...], which: str) -> None:
+    checkpoint = decoders.tiny_decoder(tmp_path / "checkpoint", layers=layers, n_layers=len(layers))
+    with pytest.raises(ExportError, match=f"{which}, whose state grows with the text.* Choose a checkpoint whose every layer is linear"):
         export_bundle(checkpoint, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
 
 
 def test_a_graph_that_is_not_exact_is_refused(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
