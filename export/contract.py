@@ -15,7 +15,7 @@ import json
 import math
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -136,6 +136,15 @@ class StateTensor(Part):
         return f"new_{self.name}"
 
 
+class Image(Part):
+    """What a decoder of pixels draws: `width * height` tokens after a prompt, row by row from the upper left, each a grey level."""
+
+    width: int = Field(ge=1)
+    height: int = Field(ge=1)
+    level_token_ids: tuple[int, ...] = Field(min_length=2, max_length=256, description="of the grey levels, black first, in even steps")
+    prompts: tuple[str, ...] = Field(min_length=1, description="all that can be asked for")
+
+
 class Decoder(Part):
     """What only a decoder has."""
 
@@ -148,6 +157,7 @@ class Decoder(Part):
     parameters: int | None = Field(None, description="trained numbers of the checkpoint, tied ones counted once")
     bits_per_byte: float | None = Field(None, description="on the golden texts, of this graph")
     fp32_bits_per_byte: float | None = Field(None, description="the same of the fp32 graph")
+    image: Image | None = Field(None, description="what it draws, where its tokens are pixels")
 
     @property
     def state_bytes(self) -> int:
@@ -192,9 +202,11 @@ class Manifest(Part):
         return hashlib.sha256(self.model_dump_json(exclude=self._absent).encode()).hexdigest()
 
     @property
-    def _absent(self) -> set[str]:
+    def _absent(self) -> dict[str, Any]:
         """A part that came later and that this bundle does not have is not among its words, or older bundles would seem changed."""
-        return {"decoder"} if self.decoder is None else set()
+        if self.decoder is None:
+            return {"decoder": True}
+        return {"decoder": {"image"}} if self.decoder.image is None else {}
 
 
 class Golden(Part):

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
@@ -181,6 +181,7 @@ class Subject:
                 parameters=sum(parameter.numel() for parameter in source.model.parameters()),
                 bits_per_byte=checked.bits_per_byte,
                 fp32_bits_per_byte=fp32.bits_per_byte,
+                image=None if source.image is None else contract.Image(**asdict(source.image)),
             ),
             normalized=False,
             width=source.config.d_model,

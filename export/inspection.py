@@ -67,6 +67,8 @@ def _of_decoder(decoder: contract.Decoder) -> Iterator[tuple[str, str]]:
     if decoder.bits_per_byte is not None and decoder.fp32_bits_per_byte is not None:
         cost = f"{decoder.bits_per_byte - decoder.fp32_bits_per_byte:+.4f} over fp32"
         yield "bits per byte", f"{decoder.bits_per_byte:.4f} on the golden texts, {cost}"
+    if (image := decoder.image) is not None:
+        yield "draws", f"{', '.join(image.prompts)}: {image.width} x {image.height} pixels in {len(image.level_token_ids)} grey levels"
     if decoder.chat_template is not None:
         yield "chat", decoder.chat_template
 

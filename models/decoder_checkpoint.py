@@ -2,7 +2,8 @@
 
 FOLDER/
   config.json           {"architectures": ["AttnserveDecoder"], "attnserve_decoder": {the fields of DecoderConfig},
-                         "eos_token_id": number, list or null, "bos_token_id": number or null}
+                         "eos_token_id": number, list or null, "bos_token_id": number or null,
+                         "image": {the fields of Image}, where its tokens are pixels}
   model.safetensors     the parameters by name; tied weights are there once
   tokenizer.json        of `tokenizers`
   chat_template.jinja   optional
@@ -30,6 +31,32 @@ CONFIG, TOKENIZER, CHAT_TEMPLATE, CARD = "config.json", "tokenizer.json", "chat_
 
 
 @dataclass(frozen=True, kw_only=True)
+class Image:
+    """What a decoder of pixels draws: `width * height` tokens after a prompt, row by row from the upper left, each a grey level.
+
+    Raises ValueError, with the values, for what is no image.
+    """
+
+    width: int
+    height: int
+    level_token_ids: tuple[int, ...]  # of the grey levels, black first, in even steps
+    prompts: tuple[str, ...]  # all that can be asked for
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(side, int) and side >= 1 for side in (self.width, self.height)):
+            raise ValueError(f"width={self.width!r} and height={self.height!r} must be whole numbers of at least 1")
+        ids = self.level_token_ids
+        if not all(isinstance(token, int) and token >= 0 for token in ids) or not 2 <= len(set(ids)) == len(ids) <= 256:
+            raise ValueError(f"level_token_ids={ids} must be 2 to 256 different tokens")
+        if not self.prompts or not all(isinstance(prompt, str) for prompt in self.prompts):
+            raise ValueError(f"prompts={self.prompts} must be one or more texts")
+
+    @property
+    def n_pixels(self) -> int:
+        return self.width * self.height
+
+
+@dataclass(frozen=True, kw_only=True)
 class DecoderCheckpoint:
     """A loaded decoder, in eval mode, and what came with it."""
 
@@ -41,6 +68,7 @@ class DecoderCheckpoint:
     eos_token_ids: tuple[int, ...]  # each of them ends a text
     bos_token_id: int | None
     chat_template: Path | None
+    image: Image | None
     weights_sha256: str
 
 
@@ -53,6 +81,7 @@ def save_decoder(
     bos_token_id: int | None = None,
     chat_template: str | None = None,
     card: str | None = None,
+    image: Image | None = None,
 ) -> None:
     """Write `folder`, with the weights in their present dtype. `tokenizer`, `chat_template` and `card` are the texts of their files.
 
@@ -70,6 +99,7 @@ def save_decoder(
         "attnserve_decoder": asdict(decoder.config),
         "eos_token_id": list(eos_token_ids) or None,
         "bos_token_id": bos_token_id,
+        **({} if image is None else {"image": asdict(image)}),
     }
     (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
@@ -96,6 +126,7 @@ def load_decoder(folder: Path, *, dtype: torch.dtype = torch.float32) -> Decoder
         eos_token_ids=_token_ids("eos_token_id", settings, model.config),
         bos_token_id=bos_token_ids[0] if bos_token_ids else None,
         chat_template=chat_template if chat_template.is_file() else None,
+        image=_image(settings, model.config) if architecture == ARCHITECTURE else None,
         weights_sha256=_weights_sha256(folder),
     )
 
@@ -162,6 +193,19 @@ def _token_ids(key: str, settings: Settings, config: DecoderConfig) -> tuple[int
         if not isinstance(token, int) or not 0 <= token < config.vocab_size:
             raise CheckpointError(f"{settings.file}: {key}={found!r} is not in the vocabulary, 0 to {config.vocab_size - 1}; correct it")
     return ids
+
+
+def _image(settings: Settings, config: DecoderConfig) -> Image | None:
+    values = settings.get("image", None)
+    if values is None:
+        return None
+    try:
+        image = Image(**(values | {name: tuple(values[name]) for name in ("level_token_ids", "prompts")}))
+        if (worst := max(image.level_token_ids)) >= config.vocab_size:
+            raise ValueError(f"level_token_ids has {worst}, which is not in the vocabulary, 0 to {config.vocab_size - 1}")
+    except (TypeError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{settings.file}: image: {error!r}; correct it, or take it out") from error
+    return image
 
 
 def _weights_sha256(folder: Path) -> str:

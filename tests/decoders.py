@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from export.bundle import export_bundle
 from models.decoder import Decoder, DecoderConfig
-from models.decoder_checkpoint import save_decoder
+from models.decoder_checkpoint import Image, save_decoder
 
 TINY = {"vocab_size": 256, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_feedforward": 24, "layers": "causal_linear"}
 
@@ -31,11 +31,18 @@ def random_decoder(*, seed: int = 0, **config: object) -> Decoder:
     return decoder
 
 
-def tiny_decoder(folder: Path, *, chat_template: str | None = None, **config: object) -> Path:
+def tiny_decoder(folder: Path, *, chat_template: str | None = None, image: Image | None = None, **config: object) -> Path:
     """A checkpoint folder."""
     decoder = random_decoder(**config)
-    save_decoder(folder, decoder, tokenizer=byte_tokenizer().to_str(), eos_token_ids=(10,), chat_template=chat_template)
+    tokenizer = byte_tokenizer().to_str()
+    save_decoder(folder, decoder, tokenizer=tokenizer, eos_token_ids=(10,), chat_template=chat_template, image=image)
     return folder
+
+
+def tiny_image(width: int = 4, height: int = 3) -> Image:
+    """Of ten digits in four grey levels, which are written a, b, c, d."""
+    letters = byte_tokenizer().encode("abcd").ids
+    return Image(width=width, height=height, level_token_ids=tuple(letters), prompts=tuple("0123456789"))
 
 
 def tiny_decoder_bundle(path: Path, *, name: str = "tiny-decoder", **config: object) -> Path:

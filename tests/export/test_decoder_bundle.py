@@ -1,5 +1,6 @@
 """A decoder's folder goes in, and a bundle that gives torch's numbers comes out: exact, or not at all."""
 
+from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
 
@@ -144,3 +145,23 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_the_layers_of_a_decoder_are_not_swapped(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="attention='linear' is for encoders"):
         export_bundle(checkpoint, tmp_path / "bundle", attention="linear")
+
+
+# Pixels
+
+
+def test_what_a_decoder_draws_goes_into_the_bundle(tmp_path: Path) -> None:
+    image = decoders.tiny_image(width=5, height=3)
+    manifest = export_bundle(decoders.tiny_decoder(tmp_path / "checkpoint", image=image), tmp_path / "bundle")
+    drawn = contract.verify(tmp_path / "bundle").decoder.image
+    assert drawn == manifest.decoder.image == contract.Image(**asdict(image))
+    console = Console(width=160, file=StringIO())
+    with console.capture() as capture:
+        console.print(render(tmp_path / "bundle"))
+    assert "0, 1, 2, 3, 4, 5, 6, 7, 8, 9: 5 x 3 pixels in 4 grey levels" in capture.get()
+
+
+def test_a_decoder_that_draws_nothing_has_no_word_of_it_in_its_manifest(bundle: Path) -> None:
+    """So a bundle from before there were images keeps its fingerprint."""
+    assert contract.verify(bundle).decoder.image is None
+    assert '"image"' not in (bundle / contract.MANIFEST).read_text()

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from models.decoder import Decoder, DecoderConfig
-from models.decoder_checkpoint import load_decoder, save_decoder
+from models.decoder_checkpoint import Image, load_decoder, save_decoder
 from models.folder import CheckpointError
 from tests.models import tiny
 
@@ -160,4 +160,46 @@ def test_a_missing_file_is_named(name: str, tmp_path: Path) -> None:
     save(tmp_path)
     (tmp_path / name).unlink()
     with pytest.raises(CheckpointError, match=f"{name} is missing"):
+        load_decoder(tmp_path)
+
+
+# Pixels
+
+IMAGE = Image(width=4, height=3, level_token_ids=(5, 6, 30), prompts=("zero", "one"))
+
+
+def test_what_a_decoder_draws_comes_back(tmp_path: Path) -> None:
+    save(tmp_path, image=IMAGE)
+    assert load_decoder(tmp_path).image == IMAGE
+    save(tmp_path)
+    assert "image" not in json.loads((tmp_path / "config.json").read_text())
+    assert load_decoder(tmp_path).image is None
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"width": 0}, "width=0 and height=3 must be whole numbers"),
+        ({"height": 2.5}, r"height=2\.5 must be"),
+        ({"level_token_ids": [5]}, "2 to 256 different tokens"),
+        ({"level_token_ids": [5, 5]}, "2 to 256 different tokens"),
+        ({"level_token_ids": [5, "6"]}, "2 to 256 different tokens"),
+        ({"level_token_ids": [5, 31]}, "level_token_ids has 31, which is not in the vocabulary, 0 to 30"),
+        ({"level_token_ids": 5}, "not iterable"),
+        ({"prompts": []}, "must be one or more texts"),
+        ({"depth": 3}, "depth"),
+    ],
+)
+def test_an_image_that_cannot_be_drawn_is_an_error(values: dict, message: str, tmp_path: Path) -> None:
+    save(tmp_path, image=IMAGE)
+    edit_json(tmp_path / "config.json", lambda config: config["image"].update(values))
+    with pytest.raises(CheckpointError, match=message):
+        load_decoder(tmp_path)
+
+
+@pytest.mark.parametrize("image", [7, {"width": 4}])
+def test_what_is_no_image_is_an_error(image: object, tmp_path: Path) -> None:
+    save(tmp_path)
+    edit_json(tmp_path / "config.json", lambda config: config.update(image=image))
+    with pytest.raises(CheckpointError, match="image: "):
         load_decoder(tmp_path)
