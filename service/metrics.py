@@ -10,6 +10,7 @@ from typing import Literal
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 
 from service.generation.request import Usage
+from service.histogram import Histogram as BulkHistogram
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each one, that says when the process started
 
@@ -61,7 +62,13 @@ class Metrics:
         self.generation_tokens = counter("vllm:generation_tokens", "Tokens drawn", named)
         self.finished = counter("vllm:request_success", "Runs that ended: stop, length, abort or error", [*named, "finished_reason"])
         self.first_token = histogram("vllm:time_to_first_token_seconds", "From arrival to first token", named, buckets=_FIRST_TOKEN_S)
-        self.between_tokens = histogram("vllm:inter_token_latency_seconds", "Between two tokens of a run", named, buckets=_BETWEEN_TOKENS_S)
+        self.between_tokens = BulkHistogram(
+            "vllm:inter_token_latency_seconds",
+            "Between two tokens of a run",
+            "model_name",
+            buckets=_BETWEEN_TOKENS_S,
+            registry=self.registry,
+        )
         self.run_time = histogram("vllm:e2e_request_latency_seconds", "From arrival to last token", named, buckets=_REQUEST_S)
         self.run_queueing = histogram("vllm:request_queue_time_seconds", "From arrival to a slot", named, buckets=_REQUEST_S)
         self._route = cache(self._look_up)  # as few entries as routes and models; a look-up by labels costs more than the counting

@@ -1,11 +1,9 @@
-"""Slots, and the loop that feeds them: one decode step for everybody who has begun, then a piece of somebody's prompt.
+"""The engine: one decode step for everybody who has begun, then a piece of somebody's prompt, and again.
 
-Callers live on the event loop; the runtime, the states and the sampler belong to one thread. What both sides touch is behind one lock,
-held for microseconds, and what a step made goes back to the loop in one call. Runs join and leave at every step. A prompt is fed in
-pieces, so small while others stream that a piece takes about as long as a step of theirs; the pieces go in turn to the prompt that has
-waited longest and to the one that is nearest its end, so that a long prompt neither blocks short ones nor starves.
+Callers live on the event loop; the runtime, the states and the sampler belong to one thread. They meet in `Admission`, and what a step made
+goes back to the loop in one call. Runs join and leave at every step.
 
-Speculative decoding would sit in `_step`: the graph gives logits at any positions, and a step's old states stay until `Slots.stepped`.
+Speculative decoding would sit in `_step`: the graph gives logits at any positions, and a step's old states stay until the next one.
 """
 
 import asyncio
@@ -13,31 +11,31 @@ import contextlib
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed, ServiceError
+from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, RuntimeFailed, ServiceError
+from service.generation.admission import Admission, stopping
+from service.generation.averages import averaged
+from service.generation.condition import Condition
 from service.generation.grammar import Grammars
-from service.generation.request import Delta, GenerationRequest, Grammar, TokenLogprob, Usage
+from service.generation.prefill import LEAST_PIECE, Prefill, Prompt
+from service.generation.request import Delta, GenerationRequest, Grammar, Usage
 from service.generation.run import Run
-from service.generation.sampling import Sampler, check_sampling, logprobs_of
-from service.generation.sequence import Condition, Sequence
-from service.generation.session import Ids, StepSession
-from service.generation.slots import Slots
+from service.generation.running import Running
+from service.generation.sampling import check_sampling
+from service.generation.sequence import Sequence
+from service.generation.session import StepSession, zeros
 from service.generation.text import TextStream, Vocabulary
 from service.metrics import GeneratorMetrics
 
 log = logging.getLogger("attnserve")
 
-_MEMORY = 0.9  # weight of the past in moving averages
-_LEAST_PIECE, _MOST_PIECE = 16, 1024  # tokens of a prompt in one call
-_PIECE_STEPS = 1.0  # how many decode steps a piece may take the time of, while others stream
-_WITH_LOGPROBS = 64  # the same where logits of every position are wanted: V numbers each
+_SWEEP_S = 0.02  # between two looks at deadlines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,29 +69,22 @@ class GeneratorEngine:
         self._vocabulary = vocabulary
         self._eos = eos_token_ids
         self._grammars = grammars
-        # The thread's own.
-        self._slots: Slots[Sequence] = Slots(session.decoder, limits.slots)
-        self._sampler = Sampler(session.vocab_size, limits.slots)
-        self._logits = np.zeros((limits.slots, session.vocab_size), np.float32)  # of each row's next token
-        self._prompts: dict[Sequence, Slots[Sequence]] = {}  # being fed, in order of arrival; each with a slot reserved
-        self._turn = 0
-        self._step_s = 0.0
-        self._token_s = 0.0  # of a prompt
-        self._said: list[tuple[Run, Delta | ServiceError]] = []
-        # Behind the lock.
-        self._changed = threading.Condition()
-        self._waiting: tuple[deque[Sequence], deque[Sequence]] = (deque(), deque())  # by lane
-        self._waiting_tokens = 0
-        self._left: set[Run] = set()  # cancelled since the last step
-        self._taken: dict[Run, asyncio.Future[Condition]] = {}
-        self._closed = False
+        self._admission = Admission(
+            max_waiting=limits.max_waiting, max_waiting_tokens=limits.max_waiting_tokens, bulk_delay_s=limits.bulk_delay_s
+        )
         self._run_s = 1.0  # of a whole run, moving average
         self._arrivals = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
-        self._last_step_failed = False
-        metrics.running.set_function(lambda: len(self._slots) + len(self._prompts))
-        metrics.waiting.set_function(lambda: sum(map(len, self._waiting)))
+        self._last_call_failed = False
+        # The thread's own.
+        self._running = Running(session, limits.slots)
+        self._prefill = Prefill(session)
+        self._step_s = 0.0
+        self._swept = 0.0
+        self._said: list[tuple[Run, Delta | ServiceError]] = []
+        metrics.running.set_function(lambda: len(self._running) + len(self._prefill))
+        metrics.waiting.set_function(lambda: len(self._admission))
 
     def start(self) -> None:
         """Begin to work. To be called on the event loop that will call `submit`."""
@@ -103,9 +94,7 @@ class GeneratorEngine:
 
     async def stop(self) -> None:
         """End every run with NotReady, then the thread."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify()
+        self._admission.close()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 
@@ -116,7 +105,7 @@ class GeneratorEngine:
     @property
     def healthy(self) -> bool:
         """Started, alive, and the last call of the runtime succeeded."""
-        return self._thread is not None and self.alive and not self._last_step_failed
+        return self._thread is not None and self.alive and not self._last_call_failed
 
     # On the event loop -----------------------------------------------------------------------------------------------------------------
 
@@ -153,9 +142,7 @@ class GeneratorEngine:
         """Take a run out between two steps: its deltas end here, and the condition goes on with it. InvalidRequest if it has ended."""
         assert self._loop is not None
         future: asyncio.Future[Condition] = self._loop.create_future()
-        with self._changed:
-            self._taken[run] = future
-            self._changed.notify()
+        self._admission.take(run, future)
         return await future
 
     def _check(self, request: GenerationRequest) -> None:
@@ -174,7 +161,7 @@ class GeneratorEngine:
             raise DeadlineExceeded("the request's deadline passed before it was queued")
 
     def _new_run(self, request: GenerationRequest) -> Run:
-        return Run(request, Usage(len(request.prompt), submitted=time.monotonic()), self._cancel)
+        return Run(request, Usage(len(request.prompt), submitted=time.monotonic()), self._admission.leave)
 
     def _ends(self, request: GenerationRequest) -> frozenset[int]:
         return frozenset((*(() if request.ignore_eos else self._eos), *request.stop_token_ids))
@@ -184,69 +171,46 @@ class GeneratorEngine:
         return self._arrivals
 
     def _queue(self, sequence: Sequence) -> Run:
-        tokens = sequence.left_of_prompt
-        with self._changed:
-            if self._closed:
-                raise _stopping()
-            waiting = sum(map(len, self._waiting))
-            if waiting >= self.limits.max_waiting or (waiting and self._waiting_tokens + tokens > self.limits.max_waiting_tokens):
-                raise Overloaded(
-                    f"Model is overloaded: {waiting} requests with {self._waiting_tokens} prompt tokens wait for one of "
-                    f"{self.limits.slots} slots",
-                    retry_after_s=self._run_s / self.limits.slots + tokens * self._token_s,
-                )
-            self._waiting[sequence.request.lane].append(sequence)
-            self._waiting_tokens += tokens
-            self._changed.notify()
+        retry_after_s = self._run_s / self.limits.slots + sequence.left_of_prompt * self._prefill.token_s
+        self._admission.queue(sequence, retry_after_s=retry_after_s)
         return sequence.run
-
-    def _cancel(self, run: Run) -> None:
-        with self._changed:
-            self._left.add(run)
-            self._changed.notify()
 
     # On the thread ---------------------------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while self._wait():
-            self._drop()
+        while self._admission.wait(busy=bool(len(self._running) or len(self._prefill))):
+            self._heed()
             self._admit()
             self._feed_some()
-            if len(self._slots):
-                self._guarded(self._step)
+            if len(self._running):
+                self._guarded(self._step, self._running.sequences)
             self._publish()
         self._end()
 
-    def _wait(self) -> bool:
-        """Until there is something to do; False when the engine is closed."""
-        with self._changed:
-            while not (self._closed or len(self._slots) or self._prompts or self._left or self._taken or any(self._waiting)):
-                self._changed.wait()
-            return not self._closed
-
-    def _guarded(self, call: Callable[..., list[Sequence]], *arguments: Any) -> None:
+    def _guarded(self, call: Callable[[], None], took_part: list[Sequence]) -> None:
         """A call of the runtime. What it raises belongs to the runs that took part."""
-        took_part = list(arguments[:1] or self._slots.owners)
+        everybody = list(took_part)
         try:
-            failed = call(*arguments)
-            self._last_step_failed = False
-            why = "the model's logits for this run are not finite; it was ended"
-        except BaseException:  # not even SystemExit ends this thread: everybody would wait for it for good
-            log.exception("step failed", extra={"runs": len(took_part)})
-            self._last_step_failed = True
-            failed, why = took_part, "the runtime failed; the log says why"
-        for sequence in failed:
-            self._say(sequence.run, RuntimeFailed(why))
-            self._forget(sequence)
+            call()
+            self._last_call_failed = False
+        except BaseException as error:  # not even SystemExit ends this thread: everybody would wait for it for good
+            log.exception("step failed", extra={"runs": len(everybody)})
+            told = error if isinstance(error, RuntimeFailed) else RuntimeFailed("the runtime failed; the log says why")
+            self._last_call_failed = told is not error  # else it is about logits
+            for sequence in everybody:
+                if sequence.run.usage.finished is None:
+                    self._say(sequence.run, told)
+                    self._forget(sequence)
 
-    def _drop(self) -> None:
-        """Free what nobody wants any more, hand over what is asked for."""
-        with self._changed:
-            left, self._left = self._left, set()
-            taken, self._taken = self._taken, {}
-            everybody = [*self._slots.owners, *self._prompts, *self._waiting[0], *self._waiting[1]]
+    def _heed(self) -> None:
+        """Free what nobody wants any more, hand over what is asked for, and now and then end what has taken too long."""
         now = time.monotonic()
-        for sequence in everybody:
+        left, taken = self._admission.wishes()
+        sweep = now - self._swept > _SWEEP_S
+        if not (left or taken or sweep):
+            return
+        self._swept = now
+        for sequence in [*self._running.sequences, *self._prefill.sequences, *self._admission.waiting()]:
             run = sequence.run
             if run in left:
                 run.usage.finished = now
@@ -265,185 +229,105 @@ class GeneratorEngine:
             self._hand_over(future, InvalidRequest("the run has ended: there is nothing to take out"))
 
     def _forget(self, sequence: Sequence) -> None:
-        if sequence in self._prompts:
-            del self._prompts[sequence]
-        elif sequence in self._slots.owners:
-            row = self._slots.owners.index(sequence)
-            moved = self._slots.remove(row)
-            if moved is not None:
-                self._sampler.move(moved, row)
-                self._logits[row] = self._logits[moved]
+        if sequence in self._running.sequences:
+            self._running.remove(sequence)
+        elif sequence in self._prefill.sequences:
+            self._prefill.remove(sequence)
         else:
-            with self._changed:
-                self._waiting[sequence.request.lane].remove(sequence)
-                self._waiting_tokens -= sequence.left_of_prompt
+            self._admission.remove(sequence)
 
     def _condition(self, sequence: Sequence) -> Condition:
-        in_slot = sequence in self._slots.owners
-        row = self._slots.owners.index(sequence) if in_slot else 0
-        if in_slot:
-            states = self._slots.state(row)
-        elif sequence in self._prompts:
-            states = self._prompts[sequence].state(0)
+        logits = sampler = None
+        position = sequence.position
+        if sequence in self._running.sequences:
+            states, logits, sampler = self._running.condition(sequence)
+        elif sequence in self._prefill.sequences and sequence.request.prompt_logprobs is None:
+            states = self._prefill.states(sequence)
         elif sequence.come_from is not None:
             return sequence.come_from
-        else:
-            states = Slots(self._session.decoder, 1).state(0)
+        else:  # from the beginning, also where log-probabilities of the prompt were told to this caller and the next one wants all of them
+            states, position = [state[0] for state in zeros(self._session.decoder, 1)], 0
         return Condition(
             request=sequence.request,
-            position=sequence.position,
+            position=position,
             completion=tuple(sequence.completion),
             states=tuple(states),
-            logits=self._logits[row].copy() if in_slot else None,
-            sampler=self._sampler.take(row) if in_slot else None,
+            logits=logits,
+            sampler=sampler,
             text=sequence.text.state(),
         )
 
     def _admit(self) -> None:
-        """Slots to those who wait, interactive first, but for bulk that has waited long enough."""
+        """Slots to those who wait."""
         now = time.monotonic()
-        while len(self._slots) + len(self._prompts) < self.limits.slots:
-            with self._changed:
-                interactive, bulk = self._waiting
-                if not (interactive or bulk):
-                    return
-                overdue = bool(bulk) and now - bulk[0].run.usage.submitted > self.limits.bulk_delay_s
-                sequence = (bulk if overdue or not interactive else interactive).popleft()
-                self._waiting_tokens -= sequence.left_of_prompt
+        while len(self._running) + len(self._prefill) < self.limits.slots:
+            sequence = self._admission.next(now)
+            if sequence is None:
+                return
             sequence.run.usage.started = now
             self.metrics.queue_s.observe(now - sequence.run.usage.submitted)
-            condition = sequence.come_from
-            states = None if condition is None else list(condition.states)
-            sequence.position = 0 if condition is None else condition.position
-            if condition is not None and states is not None and condition.logits is not None:
-                self._join(sequence, states, condition.logits)
+            condition, sequence.come_from = sequence.come_from, None
+            if condition is None:
+                self._prefill.add(sequence, None)
+                continue
+            sequence.position = condition.position
+            if condition.logits is None:
+                self._prefill.add(sequence, condition.states if condition.position else None)
             else:
-                self._prompts[sequence] = Slots(self._session.decoder, 1)
-                self._prompts[sequence].add(sequence, states, sequence.position)
-            sequence.come_from = None
-
-    def _join(self, sequence: Sequence, states: list[NDArray[Any]], logits: NDArray[np.float32]) -> None:
-        """The prompt is done: the run draws its tokens with the others from now on."""
-        row = self._slots.add(sequence, states, sequence.position)
-        self._logits[row] = logits
-        request, condition = sequence.request, sequence.come_from
-        if condition is not None and condition.sampler is not None:
-            self._sampler.restore(row, condition.sampler)
-        else:
-            self._sampler.put(row, request.sampling, prompt=request.prompt, top_logprobs=request.top_logprobs)
+                self._running.join(sequence, list(condition.states), condition.logits, condition.sampler)
 
     def _feed_some(self) -> None:
         """Pieces of prompts, as many tokens of them as may pass before the next step."""
-        budget = self._piece()
-        while self._prompts and budget > 0:
-            sequence = self._next_prompt()
-            size = min(sequence.left_of_prompt, budget, _MOST_PIECE if sequence.request.prompt_logprobs is None else _WITH_LOGPROBS)
-            self._guarded(self._feed, sequence, size)
-            budget -= max(size, _LEAST_PIECE)  # a call has its price, however little it is given
+        budget = self._prefill.budget(self._step_s if len(self._running) else None)
+        while len(self._prefill) and budget > 0:
+            prompts, size = self._prefill.next(budget)
+            self._guarded(partial(self._feed, prompts, size), [sequence for prompt in prompts for sequence in prompt.sequences])
+            budget -= len(prompts) * max(size, LEAST_PIECE)  # a call has its price, however little it is given
 
-    def _next_prompt(self) -> Sequence:
-        """In turn the one that came first and the one that is nearest its end."""
-        self._turn += 1
-        return min(self._prompts, key=lambda sequence: sequence.order if self._turn % 2 else sequence.left_of_prompt)
+    def _feed(self, prompts: list[Prompt], size: int) -> None:
+        """A piece of each prompt; the runs of those that are done begin to draw."""
+        before = sum(prompt.left for prompt in prompts)
+        for fed in self._prefill.feed(prompts, size):
+            for sequence in fed.sequences:
+                if sequence.request.max_tokens:
+                    self._running.join(sequence, fed.states, fed.logits, None)
+                else:
+                    self._say(sequence.run, Delta("", finish_reason="length"))
+        self.metrics.prompt_tokens.inc(before - sum(prompt.left for prompt in prompts))
 
-    def _feed(self, sequence: Sequence, size: int) -> list[Sequence]:
-        """A piece of the prompt; after the last one the run joins the others."""
-        request, slots = sequence.request, self._prompts[sequence]
-        every = request.prompt_logprobs is not None
-        piece = request.prompt[sequence.position : sequence.position + size]
-        started = time.perf_counter()
-        slots.check(0, sequence, sequence.position)
-        lengths: Ids = np.array([size], np.int64)
-        wanted: Ids = np.arange(size, dtype=np.int64)[None] if every else lengths[None] - 1
-        states, out = slots.views()
-        logits = self._session.run(np.array([piece], np.int64), lengths, slots.positions[:1], wanted, states, out)[0]
-        slots.stepped(lengths)
-        self._token_s = _averaged(self._token_s, (time.perf_counter() - started) / size)
-        if not np.isfinite(logits.sum()):
-            return [sequence]
-        if every:
-            self._tell_prompt(sequence, piece, logits)
-        sequence.position += size
-        self.metrics.prompt_tokens.inc(size)
-        if not sequence.left_of_prompt:
-            del self._prompts[sequence]
-            if request.max_tokens:
-                self._join(sequence, slots.state(0), logits[-1])
-            else:
-                self._say(sequence.run, Delta("", finish_reason="length"))
-        return []
-
-    def _piece(self) -> int:
-        """Tokens of prompts between two steps: what takes about as long as a step, where somebody waits for the step."""
-        if not len(self._slots) or not self._token_s:
-            return _MOST_PIECE
-        return max(_LEAST_PIECE, min(_MOST_PIECE, int(_PIECE_STEPS * self._step_s / self._token_s)))
-
-    def _tell_prompt(self, sequence: Sequence, piece: tuple[int, ...], logits: NDArray[np.float32]) -> None:
-        """The log-probability of each prompt token, under the logits of the one before it."""
-        told, n_top = sequence.run.prompt_logprobs, sequence.request.prompt_logprobs or 0
-        if sequence.before is None:
-            told.append(None)
-            rows, tokens = logits[:-1], piece[1:]
-        else:
-            rows, tokens = np.concatenate([sequence.before[None], logits[:-1]]), piece
-        told.extend(logprobs_of(rows, tokens, n_top))
-        sequence.before = logits[-1].copy()
-
-    def _step(self) -> list[Sequence]:
+    def _step(self) -> None:
         """One token for everybody: draw it, say it, and feed those who go on."""
-        drawn = self._draw()
+        self._draw()
         self._publish()  # before the graph runs, so that the loop sends while it does
-        rows = len(self._slots)
-        if not rows:
-            return []
-        started = time.perf_counter()
-        tokens: Ids = np.array([[drawn[sequence]] for sequence in self._slots.owners], np.int64)
-        ones, zeros = np.ones(rows, np.int64), np.zeros((rows, 1), np.int64)
-        for row, sequence in enumerate(self._slots.owners):
-            self._slots.check(row, sequence, sequence.position)
-        states, out = self._slots.views()
-        logits = self._session.run(tokens, ones, self._slots.positions[:rows], zeros, states, out)[:, 0]
-        self._slots.stepped(ones)
-        self._logits[:rows] = logits
-        for sequence in self._slots.owners:
-            sequence.position += 1
-        self._step_s = _averaged(self._step_s, time.perf_counter() - started)
-        finite = np.isfinite(logits.sum(axis=1))
-        return [] if finite.all() else [sequence for row, sequence in enumerate(self._slots.owners) if not finite[row]]
+        if len(self._running):
+            started = time.perf_counter()
+            self._running.step()
+            self._step_s = averaged(self._step_s, time.perf_counter() - started)
 
-    def _draw(self) -> dict[Sequence, int]:
+    def _draw(self) -> None:
         """The next token of every row, said; those who end with it, or for whom there is none, are gone."""
-        owners = list(self._slots.owners)
-        masks = self._sampler.masks([sequence.matcher for sequence in owners])
-        draws = self._sampler.draw(self._logits[: len(owners)], masks=masks, banned=[sequence.banned for sequence in owners])
-        drawn: dict[Sequence, int] = {}
-        now = time.monotonic()
-        for row, sequence in enumerate(owners):
-            if row in draws.failures:
-                self._say(sequence.run, draws.failures[row])
-                self._forget(sequence)
+        sequences, now = list(self._running.sequences), time.monotonic()
+        drawn = self._running.draw()
+        gaps: list[float] = []
+        for row, (sequence, token_id) in enumerate(zip(sequences, drawn.token_ids.tolist(), strict=True)):
+            if row in drawn.failures:
+                self._say(sequence.run, drawn.failures[row])
+                self._running.remove(sequence)
                 continue
-            drawn[sequence] = token_id = int(draws.token_ids[row])
-            logprob: TokenLogprob | None = draws.logprobs.get(row)
-            delta = sequence.accept(token_id, logprob)
-            self._count(sequence, now)
+            delta, usage = sequence.accept(token_id, drawn.logprobs.get(row)), sequence.run.usage
+            usage.completion_tokens = len(sequence.completion)
+            if usage.first_token is None:
+                usage.first_token = now
+                self.metrics.first_token_s.observe(now - usage.submitted)
+            else:
+                gaps.append(now - sequence.last_token)
+            sequence.last_token = now
             self._say(sequence.run, delta)
             if delta.finish_reason is not None:
-                self._run_s = _averaged(self._run_s, now - (sequence.run.usage.started or now))
-                self._forget(sequence)
-        self.metrics.generation_tokens.inc(len(drawn))
-        return drawn
-
-    def _count(self, sequence: Sequence, now: float) -> None:
-        usage = sequence.run.usage
-        usage.completion_tokens = len(sequence.completion)
-        if usage.first_token is None:
-            usage.first_token = now
-            self.metrics.first_token_s.observe(now - usage.submitted)
-        else:
-            self.metrics.between_tokens_s.observe(now - sequence.last_token)
-        sequence.last_token = now
+                self._run_s = averaged(self._run_s, now - (usage.started or now))
+                self._running.remove(sequence)
+        self.metrics.between_tokens_s.observe_all(gaps)
+        self.metrics.generation_tokens.inc(len(sequences) - len(drawn.failures))
 
     def _say(self, run: Run, what: Delta | ServiceError) -> None:
         if isinstance(what, ServiceError) or what.finish_reason is not None:
@@ -462,14 +346,12 @@ class GeneratorEngine:
 
     def _end(self) -> None:
         """Closed: everybody is told."""
-        with self._changed:
-            left = [*self._waiting[0], *self._waiting[1], *self._prompts, *self._slots.owners]
-            taken, self._taken = self._taken, {}
-        for sequence in left:
-            self._say(sequence.run, _stopping())
+        _, taken = self._admission.wishes()
+        for sequence in [*self._admission.waiting(), *self._prefill.sequences, *self._running.sequences]:
+            self._say(sequence.run, stopping())
         self._publish()
         for future in taken.values():
-            self._hand_over(future, _stopping())
+            self._hand_over(future, stopping())
 
     def _post(self, callback: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
@@ -491,11 +373,3 @@ def _settle(future: "asyncio.Future[Condition]", what: Condition | ServiceError)
             future.set_exception(what)
         else:
             future.set_result(what)
-
-
-def _averaged(past: float, now: float) -> float:
-    return now if not past else _MEMORY * past + (1 - _MEMORY) * now
-
-
-def _stopping() -> NotReady:
-    return NotReady("the service is shutting down: send the request to another replica")

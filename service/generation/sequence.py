@@ -1,33 +1,12 @@
-"""One run inside the engine: how far it is, what of its text may leave, and everything needed to go on elsewhere."""
+"""One run inside the engine: how far it is, and what of its text may leave."""
 
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
+from service.generation.condition import Condition
 from service.generation.grammar import Matcher
 from service.generation.request import Delta, FinishReason, GenerationRequest, TokenLogprob
 from service.generation.run import Run
-from service.generation.sampling import SamplerState
-from service.generation.session import State
-from service.generation.text import TextState, TextStream
-
-
-@dataclass(frozen=True, kw_only=True)
-class Condition:
-    """A run between two steps, as a value: put into any engine of the same bundle, it goes on with the same tokens.
-
-    `states` have no B. `logits` (V,) are those of the next token, None while the prompt is not done. The sampler and the text that is held
-    back are here as well, so nothing is lost that was not yet said.
-    """
-
-    request: GenerationRequest
-    position: int  # tokens that the states have seen
-    completion: tuple[int, ...]
-    states: tuple[State, ...]
-    logits: NDArray[np.float32] | None
-    sampler: SamplerState | None
-    text: TextState
+from service.generation.text import TextStream
 
 
 @dataclass(eq=False)
@@ -42,7 +21,6 @@ class Sequence:
     come_from: Condition | None = None  # what it goes on from, until it has a slot
     position: int = 0  # tokens that its state has seen
     completion: list[int] = field(default_factory=list)
-    before: NDArray[np.float32] | None = None  # logits (V,) of the last prompt token fed, where prompt_logprobs needs them
     last_token: float = 0.0  # when it was drawn, time.monotonic()
 
     @property

@@ -1,6 +1,6 @@
 """One call of a decoder's step graph: tokens and states in, logits and new states out, without a copy of either."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -16,17 +16,23 @@ Logits = NDArray[np.float32]
 
 
 class StepSession(Protocol):
-    """What the engine needs of a runtime. `run` is called from one thread."""
+    """What the engine needs of a runtime. Calls come from one thread."""
 
     decoder: contract.Decoder
     vocab_size: int
 
-    def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: Sequence[State], out: Sequence[State]) -> Logits:
-        """Feed each row its first `lengths[b]` tokens: (B, N), (B,), (B,), (B, M), states (B, ...) -> logits (B, M, V).
+    def bind(
+        self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: Sequence[State], out: Sequence[State], logits: Logits
+    ) -> Callable[[], None]:
+        """A call that feeds each row its first `lengths[b]` tokens: (B, N), (B,), (B,), (B, M), states (B, ...) -> logits (B, M, V).
 
-        The new states are written into `out`, which must be other memory than `states`; both are C-contiguous. `positions[b]` is how many
-        tokens the row has had before. The logits may be overwritten by the next call.
+        It reads and writes these arrays in place, as often as it is called: all are C-contiguous, and the new states go into `out`, which
+        is other memory than `states`. `positions[b]` is how many tokens the row has had before.
         """
+        ...
+
+    def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: Sequence[State], out: Sequence[State]) -> Logits:
+        """The same, once."""
         ...
 
 
@@ -55,21 +61,30 @@ class OnnxStepSession:
         options.add_session_config_entry("session.force_spinning_stop", "1")
         options.log_severity_level = 3
         self._session = ort.InferenceSession(str(bundle / manifest.graph.file), options, providers=[self.provider])
-        self._logits = np.empty(0, np.float32)
 
-    def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: Sequence[State], out: Sequence[State]) -> Logits:
+    def bind(
+        self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: Sequence[State], out: Sequence[State], logits: Logits
+    ) -> Callable[[], None]:
         binding = self._session.io_binding()
-        inputs = {contract.TOKENS: tokens, contract.LENGTHS: lengths, contract.WANTED: wanted}
+        inputs: dict[str, State] = {contract.TOKENS: tokens, contract.LENGTHS: lengths, contract.WANTED: wanted}
         if self.decoder.takes_positions:
             inputs[contract.POSITIONS] = positions
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
+        outputs: dict[str, State] = {contract.STEP_LOGITS: logits}
         for state, before, after in zip(self.decoder.states, states, out, strict=True):
             binding.bind_cpu_input(state.name, before)
-            binding.bind_output(state.output, "cpu", 0, after.dtype.type, after.shape, after.ctypes.data)
-        shape = (*wanted.shape, self.vocab_size)
-        if self._logits.size < (size := int(np.prod(shape))):
-            self._logits = np.empty(size, np.float32)
-        binding.bind_output(contract.STEP_LOGITS, "cpu", 0, np.float32, shape, self._logits.ctypes.data)
-        self._session.run_with_iobinding(binding)
-        return self._logits[:size].reshape(shape)
+            outputs[state.output] = after
+        for name, array in outputs.items():
+            binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        bound = (inputs, list(states), outputs)  # the binding itself keeps nothing alive
+
+        def call(_: object = bound) -> None:
+            self._session.run_with_iobinding(binding)
+
+        return call
+
+    def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: Sequence[State], out: Sequence[State]) -> Logits:
+        logits: Logits = np.empty((*wanted.shape, self.vocab_size), np.float32)
+        self.bind(tokens, lengths, positions, wanted, states, out, logits)()
+        return logits

@@ -4,6 +4,7 @@ Two sets of arrays: a step reads one and writes the other, then they change plac
 first ones, so a batch is a view. A row that leaves is filled with the last one: the one copy there is, once a sequence.
 """
 
+from collections.abc import Sequence
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -25,6 +26,7 @@ class Slots(Generic[Owner]):
         self.size = size
         self.owners: list[Owner] = []
         self.positions: Ids = np.zeros(size, np.int64)
+        self.flipped = False  # which of the two sets of memory is in front
         self._front, self._back = zeros(decoder, size), zeros(decoder, size)
 
     def __len__(self) -> int:
@@ -67,11 +69,15 @@ class Slots(Generic[Owner]):
     def stepped(self, lengths: Ids) -> None:
         """The graph has written new states for the rows in use: they are the states from now on."""
         self._front, self._back = self._back, self._front
+        self.flipped = not self.flipped
         self.positions[: len(self.owners)] += lengths
 
-    def check(self, row: int, owner: Owner, position: int) -> None:
-        """WrongOwner unless the row is what its owner takes it for."""
-        if self.owners[row] != owner:
-            raise WrongOwner(f"slot {row} belongs to somebody else")
-        if self.positions[row] != position:
-            raise WrongOwner(f"slot {row} is at position {self.positions[row]}, its owner at {position}")
+    def check(self, owners: Sequence[Owner], positions: Sequence[int]) -> None:
+        """WrongOwner unless every row in use is what its owner takes it for."""
+        if self.owners == owners and self.positions[: len(owners)].tolist() == positions:
+            return
+        for row, (owner, position) in enumerate(zip(self.owners, positions, strict=True)):
+            if owner != owners[row]:
+                raise WrongOwner(f"slot {row} belongs to somebody else")
+            if self.positions[row] != position:
+                raise WrongOwner(f"slot {row} is at position {self.positions[row]}, its owner at {position}")

@@ -5,7 +5,7 @@ remembers what it was asked. `expected` continues a prompt the plain way, for co
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -65,6 +65,14 @@ class FakeSteps:
                     logits[row, place] = np.nan if int(token) in self.bad_tokens else self.logits(S)
             out[0][row], out[1][row] = S, n
         return logits
+
+    def bind(
+        self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: Sequence[State], out: Sequence[State], logits: Logits
+    ) -> Callable[[], None]:
+        def call() -> None:
+            logits[:] = self.run(tokens, lengths, positions, wanted, states, out)
+
+        return call
 
     def logits(self, S: State) -> Logits:
         product: Logits = (S.reshape(8, 1) * self._unembedding).sum(0)

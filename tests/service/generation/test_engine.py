@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import json
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,6 +15,7 @@ import pytest
 
 from service.batching import Lane
 from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed
+from service.generation.condition import Condition
 from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.grammar import Grammars
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling
@@ -337,6 +340,36 @@ async def test_a_short_prompt_is_not_held_up_by_a_long_one_before_it(steps: Fake
     assert len(steps.calls) > 10
 
 
+async def test_short_prompts_are_fed_together(steps: FakeSteps, tokenizer: Path) -> None:
+    prompts = [tuple(range(at, at + 1 + at % 5)) for at in range(1, 9)]
+    async with running(steps, tokenizer) as engine:
+        steps.hold()
+        runs = [engine.submit(ask(250, max_tokens=1))]
+        await begun(steps, 1)
+        runs += [engine.submit(ask(*prompt, max_tokens=2)) for prompt in prompts]
+        steps.open()
+        answers = await asyncio.gather(*map(tokens_of, runs))
+    assert answers[1:] == [steps.expected(prompt, 2) for prompt in prompts]
+    assert sorted(steps.calls[1]) == sorted(map(list, prompts)), "all in one call"
+
+
+async def test_runs_with_one_prompt_share_the_reading_of_it(steps: FakeSteps, tokenizer: Path) -> None:
+    prompt = tuple(range(1, 290)) * 8
+    async with running(steps, tokenizer) as engine:
+        steps.hold()
+        runs = [engine.submit(ask(*prompt, sampling=dataclasses.replace(RANDOM, seed=seed), max_tokens=6)) for seed in range(4)]
+        await begun(steps, 1)
+        runs[0].cancel()
+        late = engine.submit(ask(*prompt, sampling=dataclasses.replace(RANDOM, seed=2), max_tokens=6))
+        steps.open()
+        answers = await asyncio.gather(*map(tokens_of, runs[1:]), tokens_of(late))
+        alone = await tokens_of(engine.submit(ask(*prompt, sampling=dataclasses.replace(RANDOM, seed=3), max_tokens=6)))
+    assert answers[2] == alone
+    assert answers[1] == answers[3]
+    assert sum(len(row) for call in steps.calls for row in call if len(row) > 1) == 2 * len(prompt), "once for five runs, once for the last"
+    assert late.usage.cached_tokens > 0
+
+
 async def test_interactive_runs_pass_bulk_ones_that_have_not_waited_long(steps: FakeSteps, tokenizer: Path) -> None:
     async with running(steps, tokenizer, slots=1, bulk_delay_s=1000) as engine:
         steps.hold()
@@ -382,6 +415,56 @@ async def test_a_run_taken_out_goes_on_with_the_same_tokens_in_another_engine(
     assert rest.finish_reason == whole.finish_reason
 
 
+async def test_a_packed_condition_goes_on_in_another_process(steps: FakeSteps, tokenizer: Path, tmp_path: Path) -> None:
+    sampling = dataclasses.replace(RANDOM, logit_bias={7: 1.5}, repetition_penalty=1.2)
+    request = ask(1, 2, 3, sampling=sampling, max_tokens=30, top_logprobs=1, stop=("no such word",), deadline=time.monotonic() + 1000)
+    async with running(steps, tokenizer) as engine:
+        whole = await all_of(engine.submit(request))
+        steps.hold()
+        calls = len(steps.calls)
+        run = engine.submit(request)
+        steps.release(9)
+        await begun(steps, calls + 10)
+        taking = asyncio.create_task(engine.take(run))
+        await asyncio.sleep(0)
+        steps.open()
+        packed = (await taking).pack()
+        run.cancel()
+        first = "".join([delta.text async for delta in run])
+    (tmp_path / "condition").write_bytes(packed)
+    elsewhere = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.service.generation.test_engine", tokenizer, tmp_path / "condition", stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await elsewhere.communicate()
+    rest = json.loads(said)
+    assert elsewhere.returncode == 0
+    assert (rest["tokens"], first + rest["text"]) == (list(whole.token_ids[-len(rest["tokens"]) :]), whole.text)
+    assert len(rest["tokens"]) >= 20, "the other process drew most of them"
+
+
+@pytest.mark.parametrize("packed", [b"", b"\x10\0\0\0\0\0\0\0{}", b"x" * 400])
+def test_bytes_that_are_no_condition_are_refused(packed: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="not the condition of a run"):
+        Condition.unpack(packed)
+
+
+async def test_a_prompt_taken_out_half_way_is_told_whole_to_who_wants_its_log_probabilities(steps: FakeSteps, tokenizer: Path) -> None:
+    request = ask(*list(range(1, 200)) * 12, prompt_logprobs=0, max_tokens=2)
+    async with running(steps, tokenizer) as engine:
+        whole = engine.submit(request)
+        await all_of(whole)
+        steps.hold()
+        calls = len(steps.calls)
+        run = engine.submit(request)
+        await begun(steps, calls + 1)
+        taking = asyncio.create_task(engine.take(run))
+        await asyncio.sleep(0)
+        steps.open()
+        again = engine.resume(await taking)
+        assert await tokens_of(again) == steps.expected(request.prompt, 2)
+    assert again.prompt_logprobs == whole.prompt_logprobs
+
+
 async def test_a_run_that_waits_or_has_ended_can_be_asked_for_too(steps: FakeSteps, tokenizer: Path) -> None:
     async with running(steps, tokenizer, slots=1) as engine:
         steps.hold()
@@ -409,3 +492,14 @@ async def test_a_state_of_another_shape_is_refused(steps: FakeSteps, tokenizer: 
         with pytest.raises(InvalidRequest, match="not of this model"):
             engine.resume(dataclasses.replace(condition, states=condition.states[:1]))
         await tokens_of(runs[0])
+
+
+async def _go_on(tokenizer: Path, packed: bytes) -> None:
+    """The other process: print what comes after a packed condition."""
+    async with running(FakeSteps(), tokenizer) as engine:
+        rest = await all_of(engine.resume(Condition.unpack(packed)))
+    print(json.dumps({"tokens": rest.token_ids, "text": rest.text}))
+
+
+if __name__ == "__main__":
+    asyncio.run(_go_on(Path(sys.argv[1]), Path(sys.argv[2]).read_bytes()))

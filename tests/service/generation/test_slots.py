@@ -28,7 +28,7 @@ def test_a_row_begins_with_zeros_whoever_had_it_before() -> None:
     slots.remove(0)
     slots.add("b")
     assert [array.tolist() for array in slots.state(0)] == [np.zeros((2, 3)).tolist(), [0]]
-    slots.check(0, "b", 0)
+    slots.check(["b"], [0])
 
 
 def test_what_a_step_writes_is_what_the_next_one_reads_and_nothing_is_copied() -> None:
@@ -50,8 +50,7 @@ def test_the_last_row_takes_the_place_of_one_that_leaves() -> None:
         stepped(slots)
     assert slots.remove(0) == 2
     assert slots.owners == ["c", "b"]
-    slots.check(0, "c", 1)
-    slots.check(1, "b", 2)
+    slots.check(["c", "b"], [1, 2])
     assert slots.state(0)[1].tolist() == [1]
     assert slots.remove(1) is None
 
@@ -60,7 +59,7 @@ def test_a_row_goes_on_from_a_given_state() -> None:
     slots: Slots[str] = Slots(DECODER, 2)
     slots.add("a", [np.full((2, 3), 7, np.float32), np.array([7])], 7)
     stepped(slots)
-    slots.check(0, "a", 8)
+    slots.check(["a"], [8])
     assert slots.state(0)[0].tolist() == np.full((2, 3), 8).tolist()
 
 
@@ -70,4 +69,4 @@ def test_a_row_that_is_not_what_its_owner_takes_it_for_is_found_out(owner: str, 
     slots.add("a")
     stepped(slots)
     with pytest.raises(WrongOwner, match=words):
-        slots.check(0, owner, position)
+        slots.check([owner], [position])

@@ -1,0 +1,76 @@
+"""The runs that draw: one row for each in the states, the logits, the sampler and the drawn tokens, the rows in use in front."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.generation.sampling import Drawn, Sampler, SamplerState
+from service.generation.sequence import Sequence
+from service.generation.session import Ids, State, StepSession
+from service.generation.slots import Slots
+
+
+class Running:
+    """`draw` a token for every row, `remove` who ends with it, `step` the others: logits for the draw after that."""
+
+    def __init__(self, session: StepSession, size: int) -> None:
+        self.sequences: list[Sequence] = []  # by row
+        self._session = session
+        self._slots: Slots[Sequence] = Slots(session.decoder, size)
+        self._sampler = Sampler(session.vocab_size, size)
+        self._logits = np.zeros((size, session.vocab_size), np.float32)  # of each row's next token
+        self._tokens: Ids = np.zeros((size, 1), np.int64)  # drawn, and not yet fed
+        self._ones, self._zeros = np.ones(size, np.int64), np.zeros((size, 1), np.int64)
+        self._calls: dict[tuple[int, bool], Callable[[], None]] = {}  # by how many rows there are, and which memory is in front
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def join(self, sequence: Sequence, states: list[State], logits: NDArray[np.float32], sampler: SamplerState | None) -> None:
+        """A row for a run whose next token has these logits (V,). `sampler`: how it drew so far, None for one that begins."""
+        row = self._slots.add(sequence, states, sequence.position)
+        self.sequences.append(sequence)
+        self._logits[row] = logits
+        request = sequence.request
+        if sampler is not None:
+            self._sampler.restore(row, sampler)
+        else:
+            self._sampler.put(row, request.sampling, prompt=request.prompt, top_logprobs=request.top_logprobs)
+
+    def remove(self, sequence: Sequence) -> None:
+        row = self.sequences.index(sequence)
+        moved = self._slots.remove(row)
+        if moved is not None:
+            self.sequences[row] = self.sequences[moved]
+            self._sampler.move(moved, row)
+            self._logits[row] = self._logits[moved]
+            self._tokens[row] = self._tokens[moved]
+        self.sequences.pop()
+
+    def condition(self, sequence: Sequence) -> tuple[list[State], NDArray[np.float32], SamplerState]:
+        """Copies of what a row is between two steps: states, logits (V,), sampler."""
+        row = self.sequences.index(sequence)
+        return self._slots.state(row), self._logits[row].copy(), self._sampler.take(row)
+
+    def draw(self) -> Drawn:
+        """The next token of every row."""
+        masks = self._sampler.masks([sequence.matcher for sequence in self.sequences])
+        rows = len(self.sequences)
+        drawn = self._sampler.draw(self._logits[:rows], masks=masks, banned=[sequence.banned for sequence in self.sequences])
+        self._tokens[:rows, 0] = drawn.token_ids
+        return drawn
+
+    def step(self) -> None:
+        """Feed every row the token it drew."""
+        rows = len(self.sequences)
+        self._slots.check(self.sequences, [sequence.position for sequence in self.sequences])
+        call = self._calls.get(key := (rows, self._slots.flipped))
+        if call is None:
+            states, out = self._slots.views()
+            bound = self._tokens[:rows], self._ones[:rows], self._slots.positions[:rows], self._zeros[:rows], states, out
+            call = self._calls[key] = self._session.bind(*bound, self._logits[:rows, None])
+        call()
+        self._slots.stepped(self._ones[:rows])
+        for sequence in self.sequences:
+            sequence.position += 1
