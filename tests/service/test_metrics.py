@@ -108,7 +108,7 @@ async def test_a_decoders_series_have_vllms_names() -> None:
     counted.prompt_tokens.inc(7)
     counted.generation_tokens.inc(5)
     counted.first_token_s.observe(0.25)
-    counted.between_tokens_s.observe(0.002)
+    counted.between_tokens_s.observe_all([0.002])
     counted.queue_s.observe(0.1)
     for reason in ("stop", "length", "abort", "error"):
         counted.finished(reason, Usage(7, submitted=1.0, finished=3.5))
