@@ -56,13 +56,15 @@ def export_bundle(
     precision: contract.Precision = "fp32",
     attention: str = "softmax",
     min_cosine: float = 0.99,
+    held_out: Path | None = None,
     progress: Progress = lambda step, fraction: None,
 ) -> contract.Manifest:
     """Write the bundle `out`, in the place of a bundle that is there already, and return its manifest.
 
-    `name` is what clients send as `model`; None: the name of the directory `out`. `min_cosine` is what an int8 graph must reach on every
-    text. `progress` is told each step as it begins, and how far the long ones are (0 to 1). Raises CheckpointError for the folder,
-    ExportError for everything after it; then `out` is as it was.
+    `name` is what clients send as `model`; None: the name of the directory `out`. `min_cosine` is what an int8 graph of an encoder must
+    reach on every text, `held_out` the text by whose bits per byte a decoder's precision is judged (None: a few passages). `progress` is
+    told each step as it begins, and how far the long ones are (0 to 1). Raises CheckpointError for the folder, CorpusError for a
+    `held_out` that is no data folder, ExportError for everything else; then `out` is as it was.
     """
     name = checked_name(name or out.resolve().name)
     bar = replace(BARS[precision], min_cosine=min_cosine) if precision == "int8" else BARS[precision]
@@ -72,7 +74,9 @@ def export_bundle(
         if is_decoder(checkpoint):
             if attention != "softmax":
                 raise ExportError(f"attention={attention!r} is for encoders; the layers of a decoder are those it was trained with")
-            return write_decoder(checkpoint, folder, scratch, name=name, precision=precision, progress=progress)
+            return write_decoder(checkpoint, folder, scratch, name=name, precision=precision, held_out=held_out, progress=progress)
+        if held_out is not None:
+            raise ExportError(f"held_out={str(held_out)!r} is for decoders; an encoder is judged by the cosines of its golden texts")
         source = load_checkpoint(checkpoint, attention=attention)
         subject = Subject.of(source)
 

@@ -145,6 +145,15 @@ class Image(Part):
     prompts: tuple[str, ...] = Field(min_length=1, description="all that can be asked for")
 
 
+class HeldOut(Part):
+    """A text that the bits per byte are of."""
+
+    name: str = Field(description="of its file or folder")
+    documents: int = Field(ge=1)
+    size_bytes: int = Field(ge=1)
+    sha256: Sha256 = Field(description="of the documents, one after the other")
+
+
 class Decoder(Part):
     """What only a decoder has."""
 
@@ -155,8 +164,9 @@ class Decoder(Part):
     chat_template: FileName | None = Field(None, description="a Jinja file of the bundle")
     exact: bool = Field(description="prompt, chunks and single steps, alone and in a batch, gave the same bits when exported")
     parameters: int | None = Field(None, description="trained numbers of the checkpoint, tied ones counted once")
-    bits_per_byte: float | None = Field(None, description="on the golden texts, of this graph")
+    bits_per_byte: float | None = Field(None, description="of the held-out text, as this graph predicts it; of the golden passages if None")
     fp32_bits_per_byte: float | None = Field(None, description="the same of the fp32 graph")
+    held_out: HeldOut | None = None
     image: Image | None = Field(None, description="what it draws, where its tokens are pixels")
 
     @property
@@ -206,7 +216,7 @@ class Manifest(Part):
         """A part that came later and that this bundle does not have is not among its words, or older bundles would seem changed."""
         if self.decoder is None:
             return {"decoder": True}
-        return {"decoder": {"image"}} if self.decoder.image is None else {}
+        return {"decoder": {name for name in ("image", "held_out") if getattr(self.decoder, name) is None}}
 
 
 class Golden(Part):

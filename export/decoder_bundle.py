@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,9 @@ from export import contract
 from export.decoder_parity import SIZES, TOLERANCE, Steps, compare, inexact
 from export.errors import ExportError
 from export.folder import files_of, now, tools
-from export.golden import DecoderExamples, bits_per_byte, cosines
+from export.golden import PASSAGES, DecoderExamples, cosines
 from export.graph import REWRITTEN, describe, optimise, save
+from export.held_out import Text, bits_per_byte, read_text
 from export.parity import Arrays, Feed, Reference, answers, check_interface, open_graph, scale
 from export.quantisation import per_block
 from export.step_graph import StepGraph, inputs_of, outputs_of, states_of, trace
@@ -63,23 +65,34 @@ def is_decoder(checkpoint: Path) -> bool:
 
 
 def write_decoder(
-    checkpoint: Path, folder: Path, scratch: Path, *, name: str, precision: contract.Precision, progress: Progress
+    checkpoint: Path,
+    folder: Path,
+    scratch: Path,
+    *,
+    name: str,
+    precision: contract.Precision,
+    held_out: Path | None,
+    progress: Progress,
 ) -> contract.Manifest:
-    """Fill `folder` with the bundle of a decoder. Raises CheckpointError for the checkpoint, ExportError for what is wrong with a graph."""
-    subject = Subject.of(load_decoder(checkpoint))
+    """Fill `folder` with the bundle of a decoder. `held_out` is the text that a precision is judged by; see `held_out.read_text`.
+
+    Raises CheckpointError for the checkpoint, CorpusError and ExportError for the text, ExportError for what is wrong with a graph.
+    """
+    subject = Subject.of(load_decoder(checkpoint), None if held_out is None else read_text(held_out))
+    read = partial(progress, "bits per byte")
     progress("trace", None)
     trace(subject.source.model, scratch / "traced.onnx")
     progress("optimise", None)
     graph = optimise(scratch / "traced.onnx", scratch / "fp32")
     progress("check", None)
-    checked = fp32 = subject.check(graph, BARS["fp32"])
+    checked = fp32 = subject.check(graph, BARS["fp32"], read)
     if not fp32.exact:
         raise ExportError(f"the graph is not exact: {fp32.inexact}. A state would depend on how its prompt was cut and on its neighbours")
     if precision != "fp32":
         progress(precision, None)
         graph = _half(checkpoint, scratch) if precision == "fp16" else _int8(graph, scratch)
         progress("check", None)
-        checked = subject.check(graph, BARS[precision])
+        checked = subject.check(graph, BARS[precision], read)
         if checked.bits_per_byte > (most := fp32.bits_per_byte * (1 + BARS[precision].lost_bits)):
             raise ExportError(f"{precision} takes {checked.bits_per_byte:.3f} bits per byte, and {most:.3f} are allowed. Keep fp32")
 
@@ -114,6 +127,7 @@ class Subject:
     """The decoder that is exported, and what its graphs are held against."""
 
     source: DecoderCheckpoint
+    held_out: Text | None  # None: judged by the golden passages
     inputs: tuple[contract.Tensor, ...]
     outputs: tuple[contract.Tensor, ...]
     tokenizer: Tokenizer
@@ -121,7 +135,7 @@ class Subject:
     examples: DecoderExamples
 
     @classmethod
-    def of(cls, source: DecoderCheckpoint) -> "Subject":
+    def of(cls, source: DecoderCheckpoint, held_out: Text | None) -> "Subject":
         if source.model.grows:
             raise ExportError(f"{source.folder}: {_growing(source.config.layer_names)}")
         inputs, tokenizer = inputs_of(source.model), Tokenizer.from_file(str(source.tokenizer_file))
@@ -132,9 +146,9 @@ class Subject:
                 f"{source.tokenizer_file} has {size} tokens, and the model {source.config.vocab_size}: they are not of one kind"
             )
         reference = Steps(torch_reference(source.model), inputs)
-        return cls(source, inputs, outputs_of(source.model), tokenizer, reference, DecoderExamples(tokenizer, reference))
+        return cls(source, held_out, inputs, outputs_of(source.model), tokenizer, reference, DecoderExamples(tokenizer, reference))
 
-    def check(self, graph: Path, bar: Bar) -> Checked:
+    def check(self, graph: Path, bar: Bar, read: Callable[[float], None]) -> Checked:
         """Names, axes, shapes, values, and then exactness. Raises ExportError for the first thing that differs from the model."""
         check_interface(open_graph(graph), self.inputs, self.outputs)
         steps, vocab_size = self._steps(graph, 0), self.source.config.vocab_size
@@ -151,7 +165,7 @@ class Subject:
             tolerance=bar.tolerance,
         )
         what = inexact(lambda threads: self._steps(graph, threads), vocab_size=vocab_size)
-        return Checked(parity, what, bits_per_byte(steps, self.tokenizer))
+        return Checked(parity, what, self._bits_per_byte(steps, read))
 
     def manifest(self, folder: Path, name: str, precision: contract.Precision, checked: Checked, fp32: Checked) -> contract.Manifest:
         """The account of the files in `folder`, which are complete."""
@@ -181,6 +195,7 @@ class Subject:
                 parameters=sum(parameter.numel() for parameter in source.model.parameters()),
                 bits_per_byte=checked.bits_per_byte,
                 fp32_bits_per_byte=fp32.bits_per_byte,
+                held_out=None if self.held_out is None else self.held_out.described,
                 image=None if source.image is None else contract.Image(**asdict(source.image)),
             ),
             normalized=False,
@@ -188,6 +203,11 @@ class Subject:
             created=now(),
             tool=tools(),
         )
+
+    def _bits_per_byte(self, steps: Steps, read: Callable[[float], None]) -> float:
+        text = self.held_out or Text("the golden passages", PASSAGES)
+        eos_token_id = next(iter(self.source.eos_token_ids), None)
+        return bits_per_byte(steps, self.tokenizer, text, bos_token_id=self.source.bos_token_id, eos_token_id=eos_token_id, show=read)
 
     def _steps(self, graph: Path, threads: int) -> Steps:
         return Steps(answers(open_graph(graph, threads=threads), self.outputs), self.inputs)

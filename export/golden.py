@@ -263,19 +263,3 @@ def greedy(steps: Steps, prompt: Sequence[int], n: int) -> tuple[NDArray[np.floa
         position += fed.shape[1]
         fed = np.array([[rows[-1].argmax()]])
     return rows[0], [int(row.argmax()) for row in rows]
-
-
-def bits_per_byte(steps: Steps, tokenizer: Tokenizer) -> float:
-    """How many bits the passages take when the model's next-token distributions code them: of every token but the first of a passage, over
-    all bytes of the passages.
-    """
-    bits, n_bytes = 0.0, 0
-    for passage in PASSAGES:
-        ids = np.array(tokenizer.encode(passage).ids)
-        logits, _ = steps.run(ids[None], np.array([len(ids)]), np.array([0]), steps.begin(1))
-        rows = logits[0, :-1].astype(np.float64)  # (N - 1, V)
-        rows -= rows.max(axis=1, keepdims=True)
-        nats = np.log(np.exp(rows).sum(axis=1)) - rows[np.arange(len(rows)), ids[1:]]
-        bits += float(nats.sum()) / np.log(2)
-        n_bytes += len(passage.encode())
-    return bits / n_bytes

@@ -41,13 +41,18 @@ def export(
     checkpoint: Annotated[Path, typer.Option(help="Folder with config.json, model.safetensors and tokenizer.json.", show_default=False)],
     out: Annotated[Path, typer.Option(help="Bundle directory to write; an older bundle there is replaced at the end.", show_default=False)],
     name: Annotated[str | None, typer.Option(help="Name that clients send as `model`; the directory's name by default.")] = None,
-    precision: Annotated[Precision, typer.Option(help="fp16 is for GPUs; int8 must reach --min-cosine.")] = Precision.fp32,
+    precision: Annotated[Precision, typer.Option(help="fp16 is for GPUs; int8 of an encoder must reach --min-cosine.")] = Precision.fp32,
     attention: Annotated[str, typer.Option(help="softmax keeps the checkpoint's attention; linear swaps it, untrained.")] = "softmax",
-    min_cosine: Annotated[float, typer.Option(min=0, max=1, help="int8: lowest cosine to fp32 on the golden texts.")] = 0.99,
+    min_cosine: Annotated[float, typer.Option(min=0, max=1, help="int8 encoders: lowest cosine to fp32 on the golden texts.")] = 0.99,
+    held_out: Annotated[
+        Path | None,
+        typer.Option(help="Decoders: text to state the bits per byte of, a file or a folder that `models.training.collect` wrote."),
+    ] = None,
 ) -> None:
     """Write a checkpoint as a bundle: ONNX graph, tokenizer, manifest, golden vectors, all checked against torch."""
     with needing("export"):
         from export.bundle import export_bundle
+        from export.inspection import bits_per_byte
     with progress_bar() as show:
         manifest = export_bundle(
             checkpoint,
@@ -56,9 +61,12 @@ def export(
             precision=precision.value,
             attention=attention,
             min_cosine=min_cosine,
+            held_out=held_out,
             progress=show,
         )
     console.print(f"[green]{out}[/green]: {manifest.kind}, {manifest.precision}, fingerprint {manifest.fingerprint[:12]}")
+    if (bits := bits_per_byte(manifest)) is not None:
+        console.print(f"Bits per byte: {bits}", highlight=False, soft_wrap=True)
     console.print(f"Serve it: [bold]attnserve serve --bundle {out}[/bold]")
 
 
