@@ -10,7 +10,7 @@ MB = 1_000_000
 
 def model_card(report: dict[str, Any], sources: dict[str, Any], samples: list[tuple[str, str]]) -> str:
     """Markdown with the front matter that model hubs read. `report` is run.json, `sources` sources.json."""
-    parts = (_head(report), _figures(report), _samples(samples), _data(sources), _training(report), _limits(report))
+    parts = (_head(report), _figures(report), _samples(samples), _data(sources), training_section(report), _limits(report))
     return "\n\n".join(parts) + "\n"
 
 
@@ -99,7 +99,7 @@ def _data(sources: dict[str, Any]) -> str:
     )
 
 
-def _training(report: dict[str, Any]) -> str:
+def training_section(report: dict[str, Any]) -> str:
     config = {name: value for name, value in report["config"].items() if value is not None}
     last = report["losses"][-1] if report["losses"] else {"step": 0, "tokens": 0, "minutes": 0.0}
     epochs = last["tokens"] / report["data"]["train_tokens"]

@@ -9,6 +9,7 @@
         train.bin, held_out.bin  uint16, every document ended by <|endoftext|>
         index.json               sizes, the documents held out, sha256 of the training tokens
 
+Where sources.json speaks of an image, every document is one: a byte that is the prompt, then a letter for each pixel.
 Folders are written under another name and renamed, so that one with its right name is whole.
 """
 
@@ -26,6 +27,7 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
+from models.decoder_checkpoint import Image
 from models.training.tokenizer import END_OF_TEXT, train_tokenizer
 
 SOURCES = "sources.json"
@@ -71,10 +73,16 @@ class Tokens:
     train_sha256: str
     held_out: tuple[TokenDocument, ...]
     sources: dict[str, Any]
+    image: Image | None = None  # what each document shows, where they are pictures
 
     @property
     def bytes_per_token(self) -> float:
         return self.train_bytes / len(self.train)
+
+    @property
+    def document(self) -> int | None:
+        """How many tokens every document has, where all have as many: a prompt, the pixels and <|endoftext|>."""
+        return None if self.image is None else 1 + self.image.n_pixels + 1
 
 
 def write_texts(data: Path, splits: Mapping[str, Sequence[Document]], sources: dict[str, Any]) -> None:
@@ -114,6 +122,7 @@ def open_tokens(data: Path, *, vocab_size: int) -> Tokens:
         tokens = held_out[start : start + entry["tokens"]]
         documents.append(TokenDocument(package=entry["package"], file=entry["file"], size_bytes=entry["bytes"], tokens=tokens))
         start += entry["tokens"]
+    sources = json.loads((data / SOURCES).read_text())
     return Tokens(
         vocab_size=vocab_size,
         end_of_text=index["end_of_text"],
@@ -122,7 +131,19 @@ def open_tokens(data: Path, *, vocab_size: int) -> Tokens:
         train_bytes=index["train"]["bytes"],
         train_sha256=index["train"]["sha256"],
         held_out=tuple(documents),
-        sources=json.loads((data / SOURCES).read_text()),
+        sources=sources,
+        image=_image(sources["image"], folder / "tokenizer.json") if "image" in sources else None,
+    )
+
+
+def _image(described: dict[str, Any], tokenizer_file: Path) -> Image:
+    """What sources.json says of the pictures, in tokens."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    return Image(
+        width=described["width"],
+        height=described["height"],
+        level_token_ids=tuple(tokenizer.token_to_id(letter) for letter in described["letters"]),
+        prompts=tuple(described["prompts"]),
     )
 
 

@@ -85,7 +85,7 @@ def train(
 
     Raises TrainingError for a loss that is not finite (the last checkpoint is from before), ResumeError for a foreign checkpoint.
     """
-    batches = Packing(tokens.train, context=config.context, batch=config.batch, seed=config.seed)
+    batches = Packing(tokens.train, context=config.context, batch=config.batch, seed=config.seed, document=tokens.document)
     sample = first(tokens.held_out, config.evaluation_kb * 1000)
     optimizer = optimizer_of(model, config)
     checkpoint = checkpoints.newest(folder)

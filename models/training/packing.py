@@ -3,6 +3,7 @@
 The line is cut into stretches of N tokens, every stretch is seen once an epoch, and the order is drawn from (seed, epoch), as is where the
 cutting begins. So the batch of a step is a function of (seed, step): a run that is taken up again sees what it would have seen.
 A sequence begins with an empty state wherever it begins, and the model learns from <|endoftext|> that what came before has ended.
+Pictures are all equally long: there a stretch is one of them, from the <|endoftext|> before it on, so that a position is a place in it.
 """
 
 import numpy as np
@@ -11,10 +12,16 @@ from torch import Tensor
 
 
 class Packing:
-    """Batches of (tokens, targets), the targets one token further. Raises ValueError where the text does not fill one batch."""
+    """Batches of (tokens, targets), the targets one token further. Raises ValueError where the text does not fill one batch.
 
-    def __init__(self, tokens: np.ndarray, *, context: int, batch: int, seed: int) -> None:
+    `document`: how many tokens each document has, where all have as many; the context must be that.
+    """
+
+    def __init__(self, tokens: np.ndarray, *, context: int, batch: int, seed: int, document: int | None = None) -> None:
+        if document not in (None, context):
+            raise ValueError(f"context={context} must be {document} tokens, which each of these documents has")
         self.tokens, self.context, self.batch, self.seed = tokens, context, batch, seed
+        self.whole_documents = document is not None
         self.steps_per_epoch = (len(tokens) - context) // context // batch  # one stretch less, since the cutting begins anywhere
         if self.steps_per_epoch < 1:
             raise ValueError(
@@ -35,6 +42,6 @@ class Packing:
     def _shuffled(self, epoch: int) -> np.ndarray:
         """Where the sequences of an epoch begin, in its order."""
         random = np.random.default_rng((self.seed, epoch))
-        first = random.integers(self.context)
+        first = self.context - 1 if self.whole_documents else random.integers(self.context)
         last = len(self.tokens) - self.context - 1  # the last target must exist
         return random.permutation(np.arange(first, last + 1, self.context, dtype=np.int64))

@@ -4,6 +4,7 @@ OUT/
   config.json, model.safetensors, tokenizer.json   models/decoder_checkpoint.py
   README.md        the model card
   loss.png         curves, drawn anew at every evaluation
+  samples.png      what a model of pictures draws
   run.json         config, curves, hardware, bits per byte: what models/training/compare.py reads
   sources.json     every package that was read, with its licence and size
   checkpoints/     what a stopped run goes on from
@@ -20,20 +21,24 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from tokenizers import Tokenizer
 
 from models.attention.causal import CausalLayer
 from models.attention.recurrence import chunkwise
 from models.decoder import Decoder, DecoderConfig
-from models.decoder_checkpoint import CARD, load_decoder, save_decoder
+from models.decoder_checkpoint import CARD, TOKENIZER, load_decoder, save_decoder
 from models.training import checkpoints
 from models.training.card import model_card
 from models.training.config import ConfigError, TrainingConfig, read_config
 from models.training.corpus import SOURCES, Tokens, open_tokens
 from models.training.display import training_bar
+from models.training.drawings import draw
 from models.training.evaluation import evaluate
+from models.training.image_card import SAMPLES, image_card
 from models.training.loop import Progress, stop_signals, train
 from models.training.plot import plot
 from models.training.samples import continuations
+from models.training.tokenizer import beginning
 
 RUN, CHECKPOINTS, CURVE = "run.json", "checkpoints", "loss.png"
 WEIGHTS = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -62,16 +67,14 @@ def run(config_file: Path, data: Path, out: Path, console: Console) -> bool:
     if progress.share(config) < 1:
         console.print(f"stopped after step {progress.step:,}; the same command goes on from there")
         return False
-    end = tokens.end_of_text
-    tokenizer = tokens.tokenizer_file.read_text(encoding="utf-8")
-    save_decoder(out, model.cpu().to(WEIGHTS[config.weights]), tokenizer=tokenizer, eos_token_ids=(end,), bos_token_id=end)
+    _save(out, model.cpu().to(WEIGHTS[config.weights]), tokens)
     with console.status("reading all held-out text"):
         written = load_decoder(out, dtype=torch.float32).model.to(device)
         report["held_out"] = _last_look(written, tokens, config)
-        samples = continuations(written, tokens.tokenizer_file, end_of_text=end)
+        card = _card(out, written, tokens, report)
     shutil.copyfile(data / SOURCES, out / SOURCES)
     _write(out, report)
-    (out / CARD).write_text(model_card(report, tokens.sources, samples), encoding="utf-8")
+    (out / CARD).write_text(card, encoding="utf-8")
     console.print(f"[green]{out}[/green]: {report['held_out']['carried']['overall']:.3f} bits per byte of held-out text")
     return True
 
@@ -119,6 +122,23 @@ def _begin(out: Path, config: TrainingConfig, tokens: Tokens, model: Decoder, de
         return earlier
     _write(out, report | _curves(Progress()))
     return report
+
+
+def _save(out: Path, model: Decoder, tokens: Tokens) -> None:
+    """Pictures were seen from <|endoftext|> on, and so begin with it; texts were cut anywhere."""
+    end = tokens.end_of_text
+    tokenizer = tokens.tokenizer_file.read_text(encoding="utf-8")
+    if tokens.image is not None:
+        tokenizer = beginning(Tokenizer.from_str(tokenizer)).to_str(pretty=True)
+    save_decoder(out, model, tokenizer=tokenizer, eos_token_ids=(end,), bos_token_id=end, image=tokens.image)
+
+
+def _card(out: Path, model: Decoder, tokens: Tokens, report: dict[str, Any]) -> str:
+    """With what the model writes, or draws into `out`."""
+    if tokens.image is None:
+        return model_card(report, tokens.sources, continuations(model, tokens.tokenizer_file, end_of_text=tokens.end_of_text))
+    draw(model, tokens.image, out / TOKENIZER, out / SAMPLES)
+    return image_card(report, tokens.sources)
 
 
 def _last_look(model: Decoder, tokens: Tokens, config: TrainingConfig) -> dict[str, Any]:

@@ -8,7 +8,7 @@ Sennrich et al. 2016, arXiv:1508.07909; bytes as the alphabet: Radford et al. 20
 
 from collections.abc import Iterable
 
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 END_OF_TEXT = "<|endoftext|>"
 PIECES = "|".join(
@@ -49,4 +49,11 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
         raise TokenizerError(
             f"the text yields {tokenizer.get_vocab_size()} tokens, not vocab_size={vocab_size}; collect more, or ask for fewer"
         )
+    return tokenizer
+
+
+def beginning(tokenizer: Tokenizer) -> Tokenizer:
+    """The same, with <|endoftext|> before every prompt: for a model whose every sequence began there."""
+    end = tokenizer.token_to_id(END_OF_TEXT)
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, end)])
     return tokenizer

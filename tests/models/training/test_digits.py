@@ -1,0 +1,191 @@
+"""Pictures as text: what is written is what scikit-learn has, and training on it ends in a checkpoint that draws."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from PIL import Image
+from rich.console import Console
+from sklearn.datasets import load_digits
+from tokenizers import Tokenizer
+
+from models.decoder_checkpoint import load_decoder
+from models.training import digits
+from models.training.config import TrainingConfig, read_config
+from models.training.corpus import Document, Tokens, open_tokens, write_texts
+from models.training.evaluation import evaluate
+from models.training.run import build, run
+
+LETTERS = "abcd"
+CONFIG = Path(digits.__file__).with_name("configs") / "digits.yaml"
+
+
+@pytest.fixture(scope="module")
+def splits() -> dict[str, list[Document]]:
+    return digits.pictures()
+
+
+def levels(document: Document) -> np.ndarray:
+    return np.array([digits.LETTERS.index(letter) for letter in document.text[1:]]).reshape(digits.SIDE, digits.SIDE)
+
+
+# The digits
+
+
+def test_a_tenth_of_the_originals_is_held_out_and_all_are_there(splits: dict[str, list[Document]]) -> None:
+    originals = {split: {document.file.partition("-")[0] for document in documents} for split, documents in splits.items()}
+    assert {split: len(found) for split, found in originals.items()} == {"train": 1617, "held_out": 180}
+    assert originals["train"].isdisjoint(originals["held_out"])
+    assert len(splits["train"]) == digits.VARIANTS * 1617
+    assert len(splits["held_out"]) == 180
+    assert {document.package for document in splits["held_out"]} == {f"digit {digit}" for digit in range(10)}
+
+
+def test_a_document_is_its_digit_and_a_letter_for_each_pixel(splits: dict[str, list[Document]]) -> None:
+    _, shown = load_digits(return_X_y=True)
+    for document in splits["held_out"]:
+        assert len(document.text) == 1 + 28 * 28
+        assert document.text[0] == str(shown[int(document.file.partition("-")[0])])
+        assert set(document.text[1:]) <= set(digits.LETTERS)
+
+
+def test_the_straight_picture_is_the_original_enlarged(splits: dict[str, list[Document]]) -> None:
+    """Each original pixel, seen through the middle of the 3x3 that it became, and nothing in the margin."""
+    pixels, _ = load_digits(return_X_y=True)
+    for document in splits["held_out"]:
+        picture, original = levels(document), pixels[int(document.file.partition("-")[0])].reshape(8, 8)
+        middles = picture[3:27:3, 3:27:3]
+        assert np.abs(middles - original * 15 / 16).max() <= 1
+        assert not picture[0].any()
+        assert not picture[:, -1].any()
+
+
+def test_variants_are_near_the_straight_picture_and_not_the_same(splits: dict[str, list[Document]]) -> None:
+    for first in range(0, 150, digits.VARIANTS):
+        straight, *others = map(levels, splits["train"][first : first + digits.VARIANTS])
+        assert len({other.tobytes() for other in others}) == len(others)
+        for other in others:
+            assert 0.6 < other.sum() / straight.sum() < 1.5
+            rows, columns = (abs(_centre(other, axis) - _centre(straight, axis)) for axis in (0, 1))
+            assert max(rows, columns) < digits.SHIFT + 1
+
+
+def _centre(picture: np.ndarray, axis: int) -> float:
+    along = picture.sum(axis=1 - axis)
+    return float((along * np.arange(len(along))).sum() / along.sum())
+
+
+def test_the_same_pictures_every_time(splits: dict[str, list[Document]]) -> None:
+    assert digits.pictures() == splits
+
+
+def test_the_shipped_config_is_the_papers_shape_on_one_picture() -> None:
+    config = read_config(CONFIG)
+    shape = build(config, CONFIG).config
+    assert (shape.layers, shape.n_layers, shape.n_heads, shape.d_model) == ("causal_linear", 8, 8, 256)
+    assert config.context == 1 + digits.SIDE**2 + 1
+
+
+# Training on pictures, in small
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pictures of 3x2 pixels, two prompts: "0" is dark, "1" is bright."""
+    folder = tmp_path_factory.mktemp("pictures")
+    random = np.random.default_rng(0)
+
+    def pictures(n: int) -> list[Document]:
+        drawn = [(i % 2, random.integers(2, size=6) + 2 * (i % 2)) for i in range(n)]
+        texts = [f"{prompt}{''.join(LETTERS[level] for level in picture)}" for prompt, picture in drawn]
+        return [Document(package=f"digit {text[0]}", file=str(i), text=text) for i, text in enumerate(texts)]
+
+    splits = {"train": pictures(200), "held_out": pictures(10)}
+    sources = digits.sources(splits) | {"image": {"width": 3, "height": 2, "letters": LETTERS, "prompts": ["0", "1"]}}
+    write_texts(folder, splits, sources)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokens(data: Path) -> Tokens:
+    return open_tokens(data, vocab_size=257)
+
+
+@pytest.fixture(scope="module")
+def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    config = TrainingConfig(
+        name="tiny-pictures",
+        model={"layers": "causal_linear", "d_model": 16, "n_layers": 2, "n_heads": 2, "d_feedforward": 32, "positions": "sinusoidal"},
+        vocab_size=257,
+        context=8,
+        batch=16,
+        max_steps=120,
+        learning_rate=0.01,
+        evaluations=2,
+        threads=1,
+    )
+    out = tmp_path_factory.mktemp("trained")
+    file = out.with_name("pictures.yaml")
+    file.write_text(yaml.safe_dump(config.model_dump()))
+    assert run(file, data, out, Console(quiet=True))
+    return out
+
+
+def test_a_data_folder_of_pictures_says_what_they_are(tokens: Tokens) -> None:
+    assert tokens.image is not None
+    assert (tokens.image.width, tokens.image.height, tokens.image.prompts) == (3, 2, ("0", "1"))
+    assert tokens.document == 8
+    assert {len(document.tokens) for document in tokens.held_out} == {8}
+    first, *pixels, last = tokens.held_out[1].tokens.tolist()
+    assert Tokenizer.from_file(str(tokens.tokenizer_file)).decode([first]) == "1"
+    assert set(pixels) <= set(tokens.image.level_token_ids)
+    assert last == tokens.end_of_text
+
+
+def test_bits_per_byte_are_bits_per_pixel(tokens: Tokens, trained: Path) -> None:
+    """A picture of 7 bytes holds 7 bits: which of two prompts, and 6 pixels of one bit each. The end is certain."""
+    model = load_decoder(trained).model
+    stated = json.loads((trained / "run.json").read_text())["held_out"]["carried"]["overall"]
+    assert evaluate(model, tokens.held_out, end_of_text=tokens.end_of_text).overall == stated
+    assert stated == pytest.approx(1, abs=0.2)
+
+
+def test_the_checkpoint_draws_what_it_was_asked_for(trained: Path, tokens: Tokens) -> None:
+    loaded = load_decoder(trained)
+    assert loaded.image == tokens.image
+    tokenizer = Tokenizer.from_file(str(loaded.tokenizer_file))
+    assert tokenizer.encode("1").ids == [tokens.end_of_text, tokenizer.token_to_id("1")], "as every picture began in training"
+    sheet = np.asarray(Image.open(trained / "samples.png"))
+    tile, gap, enlarged = (3 + 2) * 3, 2 * 3, 3
+    assert sheet.shape == (4 * (2 + 2) * 3, 2 * tile)
+    shown = sheet[gap + 1 :: enlarged, :][:2, 1::enlarged]  # the first row of pictures, a sample for each pixel
+    dark, bright = shown[:, 2:5], shown[:, 7:10]
+    assert dark.mean() < 100 < bright.mean()
+
+
+def test_the_card_of_pictures(trained: Path) -> None:
+    card = (trained / "README.md").read_text()
+    assert yaml.safe_load(card.split("---")[1])["license"] == "apache-2.0"
+    for words in (
+        "draws 3x2 pictures",
+        "bits per pixel (bits/dim)",
+        "| digit 1 |",
+        "](samples.png)",
+        "CC BY 4.0",
+        "BSD-3-Clause",
+        "/v1/images/generations",
+        "200 pictures to train on, 10 held out",
+        "learning_rate: 0.01",
+    ):
+        assert words in card
+    assert "Python" not in card
+
+
+def test_a_context_that_cuts_pictures_is_an_error(data: Path, tmp_path: Path) -> None:
+    config = read_config(CONFIG).model_copy(update={"context": 16})
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(config.model_dump()))
+    with pytest.raises(ValueError, match="context=16 must be 8 tokens"):
+        run(file, data, tmp_path / "out", Console(quiet=True))
