@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from service.batching import Lane
 
@@ -58,8 +58,7 @@ class GenerationRequest:
     deadline: float = math.inf  # time.monotonic()
 
 
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):
     """A token, its natural log-probability under the model (before temperature and filters), and the likeliest others, best first."""
 
     token_id: int
@@ -67,8 +66,7 @@ class TokenLogprob:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """What is new since the last one. Text may lag behind tokens: it waits while it might become a stop string or half a character.
 
     The last delta has a `finish_reason`; `stop_reason` is the stop string or token id that ended it, None for end of text.
