@@ -3,9 +3,11 @@
 It is what an engine can at best reach. The next token of a row is any token: what it is does not change what a step costs.
 """
 
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from export import contract
 from service.generation.session import OnnxStepSession, zeros
 
 WARM_STEPS = 20
+LEAST_STEPS = 2  # a median is taken of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,64 +25,80 @@ class Stretch:
     """Some tokens in a row of one long sequence."""
 
     first: int  # position of the first
+    tokens: int
     s_per_token: float  # median
     rss_bytes: int  # of this process, at the end
+
+    @property
+    def middle(self) -> float:
+        return self.first + self.tokens / 2
 
 
 def open_steps(bundle: Path, threads: int) -> OnnxStepSession:
     return OnnxStepSession(bundle, contract.read_manifest(bundle), threads=threads, provider="cpu")
 
 
-def stepping(session: OnnxStepSession, rows: int) -> Callable[[], None]:
-    """A function that feeds one token to each of `rows` sequences."""
-    front, back = zeros(session.decoder, rows), zeros(session.decoder, rows)
-    tokens = np.random.default_rng(0).integers(0, session.vocab_size, (rows, 1))
-    ones, wanted, positions = np.ones(rows, np.int64), np.zeros((rows, 1), np.int64), np.zeros(rows, np.int64)
+def stepping(session: OnnxStepSession, rows: int, *, width: int = 1, warm_steps: int = WARM_STEPS) -> Callable[[], None]:
+    """A function that feeds the next `width` tokens to each of `rows` sequences and asks for the logits after the last."""
+    one, other = zeros(session.decoder, rows), zeros(session.decoder, rows)
+    tokens = np.random.default_rng(0).integers(0, session.vocab_size, (rows, width))
+    lengths, wanted, positions = np.full(rows, width), np.full((rows, 1), width - 1), np.zeros(rows, np.int64)
+    logits = np.empty((rows, 1, session.vocab_size), np.float32)
+    there, back = (
+        session.bind(tokens, lengths, positions, wanted, before, after, logits) for before, after in ((one, other), (other, one))
+    )
+    calls = cycle((there, back))
 
     def step() -> None:
-        nonlocal front, back
-        session.run(tokens, ones, positions, wanted, front, back)
-        front, back = back, front
-        positions[:] += 1
+        next(calls)()
+        positions[:] += width
 
-    for _ in range(WARM_STEPS):
+    for _ in range(warm_steps):
         step()
     return step
 
 
+def median_s(step: Callable[[], None], seconds: float) -> float:
+    """Of one call, over so many seconds and LEAST_STEPS at least."""
+    times: list[float] = []
+    begun = time.perf_counter()
+    while len(times) < LEAST_STEPS or time.perf_counter() - begun < seconds:
+        started = time.perf_counter()
+        step()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times)
+
+
 def tokens_per_s(bundle: Path, rows: int, seconds: float, threads: int) -> float:
     """Of all rows together."""
-    step = stepping(open_steps(bundle, threads), rows)
-    steps, started = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - started) < seconds:
-        step()
-        steps += 1
-    return rows * steps / elapsed
+    return rows * _calls_per_s(stepping(open_steps(bundle, threads), rows), seconds)
 
 
 def prefill_tokens_per_s(bundle: Path, chunk: int, seconds: float, threads: int) -> float:
     """One prompt, fed in chunks."""
-    session = open_steps(bundle, threads)
-    front, back = zeros(session.decoder, 1), zeros(session.decoder, 1)
-    tokens = np.random.default_rng(0).integers(0, session.vocab_size, (1, chunk))
-    lengths, position = np.array([chunk], np.int64), np.zeros(1, np.int64)
-    session.run(tokens, lengths, position, lengths[None] - 1, front, back)
-    chunks, started = 0, time.perf_counter()
+    return chunk * _calls_per_s(stepping(open_steps(bundle, threads), 1, width=chunk, warm_steps=1), seconds)
+
+
+def _calls_per_s(step: Callable[[], None], seconds: float) -> float:
+    calls, started = 0, time.perf_counter()
     while (elapsed := time.perf_counter() - started) < seconds:
-        session.run(tokens, lengths, position, lengths[None] - 1, front, back)
-        front, back = back, front
-        position += chunk
-        chunks += 1
-    return chunk * chunks / elapsed
+        step()
+        calls += 1
+    return calls / elapsed
 
 
 def long_sequence(bundle: Path, tokens: int, threads: int, stretch: int = 1000) -> Iterator[Stretch]:
     """One sequence of many tokens, stretch by stretch."""
-    step, process = stepping(open_steps(bundle, threads), 1), psutil.Process()
+    return along(stepping(open_steps(bundle, threads), 1), tokens, stretch)
+
+
+def along(step: Callable[[], None], tokens: int, stretch: int) -> Iterator[Stretch]:
+    """What a step costs from 0 to `tokens`; the work is done as the stretches are asked for."""
+    process = psutil.Process()
     for first in range(0, tokens, stretch):
-        times = np.empty(stretch)
-        for at in range(stretch):
+        times = np.empty(min(stretch, tokens - first))
+        for at in range(len(times)):
             started = time.perf_counter()
             step()
             times[at] = time.perf_counter() - started
-        yield Stretch(first=first, s_per_token=float(np.median(times)), rss_bytes=process.memory_info().rss)
+        yield Stretch(first=first, tokens=len(times), s_per_token=float(np.median(times)), rss_bytes=process.memory_info().rss)

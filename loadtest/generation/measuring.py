@@ -1,0 +1,85 @@
+"""The parts of a round. In each of them the contestants take turns, so that a slow minute of the machine hits all of them."""
+
+import statistics
+from dataclasses import replace
+from typing import Any
+
+from loadtest.generation import batches, engine, latency, steps, streams
+from loadtest.generation.contestants import NEW_TOKENS, Contestants
+from loadtest.generation.plan import Part, Plan
+from loadtest.generation.shapes import POSITIONS, SHAPES
+from loadtest.generation.twin import Twin
+from loadtest.server import attnserve
+
+CHUNKS = (16, 64, 256, 1024)
+PROMPT_TOKENS = 16_384  # of the prompt that the engine is fed
+TEXTS = 8  # that transformers and the engine generate at once
+
+Figures = dict[tuple[str | int, ...], list[float]]  # of each kind of work one figure a round
+
+
+class Measuring:
+    """A method for each part that has rounds. Figures are in tokens a second, or in what their name ends with."""
+
+    def __init__(self, plan: Plan, contestants: Contestants) -> None:
+        self.plan, self.contestants = plan, contestants
+        self.figures: Figures = {}
+
+    def engine(self) -> None:
+        plan = self.plan
+        for rows in (1, plan.slots):
+            self._note("bare", rows, figure=steps.tokens_per_s(plan.bundle, rows, plan.seconds, plan.threads))
+            self._note("engine", rows, figure=engine.tokens_per_s(plan.bundle, rows, plan.seconds, plan.threads))
+
+    def service(self) -> None:
+        plan = self.plan
+        if Part.engine not in plan.parts:
+            self._note("engine", plan.slots, figure=engine.tokens_per_s(plan.bundle, plan.slots, plan.seconds, plan.threads))
+        with attnserve(plan.bundle, plan.model) as server:
+            self._note("service", figure=streams.tokens_per_s(replace(server, path="/v1/completions"), plan.slots, plan.seconds))
+
+    def prefill(self) -> None:
+        plan = self.plan
+        for chunk in CHUNKS:
+            self._note("prefill", chunk, figure=steps.prefill_tokens_per_s(plan.bundle, chunk, plan.seconds / 4, plan.threads))
+        self._note("prefill", "engine", figure=engine.prefill_tokens_per_s(plan.bundle, PROMPT_TOKENS, plan.threads))
+
+    def latency(self) -> None:
+        waits = latency.waits(self.plan.bundle, self.plan.seconds, self.plan.threads)
+        self._note("latency", "median_s", figure=statistics.median(waits.undisturbed))
+        self._note("latency", "p99_s", figure=latency.percentile(waits.undisturbed, 99))
+        self._note("latency", "disturbed p99_s", figure=latency.percentile(waits.during, 99))
+        self._note("latency", "prompt_s", figure=waits.prompt_s)
+
+    def transformers(self) -> None:
+        plan, gpt2 = self.plan, self.contestants.gpt2
+        if gpt2 is not None:
+            self._note("gpt2", figure=gpt2.tokens_per_s(TEXTS, plan.threads))
+            self._note("texts", figure=engine.texts_tokens_per_s(plan.bundle, TEXTS, NEW_TOKENS, plan.threads))
+
+    def paper(self) -> None:
+        threads, seconds = self.plan.threads, self.plan.seconds / 10
+        for shape in SHAPES:
+            if pair := self.contestants.paper.get(shape.name):
+                step = steps.stepping(steps.open_steps(pair.ours, threads), 1)
+                twin = Twin(pair.twin, rows=1, capacity=max(POSITIONS) + 1, threads=threads)
+                for position in POSITIONS:
+                    self._note("paper", shape.name, "ours", position, "s", figure=steps.median_s(step, seconds))
+                    self._note("paper", shape.name, "twin", position, "s", figure=twin.step_s(position, seconds))
+
+    def batches(self) -> None:
+        threads, seconds = self.plan.threads, self.plan.seconds / 20
+        for shape in SHAPES:
+            if pair := self.contestants.paper.get(shape.name):
+                ours = batches.ladder(batches.row_bytes(pair.ours), batches.MEMORY_BYTES)
+                twins = batches.ladder(batches.twin_row_bytes(pair.twin, shape.steps), batches.MEMORY_BYTES)
+                for rows, figure in batches.ours(pair.ours, ours, seconds, threads).items():
+                    self._note("batches", shape.name, "ours", rows, figure=figure)
+                for rows, figure in batches.twins(pair.twin, twins, shape.steps, seconds, threads).items():
+                    self._note("batches", shape.name, "twin", rows, figure=figure)
+
+    def raw(self) -> list[dict[str, Any]]:
+        return [{"work": " ".join(map(str, work)), "figures": figures} for work, figures in self.figures.items()]
+
+    def _note(self, *work: str | int, figure: float) -> None:
+        self.figures.setdefault(work, []).append(figure)

@@ -1,0 +1,30 @@
+"""What is measured, and how long."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+
+class Part(StrEnum):
+    engine = "engine"
+    service = "service"
+    prefill = "prefill"
+    latency = "latency"
+    transformers = "transformers"
+    paper = "paper"
+    batches = "batches"
+    flat = "flat"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """`tokens` is the length of the one long sequence."""
+
+    bundle: Path
+    model: str
+    rounds: int
+    seconds: float
+    slots: int
+    tokens: int
+    threads: int
+    parts: frozenset[Part]

@@ -1,0 +1,12 @@
+"""A tokenizer with a token for each byte: nothing is learnt, so a decoder of random weights can have it."""
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+
+def byte_tokenizer() -> Tokenizer:
+    """256 tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
