@@ -282,11 +282,12 @@ def test_a_mask_and_a_ban_concern_their_own_row_alone() -> None:
     for row in range(4):
         sampler.put(row, Sampling(seed=row, temperature=0 if row % 2 else 1.0), prompt=(1,))
     best = logits.argmax(axis=1)
-    free = Sampler(V, 4)
-    free.put(2, Sampling(seed=2), prompt=(1,))
+    alone = Sampler(V, 1)
+    alone.put(0, Sampling(seed=2), prompt=(1,))
     drawn = sampler.draw(logits, masks={0: words(31, 32, 210)}, banned=((), (int(best[1]),), (), (int(best[0]),)))
     assert drawn.token_ids[0] in (31, 32, 210)
     assert drawn.token_ids[1] == np.argsort(logits[1])[-2]
+    assert drawn.token_ids[2] == alone.draw(logits[2:3]).token_ids[0]
     assert drawn.token_ids[3] == best[3]
     assert (logits == some_logits(4)).all(), "the logits are the engine's"
 
