@@ -18,6 +18,7 @@ from loadtest.generation.long_sequences import STRETCH, LongSequences
 from loadtest.generation.measuring import Measuring
 from loadtest.generation.plan import Part, Plan
 from loadtest.generation.rows import rows
+from loadtest.generation.shapes import MEMORY_BYTES, SHAPES
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
@@ -52,6 +53,8 @@ def bench_generate(
         tokens=tokens,
         threads=machine.cpus(),
         parts=chosen(only),
+        shapes=SHAPES,
+        memory_bytes=MEMORY_BYTES,
     )
     if Part.service in plan.parts:
         wrk.binary()
@@ -131,8 +134,8 @@ def draw(plan: Plan, measuring: Measuring, sequences: LongSequences, path: Path,
             twin_token_bytes=sequences.twin_token_bytes,
         )
     if measuring.contestants.paper and Part.batches in plan.parts:
-        title = f"within {batches.MEMORY_BYTES / 2**30:g} GiB of states or caches, {hardware}"
-        plot.batch_ladder(measuring.figures, path.with_name(f"{path.stem}-batches.png"), title)
+        title = f"within {plan.memory_bytes / 2**30:g} GiB of states or caches, {hardware}"
+        plot.batch_ladder(measuring.figures, plan.shapes, path.with_name(f"{path.stem}-batches.png"), title)
 
 
 if __name__ == "__main__":

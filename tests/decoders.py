@@ -3,22 +3,13 @@
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from export.bundle import export_bundle
+from models.byte_tokenizer import byte_tokenizer
 from models.decoder import Decoder, DecoderConfig
 from models.decoder_checkpoint import Image, save_decoder
 
 TINY = {"vocab_size": 256, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_feedforward": 24, "layers": "causal_linear"}
-
-
-def byte_tokenizer() -> Tokenizer:
-    """A token for each byte."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer
 
 
 def random_decoder(*, seed: int = 0, **config: object) -> Decoder:

@@ -14,7 +14,6 @@ from export import contract
 from loadtest.generation.steps import median_s, open_steps, stepping
 from loadtest.generation.twin import Twin
 
-MEMORY_BYTES = 4 * 2**30
 SAMPLES = 5  # positions at which the twin is timed
 
 

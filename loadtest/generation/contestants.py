@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING
 
 from export import contract
 from loadtest.generation.plan import Part, Plan
-from loadtest.generation.shapes import SHAPES
 
 if TYPE_CHECKING:  # they import torch, which a service does not need and a load test of one neither
     from loadtest.generation.decoders import Pair
     from loadtest.generation.gpt2 import Gpt2
 
-NEW_TOKENS = 512  # of each text that transformers generates
+NEW_TOKENS = 256  # of each text that transformers generates
 NO_CHECKPOINT = "not measured without --checkpoint, the folder that the bundle was made of"
 
 
@@ -38,7 +37,7 @@ def build(plan: Plan, checkpoint: Path | None, folder: Path, show: Callable[[str
     if asked & {Part.paper, Part.batches}:
         from loadtest.generation.decoders import build_pair
 
-        for shape in SHAPES:
+        for shape in plan.shapes:
             show(f"export of the {shape.name} shape and its twin")
             made.paper[shape.name] = build_pair(shape, folder / shape.name)
     if asked & {Part.flat, Part.transformers}:

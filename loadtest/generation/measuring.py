@@ -7,7 +7,7 @@ from typing import Any
 from loadtest.generation import batches, engine, latency, steps, streams
 from loadtest.generation.contestants import NEW_TOKENS, Contestants
 from loadtest.generation.plan import Part, Plan
-from loadtest.generation.shapes import POSITIONS, SHAPES
+from loadtest.generation.shapes import POSITIONS
 from loadtest.generation.twin import Twin
 from loadtest.server import attnserve
 
@@ -59,7 +59,7 @@ class Measuring:
 
     def paper(self) -> None:
         threads, seconds = self.plan.threads, self.plan.seconds / 10
-        for shape in SHAPES:
+        for shape in self.plan.shapes:
             if pair := self.contestants.paper.get(shape.name):
                 step = steps.stepping(steps.open_steps(pair.ours, threads), 1)
                 twin = Twin(pair.twin, rows=1, capacity=max(POSITIONS) + 1, threads=threads)
@@ -69,10 +69,10 @@ class Measuring:
 
     def batches(self) -> None:
         threads, seconds = self.plan.threads, self.plan.seconds / 20
-        for shape in SHAPES:
+        for shape in self.plan.shapes:
             if pair := self.contestants.paper.get(shape.name):
-                ours = batches.ladder(batches.row_bytes(pair.ours), batches.MEMORY_BYTES)
-                twins = batches.ladder(batches.twin_row_bytes(pair.twin, shape.steps), batches.MEMORY_BYTES)
+                ours = batches.ladder(batches.row_bytes(pair.ours), self.plan.memory_bytes)
+                twins = batches.ladder(batches.twin_row_bytes(pair.twin, shape.steps), self.plan.memory_bytes)
                 for rows, figure in batches.ours(pair.ours, ours, seconds, threads).items():
                     self._note("batches", shape.name, "ours", rows, figure=figure)
                 for rows, figure in batches.twins(pair.twin, twins, shape.steps, seconds, threads).items():

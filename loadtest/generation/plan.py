@@ -4,6 +4,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from loadtest.generation.shapes import Shape
+
 
 class Part(StrEnum):
     engine = "engine"
@@ -18,7 +20,7 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """`tokens` is the length of the one long sequence."""
+    """`tokens` is the length of the one long sequence, `memory_bytes` what the states or caches of a batch may take."""
 
     bundle: Path
     model: str
@@ -28,3 +30,5 @@ class Plan:
     tokens: int
     threads: int
     parts: frozenset[Part]
+    shapes: tuple[Shape, ...]
+    memory_bytes: int

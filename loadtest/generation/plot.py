@@ -8,7 +8,7 @@ from typing import Any
 from loadtest.generation.crossover import crossover, fitted
 from loadtest.generation.measuring import Figures
 from loadtest.generation.rows import beside, best_batch, by_batch
-from loadtest.generation.shapes import SHAPES
+from loadtest.generation.shapes import Shape
 from loadtest.generation.steps import Stretch
 
 MiB = 2**20
@@ -23,7 +23,7 @@ def price_of_a_token(
     figure, (time, memory) = pyplot.subplots(2, 1, sharex=True, figsize=(8, 6), layout="constrained")
     positions = [stretch.middle for stretch in ours]
     time.plot(positions, _ms(ours), color=OURS, label="constant state")
-    memory.plot(positions, [state_bytes / MiB] * len(ours), color=OURS, label="its states")
+    memory.plot(positions, [state_bytes / MiB] * len(ours), color=OURS, label="its states, those read and those written")
     gained = [(stretch.rss_bytes - ours[0].rss_bytes) / MiB for stretch in ours]
     memory.plot(positions, gained, ":", color=OURS, label="resident memory of the process, gained since the first thousand tokens")
     if twins:
@@ -51,11 +51,11 @@ def _growing(axes: Any, ours: Sequence[Stretch], twins: Sequence[Stretch]) -> No
         axes.axvline(position, color="gray", linewidth=0.8, label=f"ours is cheaper from {position:,.0f} on")
 
 
-def batch_ladder(figures: Figures, file: Path, title: str) -> None:
-    """Tokens a second by batch, for each shape of the paper; the best of each is marked, and the last is the largest that fits."""
+def batch_ladder(figures: Figures, shapes: Sequence[Shape], file: Path, title: str) -> None:
+    """Tokens a second by batch, for each shape; the best of each is marked, and the last is the largest that fits."""
     pyplot = _pyplot()
-    figure, panels = pyplot.subplots(1, len(SHAPES), figsize=(10, 4), layout="constrained", squeeze=False)
-    for axes, shape in zip(panels[0], SHAPES, strict=True):
+    figure, panels = pyplot.subplots(1, len(shapes), figsize=(10, 4), layout="constrained", squeeze=False)
+    for axes, shape in zip(panels[0], shapes, strict=True):
         for who, colour, told in (("ours", OURS, "constant state"), ("twin", TWIN, "softmax twin with a cache")):
             medians = _medians(by_batch(figures, shape, who))
             best = best_batch(by_batch(figures, shape, who))

@@ -7,14 +7,14 @@ from loadtest.generation import latency
 from loadtest.generation.crossover import crossover, fitted
 from loadtest.generation.measuring import CHUNKS, TEXTS, Figures
 from loadtest.generation.plan import Part, Plan
-from loadtest.generation.shapes import POSITIONS, SHAPES, Shape
+from loadtest.generation.shapes import POSITIONS, Shape
 from loadtest.generation.steps import Stretch
 from loadtest.report import Bar, Row
 
 FLAT = 1.05  # how much dearer the last thousand tokens may be than the first
 DISTURBED = 3.0  # how much longer a token may take while a prompt is fed
 PER_S = "tokens/s"
-MiB = 2**20
+MiB, GiB = 2**20, 2**30
 
 
 def rows(plan: Plan, figures: Figures, ours: Sequence[Stretch], twins: Sequence[Stretch], left_out: Mapping[Part, str]) -> list[Row]:
@@ -30,11 +30,11 @@ def rows(plan: Plan, figures: Figures, ours: Sequence[Stretch], twins: Sequence[
         made += _latency(figures)
     if Part.transformers in plan.parts:
         made.append(_transformers(figures, left_out.get(Part.transformers, "")))
-    for shape in SHAPES:
+    for shape in plan.shapes:
         if Part.paper in plan.parts:
             made += _paper(figures, shape, left_out.get(Part.paper, ""))
         if Part.batches in plan.parts:
-            made.append(_batches(figures, shape, left_out.get(Part.batches, "")))
+            made.append(_batches(figures, shape, plan.memory_bytes, left_out.get(Part.batches, "")))
     if Part.flat in plan.parts:
         made += _flat(ours)
         made += _growing(ours, twins, left_out.get(Part.flat, ""))
@@ -98,10 +98,10 @@ def _paper(figures: Figures, shape: Shape, why: str) -> list[Row]:
     return [*made, _row(f"{told}, beside the paper's on its CPU", "ms", ours, (shape.paper_ms,) * len(ours), note=why)]
 
 
-def _batches(figures: Figures, shape: Shape, why: str) -> Row:
+def _batches(figures: Figures, shape: Shape, memory_bytes: int, why: str) -> Row:
     """Each at its own best batch."""
     ours, twins = (by_batch(figures, shape, who) for who in ("ours", "twin"))
-    told = f"{shape.name} shape, {shape.steps:,} steps, each at its best batch within 4 GiB, against the twin"
+    told = f"{shape.name} shape, {shape.steps:,} steps, each at its best batch within {memory_bytes / GiB:g} GiB, against the twin"
     if not (ours and twins):
         return _row(told, PER_S, (), note=why)
     best, best_twin = best_batch(ours), best_batch(twins)
