@@ -6,6 +6,7 @@ import socket
 import urllib.request
 from collections.abc import Iterator
 
+import jsonschema
 import openai
 import pytest
 
@@ -57,16 +58,18 @@ def test_a_stream_is_the_answer_in_pieces_with_its_usage(client: openai.OpenAI) 
         value for piece in pieces if piece.choices and piece.choices[0].logprobs for value in piece.choices[0].logprobs.token_logprobs or []
     ]
     assert text == whole.choices[0].text
+    assert len(pieces) > 3
     assert whole.choices[0].logprobs is not None
     assert logprobs == whole.choices[0].logprobs.token_logprobs
     assert pieces[-1].usage == whole.usage
     assert whole.usage is not None
-    assert whole.usage.prompt_tokens == 3
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (3, len(logprobs))
 
 
 def test_chat_and_responses_speak_through_the_template(client: openai.OpenAI) -> None:
     prompt = "user: hello\nassistant: "
     plain = complete(client, prompt, max_tokens=16, temperature=0)
+    assert plain
     chat = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hello"}], max_tokens=16, temperature=0)
     response = client.responses.create(model=MODEL, input="hello", max_output_tokens=16, temperature=0)
     assert chat.choices[0].message.content == plain == response.output_text
@@ -106,17 +109,27 @@ def test_a_client_that_disappears_frees_its_slot(service: LiveService, client: o
     assert complete(client)
 
 
-def test_json_that_must_match_a_schema_does(client: openai.OpenAI) -> None:
-    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": False}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "n": {"type": "integer", "minimum": -9, "maximum": 99},
+        "kind": {"enum": ["odd", "even"]},
+        "digits": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["n", "kind", "digits"],
+    "additionalProperties": False,
+}
+LONGEST = 1000  # tokens: at most 70 characters of JSON, and 40 of white space in each of 22 places
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_json_that_must_match_a_schema_is_complete_and_does(client: openai.OpenAI, seed: int) -> None:
     answer = client.chat.completions.create(
         model=MODEL,
         messages=[{"role": "user", "content": "a number"}],
-        max_tokens=300,
-        seed=3,
-        response_format={"type": "json_schema", "json_schema": {"name": "number", "schema": schema}},
-        logit_bias={str(ord("}")): 20},
+        max_tokens=LONGEST,
+        seed=seed,
+        response_format={"type": "json_schema", "json_schema": {"name": "number", "schema": SCHEMA}},
     )
-    if answer.choices[0].finish_reason == "stop":
-        assert isinstance(json.loads(answer.choices[0].message.content or "")["n"], int)
-    else:
-        assert (answer.choices[0].message.content or "").lstrip().startswith("{")
+    assert answer.choices[0].finish_reason == "stop"
+    jsonschema.validate(json.loads(answer.choices[0].message.content or ""), SCHEMA)
