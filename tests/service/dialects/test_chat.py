@@ -1,65 +1,35 @@
 """`/v1/chat/completions`, whole and streamed: by hand, and by OpenAI's own client."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from service.errors import Overloaded, RuntimeFailed
-from service.generation.request import GenerationRequest, Grammar
-from tests.service.fakes import PATIENCE_S, client, serve_in_thread
-from tests.service.generation_fakes import SAID, TOOL_TEMPLATE, FakeGenerator, events, generator_app
+from service.generation.request import Grammar
+from tests.service.dialects.asking import HI_PROMPT, N_HI_PROMPT, N_SAID, Route, route
+from tests.service.fakes import PATIENCE_S, client
+from tests.service.generation_fakes import SAID, TOOL_TEMPLATE, FakeGenerator, generator_app
 
 HI = [{"role": "user", "content": "Hi"}]
-PROMPT = "<s><user>Hi\n<assistant>"
-N_PROMPT = len(PROMPT) - len("<s>") + 1  # a token a byte, and <s>
-N_SAID = len(SAID.encode()) + 1  # and </s>
 TOOL = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {"type": "object"}}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
 
-class Service:
-    def __init__(self, http: httpx.AsyncClient, model: FakeGenerator) -> None:
-        self.http, self.model, self.engine = http, model, model.engine
-
-    async def post(self, **fields: Any) -> httpx.Response:
-        return await self.http.post("/v1/chat/completions", json={"messages": HI, **fields})
-
-    async def whole(self, **fields: Any) -> dict[str, Any]:
-        answer = await self.post(**fields)
-        assert answer.status_code == 200, answer.text
-        content: dict[str, Any] = answer.json()
-        return content
-
-    async def streamed(self, **fields: Any) -> list[Any]:
-        answer = await self.post(stream=True, **fields)
-        assert answer.status_code == 200, answer.text
-        return events(answer.text)
-
-    async def request(self, **fields: Any) -> GenerationRequest:
-        self.engine.forget()
-        await self.whole(**fields)
-        return self.engine.requests[0]
-
-    async def prompt(self, messages: list[dict[str, Any]], **fields: Any) -> str:
-        return self.model.decode((await self.request(messages=messages, **fields)).prompt)
-
-
 @pytest.fixture
-async def service() -> AsyncIterator[Service]:
-    model = FakeGenerator("wordy")
+async def service() -> AsyncIterator[Route]:
     others = FakeGenerator("mute", template=None), FakeGenerator("handy", template=TOOL_TEMPLATE), FakeGenerator("mini", kind="encoder")
-    async with client(generator_app(model, *others, default_max_tokens=64)) as http:
-        yield Service(http, model)
+    path, body = "/v1/chat/completions", {"messages": HI}
+    async with route(path, body, FakeGenerator("wordy"), *others, default_max_tokens=64) as made:
+        yield made
 
 
 # Answers ---------------------------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_answer_has_openais_form(service: Service) -> None:
+async def test_the_answer_has_openais_form(service: Route) -> None:
     content = await service.whole()
     assert list(content) == ["id", "object", "created", "model", "system_fingerprint", "choices", "usage"]
     assert content["id"].startswith("chatcmpl-")
@@ -67,13 +37,13 @@ async def test_the_answer_has_openais_form(service: Service) -> None:
     message = {"role": "assistant", "content": SAID, "refusal": None, "annotations": []}
     assert content["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop", "stop_reason": None}]
     details = {"prompt_tokens_details": {"cached_tokens": 0}}
-    assert content["usage"] == {"prompt_tokens": N_PROMPT, "completion_tokens": N_SAID, "total_tokens": N_PROMPT + N_SAID, **details}
+    assert content["usage"] == {"prompt_tokens": N_HI_PROMPT, "completion_tokens": N_SAID, "total_tokens": N_HI_PROMPT + N_SAID, **details}
 
 
 @pytest.mark.parametrize(
     ("messages", "prompt"),
     [
-        (HI, PROMPT),
+        (HI, HI_PROMPT),
         ([{"role": "system", "content": "S"}, *HI], "<s><system>S\n<user>Hi\n<assistant>"),
         ([{"role": "developer", "content": "D"}, *HI], "<s><system>D\n<user>Hi\n<assistant>"),
         ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "é"}]}], "<s><user>a\né\n<assistant>"),
@@ -84,25 +54,24 @@ async def test_the_answer_has_openais_form(service: Service) -> None:
     ],
 )
 async def test_messages_become_a_prompt_by_the_template_which_writes_the_special_tokens(
-    service: Service, messages: list[dict[str, Any]], prompt: str
+    service: Route, messages: list[dict[str, Any]], prompt: str
 ) -> None:
-    assert await service.prompt(messages) == prompt
+    assert await service.prompt(messages=messages) == prompt
 
 
-async def test_long_messages_are_rendered_the_same(service: Service) -> None:
-    assert await service.prompt([{"role": "user", "content": "é" * 10_000}]) == f"<s><user>{'é' * 10_000}\n<assistant>"
+async def test_long_messages_are_rendered_the_same(service: Route) -> None:
+    assert await service.prompt(messages=[{"role": "user", "content": "é" * 10_000}]) == f"<s><user>{'é' * 10_000}\n<assistant>"
 
 
-async def test_tools_are_shown_to_a_template_that_has_a_place_for_them(service: Service) -> None:
+async def test_tools_are_shown_to_a_template_that_has_a_place_for_them(service: Route) -> None:
     handy = service.http
     body = {"model": "handy", "messages": HI, "tools": [TOOL]}
     assert (await handy.post("/v1/chat/completions", json=body)).status_code == 200
     assert (await handy.post("/v1/chat/completions", json={**body, "tool_choice": "none"})).status_code == 200
-    app: Any = handy._transport.app  # type: ignore[attr-defined]
-    model = app.state.catalog.models["handy"]
+    model = service.app.state.catalog.models["handy"]
     shown, hidden = [model.decode(request.prompt) for request in model.engine.requests]
     assert shown.startswith('[{"type": "function", "function": {"name": "add"')
-    assert hidden == PROMPT
+    assert hidden == HI_PROMPT
 
 
 async def test_the_arguments_of_an_earlier_call_are_an_object_for_the_template() -> None:
@@ -118,7 +87,7 @@ async def test_the_arguments_of_an_earlier_call_are_an_object_for_the_template()
     ("fields", "limit"),
     [({}, 64), ({"max_tokens": 3}, 3), ({"max_completion_tokens": 4}, 4), ({"max_tokens": 3, "max_completion_tokens": 5}, 5)],
 )
-async def test_max_completion_tokens_supersedes_max_tokens(service: Service, fields: dict[str, Any], limit: int) -> None:
+async def test_max_completion_tokens_supersedes_max_tokens(service: Route, fields: dict[str, Any], limit: int) -> None:
     assert (await service.request(**fields)).max_tokens == limit
 
 
@@ -133,11 +102,11 @@ async def test_max_completion_tokens_supersedes_max_tokens(service: Service, fie
         ),
     ],
 )
-async def test_a_response_format_is_a_grammar(service: Service, format_: dict[str, Any], grammar: Grammar | None) -> None:
+async def test_a_response_format_is_a_grammar(service: Route, format_: dict[str, Any], grammar: Grammar | None) -> None:
     assert (await service.request(response_format=format_)).grammar == grammar
 
 
-async def test_what_clients_send_without_meaning_anything_is_taken(service: Service) -> None:
+async def test_what_clients_send_without_meaning_anything_is_taken(service: Route) -> None:
     ignored = {
         "user": "me",
         "metadata": {"a": "b"},
@@ -157,7 +126,7 @@ async def test_what_clients_send_without_meaning_anything_is_taken(service: Serv
 
 
 @pytest.mark.parametrize(("fields", "n_top"), [({}, 0), ({"top_logprobs": 0}, 0), ({"top_logprobs": 20}, 20)])
-async def test_log_probabilities_have_chats_form(service: Service, fields: dict[str, Any], n_top: int) -> None:
+async def test_log_probabilities_have_chats_form(service: Route, fields: dict[str, Any], n_top: int) -> None:
     (choice,) = (await service.whole(logprobs=True, **fields))["choices"]
     content = choice["logprobs"]["content"]
     assert (len(content), choice["logprobs"]["refusal"]) == (N_SAID, None)
@@ -166,9 +135,9 @@ async def test_log_probabilities_have_chats_form(service: Service, fields: dict[
     assert all(len(each["top_logprobs"]) == n_top for each in content)
 
 
-async def test_prompt_logprobs_stand_beside_the_choices(service: Service) -> None:
+async def test_prompt_logprobs_stand_beside_the_choices(service: Route) -> None:
     content = await service.whole(prompt_logprobs=0)
-    assert len(content["prompt_logprobs"]) == N_PROMPT
+    assert len(content["prompt_logprobs"]) == N_HI_PROMPT
     assert content["prompt_logprobs"][0] is None
 
 
@@ -177,7 +146,7 @@ async def test_prompt_logprobs_stand_beside_the_choices(service: Service) -> Non
 
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("fields", [{}, {"logprobs": True, "top_logprobs": 2}, {"stop": "time"}, {"max_tokens": 5}])
-async def test_a_stream_has_the_same_in_pieces(service: Service, n: int, fields: dict[str, Any]) -> None:
+async def test_a_stream_has_the_same_in_pieces(service: Route, n: int, fields: dict[str, Any]) -> None:
     whole = await service.whole(n=n, **fields)
     *chunks, usage, done = await service.streamed(n=n, **fields, stream_options={"include_usage": True})
     assert (done, usage["choices"], usage["usage"]) == ("[DONE]", [], whole["usage"])
@@ -192,14 +161,14 @@ async def test_a_stream_has_the_same_in_pieces(service: Service, n: int, fields:
             assert [each for piece in pieces for each in piece["logprobs"]["content"]] == wanted["logprobs"]["content"]
 
 
-async def test_a_stream_that_breaks_has_no_reason_no_usage_and_no_end(service: Service) -> None:
+async def test_a_stream_that_breaks_has_no_reason_no_usage_and_no_end(service: Route) -> None:
     service.engine.failures[0] = (3, RuntimeFailed("the runtime failed"))
     *chunks, last = await service.streamed(stream_options={"include_usage": True})
     assert last == {"error": {"message": "the runtime failed", "type": "server_error", "param": None, "code": "backend_failure"}}
     assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
 
 
-async def test_a_stream_that_is_refused_has_its_status(service: Service) -> None:
+async def test_a_stream_that_is_refused_has_its_status(service: Route) -> None:
     service.engine.refusal = Overloaded("full", retry_after_s=1)
     assert (await service.post(stream=True)).status_code == 429
 
@@ -269,7 +238,7 @@ async def test_a_stream_that_is_refused_has_its_status(service: Service) -> None
         ({"echo": True}, "echo", "is not a parameter"),
     ],
 )
-async def test_what_is_wrong_is_a_400_that_names_it(service: Service, fields: dict[str, Any], param: str, message: str) -> None:
+async def test_what_is_wrong_is_a_400_that_names_it(service: Route, fields: dict[str, Any], param: str, message: str) -> None:
     answer = await service.post(**fields)
     error = answer.json()["error"]
     assert (answer.status_code in (400, 404), error["type"], error["param"]) == (True, "invalid_request_error", param), error
@@ -285,21 +254,6 @@ async def test_what_the_template_refuses_is_told_in_its_words() -> None:
 
 
 # OpenAI's own client ---------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[tuple[str, FakeGenerator]]:
-    model = FakeGenerator("wordy")
-    with serve_in_thread(generator_app(model)) as url:
-        yield f"{url}/v1", model
-
-
-@pytest.fixture
-def official(served: tuple[str, FakeGenerator]) -> Iterator[openai.OpenAI]:
-    served[1].engine.forget()
-    with openai.OpenAI(base_url=served[0], api_key="none", max_retries=0, timeout=PATIENCE_S) as made:
-        yield made
-
 
 ASKED: Any = {"model": "wordy", "messages": HI}
 

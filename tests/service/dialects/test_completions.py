@@ -2,57 +2,31 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from service.batching import Lane
 from service.dialects.generation import seed_of
 from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed
-from service.generation.request import GenerationRequest, Grammar
-from tests.service.fakes import PATIENCE_S, client, serve_in_thread, until
-from tests.service.generation_fakes import BOS, EOS, SAID, FakeGenerator, events, generator_app
+from service.generation.request import Grammar
+from tests.service.dialects.asking import N_SAID, Route, route
+from tests.service.fakes import PATIENCE_S, until
+from tests.service.generation_fakes import BOS, EOS, SAID, FakeGenerator
 from tests.service.test_edge import Caller
 
 PROMPT = "Say:"
 N_PROMPT = len(PROMPT) + 1  # a token a byte, and <s>
-N_SAID = len(SAID.encode()) + 1  # and </s>
-
-
-class Service:
-    def __init__(self, http: httpx.AsyncClient, model: FakeGenerator, app: Any) -> None:
-        self.http, self.model, self.app, self.engine = http, model, app, model.engine
-
-    async def post(self, **fields: Any) -> httpx.Response:
-        return await self.http.post("/v1/completions", json={"prompt": PROMPT, "max_tokens": 100, **fields})
-
-    async def whole(self, **fields: Any) -> dict[str, Any]:
-        answer = await self.post(**fields)
-        assert answer.status_code == 200, answer.text
-        content: dict[str, Any] = answer.json()
-        return content
-
-    async def streamed(self, **fields: Any) -> list[Any]:
-        answer = await self.post(stream=True, **fields)
-        assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
-        return events(answer.text)
-
-    async def request(self, **fields: Any) -> GenerationRequest:
-        self.engine.forget()
-        await self.whole(**fields)
-        (request,) = self.engine.requests
-        return request
 
 
 @pytest.fixture
-async def service() -> AsyncIterator[Service]:
-    model = FakeGenerator("wordy")
-    app = generator_app(model, FakeGenerator("mini", kind="encoder"), FakeGenerator("no-bos", bos=False), aliases={"gpt": "wordy"})
-    async with client(app) as http:
-        yield Service(http, model, app)
+async def service() -> AsyncIterator[Route]:
+    others = FakeGenerator("mini", kind="encoder"), FakeGenerator("no-bos", bos=False)
+    body = {"prompt": PROMPT, "max_tokens": 100}
+    async with route("/v1/completions", body, FakeGenerator("wordy"), *others, aliases={"gpt": "wordy"}) as made:
+        yield made
 
 
 def tokens(text: str) -> list[int]:
@@ -62,7 +36,7 @@ def tokens(text: str) -> list[int]:
 # Answers ---------------------------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_answer_has_openais_form(service: Service) -> None:
+async def test_the_answer_has_openais_form(service: Route) -> None:
     content = await service.whole()
     assert list(content) == ["id", "object", "created", "model", "system_fingerprint", "choices", "usage"]
     assert content["id"].startswith("cmpl-")
@@ -73,7 +47,7 @@ async def test_the_answer_has_openais_form(service: Service) -> None:
     assert content["usage"] == {"prompt_tokens": N_PROMPT, "completion_tokens": N_SAID, "total_tokens": N_PROMPT + N_SAID, **details}
 
 
-async def test_sixteen_tokens_are_the_default_and_length_is_the_reason(service: Service) -> None:
+async def test_sixteen_tokens_are_the_default_and_length_is_the_reason(service: Route) -> None:
     content = (await service.http.post("/v1/completions", json={"prompt": PROMPT})).json()
     assert content["choices"][0]["text"] == SAID[:16]
     assert content["choices"][0]["finish_reason"] == "length"
@@ -81,7 +55,7 @@ async def test_sixteen_tokens_are_the_default_and_length_is_the_reason(service: 
 
 
 @pytest.mark.parametrize("name", ["wordy", "gpt", None])
-async def test_the_model_may_be_left_out_or_called_by_its_alias(service: Service, name: str | None) -> None:
+async def test_the_model_may_be_left_out_or_called_by_its_alias(service: Route, name: str | None) -> None:
     assert (await service.whole(model=name))["model"] == "wordy"
 
 
@@ -95,14 +69,14 @@ async def test_the_model_may_be_left_out_or_called_by_its_alias(service: Service
         ("", [[BOS]]),
     ],
 )
-async def test_prompts_are_texts_or_ids_one_or_many(service: Service, prompt: Any, asked: list[list[int]]) -> None:
+async def test_prompts_are_texts_or_ids_one_or_many(service: Route, prompt: Any, asked: list[list[int]]) -> None:
     content = await service.whole(prompt=prompt)
     assert [list(request.prompt) for request in service.engine.requests] == asked
     assert [choice["index"] for choice in content["choices"]] == list(range(len(asked)))
     assert content["usage"]["prompt_tokens"] == sum(map(len, asked))
 
 
-async def test_every_field_reaches_the_engine(service: Service) -> None:
+async def test_every_field_reaches_the_engine(service: Route) -> None:
     request = await service.request(
         temperature=0.5,
         top_p=0.25,
@@ -133,7 +107,7 @@ async def test_every_field_reaches_the_engine(service: Service) -> None:
     assert (request.top_logprobs, request.prompt_logprobs, request.lane, request.grammar) == (2, None, Lane.INTERACTIVE, None)
 
 
-async def test_nulls_are_defaults(service: Service) -> None:
+async def test_nulls_are_defaults(service: Route) -> None:
     fields = ("temperature", "top_p", "top_k", "n", "best_of", "echo", "logprobs", "seed", "stop", "stream", "stream_options", "suffix")
     given, bare = await service.request(seed=1), await service.request(**dict.fromkeys(fields))
     assert bare.sampling.temperature == 1.0
@@ -141,7 +115,7 @@ async def test_nulls_are_defaults(service: Service) -> None:
     assert (await service.request(top_k=-1)).sampling.top_k == 0
 
 
-async def test_deadline_and_lane_come_from_the_headers(service: Service) -> None:
+async def test_deadline_and_lane_come_from_the_headers(service: Route) -> None:
     body = {"prompt": PROMPT}
     await service.http.post("/v1/completions", json=body, headers={"x-request-timeout-ms": "60000", "x-lane": "bulk"})
     await service.post()
@@ -164,14 +138,14 @@ async def test_deadline_and_lane_come_from_the_headers(service: Service) -> None
         ({"structured_outputs": {"json_object": True}}, Grammar(kind="json_schema", source='{"type":"object"}')),
     ],
 )
-async def test_constraints_become_one_grammar(service: Service, fields: dict[str, Any], grammar: Grammar) -> None:
+async def test_constraints_become_one_grammar(service: Route, fields: dict[str, Any], grammar: Grammar) -> None:
     assert (await service.request(**fields)).grammar == grammar
 
 
 # Choices and seeds -----------------------------------------------------------------------------------------------------------------------
 
 
-async def test_choices_of_a_prompt_have_seeds_of_their_own_and_count_the_prompt_once(service: Service) -> None:
+async def test_choices_of_a_prompt_have_seeds_of_their_own_and_count_the_prompt_once(service: Route) -> None:
     content = await service.whole(prompt=["a", "b"], n=3, seed=7, max_tokens=2)
     assert [choice["index"] for choice in content["choices"]] == [0, 1, 2, 3, 4, 5]
     seeds = [request.sampling.seed for request in service.engine.requests]
@@ -185,7 +159,7 @@ async def test_choices_of_a_prompt_have_seeds_of_their_own_and_count_the_prompt_
     }
 
 
-async def test_a_seed_decides_and_without_one_every_request_is_its_own(service: Service) -> None:
+async def test_a_seed_decides_and_without_one_every_request_is_its_own(service: Route) -> None:
     same = {(await service.request(seed=seed)).sampling.seed for seed in (5, 5, 5)}
     assert same == {seed_of(5, 0)}
     assert len({(await service.request()).sampling.seed for _ in range(4)}) == 4
@@ -193,12 +167,12 @@ async def test_a_seed_decides_and_without_one_every_request_is_its_own(service: 
         assert 0 <= (await service.request(seed=seed)).sampling.seed < 2**63
 
 
-async def test_cached_tokens_are_told(service: Service) -> None:
+async def test_cached_tokens_are_told(service: Route) -> None:
     service.engine.cached_tokens = 3
     assert (await service.whole(prompt=["a", "b"], n=2))["usage"]["prompt_tokens_details"] == {"cached_tokens": 6}
 
 
-async def test_best_of_may_say_what_n_says(service: Service) -> None:
+async def test_best_of_may_say_what_n_says(service: Route) -> None:
     assert len((await service.whole(n=2, best_of=2))["choices"]) == 2
 
 
@@ -206,12 +180,12 @@ async def test_best_of_may_say_what_n_says(service: Service) -> None:
 
 
 @pytest.mark.parametrize("prompt", [PROMPT, tokens(PROMPT), [BOS, *tokens(PROMPT)]])
-async def test_echo_puts_the_prompt_before_each_choice(service: Service, prompt: Any) -> None:
+async def test_echo_puts_the_prompt_before_each_choice(service: Route, prompt: Any) -> None:
     content = await service.whole(prompt=prompt, echo=True, n=2)
     assert [choice["text"] for choice in content["choices"]] == [PROMPT + SAID] * 2
 
 
-async def test_no_tokens_with_echo_are_the_prompts_log_probabilities(service: Service) -> None:
+async def test_no_tokens_with_echo_are_the_prompts_log_probabilities(service: Route) -> None:
     (choice,) = (await service.whole(max_tokens=0, echo=True, logprobs=1))["choices"]
     assert (choice["text"], choice["finish_reason"]) == (PROMPT, "length")
     assert choice["logprobs"]["tokens"] == ["<s>", *PROMPT]
@@ -225,7 +199,7 @@ def tokens_text(token_id: int) -> str:
 
 
 @pytest.mark.parametrize("wanted", [0, 1, 5])
-async def test_log_probabilities_of_each_token(service: Service, wanted: int) -> None:
+async def test_log_probabilities_of_each_token(service: Route, wanted: int) -> None:
     (choice,) = (await service.whole(logprobs=wanted))["choices"]
     logprobs = choice["logprobs"]
     assert list(logprobs) == ["tokens", "token_logprobs", "top_logprobs", "text_offset"]
@@ -238,7 +212,7 @@ async def test_log_probabilities_of_each_token(service: Service, wanted: int) ->
 
 
 @pytest.mark.parametrize("echo", [True, False])
-async def test_offsets_are_places_in_the_text(service: Service, echo: bool) -> None:
+async def test_offsets_are_places_in_the_text(service: Route, echo: bool) -> None:
     (choice,) = (await service.whole(prompt="né日:", echo=echo, logprobs=0))["choices"]
     text, named = choice["text"], choice["logprobs"]["tokens"]
     offsets = choice["logprobs"]["text_offset"]
@@ -251,7 +225,7 @@ async def test_offsets_are_places_in_the_text(service: Service, echo: bool) -> N
     assert {text[offset] for offset in offsets[at : at + 2]} == {"é"}
 
 
-async def test_prompt_logprobs_have_vllms_form(service: Service) -> None:
+async def test_prompt_logprobs_have_vllms_form(service: Route) -> None:
     (choice,) = (await service.whole(prompt="Sa", prompt_logprobs=1))["choices"]
     first, s, a = choice["prompt_logprobs"]
     assert first is None
@@ -260,7 +234,7 @@ async def test_prompt_logprobs_have_vllms_form(service: Service) -> None:
     assert a[str(tokens("a")[0])]["decoded_token"] == "a"
 
 
-async def test_minus_infinity_is_a_number_in_json(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_minus_infinity_is_a_number_in_json(service: Route, monkeypatch: pytest.MonkeyPatch) -> None:
     from service.generation.request import TokenLogprob
 
     monkeypatch.setattr("tests.service.generation_fakes.logprob", lambda token_id, n: TokenLogprob(token_id, -float("inf")))
@@ -284,7 +258,7 @@ async def test_minus_infinity_is_a_number_in_json(service: Service, monkeypatch:
     ],
 )
 @pytest.mark.parametrize("streamed", [False, True])
-async def test_how_a_text_ends(service: Service, fields: Any, text: str, reason: str, stop_reason: Any, streamed: bool) -> None:
+async def test_how_a_text_ends(service: Route, fields: Any, text: str, reason: str, stop_reason: Any, streamed: bool) -> None:
     if streamed:
         *chunks, done = await service.streamed(**fields)
         assert done == "[DONE]"
@@ -302,7 +276,7 @@ async def test_how_a_text_ends(service: Service, fields: Any, text: str, reason:
 @pytest.mark.parametrize("echo", [True, False])
 @pytest.mark.parametrize("logprobs", [None, 0, 3])
 @pytest.mark.parametrize("n", [1, 3])
-async def test_a_stream_has_the_same_in_pieces(service: Service, echo: bool, logprobs: int | None, n: int) -> None:
+async def test_a_stream_has_the_same_in_pieces(service: Route, echo: bool, logprobs: int | None, n: int) -> None:
     fields: dict[str, Any] = {"prompt": ["né", "b"], "echo": echo, "logprobs": logprobs, "n": n}
     whole = await service.whole(**fields)
     *chunks, usage, done = await service.streamed(**fields, stream_options={"include_usage": True})
@@ -320,13 +294,13 @@ async def test_a_stream_has_the_same_in_pieces(service: Service, echo: bool, log
 
 
 @pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": False}}, {"stream_options": {}}])
-async def test_without_include_usage_no_chunk_speaks_of_it(service: Service, options: dict[str, Any]) -> None:
+async def test_without_include_usage_no_chunk_speaks_of_it(service: Route, options: dict[str, Any]) -> None:
     *chunks, done = await service.streamed(**options)
     assert done == "[DONE]"
     assert all("usage" not in chunk and chunk["choices"] for chunk in chunks)
 
 
-async def test_no_character_is_split(service: Service) -> None:
+async def test_no_character_is_split(service: Route) -> None:
     service.engine.script = "é日👋" * 5
     *chunks, _ = await service.streamed()
     texts = [chunk["choices"][0]["text"] for chunk in chunks]
@@ -351,7 +325,7 @@ FAILURES = [
 @pytest.mark.parametrize("when", ["refused", "before the first token"])
 @pytest.mark.parametrize(("failure", "status", "kind", "code"), FAILURES)
 async def test_what_fails_before_the_first_token_has_its_status(
-    service: Service, failure: Exception, status: int, kind: str, code: str, when: str, stream: bool
+    service: Route, failure: Exception, status: int, kind: str, code: str, when: str, stream: bool
 ) -> None:
     if when == "refused":
         service.engine.refusal = failure
@@ -367,7 +341,7 @@ async def test_what_fails_before_the_first_token_has_its_status(
 
 @pytest.mark.parametrize(("failure", "status", "kind", "code"), FAILURES)
 async def test_what_fails_later_is_the_streams_last_event_and_the_stream_is_not_done(
-    service: Service, failure: Exception, status: int, kind: str, code: str
+    service: Route, failure: Exception, status: int, kind: str, code: str
 ) -> None:
     service.engine.failures[1] = (5, failure)
     *chunks, last = await service.streamed(n=3, stream_options={"include_usage": True})
@@ -376,7 +350,7 @@ async def test_what_fails_later_is_the_streams_last_event_and_the_stream_is_not_
     assert all(run.cancelled or run.number == 1 for run in service.engine.runs), "the other choices end with it"
 
 
-async def test_a_request_is_admitted_whole_or_not_at_all(service: Service) -> None:
+async def test_a_request_is_admitted_whole_or_not_at_all(service: Route) -> None:
     service.engine.refusal, service.engine.refuse_after = Overloaded("full", retry_after_s=1), 2
     assert (await service.post(n=3)).status_code == 429
     assert [run.cancelled for run in service.engine.runs] == [True, True]
@@ -467,7 +441,7 @@ async def test_a_request_is_admitted_whole_or_not_at_all(service: Service) -> No
         ({"messages": []}, "messages", "is not a parameter"),
     ],
 )
-async def test_what_is_wrong_is_a_400_that_names_it(service: Service, fields: dict[str, Any], param: str, message: str) -> None:
+async def test_what_is_wrong_is_a_400_that_names_it(service: Route, fields: dict[str, Any], param: str, message: str) -> None:
     answer = await service.post(**fields)
     error = answer.json()["error"]
     assert (answer.status_code in (400, 404), error["type"], error["param"]) == (True, "invalid_request_error", param), error
@@ -476,12 +450,12 @@ async def test_what_is_wrong_is_a_400_that_names_it(service: Service, fields: di
 
 
 @pytest.mark.parametrize(("body", "status", "message"), [(b"{", 400, "not JSON"), (b"[]", 400, "object"), (b"", 400, "not JSON")])
-async def test_a_body_that_is_none(service: Service, body: bytes, status: int, message: str) -> None:
+async def test_a_body_that_is_none(service: Route, body: bytes, status: int, message: str) -> None:
     answer = await service.http.post("/v1/completions", content=body)
     assert (answer.status_code, message in answer.json()["error"]["message"]) == (status, True)
 
 
-async def test_half_a_surrogate_pair_is_refused(service: Service) -> None:
+async def test_half_a_surrogate_pair_is_refused(service: Route) -> None:
     answer = await service.http.post("/v1/completions", content=b'{"prompt": "\\ud800"}')
     assert answer.status_code == 400
 
@@ -491,7 +465,7 @@ async def test_half_a_surrogate_pair_is_refused(service: Service) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("said", [0, 3])
-async def test_work_ends_with_the_client_that_asked_for_it(service: Service, said: int, stream: bool) -> None:
+async def test_work_ends_with_the_client_that_asked_for_it(service: Route, said: int, stream: bool) -> None:
     service.engine.hold(after=said)
     caller = Caller(service.app, path="/v1/completions")
     caller.body(json.dumps({"prompt": PROMPT, "n": 2, "stream": stream}).encode())
@@ -506,20 +480,6 @@ async def test_work_ends_with_the_client_that_asked_for_it(service: Service, sai
 
 
 # OpenAI's own client ---------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[tuple[str, FakeGenerator]]:
-    model = FakeGenerator("wordy")
-    with serve_in_thread(generator_app(model, stream_heartbeat_s=0.05)) as url:
-        yield f"{url}/v1", model
-
-
-@pytest.fixture
-def official(served: tuple[str, FakeGenerator]) -> Iterator[openai.OpenAI]:
-    served[1].engine.forget()
-    with openai.OpenAI(base_url=served[0], api_key="none", max_retries=0, timeout=PATIENCE_S) as made:
-        yield made
 
 
 def test_openais_client(official: openai.OpenAI) -> None:

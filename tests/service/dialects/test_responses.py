@@ -1,58 +1,30 @@
 """`/v1/responses`, whole and streamed: by hand, and by OpenAI's own client."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from service.errors import NotReady, Overloaded, RuntimeFailed
-from service.generation.request import GenerationRequest, Grammar
-from tests.service.fakes import PATIENCE_S, client, serve_in_thread
-from tests.service.generation_fakes import SAID, FakeGenerator, events, generator_app
+from service.generation.request import Grammar
+from tests.service.dialects.asking import HI_PROMPT, N_HI_PROMPT, N_SAID, Route, route
+from tests.service.generation_fakes import SAID, FakeGenerator
 
-PROMPT = "<s><user>Hi\n<assistant>"
-N_PROMPT = len(PROMPT) - len("<s>") + 1  # a token a byte, and <s>
-N_SAID = len(SAID.encode()) + 1  # and </s>
 LOGPROBS = "message.output_text.logprobs"
 
 
-class Service:
-    def __init__(self, http: httpx.AsyncClient, model: FakeGenerator) -> None:
-        self.http, self.model, self.engine = http, model, model.engine
-
-    async def post(self, **fields: Any) -> httpx.Response:
-        return await self.http.post("/v1/responses", json={"input": "Hi", **fields})
-
-    async def whole(self, **fields: Any) -> dict[str, Any]:
-        answer = await self.post(**fields)
-        assert answer.status_code == 200, answer.text
-        content: dict[str, Any] = answer.json()
-        return content
-
-    async def streamed(self, **fields: Any) -> list[Any]:
-        answer = await self.post(stream=True, **fields)
-        assert answer.status_code == 200, answer.text
-        return events(answer.text)
-
-    async def request(self, **fields: Any) -> GenerationRequest:
-        self.engine.forget()
-        await self.whole(**fields)
-        return self.engine.requests[0]
-
-
 @pytest.fixture
-async def service() -> AsyncIterator[Service]:
-    model = FakeGenerator("wordy")
-    async with client(generator_app(model, FakeGenerator("mute", template=None), default_max_tokens=64)) as http:
-        yield Service(http, model)
+async def service() -> AsyncIterator[Route]:
+    mute = FakeGenerator("mute", template=None)
+    async with route("/v1/responses", {"input": "Hi"}, FakeGenerator("wordy"), mute, default_max_tokens=64) as made:
+        yield made
 
 
 # Answers ---------------------------------------------------------------------------------------------------------------------------------
 
 
-async def test_the_answer_has_openais_form_and_says_that_it_is_not_stored(service: Service) -> None:
+async def test_the_answer_has_openais_form_and_says_that_it_is_not_stored(service: Route) -> None:
     content = await service.whole(metadata={"a": "b"}, temperature=0.5, instructions="Be brief")
     assert content["id"].startswith("resp_")
     assert (content["object"], content["status"], content["model"], content["store"]) == ("response", "completed", "wordy", False)
@@ -64,18 +36,18 @@ async def test_the_answer_has_openais_form_and_says_that_it_is_not_stored(servic
     assert message["content"] == [{"type": "output_text", "text": SAID, "annotations": [], "logprobs": []}]
 
 
-async def test_usage_has_the_names_of_responses(service: Service) -> None:
+async def test_usage_has_the_names_of_responses(service: Route) -> None:
     service.engine.cached_tokens = 2
     assert (await service.whole())["usage"] == {
-        "input_tokens": N_PROMPT,
+        "input_tokens": N_HI_PROMPT,
         "input_tokens_details": {"cached_tokens": 2, "cache_write_tokens": 0},
         "output_tokens": N_SAID,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": N_PROMPT + N_SAID,
+        "total_tokens": N_HI_PROMPT + N_SAID,
     }
 
 
-async def test_an_answer_that_met_its_limit_is_incomplete(service: Service) -> None:
+async def test_an_answer_that_met_its_limit_is_incomplete(service: Route) -> None:
     content = await service.whole(max_output_tokens=4)
     assert (content["status"], content["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
     assert (content["output"][0]["status"], content["output"][0]["content"][0]["text"]) == ("incomplete", "Once")
@@ -94,19 +66,19 @@ EARLIER = {
 @pytest.mark.parametrize(
     ("fields", "prompt"),
     [
-        ({}, PROMPT),
+        ({}, HI_PROMPT),
         ({"instructions": "Be brief"}, "<s><system>Be brief\n<user>Hi\n<assistant>"),
-        ({"input": [{"role": "user", "content": "Hi"}]}, PROMPT),
-        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]}, PROMPT),
+        ({"input": [{"role": "user", "content": "Hi"}]}, HI_PROMPT),
+        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]}, HI_PROMPT),
         ({"input": [{"role": "developer", "content": "D"}, {"role": "user", "content": "Hi"}]}, "<s><system>D\n<user>Hi\n<assistant>"),
         ({"input": [EARLIER, {"role": "user", "content": "Hi"}]}, "<s><assistant>Yes?\n<user>Hi\n<assistant>"),
     ],
 )
-async def test_input_is_a_text_or_messages(service: Service, fields: dict[str, Any], prompt: str) -> None:
-    assert service.model.decode((await service.request(**fields)).prompt) == prompt
+async def test_input_is_a_text_or_messages(service: Route, fields: dict[str, Any], prompt: str) -> None:
+    assert await service.prompt(**fields) == prompt
 
 
-async def test_limits_seed_and_format_reach_the_engine(service: Service) -> None:
+async def test_limits_seed_and_format_reach_the_engine(service: Route) -> None:
     request = await service.request(max_output_tokens=5, top_k=3, stop=["x"], text={"format": {"type": "json_object"}})
     assert (request.max_tokens, request.sampling.top_k, request.stop) == (5, 3, ("x",))
     assert request.grammar == Grammar(kind="json_schema", source='{"type":"object"}')
@@ -117,7 +89,7 @@ async def test_limits_seed_and_format_reach_the_engine(service: Service) -> None
     assert service.engine.requests[-1].grammar == Grammar(kind="json_schema", source='{"type": "null"}')
 
 
-async def test_log_probabilities_are_there_where_they_are_included(service: Service) -> None:
+async def test_log_probabilities_are_there_where_they_are_included(service: Route) -> None:
     content = await service.whole(include=[LOGPROBS], top_logprobs=2)
     logprobs = content["output"][0]["content"][0]["logprobs"]
     assert len(logprobs) == N_SAID
@@ -147,7 +119,7 @@ def same(response: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("fields", "last"), [({}, "completed"), ({"max_output_tokens": 4}, "incomplete"), ({"stop": "time"}, "completed")])
 @pytest.mark.parametrize("extra", [{}, {"include": [LOGPROBS], "top_logprobs": 1}])
-async def test_events_come_in_openais_order_with_numbers(service: Service, fields: dict[str, Any], extra: Any, last: str) -> None:
+async def test_events_come_in_openais_order_with_numbers(service: Route, fields: dict[str, Any], extra: Any, last: str) -> None:
     whole = await service.whole(**fields, **extra)
     told = await service.streamed(**fields, **extra)
     kinds = [event["type"] for event in told]
@@ -171,7 +143,7 @@ async def test_events_come_in_openais_order_with_numbers(service: Service, field
 @pytest.mark.parametrize(
     ("failure", "code"), [(RuntimeFailed("broken"), "server_error"), (Overloaded("x", retry_after_s=1), "rate_limit_exceeded")]
 )
-async def test_a_stream_that_breaks_ends_with_failed_and_what_was_said(service: Service, failure: Exception, code: str) -> None:
+async def test_a_stream_that_breaks_ends_with_failed_and_what_was_said(service: Route, failure: Exception, code: str) -> None:
     service.engine.failures[0] = (4, failure)
     told = await service.streamed()
     assert [event["sequence_number"] for event in told] == list(range(len(told)))
@@ -185,7 +157,7 @@ async def test_a_stream_that_breaks_ends_with_failed_and_what_was_said(service: 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("failure", "status"), [(RuntimeFailed("x"), 500), (NotReady("x"), 503), (Overloaded("x", retry_after_s=1), 429)])
-async def test_what_fails_before_the_first_token_has_its_status(service: Service, failure: Exception, status: int, stream: bool) -> None:
+async def test_what_fails_before_the_first_token_has_its_status(service: Route, failure: Exception, status: int, stream: bool) -> None:
     service.engine.failures[0] = (0, failure)
     answer = await service.post(stream=stream)
     assert (answer.status_code, set(answer.json())) == (status, {"error"})
@@ -233,7 +205,7 @@ async def test_what_fails_before_the_first_token_has_its_status(service: Service
         ({"stream": True, "stream_options": {"include_usage": True}}, "stream_options.include_usage", "is not a parameter"),
     ],
 )
-async def test_what_is_wrong_is_a_400_that_names_it(service: Service, fields: dict[str, Any], param: str, message: str) -> None:
+async def test_what_is_wrong_is_a_400_that_names_it(service: Route, fields: dict[str, Any], param: str, message: str) -> None:
     answer = await service.post(**fields)
     error = answer.json()["error"]
     assert (answer.status_code in (400, 404), error["type"], error["param"]) == (True, "invalid_request_error", param), error
@@ -241,7 +213,7 @@ async def test_what_is_wrong_is_a_400_that_names_it(service: Service, fields: di
     assert not service.engine.runs
 
 
-async def test_no_answer_is_found_again(service: Service) -> None:
+async def test_no_answer_is_found_again(service: Route) -> None:
     made = (await service.whole())["id"]
     answer = await service.http.get(f"/v1/responses/{made}")
     error = answer.json()["error"]
@@ -251,20 +223,6 @@ async def test_no_answer_is_found_again(service: Service) -> None:
 
 
 # OpenAI's own client ---------------------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def served() -> Iterator[tuple[str, FakeGenerator]]:
-    model = FakeGenerator("wordy")
-    with serve_in_thread(generator_app(model)) as url:
-        yield f"{url}/v1", model
-
-
-@pytest.fixture
-def official(served: tuple[str, FakeGenerator]) -> Iterator[openai.OpenAI]:
-    served[1].engine.forget()
-    with openai.OpenAI(base_url=served[0], api_key="none", max_retries=0, timeout=PATIENCE_S) as made:
-        yield made
 
 
 def test_openais_client(official: openai.OpenAI) -> None:

@@ -1,0 +1,25 @@
+"""OpenAI's own client, and the server it talks to."""
+
+from collections.abc import Iterator
+
+import openai
+import pytest
+
+from tests.service.fakes import PATIENCE_S, serve_in_thread
+from tests.service.generation_fakes import FakeGenerator, generator_app
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[str, FakeGenerator]]:
+    """Its base URL, and the one decoder it has, called wordy."""
+    model = FakeGenerator("wordy")
+    with serve_in_thread(generator_app(model, stream_heartbeat_s=0.05)) as url:
+        yield f"{url}/v1", model
+
+
+@pytest.fixture
+def official(served: tuple[str, FakeGenerator]) -> Iterator[openai.OpenAI]:
+    """The client; the decoder has forgotten everything."""
+    served[1].engine.forget()
+    with openai.OpenAI(base_url=served[0], api_key="none", max_retries=0, timeout=PATIENCE_S) as made:
+        yield made
