@@ -4,6 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.attention.multi_head import head_width
 from models.attention.recurrence import chunkwise
 from models.positions import Rotation
 
@@ -50,6 +51,19 @@ class CausalLayer(nn.Module):
         absolute positions, angles (B, 1, N, D_k/2); a layer with `rotates` False ignores it.
         """
         raise NotImplementedError
+
+
+class EqualHeadsLayer(CausalLayer):
+    """A causal layer whose H heads are equally wide in q, k and v: to_q, to_k and to_v are D -> H D_k, and to_out is H D_k -> D."""
+
+    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.d_head = head_width(d_model, n_heads, d_head)
+        self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.to_k = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
 
 
 def attend_to_past(q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: Tensor) -> Tensor:

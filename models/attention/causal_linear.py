@@ -4,17 +4,17 @@ S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_
 Katharopoulos et al. 2020, arXiv:2006.16236, eqs. 16-20. O(N (C + D_k) D_v) time a head; a token costs the same however long its past is.
 """
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from models.attention.causal import CausalLayer, State, normalised, with_ones, zero_padding
+from models.attention.causal import EqualHeadsLayer, State, normalised, with_ones, zero_padding
 from models.attention.linear import phi
-from models.attention.multi_head import head_width, merge_heads, split_heads
+from models.attention.multi_head import merge_heads, split_heads
 from models.positions import Rotation, rotate
 
 EPS = 1e-6
 
 
-class CausalLinearAttention(CausalLayer):
+class CausalLinearAttention(EqualHeadsLayer):
     """Multi-head causal linear attention. Its state is [S | z], (H, D_k, D_v + 1).
 
     A rotation turns q and k in front of φ: after it, the weights of a token could be negative and their sum 0. A score then depends on both
@@ -22,15 +22,6 @@ class CausalLinearAttention(CausalLayer):
     """
 
     rotates = True
-
-    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
-        super().__init__()
-        self.n_heads = n_heads
-        self.d_head = head_width(d_model, n_heads, d_head)
-        self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_k = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -5,10 +5,10 @@ Vaswani et al. 2017, arXiv:1706.03762, sections 3.2.1 and 3.2.3. The t-th token 
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from models.attention.causal import CausalLayer, State, at_least_float32, attend_to_past
-from models.attention.multi_head import head_width, merge_heads, split_heads
+from models.attention.causal import EqualHeadsLayer, State, at_least_float32, attend_to_past
+from models.attention.multi_head import merge_heads, split_heads
 from models.positions import Rotation, rotate
 
 
@@ -27,7 +27,7 @@ def attend_to_cache(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, state:
     return o, {"k": k, "v": v, "filled": filled}
 
 
-class CausalSoftmaxAttention(CausalLayer):
+class CausalSoftmaxAttention(EqualHeadsLayer):
     """Multi-head attention over all that came before. Its state is k, v and `filled`, each with one slot more for every token of a call.
 
     A batch has one cache with as many slots for each row: a row that was padded in a call has empty slots there (`filled` 0), which nobody
@@ -36,15 +36,6 @@ class CausalSoftmaxAttention(CausalLayer):
 
     grows = True
     rotates = True
-
-    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
-        super().__init__()
-        self.n_heads = n_heads
-        self.d_head = head_width(d_model, n_heads, d_head)
-        self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_k = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

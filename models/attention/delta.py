@@ -9,9 +9,9 @@ Schlag et al. 2021, arXiv:2102.11174; Yang et al. 2024 (DeltaNet), arXiv:2406.06
 import torch
 from torch import Tensor, nn
 
-from models.attention.causal import CausalLayer, State, at_least_float32, zero_padding
+from models.attention.causal import EqualHeadsLayer, State, at_least_float32, zero_padding
 from models.attention.head_norm import HeadNorm
-from models.attention.multi_head import head_width, merge_heads, split_heads
+from models.attention.multi_head import merge_heads, split_heads
 from models.positions import Rotation, rotate
 
 EPS = 1e-5  # of the norm of o
@@ -23,21 +23,15 @@ def unit(x: Tensor, eps: float = 1e-6) -> Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + eps)
 
 
-class DeltaNet(CausalLayer):
+class DeltaNet(EqualHeadsLayer):
     """Multi-head delta rule. Its state is S, (H, D_k, D_v), with D_k = D_v."""
 
     rotates = True
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
-        super().__init__()
-        self.n_heads = n_heads
-        self.d_head = head_width(d_model, n_heads, d_head)
-        self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_k = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
         self.to_beta = nn.Linear(d_model, n_heads, bias=bias)
         self.norm = HeadNorm(self.d_head, eps=EPS)
-        self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

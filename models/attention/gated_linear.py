@@ -9,10 +9,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.causal import CausalLayer, State, zero_padding
+from models.attention.causal import EqualHeadsLayer, State, zero_padding
 from models.attention.half_lives import log_decays
 from models.attention.head_norm import HeadNorm
-from models.attention.multi_head import head_width, merge_heads, split_heads
+from models.attention.multi_head import merge_heads, split_heads
 from models.positions import Rotation, rotate
 
 TEMPERATURE = 16.0  # τ: without it, an untrained gate of 1/2 would forget everything in a few tokens
@@ -20,24 +20,18 @@ RANK = 16
 EPS = 1e-5  # of the norm
 
 
-class GatedLinearAttention(CausalLayer):
+class GatedLinearAttention(EqualHeadsLayer):
     """Multi-head gated linear attention. Its state is S, (H, D_k, D_v), with D_k = D_v."""
 
     rotates = True
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
-        super().__init__()
-        self.n_heads = n_heads
-        self.d_head = head_width(d_model, n_heads, d_head)
-        self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_k = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
         self.to_low = nn.Linear(d_model, RANK, bias=False)  # W_1
         self.to_decay = nn.Linear(RANK, n_heads * self.d_head, bias=False)  # W_2
         self.decay_bias = nn.Parameter(_first_biases(n_heads).repeat_interleave(self.d_head))  # b, (H * D_k,)
         self.to_gate = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.norm = HeadNorm(self.d_head, eps=EPS)
-        self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -8,8 +8,8 @@ Zhang et al. 2024, arXiv:2402.04347, with the softmax in the place of two expone
 import torch
 from torch import Tensor, nn
 
-from models.attention.causal import CausalLayer, State, normalised, with_ones, zero_padding
-from models.attention.multi_head import head_width, merge_heads, split_heads
+from models.attention.causal import EqualHeadsLayer, State, normalised, with_ones, zero_padding
+from models.attention.multi_head import merge_heads, split_heads
 from models.positions import Rotation, rotate
 
 EPS = 1e-10  # φ(q)ᵀ φ(k) is about 1 / 2 D_k, and far less for spiky features: 1e-6 would show
@@ -28,21 +28,15 @@ class HedgehogMap(nn.Module):
         return torch.softmax(torch.cat([y, -y], dim=-1), dim=-1)
 
 
-class HedgehogAttention(CausalLayer):
+class HedgehogAttention(EqualHeadsLayer):
     """Multi-head causal linear attention with Hedgehog's maps. Its state is [S | z], (H, 2 D_k, D_v + 1)."""
 
     rotates = True
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
-        super().__init__()
-        self.n_heads = n_heads
-        self.d_head = head_width(d_model, n_heads, d_head)
-        self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_k = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
         self.phi_q = HedgehogMap(n_heads, self.d_head)
         self.phi_k = HedgehogMap(n_heads, self.d_head)
-        self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

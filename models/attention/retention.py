@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.causal import CausalLayer, State, zero_padding
-from models.attention.multi_head import head_width, merge_heads, split_heads
+from models.attention.causal import EqualHeadsLayer, State, zero_padding
+from models.attention.multi_head import merge_heads, split_heads
 from models.positions import Rotation, rotate
 
 EPS = 1e-5  # of the group norm
@@ -22,7 +22,7 @@ def log_gammas(n_heads: int, device: torch.device | None = None) -> Tensor:
     return torch.log1p(-(2.0 ** (-5 - torch.arange(n_heads, dtype=torch.float64, device=device))))
 
 
-class Retention(CausalLayer):
+class Retention(EqualHeadsLayer):
     """Multi-scale retention. Its state is S, (H, D_k, D_v), with D_k = D_v.
 
     The group norm, which is over each head's D_v channels, has no weights of its own: those of W^O and W^G come right behind it.
@@ -31,14 +31,8 @@ class Retention(CausalLayer):
     rotates = True
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
-        super().__init__()
-        self.n_heads = n_heads
-        self.d_head = head_width(d_model, n_heads, d_head)
-        self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_k = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
         self.to_gate = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

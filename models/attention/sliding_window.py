@@ -6,14 +6,14 @@ O(window) a token in steps; a call with N tokens makes N (window + N) scores, so
 """
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from models.attention.causal import CausalLayer, State, at_least_float32, attend_to_past
-from models.attention.multi_head import head_width, merge_heads, split_heads
+from models.attention.causal import EqualHeadsLayer, State, at_least_float32, attend_to_past
+from models.attention.multi_head import merge_heads, split_heads
 from models.positions import Rotation, rotate
 
 
-class SlidingWindowAttention(CausalLayer):
+class SlidingWindowAttention(EqualHeadsLayer):
     """Multi-head attention over a window. Raises ValueError for a window of less than 2 tokens, which has no past.
 
     Its state is k and v of the last window - 1 tokens, the newest last, and n, how many of them there are; keys are kept as they were
@@ -24,16 +24,10 @@ class SlidingWindowAttention(CausalLayer):
     attend = staticmethod(attend_to_past)  # an attribute, so that the export can put another execution in its place
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, window: int = 128) -> None:
-        super().__init__()
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
         if window < 2:
             raise ValueError(f"window={window} must be at least 2 tokens: a token that sees itself alone needs no attention")
-        self.n_heads = n_heads
-        self.d_head = head_width(d_model, n_heads, d_head)
         self.n_kept = window - 1
-        self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_k = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
