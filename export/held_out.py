@@ -106,4 +106,5 @@ def _surprise(logits: Values, targets: Ids) -> NDArray[np.float64]:
     """-log2 of the probability of each target: (T, V), (T,) -> (T,)."""
     below = logits - logits.max(axis=1, keepdims=True)
     of_target = below[np.arange(len(targets)), targets].astype(np.float64)
-    return (np.log(np.exp(below).sum(axis=1, dtype=np.float64)) - of_target) / np.log(2)
+    bits: NDArray[np.float64] = (np.log(np.exp(below).sum(axis=1, dtype=np.float64)) - of_target) / np.log(2)
+    return bits
