@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
 from service.catalog import Catalog
-from service.dialects import Dialect, chat, cohere, completions, health, jina, oip, openai, responses, tei, tokens
+from service.dialects import Dialect, chat, cohere, completions, health, images, jina, oip, openai, responses, tei, tokens
 from service.edge import Edge, refusal
 from service.errors import CANNOT_START, MethodNotAllowed, RouteNotFound, ServiceError
 from service.routing import exact
@@ -23,7 +23,7 @@ from service.routing import exact
 log = logging.getLogger("attnserve")
 
 # Matched from the top: what is called most stands first.
-MODULES = (openai, chat, completions, responses, tei, cohere, jina, oip, tokens)
+MODULES = (openai, chat, completions, responses, images, tei, cohere, jina, oip, tokens)
 DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in (openai, tei, cohere, jina, oip))
 
 

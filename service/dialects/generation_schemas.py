@@ -39,20 +39,25 @@ class StructuredOutputs(Fields):
     json_object: StrictBool | None = None
 
 
-class SamplingFields(Fields):
-    """How tokens are drawn and when that ends."""
+class DrawingFields(Fields):
+    """How one token is drawn."""
 
     temperature: StrictFloat = Field(1.0, ge=0, le=2, description="0 takes the likeliest token.")
     top_p: StrictFloat = Field(1.0, ge=0, le=1)
-    frequency_penalty: StrictFloat = Field(0.0, ge=-2, le=2)
-    presence_penalty: StrictFloat = Field(0.0, ge=-2, le=2)
     seed: StrictInt | None = Field(None, ge=-(2**63), lt=2**63, description="The same seed gives the same tokens, in any company.")
-    logit_bias: dict[str, Annotated[StrictFloat, Field(ge=-100, le=100)]] = Field({}, max_length=1024, description="By token id.")
-    stop: StopString | Annotated[list[StopString], Field(max_length=4)] = Field([], description="Up to 4 texts that end the completion.")
-
     top_k: StrictInt = Field(0, ge=-1, lt=2**31, description="0 and -1: all tokens.")
     min_p: StrictFloat = Field(0.0, ge=0, le=1)
     typical_p: StrictFloat = Field(1.0, gt=0, le=1)
+
+
+class SamplingFields(DrawingFields):
+    """How tokens are drawn and when that ends."""
+
+    frequency_penalty: StrictFloat = Field(0.0, ge=-2, le=2)
+    presence_penalty: StrictFloat = Field(0.0, ge=-2, le=2)
+    logit_bias: dict[str, Annotated[StrictFloat, Field(ge=-100, le=100)]] = Field({}, max_length=1024, description="By token id.")
+    stop: StopString | Annotated[list[StopString], Field(max_length=4)] = Field([], description="Up to 4 texts that end the completion.")
+
     repetition_penalty: StrictFloat = Field(1.0, gt=0, le=100)
     min_tokens: StrictInt = Field(0, ge=0, le=MAX_TOKENS)
     ignore_eos: StrictBool = False
