@@ -8,7 +8,7 @@ import pytest
 
 from export.bundle import export_bundle
 from tests.bundles import tiny_classifier_bundle, tiny_reranker_bundle
-from tests.decoders import tiny_decoder_bundle
+from tests.decoders import tiny_decoder_bundle, tiny_image
 from tests.service.live import LiveService, live
 
 
@@ -36,10 +36,19 @@ def decoder_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def service(minilm_bundle: Path, decoder_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveService]:
-    """The real thing: MiniLM, a tiny reranker, a tiny classifier and a tiny decoder behind Ray Serve and HAProxy."""
+def image_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A causal linear decoder of pixels with random weights: ten digits of 4x3 pixels in four grey levels."""
+    path = tmp_path_factory.mktemp("image") / "tiny-digits"
+    return tiny_decoder_bundle(path, name="tiny-digits", image=tiny_image(), positions="sinusoidal")
+
+
+@pytest.fixture(scope="session")
+def service(
+    minilm_bundle: Path, decoder_bundle: Path, image_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[LiveService]:
+    """The real thing: MiniLM, a tiny reranker, a tiny classifier and two tiny decoders behind Ray Serve and HAProxy."""
     folder = tmp_path_factory.mktemp("tiny")
     encoders = [minilm_bundle, tiny_reranker_bundle(folder / "reranker"), tiny_classifier_bundle(folder / "classifier")]
-    bundles = [*encoders, decoder_bundle]
+    bundles = [*encoders, decoder_bundle, image_bundle]
     with live(bundles, "--alias", "text-embedding-3-small=all-MiniLM-L6-v2") as running:
         yield running

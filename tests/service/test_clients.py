@@ -73,6 +73,7 @@ def test_openai_errors_are_its_own_classes(client: openai.OpenAI) -> None:
         "tiny-reranker",
         "tiny-classifier",
         "tiny-decoder",
+        "tiny-digits",
         "text-embedding-3-small",
     ]
 
