@@ -54,6 +54,12 @@ class Settings(BaseModel):
     stream_heartbeat_s: float = Field(
         15.0, gt=0, le=3600, description="How long a stream may be silent before it sends a comment, which keeps proxies from closing it."
     )
+    stream_interval_s: float = Field(
+        0.01,
+        ge=0,
+        le=10,
+        description="How often a stream sends what has come; its first token and its end leave at once. 0: every token by itself.",
+    )
     stream_stall_s: float = Field(
         60.0, gt=0, le=3600, description="How long a client may take nothing of its stream before it counts as gone."
     )

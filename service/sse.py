@@ -18,6 +18,7 @@ import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from service.alarm import Alarm
 from service.call import Call
 from service.edge import ClientGone
 from service.errors import ServiceError
@@ -41,8 +42,11 @@ class Source(Protocol[Taken]):
     def done(self) -> bool:
         """Nothing is left to take."""
 
-    async def take(self, timeout_s: float) -> Sequence[Taken]:
-        """What has come since the last time; waits for something, but not longer than this. Raises what befell the source."""
+    async def take(self, timeout_s: float, interval_s: float) -> Sequence[Taken]:
+        """What has come since the last time; waits for something, but not longer than `timeout_s`. Raises what befell the source.
+
+        What comes less than `interval_s` after the last time may wait that long for more.
+        """
 
     def close(self) -> None:
         """End the work behind it, at once. Idempotent."""
@@ -69,7 +73,7 @@ def event(content: Any, name: str | None = None) -> bytes:
 async def stream(source: Source[Piece], script: Script[Piece], call: Call, settings: Settings) -> Response:
     """The response that streams `source`. Waits for its first piece, and raises the error that comes in its place."""
     try:
-        first = await source.take(settings.stream_heartbeat_s)
+        first = await source.take(settings.stream_heartbeat_s, settings.stream_interval_s)
     except BaseException:  # also the client that leaves
         source.close()
         raise
@@ -101,7 +105,7 @@ class EventStream(Response):
         try:
             yield self._script.opening() + self._script.pieces(self._first) or PING
             while not self._source.done:
-                pieces = await self._source.take(self._settings.stream_heartbeat_s)
+                pieces = await self._source.take(self._settings.stream_heartbeat_s, self._settings.stream_interval_s)
                 if chunk := self._script.pieces(pieces) if pieces else PING:
                     yield chunk
             last = self._script.closing()
@@ -114,36 +118,31 @@ class EventStream(Response):
 
 
 class _Patience:
-    """A limit on how long one write may take, at the price of one timer a stream instead of one a write."""
+    """A limit on how long one write may take."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._loop = asyncio.get_running_loop()
         self._task = asyncio.current_task()
-        self._since: float | None = None  # when the write under way began
-        self._spent = False
-        self._timer = self._loop.call_later(limit_s, self._look)
+        self._alarm = Alarm(self._lose)
+        self._lost = False
 
     async def wait(self, write: Awaitable[None]) -> None:
         """The write, or ClientGone when it takes longer than that."""
-        self._since = self._loop.time()
+        self._alarm.set(self._limit_s)
         try:
             await write
         except asyncio.CancelledError:
-            if not self._spent or self._task is None:
+            if not self._lost or self._task is None:
                 raise
             self._task.uncancel()
             raise ClientGone from None
         finally:
-            self._since = None
+            self._alarm.clear()
 
     def end(self) -> None:
-        self._timer.cancel()
+        self._alarm.stop()
 
-    def _look(self) -> None:
-        waited_s = 0.0 if self._since is None else self._loop.time() - self._since
-        if waited_s >= self._limit_s and self._task is not None:
-            self._spent = True
+    def _lose(self) -> None:
+        self._lost = True
+        if self._task is not None:
             self._task.cancel()
-        else:
-            self._timer = self._loop.call_later(self._limit_s - waited_s, self._look)

@@ -1,19 +1,20 @@
-"""The runs of one request, read together: n choices for each of its prompts.
-
-Each run is read by a task of its own into a place where its deltas wait, joined, for whoever takes them. The first error ends all of them.
-"""
+"""The runs of one request, read together: n choices for each of its prompts. The first error ends all of them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from tokenizers import Tokenizer
 
 from export import contract
+from service.alarm import Alarm
 from service.call import Call
 from service.chat_template import ChatTemplate
-from service.errors import InvalidRequest, RuntimeFailed
+from service.errors import InvalidRequest
 from service.generation.request import Delta, GenerationRequest, Grammar, TokenLogprob, Usage
+from service.generation.run import join
+
+_UNHURRIED_S = 1.0  # between two looks at runs of which only the end matters
 
 
 class Run(Protocol):
@@ -22,7 +23,9 @@ class Run(Protocol):
     usage: Usage
     prompt_logprobs: list[TokenLogprob | None]
 
-    def __aiter__(self) -> AsyncIterator[Delta]: ...
+    def listen(self, tell: Callable[[bool], None]) -> None: ...
+
+    def take(self) -> Delta | None: ...
 
     def cancel(self) -> None: ...
 
@@ -74,11 +77,14 @@ class Runs:
         self._call = call
         self._n = n
         self.runs: list[Run] = []
-        self._waiting: list[list[Delta]] = [[] for _ in requests]
         self._left = len(requests)  # runs that have not ended, or whose end was not taken
-        self._error: BaseException | None = None
+        self._error: Exception | None = None
+        self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
-        self._readers: list[asyncio.Task[None]] = []
+        self._there = self._ending = False  # something to take, and an end among it
+        self._not_before = 0.0  # when what has come may be taken, unless it is an end
+        self._later: asyncio.TimerHandle | None = None
+        self._quiet = Alarm(self._wake)
         call.model = model.name
         try:
             for request in requests:
@@ -91,23 +97,26 @@ class Runs:
         except BaseException:
             self.close()
             raise
-        self._readers = [asyncio.create_task(self._read(index, run)) for index, run in enumerate(self.runs)]
+        for run in self.runs:
+            run.listen(self._told)
 
     @property
     def done(self) -> bool:
         return not self._left
 
-    async def take(self, timeout_s: float | None = None) -> list[tuple[int, Delta]]:
-        """What each run has made since the last time, by its index; empty when the time is up. Raises what befell one of them."""
-        if not any(self._waiting) and self._error is None:
+    async def take(self, timeout_s: float | None = None, interval_s: float = 0.0) -> list[tuple[int, Delta]]:
+        """What each run has made since the last time, by its index; empty when the time is up. Raises what befell one of them.
+
+        What comes less than `interval_s` after the last time waits for more, unless it is an end.
+        """
+        taken: list[tuple[int, Delta]] = []
+        if self._error is None:
             await self._something(timeout_s)
-        if not any(self._waiting) and self._error is not None:
+            taken = self._polled()
+        if not taken and self._error is not None:
             self.close()
             raise self._error
-        taken = [(index, _joined(deltas)) for index, deltas in enumerate(self._waiting) if deltas]
-        for index, delta in taken:
-            self._waiting[index] = []
-            self._left -= delta.finish_reason is not None
+        self._not_before = self._loop.time() + interval_s
         return taken
 
     async def all(self) -> list[Delta]:
@@ -115,16 +124,17 @@ class Runs:
         try:
             made: list[list[Delta]] = [[] for _ in self.runs]
             while not self.done:
-                for index, delta in await self.take():
+                for index, delta in await self.take(interval_s=_UNHURRIED_S):
                     made[index].append(delta)
-            return [_joined(deltas) for deltas in made]
+            return [join(deltas) for deltas in made]
         finally:
             self.close()
 
     def close(self) -> None:
         """Cancel what still runs. What was counted until now is the request's account."""
-        for reader in self._readers:
-            reader.cancel()
+        self._quiet.stop()
+        if self._later is not None:
+            self._later.cancel()
         for run in self.runs:
             run.cancel()
         self._call.tokens = self.prompt_tokens + self.completion_tokens
@@ -142,47 +152,49 @@ class Runs:
     def completion_tokens(self) -> int:
         return sum(run.usage.completion_tokens for run in self.runs)
 
-    async def _read(self, index: int, run: Run) -> None:
-        try:
-            delta = None
-            async for delta in run:
-                self._waiting[index].append(delta)
+    def _polled(self) -> list[tuple[int, Delta]]:
+        self._there = self._ending = False
+        taken: list[tuple[int, Delta]] = []
+        for index, run in enumerate(self.runs):
+            try:
+                delta = run.take()
+            except Exception as error:
+                self._error = self._error or error
+                continue
+            if delta is not None:
+                taken.append((index, delta))
+                self._left -= delta.finish_reason is not None
+        return taken
+
+    async def _something(self, timeout_s: float | None) -> None:
+        self._waiter = self._loop.create_future()
+        self._look()
+        if self._waiter.done():
+            return
+        if timeout_s is not None:
+            self._quiet.set(timeout_s)
+        await self._waiter
+        self._quiet.clear()
+
+    def _told(self, ended: bool) -> None:
+        """By a run: something is there to take."""
+        self._there = True
+        self._ending |= ended
+        self._look()
+
+    def _look(self) -> None:
+        """Wake who waits, if what is there may be taken now; else see to it that it is looked for then."""
+        if self._there:
+            left_s = 0.0 if self._ending else self._not_before - self._loop.time()
+            if left_s <= 0:
                 self._wake()
-            if delta is None or delta.finish_reason is None:
-                raise RuntimeFailed("the run ended without a reason")
-        except asyncio.CancelledError:
-            raise
-        except Exception as error:
-            if self._error is None:
-                self._error = error
-                for other in self.runs:
-                    other.cancel()
-            self._wake()
+            elif self._later is None:
+                self._later = self._loop.call_later(left_s, self._look_again)
+
+    def _look_again(self) -> None:
+        self._later = None
+        self._look()
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
-
-    async def _something(self, timeout_s: float | None) -> None:
-        loop = asyncio.get_running_loop()
-        self._waiter = loop.create_future()
-        timer = None if timeout_s is None else loop.call_later(timeout_s, self._wake)
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
-            if timer is not None:
-                timer.cancel()
-
-
-def _joined(deltas: list[Delta]) -> Delta:
-    """Deltas of one run, one after the other, as one."""
-    if len(deltas) == 1:
-        return deltas[0]
-    return Delta(
-        "".join(delta.text for delta in deltas),
-        tuple(token_id for delta in deltas for token_id in delta.token_ids),
-        tuple(logprob for delta in deltas for logprob in delta.logprobs),
-        deltas[-1].finish_reason,
-        deltas[-1].stop_reason,
-    )

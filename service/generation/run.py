@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 
 from service.errors import ServiceError
@@ -25,13 +25,19 @@ class Run:
         self._waiting: Delta | None = None
         self._error: ServiceError | None = None
         self._ended = False  # nothing comes after what waits now
-        self._something = asyncio.Event()
+        self._tell: Callable[[bool], None] = lambda ended: None
 
-    async def __aenter__(self) -> "Run":
-        return self
+    def listen(self, tell: Callable[[bool], None]) -> None:
+        """`tell` is called, on the event loop, for everything there is to take, with True when nothing comes after it."""
+        self._tell = tell
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.cancel()
+    def take(self) -> Delta | None:
+        """What was made since the last time; the last delta has a finish reason. Raises what befell the run, after that."""
+        delta, self._waiting = self._waiting, None
+        if delta is None and self._error is not None:
+            raise self._error.with_traceback(None)
+        self.read_at = time.monotonic()
+        return delta
 
     def cancel(self) -> None:
         """Give the run up: its slot is free within one step. What was already made can still be read."""
@@ -39,49 +45,52 @@ class Run:
             self.cancelled = True
             if not self._ended:
                 self._ended = True
-                self._something.set()
+                self._tell(True)
                 self._cancel(self)
-
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        return self
-
-    async def __anext__(self) -> Delta:
-        """The next delta; the last one has a finish reason. Raises what befell the run instead, after the deltas before it."""
-        while self._waiting is None:
-            if self._error is not None:
-                raise self._error.with_traceback(None)
-            if self._ended:
-                raise StopAsyncIteration
-            self._something.clear()
-            await self._something.wait()
-        delta, self._waiting = self._waiting, None
-        self.read_at = time.monotonic()
-        return delta
 
     @property
     def unread(self) -> bool:
         """Something was made and has not been taken."""
         return self._waiting is not None
 
+    async def __aenter__(self) -> "Run":
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.cancel()
+
+    def __aiter__(self) -> AsyncIterator[Delta]:
+        return self
+
+    async def __anext__(self) -> Delta:
+        """The next delta, for who listens to nothing else; the end where the run was cancelled."""
+        while (delta := self.take()) is None:
+            if self._ended:
+                raise StopAsyncIteration
+            something = asyncio.Event()
+            self.listen(lambda ended, event=something: event.set())  # type: ignore[misc]
+            await something.wait()
+        return delta
+
     # Called by the engine, on the event loop -------------------------------------------------------------------------------------------
 
     def give(self, delta: Delta) -> None:
-        self._waiting = delta if self._waiting is None else join(self._waiting, delta)
+        self._waiting = delta if self._waiting is None else join((self._waiting, delta))
         self._ended = self._ended or delta.finish_reason is not None
-        self._something.set()
+        self._tell(self._ended)
 
     def fail(self, error: ServiceError) -> None:
         if not self._ended:
             self._error, self._ended = error, True
-            self._something.set()
+            self._tell(True)
 
 
-def join(first: Delta, second: Delta) -> Delta:
-    """Two deltas of a run, one after the other, as one."""
+def join(deltas: Sequence[Delta]) -> Delta:
+    """Deltas of a run, one after the other, as one."""
     return Delta(
-        first.text + second.text,
-        first.token_ids + second.token_ids,
-        first.logprobs + second.logprobs,
-        second.finish_reason,
-        second.stop_reason,
+        "".join(delta.text for delta in deltas),
+        tuple(token_id for delta in deltas for token_id in delta.token_ids),
+        tuple(logprob for delta in deltas for logprob in delta.logprobs),
+        deltas[-1].finish_reason,
+        deltas[-1].stop_reason,
     )

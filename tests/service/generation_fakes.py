@@ -9,7 +9,7 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
@@ -20,6 +20,7 @@ from service.catalog import Catalog
 from service.chat_template import ChatTemplate
 from service.errors import WrongKind
 from service.generation.request import Delta, GenerationRequest, Grammar, TokenLogprob, Usage
+from service.generation.run import Run
 from service.settings import Settings
 from tests.service.fakes import PATIENCE_S
 
@@ -119,55 +120,43 @@ class FakeEngine:
             self._changed.notify_all()
 
 
-class FakeRun:
+class FakeRun(Run):
     """One generation, a token a delta."""
 
     def __init__(self, engine: FakeEngine, request: GenerationRequest, number: int) -> None:
         now = time.monotonic()
-        self.request, self.number = request, number
-        self.usage = Usage(len(request.prompt), cached_tokens=engine.cached_tokens, submitted=now, started=now)
-        self.prompt_logprobs: list[TokenLogprob | None] = []
+        usage = Usage(len(request.prompt), cached_tokens=engine.cached_tokens, submitted=now, started=now)
+        super().__init__(request, usage, lambda run: self._stop())
         if request.prompt_logprobs is not None:
             self.prompt_logprobs = [None, *(logprob(token_id, request.prompt_logprobs) for token_id in request.prompt[1:])]
-        self.cancelled = False
         self.ended = False
+        self.number = number
         self._engine = engine
         self._tokens = engine.tokens(request)
         self._said: list[int] = []
         self._sent = 0  # characters
         self._loop = asyncio.get_running_loop()
-        self._something = asyncio.Event()
-
-    def cancel(self) -> None:
-        self.cancelled = True
-        self._something.set()
-        self._engine.tell()
+        self._may_go_on = asyncio.Event()
+        self._speaking = self._loop.create_task(self._speak())
 
     def wake(self) -> None:
-        self._loop.call_soon_threadsafe(self._something.set)
+        self._loop.call_soon_threadsafe(self._may_go_on.set)
 
-    async def __aenter__(self) -> "FakeRun":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.cancel()
-
-    def __aiter__(self) -> AsyncIterator[Delta]:
-        return self
-
-    async def __anext__(self) -> Delta:
-        if self.ended:
-            raise StopAsyncIteration
+    async def _speak(self) -> None:
         after, failure = self._engine.failures.get(self.number, (-1, None))
-        if failure is not None and len(self._said) == after:
-            raise failure
-        while not self.cancelled and not self._engine.passes():
-            self._something.clear()
-            await self._something.wait()
-        if self.cancelled:
-            raise StopAsyncIteration
-        await asyncio.sleep(0)
-        return self._next()
+        while not self.ended:
+            if failure is not None and len(self._said) == after:
+                self.fail(failure)  # type: ignore[arg-type]  # whatever it is
+                return
+            while not self._engine.passes():
+                self._may_go_on.clear()
+                await self._may_go_on.wait()
+            self.give(self._next())
+            await asyncio.sleep(0)
+
+    def _stop(self) -> None:
+        self._speaking.cancel()
+        self._engine.tell()
 
     def _next(self) -> Delta:
         request = self.request
@@ -277,7 +266,7 @@ class FakeGeneratorCatalog(Catalog):
 
 def generator_app(*generators: FakeGenerator, **settings: Any) -> Application:
     """The application over these decoders, its catalog at `app.state.catalog`."""
-    catalog = FakeGeneratorCatalog(generators, Settings(threads=1, **settings))
+    catalog = FakeGeneratorCatalog(generators, Settings(**{"threads": 1, "stream_interval_s": 0, **settings}))
     app = build_app(catalog, on_failure=catalog.settled.set)
     app.state.catalog = catalog
     return app

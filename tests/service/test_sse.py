@@ -27,7 +27,7 @@ class Pieces:
         for piece in pieces:
             self.pieces.put_nowait(piece)
 
-    async def take(self, timeout_s: float) -> Sequence[Any]:
+    async def take(self, timeout_s: float, interval_s: float) -> Sequence[Any]:
         try:
             piece = await asyncio.wait_for(self.pieces.get(), timeout_s)
         except TimeoutError:
@@ -213,3 +213,11 @@ _SCOPE = {
     "client": ("127.0.0.1", 1),
     "server": ("127.0.0.1", 80),
 }
+
+
+async def test_what_comes_between_the_first_token_and_the_end_leaves_together() -> None:
+    model = FakeGenerator("fake")
+    async with client(generator_app(model, stream_interval_s=3600)) as http:
+        answer = await http.post("/v1/completions", json={"model": "fake", "prompt": "a", "max_tokens": 20, "stream": True})
+    said = [event["choices"][0]["text"] for event in events(answer.text)[:-1]]
+    assert said == [SAID[0], SAID[1:20]]
