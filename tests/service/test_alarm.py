@@ -3,7 +3,7 @@
 import asyncio
 
 from service.alarm import Alarm
-from tests.service.fakes import PATIENCE_S
+from tests.service.fakes import PATIENCE_S, until
 
 SOON_S = 0.02
 
@@ -29,7 +29,5 @@ async def test_cleared_or_stopped_it_does_not_ring() -> None:
     stopped.stop()
     again.clear()
     again.set(SOON_S)
-    async with asyncio.timeout(PATIENCE_S):
-        while not rung:
-            await asyncio.sleep(SOON_S)
+    await until(lambda: rung)
     assert rung == ["again"]

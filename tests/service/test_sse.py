@@ -217,7 +217,7 @@ _SCOPE = {
 
 async def test_what_comes_between_the_first_token_and_the_end_leaves_together() -> None:
     model = FakeGenerator("fake")
-    async with client(generator_app(model, stream_interval_s=3600)) as http:
+    async with client(generator_app(model, stream_interval_s=10)) as http:
         answer = await http.post("/v1/completions", json={"model": "fake", "prompt": "a", "max_tokens": 20, "stream": True})
     said = [event["choices"][0]["text"] for event in events(answer.text)[:-1]]
     assert said == [SAID[0], SAID[1:20]]
