@@ -81,11 +81,14 @@ def test_the_same_pictures_every_time(splits: dict[str, list[Document]]) -> None
     assert digits.pictures() == splits
 
 
-def test_the_shipped_config_is_the_papers_shape_on_one_picture() -> None:
-    config = read_config(CONFIG)
-    shape = build(config, CONFIG).config
-    assert (shape.layers, shape.n_layers, shape.n_heads, shape.d_model) == ("causal_linear", 8, 8, 256)
-    assert config.context == 1 + digits.SIDE**2 + 1
+@pytest.mark.parametrize("name", ["digits", "digits-window"])
+def test_the_shipped_configs_are_the_papers_shape_on_one_picture(name: str) -> None:
+    file = CONFIG.with_name(f"{name}.yaml")
+    config = read_config(file)
+    shape = build(config, file).config
+    assert (config.name, config.vocab_size, config.context) == (name, 257, 1 + digits.SIDE**2 + 1)
+    assert (shape.n_layers, shape.n_heads, shape.d_model) == (8, 8, 256)
+    assert set(shape.layer_names[1:]) == {"causal_linear"}
 
 
 # Training on pictures, in small
