@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, RuntimeFailed, ServiceError
 from service.generation.admission import Admission, stopping
 from service.generation.averages import averaged
@@ -115,27 +113,13 @@ class GeneratorEngine:
 
     def submit(self, request: GenerationRequest) -> Run:
         """Queue a run. Raises InvalidRequest, NeverFits, Overloaded, DeadlineExceeded or NotReady, with nothing queued."""
-        self._check(request)
-        matcher = self._grammars.matcher(request.grammar) if request.grammar is not None else None
-        text = TextStream(
-            self._vocabulary, stop=request.stop, include_stop=request.include_stop, skip_special_tokens=request.skip_special_tokens
-        )
-        return self._queue(Sequence(self._new_run(request), text, matcher, self._ends(request), self._arrival()))
+        return self._queue(self._sequence(request))
 
     def resume(self, condition: Condition) -> Run:
-        """Go on with a run that was taken out, here or elsewhere; its deltas continue where the others ended."""
-        request = condition.request
-        self._check(request)
-        expected = [(state.shape, np.dtype(state.dtype)) for state in self._session.decoder.states]
-        if [(state.shape, state.dtype) for state in condition.states] != expected:
-            raise InvalidRequest("the state is not of this model: its tensors have other shapes")
-        matcher = self._grammars.matcher(request.grammar) if request.grammar is not None else None
-        if matcher is not None:
-            matcher.advance(*condition.completion)
-        text = TextStream.from_state(self._vocabulary, condition.text)
-        sequence = Sequence(self._new_run(request), text, matcher, self._ends(request), self._arrival(), come_from=condition)
-        sequence.completion = list(condition.completion)
-        sequence.run.usage.completion_tokens = len(condition.completion)
+        """Go on with a run that was taken out, here or elsewhere; its deltas continue where the others ended. Raises what `submit` does."""
+        sequence = self._sequence(condition.request)
+        condition.check(self._session.decoder, self._session.vocab_size)
+        sequence.go_on_from(condition)
         return self._queue(sequence)
 
     async def take(self, run: Run) -> Condition:
@@ -154,21 +138,29 @@ class GeneratorEngine:
         if size > limit:
             raise NeverFits(f"the prompt has {size} tokens and the most is {limit}: shorten it", param="prompt")
         vocab_size = self._session.vocab_size
-        if (worst := max(request.prompt)) >= vocab_size or (worst := min(request.prompt)) < 0:
-            raise InvalidRequest(f"token id {worst} of the prompt is outside this model's vocabulary of {vocab_size}", param="prompt")
+        for name, ids in (("prompt", request.prompt), ("stop_token_ids", request.stop_token_ids)):
+            if ids and ((worst := max(ids)) >= vocab_size or (worst := min(ids)) < 0):
+                raise InvalidRequest(f"token id {worst} of {name} is outside this model's vocabulary of {vocab_size}", param=name)
+        if not all(request.stop):
+            raise InvalidRequest("a stop string is empty, and every text ends with it: leave it out", param="stop")
         check_sampling(request.sampling, vocab_size)
         if request.deadline <= time.monotonic():
             raise DeadlineExceeded("the request's deadline passed before it was queued")
 
-    def _new_run(self, request: GenerationRequest) -> Run:
-        return Run(request, Usage(len(request.prompt), submitted=time.monotonic()), self._admission.leave)
-
-    def _ends(self, request: GenerationRequest) -> frozenset[int]:
-        return frozenset((*(() if request.ignore_eos else self._eos), *request.stop_token_ids))
-
-    def _arrival(self) -> int:
+    def _sequence(self, request: GenerationRequest) -> Sequence:
+        """A run at its beginning, once it is known that it can be one of this model."""
+        self._check(request)
         self._arrivals += 1
-        return self._arrivals
+        text = TextStream(
+            self._vocabulary, stop=request.stop, include_stop=request.include_stop, skip_special_tokens=request.skip_special_tokens
+        )
+        return Sequence(
+            run=Run(request, Usage(len(request.prompt), submitted=time.monotonic()), self._admission.leave),
+            text=text,
+            matcher=self._grammars.matcher(request.grammar) if request.grammar is not None else None,
+            ends=frozenset((*(() if request.ignore_eos else self._eos), *request.stop_token_ids)),
+            order=self._arrivals,
+        )
 
     def _queue(self, sequence: Sequence) -> Run:
         retry_after_s = self._run_s / self.limits.slots + sequence.left_of_prompt * self._prefill.token_s
@@ -237,10 +229,9 @@ class GeneratorEngine:
             self._admission.remove(sequence)
 
     def _condition(self, sequence: Sequence) -> Condition:
-        logits = sampler = None
-        position = sequence.position
+        logits, position = None, sequence.position
         if sequence in self._running.sequences:
-            states, logits, sampler = self._running.condition(sequence)
+            states, logits = self._running.condition(sequence)
         elif sequence in self._prefill.sequences and sequence.request.prompt_logprobs is None:
             states = self._prefill.states(sequence)
         elif sequence.come_from is not None:
@@ -249,12 +240,10 @@ class GeneratorEngine:
             states, position = [state[0] for state in zeros(self._session.decoder, 1)], 0
         return Condition(
             request=sequence.request,
-            position=position,
             completion=tuple(sequence.completion),
+            position=position,
             states=tuple(states),
             logits=logits,
-            sampler=sampler,
-            text=sequence.text.state(),
         )
 
     def _admit(self) -> None:
@@ -274,7 +263,7 @@ class GeneratorEngine:
             if condition.logits is None:
                 self._prefill.add(sequence, condition.states if condition.position else None)
             else:
-                self._running.join(sequence, list(condition.states), condition.logits, condition.sampler)
+                self._running.join(sequence, list(condition.states), condition.logits)
 
     def _feed_some(self) -> None:
         """Pieces of prompts, as many tokens of them as may pass before the next step."""
@@ -290,7 +279,7 @@ class GeneratorEngine:
         for fed in self._prefill.feed(prompts, size):
             for sequence in fed.sequences:
                 if sequence.request.max_tokens:
-                    self._running.join(sequence, fed.states, fed.logits, None)
+                    self._running.join(sequence, fed.states, fed.logits)
                 else:
                     self._say(sequence.run, Delta("", finish_reason="length"))
         self.metrics.prompt_tokens.inc(before - sum(prompt.left for prompt in prompts))

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from service.generation.sampling import Drawn, Sampler, SamplerState
+from service.generation.sampling import Drawn, Sampler
 from service.generation.sequence import Sequence
 from service.generation.session import Ids, State, StepSession
 from service.generation.slots import Slots
@@ -27,16 +27,13 @@ class Running:
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def join(self, sequence: Sequence, states: list[State], logits: NDArray[np.float32], sampler: SamplerState | None) -> None:
-        """A row for a run whose next token has these logits (V,). `sampler`: how it drew so far, None for one that begins."""
+    def join(self, sequence: Sequence, states: list[State], logits: NDArray[np.float32]) -> None:
+        """A row for a run whose next token has these logits (V,)."""
         row = self._slots.add(sequence, states, sequence.position)
         self.sequences.append(sequence)
         self._logits[row] = logits
-        request = sequence.request
-        if sampler is not None:
-            self._sampler.restore(row, sampler)
-        else:
-            self._sampler.put(row, request.sampling, prompt=request.prompt, top_logprobs=request.top_logprobs)
+        asked = sequence.request
+        self._sampler.put(row, asked.sampling, prompt=asked.prompt, completion=sequence.completion, top_logprobs=asked.top_logprobs)
 
     def remove(self, sequence: Sequence) -> None:
         row = self.sequences.index(sequence)
@@ -48,10 +45,10 @@ class Running:
             self._tokens[row] = self._tokens[moved]
         self.sequences.pop()
 
-    def condition(self, sequence: Sequence) -> tuple[list[State], NDArray[np.float32], SamplerState]:
-        """Copies of what a row is between two steps: states, logits (V,), sampler."""
+    def condition(self, sequence: Sequence) -> tuple[list[State], NDArray[np.float32]]:
+        """Copies of what a row is between two steps: states, logits (V,)."""
         row = self.sequences.index(sequence)
-        return self._slots.state(row), self._logits[row].copy(), self._sampler.take(row)
+        return self._slots.state(row), self._logits[row].copy()
 
     def draw(self) -> Drawn:
         """The next token of every row."""

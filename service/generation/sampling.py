@@ -38,18 +38,6 @@ _ROW = np.dtype(
 )
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class SamplerState:
-    """A row between two draws, as a value. `counts` of `token_ids`, both (n,), are how often each was drawn, 0 if only the prompt has it;
-    both are empty where no penalty asks."""
-
-    sampling: Sampling
-    top_logprobs: int | None
-    position: int  # of the token to be drawn next: how many came before it
-    token_ids: Ids
-    counts: Ids
-
-
 @dataclass(frozen=True, slots=True)
 class Drawn:
     """What one call of `Sampler.draw` gave. A row that failed has the token id -1 and stays where it was."""
@@ -65,7 +53,6 @@ class Sampler:
     def __init__(self, vocab_size: int, slots: int) -> None:
         self._vocab_size = vocab_size
         self._rows = np.zeros(slots, _ROW)
-        self._samplings: list[Sampling | None] = [None] * slots
         self._edits: list[_Edits | None] = [None] * slots  # None: the row's logits are taken as they are
         self._uniforms = UniformCache(slots)
         self._scores = np.empty((slots, vocab_size), np.float32)
@@ -78,38 +65,31 @@ class Sampler:
         *,
         prompt: Sequence[int],
         completion: Sequence[int] = (),
-        position: int | None = None,
         top_logprobs: int | None = None,
     ) -> None:
-        """Begin a run in this row. `position`: how many tokens come before the one to be drawn first, by default prompt and completion."""
-        if position is None:
-            position = len(prompt) + len(completion)
-        counted = _penalises(sampling)
-        counts = _Counts.of(prompt if sampling.repetition_penalty != 1 else (), completion) if counted else _Counts()
-        self._set(row, sampling, counts, position, top_logprobs)
-
-    def take(self, row: int) -> SamplerState:
-        """The row as a value; the row itself is left as it is."""
-        sampling, edits = self._samplings[row], self._edits[row]
-        assert sampling is not None, f"nothing was put into row {row}"
-        counts = edits.counts if edits is not None else _Counts()
-        top = int(self._rows["top_logprobs"][row])
-        return SamplerState(
-            sampling=sampling,
-            top_logprobs=None if top < 0 else top,
-            position=int(self._rows["position"][row]),
-            token_ids=counts.token_ids.copy(),
-            counts=counts.counts.copy(),
+        """Begin a run in this row, or go on with one that has drawn `completion`."""
+        counts = _Counts()
+        if _penalises(sampling):
+            counts = _Counts.of(prompt if sampling.repetition_penalty != 1 else (), completion)
+        self._edits[row] = _Edits.of(sampling, counts)
+        self._rows[row] = (
+            sampling.seed,
+            len(prompt) + len(completion),
+            sampling.temperature if sampling.temperature >= COLDEST else 0.0,
+            sampling.top_k,
+            sampling.top_p,
+            sampling.min_p,
+            sampling.typical_p,
+            (sampling.top_k, sampling.top_p, sampling.min_p, sampling.typical_p) != (0, 1, 0, 1),
+            sampling.repetition_penalty,
+            sampling.frequency_penalty,
+            sampling.presence_penalty,
+            -1 if top_logprobs is None else top_logprobs,
         )
-
-    def restore(self, row: int, state: SamplerState) -> None:
-        """Go on in this row, with the tokens that the row it was taken from would have drawn."""
-        self._set(row, state.sampling, _Counts(state.token_ids.copy(), state.counts.copy()), state.position, state.top_logprobs)
 
     def move(self, source: int, target: int) -> None:
         """`target` becomes what `source` was; `source` is free."""
         self._rows[target] = self._rows[source]
-        self._samplings[target], self._samplings[source] = self._samplings[source], None
         self._edits[target], self._edits[source] = self._edits[source], None
 
     def masks(self, matchers: Sequence[Matcher | None]) -> dict[int, Words]:
@@ -141,25 +121,6 @@ class Sampler:
             logprobs = self._logprobs(logits, drawable, token_ids)
         self._advance(token_ids, drawable)
         return Drawn(token_ids, logprobs, failures)
-
-    def _set(self, row: int, sampling: Sampling, counts: "_Counts", position: int, top_logprobs: int | None) -> None:
-        temperature = sampling.temperature if sampling.temperature >= COLDEST else 0.0
-        self._samplings[row] = sampling
-        self._edits[row] = _Edits.of(sampling, counts)
-        self._rows[row] = (
-            sampling.seed,
-            position,
-            temperature,
-            sampling.top_k,
-            sampling.top_p,
-            sampling.min_p,
-            sampling.typical_p,
-            (sampling.top_k, sampling.top_p, sampling.min_p, sampling.typical_p) != (0, 1, 0, 1),
-            sampling.repetition_penalty,
-            sampling.frequency_penalty,
-            sampling.presence_penalty,
-            -1 if top_logprobs is None else top_logprobs,
-        )
 
     def _edited(self, logits: Floats, masks: Mapping[int, Words], banned: Sequence[Sequence[int]]) -> Floats:
         """The logits themselves if no row changes any; else a copy with what each row changes."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from service.errors import InvalidRequest
 from service.generation.condition import Condition
 from service.generation.grammar import Matcher
 from service.generation.request import Delta, FinishReason, GenerationRequest, TokenLogprob
@@ -53,6 +54,14 @@ class Sequence:
         elif len(self.completion) >= request.max_tokens:
             finish, text = "length", text + self.text.finish()
         return Delta(text, (token_id,), logprobs, finish, self.text.stopped)
+
+    def go_on_from(self, condition: Condition) -> None:
+        """Stand where that run stood, with nothing said again. InvalidRequest where it had come to its end."""
+        for token_id in condition.completion:
+            if self.accept(token_id, None).finish_reason is not None:
+                raise InvalidRequest("the run has ended: there is nothing to go on with")
+        self.come_from = condition
+        self.run.usage.completion_tokens = len(condition.completion)
 
     def _complete(self, token_id: int) -> bool:
         """The grammar has had this token, and takes no other."""

@@ -3,7 +3,6 @@
 import codecs
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,18 +42,6 @@ class Vocabulary:
         return self._bytes.get(token_id, b"")
 
 
-@dataclass(frozen=True, kw_only=True)
-class TextState:
-    """A stream between two tokens, as a value."""
-
-    stop: tuple[str, ...]
-    include_stop: bool
-    skip_special_tokens: bool
-    undecoded: bytes  # the beginning of a character
-    held: str  # the beginning of a stop string
-    stopped: str | None
-
-
 class TextStream:
     """The text of one run. What the pushes and `finish` return, one after the other, is the whole text up to the stop string.
 
@@ -84,24 +71,6 @@ class TextStream:
         text = self._release(self._decoder.decode(b"", final=True), may_stop=True) + self._held
         self._held = ""
         return text
-
-    def state(self) -> TextState:
-        undecoded, _ = self._decoder.getstate()
-        return TextState(
-            stop=self._stop,
-            include_stop=self._include_stop,
-            skip_special_tokens=self._skip_special_tokens,
-            undecoded=undecoded,
-            held=self._held,
-            stopped=self.stopped,
-        )
-
-    @classmethod
-    def from_state(cls, vocabulary: Vocabulary, state: TextState) -> "TextStream":
-        stream = cls(vocabulary, stop=state.stop, include_stop=state.include_stop, skip_special_tokens=state.skip_special_tokens)
-        stream._decoder.setstate((state.undecoded, 0))
-        stream._held, stream.stopped = state.held, state.stopped
-        return stream
 
     def _release(self, new: str, *, may_stop: bool) -> str:
         if self.stopped is not None:

@@ -20,7 +20,7 @@ from service.generation.condition import Condition
 from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.grammar import Grammars
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling
-from service.generation.run import Run
+from service.generation.run import Run, join
 from service.generation.text import Vocabulary
 from service.metrics import GeneratorMetrics, Metrics
 from tests.service.fakes import PATIENCE_S
@@ -66,14 +66,7 @@ async def all_of(run: Run) -> Delta:
     """Everything the run gives, as one delta."""
     deltas = [delta async for delta in run]
     assert all(delta.finish_reason is None for delta in deltas[:-1])
-    last = deltas[-1]
-    return Delta(
-        "".join(delta.text for delta in deltas),
-        tuple(token for delta in deltas for token in delta.token_ids),
-        tuple(logprob for delta in deltas for logprob in delta.logprobs),
-        last.finish_reason,
-        last.stop_reason,
-    )
+    return join(deltas)
 
 
 async def tokens_of(run: Run) -> list[int]:
@@ -264,6 +257,8 @@ async def test_stopping_tells_everybody(steps: FakeSteps, tokenizer: Path) -> No
         (ask(), InvalidRequest, "no tokens"),
         (ask(VOCAB_SIZE), InvalidRequest, f"token id {VOCAB_SIZE}"),
         (ask(1, -1), InvalidRequest, "token id -1"),
+        (ask(1, stop_token_ids=(VOCAB_SIZE,)), InvalidRequest, f"token id {VOCAB_SIZE} of stop_token_ids"),
+        (ask(1, stop=("",)), InvalidRequest, "stop string is empty"),
         (ask(*[1] * 101), NeverFits, "101 tokens and the most is 100"),
         (ask(1, grammar=Grammar(kind="regex", source="(")), InvalidRequest, "regex"),
     ],
@@ -383,6 +378,14 @@ async def test_interactive_runs_pass_bulk_ones_that_have_not_waited_long(steps: 
 # Going elsewhere -------------------------------------------------------------------------------------------------------------------------
 
 
+async def taken(engine: GeneratorEngine, run: Run, steps: FakeSteps) -> Condition:
+    """The run's condition after the call that is under way, the gate open from then on."""
+    taking = asyncio.create_task(engine.take(run))
+    await asyncio.sleep(0)
+    steps.open()
+    return await taking
+
+
 @pytest.mark.parametrize("sampling", [GREEDY, RANDOM])
 @pytest.mark.parametrize("after", [0, 1, 5])
 async def test_a_run_taken_out_goes_on_with_the_same_tokens_in_another_engine(
@@ -396,10 +399,7 @@ async def test_a_run_taken_out_goes_on_with_the_same_tokens_in_another_engine(
         run = engine.submit(request)
         steps.release(after)
         await begun(steps, calls + after + 1)
-        taking = asyncio.create_task(engine.take(run))
-        await asyncio.sleep(0)
-        steps.open()
-        condition = await taking
+        condition = await taken(engine, run, steps)
         run.cancel()
         begun_with = [delta async for delta in run]
     other_steps = FakeSteps()
@@ -424,10 +424,7 @@ async def test_a_packed_condition_goes_on_in_another_process(steps: FakeSteps, t
         run = engine.submit(request)
         steps.release(9)
         await begun(steps, calls + 10)
-        taking = asyncio.create_task(engine.take(run))
-        await asyncio.sleep(0)
-        steps.open()
-        packed = (await taking).pack()
+        packed = (await taken(engine, run, steps)).pack()
         run.cancel()
         first = "".join([delta.text async for delta in run])
     (tmp_path / "condition").write_bytes(packed)
@@ -456,10 +453,7 @@ async def test_a_prompt_taken_out_half_way_is_told_whole_to_who_wants_its_log_pr
         calls = len(steps.calls)
         run = engine.submit(request)
         await begun(steps, calls + 1)
-        taking = asyncio.create_task(engine.take(run))
-        await asyncio.sleep(0)
-        steps.open()
-        again = engine.resume(await taking)
+        again = engine.resume(await taken(engine, run, steps))
         assert await tokens_of(again) == steps.expected(request.prompt, 2)
     assert again.prompt_logprobs == whole.prompt_logprobs
 
@@ -469,10 +463,7 @@ async def test_a_run_that_waits_or_has_ended_can_be_asked_for_too(steps: FakeSte
         steps.hold()
         first, second = engine.submit(ask(1, max_tokens=2)), engine.submit(ask(5, max_tokens=3))
         await begun(steps, 1)
-        taking = asyncio.create_task(engine.take(second))
-        await asyncio.sleep(0)
-        steps.open()
-        condition = await taking
+        condition = await taken(engine, second, steps)
         assert (condition.position, condition.completion, condition.logits) == (0, (), None)
         assert await tokens_of(engine.resume(condition)) == steps.expected((5,), 3)
         await tokens_of(first)
@@ -480,17 +471,33 @@ async def test_a_run_that_waits_or_has_ended_can_be_asked_for_too(steps: FakeSte
             await engine.take(first)
 
 
-async def test_a_state_of_another_shape_is_refused(steps: FakeSteps, tokenizer: Path) -> None:
-    async with running(steps, tokenizer, slots=1) as engine:
+async def test_what_is_no_condition_of_this_model_is_refused(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer) as engine:
         steps.hold()
-        runs = [engine.submit(ask(1)), engine.submit(ask(2))]
-        taking = asyncio.create_task(engine.take(runs[1]))
-        await asyncio.sleep(0)
-        steps.open()
-        condition = await taking
-        with pytest.raises(InvalidRequest, match="not of this model"):
-            engine.resume(dataclasses.replace(condition, states=condition.states[:1]))
-        await tokens_of(runs[0])
+        run = engine.submit(ask(1, 2, max_tokens=20))
+        steps.release(3)
+        await begun(steps, 4)
+        good = await taken(engine, run, steps)
+        assert good.logits is not None
+        other = Sampling(seed=0, repetition_penalty=1.1)
+        for changed in (
+            {"states": good.states[:1]},
+            {"states": tuple(state.astype(np.float64) for state in good.states)},
+            {"logits": good.logits[:-1]},
+            {"logits": good.logits[None]},
+            {"logits": None},
+            {"position": good.position + 1},
+            {"position": -1, "logits": None, "completion": ()},
+            {"completion": good.completion[:-1]},
+            {"completion": (*good.completion[:-1], VOCAB_SIZE)},
+            {"completion": (*good.completion[:-1], -1), "request": dataclasses.replace(good.request, sampling=other)},
+            {"request": dataclasses.replace(good.request, stop_token_ids=(VOCAB_SIZE,), min_tokens=20)},
+            {"request": dataclasses.replace(good.request, stop=("",))},
+        ):
+            with pytest.raises(InvalidRequest):
+                engine.resume(dataclasses.replace(good, **changed))
+        rest = await tokens_of(engine.resume(good))
+    assert [*good.completion, *rest] == steps.expected((1, 2), 20)
 
 
 async def _go_on(tokenizer: Path, packed: bytes) -> None:

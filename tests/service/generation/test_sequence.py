@@ -4,6 +4,8 @@ from typing import Any
 
 import pytest
 
+from service.errors import InvalidRequest
+from service.generation.condition import Condition
 from service.generation.request import GenerationRequest, Sampling, Usage
 from service.generation.run import Run
 from service.generation.sequence import Sequence
@@ -21,6 +23,11 @@ def begun(vocabulary: Vocabulary, **options: Any) -> Sequence:
     text = TextStream(vocabulary, stop=request.stop, include_stop=request.include_stop, skip_special_tokens=True)
     ends = frozenset((EOS, *request.stop_token_ids))
     return Sequence(Run(request, Usage(1), lambda run: None), text, matcher=None, ends=ends, order=0)
+
+
+def left_by(sequence: Sequence) -> Condition:
+    """What the engine takes out of it."""
+    return Condition(request=sequence.request, completion=tuple(sequence.completion), position=1, states=(), logits=None)
 
 
 def token(letter: str, vocabulary: Vocabulary) -> int:
@@ -66,3 +73,21 @@ def test_ends_and_stop_tokens_are_kept_away_until_there_are_enough_tokens(vocabu
 def test_what_was_held_back_is_said_when_the_tokens_are_used_up(vocabulary: Vocabulary) -> None:
     assert said(begun(vocabulary, stop=("abc",), max_tokens=3), "xabc", vocabulary) == ("xab", 3, "length", None)
     assert said(begun(vocabulary, stop=("abc",), max_tokens=4), "xabc", vocabulary) == ("x", 4, "stop", "abc"), "both at once"
+
+
+def test_a_run_goes_on_with_what_was_held_back(vocabulary: Vocabulary) -> None:
+    options = {"stop": ("abc",), "max_tokens": 6}
+    here = begun(vocabulary, **options)
+    assert said(here, "xab", vocabulary) == ("x", 3, None, None)
+    for rest, told in (("c", ("", 4, "stop", "abc")), ("xyz", ("abxyz", 6, "length", None))):
+        there = begun(vocabulary, **options)
+        there.go_on_from(left_by(here))
+        assert there.run.usage.completion_tokens == 3
+        assert said(there, rest, vocabulary) == told
+
+
+def test_a_run_that_has_ended_does_not_go_on(vocabulary: Vocabulary) -> None:
+    here = begun(vocabulary, stop=("b",))
+    said(here, "ab", vocabulary)
+    with pytest.raises(InvalidRequest, match="ended"):
+        begun(vocabulary, stop=("b",)).go_on_from(left_by(here))

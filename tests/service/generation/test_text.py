@@ -167,19 +167,6 @@ def test_a_stop_string_is_text_like_any_other_while_it_may_not_end_the_run(
     assert ("".join(parts), run.stopped) == naive(text, stop, include_stop, since=least)
 
 
-@MANY
-@given(text=texts, stop=stops, include_stop=st.booleans(), after=st.integers(0, 24))
-def test_a_stream_goes_on_elsewhere_as_if_it_had_stayed(text: str, stop: tuple[str, ...], include_stop: bool, after: int) -> None:
-    pieces = [bytes([byte]) for byte in text.encode()]
-    vocabulary, token_ids = Pieces(pieces), list(range(len(pieces)))
-    here = TextStream(vocabulary, stop=stop, include_stop=include_stop, skip_special_tokens=False)
-    first = [here.push(token_id) for token_id in token_ids[:after]]
-    there = TextStream.from_state(vocabulary, here.state())
-    assert there.state() == here.state()
-    assert [*first, *told(there, token_ids[after:])] == [*first, *told(here, token_ids[after:])]
-    assert there.stopped == here.stopped
-
-
 class Pieces(Vocabulary):
     """A vocabulary of these bytes."""
 
