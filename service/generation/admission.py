@@ -8,7 +8,7 @@ import threading
 from collections import deque
 
 from service.batching import Lane
-from service.errors import NotReady, Overloaded
+from service.errors import InvalidRequest, NotReady, Overloaded
 from service.generation.condition import Condition
 from service.generation.run import Run
 from service.generation.sequence import Sequence
@@ -54,8 +54,12 @@ class Admission:
             self._changed.notify()
 
     def take(self, run: Run, future: "asyncio.Future[Condition]") -> None:
-        """Somebody wants this run's condition."""
+        """Somebody wants this run's condition. InvalidRequest when somebody else does already, NotReady when it is closed."""
         with self._changed:
+            if self._closed:
+                raise stopping()
+            if run in self._taken:
+                raise InvalidRequest("the run is being taken out already")
             self._taken[run] = future
             self._changed.notify()
 

@@ -123,11 +123,17 @@ class GeneratorEngine:
         return self._queue(sequence)
 
     async def take(self, run: Run) -> Condition:
-        """Take a run out between two steps: its deltas end here, and the condition goes on with it. InvalidRequest if it has ended."""
+        """Take a run out between two steps: its deltas end here, and the condition goes on with it.
+
+        Raises InvalidRequest if it has ended or is being taken out already, NotReady when the engine stops.
+        """
         assert self._loop is not None
         future: asyncio.Future[Condition] = self._loop.create_future()
         self._admission.take(run, future)
-        return await future
+        try:
+            return await future
+        finally:
+            run.cancel()  # its reader sees the end; and nothing runs on for a caller who did not wait
 
     def _check(self, request: GenerationRequest) -> None:
         if self._loop is None:
@@ -170,13 +176,17 @@ class GeneratorEngine:
     # On the thread ---------------------------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while self._admission.wait(busy=bool(len(self._running) or len(self._prefill))):
-            self._heed()
-            self._admit()
-            self._feed_some()
-            if len(self._running):
-                self._guarded(self._step, self._running.sequences)
-            self._publish()
+        try:
+            while self._admission.wait(busy=bool(len(self._running) or len(self._prefill))):
+                self._heed()
+                self._admit()
+                self._feed_some()
+                if len(self._running):
+                    self._guarded(self._step, self._running.sequences)
+                self._publish()
+        except BaseException:  # a fault of this code; `alive` has the replica replaced
+            log.exception("the engine's thread has died")
+            self._admission.close()
         self._end()
 
     def _guarded(self, call: Callable[[], None], took_part: list[Sequence]) -> None:
@@ -214,7 +224,7 @@ class GeneratorEngine:
             elif now >= run.request.deadline:
                 self._say(run, DeadlineExceeded("the request's deadline passed before its last token"))
                 self._forget(sequence)
-            elif run.unread and now - run.read_at > self.limits.unread_s:
+            elif (since := run.unread_since) is not None and now - since > self.limits.unread_s:
                 self._say(run, DeadlineExceeded(f"nobody took the text for {self.limits.unread_s:g} s"))
                 self._forget(sequence)
         for future in taken.values():
@@ -253,17 +263,20 @@ class GeneratorEngine:
             sequence = self._admission.next(now)
             if sequence is None:
                 return
+            self._place(sequence)
             sequence.run.usage.started = now
             self.metrics.queue_s.observe(now - sequence.run.usage.submitted)
-            condition, sequence.come_from = sequence.come_from, None
-            if condition is None:
-                self._prefill.add(sequence, None)
-                continue
-            sequence.position = condition.position
-            if condition.logits is None:
-                self._prefill.add(sequence, condition.states if condition.position else None)
-            else:
-                self._running.join(sequence, list(condition.states), condition.logits)
+
+    def _place(self, sequence: Sequence) -> None:
+        condition, sequence.come_from = sequence.come_from, None
+        if condition is None:
+            self._prefill.add(sequence, None)
+            return
+        sequence.position = condition.position
+        if condition.logits is None:
+            self._prefill.add(sequence, condition.states if condition.position else None)
+        else:
+            self._running.join(sequence, list(condition.states), condition.logits)
 
     def _feed_some(self) -> None:
         """Pieces of prompts, as many tokens of them as may pass before the next step."""
@@ -334,7 +347,7 @@ class GeneratorEngine:
         self._post(_settle, future, what)
 
     def _end(self) -> None:
-        """Closed: everybody is told."""
+        """Everybody is told."""
         _, taken = self._admission.wishes()
         for sequence in [*self._admission.waiting(), *self._prefill.sequences, *self._running.sequences]:
             self._say(sequence.run, stopping())

@@ -20,7 +20,7 @@ class Run:
         self.usage = usage
         self.prompt_logprobs: list[TokenLogprob | None] = []  # one for each prompt token, None for the first; complete with the first delta
         self.cancelled = False
-        self.read_at = time.monotonic()  # when something was last taken
+        self.unread_since: float | None = None  # when the first of what waits to be taken was made
         self._cancel = cancel
         self._waiting: Delta | None = None
         self._error: ServiceError | None = None
@@ -36,7 +36,7 @@ class Run:
         delta, self._waiting = self._waiting, None
         if delta is None and self._error is not None:
             raise self._error.with_traceback(None)
-        self.read_at = time.monotonic()
+        self.unread_since = None
         return delta
 
     def cancel(self) -> None:
@@ -47,11 +47,6 @@ class Run:
                 self._ended = True
                 self._tell(True)
                 self._cancel(self)
-
-    @property
-    def unread(self) -> bool:
-        """Something was made and has not been taken."""
-        return self._waiting is not None
 
     async def __aenter__(self) -> "Run":
         return self
@@ -75,7 +70,10 @@ class Run:
     # Called by the engine, on the event loop -------------------------------------------------------------------------------------------
 
     def give(self, delta: Delta) -> None:
-        self._waiting = delta if self._waiting is None else join((self._waiting, delta))
+        if self._waiting is None:
+            self._waiting, self.unread_since = delta, time.monotonic()
+        else:
+            self._waiting = join((self._waiting, delta))
         self._ended = self._ended or delta.finish_reason is not None
         self._tell(self._ended)
 

@@ -23,7 +23,7 @@ from service.generation.request import Delta, GenerationRequest, Grammar, Sampli
 from service.generation.run import Run, join
 from service.generation.text import Vocabulary
 from service.metrics import GeneratorMetrics, Metrics
-from tests.service.fakes import PATIENCE_S
+from tests.service.fakes import PATIENCE_S, until
 from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, byte_tokenizer
 
 GREEDY = Sampling(seed=0, temperature=0)
@@ -246,6 +246,24 @@ async def test_stopping_tells_everybody(steps: FakeSteps, tokenizer: Path) -> No
                 await tokens_of(run)
         with pytest.raises(NotReady):
             engine.submit(ask(1))
+        async with asyncio.timeout(PATIENCE_S):
+            with pytest.raises(NotReady):
+                await engine.take(runs[0])
+
+
+async def test_a_thread_that_dies_leaves_nobody_waiting(steps: FakeSteps, tokenizer: Path) -> None:
+    class Broken:
+        def observe(self, value: float) -> None:
+            raise KeyError("a bug")
+
+    async with running(steps, tokenizer, slots=1) as engine, asyncio.timeout(PATIENCE_S):
+        engine.metrics.queue_s = Broken()  # type: ignore[assignment]
+        for run in [engine.submit(ask(at)) for at in (1, 2)]:
+            with pytest.raises(NotReady):
+                await tokens_of(run)
+        with pytest.raises(NotReady):
+            engine.submit(ask(3))
+        await until(lambda: not engine.alive)
 
 
 # Refusals and failures -------------------------------------------------------------------------------------------------------------------
@@ -400,7 +418,6 @@ async def test_a_run_taken_out_goes_on_with_the_same_tokens_in_another_engine(
         steps.release(after)
         await begun(steps, calls + after + 1)
         condition = await taken(engine, run, steps)
-        run.cancel()
         begun_with = [delta async for delta in run]
     other_steps = FakeSteps()
     async with running(other_steps, tokenizer) as engine:
@@ -425,7 +442,6 @@ async def test_a_packed_condition_goes_on_in_another_process(steps: FakeSteps, t
         steps.release(9)
         await begun(steps, calls + 10)
         packed = (await taken(engine, run, steps)).pack()
-        run.cancel()
         first = "".join([delta.text async for delta in run])
     (tmp_path / "condition").write_bytes(packed)
     elsewhere = await asyncio.create_subprocess_exec(
@@ -469,6 +485,35 @@ async def test_a_run_that_waits_or_has_ended_can_be_asked_for_too(steps: FakeSte
         await tokens_of(first)
         with pytest.raises(InvalidRequest, match="ended"):
             await engine.take(first)
+
+
+async def test_a_run_is_taken_out_once(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer) as engine:
+        steps.hold()
+        run = engine.submit(ask(1, max_tokens=5))
+        await begun(steps, 1)
+        taking = asyncio.create_task(engine.take(run))
+        await asyncio.sleep(0)
+        with pytest.raises(InvalidRequest, match="already"):
+            await engine.take(run)
+        steps.open()
+        await taking
+        with pytest.raises(InvalidRequest, match="ended"):
+            await engine.take(run)
+
+
+async def test_a_run_ends_with_who_wanted_to_take_it_out(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer, slots=1) as engine, asyncio.timeout(PATIENCE_S):
+        steps.hold()
+        run = engine.submit(ask(1, max_tokens=1_000_000))
+        await begun(steps, 1)
+        taking = asyncio.create_task(engine.take(run))
+        await asyncio.sleep(0)
+        taking.cancel()
+        steps.open()
+        assert await tokens_of(engine.submit(ask(2, max_tokens=2))) == steps.expected((2,), 2), "the slot is free"
+        async for _ in run:
+            pass
 
 
 async def test_what_is_no_condition_of_this_model_is_refused(steps: FakeSteps, tokenizer: Path) -> None:
