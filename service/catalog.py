@@ -297,21 +297,25 @@ class Catalog:
         return model
 
     async def ready(self) -> bool:
-        """Warm, and answering. A model whose last run failed is asked again with one short text, so that it can recover without traffic."""
+        """Warm, and answering. A model whose last run failed is asked again for something short, so that it can recover without traffic."""
         if not self.models or self.draining:
             return False
         for model in self.models.values():
-            if not model.engine.healthy and not (isinstance(model, Model) and await self._probe(model)):
+            if not model.engine.healthy and not await self._probe(model):
                 return False
         return True
 
-    async def _probe(self, model: Model) -> bool:
-        healthy = False
+    async def _probe(self, model: Served) -> bool:
+        healthy, deadline = False, time.monotonic() + 5
         try:
-            encoded = model.texts.encode(["ready?"], cut=Cut())
-            inputs = [item for item in encoded if isinstance(item, Encoded)]
-            (row,) = await model.engine.run(inputs, output=model.output, deadline=time.monotonic() + 5, use_cache=False)
-            healthy = model.engine.healthy and not isinstance(row, ServiceError)
+            if isinstance(model, Model):
+                encoded = model.texts.encode(["ready?"], cut=Cut())
+                inputs = [item for item in encoded if isinstance(item, Encoded)]
+                (row,) = await model.engine.run(inputs, output=model.output, deadline=deadline, use_cache=False)
+                healthy = model.engine.healthy and not isinstance(row, ServiceError)
+            else:
+                await model.engine.probe(deadline)
+                healthy = model.engine.healthy
         except ServiceError as error:
             log.warning("probe failed", extra={"model": model.name, "error": str(error)})
         model.metrics.ready.set(healthy)

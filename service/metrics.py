@@ -116,6 +116,7 @@ class GeneratorMetrics:
     """The series of one decoder. The engine counts tokens and moments as they come, and says of each run how it ended."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
+        self.ready = metrics.ready.labels(model)
         self.running = metrics.running.labels(model)
         self.waiting = metrics.waiting.labels(model)
         self.prompt_tokens = metrics.prompt_tokens.labels(model)

@@ -22,7 +22,7 @@ from service.generation.averages import averaged
 from service.generation.condition import Condition
 from service.generation.grammar import Grammars
 from service.generation.prefill import LEAST_PIECE, Prefill, Prompt
-from service.generation.request import Delta, GenerationRequest, Grammar, Usage
+from service.generation.request import Delta, GenerationRequest, Grammar, Sampling, Usage
 from service.generation.run import Run
 from service.generation.running import Running
 from service.generation.sampling import check_sampling
@@ -89,12 +89,14 @@ class GeneratorEngine:
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._work, name="generator", daemon=True)
         self._thread.start()
+        self.metrics.ready.set(1)
 
     async def stop(self) -> None:
         """End every run with NotReady, then the thread."""
         self._admission.close()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
+        self.metrics.ready.set(0)
 
     @property
     def alive(self) -> bool:
@@ -121,6 +123,11 @@ class GeneratorEngine:
         condition.check(self._session.decoder, self._session.vocab_size)
         sequence.go_on_from(condition)
         return self._queue(sequence)
+
+    async def probe(self, deadline: float) -> None:
+        """Draw one token. Raises what keeps it from coming, as a ServiceError."""
+        async for _ in self.submit(GenerationRequest(prompt=(0,), sampling=Sampling(seed=0), max_tokens=1, deadline=deadline)):
+            pass
 
     async def take(self, run: Run) -> Condition:
         """Take a run out between two steps: its deltas end here, and the condition goes on with it.

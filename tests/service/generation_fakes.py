@@ -21,6 +21,7 @@ from service.chat_template import ChatTemplate
 from service.errors import WrongKind
 from service.generation.request import Delta, GenerationRequest, Grammar, TokenLogprob, Usage
 from service.generation.run import Run
+from service.metrics import GeneratorMetrics, Metrics
 from service.settings import Settings
 from tests.service.fakes import PATIENCE_S
 
@@ -76,6 +77,11 @@ class FakeEngine:
             self.runs.append(run)
             self._changed.notify_all()
         return run
+
+    async def probe(self, deadline: float) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.healthy = True
 
     def tokens(self, request: GenerationRequest) -> list[int]:
         """Everything the run would say, with its end of text where it has one."""
@@ -207,6 +213,7 @@ class FakeGenerator:
         self.tokenizer = byte_tokenizer(bos=bos)
         self.manifest = _manifest(name, kind, self.tokenizer.get_vocab_size(), BOS if bos else None)
         self.engine = FakeEngine(self.tokenizer)
+        self.metrics = GeneratorMetrics(Metrics(), name)
         self.chat_template = ChatTemplate(template, bos_token="<s>", eos_token="</s>") if template is not None else None
         self.max_context: int | None = 131_072
         self.eos_token_ids = (EOS,)

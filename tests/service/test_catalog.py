@@ -24,8 +24,10 @@ from service.errors import (
     ServiceError,
     WrongKind,
 )
+from service.settings import Settings
 from service.tokenization import Cut, Cutting
 from tests.service.fakes import PATIENCE_S, FakeCatalog, client, fake_app, fake_bundle, fake_catalog
+from tests.service.generation_fakes import FakeGenerator, FakeGeneratorCatalog
 
 
 @pytest.fixture
@@ -163,6 +165,18 @@ async def test_a_model_that_probes_badly_stays_unready(bundle: Path) -> None:
     session.broken = False
     session.bad_rows[tuple(catalog.get("mini").texts.tokenizer.encode("ready?").ids)] = math.nan
     assert not await catalog.ready()
+    await catalog.stop()
+
+
+async def test_a_sick_decoder_is_asked_again_too() -> None:
+    model = FakeGenerator("wordy")
+    catalog = FakeGeneratorCatalog([model], Settings(threads=1))
+    catalog.load()
+    catalog.start()
+    model.engine.healthy, model.engine.refusal = False, RuntimeFailed("no memory")
+    assert not await catalog.ready()
+    model.engine.refusal = None
+    assert await catalog.ready()
     await catalog.stop()
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import json
+import math
 import re
 import sys
 import time
@@ -304,12 +305,18 @@ async def test_a_full_queue_refuses_with_a_time_to_come_back(steps: FakeSteps, t
 
 
 async def test_a_failing_step_fails_those_who_took_part_and_no_one_after_them(steps: FakeSteps, tokenizer: Path) -> None:
-    steps.failures = {2: RuntimeError("no memory")}
+    steps.failures = {2: RuntimeError("no memory"), 6: RuntimeError("no memory"), 7: RuntimeError("no memory still")}
     async with running(steps, tokenizer) as engine:
         with pytest.raises(RuntimeFailed):
             await tokens_of(engine.submit(ask(1, max_tokens=50)))
         assert not engine.healthy
         assert await tokens_of(engine.submit(ask(2, max_tokens=3))) == steps.expected((2,), 3)
+        assert engine.healthy
+        for _ in range(2):
+            with pytest.raises(RuntimeFailed):
+                await engine.probe(math.inf)
+            assert not engine.healthy
+        await engine.probe(math.inf)
         assert engine.healthy
 
 
