@@ -4,8 +4,9 @@ Beyond it, with vLLM's names: the sampling fields of `SamplingFields`, `prompt_l
 the text that is sent, as in vLLM.
 """
 
+import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
@@ -28,6 +29,7 @@ from service.dialects.openai import ERRORS, render
 from service.dialects.runs import Generator, Runs
 from service.errors import BatchTooLarge, InvalidRequest, ServiceError
 from service.generation.request import Delta, TokenLogprob
+from service.generation.text import Vocabulary
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
 
 MOST_RUNS = 256  # choices of all prompts of a request together
@@ -151,8 +153,8 @@ class _Answer:
 
     def __init__(self, body: CompletionRequest, model: Generator, prompts: Sequence[tuple[str, list[int]]], runs: Runs) -> None:
         self._body, self._model, self._prompts, self._runs = body, model, prompts, runs
-        hidden = generation.special_ids(model) if body.skip_special_tokens else frozenset[int]()
-        self._sent = [_Sent(_Offsets(model, hidden)) for _ in prompts]
+        hidden = model.vocabulary.special if body.skip_special_tokens else frozenset[int]()
+        self._sent = [_Sent(_Offsets(model.vocabulary, hidden)) for _ in prompts]
         self.head = {
             "id": generation.new_id("cmpl-"),
             "object": "text_completion",
@@ -199,9 +201,11 @@ class _Answer:
 
     def _token(self, token_id: int) -> str:
         """The token's text; what is a part of a character is written as OpenAI does, `bytes:\\xc3`, since all parts look alike as text."""
-        text = self._model.token_text(token_id)
-        parts = generation.token_bytes(token_id, self._model) if "\ufffd" in text else None
-        return text if parts is None else "bytes:" + "".join(f"\\x{byte:02x}" for byte in parts)
+        data = self._model.vocabulary[token_id]
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     # As a stream -----------------------------------------------------------------------------------------------------------------------
 
@@ -221,22 +225,17 @@ class _Answer:
         return sse.event({**self.head, "choices": choices, **({"usage": None} if self._usage else {})})
 
 
-@dataclass
 class _Offsets:
     """Where each token begins in the text, in characters. Tokens that share a character begin where it begins."""
 
-    model: Generator
-    hidden: frozenset[int]  # tokens that are not in the text
-    at: int = 0
-    _parts: list[int] = field(default_factory=list)  # tokens whose bytes are no whole characters yet
+    def __init__(self, vocabulary: Vocabulary, hidden: frozenset[int]) -> None:
+        """`hidden`: tokens that are not in the text."""
+        self._vocabulary, self._hidden = vocabulary, hidden
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._at = 0
 
     def of(self, token_id: int) -> int:
-        begin = self.at
-        if token_id in self.hidden:
-            return begin
-        self._parts.append(token_id)
-        text = self.model.decode(self._parts) if len(self._parts) > 1 else self.model.token_text(token_id)
-        if not text.endswith("\ufffd") or len(self._parts) >= 4:  # no character has more than four bytes
-            self.at += len(text)
-            self._parts = []
+        begin = self._at
+        if token_id not in self._hidden:
+            self._at += len(self._decoder.decode(self._vocabulary[token_id]))
         return begin

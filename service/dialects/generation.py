@@ -36,12 +36,6 @@ def system_fingerprint(model: Generator) -> str:
     return f"fp_{model.manifest.fingerprint[:12]}"
 
 
-@lru_cache(maxsize=64)
-def special_ids(model: Generator) -> frozenset[int]:
-    """The tokens that are not in the text unless it is asked for them."""
-    return frozenset(token_id for token_id, token in model.tokenizer.get_added_tokens_decoder().items() if token.special)
-
-
 def new_id(prefix: str) -> str:
     return f"{prefix}{secrets.token_hex(16)}"
 
@@ -277,7 +271,7 @@ def chat_logprobs(logprobs: Sequence[TokenLogprob], model: Generator) -> list[di
 
 
 def _named(token_id: int, logprob: float, model: Generator) -> dict[str, Any]:
-    return {"token": model.token_text(token_id), "logprob": finite(logprob), "bytes": token_bytes(token_id, model)}
+    return {"token": token_text(token_id, model), "logprob": finite(logprob), "bytes": list(model.vocabulary[token_id])}
 
 
 def prompt_logprobs(logprobs: Sequence[TokenLogprob | None], model: Generator) -> list[dict[str, Any] | None]:
@@ -289,28 +283,11 @@ def _by_id(each: TokenLogprob, model: Generator) -> dict[str, Any]:
     ranked = {token_id: (rank, logprob) for rank, (token_id, logprob) in enumerate(each.top, 1)}
     known = {each.token_id: (ranked.get(each.token_id, (None, 0.0))[0], each.logprob), **ranked}
     return {
-        str(token_id): {"logprob": finite(logprob), "rank": rank, "decoded_token": model.token_text(token_id)}
+        str(token_id): {"logprob": finite(logprob), "rank": rank, "decoded_token": token_text(token_id, model)}
         for token_id, (rank, logprob) in known.items()
     }
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """The letters that byte-level BPE writes bytes with (GPT-2's `bytes_to_unicode`), and the bytes."""
-    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = [byte for byte in range(256) if byte not in shown]
-    return {**{chr(byte): byte for byte in shown}, **{chr(256 + at): byte for at, byte in enumerate(hidden)}}
-
-
-_BYTES = _byte_alphabet()
-_BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")  # sentencepiece's
-
-
-def token_bytes(token_id: int, model: Generator) -> list[int] | None:
-    """What the token adds to the text's UTF-8, also when that is a part of a character; None when it is not known."""
-    text = model.token_text(token_id)
-    if "\ufffd" not in text:
-        return list(text.encode())
-    token = model.tokenizer.id_to_token(token_id) or ""
-    if (byte := _BYTE_TOKEN.fullmatch(token)) is not None:
-        return [int(byte[1], 16)]
-    return [_BYTES[letter] for letter in token] if all(letter in _BYTES for letter in token) else None
+def token_text(token_id: int, model: Generator) -> str:
+    """A single token as text; bytes that are no character of their own become U+FFFD."""
+    return model.vocabulary[token_id].decode(errors="replace")

@@ -130,7 +130,7 @@ class GenerationUsage(BaseModel):
 class TopLogprob(BaseModel):
     token: str
     logprob: float
-    bytes: list[int] | None = Field(description="The token's UTF-8, which may be a part of a character; null for special tokens.")
+    bytes: list[int] = Field(description="The token's UTF-8, which may be a part of a character.")
 
 
 class ChatLogprob(TopLogprob):

@@ -13,6 +13,7 @@ from service.chat_template import ChatTemplate
 from service.errors import InvalidRequest
 from service.generation.request import Delta, GenerationRequest, Grammar, TokenLogprob, Usage
 from service.generation.run import join
+from service.generation.text import Vocabulary
 
 _UNHURRIED_S = 1.0  # between two looks at runs of which only the end matters
 
@@ -42,6 +43,7 @@ class Generator(Protocol):
     name: str
     manifest: contract.Manifest
     tokenizer: Tokenizer
+    vocabulary: Vocabulary
     chat_template: ChatTemplate | None
 
     def __hash__(self) -> int: ...
@@ -55,8 +57,6 @@ class Generator(Protocol):
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, ids: list[int]) -> str: ...
-
-    def token_text(self, token_id: int) -> str: ...
 
 
 class Runs:

@@ -27,12 +27,13 @@ class GeneratorModel:
         self.max_context = settings.max_prompt_tokens
         file = bundle / contract.TOKENIZER
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(file))
+        self.vocabulary = Vocabulary(file)
         self.chat_template = self._template(bundle, manifest.decoder)
         check_golden(bundle, session)
         self.metrics = GeneratorMetrics(metrics, self.name)
         self.engine = GeneratorEngine(
             session,
-            Vocabulary(file),
+            self.vocabulary,
             eos_token_ids=self.eos_token_ids,
             grammars=Grammars(file, self.eos_token_ids),
             limits=GeneratorLimits(slots=settings.slots, max_prompt_tokens=settings.max_prompt_tokens),
@@ -44,7 +45,7 @@ class GeneratorModel:
             return None
         source = (bundle / decoder.chat_template).read_text(encoding="utf-8")
         bos, eos = decoder.bos_token_id, next(iter(decoder.eos_token_ids), None)
-        bos_token, eos_token = ("" if at is None else self.token_text(at) for at in (bos, eos))
+        bos_token, eos_token = ("" if at is None else self.vocabulary[at].decode() for at in (bos, eos))
         return ChatTemplate(source, bos_token=bos_token, eos_token=eos_token)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -52,7 +53,3 @@ class GeneratorModel:
 
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=False)
-
-    def token_text(self, token_id: int) -> str:
-        """A single token as text; bytes that are no character of their own become U+FFFD."""
-        return self.tokenizer.decode([token_id], skip_special_tokens=False)

@@ -10,6 +10,8 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
@@ -21,6 +23,7 @@ from service.chat_template import ChatTemplate
 from service.errors import WrongKind
 from service.generation.request import Delta, GenerationRequest, Grammar, TokenLogprob, Usage
 from service.generation.run import Run
+from service.generation.text import Vocabulary
 from service.metrics import GeneratorMetrics, Metrics
 from service.settings import Settings
 from tests.service.fakes import PATIENCE_S
@@ -211,6 +214,7 @@ class FakeGenerator:
         self.name = name
         self.created = 1_767_323_045
         self.tokenizer = byte_tokenizer(bos=bos)
+        self.vocabulary = _vocabulary(self.tokenizer)
         self.manifest = _manifest(name, kind, self.tokenizer.get_vocab_size(), BOS if bos else None)
         self.engine = FakeEngine(self.tokenizer)
         self.metrics = GeneratorMetrics(Metrics(), name)
@@ -229,8 +233,11 @@ class FakeGenerator:
     def decode(self, ids: Sequence[int]) -> str:
         return self.tokenizer.decode(list(ids), skip_special_tokens=False)
 
-    def token_text(self, token_id: int) -> str:
-        return self.decode([token_id])
+
+def _vocabulary(tokenizer: Tokenizer) -> Vocabulary:
+    with TemporaryDirectory() as folder:
+        tokenizer.save(file := f"{folder}/tokenizer.json")
+        return Vocabulary(Path(file))
 
 
 def _manifest(name: str, kind: contract.Kind, vocab_size: int, bos: int | None) -> contract.Manifest:

@@ -195,7 +195,7 @@ async def test_no_tokens_with_echo_are_the_prompts_log_probabilities(service: Ro
 
 
 def tokens_text(token_id: int) -> str:
-    return FakeGenerator("x").token_text(token_id)
+    return FakeGenerator("x").decode([token_id])
 
 
 @pytest.mark.parametrize("wanted", [0, 1, 5])
