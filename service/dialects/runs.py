@@ -10,7 +10,7 @@ from export import contract
 from service.alarm import Alarm
 from service.call import Call
 from service.chat_template import ChatTemplate
-from service.errors import InvalidRequest
+from service.errors import ServiceError
 from service.generation.request import Delta, GenerationRequest, Grammar, TokenLogprob, Usage
 from service.generation.run import join
 from service.generation.text import Vocabulary
@@ -89,13 +89,10 @@ class Runs:
         try:
             for request in requests:
                 self.runs.append(model.engine.submit(request))
-        except InvalidRequest as error:
+        except BaseException as error:
             self.close()
-            if error.param == "prompt":
+            if isinstance(error, ServiceError) and error.param == "prompt":
                 error.param = prompt_field
-            raise
-        except BaseException:
-            self.close()
             raise
         for run in self.runs:
             run.listen(self._told)

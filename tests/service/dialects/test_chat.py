@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from service.errors import Overloaded, RuntimeFailed
+from service.errors import NeverFits, Overloaded, RuntimeFailed
 from service.generation.request import Grammar
 from tests.service.dialects.asking import HI_PROMPT, N_HI_PROMPT, N_SAID, Route, route
 from tests.service.fakes import PATIENCE_S, client
@@ -166,6 +166,12 @@ async def test_a_stream_that_breaks_has_no_reason_no_usage_and_no_end(service: R
     *chunks, last = await service.streamed(stream_options={"include_usage": True})
     assert last == {"error": {"message": "the runtime failed", "type": "server_error", "param": None, "code": "backend_failure"}}
     assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
+
+
+async def test_a_prompt_that_is_too_long_is_the_fault_of_the_messages(service: Route) -> None:
+    service.engine.refusal = NeverFits("the prompt has 9 tokens and the most is 8: shorten it", param="prompt")
+    answer = await service.post()
+    assert (answer.status_code, answer.json()["error"]["param"]) == (413, "messages")
 
 
 async def test_a_stream_that_is_refused_has_its_status(service: Route) -> None:
