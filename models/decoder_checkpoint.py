@@ -80,17 +80,16 @@ def save_decoder(
     eos_token_ids: Sequence[int] = (),
     bos_token_id: int | None = None,
     chat_template: str | None = None,
-    card: str | None = None,
     image: Image | None = None,
 ) -> None:
-    """Write `folder`, with the weights in their present dtype. `tokenizer`, `chat_template` and `card` are the texts of their files.
+    """Write `folder`, with the weights in their present dtype. `tokenizer` and `chat_template` are the texts of their files.
 
     config.json comes last: a folder that was not finished is no checkpoint.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / CONFIG).unlink(missing_ok=True)
     save_file({name: tensor.contiguous() for name, tensor in _places(decoder).items()}, folder / WEIGHTS)
-    for name, text in ((TOKENIZER, tokenizer), (CHAT_TEMPLATE, chat_template), (CARD, card)):
+    for name, text in ((TOKENIZER, tokenizer), (CHAT_TEMPLATE, chat_template)):
         (folder / name).unlink(missing_ok=True)
         if text is not None:
             (folder / name).write_text(text, encoding="utf-8")

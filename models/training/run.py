@@ -57,12 +57,12 @@ def run(config_file: Path, data: Path, out: Path, console: Console) -> bool:
     out.mkdir(parents=True, exist_ok=True)
     report = _begin(out, config, tokens, model, device)
 
-    def draw(progress: Progress) -> None:
+    def write_curves(progress: Progress) -> None:
         _write(out, report | _curves(progress))
         plot({config.name: report | _curves(progress)}, out / CURVE, title=config.name)
 
     with training_bar(config.name, console) as show, stop_signals() as stopping:
-        progress = train(model, tokens, config, out / CHECKPOINTS, show=show, on_evaluation=draw, stopping=stopping)
+        progress = train(model, tokens, config, out / CHECKPOINTS, show=show, on_evaluation=write_curves, stopping=stopping)
     report |= _curves(progress) | {"tokens_per_s": progress.step * config.batch * config.context / max(progress.seconds, 1e-9)}
     if progress.share(config) < 1:
         console.print(f"stopped after step {progress.step:,}; the same command goes on from there")

@@ -32,13 +32,9 @@ class Slots(Generic[Owner]):
     def __len__(self) -> int:
         return len(self.owners)
 
-    @property
-    def full(self) -> bool:
-        return len(self.owners) == self.size
-
     def add(self, owner: Owner, states: list[State] | None = None, position: int = 0) -> int:
         """A row for `owner`: zeroed, or with a copy of `states` (each without B), which have seen `position` tokens."""
-        assert not self.full
+        assert len(self.owners) < self.size
         row = len(self.owners)
         for at, array in enumerate(self._front):
             array[row] = 0 if states is None else states[at]

@@ -45,22 +45,20 @@ def test_a_decoder_comes_back_to_the_bit(config: DecoderConfig, tmp_path: Path) 
 
 
 def test_what_stands_beside_the_weights(tmp_path: Path) -> None:
-    save(tmp_path, eos_token_ids=(2, 5), bos_token_id=1, chat_template="{{ messages }}", card="# A model")
+    save(tmp_path, eos_token_ids=(2, 5), bos_token_id=1, chat_template="{{ messages }}")
     loaded = load_decoder(tmp_path)
     assert loaded.architecture == "AttnserveDecoder"
     assert (loaded.eos_token_ids, loaded.bos_token_id) == ((2, 5), 1)
     assert loaded.tokenizer_file.read_text() == TOKENIZER
     assert loaded.chat_template.read_text() == "{{ messages }}"
-    assert (tmp_path / "README.md").read_text() == "# A model"
     assert loaded.weights_sha256 == sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
 
 
 def test_what_is_optional_may_be_absent_and_does_not_survive_from_before(tmp_path: Path) -> None:
-    save(tmp_path, eos_token_ids=(2,), bos_token_id=1, chat_template="{{ messages }}", card="# A model")
+    save(tmp_path, eos_token_ids=(2,), bos_token_id=1, chat_template="{{ messages }}")
     save(tmp_path)
     loaded = load_decoder(tmp_path)
     assert (loaded.eos_token_ids, loaded.bos_token_id, loaded.chat_template) == ((), None, None)
-    assert not (tmp_path / "README.md").exists()
 
 
 def test_one_end_of_text_may_be_a_number_as_others_write_it(tmp_path: Path) -> None:
