@@ -154,13 +154,11 @@ class Runs:
         taken: list[tuple[int, Delta]] = []
         for index, run in enumerate(self.runs):
             try:
-                delta = run.take()
+                while (delta := run.take()) is not None:  # what befell the run comes after what it made
+                    taken.append((index, delta))
+                    self._left -= delta.finish_reason is not None
             except Exception as error:
                 self._error = self._error or error
-                continue
-            if delta is not None:
-                taken.append((index, delta))
-                self._left -= delta.finish_reason is not None
         return taken
 
     async def _something(self, timeout_s: float | None) -> None:
