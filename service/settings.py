@@ -55,7 +55,7 @@ class Settings(BaseModel):
         15.0, gt=0, le=3600, description="How long a stream may be silent before it sends a comment, which keeps proxies from closing it."
     )
     stream_interval_s: float = Field(
-        0.01,
+        0.02,
         ge=0,
         le=10,
         description="How often a stream sends what has come; its first token and its end leave at once. 0: every token by itself.",

@@ -7,6 +7,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import uvloop
+
 from export import contract
 from loadtest.errors import LoadtestError
 from loadtest.generation.steps import open_steps
@@ -103,7 +105,7 @@ def tokens_per_s(bundle: Path, rows: int, seconds: float, threads: int) -> float
             await asyncio.sleep(seconds)
             return (_drawn(streams) - before) / (time.perf_counter() - started)
 
-    return asyncio.run(measured())
+    return uvloop.run(measured())
 
 
 def texts_tokens_per_s(bundle: Path, rows: int, new_tokens: int, threads: int) -> float:
@@ -116,7 +118,7 @@ def texts_tokens_per_s(bundle: Path, rows: int, new_tokens: int, threads: int) -
             await asyncio.gather(*(stream.read() for stream in streams))
             return _drawn(streams) / (time.perf_counter() - started)
 
-    return asyncio.run(measured())
+    return uvloop.run(measured())
 
 
 def prefill_tokens_per_s(bundle: Path, prompt_tokens: int, threads: int) -> float:
@@ -129,7 +131,7 @@ def prefill_tokens_per_s(bundle: Path, prompt_tokens: int, threads: int) -> floa
             await engine.submit(1, prompt_tokens=prompt_tokens, max_tokens=1).read()
             return prompt_tokens / (time.perf_counter() - started)
 
-    return asyncio.run(measured())
+    return uvloop.run(measured())
 
 
 def _drawn(streams: list[Stream]) -> int:

@@ -4,6 +4,7 @@ Pure functions on R rows of V scores. What a row gets is the same to the bit whi
 in an order that depends on V alone. Scores may be -inf (never drawn); the peak of every row must be finite.
 """
 
+import threading
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -21,6 +22,7 @@ _FAINTEST = 16  # tokens 2**16 times less likely than the likeliest are not told
 _NARROW = 1024  # candidates: rows with no more are worked on side by side
 _HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
+_ONES = np.ones((1, _DEPTH), np.float32)
 _BEHIND_ALL = np.uint64(0x7F800000_FFFFFFFF)  # the key of a candidate at distance +inf with the last id
 
 
@@ -49,12 +51,13 @@ def rows_of(scores: Floats, rows: NDArray[np.intp]) -> Floats:
 def draw(scores: Floats, peaks: Floats, temperature: Floats, uniforms: Doubles) -> Ids:
     """(R, V), (R,), (R,), (R,) -> (R,) tokens of softmax(scores / temperature), in two steps: a column of the folded distribution, then a
     token of that column. V additions one after the other would cost more than all the rest."""
-    weights = _weights(scores, peaks, temperature).reshape(len(scores), _DEPTH, -1)
-    columns = np.cumsum(weights.sum(axis=1), axis=1, dtype=np.float64)
+    table = _weights(scores, peaks, temperature)
+    columns = np.cumsum(_columns(table), axis=1, dtype=np.float64)
     column, rest = _locate(columns, uniforms * columns[:, -1])
-    within = np.cumsum(weights[np.arange(len(scores)), :, column], axis=1, dtype=np.float64)  # (R, _DEPTH)
+    folded = table.reshape(len(scores), _DEPTH, -1)
+    within = np.cumsum(folded[np.arange(len(scores)), :, column], axis=1, dtype=np.float64)  # (R, _DEPTH)
     depth, _ = _locate(within, rest)
-    token_ids: Ids = depth * weights.shape[2] + column
+    token_ids: Ids = depth * folded.shape[2] + column
     return token_ids
 
 
@@ -96,22 +99,39 @@ def largest(scores: Floats, peaks: Floats, k: Ids) -> tuple[Floats, Ids]:
 
 
 def _weights(scores: Floats, peaks: Floats, temperature: Floats) -> Floats:
-    """exp((scores - peak) / temperature), in rows that are filled up with 0 to W, a multiple of _DEPTH: (R, W)."""
+    """exp((scores - peak) / temperature), rows filled up with 0 to W, a multiple of _DEPTH: (R, W). For use until the next call."""
     n_rows, n_tokens = scores.shape
-    width = -(-n_tokens // _DEPTH)
-    table = np.empty((n_rows, _DEPTH * width), np.float32)
+    table = _scratch(n_rows * _DEPTH * -(-n_tokens // _DEPTH)).reshape(n_rows, -1)
     table[:, n_tokens:] = 0
     weights = table[:, :n_tokens]
     np.subtract(scores, peaks[:, None], out=weights)
-    np.divide(weights, temperature[:, None], out=weights)
+    if (temperature != 1).any():
+        np.multiply(weights, (1 / temperature)[:, None], out=weights)
     np.exp(weights, out=weights)
     return table
 
 
+_kept = threading.local()
+
+
+def _scratch(size: int) -> Floats:
+    """Memory of this thread for so many numbers: new memory for every draw would be mapped in page by page, at the price of the rest."""
+    table: Floats | None = getattr(_kept, "table", None)
+    if table is None or table.size < size:
+        table = _kept.table = np.empty(size, np.float32)
+    return table[:size]
+
+
+def _columns(weights: Floats) -> Floats:
+    """(R, W) -> (R, W / _DEPTH): the sums of a table's columns. As a product, which is four times as fast as `sum(axis=1)`."""
+    folded = weights.reshape(len(weights), _DEPTH, -1)
+    sums: Floats = np.matmul(_ONES, folded)[:, 0]
+    return sums
+
+
 def _totals(weights: Floats) -> Doubles:
     """(R, W), W a multiple of _DEPTH -> (R,): the sum of each row."""
-    columns = weights.reshape(len(weights), _DEPTH, -1).sum(axis=1)
-    return np.cumsum(columns, axis=1, dtype=np.float64)[:, -1]
+    return np.cumsum(_columns(weights), axis=1, dtype=np.float64)[:, -1]
 
 
 def _locate(cumulative: Doubles, targets: Doubles) -> tuple[NDArray[np.intp], Doubles]:

@@ -25,7 +25,8 @@ class Run:
         self._waiting: Delta | None = None
         self._error: ServiceError | None = None
         self._ended = False  # nothing comes after what waits now
-        self._tell: Callable[[bool], None] = lambda ended: None
+        self._something = asyncio.Event()
+        self._tell: Callable[[bool], None] = lambda ended: self._something.set()
 
     def listen(self, tell: Callable[[bool], None]) -> None:
         """`tell` is called, on the event loop, for everything there is to take, with True when nothing comes after it."""
@@ -62,9 +63,8 @@ class Run:
         while (delta := self.take()) is None:
             if self._ended:
                 raise StopAsyncIteration
-            something = asyncio.Event()
-            self.listen(lambda ended, event=something: event.set())  # type: ignore[misc]
-            await something.wait()
+            self._something.clear()
+            await self._something.wait()
         return delta
 
     # Called by the engine, on the event loop -------------------------------------------------------------------------------------------

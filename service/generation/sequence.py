@@ -23,10 +23,10 @@ class Sequence:
     position: int = 0  # tokens that its state has seen
     completion: list[int] = field(default_factory=list)
     last_token: float = 0.0  # when it was drawn, time.monotonic()
+    request: GenerationRequest = field(init=False)
 
-    @property
-    def request(self) -> GenerationRequest:
-        return self.run.request
+    def __post_init__(self) -> None:
+        self.request = self.run.request
 
     @property
     def left_of_prompt(self) -> int:

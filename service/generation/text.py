@@ -3,6 +3,7 @@
 import codecs
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,12 @@ class Vocabulary:
             if token_id not in added:
                 self._bytes[token_id] = bytes_of(token)
         self._bytes.update({token_id: token["content"].encode() for token_id, token in added.items()})
+        self._texts = _whole(self._bytes)
         self.special = frozenset(token_id for token_id, token in added.items() if token["special"])
+
+    def text(self, token_id: int) -> str | None:
+        """Of a token that is whole characters."""
+        return self._texts.get(token_id)
 
     def __getitem__(self, token_id: int) -> bytes:
         """Of an id that the model has and the tokenizer has not: nothing."""
@@ -57,6 +63,7 @@ class TextStream:
         self._include_stop = include_stop
         self._skip_special_tokens = skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._in_character = False  # the decoder has the beginning of one
         self._held = ""
         self.stopped: str | None = None
 
@@ -64,7 +71,11 @@ class TextStream:
         """The text that may leave now, often none. After a stop string there is no more; without `may_stop` none ends with this token."""
         if self._skip_special_tokens and token_id in self._vocabulary.special:
             return ""
-        return self._release(self._decoder.decode(self._vocabulary[token_id]), may_stop=may_stop)
+        text = None if self._in_character else self._vocabulary.text(token_id)
+        if text is None:
+            text = self._decoder.decode(self._vocabulary[token_id])
+            self._in_character = bool(self._decoder.getstate()[0])
+        return self._release(text, may_stop=may_stop) if self._stop else text
 
     def finish(self) -> str:
         """What was held back, since nothing comes after it. A character that is not complete becomes U+FFFD."""
@@ -98,6 +109,15 @@ class TextStream:
             if text[start] in self._first_letters and any(string.startswith(text[start:]) for string in self._stop):
                 return start
         return len(text)
+
+
+def _whole(pieces: Mapping[int, bytes]) -> dict[int, str]:
+    """The texts of those that are whole characters."""
+    texts: dict[int, str] = {}
+    for token_id, content in pieces.items():
+        with suppress(UnicodeDecodeError):
+            texts[token_id] = content.decode()
+    return texts
 
 
 def _reader(decoder: Any, file: str) -> Callable[[str], bytes]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from export.contract import BundleError
-from service.generation.text import TextStream, Vocabulary
+from service.generation.text import TextStream, Vocabulary, _whole
 from tests.texts import ODD, SCRIPTS
 
 MANY = settings(max_examples=200, deadline=None, derandomize=True)
@@ -172,6 +172,7 @@ class Pieces(Vocabulary):
 
     def __init__(self, pieces: list[bytes]) -> None:
         self._bytes = dict(enumerate(pieces))
+        self._texts = _whole(self._bytes)
         self.special = frozenset()
 
 
