@@ -7,7 +7,7 @@ import pytest
 from models.training.config import ConfigError, TrainingConfig, read_config
 from models.training.run import build
 
-EXAMPLES = sorted((Path(__file__).parents[3] / "models" / "training" / "configs").glob("*.yaml"))
+EXAMPLES = sorted((Path(__file__).parents[3] / "models" / "training" / "configs").glob("python-*.yaml"))
 MAX_BYTES = 16_000_000  # of the weights of a model that is shipped
 VALID = """
 name: a
