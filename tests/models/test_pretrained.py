@@ -35,7 +35,7 @@ def test_it_reads_python_that_it_has_not_seen_far_better_than_chance(folder: Pat
     checkpoint = load_decoder(folder, dtype=torch.float32)
     text = Path(__file__).read_text()
     tokens = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text).ids
-    document = TokenDocument(package="here", tokens=torch.tensor(tokens).numpy(), size_bytes=len(text.encode()))
+    document = TokenDocument(package="here", file=Path(__file__).name, tokens=torch.tensor(tokens).numpy(), size_bytes=len(text.encode()))
     end = checkpoint.bos_token_id
     assert end is not None
     bits = evaluate(checkpoint.model, [document], end_of_text=end).overall
