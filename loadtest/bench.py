@@ -1,25 +1,20 @@
 """`attnserve bench`: the service beside the bare runtime and a peer, in one session, in alternating rounds; see README.md here."""
 
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from export import contract
 from loadtest import machine, peers, report, wrk
 from loadtest.errors import LoadtestError
 from loadtest.rounds import Part, Plan, Rounds
 from loadtest.rows import rows
+from loadtest.terminal import chosen, console, interruptible, progress, show
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
-console = Console(stderr=True)
 
 
 @app.command()
@@ -37,7 +32,7 @@ def bench(
 
     Starts and stops everything itself. Ends with 1 when a bar is missed, but for --quick. Leave the machine alone meanwhile.
     """
-    parts = chosen(only)
+    parts = chosen(only, Part)
     manifest = contract.verify(bundle)
     if manifest.kind != "encoder":
         raise LoadtestError(f"{bundle} is of kind {manifest.kind}: only encoders are measured here")
@@ -67,23 +62,12 @@ def bench(
     report.write_json(path, made, about, measuring.measurements)
     hardware = f"{about['cpus']} cores, {about['cpu']}"
     title = f"{manifest.name}, {manifest.precision}, {hardware}, {plan.rounds} rounds of {plan.seconds:g} s, {about['date']}"
-    if markdown:
-        print(report.markdown(made, title))
-    else:
-        terminal = Console()
-        Console(width=None if terminal.is_terminal else 150).print(report.table(made, title))
+    show(made, title, markdown=markdown)
     if measuring.peer_failure:
         console.print(f"[yellow]infinity was not measured to the end:[/yellow] {measuring.peer_failure}", soft_wrap=True)
     console.print(f"every figure: {path}", soft_wrap=True)
     if not quick and any(row.verdict in (report.Verdict.failed, report.Verdict.invalid) for row in made):
         raise typer.Exit(1)
-
-
-def chosen(only: str) -> frozenset[Part]:
-    words = {word.strip() for word in only.split(",") if word.strip()}
-    if not words or words - set(Part):
-        raise typer.BadParameter(f"{only!r}: name parts out of {','.join(Part)}", param_hint="--only")
-    return frozenset(map(Part, words))
 
 
 def told(plan: Plan, manifest: contract.Manifest) -> dict[str, Any]:
@@ -106,35 +90,6 @@ def warn(about: dict[str, Any], missing: str | None, quick: bool, plan: Plan) ->
         console.print("[yellow]fewer than 3 rounds: this shows that everything runs, the figures are not for quoting[/yellow]")
     if missing and plan.loads:
         console.print(f"[yellow]no peer[/yellow]: {missing}", soft_wrap=True)
-
-
-@contextmanager
-def progress(steps: int) -> Iterator[Any]:
-    """A bar over all steps; call it with the step that begins."""
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=steps, completed=-1)
-
-        def show(step: str) -> None:
-            bar.update(task, description=step, advance=1)
-            if not console.is_terminal:
-                console.print(step)
-
-        yield show
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """SIGTERM ends the benchmark the way Ctrl-C does: through the blocks that stop what was started."""
-
-    def interrupted(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupted)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

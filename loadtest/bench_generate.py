@@ -7,11 +7,9 @@ from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from export import contract
 from loadtest import machine, report, wrk
-from loadtest.bench import console, interruptible, progress
 from loadtest.errors import LoadtestError
 from loadtest.generation import batches, contestants, plot
 from loadtest.generation.long_sequences import STRETCH, LongSequences
@@ -19,6 +17,7 @@ from loadtest.generation.measuring import Measuring
 from loadtest.generation.plan import Part, Plan
 from loadtest.generation.rows import rows
 from loadtest.generation.shapes import MEMORY_BYTES, SHAPES
+from loadtest.terminal import chosen, console, interruptible, progress, show
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
@@ -52,7 +51,7 @@ def bench_generate(
         slots=slots,
         tokens=tokens,
         threads=machine.cpus(),
-        parts=chosen(only),
+        parts=chosen(only, Part),
         shapes=SHAPES,
         memory_bytes=MEMORY_BYTES,
     )
@@ -72,21 +71,10 @@ def bench_generate(
     hardware = f"{about['cpus']} cores, {about['cpu']}"
     draw(plan, measuring, sequences, path, hardware)
     title = f"{manifest.name}, {manifest.precision}, {hardware}, {rounds} rounds of {seconds:g} s, {about['date']}"
-    if markdown:
-        print(report.markdown(made, title))
-    else:
-        terminal = Console()
-        Console(width=None if terminal.is_terminal else 150).print(report.table(made, title))
+    show(made, title, markdown=markdown)
     console.print(f"every figure: {path}", soft_wrap=True)
     if any(row.verdict is report.Verdict.failed for row in made):
         raise typer.Exit(1)
-
-
-def chosen(only: str) -> frozenset[Part]:
-    words = {word.strip() for word in only.split(",") if word.strip()}
-    if not words or words - set(Part):
-        raise typer.BadParameter(f"{only!r}: name parts out of {','.join(Part)}", param_hint="--only")
-    return frozenset(map(Part, words))
 
 
 def told(plan: Plan, manifest: contract.Manifest) -> dict[str, Any]:
@@ -111,14 +99,14 @@ def measured(plan: Plan, built: contestants.Contestants) -> tuple[Measuring, Lon
     flat = Part.flat in plan.parts
     parts = [part for part in Part if part in plan.parts - {Part.flat}]
     measuring = Measuring(plan, built)
-    with progress(plan.rounds * len(parts) + flat * -(-plan.tokens // STRETCH)) as show:
+    with progress(plan.rounds * len(parts) + flat * -(-plan.tokens // STRETCH)) as begin:
         for number in range(1, plan.rounds + 1):
             for part in parts:
-                show(f"round {number}/{plan.rounds}: {part}")
+                begin(f"round {number}/{plan.rounds}: {part}")
                 getattr(measuring, part)()
         sequences = LongSequences(plan, built.twin)
         if flat:
-            sequences.run(show)
+            sequences.run(begin)
     return measuring, sequences
 
 

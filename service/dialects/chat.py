@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, StrictBool, StrictInt
 
 from service import sse
 from service.dialects import generation
+from service.dialects.chunks import Chunks
 from service.dialects.generation_schemas import (
     MAX_TOKENS,
     STREAM,
@@ -26,9 +27,9 @@ from service.dialects.generation_schemas import (
     ResponseFormat,
     StopReason,
 )
-from service.dialects.openai import ERRORS, render
+from service.dialects.openai import ERRORS
 from service.dialects.runs import Generator, Runs
-from service.errors import InvalidRequest, ServiceError
+from service.errors import InvalidRequest
 from service.generation.request import Delta, Grammar
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
 
@@ -127,7 +128,7 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAM)
 async def chat(body: ChatRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """The assistant's next message, n times. With `stream`, a chunk for what has come since the last one; the first has the role."""
-    model = generation.generator(catalog, body.model)
+    model = catalog.generator(body.model)
     _check(body)
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools] if body.tool_choice != "none" else []
     prompt = await generation.encode_chat(model, catalog, messages_of(body.messages), tools, "messages")
@@ -190,32 +191,27 @@ def _arguments(text: str) -> Any:
         return text
 
 
-class _Answer:
+class _Answer(Chunks):
     """Choices from deltas; also the script of the stream."""
 
     def __init__(self, body: ChatRequest, model: Generator, runs: Runs) -> None:
-        self._body, self._model, self._runs = body, model, runs
-        self._head = {
-            "id": generation.new_id("chatcmpl-"),
-            "object": "chat.completion.chunk" if body.stream else "chat.completion",
-            "created": generation.now(),
-            "model": model.name,
-            "system_fingerprint": generation.system_fingerprint(model),
-        }
-        self._usage = bool(body.stream_options and body.stream_options.include_usage)
+        self._body = body
+        super().__init__(
+            model, runs, body.stream_options, id_prefix="chatcmpl-", object_="chat.completion.chunk" if body.stream else "chat.completion"
+        )
 
     def whole(self, deltas: Sequence[Delta]) -> dict[str, Any]:
         choices = [
             self._choice(index, delta, message={"role": "assistant", "content": delta.text, "refusal": None, "annotations": []})
             for index, delta in enumerate(deltas)
         ]
-        answer: dict[str, Any] = {**self._head, "choices": choices, "usage": generation.usage_of(self._runs)}
+        answer: dict[str, Any] = {**self.head, "choices": choices, "usage": generation.usage_of(self.runs)}
         if self._body.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = generation.prompt_logprobs(self._runs.runs[0].prompt_logprobs, self._model)
+            answer["prompt_logprobs"] = generation.prompt_logprobs(self.runs.runs[0].prompt_logprobs, self.model)
         return answer
 
     def _choice(self, index: int, new: Delta, **said: Any) -> dict[str, Any]:
-        logprobs = {"content": generation.chat_logprobs(new.logprobs, self._model), "refusal": None} if self._body.logprobs else None
+        logprobs = {"content": generation.chat_logprobs(new.logprobs, self.model), "refusal": None} if self._body.logprobs else None
         return {"index": index, **said, "logprobs": logprobs, "finish_reason": new.finish_reason, "stop_reason": new.stop_reason}
 
     # As a stream -----------------------------------------------------------------------------------------------------------------------
@@ -223,23 +219,14 @@ class _Answer:
     def opening(self) -> bytes:
         """Whose message it is, of each choice."""
         role = {"role": "assistant", "content": "", "refusal": None}
-        return b"".join(self._chunk([_began(index, role)]) for index in range(self._body.n))
+        return b"".join(self.chunk([_began(index, role)]) for index in range(self._body.n))
 
     def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:
         return b"".join(
-            self._chunk([self._choice(index, delta, delta={"content": delta.text} if delta.text else {})])
+            self.chunk([self._choice(index, delta, delta={"content": delta.text} if delta.text else {})])
             for index, delta in pieces
             if generation.worth_sending(delta)
         )
-
-    def closing(self) -> bytes:
-        return (sse.event({**self._head, "choices": [], "usage": generation.usage_of(self._runs)}) if self._usage else b"") + sse.DONE
-
-    def failure(self, error: ServiceError) -> bytes:
-        return sse.event(render(error)[1])
-
-    def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
-        return sse.event({**self._head, "choices": choices, **({"usage": None} if self._usage else {})})
 
 
 def _began(index: int, role: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, StrictBool, StrictInt
 from service import sse
 from service.catalog import Catalog
 from service.dialects import generation
+from service.dialects.chunks import Chunks
 from service.dialects.generation_schemas import (
     MAX_TOKENS,
     STREAM,
@@ -25,9 +26,9 @@ from service.dialects.generation_schemas import (
     StopReason,
     TokenId,
 )
-from service.dialects.openai import ERRORS, render
+from service.dialects.openai import ERRORS
 from service.dialects.runs import Generator, Runs
-from service.errors import BatchTooLarge, InvalidRequest, ServiceError
+from service.errors import BatchTooLarge, InvalidRequest
 from service.generation.request import Delta, TokenLogprob
 from service.generation.text import Vocabulary
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
@@ -82,7 +83,7 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 @router.post("/v1/completions", response_model=Completion, responses=STREAM)
 async def completions(body: CompletionRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """Each prompt continued, n times. With `stream`, a chunk for what has come since the last one."""
-    model = generation.generator(catalog, body.model)
+    model = catalog.generator(body.model)
     _check(body)
     prompts = await _prompts(body, model, catalog)
     if len(prompts) * body.n > MOST_RUNS:
@@ -148,28 +149,21 @@ class _Sent:
     begun: bool = False
 
 
-class _Answer:
+class _Answer(Chunks):
     """Choices from deltas; also the script of the stream."""
 
     def __init__(self, body: CompletionRequest, model: Generator, prompts: Sequence[tuple[str, list[int]]], runs: Runs) -> None:
-        self._body, self._model, self._prompts, self._runs = body, model, prompts, runs
+        self._body, self._prompts = body, prompts
         hidden = model.vocabulary.special if body.skip_special_tokens else frozenset[int]()
         self._sent = [_Sent(_Offsets(model.vocabulary, hidden)) for _ in prompts]
-        self.head = {
-            "id": generation.new_id("cmpl-"),
-            "object": "text_completion",
-            "created": generation.now(),
-            "model": model.name,
-            "system_fingerprint": generation.system_fingerprint(model),
-        }
-        self._usage = bool(body.stream_options and body.stream_options.include_usage)
+        super().__init__(model, runs, body.stream_options, id_prefix="cmpl-", object_="text_completion")
 
     def choice(self, index: int, delta: Delta) -> dict[str, Any]:
         """What this delta adds to the choice; to the first one belongs the echo of the prompt."""
         sent, text = self._sent[index], delta.text
         logprobs: list[tuple[int, TokenLogprob | None]] = [(each.token_id, each) for each in delta.logprobs]
         first, sent.begun = not sent.begun, True
-        run = self._runs.runs[index]
+        run = self.runs.runs[index]
         if first and self._body.echo:
             echo, ids = self._prompts[index]
             text = echo + text
@@ -183,7 +177,7 @@ class _Answer:
             "stop_reason": delta.stop_reason,
         }
         if self._body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = generation.prompt_logprobs(run.prompt_logprobs, self._model)
+            choice["prompt_logprobs"] = generation.prompt_logprobs(run.prompt_logprobs, self.model)
         return choice
 
     def _logprobs(self, tokens: Sequence[tuple[int, TokenLogprob | None]], offsets: "_Offsets") -> dict[str, Any]:
@@ -201,7 +195,7 @@ class _Answer:
 
     def _token(self, token_id: int) -> str:
         """The token's text; what is a part of a character is written as OpenAI does, `bytes:\\xc3`, since all parts look alike as text."""
-        data = self._model.vocabulary[token_id]
+        data = self.model.vocabulary[token_id]
         try:
             return data.decode()
         except UnicodeDecodeError:
@@ -213,16 +207,7 @@ class _Answer:
         return b""
 
     def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:
-        return b"".join(self._chunk([self.choice(index, delta)]) for index, delta in pieces if generation.worth_sending(delta))
-
-    def closing(self) -> bytes:
-        return (sse.event({**self.head, "choices": [], "usage": generation.usage_of(self._runs)}) if self._usage else b"") + sse.DONE
-
-    def failure(self, error: ServiceError) -> bytes:
-        return sse.event(render(error)[1])
-
-    def _chunk(self, choices: list[dict[str, Any]]) -> bytes:
-        return sse.event({**self.head, "choices": choices, **({"usage": None} if self._usage else {})})
+        return b"".join(self.chunk([self.choice(index, delta)]) for index, delta in pieces if generation.worth_sending(delta))
 
 
 class _Offsets:

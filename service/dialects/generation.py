@@ -25,11 +25,6 @@ _ANY_OBJECT = Grammar(kind="json_schema", source='{"type":"object"}')
 _LEAST_LOGPROB = -9999.0  # what OpenAI sends for minus infinity, which JSON does not have
 
 
-def generator(catalog: Catalog, name: str | None) -> Generator:
-    """The decoder of that name; without one the first. WrongKind when it is something else."""
-    return catalog.generator(name)
-
-
 @lru_cache(maxsize=64)
 def system_fingerprint(model: Generator) -> str:
     """Changes with any byte of the bundle."""

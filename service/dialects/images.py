@@ -110,7 +110,7 @@ def _that_draws(catalog: Catalog, name: str | None) -> tuple[Generator, contract
     """The decoder of that name and what it draws; without a name the first that draws."""
     if name is None:
         name = next((model.name for model in catalog.models.values() if _image(model.manifest) is not None), None)
-    model = generation.generator(catalog, name)
+    model = catalog.generator(name)
     image = _image(model.manifest)
     if image is None:
         raise WrongKind(f"model {model.name} writes text and draws no pictures: send the prompt to /v1/completions", param="model")

@@ -157,7 +157,7 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 @router.post("/v1/responses", response_model=ResponseObject, responses=STREAM)
 async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """The model's answer. With `stream`, events as it comes into being. 400 to whatever needs stored answers."""
-    model = generation.generator(catalog, body.model)
+    model = catalog.generator(body.model)
     _check(body)
     prompt = await generation.encode_chat(model, catalog, _messages(body), None, "input")
     asked = generation.requests(

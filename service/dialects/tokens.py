@@ -84,7 +84,7 @@ async def tokenize(request: Request, call: CallDep, catalog: CatalogDep) -> Any:
 
 
 async def _tokens(body: TokenizeRequest, catalog: Catalog) -> dict[str, Any]:
-    model = generation.generator(catalog, body.model)
+    model = catalog.generator(body.model)
     if body.prompt is not None and body.messages is not None:
         raise InvalidRequest("prompt and messages cannot be combined", param="messages")
     if body.messages is not None:
@@ -101,6 +101,6 @@ async def _tokens(body: TokenizeRequest, catalog: Catalog) -> dict[str, Any]:
 @router.post("/detokenize", response_model=Detokenized, responses=openai.ERRORS, tags=["OpenAI"])
 async def detokenize(body: DetokenizeRequest, catalog: CatalogDep) -> Any:
     """The text of token ids, special tokens written out."""
-    model = generation.generator(catalog, body.model)
+    model = catalog.generator(body.model)
     generation.check_ids(body.tokens, model.manifest.limits.vocab_size, "tokens")
     return {"prompt": await generation.inline_or_aside(catalog, len(body.tokens), lambda: model.decode(body.tokens))}

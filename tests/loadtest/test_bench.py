@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from loadtest.bench import app, chosen
+from loadtest.bench import app
 from loadtest.report import Row, Verdict
 from loadtest.rounds import Part, Plan
 from loadtest.rows import rows
+from loadtest.terminal import chosen
 
 
 def plan(**more: Any) -> Plan:
@@ -94,7 +95,7 @@ def test_parts_that_were_not_asked_for_have_no_rows():
 
 
 def test_parts_are_chosen_by_name():
-    assert chosen("short, mix") == {Part.short, Part.mix}
+    assert chosen("short, mix", Part) == {Part.short, Part.mix}
     result = CliRunner().invoke(app, ["--only", "short,bulky"])
     assert result.exit_code == 2
     assert "short,mix,bulk,memory,start" in result.output

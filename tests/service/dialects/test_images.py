@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Iterator
 from io import BytesIO
 from typing import Any
 
-import httpx
 import numpy as np
 import openai
 import pytest
@@ -15,8 +14,9 @@ from export import contract
 from service.dialects.generation import seed_of
 from service.errors import NotReady, Overloaded, RuntimeFailed
 from service.generation.request import GenerationRequest
+from tests.service.dialects.asking import Route
 from tests.service.fakes import client, serve_in_thread
-from tests.service.generation_fakes import BOS, FakeGenerator, events, generator_app
+from tests.service.generation_fakes import BOS, FakeGenerator, generator_app
 
 DRAWN = "abcdabcddcba"  # 4 x 3 pixels
 GREYS = [[0, 85, 170, 255], [0, 85, 170, 255], [255, 170, 85, 0]]
@@ -47,24 +47,7 @@ def pixels(b64_json: str) -> list[list[int]]:
     return rows
 
 
-class Service:
-    def __init__(self, http: httpx.AsyncClient, model: FakeGenerator) -> None:
-        self.http, self.model, self.engine = http, model, model.engine
-
-    async def post(self, **fields: Any) -> httpx.Response:
-        return await self.http.post("/v1/images/generations", json={"prompt": "7", **fields})
-
-    async def whole(self, **fields: Any) -> dict[str, Any]:
-        answer = await self.post(**fields)
-        assert answer.status_code == 200, answer.text
-        content: dict[str, Any] = answer.json()
-        return content
-
-    async def streamed(self, **fields: Any) -> list[Any]:
-        answer = await self.post(stream=True, **fields)
-        assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
-        return events(answer.text)
-
+class Service(Route):
     async def requests(self, **fields: Any) -> list[GenerationRequest]:
         self.engine.forget()
         self.engine.script = DRAWN
@@ -77,7 +60,7 @@ async def service() -> AsyncIterator[Service]:
     model = painter()
     app = generator_app(FakeGenerator("wordy"), model, FakeGenerator("mini", kind="encoder"), aliases={"gpt-image": "painter"})
     async with client(app) as http:
-        yield Service(http, model)
+        yield Service(http, app, model, "/v1/images/generations", {"prompt": "7"})
 
 
 # Answers ---------------------------------------------------------------------------------------------------------------------------------

@@ -1,0 +1,36 @@
+"""OpenAI's chunks: what completions and chats stream in the same way."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from service import sse
+from service.dialects import generation
+from service.dialects.generation_schemas import StreamOptions
+from service.dialects.openai import render
+from service.dialects.runs import Generator, Runs
+from service.errors import ServiceError
+
+
+class Chunks:
+    """The end of a script of `service/sse.py`, and its chunks: each has the head, choices, and a place for the usage if it is asked for."""
+
+    def __init__(self, model: Generator, runs: Runs, options: StreamOptions | None, *, id_prefix: str, object_: str) -> None:
+        self.model, self.runs = model, runs
+        self.head = {
+            "id": generation.new_id(id_prefix),
+            "object": object_,
+            "created": generation.now(),
+            "model": model.name,
+            "system_fingerprint": generation.system_fingerprint(model),
+        }
+        self._with_usage = bool(options and options.include_usage)
+
+    def chunk(self, choices: Sequence[dict[str, Any]]) -> bytes:
+        return sse.event({**self.head, "choices": choices, **({"usage": None} if self._with_usage else {})})
+
+    def closing(self) -> bytes:
+        usage = sse.event({**self.head, "choices": [], "usage": generation.usage_of(self.runs)}) if self._with_usage else b""
+        return usage + sse.DONE
+
+    def failure(self, error: ServiceError) -> bytes:
+        return sse.event(render(error)[1])
