@@ -1,0 +1,59 @@
+"""The shapes of the encoder-decoders. All tokens are of one vocabulary: what is read and what is written."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config:
+    """What every encoder-decoder has. Raises ValueError, with the values, for parts that do not fit together."""
+
+    vocab_size: int
+    begin_token_id: int  # stands before the first output
+    end_token_id: int  # ends the output
+    max_source: int  # tokens that are read at most
+    max_output: int  # tokens that are written at most, the end included
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, int) and not name.endswith("_token_id") and value < 1:
+                raise ValueError(f"{name}={value} must be at least 1")
+        for name in ("begin_token_id", "end_token_id"):
+            if not 0 <= getattr(self, name) < self.vocab_size:
+                raise ValueError(f"{name}={getattr(self, name)} is not in the vocabulary, 0 to {self.vocab_size - 1}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentConfig(Config):
+    """Bahdanau's model: d_encoder is the width of one direction, so the memory is 2 d_encoder wide."""
+
+    d_embedding: int
+    d_encoder: int
+    d_state: int
+    score: Literal["additive", "dot"] = "additive"
+    d_hidden: int = 128  # A, of the additive score
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.score not in ("additive", "dot"):
+            raise ValueError(f"score={self.score!r} is not one of additive, dot")
+        if self.score == "dot" and self.d_state != 2 * self.d_encoder:
+            raise ValueError(
+                f"score='dot' multiplies a state with the memory: d_state={self.d_state} must be 2 * d_encoder={self.d_encoder}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformerConfig(Config):
+    """Pre-norm blocks on both sides; rotary positions."""
+
+    d_model: int
+    n_heads: int
+    d_feedforward: int
+    n_encoder_layers: int
+    n_decoder_layers: int
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.d_model % self.n_heads or self.d_model // self.n_heads % 2:
+            raise ValueError(f"d_model={self.d_model} must divide into n_heads={self.n_heads} heads of an even width; change one of them")

@@ -1,0 +1,100 @@
+"""The encoder-decoder with attention: a GRU reads the source in both directions; a modified GRU looks at it anew for every output.
+
+h_t = [forward GRU; backward GRU] at token t          s_0 = tanh(W_init h)     h: the backward GRU's at the first token
+e_t = a(s, h_t),  α = softmax_t(e),  c = Σ_t α_t h_t   s' = ModifiedGru(y, c, s)     logits = W_out [s'; c]
+a is additive, w_vᵀ tanh(W_s s + W_h h), or the dot product. Bahdanau et al. 2014, arXiv:1409.0473, sections 3.1, 3.2 and A.2 (whose
+readout has a maxout layer more). A step costs O(N (A + 2 D_h)); the state is D_s numbers, and W_h h is kept in the memory.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from models.attention.scaled_dot_product import masked_softmax
+from models.encoder_decoder.config import RecurrentConfig
+from models.encoder_decoder.model import EncoderDecoder, Tensors
+from models.encoder_decoder.modified_gru import ModifiedGru
+
+
+class RecurrentEncoderDecoder(EncoderDecoder):
+    """Memory: `values` (B, N, 2 D_h), the h, and for the additive score `keys` (B, N, A), the W_h h. State: `s` (B, D_s)."""
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__()
+        self.config = c = config
+        self.embedding = nn.Embedding(c.vocab_size, c.d_embedding)
+        self.forwards = nn.GRU(c.d_embedding, c.d_encoder, batch_first=True)
+        self.backwards = nn.GRU(c.d_embedding, c.d_encoder, batch_first=True)
+        self.to_state = nn.Linear(c.d_encoder, c.d_state)
+        self.score = AdditiveScore(c.d_state, 2 * c.d_encoder, c.d_hidden) if c.score == "additive" else DotScore()
+        self.cell = ModifiedGru(c.d_embedding, 2 * c.d_encoder, c.d_state)
+        self.to_logits = nn.Linear(c.d_state + 2 * c.d_encoder, c.vocab_size)
+
+    def read(self, source: Tensor, mask: Tensor) -> tuple[Tensors, Tensors]:
+        x = self.embedding(source)  # (B, N, D)
+        turn = turned(mask)
+        ahead, _ = self.forwards(x)  # (B, N, D_h)
+        back, _ = self.backwards(_gathered(x, turn))
+        back = _gathered(back, turn)
+        h = torch.cat([ahead, back], dim=2) * mask[:, :, None]
+        return self.score.memory(h), {"s": torch.tanh(self.to_state(back[:, 0]))}
+
+    def step(self, previous: Tensor, state: Tensors, memory: Tensors, mask: Tensor) -> tuple[Tensor, Tensors, Tensor]:
+        s, c, weights = self._advance(self.cell.from_y(self.embedding(previous)), state["s"], memory, mask)
+        return self.to_logits(torch.cat([s, c], dim=1)), {"s": s}, weights
+
+    def forward(self, source: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+        memory, state = self.read(source, mask)
+        s, seen = state["s"], []
+        for given_y in self.cell.from_y(self.embedding(previous)).unbind(1):
+            s, c, _ = self._advance(given_y, s, memory, mask)
+            seen.append(torch.cat([s, c], dim=1))
+        return self.to_logits(torch.stack(seen, dim=1))
+
+    def _advance(self, given_y: Tensor, s: Tensor, memory: Tensors, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, 3 D_s), (B, D_s), memory, (B, N) -> the new s, the context c (B, 2 D_h) and the weights (B, N)."""
+        weights = masked_softmax(self.score(s, memory), mask)
+        c = (weights[:, None] @ memory["values"]).squeeze(1)
+        return self.cell(given_y, c, s), c, weights
+
+
+class AdditiveScore(nn.Module):
+    """w_vᵀ tanh(W_s s + W_h h), without biases, with W_h h computed once."""
+
+    def __init__(self, d_state: int, d_memory: int, d_hidden: int) -> None:
+        super().__init__()
+        self.from_state = nn.Linear(d_state, d_hidden, bias=False)
+        self.from_memory = nn.Linear(d_memory, d_hidden, bias=False)
+        self.w_v = nn.Parameter(torch.empty(d_hidden))
+        bound = (6 / (d_hidden + 1)) ** 0.5  # Xavier's, of a map from A numbers to one
+        nn.init.uniform_(self.w_v, -bound, bound)
+        for linear in (self.from_state, self.from_memory):
+            nn.init.xavier_uniform_(linear.weight)
+
+    def memory(self, h: Tensor) -> Tensors:
+        return {"values": h, "keys": self.from_memory(h)}
+
+    def forward(self, s: Tensor, memory: Tensors) -> Tensor:
+        """(B, D_s) -> (B, N)."""
+        return torch.tanh(self.from_state(s)[:, None] + memory["keys"]) @ self.w_v
+
+
+class DotScore(nn.Module):
+    """s · h."""
+
+    def memory(self, h: Tensor) -> Tensors:
+        return {"values": h}
+
+    def forward(self, s: Tensor, memory: Tensors) -> Tensor:
+        """(B, D_s) -> (B, N)."""
+        return (memory["values"] @ s[:, :, None]).squeeze(2)
+
+
+def turned(mask: Tensor) -> Tensor:
+    """Where each token stands when a row is read backwards, (B, N) bool -> (B, N) int64: its tokens change ends, padding stays."""
+    t = torch.arange(mask.shape[1], device=mask.device)
+    return torch.where(mask, mask.sum(1, keepdim=True) - 1 - t, t)
+
+
+def _gathered(x: Tensor, t: Tensor) -> Tensor:
+    """The rows t (B, N) of x (B, N, D). Its N is that of t: of a GRU's output the exporter takes it for a constant."""
+    return x.gather(1, t[:, :, None].expand(-1, -1, x.shape[2]))

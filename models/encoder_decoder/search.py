@@ -1,0 +1,86 @@
+"""From a source to its output: the likeliest token at each step, or the likeliest of K outputs that are followed side by side.
+
+A beam's outputs are ranked by log p / length^α, the end counted in the length; α = 1 is the mean log-probability of a token. (Wu et al.
+2016, arXiv:1609.08144, eq. 14, divide by ((5 + length) / 6)^α.)
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from models.encoder_decoder.model import EncoderDecoder, Tensors
+
+
+@dataclass(frozen=True)
+class Found:
+    """Of each of B sources, (B, T) int64 tokens up to and with the end, filled up with it, and log p of each output (B,)."""
+
+    tokens: Tensor
+    log_p: Tensor
+
+
+@torch.inference_mode()
+def greedy(model: EncoderDecoder, source: Tensor, mask: Tensor) -> Found:
+    """(B, N) int64, (B, N) bool -> outputs of at most `max_output` tokens."""
+    c = model.config
+    memory, state = model.read(source, mask)
+    token = torch.full((len(source),), c.begin_token_id, device=source.device)
+    log_p, ended, written = torch.zeros(len(source), device=source.device), torch.zeros_like(mask[:, 0]), []
+    while len(written) < c.max_output and not bool(ended.all()):
+        logits, state, _ = model.step(token, state, memory, mask)
+        best = torch.log_softmax(logits.float(), dim=-1).max(-1)
+        token = torch.where(ended, c.end_token_id, best.indices)
+        log_p = log_p + torch.where(ended, 0.0, best.values)
+        ended = ended | (token == c.end_token_id)
+        written.append(token)
+    return Found(torch.stack(written, dim=1), log_p)
+
+
+@torch.inference_mode()
+def beam(model: EncoderDecoder, source: Tensor, mask: Tensor, *, width: int, length_power: float = 1.0) -> Found:
+    """The same, the best of `width` outputs (K). All K of all B rows take their steps together; an output that has ended keeps its place
+    among the K as long as its score holds it, and a row is done when all of its K have ended."""
+    c, B, K = model.config, len(source), width
+    memory, state = model.read(source, mask)
+    rows = torch.arange(B, device=source.device).repeat_interleave(K)
+    memory, state, mask = _take(memory, rows), _take(state, rows), mask[rows]
+    token = torch.full((B * K,), c.begin_token_id, device=source.device)
+    log_p = torch.full((B, K), -torch.inf, device=source.device)
+    log_p[:, 0] = 0.0  # the K beginnings are the same one
+    length, ended = torch.zeros_like(log_p), torch.zeros_like(log_p, dtype=torch.bool)
+    written = source.new_empty(B, K, 0)
+    only_end = torch.full((c.vocab_size,), -torch.inf, device=source.device)
+    only_end[c.end_token_id] = 0.0
+    while written.shape[2] < c.max_output and not bool(ended.all()):
+        logits, state, _ = model.step(token, state, memory, mask)
+        gain = torch.log_softmax(logits.float(), dim=-1).view(B, K, -1)
+        gain = torch.where(ended[:, :, None], only_end, gain)  # what has ended goes on as itself, and as nothing else
+        longer = length + ~ended
+        total = log_p[:, :, None] + gain  # (B, K, V)
+        best = (total / longer[:, :, None] ** length_power).flatten(1).topk(K)
+        parent, token = best.indices // c.vocab_size, best.indices % c.vocab_size  # (B, K)
+        log_p = total.flatten(1).gather(1, best.indices)
+        length, ended = longer.gather(1, parent), ended.gather(1, parent) | (token == c.end_token_id)
+        written = torch.cat([written.gather(1, parent[:, :, None].expand_as(written)), token[:, :, None]], dim=2)
+        state = _take(state, (parent + K * torch.arange(B, device=source.device)[:, None]).flatten())
+        token = token.flatten()
+    first = (log_p / length**length_power).argmax(1)
+    return Found(written[torch.arange(B), first], log_p[torch.arange(B), first])
+
+
+def _take(tensors: Tensors, rows: Tensor) -> Tensors:
+    return {name: tensor[rows] for name, tensor in tensors.items()}
+
+
+@torch.inference_mode()
+def attended(model: EncoderDecoder, source: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """What `greedy` writes (B, T), and what each of its tokens was written from: (B, T, N)."""
+    tokens = greedy(model, source, mask).tokens
+    memory, state = model.read(source, mask)
+    previous, weights = torch.full_like(tokens[:, 0], model.config.begin_token_id), []
+    for token in tokens.unbind(1):
+        _, state, seen = model.step(previous, state, memory, mask)
+        weights.append(seen)
+        previous = token
+    return tokens, torch.stack(weights, dim=1)

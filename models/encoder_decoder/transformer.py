@@ -1,0 +1,133 @@
+"""The Transformer as an encoder-decoder: self-attention over the source, causal self-attention over what is written, and cross-attention.
+
+encoder block:  x = x + self(norm(x));  x = x + feedforward(norm(x))
+decoder block:  y = y + causal(norm(y));  y = y + cross(norm(y), memory);  y = y + feedforward(norm(y))
+Vaswani et al. 2017, arXiv:1706.03762, section 3.1, with the norms in front and rotary positions (Su et al. 2021, arXiv:2104.09864) in place
+of sinusoids. The memory is each block's keys and values of the source, computed once; the state has room for all keys and values of the
+longest output, and so its size is constant.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from models.attention.causal_softmax import CausalSoftmaxAttention
+from models.attention.cross import CrossAttention
+from models.attention.multi_head import merge_heads, split_heads
+from models.attention.scaled_dot_product import attend, masked_softmax
+from models.encoder import Encoder, EncoderConfig
+from models.encoder_decoder.config import TransformerConfig
+from models.encoder_decoder.model import EncoderDecoder, Tensors
+from models.feedforward import FeedForward
+from models.positions import Rotation, RotationTable, rotate
+
+
+class TransformerEncoderDecoder(EncoderDecoder):
+    """Memory: of each block `keys_i` and `values_i` (B, N, D). State: `keys_i` and `values_i` (B, H, T, D_k), and `place` (B, T), 1 where
+    the next key goes. T = max_output. The weights shown are the mean over the heads of the last block."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        self.config = c = config
+        self.encoder = Encoder(_encoder_config(c))
+        self.embedding = nn.Embedding(c.vocab_size, c.d_model)
+        self.blocks = nn.ModuleList(Block(c) for _ in range(c.n_decoder_layers))
+        self.final_norm = nn.LayerNorm(c.d_model)
+        self.to_logits = nn.Linear(c.d_model, c.vocab_size)
+        self.rotations = RotationTable(c.max_output, c.d_model // c.n_heads, base=10_000.0)
+        self.apply(_draw_weights)
+
+    def read(self, source: Tensor, mask: Tensor) -> tuple[Tensors, Tensors]:
+        h = self.encoder(source, mask.long())
+        memory = {}
+        state = {"place": torch.eye(self.config.max_output, dtype=h.dtype, device=h.device)[0].expand(h.shape[0], -1)}
+        for i, block in enumerate(self.blocks):
+            memory |= {f"keys_{i}": block.cross.to_k(h), f"values_{i}": block.cross.to_v(h)}
+            empty = h.new_zeros(h.shape[0], block.own.n_heads, self.config.max_output, block.own.d_head)
+            state |= {f"keys_{i}": empty, f"values_{i}": empty}
+        return memory, state
+
+    def step(self, previous: Tensor, state: Tensors, memory: Tensors, mask: Tensor) -> tuple[Tensor, Tensors, Tensor]:
+        place = state["place"]
+        known = place.flip(1).cumsum(1).flip(1) != 0  # (B, T): up to the place itself
+        # The table's row of each place, as (B, 1, 1, D_k/2).
+        rotation = Rotation(*((place @ table)[:, None, None] for table in (self.rotations.cos, self.rotations.sin)))
+        y, new, weights = self.embedding(previous)[:, None], {"place": place.roll(1, dims=1)}, mask.to(place.dtype)
+        for i, block in enumerate(self.blocks):
+            past, source = (state[f"keys_{i}"], state[f"values_{i}"]), (memory[f"keys_{i}"], memory[f"values_{i}"])
+            y, (new[f"keys_{i}"], new[f"values_{i}"]), weights = block.step(y, past, place, known, rotation, source, mask)
+        return self.to_logits(self.final_norm(y[:, 0])), new, weights
+
+    def forward(self, source: Tensor, mask: Tensor, previous: Tensor) -> Tensor:
+        h = self.encoder(source, mask.long())
+        rotation = self.rotations(torch.arange(previous.shape[1], device=previous.device))
+        y = self.embedding(previous)
+        for block in self.blocks:
+            y = block(y, rotation, h, mask)
+        return self.to_logits(self.final_norm(y))
+
+
+class Block(nn.Module):
+    """One layer of the decoder."""
+
+    def __init__(self, config: TransformerConfig) -> None:
+        super().__init__()
+        c = config
+        self.own_norm, self.cross_norm, self.feedforward_norm = (nn.LayerNorm(c.d_model) for _ in range(3))
+        self.own = CausalSoftmaxAttention(c.d_model, c.n_heads)
+        self.cross = CrossAttention(c.d_model, c.n_heads, d_memory=c.d_model, bias=False)
+        self.feedforward = FeedForward(c.d_model, c.d_feedforward, activation="gelu", gated=False, bias=True)
+
+    def forward(self, y: Tensor, rotation: Rotation, h: Tensor, mask: Tensor) -> Tensor:
+        """All outputs at once: (B, T, D), angles of T places, (B, N, D), (B, N) -> (B, T, D)."""
+        y = y + self.own(self.own_norm(y), rotation=rotation)[0]
+        y = y + self.cross(self.cross_norm(y), h, mask)
+        return y + self.feedforward(self.feedforward_norm(y))
+
+    def step(
+        self,
+        y: Tensor,
+        past: tuple[Tensor, Tensor],
+        place: Tensor,
+        known: Tensor,
+        rotation: Rotation,
+        source: tuple[Tensor, Tensor],
+        mask: Tensor,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
+        """One output (B, 1, D) -> (B, 1, D), keys and values with its own at `place`, and the weights on the source (B, N)."""
+        own, cross, x = self.own, self.cross, self.own_norm(y)
+        q, k, v = (split_heads(project(x), own.n_heads) for project in (own.to_q, own.to_k, own.to_v))  # (B, H, 1, D_k)
+        here = place[:, None, :, None]
+        keys, values = (old + here * new for old, new in zip(past, (rotate(k, rotation), v), strict=True))
+        o = attend(rotate(q, rotation), keys, values, scale=own.d_head**-0.5, mask=known[:, None, None])
+        y = y + own.to_out(merge_heads(o))
+        q = split_heads(cross.to_q(self.cross_norm(y)), cross.n_heads)
+        k, v = (split_heads(each, cross.n_heads) for each in source)  # (B, H, N, D_k)
+        weights = masked_softmax((q * cross.scale) @ k.mT, mask[:, None, None])  # (B, H, 1, N)
+        y = y + cross.to_out(merge_heads(weights @ v))
+        return y + self.feedforward(self.feedforward_norm(y)), (keys, values), weights.mean(1).squeeze(1)
+
+
+def _draw_weights(module: nn.Module) -> None:
+    """Xavier's, as in the paper's own code: models this narrow learn slowly from weights of 0.02."""
+    if isinstance(module, nn.Linear):
+        nn.init.xavier_uniform_(module.weight)
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+    if isinstance(module, nn.Embedding):
+        nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+
+
+def _encoder_config(c: TransformerConfig) -> EncoderConfig:
+    return EncoderConfig(
+        vocab_size=c.vocab_size,
+        d_model=c.d_model,
+        n_layers=c.n_encoder_layers,
+        n_heads=c.n_heads,
+        d_feedforward=c.d_feedforward,
+        n_positions=c.max_source,
+        positions="rotary",
+        embedding_norm=False,
+        norm="pre",
+        norm_eps=1e-5,
+        final_norm=True,
+    )

@@ -1,0 +1,278 @@
+"""The engine: one step for every row there is, and between two steps sources join and leave.
+
+Callers live on the event loop; the runtime and the searches belong to one thread. They meet at a queue with a bound, and what a step made
+goes back to the loop in one call.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from service.batching import Lane
+from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed, ServiceError
+from service.generation.admission import stopping
+from service.generation.averages import averaged
+from service.generation.engine_thread import EngineThread
+from service.generation.request import GenerationRequest, Sampling, Token, Usage
+from service.generation.text import TextStream, Vocabulary
+from service.metrics import GeneratorMetrics
+from service.writing.batch import Batch
+from service.writing.request import Attention, WritingRequest, WritingRun
+from service.writing.search import Path, Search
+from service.writing.session import WritingSession
+
+log = logging.getLogger("attnserve")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WritingLimits:
+    """Bounds of one engine."""
+
+    rows: int = 32  # of a step; a beam of K outputs has up to K
+    max_waiting: int = 256  # sources without a row
+
+
+@dataclass(eq=False)
+class Job:
+    """One source and the runs that want its outputs."""
+
+    request: WritingRequest
+    runs: list[WritingRun]
+    search: Search
+    wanted: bool = True  # by any of the runs; set on the loop
+
+
+class WritingEngine(EngineThread):
+    """Writes the outputs of sources. `start` and `open` belong to one event loop."""
+
+    def __init__(self, session: WritingSession, vocabulary: Vocabulary, *, limits: WritingLimits, metrics: GeneratorMetrics) -> None:
+        super().__init__("writer", metrics)
+        self.limits = limits
+        self._session, self._vocabulary = session, vocabulary
+        self._changed = threading.Condition()
+        self._lanes: dict[Lane, deque[Job]] = {lane: deque() for lane in Lane}
+        self._closed = False
+        self._job_s = 0.1  # from a row to the end, moving average
+        # The thread's own.
+        self._batch: Batch[Job] = Batch(session)
+        self._stepped = 0.0
+        self._said: list[Callable[[], None]] = []
+        metrics.slots.set(limits.rows)
+        metrics.running.set_function(lambda: len(self._batch.jobs))
+        metrics.waiting.set_function(self._waiting)
+
+    @property
+    def load(self) -> float:
+        """Sources that are worked on or wait, as a share of all rows."""
+        return (len(self._batch.jobs) + self._waiting()) / self.limits.rows
+
+    # On the event loop -----------------------------------------------------------------------------------------------------------------
+
+    async def open(self, requests: Sequence[GenerationRequest], key: str = "") -> list[WritingRun]:
+        """Queue all sources of one request or none: `n` runs of each, one after the other. `key` says whose they are; all are equal here.
+
+        Raises InvalidRequest, NeverFits, Overloaded, DeadlineExceeded or NotReady.
+        """
+        jobs = [self._job(request) for request in requests if isinstance(request, WritingRequest)]
+        assert len(jobs) == len(requests), "this engine takes WritingRequests"
+        with self._changed:
+            if self._closed:
+                raise stopping()
+            if (waiting := self._waiting()) and waiting + len(jobs) > self.limits.max_waiting:
+                raise Overloaded(
+                    f"Model is overloaded: {waiting} sources wait, and the most is {self.limits.max_waiting}",
+                    retry_after_s=waiting * self._job_s / self.limits.rows,
+                )
+            for job in jobs:
+                self._lanes[job.request.lane].append(job)
+            self._changed.notify()
+        return [run for job in jobs for run in job.runs]
+
+    async def probe(self, deadline: float) -> None:
+        """Write one token. Raises what keeps it from coming, as a ServiceError."""
+        (run,) = await self.open([WritingRequest(prompt=(0,), sampling=Sampling(seed=0), max_tokens=1, deadline=deadline)])
+        async for _ in run:
+            pass
+
+    def _job(self, request: WritingRequest) -> Job:
+        if self._loop is None:
+            raise NotReady("the model is still being started")
+        size, limit, vocab_size = len(request.prompt), self._session.max_source, self._session.vocab_size
+        if not size:
+            raise InvalidRequest("the prompt has no tokens", param="prompt")
+        if size > limit:
+            raise NeverFits(f"the prompt has {size} tokens and this model reads {limit} at most: shorten it", param="prompt")
+        if (worst := max(request.prompt)) >= vocab_size or (worst := min(request.prompt)) < 0:
+            raise InvalidRequest(f"token id {worst} of prompt is outside this model's vocabulary of {vocab_size}", param="prompt")
+        if not 1 <= request.n <= request.beams <= self.limits.rows:
+            raise InvalidRequest(
+                f"n={request.n} outputs of {request.beams} beams: n is at most num_beams, and that is at most {self.limits.rows}",
+                param="num_beams",
+            )
+        if request.deadline <= time.monotonic():
+            raise DeadlineExceeded("the request's deadline passed before it was queued")
+        both = self._session.both
+        search = Search(
+            beams=request.beams,
+            length=size,
+            max_tokens=min(request.max_tokens, both.max_output),
+            begin_token_id=both.begin_token_id,
+            end_token_id=both.end_token_id,
+            top_logprobs=request.top_logprobs,
+        )
+        job = Job(request, [], search)
+        for _ in range(request.n):
+            text = TextStream(self._vocabulary, stop=(), include_stop=False, skip_special_tokens=request.skip_special_tokens)
+            usage = Usage(size, submitted=time.monotonic())
+            job.runs.append(WritingRun(request, usage, lambda run: self._leave(job), text))
+        return job
+
+    def _leave(self, job: Job) -> None:
+        with self._changed:
+            job.wanted = not all(run.cancelled for run in job.runs)
+            self._changed.notify()
+
+    def _waiting(self) -> int:
+        return sum(map(len, self._lanes.values()))
+
+    def _close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+
+    # On the thread ---------------------------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        try:
+            while self._wait():
+                self._sweep()
+                self._admit()
+                if self._batch.jobs:
+                    self._guarded(self._step, list(self._batch.jobs))
+                self._publish()
+        except BaseException:  # a fault of this code; `alive` has the replica replaced
+            log.exception("the engine's thread has died")
+        with self._changed:
+            self._closed = True
+            waiting = [job for lane in self._lanes.values() for job in lane]
+        for job in [*self._batch.jobs, *waiting]:
+            self._fail(job, stopping())
+        self._publish()
+
+    def _wait(self) -> bool:
+        """Until there is something to do; False when it is closed."""
+        with self._changed:
+            while not (self._batch.jobs or self._closed or self._waiting()):
+                self._changed.wait()
+            return not self._closed
+
+    def _sweep(self) -> None:
+        """Take out whom nobody wants any more, and who has no time left."""
+        now = time.monotonic()
+        with self._changed:
+            gone = [job for lane in self._lanes.values() for job in lane if _over(job, now)]
+            for job in gone:
+                self._lanes[job.request.lane].remove(job)
+        for job in [each for each in self._batch.jobs if _over(each, now)]:
+            self._batch.leave(job)
+            gone.append(job)
+        for job in gone:
+            if job.wanted:
+                self._fail(job, DeadlineExceeded("the request's deadline passed before its last token"))
+            else:
+                for run in job.runs:
+                    run.usage.finished = now
+                    self.metrics.finished("abort", run.usage)
+
+    def _admit(self) -> None:
+        """Rows to those who wait, the interactive first; a beam counts with all it may come to have."""
+        new, taken = [], sum(job.request.beams for job in self._batch.jobs)
+        with self._changed:
+            for lane in Lane:
+                waiting = self._lanes[lane]
+                while waiting and taken + waiting[0].request.beams <= self.limits.rows:
+                    new.append(waiting.popleft())
+                    taken += new[-1].request.beams
+        if new:
+            now = time.monotonic()
+            for job in new:
+                for run in job.runs:
+                    run.usage.started = now
+                self.metrics.queue_s.observe(now - job.runs[0].usage.submitted)
+                self.metrics.prompt_tokens.inc(len(job.request.prompt))
+            self._guarded(partial(self._batch.join, new, [list(job.request.prompt) for job in new]), new)
+
+    def _guarded(self, call: Callable[[], None], took_part: list[Job]) -> None:
+        """A call of the runtime. What it raises belongs to those who took part."""
+        self._began = time.monotonic()
+        try:
+            call()
+            self._last_call_failed = False
+        except BaseException:  # not even SystemExit ends this thread: everybody would wait for it for good
+            log.exception("step failed", extra={"runs": len(took_part)})
+            self._last_call_failed = True
+            self._batch = Batch(self._session) if set(self._batch.jobs) <= set(took_part) else self._batch
+            for job in took_part:
+                self._fail(job, RuntimeFailed("the runtime failed; the log says why"))
+        finally:
+            self._began = None
+
+    def _step(self) -> None:
+        jobs = list(self._batch.jobs)
+        self._batch.step()
+        now = time.monotonic()
+        for job in jobs:
+            first = job.runs[0].usage.first_token is None
+            over = not job.search.alive
+            greedy = job.request.beams == 1
+            if over or greedy:
+                self._say(job, job.search.found[: len(job.runs)], now)
+            if first and job.runs[0].usage.first_token is not None:
+                self.metrics.first_token_s.observe(now - job.runs[0].usage.submitted)
+            if over:
+                self._job_s = averaged(self._job_s, now - (job.runs[0].usage.started or now))
+                self._batch.leave(job)
+        self.metrics.between_tokens_s.observe(now - self._stepped, sum(job.request.beams == 1 for job in jobs))
+        self._stepped = now
+
+    def _say(self, job: Job, found: list[Path], now: float) -> None:
+        """What is new of each output: one token of a greedy one, all of a beam's."""
+        for run, path in zip(job.runs, found, strict=True):
+            said = run.usage.completion_tokens
+            logprobs = path.logprobs or (None,) * len(path.tokens)
+            new = [Token(token, logprob) for token, logprob in zip(path.tokens[said:], logprobs[said:], strict=True)]
+            run.usage.completion_tokens = len(path.tokens)
+            run.usage.first_token = run.usage.first_token or now
+            self.metrics.generation_tokens.inc(len(new))
+            if path.finish_reason is not None:
+                new[-1] = new[-1]._replace(finish_reason=path.finish_reason)
+                run.usage.finished = now
+                self.metrics.finished(path.finish_reason, run.usage)
+                if job.request.attention:
+                    attention = Attention(list(path.tokens), list(path.weights))
+                    self._said.append(partial(setattr, run, "attention", attention))
+            self._said += [partial(run.give, token) for token in new]
+
+    def _fail(self, job: Job, error: ServiceError) -> None:
+        for run in job.runs:
+            run.usage.finished = time.monotonic()
+            self.metrics.finished("error", run.usage)
+            self._said.append(partial(run.fail, error))
+
+    def _publish(self) -> None:
+        if self._said:
+            said, self._said = self._said, []
+            self._post(_tell, said)
+
+
+def _over(job: Job, now: float) -> bool:
+    return not job.wanted or now >= job.request.deadline
+
+
+def _tell(said: list[Callable[[], None]]) -> None:
+    for say in said:
+        say()

@@ -1,0 +1,21 @@
+"""What an encoder-decoder's bundle must show before it is served: the logits it gave at export, step by step."""
+
+from pathlib import Path
+
+import numpy as np
+
+from export import contract
+from service.writing.session import WritingSession
+
+
+def check_golden(bundle: Path, session: WritingSession) -> None:
+    """Read the golden sources and write their outputs. BundleError when a logit is further off than the bundle allows."""
+    golden = contract.read_encoder_decoder_golden(bundle)
+    for ids, output, top, logits in zip(golden.token_ids, golden.outputs, golden.top_token_ids, golden.logits, strict=True):
+        rows, previous = session.read([list(ids)]), session.both.begin_token_id
+        for token, wanted_ids, wanted in zip(output, top, logits, strict=True):
+            made = session.step(np.array([previous], np.int64), rows)
+            rows.state, previous = made.state, token
+            error = float(np.abs(made.logits[0, list(wanted_ids)] - np.array(wanted, np.float32)).max())
+            if not error <= golden.max_abs_error:
+                raise contract.BundleError(f"{bundle}: self-test failed, a logit is off by {error:.3g}, allowed {golden.max_abs_error:.3g}")

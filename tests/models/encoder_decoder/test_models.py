@@ -1,0 +1,137 @@
+"""What the encoder-decoders have in common: steps equal the whole, padding and company make no difference; and what is Bahdanau's own."""
+
+import math
+
+import pytest
+import torch
+
+from models.encoder_decoder.config import RecurrentConfig, TransformerConfig
+from models.encoder_decoder.recurrent import RecurrentEncoderDecoder, turned
+from tests.models.encoder_decoder.tiny import KINDS, RECURRENT, TRANSFORMER, VOCABULARY, sources, tiny
+
+TOLERANCE = 1e-10  # float64
+each_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+@each_kind
+def test_steps_give_the_logits_of_the_whole_and_weights_that_sum_to_one(kind: str) -> None:
+    model, (source, mask) = tiny(kind), sources(7, 3, 1)
+    previous = torch.randint(3, 11, (3, model.config.max_output), generator=torch.Generator().manual_seed(3))
+    whole = model(source, mask, previous)
+    memory, state = model.read(source, mask)
+    for t, token in enumerate(previous.unbind(1)):
+        logits, state, weights = model.step(token, state, memory, mask)
+        torch.testing.assert_close(logits, whole[:, t], atol=TOLERANCE, rtol=0)
+        torch.testing.assert_close(weights.sum(1), torch.ones(3, dtype=torch.float64), atol=TOLERANCE, rtol=0)
+        assert not weights[~mask].any()
+
+
+@each_kind
+def test_a_row_is_the_same_alone_and_what_stands_at_padding_makes_no_difference(kind: str) -> None:
+    model, (source, mask), previous = tiny(kind), sources(7, 3), torch.tensor([[1, 5, 6], [1, 7, 8]])
+    together = model(source, mask, previous)
+    alone = model(source[1:, :3], mask[1:, :3], previous[1:])
+    torch.testing.assert_close(together[1:], alone, atol=TOLERANCE, rtol=0)
+    other = torch.where(mask, source, 9)
+    torch.testing.assert_close(model(other, mask, previous), together, atol=TOLERANCE, rtol=0)
+
+
+@each_kind
+def test_the_future_does_not_change_the_past(kind: str) -> None:
+    model, (source, mask) = tiny(kind), sources(5)
+    one, other = (model(source, mask, torch.tensor([[1, 5, 6, last]])) for last in (7, 8))
+    torch.testing.assert_close(one[:, :3], other[:, :3], atol=TOLERANCE, rtol=0)
+    assert not torch.allclose(one[:, 3], other[:, 3])
+
+
+@each_kind
+def test_gradients_reach_every_parameter(kind: str) -> None:
+    model, (source, mask) = tiny(kind), sources(5, 4)
+    model(source, mask, torch.tensor([[1, 5, 6], [1, 7, 8]])).square().sum().backward()
+    assert [name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()] == []
+
+
+@each_kind
+def test_an_empty_source_is_finite(kind: str) -> None:
+    model = tiny(kind)
+    nothing = torch.zeros(1, 3, dtype=torch.int64)
+    assert model(nothing, nothing.bool(), torch.tensor([[1, 5]])).isfinite().all()
+
+
+@torch.no_grad()
+def test_dense_loop_of_bahdanaus_model() -> None:
+    """Encoder, score, softmax, context and readout, written out for one row in Python's numbers and torch's own GRU cell."""
+    model, (source, mask), previous = tiny("additive"), sources(4), [1, 5, 6]
+    assert isinstance(model, RecurrentEncoderDecoder)
+    x = model.embedding(source[0])
+
+    def read(gru: torch.nn.GRU, order: list[int]) -> dict[int, torch.Tensor]:
+        cell = torch.nn.GRUCell(5, 4).double()
+        cell.load_state_dict({name: gru.get_parameter(f"{name}_l0") for name in cell.state_dict()})
+        h, at = torch.zeros(4, dtype=torch.float64), {}
+        for t in order:
+            h = at[t] = cell(x[t], h)
+        return at
+
+    ahead, back = read(model.forwards, [0, 1, 2, 3]), read(model.backwards, [3, 2, 1, 0])
+    h = [torch.cat([ahead[t], back[t]]) for t in range(4)]
+    s = torch.tanh(model.to_state(back[0]))
+    want = []
+    for token in previous:
+        e = [float(model.score.w_v @ torch.tanh(model.score.from_state(s) + model.score.from_memory(each))) for each in h]
+        total = sum(math.exp(each) for each in e)
+        c = sum((math.exp(score) / total) * each for score, each in zip(e, h, strict=True))
+        s = model.cell(model.cell.from_y(model.embedding.weight[token])[None], c[None], s[None])[0]
+        want.append(model.to_logits(torch.cat([s, c])))
+    torch.testing.assert_close(model(source, mask, torch.tensor([previous]))[0], torch.stack(want), atol=TOLERANCE, rtol=0)
+
+
+def test_without_its_context_it_is_a_language_model() -> None:
+    """W_c = 0 in the cell and in the readout: what was read makes a difference only to the first state."""
+    model = tiny("additive")
+    assert isinstance(model, RecurrentEncoderDecoder)
+    with torch.no_grad():
+        model.cell.from_c.weight.zero_()
+        model.to_logits.weight[:, model.config.d_state :] = 0
+        model.to_state.weight.zero_()
+    one, other = (model(*sources(5, seed=seed), torch.tensor([[1, 5, 6]])) for seed in (1, 2))
+    torch.testing.assert_close(one, other, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["additive", "dot"])
+def test_one_source_token_takes_all_attention_and_order_after_reading_none(kind: str) -> None:
+    model, (source, mask) = tiny(kind), sources(1)
+    memory, state = model.read(source, mask)
+    _, _, weights = model.step(torch.tensor([1]), state, memory, mask)
+    assert weights.tolist() == [[1.0]]
+    source, mask = sources(6)
+    memory, state = model.read(source, mask)
+    order = torch.tensor([3, 0, 5, 1, 2, 4])
+    logits, _, weights = model.step(torch.tensor([1]), state, memory, mask)
+    other, _, shuffled = model.step(torch.tensor([1]), state, {name: each[:, order] for name, each in memory.items()}, mask)
+    torch.testing.assert_close(shuffled, weights[:, order], atol=TOLERANCE, rtol=0)
+    torch.testing.assert_close(other, logits, atol=TOLERANCE, rtol=0)
+
+
+def test_a_row_read_backwards() -> None:
+    _, mask = sources(4, 2)
+    assert turned(mask).tolist() == [[3, 2, 1, 0], [1, 0, 2, 3]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"score": "cosine"}, "score='cosine'"),
+        ({"score": "dot", "d_state": 7}, "d_state=7"),
+        ({"begin_token_id": 11}, "begin_token_id=11"),
+        ({"max_output": 0}, "max_output=0"),
+    ],
+)
+def test_a_shape_that_cannot_be_is_named(changes: dict, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        RecurrentConfig(**(VOCABULARY | RECURRENT | changes))
+
+
+def test_heads_of_an_odd_width_are_refused() -> None:
+    with pytest.raises(ValueError, match="d_model=9"):
+        TransformerConfig(**(VOCABULARY | TRANSFORMER | {"d_model": 9}))
