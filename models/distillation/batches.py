@@ -1,0 +1,76 @@
+"""What a step sees: texts of about the same length, filled up to the longest of them.
+
+Texts are sorted by length, and neighbours cut into batches once for all; the order of the batches is drawn from (seed, epoch). So the batch
+of a step is a function of (seed, step): a run that is taken up again sees what it would have seen.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from models.distillation.pieces import Piece
+
+LENGTH_STEP = 16  # tokens; texts whose lengths differ by less count as equally long
+Batch = tuple[Tensor, Tensor]  # ids and mask (B, N) int64
+
+
+class TextError(ValueError):
+    """A folder that cannot be distilled on: the message names it and the command that makes it."""
+
+
+def read_pieces(data: Path, split: str) -> list[Piece]:
+    """Raises TextError where nothing was collected."""
+    file = data / f"{split}.jsonl"
+    if not file.is_file():
+        raise TextError(f"{file} is missing; make it with `python -m models.distillation.collect --data TEXTS --out {data}`")
+    with file.open(encoding="utf-8") as lines:
+        return [Piece(**json.loads(line)) for line in lines]
+
+
+def tokenize(pieces: Sequence[Piece], tokenizer: Tokenizer, *, longest: int) -> list[list[int]]:
+    """Ids with special tokens, cut at `longest`."""
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(longest)
+    return [encoding.ids for encoding in tokenizer.encode_batch_fast([piece.text for piece in pieces])]
+
+
+def padded(rows: Sequence[Sequence[int]]) -> Batch:
+    width = max(map(len, rows))
+    ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
+    return ids, (torch.arange(width) < torch.tensor([[len(row)] for row in rows])).long()
+
+
+def cut_into_batches(rows: Sequence[Sequence[int]], *, tokens: int) -> list[list[int]]:
+    """Indices of rows that go together: at most so many tokens, padding included."""
+    order = sorted(range(len(rows)), key=lambda i: (len(rows[i]) // LENGTH_STEP, hashlib.sha256(str(rows[i]).encode()).digest()))
+    batches: list[list[int]] = []
+    width = 0
+    for i in order:
+        width = max(width, len(rows[i])) if batches else len(rows[i])
+        if batches and (len(batches[-1]) + 1) * width <= tokens:
+            batches[-1].append(i)
+        else:
+            batches.append([i])
+            width = len(rows[i])
+    return batches
+
+
+class Batches:
+    """Call it with a step. Raises TextError when no text is long enough."""
+
+    def __init__(self, rows: Sequence[Sequence[int]], *, tokens: int, shortest: int, seed: int) -> None:
+        self.rows = [row for row in rows if len(row) >= shortest]
+        if not self.rows:
+            raise TextError(f"none of {len(rows)} texts has shortest={shortest} tokens; collect longer ones, or lower it")
+        self.batches, self.seed = cut_into_batches(self.rows, tokens=tokens), seed
+
+    def __call__(self, step: int) -> Batch:
+        epoch, at = divmod(step, len(self.batches))
+        order = np.random.default_rng((self.seed, epoch)).permutation(len(self.batches))
+        return padded([self.rows[i] for i in self.batches[order[at]]])

@@ -1,0 +1,142 @@
+"""Cut collected documents into texts to distil on: python -m models.distillation.collect --data data/python --out data/distillation
+
+DATA is what `models.training.collect` wrote; its rules on licences, copies and packages held out hold here too. Messages in other scripts
+come from the message catalogues of installed packages under the same licences; whole packages of them are held out likewise. No text comes
+twice, and none that is held out is trained on. Of each kind, packages have equal shares until the bound is reached, so that none sets the
+style.
+
+    OUT/train.jsonl, OUT/held_out.jsonl     {"kind", "package", "text"} a line, in the order of a hash
+    OUT/sources.json                        packages, versions, licences, sizes
+"""
+
+import argparse
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import Distribution, distributions
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from models.distillation.pieces import KINDS, Piece, pieces, translated
+from models.training.corpus import SOURCES, SPLITS, Document, read_texts
+from models.training.licences import licence_of
+
+HELD_OUT_CATALOGUES = ("humanize",)
+PER_KIND = {"train": 8_000, "held_out": 200}
+MB = 1_000_000
+
+
+class CollectionError(ValueError):
+    """There is nothing to distil on: the message says of what."""
+
+
+def collect(
+    data: Path, out: Path, *, per_kind: dict[str, int], max_mb: float = 16, held_out_catalogues: Sequence[str] = HELD_OUT_CATALOGUES
+) -> dict[str, Any]:
+    """Write the folder and return what `sources.json` in it says. Raises CollectionError for a split without text, CorpusError for DATA."""
+    seen: set[str] = set()
+    kept: dict[str, list[Piece]] = {}
+    catalogues = {split: list(_catalogues(held_out_catalogues, split)) for split in SPLITS}
+    for split in sorted(SPLITS):  # held_out first: what is like it is missing from the training text
+        documents = track(
+            list(_first(read_texts(data, split), max_mb * MB)), f"cutting {split}", console=Console(stderr=True), transient=True
+        )
+        messages = (piece for package, file in catalogues[split] for piece in translated(file, package.metadata["Name"]))
+        found = _new((piece for document in documents for piece in pieces(document)), seen)
+        kept[split] = _shared_out([*found, *_new(messages, seen)], per_kind[split])
+        if not kept[split]:
+            raise CollectionError(f"{data} has no text for {split}; collect more with `python -m models.training.collect`")
+    summary = _summary(json.loads((data / SOURCES).read_text()), catalogues, kept)
+    out.mkdir(parents=True, exist_ok=True)
+    for split, texts in kept.items():
+        (out / f"{split}.jsonl").write_text("".join(json.dumps(piece._asdict(), ensure_ascii=False) + "\n" for piece in texts))
+    (out / SOURCES).write_text(json.dumps(summary, indent=1) + "\n")
+    return summary
+
+
+def _first(documents: Iterable[Document], max_bytes: float) -> Iterator[Document]:
+    """Of Python files as many as fit, a fair sample, since they lie in the order of a hash; of documentation, which is less, all."""
+    total = 0
+    for document in documents:
+        total += document.size_bytes if document.file.endswith(".py") else 0
+        if total <= max_bytes or not document.file.endswith(".py"):
+            yield document
+
+
+def _catalogues(held_out: Sequence[str], split: str) -> Iterator[tuple[Distribution, Path]]:
+    """Compiled message catalogues of packages that may be used, in the order of their names."""
+    for distribution in sorted(distributions(), key=lambda found: found.metadata["Name"].lower()):
+        if licence_of(distribution.metadata).permissive and (distribution.metadata["Name"].lower() in held_out) == (split == "held_out"):
+            for file in sorted(distribution.files or [], key=str):
+                if file.suffix == ".mo":
+                    yield distribution, Path(str(file.locate()))
+
+
+def _new(found: Iterable[Piece], seen: set[str]) -> Iterator[Piece]:
+    for piece in found:
+        if (text := " ".join(piece.text.lower().split())) not in seen:
+            seen.add(text)
+            yield piece
+
+
+def _shared_out(found: Iterable[Piece], at_most: int) -> list[Piece]:
+    """Of every kind at most so many, taken from its packages in turns; all of them mixed, always in the same order."""
+    by_kind: dict[str, dict[str, list[Piece]]] = defaultdict(lambda: defaultdict(list))
+    for piece in sorted(found, key=_hash):
+        by_kind[piece.kind][piece.package].append(piece)
+    taken = []
+    for packages in by_kind.values():
+        turns = ((turn, piece) for texts in packages.values() for turn, piece in enumerate(texts))
+        taken += [piece for _, piece in sorted(turns, key=lambda found: found[0])[:at_most]]
+    return sorted(taken, key=_hash)
+
+
+def _hash(piece: Piece) -> bytes:
+    return hashlib.sha256(piece.text.encode(errors="replace")).digest()
+
+
+def _summary(documents: dict[str, Any], catalogues: dict[str, list[tuple[Distribution, Path]]], kept: dict[str, list[Piece]]) -> dict:
+    known = {
+        package["name"]: {key: package[key] for key in ("name", "version", "licence", "licence_field")} for package in documents["packages"]
+    }
+    for package in {package.metadata["Name"]: package for found in catalogues.values() for package, _ in found}.values():
+        licence = licence_of(package.metadata)
+        entry = {"name": package.metadata["Name"], "version": package.version, "licence": licence.name, "licence_field": licence.field}
+        known.setdefault(entry["name"], entry)
+    sizes = Counter({(split, piece.package): 0 for split, texts in kept.items() for piece in texts})
+    numbers = Counter((split, piece.package) for split, texts in kept.items() for piece in texts)
+    for split, texts in kept.items():
+        for piece in texts:
+            sizes[split, piece.package] += len(piece.text.encode(errors="replace"))
+    return {
+        "rule": documents["rule"],
+        "packages": [
+            known[name] | {"split": split, "texts": numbers[split, name], "bytes": size} for (split, name), size in sorted(sizes.items())
+        ],
+        "kinds": {split: dict(Counter(piece.kind for piece in texts)) for split, texts in kept.items()},
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m models.distillation.collect", description=__doc__.partition("\n")[0])
+    parser.add_argument("--data", type=Path, required=True, help="folder that `python -m models.training.collect` wrote")
+    parser.add_argument("--out", type=Path, required=True, help="folder to write")
+    parser.add_argument("--per-kind", type=int, default=PER_KIND["train"], help=f"texts of a kind to train on ({PER_KIND['train']})")
+    parser.add_argument("--held-out-per-kind", type=int, default=PER_KIND["held_out"], help=f"to evaluate on ({PER_KIND['held_out']})")
+    parser.add_argument("--max-mb", type=float, default=16, help="of Python files to cut, in 1,000,000 bytes (16)")
+    options = parser.parse_args(arguments)
+    per_kind = {"train": options.per_kind, "held_out": options.held_out_per_kind}
+    summary = collect(options.data, options.out, per_kind=per_kind, max_mb=options.max_mb)
+    table = Table("split", *KINDS, title=str(options.out))
+    for split, numbers in summary["kinds"].items():
+        table.add_row(split, *(f"{numbers.get(kind, 0):,}" for kind in KINDS))
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

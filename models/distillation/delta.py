@@ -1,0 +1,115 @@
+"""What is kept of a student: its difference to its teacher, in half the bytes or less.
+
+    FOLDER/delta.safetensors   new parameters as they are, and of changed ones the change, float16
+    FOLDER/delta.json          the teacher's fingerprint, the attention and its options, positions
+
+`python -m models.distillation.delta --teacher T --delta FOLDER --out OUT` puts both together: a checkpoint as any other. With --softmax it
+writes the teacher with as many positions instead, which the student is to be compared with.
+"""
+
+import argparse
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from models.checkpoint import Checkpoint, load_checkpoint
+from models.distillation.plan import Plan
+from models.distillation.student import with_attention
+from models.encoder import Encoder
+from models.encoder_checkpoint import save_encoder
+from models.folder import CheckpointError
+
+WEIGHTS, DESCRIPTION = "delta.safetensors", "delta.json"
+
+
+def fingerprint(teacher: Checkpoint) -> str:
+    """sha256 of the encoder's tensors, in the order of their names."""
+    digest = hashlib.sha256()
+    for name, tensor in sorted(teacher.model.encoder.state_dict().items()):
+        digest.update(name.encode() + b"\0" + tensor.contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+def write_delta(folder: Path, teacher: Checkpoint, student: Encoder, plan: Plan) -> int:
+    """Write the two files and return how many bytes they have."""
+    known = dict(_extended(teacher, plan.attention, plan.options, plan.n_positions).named_parameters())
+    old = dict(teacher.model.encoder.named_parameters())
+    kept: dict[str, Tensor] = {}
+    for name, parameter in student.named_parameters():
+        if name not in old:
+            kept[name] = parameter.detach().half()
+        elif not torch.equal(parameter, known[name]):
+            kept[name] = (parameter.detach() - known[name].detach()).half()
+    save_file({name: tensor.contiguous() for name, tensor in kept.items()}, folder / WEIGHTS)
+    description = {
+        "teacher": teacher.folder.resolve().name,
+        "teacher_sha256": fingerprint(teacher),
+        "attention": plan.attention,
+        "options": asdict(plan)["options"],
+        "n_positions": plan.n_positions,
+    }
+    (folder / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
+    return sum((folder / name).stat().st_size for name in (WEIGHTS, DESCRIPTION))
+
+
+def read_student(folder: Path, teacher: Checkpoint) -> Encoder:
+    """Teacher and difference put together. Raises CheckpointError for another teacher, and for files that are missing or do not fit."""
+    for name in (WEIGHTS, DESCRIPTION):
+        if not (folder / name).is_file():
+            raise CheckpointError(f"{folder / name} is missing; `attnserve distill` writes it")
+    described: dict[str, Any] = json.loads((folder / DESCRIPTION).read_text())
+    if (found := fingerprint(teacher)) != described["teacher_sha256"]:
+        raise CheckpointError(
+            f"{folder} is the difference to {described['teacher']} with fingerprint {described['teacher_sha256'][:12]}, and "
+            f"{teacher.folder} has {found[:12]}; take the teacher it was made with"
+        )
+    student = _extended(teacher, described["attention"], described["options"], described["n_positions"])
+    old = {name for name, _ in teacher.model.encoder.named_parameters()}
+    places = dict(student.named_parameters())
+    delta = load_file(folder / WEIGHTS)
+    new = {name for name in places if name not in old}
+    if not new <= delta.keys() <= places.keys():
+        odd = sorted((new - delta.keys()) | (delta.keys() - places.keys()))
+        raise CheckpointError(f"{folder / WEIGHTS} does not fit {DESCRIPTION}: {odd[0]} is missing or has no place; copy both again")
+    with torch.no_grad():
+        for name, tensor in delta.items():
+            if tensor.shape != places[name].shape:
+                raise CheckpointError(f"{folder / WEIGHTS}: {name} has shape {tuple(tensor.shape)} instead of {tuple(places[name].shape)}")
+            places[name].copy_(tensor.float() + (places[name] if name in old else 0.0))
+    return student
+
+
+def assemble(teacher_folder: Path, folder: Path, out: Path, *, softmax: bool = False) -> None:
+    """Write the student as a checkpoint of its own; softmax: the teacher, with the student's positions. Raises CheckpointError."""
+    teacher = load_checkpoint(teacher_folder)
+    student = read_student(folder, teacher)
+    if softmax:
+        student = _extended(teacher, "softmax", {}, student.config.n_positions)
+    assert teacher.pooling is not None, "an encoder has one"
+    tokenizer = teacher.tokenizer_file.read_text(encoding="utf-8")
+    save_encoder(out, student, tokenizer=tokenizer, pooling=teacher.pooling, normalized=teacher.normalized, untrained=False)
+
+
+def _extended(teacher: Checkpoint, attention: str, options: Any, n_positions: int) -> Encoder:
+    return with_attention(teacher, attention, options, n_positions)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m models.distillation.delta", description=__doc__.partition("\n")[0])
+    parser.add_argument("--teacher", type=Path, required=True, help="checkpoint folder")
+    parser.add_argument("--delta", type=Path, required=True, help="folder that `attnserve distill` wrote")
+    parser.add_argument("--out", type=Path, required=True, help="checkpoint folder to write")
+    parser.add_argument("--softmax", action="store_true", help="the teacher with the student's positions, and not the student")
+    options = parser.parse_args(arguments)
+    assemble(options.teacher, options.delta, options.out, softmax=options.softmax)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""What is asked of the student, in two phases.
+
+transfer     each layer is fed the teacher's vectors, and asked for what the teacher's attention made of them
+             loss = mean over layers of sum |y - y_teacher|² / sum |y_teacher|²
+end to end   the student reads the text by itself, and is asked for the teacher's embedding, for how alike the texts of a batch are to the
+             teacher, and for its last layer's vectors
+             loss = mean (1 - cos(e, e_teacher)) + a mean (e eᵀ - e_teacher e_teacherᵀ)² + b sum |x - x_teacher|² / sum |x_teacher|²
+Zhang et al. 2024 (LoLCATs), arXiv:2410.10254, for the first; Tung & Mori 2019, arXiv:1907.09682, for the similarities.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from models.distillation.batches import Batch
+from models.distillation.plan import Plan
+from models.encoder import Encoder
+from models.pooling import POOLINGS, unit_length
+
+
+class Embedder(NamedTuple):
+    """An encoder and what makes one vector of its tokens'."""
+
+    encoder: Encoder
+    pooling: str
+
+    def vectors(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Embeddings (B, D) of length 1, and the tokens' vectors (B, N, D)."""
+        ids, mask = batch
+        x = self.encoder(ids, mask)
+        return unit_length(POOLINGS[self.pooling](x, mask != 0)), x
+
+
+def transfer_loss(teacher: Embedder, student: Embedder, batch: Batch) -> Tensor:
+    return layer_losses(student, teachers_layers(teacher, batch), batch[1]).mean()
+
+
+@torch.no_grad()
+def teachers_layers(teacher: Embedder, batch: Batch) -> list[tuple[Tensor, Tensor]]:
+    """What goes into every attention layer and what comes out, (B, N, D) each, block by block."""
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    def note(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        seen.append((inputs[0], output))
+
+    hooks = [block.attention.register_forward_hook(note) for block in teacher.encoder.blocks]
+    try:
+        teacher.encoder(*batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return seen
+
+
+def layer_losses(student: Embedder, seen: list[tuple[Tensor, Tensor]], mask: Tensor) -> Tensor:
+    """The loss of every layer, (layers,)."""
+    answers = (block.attention(x, mask != 0) for block, (x, _) in zip(student.encoder.blocks, seen, strict=True))
+    return torch.stack([_distance(answer, y, mask) for answer, (_, y) in zip(answers, seen, strict=True)])
+
+
+def end_to_end_loss(teacher: Embedder, student: Embedder, batch: Batch, plan: Plan) -> Tensor:
+    with torch.no_grad():
+        wanted, wanted_tokens = teacher.vectors(batch)
+    e, x = student.vectors(batch)
+    cosine = (1 - (e * wanted).sum(-1)).mean()
+    similarity = (e @ e.mT - wanted @ wanted.mT).square().mean()
+    return cosine + plan.similarities * similarity + plan.hidden * _distance(x, wanted_tokens, batch[1])
+
+
+def _distance(y: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:
+    """Squared error of the tokens that exist, as a share of the squared length of what is wanted: (B, N, D) twice, (B, N)."""
+    present = mask.unsqueeze(-1)
+    return ((y - wanted) * present).square().sum() / (wanted * present).square().sum()

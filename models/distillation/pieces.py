@@ -1,0 +1,105 @@
+"""Documents cut into texts of several kinds, from a word to a few pages: what people might send to an encoder.
+
+prose      paragraphs of documentation            short      first sentences, comments, headings, questions
+docstring  as they stand, indentation taken off   symbols    lines that are mostly digits and punctuation
+code       a function or class                    long       a stretch of a document, more than the teacher's limit holds
+scripts    messages in many languages' scripts, from the message catalogues of packages (`translated`)
+"""
+
+import ast
+import gettext
+import inspect
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from models.training.corpus import Document
+
+KINDS = ("prose", "docstring", "code", "short", "symbols", "scripts", "long")
+LONGEST = 3_000  # characters of a piece, about 600 tokens
+LONG = 12_000  # the same of a long one: up to 3,000 tokens
+WORD = re.compile(r"[A-Za-z]{2,}")
+SENTENCE = re.compile(r"(.+?[.?!])(\s|$)", re.S)
+HEADING = re.compile(r"^#{1,4} (.+)$|^(.+)\n[=\-~^]{3,}$", re.M)
+COMMENT = re.compile(r"(?:^[ \t]*# ?(?![!:]).*\n)+", re.M)
+
+
+class Piece(NamedTuple):
+    kind: str
+    package: str
+    text: str
+
+
+def pieces(document: Document) -> Iterator[Piece]:
+    """Every piece of a document, in its order; texts without a letter or digit are left out."""
+    python = document.file.endswith(".py")
+    found = _of_python(document.text) if python else _of_prose(document.text)
+    for kind, text in (*found, *_long(document.text)):
+        text = text.strip()[: LONG if kind == "long" else LONGEST]
+        if any(character.isalnum() for character in text):
+            yield Piece(kind, document.package, text)
+
+
+def translated(catalogue: Path, package: str) -> Iterator[Piece]:
+    """The messages of a compiled catalogue (.mo) that have letters beyond Latin ones' first 256."""
+    with catalogue.open("rb") as file:
+        messages = gettext.GNUTranslations(file)._catalog.values()  # type: ignore[attr-defined]
+    for message in messages:
+        if len(message) >= 8 and sum(ord(character) > 255 for character in message) > len(message) / 4:
+            yield Piece("scripts", package, message.strip()[:LONGEST])
+
+
+def _of_python(text: str) -> Iterator[tuple[str, str]]:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of invalid escapes in other people's strings
+            tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return
+    lines = text.split("\n")
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        doc = ast.get_docstring(node)
+        if doc:
+            yield "docstring", inspect.cleandoc(doc)
+            yield from _first_sentence(doc)
+        if not isinstance(node, ast.Module):
+            yield "code", inspect.cleandoc("\n" + "\n".join(lines[node.lineno - 1 : node.end_lineno]))
+    for comment in COMMENT.findall(text):
+        yield "short", " ".join(line.strip().removeprefix("#").strip() for line in comment.strip().split("\n"))
+    yield from _symbols(lines)
+
+
+def _of_prose(text: str) -> Iterator[tuple[str, str]]:
+    paragraphs = [paragraph.strip() for paragraph in re.split(r"\n\s*\n", text)]
+    for i, paragraph in enumerate(paragraphs):
+        if len(WORD.findall(paragraph)) >= 8:
+            yield "prose", "\n\n".join(paragraphs[i : i + 1 + i % 4])  # one to four of them
+            yield from _first_sentence(paragraph)
+    for heading in HEADING.findall(text):
+        yield "short", "".join(heading)
+    yield from _symbols(text.split("\n"))
+
+
+def _first_sentence(text: str) -> Iterator[tuple[str, str]]:
+    found = SENTENCE.match(text)
+    if found and len(found[1]) < 300:
+        yield "short", " ".join(found[1].split())
+
+
+def _symbols(lines: list[str]) -> Iterator[tuple[str, str]]:
+    """Single lines, and each second time with the two that follow."""
+    for i, line in enumerate(lines):
+        dense = line.replace(" ", "")
+        if len(dense) >= 6 and sum(character.isalpha() for character in dense) < 0.45 * len(dense) and len(set(dense)) > 4:
+            yield "symbols", "\n".join(lines[i : i + 1 + 2 * (i % 2)])
+
+
+def _long(text: str) -> Iterator[tuple[str, str]]:
+    """Stretches from a page on; the end of a document is one too if it is long enough."""
+    for start in range(0, len(text), LONG):
+        if len(text) - start >= LONGEST:
+            yield "long", text[start : start + LONG]

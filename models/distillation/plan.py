@@ -1,0 +1,65 @@
+"""What a run of distillation is: the new attention, what it learns from, for how long and how fast."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from models import LAYERS
+from models.attention.causal import CausalLayer
+
+Phase = Literal["transfer", "end to end"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Raises ValueError, with the value, for what cannot be."""
+
+    attention: str
+    options: Mapping[str, Any] = field(default_factory=dict)  # keywords of the layer's constructor
+    n_positions: int = 8_192  # longest input of the student, in tokens
+    transfer_steps: int = 400
+    end_to_end_steps: int = 400
+    tokens: int = 4_096  # of a step, padding included
+    shortest: int = 1  # tokens of a text to train on
+    longest: int = 1_024  # the same; longer texts are cut
+    map_rate: float = 1e-2  # highest learning rate of new parameters, in the transfer
+    end_map_rate: float = 2e-3  # the same, end to end
+    end_rate: float = 0.0  # of all other parameters of the blocks; 0 leaves the teacher's as they are
+    similarities: float = 1.0  # weight of the batch's similarity matrix in the second phase
+    hidden: float = 0.1  # weight of the last layer's vectors in the second phase
+    clip: float = 1.0  # largest norm of all gradients together
+    warm_up: float = 0.05  # share of a phase
+    looks: int = 8  # at held-out text
+    checkpoint_steps: int = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        known = [name for name, layer in LAYERS.items() if not issubclass(layer, CausalLayer)]
+        if self.attention not in known:
+            raise ValueError(f"attention={self.attention!r} is not one of {', '.join(known)}")
+        if self.transfer_steps < 0 or self.end_to_end_steps < 0 or self.steps < 1:
+            raise ValueError(f"transfer_steps={self.transfer_steps} and end_to_end_steps={self.end_to_end_steps} make no run")
+        if not 1 <= self.shortest <= self.longest <= min(self.tokens, self.n_positions):
+            raise ValueError(
+                f"shortest={self.shortest} and longest={self.longest} must be ordered, from 1 to tokens={self.tokens} of a step and "
+                f"n_positions={self.n_positions}"
+            )
+
+    @property
+    def steps(self) -> int:
+        return self.transfer_steps + self.end_to_end_steps
+
+    def phase(self, step: int) -> Phase:
+        return "transfer" if step < self.transfer_steps else "end to end"
+
+    def rates(self, step: int) -> tuple[float, float]:
+        """Of new parameters and of the others: in each phase a straight rise, then a cosine down towards 0."""
+        if self.phase(step) == "transfer":
+            return self.map_rate * self._height(step, self.transfer_steps), 0.0
+        height = self._height(step - self.transfer_steps, self.end_to_end_steps)
+        return self.end_map_rate * height, self.end_rate * height
+
+    def _height(self, step: int, steps: int) -> float:
+        share = (step + 1) / (steps + 1)
+        return min(share / self.warm_up if self.warm_up else 1.0, (1 + math.cos(math.pi * share)) / 2)

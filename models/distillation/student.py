@@ -1,0 +1,80 @@
+"""The student: its teacher with another attention in every block, and with more positions.
+
+Positions beyond the teacher's are its own from the beginning again, t mod N_max: what a token is then told of its place is what it would be
+told in the text cut into pieces of N_max tokens.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.attention.multi_head import SoftmaxAttention, merge_heads, split_heads
+from models.checkpoint import Checkpoint
+from models.encoder import Encoder
+from models.folder import CheckpointError
+
+POSITIONS = "embeddings.positions.weight"
+
+
+def repeated_positions(table: Tensor, n_positions: int) -> Tensor:
+    """(N_max, D) -> (n_positions, D)."""
+    return table[torch.arange(n_positions) % table.shape[0]]
+
+
+def with_attention(teacher: Checkpoint, attention: str, options: Mapping[str, Any], n_positions: int) -> Encoder:
+    """The teacher's weights around new attention layers, whose own parameters are as drawn. `softmax` makes a teacher of longer texts.
+
+    Raises CheckpointError for a teacher that is no encoder of softmax attention and learned positions that count from 0, and for a layer
+    that has not the projections of softmax attention.
+    """
+    config = teacher.config
+    if (
+        teacher.kind != "encoder"
+        or config.attention != "softmax"
+        or config.positions != "learned"
+        or config.position_padding_id is not None
+    ):
+        raise CheckpointError(f"{teacher.folder}: a teacher is an encoder with softmax attention and learned positions, as BERT has them")
+    student = Encoder(replace(config, attention=attention, attention_options=dict(options), n_positions=n_positions))
+    weights = dict(teacher.model.encoder.state_dict())
+    weights[POSITIONS] = repeated_positions(weights[POSITIONS], n_positions)
+    try:
+        absent = student.load_state_dict(weights, strict=False)
+    except RuntimeError as error:
+        raise CheckpointError(f"attention={attention!r} has projections of other shapes than softmax attention: {error}") from error
+    if absent.unexpected_keys:
+        raise CheckpointError(f"attention={attention!r} has no place for the teacher's {absent.unexpected_keys[0]}")
+    return student.eval()
+
+
+class FusedSoftmaxAttention(nn.Module):
+    """`SoftmaxAttention` in one operator of torch, for a teacher that only reads: no (B, H, N, N) matrix is kept."""
+
+    def __init__(self, layer: SoftmaxAttention) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor, key_mask: Tensor, **pairs: None) -> Tensor:
+        """(B, N, D), bool (B, N) -> (B, N, D)."""
+        layer = self.layer
+        q, k, v = (split_heads(to(x), layer.n_heads) for to in (layer.to_q, layer.to_k, layer.to_v))
+        mask = None if bool(key_mask.all()) else key_mask[:, None, None, :]
+        return layer.to_out(merge_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=layer.scale)))
+
+
+def reading(encoder: Encoder) -> Encoder:
+    """The same encoder, weights shared, made faster for being a teacher: nothing of it is trained."""
+    encoder.requires_grad_(False)
+    for block in encoder.blocks:
+        block.attention = FusedSoftmaxAttention(block.attention)
+    return encoder
+
+
+def new_parameters(student: Encoder, teacher: Encoder) -> list[str]:
+    """Names of what the teacher does not have: feature maps and the like."""
+    known = {name.replace("attention.layer.", "attention.") for name, _ in teacher.named_parameters()}
+    return [name for name, _ in student.named_parameters() if name not in known]

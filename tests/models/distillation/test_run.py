@@ -1,0 +1,87 @@
+"""A whole distillation of a tiny teacher: it gets nearer, a kill changes nothing, and the difference makes the same student again."""
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+
+from models.checkpoint import load_checkpoint
+from models.distillation.delta import DESCRIPTION, WEIGHTS, assemble, read_student
+from models.distillation.evaluation import embed
+from models.distillation.objectives import Embedder
+from models.distillation.plan import Plan
+from models.distillation.run import run
+from models.folder import CheckpointError
+from models.training.checkpoints import ResumeError, newest
+from tests.checkpoints import tiny_encoder
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, teacher: Path, data: Path, plan: Plan) -> Path:
+    out = tmp_path_factory.mktemp("distilled") / "student"
+    assert run(teacher, data, out, plan, Console(quiet=True))
+    return out
+
+
+def report(folder: Path) -> dict:
+    return json.loads((folder / "run.json").read_text())
+
+
+def test_the_student_gets_nearer_to_its_teacher(made: Path) -> None:
+    found = report(made)
+    first, last = found["looks"][0], found["looks"][-1]
+    assert last[1] > first[1]
+    assert found["losses"][3][1] < found["losses"][0][1]
+    assert found["likeness"]["kinds"]["all"]["cosine"] == pytest.approx(last[1], abs=0.05)
+    assert (made / "curve.png").stat().st_size > 1_000
+    assert "mean cosine" in (made / "README.md").read_text()
+
+
+def test_killed_and_taken_up_again_it_ends_with_the_same_bits(made: Path, teacher: Path, data: Path, tmp_path: Path, plan: Plan) -> None:
+    arguments = [str(teacher), str(data), str(tmp_path / "killed"), json.dumps(asdict(plan)), "21"]
+    command = [sys.executable, "-m", "tests.models.distillation.killed", *arguments]
+    assert subprocess.run(command, check=False, timeout=100).returncode == -signal.SIGKILL
+    assert newest(tmp_path / "killed" / "checkpoints").name == "step-000018"
+    assert run(teacher, data, tmp_path / "killed", plan, Console(quiet=True))
+    again, whole = load_file(tmp_path / "killed" / WEIGHTS), load_file(made / WEIGHTS)
+    assert again.keys() == whole.keys()
+    assert all(torch.equal(again[name], whole[name]) for name in whole)
+
+
+def test_a_folder_begun_with_another_plan_is_refused(made: Path, teacher: Path, data: Path, plan: Plan) -> None:
+    with pytest.raises(ResumeError, match="begun with another plan: seed"):
+        run(teacher, data, made, replace(plan, seed=1), Console(quiet=True))
+
+
+def test_teacher_and_difference_make_a_checkpoint_that_reads_longer_texts(made: Path, teacher: Path, tmp_path: Path) -> None:
+    assemble(teacher, made, tmp_path / "whole")
+    whole = load_checkpoint(tmp_path / "whole")
+    assert (whole.max_tokens, whole.config.attention, whole.pooling, whole.untrained) == (200, "hybrid", "mean", False)
+    rows = [[2, *range(5, 150), 3], [2, 9, 3]]
+    student = Embedder(read_student(made, load_checkpoint(teacher)), "mean")
+    assert torch.equal(embed(Embedder(whole.model.encoder, "mean"), rows), embed(student, rows))
+    tokens = whole.model.encoder.embeddings.tokens.weight
+    assert torch.equal(tokens, load_checkpoint(teacher).model.encoder.embeddings.tokens.weight)
+
+
+def test_another_teacher_is_refused(made: Path, tmp_path: Path) -> None:
+    other = load_checkpoint(tiny_encoder(tmp_path / "other", seed=1))
+    with pytest.raises(CheckpointError, match="take the teacher it was made with"):
+        read_student(made, other)
+
+
+def test_a_difference_with_tensors_missing_is_refused(made: Path, teacher: Path, tmp_path: Path) -> None:
+    tensors = load_file(made / WEIGHTS)
+    (tmp_path / DESCRIPTION).write_bytes((made / DESCRIPTION).read_bytes())
+    with pytest.raises(CheckpointError, match=r"delta\.safetensors is missing"):
+        read_student(tmp_path, load_checkpoint(teacher))
+    save_file({name: tensor for name, tensor in tensors.items() if "log_gain" not in name}, tmp_path / WEIGHTS)
+    with pytest.raises(CheckpointError, match="log_gain is missing or has no place"):
+        read_student(tmp_path, load_checkpoint(teacher))
