@@ -1,7 +1,7 @@
 """Checkpoints of a run: everything that its next step depends on, so that a run that was killed goes on bit for bit.
 
     FOLDER/step-000200/
-      model.safetensors       parameters by name
+      model.safetensors       parameters and persistent buffers by name
       optimizer.safetensors   AdamW's step and moments, as `PARAMETER/exp_avg`
       progress.json           the step, the time used, the curves so far
 
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 MODEL, OPTIMIZER, PROGRESS = "model.safetensors", "optimizer.safetensors", "progress.json"
@@ -35,7 +35,7 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, progre
     unfinished.mkdir(parents=True)
     names = {parameter: name for name, parameter in model.named_parameters()}
     moments = {f"{names[p]}/{key}": tensor for p, state in optimizer.state.items() for key, tensor in state.items()}
-    save_file({name: p.detach().contiguous() for name, p in model.named_parameters()}, unfinished / MODEL)
+    save_file({name: tensor.detach().contiguous() for name, tensor in _tensors(model).items()}, unfinished / MODEL)
     save_file({name: tensor.contiguous() for name, tensor in moments.items()}, unfinished / OPTIMIZER)
     (unfinished / PROGRESS).write_text(json.dumps(progress))
     for file in unfinished.iterdir():
@@ -55,7 +55,7 @@ def newest(folder: Path) -> Path | None:
 
 def load(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """Fill the model and the optimizer, and return `progress`. Raises ResumeError for tensors that are not the model's."""
-    tensors, parameters = load_file(checkpoint / MODEL), dict(model.named_parameters())
+    tensors, parameters = load_file(checkpoint / MODEL), _tensors(model)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if shapes != {name: tuple(parameter.shape) for name, parameter in parameters.items()}:
         raise ResumeError(f"{checkpoint / MODEL} has tensors of another model; train into another folder, or remove this one")
@@ -66,6 +66,12 @@ def load(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> dict[str, 
         parameter = parameters[name.rpartition("/")[0]]
         optimizer.state[parameter][name.rpartition("/")[2]] = tensor.to(parameter.device)
     return json.loads((checkpoint / PROGRESS).read_text())
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters, each once, and the buffers that training changes, such as a codebook."""
+    kept = model.state_dict().keys()
+    return dict(model.named_parameters()) | {name: buffer for name, buffer in model.named_buffers() if name in kept}
 
 
 def _flush(path: Path) -> None:

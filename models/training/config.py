@@ -1,7 +1,7 @@
 """What a training run is, as one YAML file: the decoder's shape, what it sees, for how long, and how it is optimised."""
 
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -11,19 +11,12 @@ class ConfigError(ValueError):
     """A config that cannot be run: the message names the file, the key and the value."""
 
 
-class TrainingConfig(BaseModel):
-    """Checked on creation. The budget is `max_steps`, `max_minutes` or both, whichever ends first; the learning rate follows its share."""
+class Optimisation(BaseModel):
+    """How any model is optimised; see `optimisation.py`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="title of the model card and of the run's lines in plots")
-    model: dict[str, Any] = Field(description="fields of models.decoder.DecoderConfig, without vocab_size")
-    vocab_size: int = Field(ge=257, le=65_536)
-    context: int = Field(ge=2, description="N, tokens of a training sequence")
-    batch: int = Field(ge=1, description="B, sequences of a step")
-    chunk: int | None = Field(None, ge=1, description="C of the recurrence; None: the kernel's own choice")
-    max_steps: int | None = Field(None, ge=1)
-    max_minutes: float | None = Field(None, gt=0, description="of training; evaluation and checkpoints come on top")
     learning_rate: float = Field(gt=0, description="the highest")
     warm_up: float = Field(0.02, ge=0, lt=1, description="share of the budget in which the learning rate rises from 0")
     decay: Literal["cosine", "linear"] = "cosine"
@@ -32,11 +25,23 @@ class TrainingConfig(BaseModel):
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = Field(1.0, gt=0, description="largest norm of all gradients together")
     seed: int = 0
-    weights: Literal["fp32", "bf16"] = Field("fp32", description="in which the result is written; evaluated as written")
-    evaluations: int = Field(12, ge=1, description="looks at the held-out text, evenly over the budget")
-    evaluation_kb: int = Field(100, ge=1, description="1,000 bytes of held-out text for each look; the last one takes all of it")
+    evaluations: int = Field(12, ge=1, description="looks at what is held out, evenly over the budget")
     checkpoint_steps: int = Field(200, ge=1)
     threads: int | None = Field(None, ge=1, description="of torch on a CPU; None: its own choice")
+
+
+class TrainingConfig(Optimisation):
+    """Checked on creation. The budget is `max_steps`, `max_minutes` or both, whichever ends first; the learning rate follows its share."""
+
+    model: dict[str, Any] = Field(description="fields of models.decoder.DecoderConfig, without vocab_size")
+    vocab_size: int = Field(ge=257, le=65_536)
+    context: int = Field(ge=2, description="N, tokens of a training sequence")
+    batch: int = Field(ge=1, description="B, sequences of a step")
+    chunk: int | None = Field(None, ge=1, description="C of the recurrence; None: the kernel's own choice")
+    max_steps: int | None = Field(None, ge=1)
+    max_minutes: float | None = Field(None, gt=0, description="of training; evaluation and checkpoints come on top")
+    weights: Literal["fp32", "bf16"] = Field("fp32", description="in which the result is written; evaluated as written")
+    evaluation_kb: int = Field(100, ge=1, description="1,000 bytes of held-out text for each look; the last one takes all of it")
 
     @model_validator(mode="after")
     def _has_a_budget(self) -> Self:
@@ -45,14 +50,17 @@ class TrainingConfig(BaseModel):
         return self
 
 
-def read_config(file: Path) -> TrainingConfig:
+Config = TypeVar("Config", bound=Optimisation)
+
+
+def read_config(file: Path, kind: type[Config] = TrainingConfig) -> Config:
     """Raises ConfigError for a file that is not YAML, an unknown key and a value out of range."""
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except yaml.YAMLError as error:
         raise ConfigError(f"{file} is not YAML: {error}") from error
     try:
-        return TrainingConfig.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']} (is {e['input']!r:.80})" for e in error.errors())
         raise ConfigError(f"{file}: {problems}") from error

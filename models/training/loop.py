@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.attention.codebook import commitment_loss, update_codebooks
 from models.training import checkpoints
 from models.training.config import TrainingConfig
 from models.training.corpus import Tokens
@@ -124,9 +125,10 @@ def _step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: list[Tensor
         logits, _ = model(tokens)
     loss = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    (loss + commitment_loss(model)).backward()
     nn.utils.clip_grad_norm_(model.parameters(), clip)
     optimizer.step()
+    update_codebooks(model)
     return loss.item()
 
 

@@ -5,10 +5,10 @@ import math
 from torch import nn
 from torch.optim import AdamW
 
-from models.training.config import TrainingConfig
+from models.training.config import Optimisation
 
 
-def optimizer_of(model: nn.Module, config: TrainingConfig) -> AdamW:
+def optimizer_of(model: nn.Module, config: Optimisation) -> AdamW:
     """For matrices (and what has more axes) weights decay. Scales and biases are vectors; 0 is no better for them than another value."""
     parameters = list(model.parameters())
     groups = [
@@ -18,7 +18,7 @@ def optimizer_of(model: nn.Module, config: TrainingConfig) -> AdamW:
     return AdamW([group for group in groups if group["params"]], lr=config.learning_rate, betas=config.betas, eps=1e-8, fused=True)
 
 
-def learning_rate(share: float, config: TrainingConfig) -> float:
+def learning_rate(share: float, config: Optimisation) -> float:
     """When `share` of the budget, 0 to 1, is used up: a straight rise, then a cosine or a straight line down."""
     if share < config.warm_up:
         return config.learning_rate * share / config.warm_up

@@ -58,7 +58,7 @@ def run(config_file: Path, data: Path, out: Path, console: Console) -> bool:
     report = _begin(out, config, tokens, model, device)
 
     def write_curves(progress: Progress) -> None:
-        _write(out, report | _curves(progress))
+        write_report(out, report | _curves(progress))
         plot({config.name: report | _curves(progress)}, out / CURVE, title=config.name)
 
     with training_bar(config.name, console) as show, stop_signals() as stopping:
@@ -73,7 +73,7 @@ def run(config_file: Path, data: Path, out: Path, console: Console) -> bool:
         report["held_out"] = _last_look(written, tokens, config)
         card = _card(out, written, tokens, report)
     shutil.copyfile(data / SOURCES, out / SOURCES)
-    _write(out, report)
+    write_report(out, report)
     (out / CARD).write_text(card, encoding="utf-8")
     console.print(f"[green]{out}[/green]: {report['held_out']['carried']['overall']:.3f} bits per byte of held-out text")
     return True
@@ -109,7 +109,7 @@ def _begin(out: Path, config: TrainingConfig, tokens: Tokens, model: Decoder, de
         "config": config.model_dump(mode="json"),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "data": {"train_tokens": len(tokens.train), "train_bytes": tokens.train_bytes, "train_sha256": tokens.train_sha256},
-        "hardware": _hardware(device),
+        "hardware": hardware(device),
         "torch": torch.__version__,
         "date": datetime.now(UTC).date().isoformat(),
     }
@@ -120,7 +120,7 @@ def _begin(out: Path, config: TrainingConfig, tokens: Tokens, model: Decoder, de
             if changed:
                 raise checkpoints.ResumeError(f"{out} was begun with another {key}: {', '.join(changed)}; take another --out")
         return earlier
-    _write(out, report | _curves(Progress()))
+    write_report(out, report | _curves(Progress()))
     return report
 
 
@@ -157,7 +157,7 @@ def _curves(progress: Progress) -> dict[str, Any]:
     return {"losses": [vars(point) for point in progress.losses], "evaluations": [vars(point) for point in progress.evaluations]}
 
 
-def _hardware(device: torch.device) -> str:
+def hardware(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")
@@ -169,7 +169,7 @@ def _hardware(device: torch.device) -> str:
     return f"{names[0] if names else platform.machine()}, torch threads: {torch.get_num_threads()}"
 
 
-def _write(out: Path, report: dict[str, Any]) -> None:
+def write_report(out: Path, report: dict[str, Any]) -> None:
     """run.json, whole or as it was."""
     unfinished = out / f"{RUN}.unfinished"
     unfinished.write_text(json.dumps(report, indent=1) + "\n")

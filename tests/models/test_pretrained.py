@@ -1,6 +1,7 @@
 """The trained decoders that come with the repository are what their cards say."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,27 @@ from tokenizers import Tokenizer
 
 import models
 from models.decoder_checkpoint import load_decoder
+from models.encoder_decoder.checkpoint import load_encoder_decoder
+from models.encoder_decoder.search import beam, greedy
 from models.training.corpus import TokenDocument
 from models.training.evaluation import evaluate
+from models.training.number_words.evaluation import exact, held_out_numbers
+from models.training.number_words.words import LANGUAGES
 
 PRETRAINED = Path(models.__file__).parent / "pretrained"
 PYTHON = sorted(PRETRAINED.glob("python-*"))
+
+
+def test_the_digits_are_pictures_and_their_card_shows_them() -> None:
+    folder = PRETRAINED / "digits"
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 16_000_000
+    image = load_decoder(folder).image
+    assert image is not None
+    assert (image.width, image.height, image.prompts) == (28, 28, tuple("0123456789"))
+    card = (folder / "README.md").read_text()
+    assert all(f"({picture})" in card and (folder / picture).is_file() for picture in ("samples.png", "loss.png"))
+    report = json.loads((folder / "run.json").read_text())
+    assert f"{report['held_out']['carried']['overall']:.3f}" in card
 
 
 def test_there_is_one_of_linear_attention_and_one_that_forgets() -> None:
@@ -23,9 +40,8 @@ def test_there_is_one_of_linear_attention_and_one_that_forgets() -> None:
 @pytest.mark.parametrize("folder", PYTHON, ids=lambda folder: folder.name)
 def test_a_folder_is_small_and_complete(folder: Path) -> None:
     assert sum(file.stat().st_size for file in folder.iterdir()) < 16_000_000
-    assert {"config.json", "model.safetensors", "tokenizer.json", "README.md", "loss.png", "run.json", "sources.json"} == {
-        file.name for file in folder.iterdir()
-    }
+    weights = {"config.json", "model.safetensors", "tokenizer.json", "chat_template.jinja"}
+    assert weights | {"README.md", "loss.png", "run.json", "sources.json"} == {file.name for file in folder.iterdir()}
     report = json.loads((folder / "run.json").read_text())
     assert f"{report['held_out']['carried']['overall']:.3f}" in (folder / "README.md").read_text()
 
@@ -41,3 +57,21 @@ def test_it_reads_python_that_it_has_not_seen_far_better_than_chance(folder: Pat
     bits = evaluate(checkpoint.model, [document], end_of_text=end).overall
     untrained = torch.log2(torch.tensor(float(checkpoint.config.vocab_size))).item() * len(tokens) / len(text)
     assert bits < 0.8 * untrained
+
+
+@pytest.mark.parametrize("how", ["greedy", "beam"])
+@pytest.mark.parametrize("name", ["number-words", "number-words-transformer"])
+def test_number_words_that_were_held_out_become_their_digits(name: str, how: str) -> None:
+    """Ten numbers of each language and magnitude; the card's bar is 99 %."""
+    folder = PRETRAINED / name
+    checkpoint = load_encoder_decoder(folder)
+    search = greedy if how == "greedy" else partial(beam, width=4)
+    sample = [
+        example for language in LANGUAGES for n_digits in range(3, 10) for example in held_out_numbers(n_digits, language, numbers=10)
+    ]
+    right = exact(checkpoint.model, Tokenizer.from_file(str(checkpoint.tokenizer_file)), sample, search)
+    assert sum(right) >= 0.99 * len(sample) > 500
+    stated = json.loads((folder / "run.json").read_text())["exact_matches"][how]
+    assert stated["all"] >= 0.99
+    assert f"**{100 * stated['all']:.2f}**" in (folder / "README.md").read_text()
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 4_000_000

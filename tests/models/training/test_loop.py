@@ -53,7 +53,7 @@ def killed(data: Path, folder: Path, config: TrainingConfig, *, step: int) -> in
     return subprocess.run([sys.executable, "-m", "tests.models.training.killed", *arguments], check=False, timeout=100).returncode
 
 
-@pytest.mark.parametrize("layers", ["causal_linear", "gated_delta"])
+@pytest.mark.parametrize("layers", ["causal_linear", "gated_delta", "causal_vq"])
 def test_training_learns(tokens: Tokens, config: TrainingConfig, tmp_path: Path, layers: str) -> None:
     """From knowing nothing, log2 V bits a token, to the patterns of the text; on packages it has not seen."""
     model = config.model | {"layers": layers, "positions": "none"}
@@ -67,7 +67,7 @@ def test_training_learns(tokens: Tokens, config: TrainingConfig, tmp_path: Path,
     assert progress.losses[-1].tokens == 100 * 8 * config.context
 
 
-@pytest.mark.parametrize("layers", ["causal_linear", "gated_delta"])
+@pytest.mark.parametrize("layers", ["causal_linear", "gated_delta", "causal_vq"])
 def test_killed_and_taken_up_again_it_ends_with_the_same_bits(
     data: Path, tokens: Tokens, config: TrainingConfig, tmp_path: Path, layers: str
 ) -> None:

@@ -1,0 +1,68 @@
+"""What a step sees: numbers that follow from the seed and the step alone, rows of about the same length together."""
+
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from models.training.number_words.tokens import BEGIN, END, PADDING, padded
+from models.training.number_words.words import Example, draw
+
+STEPS = 8  # for which numbers are drawn together, so that they can be sorted by length
+FIRST_DIGITS = 3  # with how many digits the first numbers are written
+
+
+@dataclass(frozen=True)
+class Batch:
+    """source (B, N) with its mask; `previous` (B, T) stands before each of `targets` (B, T), which is -100 after the end."""
+
+    source: Tensor
+    mask: Tensor
+    previous: Tensor
+    targets: Tensor
+
+
+class Batches:
+    """Longer numbers come in with time: up to three digits at first, all from the step `all_digits_from` on."""
+
+    def __init__(self, tokenizer: Tokenizer, *, batch: int, seed: int, languages: tuple[str, ...], max_digits: int, all_digits_from: int):
+        self._tokenizer, self._batch, self._seed = tokenizer, batch, seed
+        self._languages, self._max_digits, self._all_from = languages, max_digits, all_digits_from
+        self._group: tuple[int, list[list[Example]]] = (-1, [])
+
+    def __call__(self, step: int) -> Batch:
+        group, place = divmod(step, STEPS)
+        if self._group[0] != group:
+            self._group = group, self._drawn(group)
+        return batch_of(self._tokenizer, self._group[1][place])
+
+    def digits(self, step: int) -> int:
+        """The most digits that a number of this step has."""
+        if step >= self._all_from:
+            return self._max_digits
+        return min(self._max_digits, FIRST_DIGITS + (self._max_digits - FIRST_DIGITS + 1) * step // self._all_from)
+
+    def _drawn(self, group: int) -> list[list[Example]]:
+        random = Random(f"{self._seed}/{group}")
+        max_digits = self.digits(group * STEPS)
+        examples = [draw(random, max_digits=max_digits, languages=self._languages) for _ in range(STEPS * self._batch)]
+        examples.sort(key=lambda example: len(example.words))
+        batches = [examples[i : i + self._batch] for i in range(0, len(examples), self._batch)]
+        random.shuffle(batches)
+        return batches
+
+
+def batch_of(tokenizer: Tokenizer, examples: list[Example]) -> Batch:
+    """The rows of these examples, as tensors."""
+    begin, end, padding = (tokenizer.token_to_id(token) for token in (BEGIN, END, PADDING))
+    sources = [encoding.ids for encoding in tokenizer.encode_batch_fast([example.words for example in examples])]
+    outputs = [[tokenizer.token_to_id(digit) for digit in str(example.number)] for example in examples]
+    source = padded(sources, padding)
+    return Batch(
+        source=source,
+        mask=torch.arange(source.shape[1]) < torch.tensor([len(ids) for ids in sources])[:, None],
+        previous=padded([[begin, *ids] for ids in outputs], padding),
+        targets=padded([[*ids, end] for ids in outputs], -100),
+    )

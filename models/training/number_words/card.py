@@ -1,0 +1,95 @@
+"""The model card of an encoder-decoder of number words: README.md beside the weights, for people who did not train them."""
+
+from typing import Any
+
+import yaml
+
+from models.training.number_words.pictures import ATTENTION, CURVE
+from models.training.number_words.words import LANGUAGES
+
+WHAT = {
+    "recurrent": "a GRU that reads in both directions, attention, and a modified GRU that writes (Bahdanau et al. 2014, arXiv:1409.0473)",
+    "transformer": "a Transformer on both sides (Vaswani et al. 2017, arXiv:1706.03762), pre-norm with rotary positions",
+}
+
+
+def card(report: dict[str, Any]) -> str:
+    """Markdown with the front matter that model hubs read. `report` is run.json."""
+    return "\n\n".join((_head(report), _figures(report), _data(report), _training(report), _limits())) + "\n"
+
+
+def _head(report: dict[str, Any]) -> str:
+    config, name = report["config"], report["name"]
+    languages = config["languages"]
+    front = yaml.safe_dump({"license": "apache-2.0", "language": languages, "tags": ["attnserve", "translation"]})
+    return f"""---
+{front}---
+
+# {name}
+
+{report["parameters"] / 1e6:.2f} million parameters that read a number in words and write its digits: {WHAT[config["kind"]]}.
+Characters are tokens. Numbers from 0 to {10 ** config["max_digits"] - 1:,} in {len(languages)} languages:
+{", ".join(LANGUAGES[language] for language in languages)}.
+
+Intended use: showing, testing and measuring a server of encoder-decoders. A parser of number words is the better tool for the task itself.
+
+    attnserve export --checkpoint THIS_FOLDER --out bundles/{name}
+    attnserve serve --bundle bundles/{name}
+    curl -s http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' \\
+      -d '{{"model": "{name}", "prompt": "zweiundvierzigtausendsiebzehn"}}' | jq -r .choices[0].text"""
+
+
+def _figures(report: dict[str, Any]) -> str:
+    found = report["exact_matches"]
+    digits = list(next(iter(found["greedy"]["cells"].values())))
+    lines = [
+        "## Exact matches",
+        "",
+        f"Of {found['greedy']['numbers']:,} numbers that were held out with the ranges they are in, each magnitude and language alike (of",
+        "three digits there are 36 such numbers, of the others 100 were drawn). A number counts if every digit is right. In per cent, by",
+        "greedy search; the last column is a beam of 4, ranked by the mean log-probability of a token.",
+        "",
+        f"| language | {' | '.join(f'{n} digits' for n in digits)} | all | beam |",
+        f"|---|{'---|' * (len(digits) + 2)}",
+    ]
+    for language, cells in found["greedy"]["cells"].items():
+        of_beam = found["beam"]["cells"][language]
+        shares = " | ".join(f"{100 * cells[n]:.0f}" for n in digits)
+        lines.append(f"| {LANGUAGES[language]} | {shares} | {_mean(cells):.1f} | {_mean(of_beam):.1f} |")
+    by_digits = " | ".join(f"{_mean({language: cells[n] for language, cells in found['greedy']['cells'].items()}):.1f}" for n in digits)
+    lines.append(f"| **all** | {by_digits} | **{100 * found['greedy']['all']:.2f}** | **{100 * found['beam']['all']:.2f}** |")
+    lines += ["", f"![Loss and exact matches against steps]({CURVE})", "", f"![What each digit was written from]({ATTENTION})"]
+    return "\n".join(lines)
+
+
+def _mean(shares: dict[str, float]) -> float:
+    return 100 * sum(shares.values()) / len(shares)
+
+
+def _data(report: dict[str, Any]) -> str:
+    return f"""## Data
+
+Numbers that were drawn and then said by `num2words` {report["num2words"]}, a new batch each step. Each magnitude is about as likely as the
+next; in a quarter of the numbers half of the digits were made 0. A number of three digits or more was held out, in every language, if its
+first three digits are 17 more than a multiple of 25 (117, 142, ... 992; 11,700 to 11,799, ...): 36 ranges of every magnitude,
+4 % of all numbers."""
+
+
+def _training(report: dict[str, Any]) -> str:
+    last, config = report["losses"][-1], {name: value for name, value in report["config"].items() if value is not None}
+    return f"""## Training
+
+{last["step"]:,} steps of {config["batch"]} numbers in {last["minutes"]:.1f} minutes on {report["hardware"]},
+beside other work, {report["date"]}, torch {report["torch"]}, AdamW. The config:
+
+```yaml
+{yaml.safe_dump(config, sort_keys=False).strip()}
+```"""
+
+
+def _limits() -> str:
+    return """## Limits
+
+- It reads what `num2words` writes, in small or capital letters. Other spellings, digits, ordinals, fractions and negative numbers it has
+  not seen, and it answers them with some number all the same.
+- It does not say which language it read, and a text that is no number gets a number too."""

@@ -1,0 +1,32 @@
+"""What a run on number words is, as one YAML file: the model's shape, which numbers it sees, for how long."""
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator
+
+from models.training.config import Optimisation
+from models.training.number_words.words import LANGUAGES, MAX_DIGITS
+
+
+class NumberWordsConfig(Optimisation):
+    """Checked on creation. The budget is counted in steps alone, so that a run that goes on sees what it would have seen."""
+
+    kind: Literal["recurrent", "transformer"]
+    model: dict[str, Any] = Field(
+        description="fields of RecurrentConfig or TransformerConfig beyond those of the vocabulary and the lengths"
+    )
+    languages: tuple[str, ...] = Field(tuple(LANGUAGES), min_length=1)
+    max_digits: int = Field(MAX_DIGITS, ge=3, le=MAX_DIGITS, description="of a number")
+    all_digits_from: float = Field(
+        0.25, ge=0, le=1, description="share of the budget after which numbers have up to max_digits; 3 before it"
+    )
+    batch: int = Field(ge=1, description="B, numbers of a step")
+    max_steps: int = Field(ge=1)
+    evaluation_size: int = Field(400, ge=1, description="held-out numbers of each look; the last one takes more")
+
+    @field_validator("languages")
+    @classmethod
+    def _known(cls, languages: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := set(languages) - LANGUAGES.keys():
+            raise ValueError(f"{sorted(unknown)[0]!r} is not one of {', '.join(LANGUAGES)}")
+        return languages

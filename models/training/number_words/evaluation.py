@@ -1,0 +1,55 @@
+"""Exact matches: a number counts if every digit is right and the end comes in its place."""
+
+from collections.abc import Callable, Sequence
+from random import Random
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from models.encoder_decoder.model import EncoderDecoder
+from models.encoder_decoder.search import Found
+from models.training.number_words.batches import batch_of
+from models.training.number_words.words import Example, held_out, say
+
+Search = Callable[[EncoderDecoder, Tensor, Tensor], Found]
+ROWS = 200  # read side by side
+NUMBERS = 100  # of each language and magnitude
+
+
+def exact(model: EncoderDecoder, tokenizer: Tokenizer, examples: Sequence[Example], search: Search) -> list[bool]:
+    """Of each example, whether its number is what `search` finds."""
+    training = model.training
+    model.eval()
+    order = sorted(range(len(examples)), key=lambda i: len(examples[i].words))
+    right = [False] * len(examples)
+    for begin in range(0, len(order), ROWS):
+        rows = order[begin : begin + ROWS]
+        batch = batch_of(tokenizer, [examples[i] for i in rows])
+        found = search(model, batch.source, batch.mask).tokens
+        ids = torch.where(batch.targets < 0, model.config.end_token_id, batch.targets)
+        width = max(found.shape[1], ids.shape[1])
+        same = (_filled(found, width, model) == _filled(ids, width, model)).all(dim=1)
+        for i, is_right in zip(rows, same.tolist(), strict=True):
+            right[i] = is_right
+    model.train(training)
+    return right
+
+
+def held_out_numbers(n_digits: int, language: str, *, numbers: int = NUMBERS) -> list[Example]:
+    """Numbers of a magnitude, all different, each of those held out as likely as any other; of three digits there are 36."""
+    random = Random(f"{language}/{n_digits}")
+    heads = [head for head in range(100, 1000) if held_out(head)]
+    tails = 10 ** (n_digits - 3)
+    chosen = random.sample(range(len(heads) * tails), min(numbers, len(heads) * tails))
+    found = [heads[i // tails] * tails + i % tails for i in chosen]
+    return [Example(language, number, say(number, language)) for number in found]
+
+
+def examples(languages: Sequence[str]) -> list[str]:
+    """A few sources, short and long, for the folder of a model."""
+    return [say(number, language) for language in languages for number in (7, 1_042, 987_654_321)]
+
+
+def _filled(ids: Tensor, width: int, model: EncoderDecoder) -> Tensor:
+    return torch.nn.functional.pad(ids, (0, width - ids.shape[1]), value=model.config.end_token_id)

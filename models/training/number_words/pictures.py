@@ -1,0 +1,46 @@
+"""The curves of a run, and what a model looks at while it writes."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.figure import Figure
+from tokenizers import Tokenizer
+
+from models.encoder_decoder.model import EncoderDecoder
+from models.encoder_decoder.search import attended
+from models.training.number_words.words import LANGUAGES, say
+
+CURVE, ATTENTION = "loss.png", "attention.png"
+NUMBER = 142_857
+SHOWN = 4  # languages in the picture
+
+
+def draw_curves(report: dict[str, Any], file: Path) -> None:
+    """Loss and exact matches of held-out numbers against steps, as PNG. `report` is as in run.json."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    loss, exact = figure.subplots(1, 2)
+    loss.semilogy([point["step"] for point in report["losses"]], [point["value"] for point in report["losses"]], lw=0.8)
+    loss.set(xlabel="steps", ylabel="loss, nats an output token")
+    exact.plot([point["step"] for point in report["exact"]], [100 * point["value"] for point in report["exact"]], marker="o", ms=3.5)
+    exact.set(xlabel="steps", ylabel="held-out numbers exactly right, %", ylim=(0, 101))
+    for axes in (loss, exact):
+        axes.grid(alpha=0.3, which="both")
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(report["name"])
+    figure.savefig(file, dpi=130, format="png")
+
+
+def draw_attention(model: EncoderDecoder, tokenizer: Tokenizer, languages: tuple[str, ...], file: Path) -> None:
+    """One map a language for the same number: a row for each digit that is written, a column for each character that is read."""
+    shown = languages[:SHOWN]
+    figure = Figure(figsize=(13, 2.4 * len(shown)), layout="constrained")
+    for axes, language in zip(figure.subplots(len(shown), 1, squeeze=False)[:, 0], shown, strict=True):
+        text = say(NUMBER, language)
+        ids = torch.tensor([tokenizer.encode(text).ids])
+        tokens, weights = attended(model, ids, torch.ones_like(ids, dtype=torch.bool))
+        axes.imshow(weights[0].numpy(), cmap="magma", vmin=0, vmax=1, aspect="auto")
+        axes.set_xticks(range(len(text)), list(text), fontsize="small")
+        axes.set_yticks(range(tokens.shape[1]), [tokenizer.id_to_token(int(token)) for token in tokens[0]], fontsize="small")
+        axes.set_title(LANGUAGES[language], fontsize="medium", loc="left")
+    figure.savefig(file, dpi=110, format="png")

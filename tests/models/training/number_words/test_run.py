@@ -1,0 +1,141 @@
+"""From a config to a checkpoint folder; a run that was killed ends with the same weights as one that was not."""
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from rich.console import Console
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from models.encoder_decoder.checkpoint import load_encoder_decoder
+from models.encoder_decoder.search import Found, greedy
+from models.training.checkpoints import ResumeError
+from models.training.config import ConfigError, read_config
+from models.training.number_words.config import NumberWordsConfig
+from models.training.number_words.evaluation import exact, held_out_numbers
+from models.training.number_words.loop import train
+from models.training.number_words.run import CHECKPOINTS, build, exact_matches, run
+from models.training.number_words.tokens import character_tokenizer
+from models.training.number_words.words import Example
+from service.cli import app
+
+PNG = b"\x89PNG\r\n\x1a\n"
+CONFIG = {
+    "name": "tiny",
+    "kind": "recurrent",
+    "model": {"d_embedding": 6, "d_encoder": 6, "d_state": 6, "d_hidden": 6},
+    "languages": ["en", "de"],
+    "max_digits": 3,
+    "batch": 8,
+    "max_steps": 24,
+    "learning_rate": 0.01,
+    "evaluations": 2,
+    "evaluation_size": 6,
+    "checkpoint_steps": 5,
+    "threads": 1,
+}
+
+
+def written(folder: Path, **changes: object) -> Path:
+    file = folder / "config.yaml"
+    file.write_text(yaml.safe_dump(CONFIG | changes))
+    return file
+
+
+@pytest.fixture(scope="module", params=["recurrent", "transformer"])
+def finished(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp(request.param)
+    shape = {"d_model": 8, "n_heads": 2, "d_feedforward": 8, "n_encoder_layers": 1, "n_decoder_layers": 1}
+    changes = {} if request.param == "recurrent" else {"kind": "transformer", "model": shape}
+    config = str(written(folder, **changes))
+    result = CliRunner().invoke(app, ["train-number-words", "--config", config, "--out", str(folder / "out")])
+    assert result.exit_code == 0, result.output
+    return folder / "out"
+
+
+def test_the_result_is_a_checkpoint_with_what_it_states(finished: Path) -> None:
+    report = json.loads((finished / "run.json").read_text())
+    model = load_encoder_decoder(finished).model
+    assert sum(parameter.numel() for parameter in model.parameters()) == report["parameters"]
+    config = NumberWordsConfig.model_validate(report["config"])
+    assert exact_matches(model, character_tokenizer(), config) == report["exact_matches"]
+    assert [point["step"] for point in report["exact"]] == [12, 24]
+    assert [point["step"] for point in report["losses"]] == [20]
+    card = (finished / "README.md").read_text()
+    assert yaml.safe_load(card.split("---")[1])["language"] == ["en", "de"]
+    for words in ("| German |", "117, 142", "held out", "## Limits", report["hardware"]):
+        assert words in card
+    for picture in ("loss.png", "attention.png"):
+        assert (finished / picture).read_bytes().startswith(PNG)
+
+
+def test_the_same_command_on_a_finished_run_changes_no_weight(finished: Path, tmp_path: Path) -> None:
+    before = (finished / "model.safetensors").read_bytes()
+    config = json.loads((finished / "run.json").read_text())["config"]
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    assert run(tmp_path / "config.yaml", finished, Console(quiet=True))
+    assert (finished / "model.safetensors").read_bytes() == before
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config | {"batch": 9}))
+    with pytest.raises(ResumeError, match="another config: batch"):
+        run(tmp_path / "config.yaml", finished, Console(quiet=True))
+
+
+def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    """Killed between two checkpoints, in a process of its own; what ends is what would have ended without that."""
+    torch.set_num_threads(1)
+    file, tokenizer = written(tmp_path), character_tokenizer()
+    config = read_config(file, NumberWordsConfig)
+    command = [sys.executable, "-m", "tests.models.training.number_words.killed", str(file), str(tmp_path / "killed"), "13"]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    assert [folder.name for folder in (tmp_path / "killed" / CHECKPOINTS).iterdir()] == ["step-000010"]
+    ends = {}
+    for name in ("killed", "whole"):
+        progress = train(build(config, file, tokenizer), tokenizer, config, tmp_path / name / CHECKPOINTS)
+        ends[name] = load_file(tmp_path / name / CHECKPOINTS / "step-000024" / "model.safetensors")
+        assert progress.step == 24
+    assert all(tensor.equal(ends["whole"][name]) for name, tensor in ends["killed"].items())
+
+
+def test_exact_means_every_digit_and_the_end() -> None:
+    tokenizer = character_tokenizer()
+    model = build(NumberWordsConfig.model_validate(CONFIG), Path("config.yaml"), tokenizer)
+    with torch.no_grad():  # writes 1, 1, 1, 1 whatever it reads
+        model.to_logits.weight.zero_()
+        model.to_logits.bias.zero_()
+        model.to_logits.bias[tokenizer.token_to_id("1")] = 1
+    numbers = [Example("en", number, "one") for number in (1, 11, 111)]
+    assert exact(model, tokenizer, numbers, greedy) == [False, False, False]
+    written = torch.tensor([[tokenizer.token_to_id("1"), model.config.end_token_id, model.config.end_token_id]])
+    assert exact(model, tokenizer, numbers, lambda model, source, mask: Found(written.expand(len(source), -1), None)) == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_held_out_numbers_are_all_different_and_always_the_same() -> None:
+    found = held_out_numbers(5, "de", numbers=80)
+    assert len({example.number for example in found}) == 80
+    assert found == held_out_numbers(5, "de", numbers=80)
+    assert len(held_out_numbers(3, "de")) == 36
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"languages": ["en", "tlh"]}, "'tlh' is not one of en, de"), ({"max_digits": 12}, "max_digits"), ({"kind": "cnn"}, "kind")],
+)
+def test_a_config_that_cannot_be_run_is_named(changes: dict, words: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=words):
+        read_config(written(tmp_path, **changes), NumberWordsConfig)
+
+
+def test_a_shape_that_cannot_be_is_a_config_error(tmp_path: Path) -> None:
+    file = written(tmp_path, model={"depth": 3})
+    with pytest.raises(ConfigError, match=r"model: .*depth"):
+        build(read_config(file, NumberWordsConfig), file, character_tokenizer())
