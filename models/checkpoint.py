@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from models.encoder import Encoder, EncoderConfig
+from models.encoder_checkpoint import ARCHITECTURE, Own, read_own, sentence_encoder
 from models.families import ARCHITECTURES
 from models.families.family import Family, HeadConfig, Names
 from models.folder import CheckpointError, Settings, read_settings, read_tensors
@@ -53,7 +54,7 @@ class Checkpoint:
     id2label: dict[int, str]
     pad_token_id: int
     uses_token_types: bool  # the second text of a pair is told from the first by token_type_ids
-    untrained: bool  # the attention is not the one the weights were trained with
+    untrained: bool  # the attention is not the one the weights were trained with, or all weights are drawn
     score_activation: ScoreActivation
 
 
@@ -66,9 +67,11 @@ def load_checkpoint(folder: Path, *, attention: str = "softmax", dtype: torch.dt
     pipeline = read_pipeline(folder)
     settings = read_settings(pipeline.transformer / "config.json")
     architecture = settings.need("architectures")[0]
+    if architecture == ARCHITECTURE:
+        return _of_our_own(folder, read_own(settings), pipeline, attention, dtype)
     if architecture not in ARCHITECTURES:
         raise CheckpointError(
-            f"{settings.file}: architecture {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}",
+            f"{settings.file}: architecture {architecture!r} is not supported; supported: {', '.join((*ARCHITECTURES, ARCHITECTURE))}",
         )
     family, task = ARCHITECTURES[architecture]
     pipeline = replace(pipeline, pooling=_pooling(task, architecture, pipeline))
@@ -101,6 +104,32 @@ def load_checkpoint(folder: Path, *, attention: str = "softmax", dtype: torch.dt
     )
 
 
+def _of_our_own(folder: Path, own: Own, pipeline: Pipeline, attention: str, dtype: torch.dtype) -> Checkpoint:
+    """A folder that `save_encoder` wrote."""
+    if attention not in (ATTENTION_OF_CHECKPOINTS, own.config.attention):
+        raise CheckpointError(
+            f"{folder}: attention={attention!r} cannot replace {own.config.attention}, of which the encoder is made; change its config"
+        )
+    return Checkpoint(
+        kind="encoder",
+        model=sentence_encoder(own, read_tensors(folder), dtype=dtype),
+        config=own.config,
+        architecture=ARCHITECTURE,
+        folder=folder,
+        tokenizer_file=_tokenizer_file(pipeline),
+        max_tokens=own.config.n_positions,
+        pooling=own.pooling,
+        normalized=own.normalized,
+        prompts={},
+        default_prompt=None,
+        id2label={},
+        pad_token_id=0,
+        uses_token_types=False,
+        untrained=own.untrained,
+        score_activation="identity",
+    )
+
+
 # What config.json says
 
 
@@ -111,11 +140,18 @@ def _encoder_config(family: Family, settings: Settings, attention: str) -> Encod
             f"{ATTENTION_OF_CHECKPOINTS} attention; choose one of {', '.join(SWAPPABLE)}"
         )
     try:
-        return replace(family.encoder_config(settings), attention=attention)
+        config = family.encoder_config(settings)
+        if config.attention == ATTENTION_OF_CHECKPOINTS:
+            return replace(config, attention=attention)
     except CheckpointError:
         raise
     except ValueError as error:
         raise CheckpointError(f"{settings.file}: {error}") from error
+    if attention != ATTENTION_OF_CHECKPOINTS:
+        raise CheckpointError(
+            f"{settings.file}: attention={attention!r} cannot replace {config.attention}, of which the checkpoint is made"
+        )
+    return config
 
 
 def _pooling(task: str, architecture: str, pipeline: Pipeline) -> str | None:

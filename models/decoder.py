@@ -15,10 +15,12 @@ from torch import Tensor, nn
 
 from models import LAYERS
 from models.attention.causal import CausalLayer, State, at_least_float32
+from models.attention.causal_longformer import CausalLongformerAttention
+from models.attention.longformer import copy_to_global
 from models.feedforward import ACTIVATIONS, FeedForward
 from models.positions import Rotation
 
-DRAWN = ("to_q", "to_k", "to_v")  # projections of a layer that begin as the model's other weights do
+DRAWN = ("to_q", "to_k", "to_v")  # projections that begin as the model's other weights do, where a layer has them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +62,7 @@ class DecoderConfig:
         for name, choices in (("positions", ("rotary", "sinusoidal", "none")), ("norm", ("rms", "layer")), ("activation", ACTIVATIONS)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(choices)}")
-        if self.positions == "rotary" and not any(LAYERS[name].rotates for name in self.layer_names):
+        if self.positions == "rotary" and not any(LAYERS[name].capabilities.rotates for name in self.layer_names):
             raise ValueError(
                 f"positions='rotary', but no layer of {', '.join(sorted(set(self.layer_names)))} turns its q and k; use 'none'"
             )
@@ -114,8 +116,8 @@ class Decoder(nn.Module):
 
     @property
     def grows(self) -> bool:
-        """The state takes more room with every token."""
-        return any(block.layer.grows for block in self.blocks)
+        """The state takes more room with every token, or is full after a largest number of them."""
+        return any(block.layer.capabilities.state != "constant" for block in self.blocks)
 
     def init_states(self, batch: int) -> list[State]:
         """What is known before the first token, block by block: zeros, where the weights are."""
@@ -166,13 +168,15 @@ class Decoder(nn.Module):
         for weight in (self.embedding.weight, self.unembedding.weight):
             nn.init.normal_(weight, std=std)
         for block in self.blocks:
-            into = [getattr(block.layer, name) for name in DRAWN] + [block.feedforward.up]
+            into = [getattr(block.layer, name) for name in DRAWN if hasattr(block.layer, name)] + [block.feedforward.up]
             into += [] if block.feedforward.gate is None else [block.feedforward.gate]
             out_of = [block.layer.to_out, block.feedforward.down]
             for linear in into + out_of:
                 nn.init.normal_(linear.weight, std=residual_std if linear in out_of else std)
                 if linear.bias is not None:
                     nn.init.zeros_(linear.bias)
+            if isinstance(block.layer, CausalLongformerAttention):
+                copy_to_global(block.layer)
 
 
 class Block(nn.Module):

@@ -126,7 +126,7 @@ def load_decoder(folder: Path, *, dtype: torch.dtype = torch.float32) -> Decoder
         bos_token_id=bos_token_ids[0] if bos_token_ids else None,
         chat_template=chat_template if chat_template.is_file() else None,
         image=_image(settings, model.config) if architecture == ARCHITECTURE else None,
-        weights_sha256=_weights_sha256(folder),
+        weights_sha256=weights_sha256(folder),
     )
 
 
@@ -207,7 +207,7 @@ def _image(settings: Settings, config: DecoderConfig) -> Image | None:
     return image
 
 
-def _weights_sha256(folder: Path) -> str:
+def weights_sha256(folder: Path) -> str:
     """Of the one file, or of the hashes of the shards in the order of their names."""
     files = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(folder.glob("*.safetensors"))
     digests = []

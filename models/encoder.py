@@ -4,8 +4,10 @@ Post-norm (Vaswani et al. 2017; BERT):  x = norm(x + attention(x));  x = norm(x 
 Pre-norm (ModernBERT):                  x = x + attention(norm(x));  x = x + feedforward(norm(x))
 """
 
-from dataclasses import dataclass
-from typing import Literal
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 
 from models import LAYERS
 from models.attention.causal import CausalLayer
+from models.attention.longformer import LongformerAttention, copy_to_global
 from models.feedforward import ACTIVATIONS, FeedForward
 from models.positions import RelativeBias, Rotation, RotationTable, positions_after_padding, sinusoids
 
@@ -29,6 +32,7 @@ class EncoderConfig:
     n_positions: int  # longest input in tokens, for every kind of position
     d_head: int | None = None  # None: d_model / n_heads
     attention: str = "softmax"  # a name in LAYERS, not a causal one
+    attention_options: Mapping[str, Any] = field(default_factory=dict)  # keywords of the layer's constructor
     attention_bias: bool = True
     positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
     position_padding_id: int | None = None  # count positions over tokens other than this, from the one after it
@@ -67,19 +71,24 @@ class EncoderConfig:
             raise ValueError(
                 f"position_padding_id={self.position_padding_id} needs learned positions, not {self.positions!r}",
             )
-        if self.attention == "linear":
-            self._check_linear()
+        self._check_attention()
 
-    def _check_linear(self) -> None:
-        pairwise = {
-            "rotary positions": self.positions == "rotary",
-            "a relative position bias": self.n_relative_buckets > 0,
-            "local windows": any(window is not None for window in self.windows),
+    def _check_attention(self) -> None:
+        layer = LAYERS[self.attention]
+        can = layer.capabilities
+        impossible = {
+            "rotary positions": self.positions == "rotary" and not can.rotates,
+            "a relative position bias": self.n_relative_buckets > 0 and not can.pairs,
+            "local windows": any(window is not None for window in self.windows) and not can.pairs,
         }
-        found = [name for name, present in pairwise.items() if present]
-        if found:
+        if found := [name for name, present in impossible.items() if present]:
             raise ValueError(
-                f"attention='linear' has no form with {' or '.join(found)}, which act on single pairs of tokens",
+                f"attention={self.attention!r} has no form with {' or '.join(found)}, which act on single pairs of tokens",
+            )
+        known = inspect.signature(layer).parameters.keys() - {"d_model", "n_heads", "d_head", "bias"}
+        if unknown := sorted(self.attention_options.keys() - known):
+            raise ValueError(
+                f"attention_options of {self.attention} hold {unknown[0]!r}, which is not one of {', '.join(sorted(known)) or 'none'}"
             )
 
     @property
@@ -161,7 +170,7 @@ class Block(nn.Module):
         self.pre_norm = c.norm == "pre"
         self.window = c.windows[layer] if c.windows else None
         self.reach = "full" if self.window is None else "local"
-        self.attention = LAYERS[c.attention](c.d_model, c.n_heads, d_head=c.d_head, bias=c.attention_bias)
+        self.attention = LAYERS[c.attention](c.d_model, c.n_heads, d_head=c.d_head, bias=c.attention_bias, **c.attention_options)
         # Pre-norm embeddings that are normalised already need no norm before their first attention (ModernBERT).
         skip = self.pre_norm and c.embedding_norm and layer == 0
         self.attention_norm = nn.Identity() if skip else _norm(c)
@@ -212,3 +221,5 @@ def _draw_weights(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
+    if isinstance(module, LongformerAttention):
+        copy_to_global(module)

@@ -1,7 +1,8 @@
 """The feed-forward layer of a block: each token on its own, through a wider layer and back.
 
 y = W_down act(W_up x);   gated: y = W_down (act(W_gate x) * W_up x)
-Vaswani et al. 2017, arXiv:1706.03762, eq. 2; Shazeer 2020, arXiv:2002.05202 (GeGLU, SwiGLU).
+Vaswani et al. 2017, arXiv:1706.03762, eq. 2; Shazeer 2020, arXiv:2002.05202 (GeGLU, SwiGLU); Kitaev et al. 2020, arXiv:2001.04451,
+section 3 (in chunks).
 """
 
 from functools import partial
@@ -9,6 +10,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 ACTIVATIONS = {
     "gelu": F.gelu,
@@ -34,3 +36,26 @@ class FeedForward(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         act = ACTIVATIONS[self.activation]
         return self.down(act(self.up(x)) if self.gate is None else act(self.gate(x)) * self.up(x))
+
+
+class ChunkedFeedForward(FeedForward):
+    """The same function, with the wider layer of only `chunk` tokens at once in memory: chunk * d_feedforward numbers instead of N *.
+
+    In training, each chunk is computed again for its gradients. An export is not cut: there the runtime decides what it keeps. Raises
+    ValueError for a chunk of less than 1 token.
+    """
+
+    def __init__(self, d_model: int, d_feedforward: int, *, activation: str, gated: bool, bias: bool, chunk: int = 1024) -> None:
+        super().__init__(d_model, d_feedforward, activation=activation, gated=gated, bias=bias)
+        if chunk < 1:
+            raise ValueError(f"chunk={chunk} must be at least 1 token")
+        self.chunk = chunk
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, N, D) -> (B, N, D)."""
+        if torch.compiler.is_exporting():
+            return super().forward(x)
+        whole = super().forward
+        if torch.is_grad_enabled():
+            return torch.cat([checkpoint(whole, piece, use_reentrant=False) for piece in x.split(self.chunk, dim=1)], dim=1)
+        return torch.cat([whole(piece) for piece in x.split(self.chunk, dim=1)], dim=1)

@@ -80,36 +80,56 @@ class RelativeBias(nn.Module):
     """A learned number for each head and each distance between key and query, shared by all layers.
 
     Near distances have a bucket each, far ones share buckets of growing width, all beyond `max_distance` share the
-    last; before and after are told apart. Raffel et al. 2019 (T5), arXiv:1910.10683, section 2.1.
+    last; before and after are told apart or, with `causal`, all buckets are for keys before the query. Raffel et al.
+    2019 (T5), arXiv:1910.10683, section 2.1. `scale` multiplies what is learned: 1 in T5, sqrt(D) in a gated attention
+    unit (Hua et al. 2022, arXiv:2202.10447).
     """
 
-    def __init__(self, n_positions: int, n_heads: int, *, n_buckets: int = 32, max_distance: int = 128) -> None:
+    def __init__(
+        self,
+        n_positions: int,
+        n_heads: int,
+        *,
+        n_buckets: int = 32,
+        max_distance: int = 128,
+        causal: bool = False,
+        scale: float = 1.0,
+    ) -> None:
         super().__init__()
         self.n_positions = n_positions
+        self.scale = scale
         self.weight = nn.Parameter(torch.zeros(n_buckets, n_heads))
         distances = torch.arange(1 - n_positions, n_positions)  # key - query
-        self.register_buffer("bucket_of", distance_buckets(distances, n_buckets, max_distance), persistent=False)
+        buckets = distance_buckets(distances, n_buckets, max_distance, causal=causal)
+        self.register_buffer("bucket_of", buckets, persistent=False)
 
     def forward(self, t: Tensor) -> Tensor:
         """Positions (N,) int64 -> (1, H, N, N), [.., query, key]."""
         distances = t[None, :] - t[:, None]  # (N, N)
         buckets = self.bucket_of[distances + self.n_positions - 1]
-        return F.embedding(buckets, self.weight).permute(2, 0, 1).unsqueeze(0)
+        return F.embedding(buckets, self.scale * self.weight).permute(2, 0, 1).unsqueeze(0)
 
 
-def distance_buckets(distances: Tensor, n_buckets: int, max_distance: int) -> Tensor:
-    """Distances key - query, of any shape -> bucket numbers, same shape, int64. Half of the buckets are for keys
-    after the query.
+def distance_buckets(distances: Tensor, n_buckets: int, max_distance: int, *, causal: bool = False) -> Tensor:
+    """Distances key - query, of any shape -> bucket numbers, same shape, int64.
+
+    Half of the buckets are for keys after the query. With `causal` none are, and such keys, which nobody sees, share
+    bucket 0 with the token itself.
 
     The logarithm is taken in float32, as at training: at exact powers of two its rounding decides the bucket.
     """
+    if causal:
+        return _buckets_of_a_side(-distances.clamp_max(0), n_buckets, max_distance)
     n_side = n_buckets // 2
-    n_exact = n_side // 2
-    far = distances.abs().clamp_min(1)
-    log_steps = torch.log(far.float() / n_exact) / math.log(max_distance / n_exact) * (n_side - n_exact)
-    coarse = (n_exact + log_steps.long()).clamp_max(n_side - 1)
-    near = distances.abs() < n_exact
-    return (distances > 0).long() * n_side + torch.where(near, distances.abs(), coarse)
+    return (distances > 0).long() * n_side + _buckets_of_a_side(distances.abs(), n_side, max_distance)
+
+
+def _buckets_of_a_side(gaps: Tensor, n_buckets: int, max_distance: int) -> Tensor:
+    """Distances >= 0 -> 0 .. n_buckets - 1: the first half one by one, the others by their logarithm."""
+    n_exact = n_buckets // 2
+    log_steps = torch.log(gaps.clamp_min(1).float() / n_exact) / math.log(max_distance / n_exact) * (n_buckets - n_exact)
+    coarse = (n_exact + log_steps.long()).clamp_max(n_buckets - 1)
+    return torch.where(gaps < n_exact, gaps, coarse)
 
 
 def _angles(n_positions: int, width: int, *, base: float) -> Tensor:

@@ -17,9 +17,12 @@ def fill(model: nn.Module, tensors: dict[str, Tensor], family: Family, head_name
     """
     tensors = {_modern(name): tensor for name, tensor in tensors.items()}
     prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors) else ""
+    tensors |= {prefix + name: tensors[prefix + name][n:] for name, n in family.unread_rows.items() if prefix + name in tensors}
     names = _encoder_names(family, prefix, tensors) | head_names
     # Memory shared with the model. The dense layers of a SentenceEncoder have files of their own, and come here filled.
-    places = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("dense.")}
+    # Buffers are what a layer has drawn for itself.
+    parameters = {name for name, _ in model.named_parameters() if not name.startswith("dense.")}
+    places = {name: tensor for name, tensor in model.state_dict().items() if name in parameters}
     sources = _sources(names, places, n_layers=model.encoder.config.n_layers)
     check_names(sources, tensors, harmless=tuple(prefix + beginning for beginning in family.unused) + family.unused)
     for theirs, ours in sources.items():

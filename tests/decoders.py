@@ -11,6 +11,33 @@ from models.decoder_checkpoint import Image, save_decoder
 
 TINY = {"vocab_size": 256, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_feedforward": 24, "layers": "causal_linear"}
 
+# A block of each layer whose state has a constant size.
+_LAYERS = (
+    "causal_vq",  # first: rounding in front of it could give a key another code
+    "causal_flash",
+    "causal_linear",
+    "causal_efficient",
+    "causal_performer",
+    "hedgehog",
+    "based",
+    "retention",
+    "gated_linear",
+    "delta",
+    "gated_delta",
+    "sliding_window",
+    "causal_longformer",
+)
+EVERY_CONSTANT_STATE = {
+    "layers": _LAYERS,
+    "n_layers": len(_LAYERS),
+    "window": 9,
+    "layer_options": {
+        "causal_vq": {"n_codes": 16},
+        "causal_flash": {"group": 9},
+        "causal_longformer": {"window": 9, "n_global": 2},
+    },
+}
+
 
 def random_decoder(*, seed: int = 0, **config: object) -> Decoder:
     """Weights so large that every part of it shows in the logits."""

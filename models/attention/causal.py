@@ -4,7 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.multi_head import head_width
+from models.attention.capabilities import Capabilities
+from models.attention.multi_head import EqualHeads
 from models.attention.recurrence import chunkwise
 from models.positions import Rotation
 
@@ -18,14 +19,12 @@ class CausalLayer(nn.Module):
     itself. Parallel, in chunks or token by token, one sequence gives the same outputs and the same state.
     """
 
-    causal = True
-    grows = False  # the state takes more room with every token, along the axis that `state_shapes` gives as 0
-    rotates = False  # `rotation` changes what the layer computes
+    capabilities = Capabilities(causal=True, cross=False, state="constant")
     recurrence = staticmethod(chunkwise)  # of models/attention/recurrence.py; another execution of the same function may take its place
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of one sequence, that is without B."""
+        """Of one sequence, that is without B; a state that grows has 0 for the axis along which it does."""
         raise NotImplementedError
 
     def init_state(self, batch: int, *, device: torch.device | str | None = None, dtype: torch.dtype = torch.float32) -> State:
@@ -48,22 +47,16 @@ class CausalLayer(nn.Module):
 
         mask (B, N) bool: True = token; a row's tokens stand at its left, and its padding leaves the state bit for bit (one that grows gets
         room that is never seen). A padded token may get anything. state None: the beginning. N = 1 is a step. rotation: of the tokens'
-        absolute positions, angles (B, 1, N, D_k/2); a layer with `rotates` False ignores it.
+        absolute positions, angles (B, 1, N, D_k/2); a layer that does not rotate ignores it.
         """
         raise NotImplementedError
 
 
-class EqualHeadsLayer(CausalLayer):
-    """A causal layer whose H heads are equally wide in q, k and v: to_q, to_k and to_v are D -> H D_k, and to_out is H D_k -> D."""
+class EqualHeadsLayer(EqualHeads, CausalLayer):
+    """A causal layer whose H heads are equally wide in q, k and v."""
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
-        super().__init__()
-        self.n_heads = n_heads
-        self.d_head = head_width(d_model, n_heads, d_head)
-        self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_k = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
 
 
 def attend_to_past(q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: Tensor) -> Tensor:

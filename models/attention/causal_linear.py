@@ -1,13 +1,15 @@
 """Causal linear attention: softmax becomes a feature map φ, and the past becomes a sum of constant size.
 
-S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps),   φ(x) = elu(x) + 1 > 0
-Katharopoulos et al. 2020, arXiv:2006.16236, eqs. 16-20. O(N (C + D_k) D_v) time a head; a token costs the same however long its past is.
+S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps)
+Katharopoulos et al. 2020, arXiv:2006.16236, eqs. 16-20; φ(x) = elu(x) + 1 > 0 unless another of feature_maps.py is chosen.
+O(N (C + D_φ) D_v) time a head; a token costs the same however long its past is.
 """
 
 from torch import Tensor
 
+from models.attention.capabilities import Capabilities
 from models.attention.causal import EqualHeadsLayer, State, normalised, with_ones, zero_padding
-from models.attention.linear import phi
+from models.attention.feature_maps import map_named, n_features
 from models.attention.multi_head import merge_heads, split_heads
 from models.positions import Rotation, rotate
 
@@ -15,17 +17,22 @@ EPS = 1e-6
 
 
 class CausalLinearAttention(EqualHeadsLayer):
-    """Multi-head causal linear attention. Its state is [S | z], (H, D_k, D_v + 1).
+    """Multi-head causal linear attention. Its state is [S | z], (H, D_φ, D_v + 1).
 
     A rotation turns q and k in front of φ: after it, the weights of a token could be negative and their sum 0. A score then depends on both
     positions, and not on their distance alone.
     """
 
-    rotates = True
+    capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True)
+
+    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, feature_map: str = "elu") -> None:
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
+        self.feature_map = feature_map
+        self.n_features = n_features(feature_map, self.d_head)
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"S": (self.n_heads, self.d_head, self.d_head + 1)}
+        return {"S": (self.n_heads, self.n_features, self.d_head + 1)}
 
     def forward(
         self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
@@ -36,6 +43,7 @@ class CausalLinearAttention(EqualHeadsLayer):
         v = split_heads(self.to_v(x), self.n_heads)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
+        phi = map_named(self.feature_map)
         phi_k = zero_padding(phi(k), mask)  # φ(k) and not k, since φ(0) = 1
         o, S = self.recurrence(phi(q), phi_k, with_ones(v), state["S"])
         o = normalised(o, eps=EPS).to(x.dtype)

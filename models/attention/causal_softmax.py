@@ -7,9 +7,27 @@ Vaswani et al. 2017, arXiv:1706.03762, sections 3.2.1 and 3.2.3. The t-th token 
 import torch
 from torch import Tensor
 
+from models.attention.capabilities import Capabilities
 from models.attention.causal import EqualHeadsLayer, State, at_least_float32, attend_to_past
 from models.attention.multi_head import merge_heads, split_heads
 from models.positions import Rotation, rotate
+
+
+def remember(k: Tensor, v: Tensor, mask: Tensor | None, state: State) -> State:
+    """The state with N slots more, for keys (B, H_k, N, D_k) and values (B, H_k, N, D_v)."""
+    is_token = torch.ones_like(k[:, 0, :, 0]) if mask is None else mask.to(k.dtype)  # (B, N)
+    return {
+        "k": torch.cat([state["k"], k], dim=2),  # (B, H_k, t + N, D_k)
+        "v": torch.cat([state["v"], v], dim=2),
+        "filled": torch.cat([state["filled"], is_token], dim=1),  # (B, t + N)
+    }
+
+
+def seen(filled: Tensor, *, n_new: int) -> Tensor:
+    """Which of the new tokens sees which slot: (B, t + N) -> (B, 1, N, t + N). Padding sees itself, and so no query is without a key."""
+    slots = torch.arange(filled.shape[1], device=filled.device)
+    own = slots[-n_new:, None]  # (N, 1)
+    return (slots == own) | (slots < own) & (filled[:, None, None, :] != 0)
 
 
 def attend_to_cache(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, state: State) -> tuple[Tensor, State]:
@@ -17,14 +35,10 @@ def attend_to_cache(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, state:
 
     A group of H / H_k neighbours among the queries' heads shares the keys and values of one.
     """
-    k = torch.cat([state["k"], k], dim=2)  # (B, H_k, t + N, D_k)
-    v = torch.cat([state["v"], v], dim=2)
-    is_token = torch.ones_like(q[:, 0, :, 0]) if mask is None else mask.to(q.dtype)  # (B, N)
-    filled = torch.cat([state["filled"], is_token], dim=1)  # (B, t + N)
     group = q.shape[1] // k.shape[1]
-    k_H, v_H = (k, v) if group == 1 else (k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1))
-    o = attend_to_past(q, k_H, v_H, scale=q.shape[-1] ** -0.5, mask=_seen(filled, n_new=q.shape[2]))
-    return o, {"k": k, "v": v, "filled": filled}
+    state = remember(k, v, mask, state)
+    k, v = (x if group == 1 else x.repeat_interleave(group, dim=1) for x in (state["k"], state["v"]))
+    return attend_to_past(q, k, v, scale=q.shape[-1] ** -0.5, mask=seen(state["filled"], n_new=q.shape[2])), state
 
 
 class CausalSoftmaxAttention(EqualHeadsLayer):
@@ -34,8 +48,7 @@ class CausalSoftmaxAttention(EqualHeadsLayer):
     sees and which are not reused. So rows of unequal lengths get what each would get alone, and pay in room for the longest in every call.
     """
 
-    grows = True
-    rotates = True
+    capabilities = Capabilities(causal=True, cross=False, state="growing", rotates=True)
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -54,10 +67,3 @@ class CausalSoftmaxAttention(EqualHeadsLayer):
             q, k = rotate(q, rotation), rotate(k, rotation)
         o, state = attend_to_cache(q, k, v, mask, state)
         return self.to_out(merge_heads(o.to(x.dtype))), state
-
-
-def _seen(filled: Tensor, *, n_new: int) -> Tensor:
-    """Which of the new tokens sees which slot: (B, t + N) -> (B, 1, N, t + N). Padding sees itself, and so no query is without a key."""
-    slots = torch.arange(filled.shape[1], device=filled.device)
-    own = slots[-n_new:, None]  # (N, 1)
-    return (slots == own) | (slots < own) & (filled[:, None, None, :] != 0)

@@ -9,6 +9,7 @@ Schlag et al. 2021, arXiv:2102.11174; Yang et al. 2024 (DeltaNet), arXiv:2406.06
 import torch
 from torch import Tensor, nn
 
+from models.attention.capabilities import Capabilities
 from models.attention.causal import EqualHeadsLayer, State, at_least_float32, zero_padding
 from models.attention.head_norm import HeadNorm
 from models.attention.multi_head import merge_heads, split_heads
@@ -26,7 +27,7 @@ def unit(x: Tensor, eps: float = 1e-6) -> Tensor:
 class DeltaNet(EqualHeadsLayer):
     """Multi-head delta rule. Its state is S, (H, D_k, D_v), with D_k = D_v."""
 
-    rotates = True
+    capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True)
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.attention.capabilities import Capabilities
 from models.attention.causal import EqualHeadsLayer, State, zero_padding
 from models.attention.half_lives import log_decays
 from models.attention.head_norm import HeadNorm
@@ -23,7 +24,7 @@ EPS = 1e-5  # of the norm
 class GatedLinearAttention(EqualHeadsLayer):
     """Multi-head gated linear attention. Its state is S, (H, D_k, D_v), with D_k = D_v."""
 
-    rotates = True
+    capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True)
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)

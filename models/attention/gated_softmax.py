@@ -8,6 +8,7 @@ of Qwen3-Next and Qwen3.5, where one block in four has it. The t-th token costs 
 
 from torch import Tensor, nn
 
+from models.attention.capabilities import Capabilities
 from models.attention.causal import CausalLayer, State, at_least_float32
 from models.attention.causal_softmax import attend_to_cache
 from models.attention.head_norm import HeadNorm
@@ -21,8 +22,7 @@ class GatedSoftmaxAttention(CausalLayer):
     n_key_heads is H_k (None: H).
     """
 
-    grows = True
-    rotates = True
+    capabilities = Capabilities(causal=True, cross=False, state="growing", rotates=True)
 
     def __init__(
         self,

@@ -8,6 +8,7 @@ Zhang et al. 2024, arXiv:2402.04347, with the softmax in the place of two expone
 import torch
 from torch import Tensor, nn
 
+from models.attention.capabilities import Capabilities
 from models.attention.causal import EqualHeadsLayer, State, normalised, with_ones, zero_padding
 from models.attention.multi_head import merge_heads, split_heads
 from models.positions import Rotation, rotate
@@ -31,7 +32,7 @@ class HedgehogMap(nn.Module):
 class HedgehogAttention(EqualHeadsLayer):
     """Multi-head causal linear attention with Hedgehog's maps. Its state is [S | z], (H, 2 D_k, D_v + 1)."""
 
-    rotates = True
+    capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True)
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)

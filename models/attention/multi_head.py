@@ -6,6 +6,7 @@ Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2. 4 D² weights, O(N² D) ti
 
 from torch import Tensor, nn
 
+from models.attention.capabilities import Capabilities
 from models.attention.scaled_dot_product import attend
 from models.positions import Rotation, rotate
 
@@ -37,18 +38,27 @@ def both_masks(key_mask: Tensor | None, pair_mask: Tensor | None) -> Tensor | No
     return keys_B11N if pair_mask is None else keys_B11N & pair_mask
 
 
-class SoftmaxAttention(nn.Module):
-    """Standard multi-head self-attention. `to_q`, `to_k`, `to_v` are D -> H * D_k, `to_out` is H * D_k -> D."""
+class EqualHeads(nn.Module):
+    """H heads equally wide in q, k and v: `to_q`, `to_k` and `to_v` are D -> H * D_k, `to_out` is H * D_k -> D."""
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True) -> None:
         super().__init__()
         self.n_heads = n_heads
         self.d_head = head_width(d_model, n_heads, d_head)
-        self.scale = self.d_head**-0.5
         self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.to_k = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
+
+
+class SoftmaxAttention(EqualHeads):
+    """Standard multi-head self-attention."""
+
+    capabilities = Capabilities(rotates=True, pairs=True)
+
+    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True) -> None:
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
+        self.scale = self.d_head**-0.5
 
     def forward(
         self,

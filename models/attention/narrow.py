@@ -7,6 +7,7 @@ The same as the standard layer with block-diagonal W^Q, W^K, W^V: 3 D²/H + D² 
 import torch
 from torch import Tensor, nn
 
+from models.attention.capabilities import Capabilities
 from models.attention.multi_head import both_masks, merge_heads, split_heads
 from models.attention.scaled_dot_product import attend
 from models.positions import Rotation, rotate
@@ -17,6 +18,8 @@ class NarrowAttention(nn.Module):
 
     Raises ValueError when d_model does not divide into n_heads, or for a d_head that is not D/H.
     """
+
+    capabilities = Capabilities(rotates=True, pairs=True)
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True) -> None:
         super().__init__()

@@ -84,7 +84,7 @@ def chunkwise(
     chunk: int | None = None,
 ):
     """What happens inside the chunks for all of them at once, then S from chunk to chunk. `chunk` is in tokens, CHUNK unless given."""
-    N, per_row = q.shape[2], decay is not None and decay.shape[-1] > 1
+    N, per_row = q.shape[2], decay is not None and decay.shape[-1] == q.shape[-1]
     C = min(N, chunk or (CHUNK_OF_ROWS if per_row else CHUNK))
     inside = _within(*(None if x is None else _in_chunks(x, C) for x in (q, k, v, decay, beta)))
     outputs = []

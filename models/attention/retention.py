@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.attention.capabilities import Capabilities
 from models.attention.causal import EqualHeadsLayer, State, zero_padding
 from models.attention.multi_head import merge_heads, split_heads
 from models.positions import Rotation, rotate
@@ -28,7 +29,7 @@ class Retention(EqualHeadsLayer):
     The group norm, which is over each head's D_v channels, has no weights of its own: those of W^O and W^G come right behind it.
     """
 
-    rotates = True
+    capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True)
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)

@@ -1,7 +1,7 @@
 """What there is to say about a family of checkpoints: its settings, the names of its tensors, and its heads."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from models.encoder import EncoderConfig
@@ -46,5 +46,6 @@ class Family:
     # Beginnings of tensor names, after the prefix, that may be left over: poolers and language-modelling heads.
     unused: tuple[str, ...]
     token_head: Callable[[Settings], HeadConfig | None] = lambda settings: None
+    unread_rows: Mapping[str, int] = field(default_factory=dict)  # tensor, without the prefix -> rows at its top that nothing reads
     pad_token_id: int = 0  # where config.json has none
     reads_token_types: bool = False  # its tokenizers number the texts of a pair

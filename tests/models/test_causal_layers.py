@@ -14,17 +14,18 @@ from models.attention.recurrence import chunkwise, parallel, recurrent
 from models.attention.scaled_dot_product import attend
 from models.decoder import rotation_at
 from models.positions import Rotation
+from tests.models.mechanisms import OPTIONS, SETTLES
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
 ROUNDED = 1e-5  # float32: 24 bits, sums of a few hundred terms; relative to the largest output where that is above 1
 
 D, H = 12, 3
 LENGTHS = (1, 2, 63, 64, 65)
-OPTIONS = {"sliding_window": {"window": 6}}
 
 CAUSAL = [name for name, layer in LAYERS.items() if issubclass(layer, CausalLayer)]
 every_layer = pytest.mark.parametrize("name", CAUSAL)
-constant_size = pytest.mark.parametrize("name", [name for name in CAUSAL if not LAYERS[name].grows])
+every_true_gradient = pytest.mark.parametrize("name", [name for name in CAUSAL if not LAYERS[name].capabilities.straight_through])
+constant_size = pytest.mark.parametrize("name", [name for name in CAUSAL if LAYERS[name].capabilities.state != "growing"])
 recurrences = pytest.mark.parametrize("name", [name for name in CAUSAL if "S" in LAYERS[name](D, H).state_shapes])
 
 
@@ -44,7 +45,7 @@ def tokens(B: int, N: int, *, d_model: int = D, dtype: torch.dtype = torch.float
 
 def rotation(layer: CausalLayer, *, begin: int | Sequence[int], N: int, dtype: torch.dtype = torch.float64) -> Rotation | None:
     """Of positions begin, begin + 1, ..; `begin` is one for all rows, or one for each."""
-    if not layer.rotates:
+    if not layer.capabilities.rotates:
         return None
     begin = torch.tensor([begin]) if isinstance(begin, int) else torch.tensor(begin)
     return rotation_at(begin[:, None] + torch.arange(N), D // H, base=100.0, dtype=dtype)
@@ -111,6 +112,25 @@ def test_the_execution_may_be_exchanged(name: str, execution: Callable) -> None:
     assert (torch.autograd.grad(other[0].square().mean(), layer.to_k.weight)[0] - gradient).abs().max() <= EXACT
 
 
+@pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3], ids=["tiny", "usual", "large"])
+@pytest.mark.parametrize("N", [*LENGTHS, 1000])
+def test_the_three_forms_of_linear_attention_agree_in_float32(N: int, scale: float) -> None:
+    """Gradients too, relative to the largest of them. The last token of a row is padding where there are two or more."""
+    layer, x = make("causal_linear", dtype=torch.float32), tokens(2, N).float() * scale
+    mask = lengths_mask(N, max(N - 1, 1))
+    results = []
+    for execution in (parallel, chunkwise, recurrent):
+        layer.recurrence = execution
+        y, state = layer(x, mask)
+        gradients = torch.autograd.grad(y.square().mean(), layer.parameters())
+        results.append(((y, state), gradients))
+    (one, its_gradients), *others = results
+    most = ROUNDED * max(1.0, *(float(gradient.abs().max()) for gradient in its_gradients))
+    for other, gradients in others:
+        assert error(other, one) <= ROUNDED
+        assert all((gradient - known).abs().max() <= most for gradient, known in zip(gradients, its_gradients, strict=True))
+
+
 # Rows, padding, the future
 
 
@@ -131,7 +151,7 @@ def test_rows_of_unequal_lengths_get_what_each_gets_alone(name: str) -> None:
             y_alone, alone[b] = layer(x[b : b + 1, :n], None, alone[b], rotation=rotation(layer, begin=seen[b], N=n))
             assert (y[b, :n] - y_alone[0]).abs().max() <= EXACT
             seen[b] += n
-    if not layer.grows:
+    if layer.capabilities.state != "growing":
         assert max(error((y[b, :1], rows(state, b)), (y[b, :1], alone[b])) for b in range(4)) <= EXACT
 
 
@@ -142,7 +162,7 @@ def test_padding_leaves_the_state_bit_for_bit(name: str) -> None:
     _, state = layer(tokens(2, 9, dtype=torch.float32))
     _, after = layer(tokens(2, 70, dtype=torch.float32, seed=2), lengths_mask(0, 70), state)
     assert all(torch.equal(after[name][0], tensor[0]) for name, tensor in state.items())
-    assert all(not torch.equal(after[name][1], tensor[1]) for name, tensor in state.items() if name != "n")
+    assert all(not torch.equal(after[name][1], tensor[1]) for name, tensor in state.items() if name not in SETTLES)
 
 
 @every_layer
@@ -180,7 +200,7 @@ def test_the_future_never_changes_the_past(name: str) -> None:
 def test_the_past_changes_the_future(name: str) -> None:
     layer, x = make(name), tokens(1, 5)
     other = x.clone()
-    other[:, 3] *= -1
+    other[:, :4] *= -1
     assert (layer(other)[0][:, 4] - layer(x)[0][:, 4]).abs().max() > 1e-3
 
 
@@ -212,7 +232,7 @@ def test_a_state_is_what_the_layer_says_it_is(name: str) -> None:
     kept = {name: tensor.clone() for name, tensor in state.items()}
     _, after = layer(x, None, state)
     assert all(torch.equal(state[name], tensor) for name, tensor in kept.items())
-    assert all((after[name].shape == tensor.shape) is not layer.grows for name, tensor in state.items())
+    assert all((after[name].shape == tensor.shape) is (layer.capabilities.state != "growing") for name, tensor in state.items())
 
 
 @every_layer
@@ -232,7 +252,7 @@ def test_autocast_does_not_reach_the_state(name: str) -> None:
 def test_a_rotation_matters_to_the_layers_that_say_so(name: str) -> None:
     layer, x = make(name), tokens(2, 6)
     turned = rotation_at(torch.arange(6)[None], D // H, base=100.0, dtype=torch.float64)
-    assert (error(layer(x, rotation=turned), layer(x)) > 1e-3) is layer.rotates
+    assert (error(layer(x, rotation=turned), layer(x)) > 1e-3) is layer.capabilities.rotates
 
 
 # Numbers
@@ -253,13 +273,15 @@ def test_large_and_equal_inputs_stay_finite(name: str, x: Tensor) -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @torch.no_grad()
 def test_half_precision_stays_finite_over_many_tokens(name: str, dtype: torch.dtype) -> None:
-    y, state = make(name, dtype=dtype)(tokens(1, 3000, dtype=dtype))
+    layer = make(name, dtype=dtype)
+    N = layer.n_positions if layer.capabilities.state == "bounded" else 3000
+    y, state = layer(tokens(1, N, dtype=dtype))
     assert y.dtype == dtype
     assert torch.isfinite(y).all()
     assert all(torch.isfinite(tensor).all() for tensor in state.values())
 
 
-@every_layer
+@every_true_gradient
 def test_gradients(name: str) -> None:
     """Against finite differences, through two calls and the state between them, with a row that is absent from the first."""
     layer = make(name, d_model=4, n_heads=2)

@@ -11,6 +11,7 @@ from models import LAYERS
 from models.attention.causal import CausalLayer, State
 from models.decoder import Decoder, DecoderConfig, rotation_at, sinusoids_at
 from models.positions import RotationTable, sinusoids
+from tests.models.mechanisms import SETTLES
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
 ROUNDED = 1e-4  # float32 through two blocks, relative to the largest logit where that is above 1
@@ -20,8 +21,9 @@ CONFIG = DecoderConfig(vocab_size=V, d_model=12, n_layers=2, n_heads=3, d_feedfo
 
 
 def of_layers(*names: str) -> DecoderConfig:
-    turned = any(LAYERS[name].rotates for name in names)
-    return replace(CONFIG, layers=names, n_layers=len(names), positions="rotary" if turned else "none")
+    turned = any(LAYERS[name].capabilities.rotates for name in names)
+    room = {name: {"n_positions": 2000} for name in names if LAYERS[name].capabilities.state == "bounded"}
+    return replace(CONFIG, layers=names, n_layers=len(names), positions="rotary" if turned else "none", layer_options=room)
 
 
 CONFIGS = {
@@ -32,7 +34,9 @@ CONFIGS = {
     "no-positions-gelu": replace(CONFIG, positions="none", gated=False, activation="gelu", d_head=6),
 }
 every_decoder = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
-constant_size = pytest.mark.parametrize("name", [name for name in CONFIGS if "softmax" not in name])
+constant_size = pytest.mark.parametrize(
+    "name", [name for name, c in CONFIGS.items() if all(LAYERS[layer].capabilities.state == "constant" for layer in c.layer_names)]
+)
 
 
 def make(config: DecoderConfig, dtype: torch.dtype = torch.float64) -> Decoder:
@@ -115,7 +119,8 @@ def test_a_row_of_length_0_keeps_its_state_bit_for_bit(name: str) -> None:
     _, states = decoder(random_tokens(2, 9))
     _, after = decoder(random_tokens(2, 70, seed=2), torch.tensor([0, 70]), states, torch.tensor([9, 9]))
     assert all(torch.equal(flat(after)[name][0], tensor[0]) for name, tensor in flat(states).items())
-    assert not any(torch.equal(flat(after)[name][1], tensor[1]) for name, tensor in flat(states).items() if not name.endswith("_n"))
+    settled = tuple(f"_{name}" for name in SETTLES)
+    assert not any(torch.equal(flat(after)[name][1], tensor[1]) for name, tensor in flat(states).items() if not name.endswith(settled))
 
 
 @every_decoder
@@ -246,7 +251,7 @@ def test_tied_weights_are_one_parameter() -> None:
 
 @every_decoder
 def test_every_parameter_gets_a_gradient(config: DecoderConfig) -> None:
-    decoder, tokens = make(config, torch.float32), random_tokens(4, 30)
+    decoder, tokens = make(config, torch.float32).train(), random_tokens(4, 30)  # codes pass their gradient on in training alone
     logits, _ = decoder(tokens[:, :-1])
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
     silent = [name for name, p in decoder.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all() or not p.grad.any()]

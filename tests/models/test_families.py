@@ -100,6 +100,15 @@ CASES = {
     "nomic-mlm": ("NomicBertForMaskedLM", tiny.BERT),
     "nomic-classifier": ("NomicBertForSequenceClassification", {**tiny.BERT, "num_labels": 3}),
     "nomic-tokens": ("NomicBertForTokenClassification", {**tiny.BERT, "num_labels": 3}),
+    "longformer": ("LongformerModel", {**tiny.BERT, "attention_window": 6, "pad_token_id": 1}),
+    "longformer-mlm": ("LongformerForMaskedLM", {**tiny.BERT, "attention_window": [4, 4], "pad_token_id": 3}),
+    "longformer-classifier": ("LongformerForSequenceClassification", {**tiny.BERT, "attention_window": [6, 6], "num_labels": 3}),
+    "longformer-tokens": ("LongformerForTokenClassification", {**tiny.BERT, "attention_window": [8, 8], "num_labels": 3}),
+    "bigbird": ("BigBirdModel", {**tiny.BERT, "block_size": 4}),  # 17 tokens: below 5 + 2 r blocks, beyond which `transformers` is wrong
+    "bigbird-full": ("BigBirdModel", {**tiny.BERT, "attention_type": "original_full"}),
+    "bigbird-pretraining": ("BigBirdForPreTraining", {**tiny.BERT, "block_size": 2, "num_random_blocks": 2}),
+    "bigbird-classifier": ("BigBirdForSequenceClassification", {**tiny.BERT, "block_size": 2, "num_labels": 3, "hidden_act": "relu"}),
+    "bigbird-tokens": ("BigBirdForTokenClassification", {**tiny.BERT, "block_size": 2, "num_labels": 3}),
 }
 
 
@@ -141,7 +150,9 @@ def _run(reference: nn.Module, inputs: dict[str, Tensor], kind: str) -> Tensor:
 
 
 def _make_exact(reference: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`transformers` turns q and k in float32 whatever the model's dtype is: give it the same formula in float64."""
+    """`transformers` turns q and k, and takes Longformer's softmax, in float32 whatever the model's dtype is: the same in float64."""
+    if reference.config.model_type == "longformer":
+        monkeypatch.setattr(nn.functional, "softmax", lambda scores, dim, dtype: scores.softmax(dim))
     rotary = getattr(reference.base_model, "rotary_emb", None)
     if rotary is not None:
         reference.base_model.rotary_emb = ExactRotary(rotary.config)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
+from transformers.models.t5.modeling_t5 import T5Attention
 
 from models.positions import (
     RelativeBias,
@@ -102,6 +103,29 @@ def test_buckets_are_those_of_mpnet() -> None:
     """Rounding and all: at 16, 32 and 64 the logarithm is a whole number, or just below it."""
     distances = torch.arange(-600, 601)
     assert torch.equal(distance_buckets(distances, 32, 128), MPNetEncoder.relative_position_bucket(distances))
+
+
+def test_causal_buckets_are_those_of_t5() -> None:
+    """All 32 look back: 16 exact distances, then logarithmic ones, and the future shares bucket 0 with the token itself."""
+    distances = torch.arange(-600, 601)
+    ours = distance_buckets(distances, 32, 128, causal=True)
+    theirs = T5Attention._relative_position_bucket(distances, bidirectional=False, num_buckets=32, max_distance=128)
+    assert torch.equal(ours, theirs)
+    assert ours[distances > 0].unique().tolist() == [0]
+    assert ours[(distances > -16) & (distances <= 0)].tolist() == list(reversed(range(16)))
+    both = T5Attention._relative_position_bucket(distances, bidirectional=True, num_buckets=32, max_distance=128)
+    assert torch.equal(distance_buckets(distances, 32, 128), both)
+
+
+def test_a_causal_bias_tells_more_distances_of_the_past_apart() -> None:
+    """And a scale multiplies what is learned."""
+    causal, both = RelativeBias(200, 1, causal=True, scale=4.0), RelativeBias(200, 1)
+    for bias in (causal, both):
+        bias.weight.data = torch.arange(32.0)[:, None]
+    row = causal(torch.arange(200))[0, 0, 199]
+    assert torch.equal(row, 4.0 * distance_buckets(torch.arange(200) - 199, 32, 128, causal=True))
+    assert row.unique().numel() == 32
+    assert both(torch.arange(200))[0, 0, 199].unique().numel() == 16
 
 
 def test_relative_bias_looks_up_the_distance_of_each_pair() -> None:

@@ -1,0 +1,83 @@
+"""Causal FLASH with a state of constant size, token by token exactly what flash.py computes group by group.
+
+Everything is the shared recurrence S_t = exp(a_t) S_{t-1} + k_t w_tᵀ, so that no number depends on how a sequence is cut into calls.
+With r = t mod G, the place in the open group, 1_r its unit vector, and a_t = -10⁴ where r = 0, which clears what the last group left:
+K_t = [K_{t-1}] + quad_k_t 1_rᵀ   (s, G)   keys of the open group, side by side:   K_tᵀ quad_q_t are the scores of its tokens up to t
+V_t = [V_{t-1}] + 1_r v_tᵀ        (G, e)   its values:                             V_quad = V_tᵀ relu(scores / G + b_r)²
+P_t = [P_{t-1}] + lin_k_t v_tᵀ    (s, e)   its sum;   M_t = M_{t-1} + lin_k_t v_tᵀ the sum of all groups, the open one included
+V_lin = (M_t - P_t)ᵀ lin_q_t / t                                                   [.]: cleared at r = 0
+Hua et al. 2022, arXiv:2202.10447, section 4. A token costs O(G (s + e) + s e), and the state is G (s + e) + 2 s e + 1 numbers.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.attention.capabilities import Capabilities
+from models.attention.causal import CausalLayer, State, zero_padding
+from models.attention.flash import Divisor, check_group
+from models.attention.gau import DistanceBias, GatedProjections
+from models.positions import Rotation
+
+CLEARED = -1e4  # a log-decay whose exponential is 0 in float64 too, and no infinity, of which differences would be NaN
+
+
+class CausalMixedChunkAttention(GatedProjections, CausalLayer):
+    """The causal unit of FLASH without its norm and its residual. Its state is K, V, P and M as above, and n, the tokens seen.
+
+    n is exact up to 2²⁴ tokens. A rotation turns all four maps. relative_bias is that of `MixedChunkAttention`, for the past only.
+    """
+
+    capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True, ordered=True, averages=False)
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        d_head: int | None = None,
+        bias: bool = False,
+        expansion: int = 2,
+        group: int = 256,
+        relative_bias: bool = True,
+        divisor: Divisor = "tokens",
+    ) -> None:
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias, expansion=expansion, n_maps=4)
+        check_group(group)
+        self.group = group
+        self.divisor: Divisor = divisor
+        self.bias = DistanceBias(scale=self.d_head**0.5, causal=True) if relative_bias else None
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        s, e, G = self.d_head, self.d_value, self.group
+        return {"K": (1, s, G), "V": (1, G, e), "P": (1, s, e), "M": (1, s, e), "n": (1,)}
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
+    ) -> tuple[Tensor, State]:
+        state = self.new_state(x) if state is None else state
+        u, v, (quad_q, quad_k, lin_q, lin_k) = self.projected(x, rotation)
+        quad_k, lin_k = zero_padding(quad_k, mask), zero_padding(lin_k, mask)
+        t = state["n"].long() + torch.arange(x.shape[1], device=x.device)  # (B, N): tokens before each; padding stands at the right
+        r = t % self.group
+        place = F.one_hot(r, self.group).to(v.dtype).unsqueeze(1)  # (B, 1, N, G)
+        decay = zero_padding(torch.where(r == 0, CLEARED, 0.0).to(v.dtype).unsqueeze(1), mask)  # (B, 1, N)
+
+        scores, K = self.recurrence(quad_q, quad_k, place, state["K"], decay=decay)  # (B, 1, N, G)
+        A = F.relu(scores / self.group + self._bias_of(r)).square()  # a place that is not yet taken has no value
+        quad, V = self.recurrence(A, zero_padding(place, mask), v, state["V"], decay=decay)
+
+        whole, M = self.recurrence(lin_q, lin_k, v, state["M"])
+        own, P = self.recurrence(lin_q, lin_k, v, state["P"], decay=decay)
+        lin = (whole - own) / ((t + 1).to(v.dtype)[:, None, :, None] if self.divisor == "tokens" else self.group)
+
+        n_new = x.shape[1] if mask is None else mask.sum(1, keepdim=True)
+        return self.gated(u, quad + lin), {"K": K, "V": V, "P": P, "M": M, "n": state["n"] + n_new}
+
+    def _bias_of(self, r: Tensor) -> Tensor | float:
+        """b of every place in the group, seen from place r: int64 (B, N) -> (B, 1, N, G)."""
+        if self.bias is None:
+            return 0.0
+        places = torch.arange(self.group, device=r.device)
+        return self.bias(places - places[:, None])[r].unsqueeze(1)

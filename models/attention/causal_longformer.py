@@ -1,0 +1,83 @@
+"""Causal Longformer: softmax over the last `window` tokens and the g first ones, which are global and have projections of their own.
+
+token t >= g   softmax over t - window < j <= t and j < g, with q, k, v; a global token inside the window counts once
+token t < g    softmax over j <= t, with q_g, k_g, v_g: all it sees is global too
+Beltagy et al. 2020, arXiv:2004.05150, section 3, looking back only. The past is the last window - 1 keys and values and those of the g
+global tokens, twice, whatever its length. O(window + g) a token, in steps and in one call.
+"""
+
+import torch
+from torch import Tensor, nn
+
+from models.attention.capabilities import Capabilities
+from models.attention.causal import EqualHeadsLayer, State, at_least_float32
+from models.attention.longformer import copy_to_global
+from models.attention.multi_head import merge_heads, split_heads
+from models.attention.pattern import at_least
+from models.attention.sliding_window import lengths_of, newest
+from models.attention.windows import attend_to_windows
+from models.positions import Rotation, rotate
+
+
+class CausalLongformerAttention(EqualHeadsLayer):
+    """Multi-head attention over a window and the beginning. Raises ValueError for a window below 2 tokens, or no global token.
+
+    Its state is k and v of the last window - 1 tokens, the newest last; of the global tokens k_first, v_first in the window's projections
+    and k_global, v_global in their own; and n, how many tokens there were, counted up to where no global token is left in the window.
+    """
+
+    capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True)
+    attend = staticmethod(attend_to_windows)  # an attribute, so that the export can put another execution in its place
+
+    def __init__(
+        self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, window: int = 128, n_global: int = 1
+    ) -> None:
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
+        self.n_kept = at_least("window", window, 2, "a token sees itself and its past") - 1
+        self.n_global = at_least("n_global", n_global, 1, "without global tokens it is a sliding window")
+        self.to_q_global, self.to_k_global, self.to_v_global = (nn.Linear(d_model, n_heads * self.d_head, bias=bias) for _ in range(3))
+        copy_to_global(self)
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        kept, first = (self.n_heads, self.n_kept, self.d_head), (self.n_heads, self.n_global, self.d_head)
+        return {"k": kept, "v": kept, "k_first": first, "v_first": first, "k_global": first, "v_global": first, "n": (1,)}
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
+    ) -> tuple[Tensor, State]:
+        state = self.new_state(x) if state is None else state
+        exact = at_least_float32(x.dtype)
+        q, k, v, q_g, k_g, v_g = (
+            split_heads(to(x), self.n_heads).to(exact)
+            for to in (self.to_q, self.to_k, self.to_v, self.to_q_global, self.to_k_global, self.to_v_global)
+        )  # (B, H, N, D_k)
+        if rotation is not None:
+            q, k, q_g, k_g = (rotate(head, rotation) for head in (q, k, q_g, k_g))
+        n, lengths = state["n"], lengths_of(x, mask)  # (B, 1)
+        given = {"k_first": k, "v_first": v, "k_global": k_g, "v_global": v_g}
+        new = {name: self._first(state[name], head, n, lengths) for name, head in given.items()}
+        slots = {"k": torch.cat([state["k"], k], dim=2), "v": torch.cat([state["v"], v], dim=2)}  # (B, H, window - 1 + N, D_k)
+        new |= {name: newest(head, lengths, self.n_kept) for name, head in slots.items()}
+        new["n"] = (n + lengths).clamp_max(self.n_kept + self.n_global)
+
+        t = n + torch.arange(x.shape[1], device=x.device)  # (B, N), right up to where no window holds a global token
+        is_global = (t < self.n_global).unsqueeze(-1)  # (B, N, 1)
+        sees_first = torch.arange(self.n_global, device=x.device) <= t.unsqueeze(-1)  # (B, N, g)
+        position = torch.arange(slots["k"].shape[2], device=x.device) - self.n_kept + n  # (B, slots); of empty slots below 0
+        o = self.attend(
+            torch.where(is_global.unsqueeze(1), q_g, q),
+            torch.cat([new["k_global"], new["k_first"], slots["k"]], dim=2),  # (B, H, 2 g + window - 1 + N, D_k)
+            torch.cat([new["v_global"], new["v_first"], slots["v"]], dim=2),
+            scale=self.d_head**-0.5,
+            present=position >= self.n_global,  # in the window; global tokens are seen elsewhere
+            seen_first=torch.cat([sees_first & is_global, sees_first & ~is_global], dim=-1),
+        )
+        return self.to_out(merge_heads(o.to(x.dtype))), new
+
+    def _first(self, known: Tensor, new: Tensor, n: Tensor, lengths: Tensor) -> Tensor:
+        """The global tokens, where they are among the new ones: (B, H, g, D_k), (B, H, N, D_k) -> (B, H, g, D_k)."""
+        i = torch.arange(self.n_global, device=n.device) - n  # (B, g): which of the new tokens
+        here = ((i >= 0) & (i < lengths))[:, None, :, None]
+        i = i.long().clamp(0, new.shape[2] - 1)[:, None, :, None]
+        return torch.where(here, new.gather(2, i.expand(-1, new.shape[1], -1, new.shape[3])), known)

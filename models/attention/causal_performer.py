@@ -1,0 +1,109 @@
+"""Causal Performer: linear attention with the random features of performer.py, which may be as large as they like.
+
+S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps)
+Choromanski et al. 2020 (FAVOR+), arXiv:2009.14794, section 2.2. φ(k) = exp(..) is kept as a multiple of exp(m_t), m_t the largest exponent
+of the head so far: a decay of S and z. A largest one over the whole sequence would tell the past of the future, as soon as anything is
+added to φ(k). O(N (C + D_φ) D_v) time a head.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from models.attention.capabilities import Capabilities
+from models.attention.causal import EqualHeadsLayer, State, normalised, with_ones, zero_padding
+from models.attention.multi_head import merge_heads, split_heads
+from models.attention.performer import Kernel, Rows, checked, default_features, draw_projection, log_features, relu_features
+from models.attention.recurrence import chunkwise
+from models.attention.running_max import of_tokens, running_max
+from models.positions import Rotation, rotate
+
+EPS = 1e-20  # keeps 0 / 0 away; where no feature of the query is one of the keys, φ(q)ᵀz is as small as the weights are
+
+
+class FeatureSums(NamedTuple):
+    """What a head keeps of its past; zeros before the first token."""
+
+    S: Tensor  # [S | z], (B, H, D_φ, D_v + 1), over exp(m)
+    m: Tensor  # (B, H, 1); 0 for the relu kernel
+
+
+def attend_causal_performer(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    projection: Tensor,
+    past: FeatureSums,
+    *,
+    mask: Tensor | None = None,
+    kernel: Kernel = "positive",
+    scale: float | None = None,
+    eps: float = EPS,
+    relu_eps: float = 1e-3,
+    recurrence: Callable = chunkwise,
+) -> tuple[Tensor, FeatureSums]:
+    """(B, H, N, D_k), same, (B, H, N, D_v), W, bool (B, N) with the tokens at the left -> (B, H, N, D_v), what is kept of them."""
+    if kernel == "relu":
+        phi_q, phi_k = (relu_features(x, projection, scale=scale, relu_eps=relu_eps) for x in (q, k))
+        decay, m_last = None, past.m
+    else:
+        log_q, log_k = (log_features(x, projection, kernel=kernel, scale=scale) for x in (q, k))
+        log_k = of_tokens(log_k, mask)
+        seen = past.S[..., -1].amax(-1, keepdim=True) > 0  # (B, H, 1); z, of which one column was 1 when m was its exponent
+        m, decay, m_last = running_max(log_k.amax(-1, keepdim=True), mask, past.m, seen)
+        decay = decay.squeeze(-1)  # (B, H, N)
+        phi_q, phi_k = (log_q - log_q.amax(-1, keepdim=True).detach()).exp(), (log_k - m).exp()
+    o, S = recurrence(phi_q, zero_padding(phi_k, mask), with_ones(v), past.S, decay=decay)
+    return normalised(o, eps=eps).to(v.dtype), FeatureSums(S, m_last)
+
+
+class CausalPerformerAttention(EqualHeadsLayer):
+    """Multi-head causal attention by random features. Its state is [S | z] (H, D_φ, D_v + 1) and m (H, 1).
+
+    W, `projection` (D_r, D_k), is one for all heads; a training run draws it anew now and then by `redraw`. States of the W before are then
+    of no use.
+    """
+
+    capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True)
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        d_head: int | None = None,
+        bias: bool = False,
+        n_features: int | None = None,
+        kernel: Kernel = "positive",
+        rows: Rows = "orthogonal",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
+        self.kernel, self.rows = checked(kernel, rows, n_features)
+        self.register_buffer("projection", torch.empty(n_features or default_features(self.d_head), self.d_head))  # (D_r, D_k)
+        self.redraw(torch.Generator().manual_seed(seed))
+
+    def redraw(self, generator: torch.Generator) -> None:
+        """Another W of the same kind, in place. The generator is one of the CPU."""
+        self.projection.copy_(draw_projection(*self.projection.shape, generator, rows=self.rows))
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        n_features = len(self.projection) * (2 if self.kernel == "hyperbolic" else 1)
+        return {"S": (self.n_heads, n_features, self.d_head + 1), "m": (self.n_heads, 1)}
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
+    ) -> tuple[Tensor, State]:
+        state = self.new_state(x) if state is None else state
+        q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
+        k = split_heads(self.to_k(x), self.n_heads)
+        v = split_heads(self.to_v(x), self.n_heads)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        o, past = attend_causal_performer(
+            q, k, v, self.projection, FeatureSums(**state), mask=mask, kernel=self.kernel, recurrence=self.recurrence
+        )
+        return self.to_out(merge_heads(o).to(x.dtype)), past._asdict()

@@ -1,0 +1,138 @@
+"""A codebook: which code is nearest to a key, and how the codes follow the keys that choose them.
+
+z = argmin_s ||k - c_s||²,   k^ = k + sg(c_z - k)                                 straight-through: the gradient of k^ is that of k
+sums_s <- γ sums_s + (1 - γ) sum_{z_j = s} k_j,   counts_s <- γ counts_s + (1 - γ) |{j: z_j = s}|,   c_s = sums_s / max(counts_s, 0.01)
+loss = mean ||k - sg(k^)||²                                                        commitment: keys stay near their codes
+van den Oord et al. 2017, arXiv:1711.00937, section 3 and appendix A.1; Lingle 2023, arXiv:2309.16354, section 3.2. O(N Z D_k) time a head.
+
+A forward changes no codebook: a training loop adds `commitment_loss(model)` to its loss and calls `update_codebooks(model)` after a step.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+DECAY = 0.99  # γ
+LEAST_COUNT = 0.01  # what a count is taken for at least; a code below it is dead
+COMMITMENT = 1e-4
+
+
+def nearest(k: Tensor, codebook: Tensor, *, products: Tensor | None = None) -> Tensor:
+    """(B, H, N, D_k), (H, Z, D_k) -> (B, H, N) int64; the lowest number among equals. products: k . c, (B, H, N, Z), where known."""
+    products = k @ codebook.mT if products is None else products
+    return (codebook.square().sum(-1).unsqueeze(-2) / 2 - products).argmin(-1)  # ||k||² is the same for all codes
+
+
+def looked_up(codes: Tensor, codebook: Tensor) -> Tensor:
+    """k^: int64 (B, H, N), (H, Z, D_k) -> (B, H, N, D_k)."""
+    heads = torch.arange(codebook.shape[0], device=codes.device)[:, None]  # (H, 1)
+    return codebook[heads, codes]
+
+
+def straight_through(k: Tensor, codes: Tensor, codebook: Tensor) -> Tensor:
+    """k^ with the gradient of k: (B, H, N, D_k), int64 (B, H, N), (H, Z, D_k) -> (B, H, N, D_k)."""
+    return k + (looked_up(codes, codebook) - k).detach()
+
+
+def commitment(k: Tensor, codes: Tensor, codebook: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
+    """The mean over heads and tokens of ||k - sg(k^)||², a scalar; arguments as above, bool (B, N)."""
+    squares = (k - looked_up(codes, codebook).detach()).square().sum(-1)  # (B, H, N)
+    is_token = torch.ones_like(squares) if key_mask is None else key_mask[:, None, :].expand_as(squares).to(squares.dtype)
+    return (squares * is_token).sum() / is_token.sum().clamp_min(1)
+
+
+def moved(
+    sums: Tensor, counts: Tensor, k: Tensor, codes: Tensor, *, key_mask: Tensor | None = None, decay: float = DECAY
+) -> tuple[Tensor, Tensor]:
+    """(H, Z, D_k), (H, Z), (B, H, N, D_k), int64 (B, H, N), bool (B, N) -> the moving sums and counts after these keys."""
+    one_hot = F.one_hot(codes, counts.shape[-1]).to(sums.dtype)  # (B, H, N, Z)
+    if key_mask is not None:
+        one_hot = one_hot * key_mask[:, None, :, None]
+    new_sums = torch.einsum("bhnz,bhnd->hzd", one_hot, k.to(sums.dtype))
+    return decay * sums + (1 - decay) * new_sums, decay * counts + (1 - decay) * one_hot.sum((0, 2))
+
+
+def reseeded(
+    sums: Tensor, counts: Tensor, k: Tensor, *, key_mask: Tensor | None = None, least: float = LEAST_COUNT, drawn: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Codes with a count below `least` begin anew as a key of the batch, with a count of 1; arguments as above.
+
+    A code that is nearest to no key would otherwise never move again. drawn: which of the batch's tokens, int64 (H, Z), counted row by row
+    without padding; None: code s takes the one at s / Z of them, so that a training run that is taken up again ends with the same bits.
+    """
+    is_token = torch.ones_like(k[:, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask
+    k = k.transpose(1, 2)[is_token].transpose(0, 1)  # (H, tokens, D_k)
+    if k.shape[1] == 0:
+        return sums, counts
+    if drawn is None:
+        H, Z = counts.shape
+        drawn = (torch.arange(Z, device=k.device) * k.shape[1] // Z).expand(H, Z)
+    dead = counts < least
+    fresh = looked_up(drawn[None], k)[0].to(sums.dtype)
+    return torch.where(dead.unsqueeze(-1), fresh, sums), torch.where(dead, 1.0, counts)
+
+
+class Codebook(nn.Module):
+    """The codes of H heads, drawn from N(0, 1) with the given seed: near keys that are layer-normed."""
+
+    sums: Tensor
+    counts: Tensor
+
+    def __init__(self, n_heads: int, n_codes: int, d_head: int, *, seed: int = 0) -> None:
+        super().__init__()
+        if n_codes < 1:
+            raise ValueError(f"n_codes={n_codes} must be at least 1")
+        generator = torch.Generator().manual_seed(seed)
+        self.register_buffer("sums", torch.randn(n_heads, n_codes, d_head, generator=generator))
+        self.register_buffer("counts", torch.ones(n_heads, n_codes))
+        self.forget()
+
+    @property
+    def codes(self) -> Tensor:
+        """(H, Z, D_k)."""
+        return self.sums / self.counts.clamp_min(LEAST_COUNT).unsqueeze(-1)
+
+    def products(self, x: Tensor) -> Tensor:
+        """x . c for every code: (B, H, N, D_k) -> (B, H, N, Z)."""
+        return x @ self.codes.to(x.dtype).mT
+
+    def nearest(self, k: Tensor) -> Tensor:
+        """z: (B, H, N, D_k) -> (B, H, N) int64."""
+        return nearest(k, self.codes, products=self.products(k))
+
+    def watch(self, k: Tensor, codes: Tensor, key_mask: Tensor | None) -> None:
+        """Remember the last keys (B, H, N, D_k), what they chose, and how far from it they were, until the next `update`."""
+        self.watched = (k.detach(), codes, key_mask)
+        self.loss = commitment(k, codes, self.codes, key_mask=key_mask)
+
+    def forget(self) -> None:
+        """As before the first `watch`."""
+        self.watched: tuple[Tensor, Tensor, Tensor | None] | None = None
+        self.loss: Tensor | None = None
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Move the codes towards the keys that were watched, and put dead ones among them."""
+        if self.watched is None:
+            return
+        k, codes, key_mask = self.watched
+        sums, counts = moved(self.sums, self.counts, k, codes, key_mask=key_mask)
+        sums, counts = reseeded(sums, counts, k, key_mask=key_mask)
+        self.sums.copy_(sums)
+        self.counts.copy_(counts)
+        self.forget()
+
+
+def commitment_loss(model: nn.Module) -> Tensor | float:
+    """1e-4 times the commitment losses of the last forward, of all codebooks together; 0.0 for a model without."""
+    return COMMITMENT * sum(book.loss for book in _codebooks(model) if book.loss is not None)
+
+
+def update_codebooks(model: nn.Module) -> None:
+    """Move all codebooks by the keys of the last forward."""
+    for book in _codebooks(model):
+        book.update()
+
+
+def _codebooks(model: nn.Module) -> list[Codebook]:
+    return [module for module in model.modules() if isinstance(module, Codebook)]

@@ -1,0 +1,119 @@
+"""Hybrid attention: softmax weights for what is near, a feature map for all else, and one sum of weights for both.
+
+near(i): i's block of C tokens, the one before it and the one after it; far(i): all other tokens.
+o_i = (sum_{j near} exp(s_ij) v_j + g φ_q(q_i)ᵀ S_i) / (sum_{j near} exp(s_ij) + g φ_q(q_i)ᵀ z_i),   s_ij = q_iᵀ k_j / √D_k
+S_i = sum_{j far} φ_k(k_j) v_jᵀ,   z_i = sum_{j far} φ_k(k_j),   the same for all of a block
+Zhang et al. 2024 (LoLCATs), arXiv:2410.10254, there looking back only; φ as in learned_maps.py, g a number for each head.
+O(N (3 C + D_φ) D_k) time a head. A text of up to 2 C tokens has nothing far: it gets softmax attention, to the bit of rounding.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.attention.blocks import in_blocks, keys_present, out_of_blocks, scale_of
+from models.attention.capabilities import Capabilities
+from models.attention.learned_maps import Kind, LearnedMap
+from models.attention.linear import attend_features
+from models.attention.pattern import PatternAttention, at_least
+
+FeatureMap = Callable[[Tensor], Tensor]  # (B, H, N, D_k) -> (B, H, N, D_φ)
+
+
+def attend_hybrid(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    phi_q: FeatureMap,
+    phi_k: FeatureMap,
+    *,
+    block: int = 64,
+    scale: float | None = None,
+    gain: Tensor | float = 1.0,
+    key_mask: Tensor | None = None,
+) -> Tensor:
+    """(B, H, N, D_k) twice, (B, H, N, D_v), bool (B, N) -> (B, H, N, D_v); 0 without any key.
+
+    block: C; with 0, no token is near. gain: g, a number or (H, 1, 1, 1). Products of phi_q(q) and phi_k(k) must not be negative. In
+    float32 at least.
+    """
+    exact = torch.promote_types(v.dtype, torch.float32)
+    dtype, q, k, v = v.dtype, q.to(exact), k.to(exact), v.to(exact)
+    if block == 0:
+        return attend_features(phi_q(q), phi_k(k), v, key_mask=key_mask, eps=torch.finfo(exact).tiny).to(dtype)
+    present = keys_present(k, key_mask)  # (B, 1, N, 1)
+    v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1) * present  # (B, H, N, D_v + 1): the last column counts the weights
+    q_blocks, k_blocks, v_blocks = (in_blocks(x, block) for x in (q, k, v))  # (B, H, n, C, ..): filled up before they are mapped
+    features_q, features_k = (phi(x.flatten(2, 3)).unflatten(2, (-1, block)) for phi, x in ((phi_q, q_blocks), (phi_k, k_blocks)))
+    sums = features_k.mT @ v_blocks  # (B, H, n, D_φ, D_v + 1): [S | z] of every block
+    far = features_q @ beyond_neighbours(sums)  # (B, H, n, C, D_v + 1)
+    o = _near_and_far(q_blocks * scale_of(q, scale), k, v[..., :-1], present, far, gain)
+    return out_of_blocks(o, q.shape[2]).to(dtype)
+
+
+def beyond_neighbours(x: Tensor) -> Tensor:
+    """For each of n blocks, the sum over the blocks that are neither itself nor next to it: (B, H, n, ..) -> the same shape.
+
+    Sums from the left and from the right: taking the near ones away from the sum of all would leave a remainder of rounding.
+    """
+    none = torch.zeros_like(x[:, :, :1])
+    n = x.shape[2]
+    left = torch.cat([none, none, x], dim=2).cumsum(2)[:, :, :n]  # at b: blocks 0 .. b - 2
+    right = torch.cat([none, none, x.flip(2)], dim=2).cumsum(2)[:, :, :n].flip(2)
+    return left + right
+
+
+def _near_and_far(q: Tensor, k: Tensor, v: Tensor, present: Tensor, far: Tensor, gain: Tensor | float) -> Tensor:
+    """All that is far stands in the softmax as one more key, whose score is the logarithm of its weight: (B, H, n, C, D_v).
+
+    It comes in by columns of the products, which cost little beside the (B, H, n, C, 3 C) weights. A query is [scale q, log weight of the
+    far, 1]; a key is [k, 0, 0], or the least number at the end where it is absent; the far key is [0, 1, 0]. Near values have a 0 at the
+    end and the far one a 1, so that what arrives there is the far key's share.
+    """
+    least, D_k, D_v = torch.finfo(q.dtype).min, k.shape[-1], v.shape[-1]
+    n, C = q.shape[2:4]
+    is_any = far[..., -1:] > torch.finfo(q.dtype).tiny  # less is nothing: its digits are lost, and 1 / weight overflows
+    weight = torch.where(is_any, far[..., -1:], 1.0)
+    log_weight = torch.where(is_any, (weight * gain).log(), least)
+    queries = torch.cat([q, log_weight, torch.ones_like(log_weight)], dim=-1)  # (B, H, n, C, D_k + 2)
+    k, v = _with_neighbours(k, n, C), _with_neighbours(F.pad(v, (0, 1)), n, C)  # (B, H, n + 2, C, ..)
+    absent = ((1 - _with_neighbours(present.to(q.dtype), n, C)) * least).expand_as(k[..., :1])
+    keys = _spans_and_far(torch.cat([k, torch.zeros_like(absent), absent], dim=-1), n, one_at=D_k)
+    o = torch.softmax(queries @ keys.mT, dim=-1) @ _spans_and_far(v, n, one_at=D_v)  # (B, H, n, C, D_v + 1)
+    return o[..., :-1] + o[..., -1:] * (far[..., :-1] / weight)
+
+
+def _with_neighbours(x: Tensor, n: int, C: int) -> Tensor:
+    """Blocks, and an empty one before and after them: (B, H, N, D_k) -> (B, H, n + 2, C, D_k)."""
+    return F.pad(x, (0, 0, C, (n + 1) * C - x.shape[2])).unflatten(2, (-1, C))
+
+
+def _spans_and_far(x: Tensor, n: int, *, one_at: int) -> Tensor:
+    """What each block sees, and one row more, 1 at one place and 0 elsewhere: (B, H, n + 2, C, D_k) -> (B, H, n, 3 C + 1, D_k)."""
+    row = (torch.arange(x.shape[-1], device=x.device) == one_at).to(x.dtype)
+    return torch.cat([x[:, :, :n], x[:, :, 1 : n + 1], x[:, :, 2 : n + 2], row.expand_as(x[:, :, :n, :1])], dim=3)
+
+
+class HybridAttention(PatternAttention):
+    """Multi-head hybrid attention, with the projections of `SoftmaxAttention`, which it imitates: the maps and g are what it adds.
+
+    block: C; with 0 it is linear attention with a trained map. feature_map: a kind of learned_maps.py. Raises ValueError for a negative
+    block, and for a map that is not there.
+    """
+
+    capabilities = Capabilities(cross=False, pads_to="block", rotates=True, ordered=True)
+
+    def __init__(
+        self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True, block: int = 64, feature_map: Kind = "positive"
+    ) -> None:
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
+        self.block = at_least("block", block, 0, "with 0, no token is near")
+        self.phi_q = LearnedMap(feature_map, n_heads, self.d_head)
+        self.phi_k = LearnedMap(feature_map, n_heads, self.d_head)
+        self.log_gain = nn.Parameter(torch.zeros(n_heads, 1, 1))  # log g
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        gain = self.log_gain.exp().unsqueeze(-1)  # (H, 1, 1, 1)
+        return attend_hybrid(q, k, v, self.phi_q, self.phi_k, block=self.block, gain=gain, key_mask=key_mask)

@@ -1,0 +1,69 @@
+"""Feature maps φ that are trained, each head its own: a linear map of x' = x D_k^(-1/4), then a function whose products are not negative.
+
+elu       elu(W x' + b) + 1                        D_φ = D_k        W = I, b = 0 at first
+hedgehog  softmax([W x' + b, -(W x' + b)])         D_φ = 2 D_k      the same; Zhang et al. 2024, arXiv:2402.04347
+taylor    `based.taylor` of W x' + b, unscaled     D_φ = 1 + D_k + D_k²   the same; Arora et al. 2024, arXiv:2402.18668
+positive  exp(W x' + b - |x'|² / 2) / √D_φ         D_φ = 2 D_k      W drawn as the Performer's: on average, φ(q)ᵀφ(k) begins as
+                                                                    exp(qᵀk / √D_k); Choromanski et al. 2020, arXiv:2009.14794
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from models.attention.based import taylor
+from models.attention.feature_maps import LARGEST_EXPONENT, elu_plus_one
+from models.attention.performer import draw_projection
+
+Kind = Literal["elu", "hedgehog", "taylor", "positive"]
+
+
+class LearnedMap(nn.Module):
+    """φ of every head: (B, H, N, D_k) -> (B, H, N, D_φ). Raises ValueError for a kind that is not in the table."""
+
+    def __init__(self, kind: Kind, n_heads: int, d_head: int, *, seed: int = 0) -> None:
+        super().__init__()
+        if kind not in FUNCTIONS:
+            raise ValueError(f"feature_map={kind!r} is not one of {', '.join(FUNCTIONS)}")
+        self.kind, self.scale = kind, d_head**-0.25
+        weight = torch.eye(d_head)
+        if kind == "positive":
+            weight = draw_projection(2 * d_head, d_head, torch.Generator().manual_seed(seed))
+        self.weight = nn.Parameter(weight.repeat(n_heads, 1, 1))  # (H, D_w, D_k)
+        self.bias = nn.Parameter(torch.zeros(n_heads, 1, weight.shape[0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return FUNCTIONS[self.kind](x, self.weight.to(x.dtype) * self.scale, self.bias.to(x.dtype), self.scale)
+
+
+def _elu(x: Tensor, weight: Tensor, bias: Tensor, scale: float) -> Tensor:
+    return elu_plus_one(x @ weight.mT + bias)
+
+
+def _hedgehog(x: Tensor, weight: Tensor, bias: Tensor, scale: float) -> Tensor:
+    y = x @ weight.mT + bias
+    return torch.softmax(torch.cat([y, -y], dim=-1), dim=-1)
+
+
+def _taylor(x: Tensor, weight: Tensor, bias: Tensor, scale: float) -> Tensor:
+    return taylor((x @ weight.mT + bias) / scale)  # which scales by itself
+
+
+def _positive(x: Tensor, weight: Tensor, bias: Tensor, scale: float) -> Tensor:
+    """|x'|², b and D_φ come in by columns of the one product: a pass over the features costs more than that."""
+    squares = (x * x).sum(-1, keepdim=True)
+    x = torch.cat([x, squares, torch.ones_like(squares)], dim=-1)  # (B, H, N, D_k + 2)
+    bias = (bias - math.log(weight.shape[1]) / 2).mT  # (H, D_φ, 1)
+    weight = torch.cat([weight, torch.full_like(bias, -(scale**2) / 2), bias], dim=-1)  # (H, D_φ, D_k + 2)
+    return (x @ weight.mT).clamp(max=LARGEST_EXPONENT).exp()
+
+
+FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {  # of x, W D_k^(-1/4), b, D_k^(-1/4)
+    "elu": _elu,
+    "hedgehog": _hedgehog,
+    "taylor": _taylor,
+    "positive": _positive,
+}

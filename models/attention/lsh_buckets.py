@@ -1,0 +1,60 @@
+"""Locality-sensitive hashing: vectors in nearly the same direction get the same bucket, most of the time.
+
+Angular:     h(x) = argmax [xR ; -xR] in 0 .. n_b - 1,   R (D_k, n_b / 2) ~ N(0, 1): the nearest of n_b random directions
+factorised:  h(x) = h_1(x) + f_1 h_2(x) + f_1 f_2 h_3(x) + ..,   n_b = f_1 f_2 f_3 .. from only (f_1 + f_2 + ..) / 2 columns
+Hyperplanes: h(x) = the bits sign(xP); two vectors at an angle θ are on the same side of a plane with probability 1 - θ/π
+
+Kitaev et al. 2020, arXiv:2001.04451, section 2; Andoni et al. 2015, arXiv:1509.02897; Charikar 2002 (hyperplanes).
+O(N D_k n_b) a round of hashing, or O(N D_k sum of f). No gradient flows through a bucket.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+Buckets = int | Sequence[int]  # n_b, or the factors of which it is the product
+
+
+def draw_rotations(n_heads: int, n_rounds: int, d_head: int, n_buckets: Buckets, *, seed: int) -> Tensor:
+    """R of every head and round: (H, R, D_k, n_b / 2), or half the sum of the factors. Raises ValueError for odd numbers of buckets."""
+    if n_rounds < 1:
+        raise ValueError(f"n_rounds={n_rounds} must be at least 1")
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(n_heads, n_rounds, d_head, sum(factors_of(n_buckets)) // 2, generator=generator)
+
+
+def factors_of(n_buckets: Buckets) -> tuple[int, ...]:
+    """Raises ValueError for a factor that is not even: a direction comes with its opposite."""
+    factors = (n_buckets,) if isinstance(n_buckets, int) else tuple(n_buckets)
+    if not factors or any(factor < 2 or factor % 2 for factor in factors):
+        raise ValueError(f"n_buckets={n_buckets} must be even and at least 2, in every factor; take the next even number")
+    return factors
+
+
+def angular_buckets(x: Tensor, rotations: Tensor, n_buckets: Buckets | None = None) -> Tensor:
+    """(B, H, N, D_k), (H or 1, R, D_k, columns) -> int64 (B, H, R, N), R rounds. Of the first maximum, where there are two.
+
+    n_buckets None: twice the columns. Raises ValueError for a number of buckets that needs another number of columns.
+    """
+    factors = factors_of(2 * rotations.shape[-1] if n_buckets is None else n_buckets)
+    if sum(factors) != 2 * rotations.shape[-1]:
+        raise ValueError(f"n_buckets={n_buckets} needs rotations with {sum(factors) // 2} columns, not {rotations.shape[-1]}")
+    turned = _turned(x, rotations)
+    buckets, stride = torch.zeros_like(turned[..., 0], dtype=torch.int64), 1
+    for part, factor in zip(turned.split([factor // 2 for factor in factors], dim=-1), factors, strict=True):
+        buckets = buckets + stride * torch.cat([part, -part], dim=-1).argmax(-1)
+        stride *= factor
+    return buckets
+
+
+def hyperplane_buckets(x: Tensor, planes: Tensor) -> Tensor:
+    """(B, H, N, D_k), normals of planes (H or 1, R, D_k, bits) -> int64 (B, H, R, N) in 0 .. 2^bits - 1; plane b is worth 2^b."""
+    above = _turned(x, planes) > 0
+    return (above * 2 ** torch.arange(planes.shape[-1], device=x.device)).sum(-1)
+
+
+def _turned(x: Tensor, directions: Tensor) -> Tensor:
+    """(B, H, R, N, columns), in float32 at least: a bucket must not depend on the rounding of its vector more than it has to."""
+    exact = torch.promote_types(x.dtype, torch.float32)
+    return x.detach().to(exact).unsqueeze(2) @ directions.to(exact)

@@ -1,0 +1,55 @@
+"""Tokens sorted by their buckets and cut into chunks: who stands next to whom in a round of hashing.
+
+B batch, H heads, R rounds, N' tokens, a multiple of the chunk length C; a token sees W = before + 1 + after chunks. All are int64 and bool.
+Nothing but plain sorts of unique keys and gathers, which every runtime does alike.
+"""
+
+import torch
+from torch import Tensor
+
+PADDING = 2**62  # above bucket * N' + position of every token
+
+
+def by_bucket(buckets: Tensor, real: Tensor) -> Tensor:
+    """Tokens in the order of (bucket, position), padding last. Keys are unique, so that every sort gives the same order."""
+    N = buckets.shape[-1]
+    position = torch.arange(N, device=buckets.device)
+    return torch.where(real.unsqueeze(2), buckets * N, PADDING).add(position).argsort(-1)
+
+
+def neighbours(order: Tensor, n_filled: Tensor, n_chunks: int, chunk: int, before: int, after: int) -> tuple[Tensor, Tensor]:
+    """The W C tokens in the W = before + 1 + after chunks around each chunk, and which of them count: (B, H, R, chunks, W C) each.
+
+    Chunks with a token are a circle of n_filled, for each row of a batch: what it sees does not depend on how far it is padded. Where the
+    circle is shorter than W, its first n_filled chunks are all there are, each once.
+    """
+    offset = torch.arange(-before, after + 1, device=order.device)  # (W,)
+    source = (torch.arange(n_chunks, device=order.device)[:, None] + offset) % n_filled  # (B, chunks, W)
+    places = source.unsqueeze(-1) * chunk + torch.arange(chunk, device=order.device)  # (B, chunks, W, C)
+    places = places.flatten(1)[:, None, None].expand(-1, *order.shape[1:3], -1)
+    is_once = (offset + before < n_filled).repeat_interleave(chunk, dim=-1)  # (B, 1, W C)
+    return order.gather(-1, places).unflatten(-1, (-1, len(offset) * chunk)), is_once[:, :, None, None]
+
+
+def n_rounds_seeing(i: Tensor, j: Tensor, buckets: Tensor, chunks: Tensor, n_filled: Tensor, before: int, after: int) -> Tensor:
+    """N_ij: in how many rounds i and j share a bucket, and j's chunk is at most `before` ahead of i's or `after` behind it.
+
+    (B, H, R, chunks, C), (B, H, R, chunks, W C), (B, H, R, N') twice, (B, 1, 1) -> int32 (B, H, R, chunks, C, W C). Bucket and chunk go
+    into one number a token, so that each pair takes W comparisons a round.
+    """
+    count = torch.zeros((), dtype=torch.int32, device=i.device)
+    for bucket, chunk in zip(buckets.unbind(2), chunks.unbind(2), strict=True):  # (B, H, N') each
+        there = at(bucket * n_filled + chunk, j).unsqueeze(-2)
+        seen = torch.zeros((), dtype=torch.bool, device=i.device)
+        for offset in range(-before, after + 1):
+            seen = seen | (at(bucket * n_filled + (chunk + offset) % n_filled, i).unsqueeze(-1) == there)
+        count = count + seen.int()
+    return count
+
+
+def at(x: Tensor, tokens: Tensor) -> Tensor:
+    """x (B, H, N') or (B, H, N', D_k) of the tokens (B, H, ..): (B, H, ..) or (B, H, .., D_k)."""
+    flat = tokens.flatten(2)
+    if x.dim() == 3:
+        return x.gather(2, flat).view_as(tokens)
+    return x.gather(2, flat.unsqueeze(-1).expand(-1, -1, -1, x.shape[-1])).view(*tokens.shape, x.shape[-1])

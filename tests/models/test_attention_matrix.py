@@ -1,0 +1,211 @@
+"""Attention as a matrix, for every layer of LAYERS: it makes the answers out of the values, and is what dense references say."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models import LAYERS
+from models.attention.gau import GatedProjections
+from models.attention.multi_head import split_heads
+from models.attention_matrix import NORMED, SILU_IS_1, attention_matrix
+from models.decoder import rotation_at
+from models.rank import effective_rank, numerical_rank
+from tests.models.mechanisms import OPTIONS
+
+EXACT = 1e-9  # float64: the same formula, summed in another order; Nyström's rounds cube their matrix
+WITH_EPS = 1e-5  # normalisers with an eps
+
+D, H, N = 12, 3, 21  # N is no multiple of D_v = 4
+
+every_layer = pytest.mark.parametrize("name", LAYERS)
+
+
+def make(name: str, **options: object) -> nn.Module:
+    torch.manual_seed(0)
+    layer = LAYERS[name](D, H, bias=True, **(OPTIONS.get(name, {}) | options))
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    if hasattr(layer, "to_v_global"):  # so that a token has one value, whoever asks for it
+        layer.to_v_global.load_state_dict(layer.to_v.state_dict())
+    return layer.double()
+
+
+def tokens(seed: int = 1) -> Tensor:
+    return torch.randn(2, N, D, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+MASK = torch.arange(N) < torch.tensor([[N], [13]])
+
+
+def output(layer: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
+    y = layer(x, mask)
+    return y[0] if layer.capabilities.causal else y
+
+
+def values_and_answers(layer: nn.Module, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """v and o on either side of A, (B, H, N, D_v) each, as they pass."""
+    passed: dict[str, Tensor] = {}
+    if isinstance(layer, NORMED):
+        execution = layer.recurrence
+
+        def watched(q: Tensor, k: Tensor, v: Tensor, S: Tensor, **rates: Tensor) -> tuple[Tensor, Tensor]:
+            o, S = execution(q, k, v, S, **rates)
+            passed.update(v=v, o=o)
+            return o, S
+
+        layer.recurrence = watched
+        layer(x, mask)
+        del layer.recurrence
+        return passed["v"], passed["o"]
+    hooks = [
+        layer.to_v.register_forward_hook(lambda module, inputs, v: passed.update(v=v)),
+        layer.to_out.register_forward_pre_hook(lambda module, inputs: passed.update(o=inputs[0])),
+    ]
+    layer(x, mask)
+    for hook in hooks:
+        hook.remove()
+    v, o = passed["v"], passed["o"]
+    if isinstance(layer, GatedProjections):
+        return F.silu(v).unsqueeze(1), (o / F.silu(layer.to_u(x))).unsqueeze(1)
+    if hasattr(layer, "to_gate"):
+        o = o / layer.to_gate(x).sigmoid()
+    return v if v.dim() == 4 else split_heads(v, H), split_heads(o, H)
+
+
+@every_layer
+@pytest.mark.parametrize("mask", [None, MASK], ids=["all tokens", "padding"])
+@torch.no_grad()
+def test_it_makes_the_answers_out_of_the_values(name: str, mask: Tensor | None) -> None:
+    layer, x = make(name), tokens()
+    A = attention_matrix(layer, x, mask)
+    v, o = values_and_answers(layer, x, mask)
+    assert A.shape == (*v.shape[:2], N, N)
+    seen = torch.ones_like(MASK) if mask is None else mask
+    assert ((A @ v - o).transpose(1, 2)[seen]).abs().max() <= EXACT * o.abs().max().clamp_min(1)
+    assert not A.transpose(1, 2)[~seen].any()
+
+
+@every_layer
+@torch.no_grad()
+def test_it_is_causal_and_averages_as_the_layer_says(name: str) -> None:
+    layer = make(name)
+    A = attention_matrix(layer, tokens(), MASK)
+    if layer.capabilities.causal:
+        assert not A.triu(1).any()
+    if layer.capabilities.averages and not isinstance(layer, NORMED):
+        assert (A.sum(-1) - MASK[:, None].double()).abs().max() <= WITH_EPS
+    assert not A[1, :, :, 13:].any()
+
+
+@every_layer
+@torch.no_grad()
+def test_the_layer_is_left_as_it_was(name: str) -> None:
+    layer, x = make(name), tokens()
+    y = output(layer, x, MASK)
+    attention_matrix(layer, x, MASK)
+    assert torch.equal(output(layer, x, MASK), y)
+    assert "recurrence" not in vars(layer)
+
+
+def test_the_layer_is_left_as_it_was_after_an_error_too() -> None:
+    for name in ("softmax", "retention"):
+        layer = make(name)
+        with pytest.raises(RuntimeError):
+            attention_matrix(layer, tokens()[..., :5])
+        assert "recurrence" not in vars(layer)
+        assert not any(module._forward_hooks or module._forward_pre_hooks for module in layer.modules())
+
+
+# Dense references
+
+
+def heads(layer: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    return split_heads(layer.to_q(x), H), split_heads(layer.to_k(x), H)
+
+
+def softmax(layer: nn.Module, x: Tensor, seen: Tensor) -> Tensor:
+    q, k = heads(layer, x)
+    return (q @ k.mT / 2).masked_fill(~seen, -torch.inf).softmax(-1)
+
+
+def linear(layer: nn.Module, x: Tensor, seen: Tensor) -> Tensor:
+    q, k = heads(layer, x)
+    similar = (F.elu(q) + 1) @ (F.elu(k) + 1).mT * seen
+    return similar / (similar.sum(-1, keepdim=True) + 1e-6)
+
+
+def retention(layer: nn.Module, x: Tensor, seen: Tensor) -> Tensor:
+    q, k = heads(layer, x)
+    t = torch.arange(N, dtype=x.dtype)
+    gamma = 1 - 2.0 ** (-5 - torch.arange(H, dtype=x.dtype))
+    return q @ k.mT / 2 * gamma[:, None, None] ** (t[:, None] - t).clamp_min(0) * seen
+
+
+def delta(layer: nn.Module, x: Tensor, seen: Tensor) -> Tensor:
+    """Token by token: S is kept as what each value contributes to it."""
+    q, k = (head / head.norm(dim=-1, keepdim=True) for head in heads(layer, x))
+    beta = layer.to_beta(x).sigmoid().transpose(1, 2)
+    S = torch.zeros(2, H, 4, N, dtype=x.dtype)  # of every value, where it stands in S
+    rows = []
+    for i in range(N):
+        value = F.one_hot(torch.tensor(i), N).to(x.dtype) - torch.einsum("bhk,bhkn->bhn", k[:, :, i], S)
+        S = S + beta[:, :, i, None, None] * k[:, :, i, :, None] * value[:, :, None]
+        rows.append(torch.einsum("bhk,bhkn->bhn", q[:, :, i], S) / 2)
+    return torch.stack(rows, dim=2)
+
+
+PAST = torch.ones(N, N, dtype=torch.bool).tril()
+DENSE: dict[str, tuple[Callable[[nn.Module, Tensor, Tensor], Tensor], Tensor]] = {
+    "softmax": (softmax, torch.ones_like(PAST)),
+    "causal_softmax": (softmax, PAST),
+    "sliding_window": (softmax, PAST.triu(-5)),  # window of 6
+    "linear": (linear, torch.ones_like(PAST)),
+    "causal_linear": (linear, PAST),
+    "retention": (retention, PAST),
+    "delta": (delta, PAST),
+}
+
+
+@pytest.mark.parametrize("name", DENSE)
+@torch.no_grad()
+def test_it_is_what_the_dense_reference_says(name: str) -> None:
+    layer, x = make(name), tokens()
+    reference, seen = DENSE[name]
+    assert (attention_matrix(layer, x) - reference(layer, x, seen)).abs().max() <= WITH_EPS
+
+
+@torch.no_grad()
+def test_positions_reach_the_layer() -> None:
+    layer, x = make("softmax"), tokens()
+    assert not attention_matrix(layer, x, pair_mask=PAST).triu(1).any()
+    turned = rotation_at(torch.arange(N)[None], 4, base=100.0, dtype=x.dtype)
+    assert (attention_matrix(layer, x, rotation=turned) - attention_matrix(layer, x)).abs().max() > 1e-3
+
+
+def test_an_open_gate_lets_all_through() -> None:
+    assert float(F.silu(torch.tensor(SILU_IS_1, dtype=torch.float64))) == pytest.approx(1, abs=1e-15)
+
+
+# What the matrices tell
+
+
+@torch.no_grad()
+def test_ranks_of_layers() -> None:
+    """elu + 1: D_k, and full under a causal mask. Softmax: full. The scores of a factorised random Synthesizer: k, here 2."""
+    x = tokens()
+    rank = {name: numerical_rank(attention_matrix(make(name), x)) for name in ("softmax", "linear", "causal_linear")}
+    assert {name: ranks.unique().tolist() for name, ranks in rank.items()} == {"softmax": [N], "linear": [4], "causal_linear": [N]}
+    synthesizer = make("synthesizer", kinds=("factorised_random",), rank=2, fixed=False)
+    A = attention_matrix(synthesizer, x)
+    assert numerical_rank(A[0, :].log() + _row_constants(synthesizer)).tolist() == [2] * H
+    assert (effective_rank(attention_matrix(make("linear"), x)) < effective_rank(attention_matrix(make("softmax"), x))).all()
+
+
+def _row_constants(synthesizer: nn.Module) -> Tensor:
+    """log softmax(L) is L less a number a row: (H, N, 1)."""
+    L = synthesizer.scores(tokens(), torch.arange(N)[None], None, N)[0]
+    return L.logsumexp(-1, keepdim=True)

@@ -1,0 +1,177 @@
+"""FLASH: within groups and between them as loops, the limits of the specification, and the causal layer's four recurrences."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.attention.causal_flash import CausalMixedChunkAttention
+from models.attention.flash import MixedChunkAttention, attend_in_groups
+from models.attention.gau import weights
+from models.attention.recurrence import chunkwise, parallel, recurrent
+from models.decoder import rotation_at
+from models.positions import Rotation
+
+EXACT = 1e-10  # float64: the same formula, summed in another order
+G, s, e = 4, 3, 5
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def example(N: int, B: int = 2) -> tuple[list[Tensor], Tensor]:
+    """The four maps of z, and v."""
+    return [random(B, 1, N, s, seed=i) for i in range(4)], random(B, 1, N, e, seed=4)
+
+
+def by_loops(maps: list[Tensor], v: Tensor, *, causal: bool, divisor: str, mask: Tensor, bias: Tensor) -> Tensor:
+    """One row, query and key at a time."""
+    quad_q, quad_k, lin_q, lin_k = (x[:, 0] for x in maps)
+    o = torch.zeros_like(v)
+    for b in range(v.shape[0]):
+        for i in range(v.shape[2]):
+            seen = [j for j in range(v.shape[2]) if mask[b, j] and (j <= i or not causal)]
+            for j in seen:
+                if i // G == j // G:
+                    o[b, 0, i] += F.relu(quad_q[b, i] @ quad_k[b, j] / G + bias[i % G, j % G]) ** 2 * v[b, 0, j]
+                if not causal or j // G < i // G:
+                    o[b, 0, i] += lin_q[b, i] @ lin_k[b, j] * v[b, 0, j] / (len(seen) if divisor == "tokens" else G)
+    return o
+
+
+@pytest.mark.parametrize("divisor", ["tokens", "group"])
+@pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
+@pytest.mark.parametrize("N", [1, 3, 4, 5, 11])
+def test_groups_are_the_loops(N: int, causal: bool, divisor: str) -> None:
+    """With padding at the end of a row, and inside it."""
+    maps, v = example(N)
+    mask = torch.ones(2, N, dtype=torch.bool)
+    mask[1, N // 2 :] = False
+    mask[0, 1:2] = False
+    bias = random(G, G, seed=5)
+    o = attend_in_groups(*maps, v, group=G, causal=causal, key_mask=mask, bias=bias, divisor=divisor)
+    expected = by_loops(maps, v, causal=causal, divisor=divisor, mask=mask, bias=bias)
+    assert (o - expected).abs().max() <= EXACT
+
+
+def test_one_group_without_the_linear_part_is_a_gated_unit() -> None:
+    """Normalised by `length`."""
+    maps, v = example(7)
+    quad_q, quad_k, lin_q, lin_k = maps
+    o = attend_in_groups(quad_q, quad_k, 0 * lin_q, 0 * lin_k, v, group=7)
+    assert (o - weights(quad_q, quad_k, normalisation="length") @ v).abs().max() <= EXACT
+
+
+def test_without_the_quadratic_part_it_is_linear_attention() -> None:
+    maps, v = example(11)
+    quad_q, quad_k, lin_q, lin_k = maps
+    o = attend_in_groups(0 * quad_q, 0 * quad_k, lin_q, lin_k, v, group=G)
+    assert (o - lin_q @ (lin_k.mT @ v) / 11).abs().max() <= EXACT
+
+
+def test_the_first_causal_group_has_no_linear_part() -> None:
+    maps, v = example(2 * G)
+    quad_q, quad_k, lin_q, lin_k = maps
+    with_it, without = (attend_in_groups(quad_q, quad_k, lin_q, k, v, group=G, causal=True) for k in (lin_k, 0 * lin_k))
+    assert torch.equal(with_it[:, :, :G], without[:, :, :G])
+    assert (with_it[:, :, G:] - without[:, :, G:]).abs().amin(-1).min() > 1e-6
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_gradients(causal: bool) -> None:
+    maps, v = example(6, B=1)
+    inputs = [x.requires_grad_() for x in (*maps, v)]
+    mask = torch.tensor([[True] * 5 + [False]])
+    assert torch.autograd.gradcheck(lambda *x: attend_in_groups(*x, group=G, causal=causal, key_mask=mask), inputs)
+
+
+# The layers
+
+
+def layer(kind: type = CausalMixedChunkAttention, **options: object) -> torch.nn.Module:
+    torch.manual_seed(0)
+    layer = kind(6, 2, d_head=4, bias=True, group=G, **options).double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return layer
+
+
+def rotation(N: int) -> Rotation:
+    return rotation_at(torch.arange(N)[None], 4, base=100.0, dtype=torch.float64)
+
+
+@torch.no_grad()
+def test_the_layer_is_the_papers() -> None:
+    unit, x = layer(MixedChunkAttention), random(1, 10, 6)
+    u, v, z = (F.silu(to(x[0])) for to in (unit.to_u, unit.to_v, unit.to_z))
+    maps = [(z * g[0] + b[0])[None, None] for g, b in zip(unit.gain, unit.offset, strict=True)]
+    bias = torch.stack([torch.stack([unit.bias(torch.tensor(j - i)) for j in range(G)]) for i in range(G)])
+    o = by_loops(maps, v[None, None], causal=False, divisor="tokens", mask=torch.ones(1, 10, dtype=torch.bool), bias=bias)
+    assert (unit(x)[0] - unit.to_out(u * o[0, 0])).abs().max() <= EXACT
+    assert abs(unit.bias(torch.tensor(-1)) - unit.bias.weight[1] * 2) <= EXACT  # times sqrt(s), s = 4
+
+
+@pytest.mark.parametrize("options", [{}, {"divisor": "group", "relative_bias": False}], ids=["default", "by groups"])
+@pytest.mark.parametrize("N", [1, 3, 4, 5, 8, 9, 63, 64, 65])
+@torch.no_grad()
+def test_four_recurrences_are_the_groups(N: int, options: dict) -> None:
+    unit, x = layer(**options), random(2, N, 6)
+    u, v, maps = unit.projected(x, rotation(N))
+    r = torch.arange(G)
+    bias = None if unit.bias is None else unit.bias(r - r[:, None])
+    o = attend_in_groups(*maps, v, group=G, causal=True, bias=bias, divisor=unit.divisor)
+    assert (unit(x, rotation=rotation(N))[0] - unit.gated(u, o)).abs().max() <= EXACT
+
+
+@torch.no_grad()
+def test_the_state_is_the_open_group_and_the_sum_of_all() -> None:
+    unit, x = layer(), random(1, 2 * G + 3, 6)
+    _, v, (_, quad_k, _, lin_k) = unit.projected(x, None)
+    _, state = unit(x)
+    assert state["n"] == 2 * G + 3
+    assert (state["K"][..., :3] - quad_k[:, :, -3:].mT).abs().max() <= EXACT
+    assert (state["V"][:, :, :3] - v[:, :, -3:]).abs().max() <= EXACT
+    assert not state["K"][..., 3:].any()
+    assert not state["V"][:, :, 3:].any()
+    assert (state["P"] - lin_k[:, :, -3:].mT @ v[:, :, -3:]).abs().max() <= EXACT
+    assert (state["M"] - lin_k.mT @ v).abs().max() <= EXACT
+
+
+@pytest.mark.parametrize("cut", range(1, 13))
+@torch.no_grad()
+def test_calls_need_not_begin_with_a_group(cut: int) -> None:
+    unit, x = layer(), random(2, 13, 6)
+    whole, _ = unit(x)
+    first, state = unit(x[:, :cut])
+    second, _ = unit(x[:, cut:], None, state)
+    assert (torch.cat([first, second], dim=1) - whole).abs().max() <= EXACT
+
+
+@torch.no_grad()
+def test_in_float32_the_first_group_has_no_linear_part_and_the_hundredth_still_has_its_digits() -> None:
+    """M and P grow apart: their difference keeps float32's digits, since M is the larger of the two from the second group on."""
+    unit, x = layer(relative_bias=False), random(1, 100 * G, 6)
+    exact, _ = unit(x)
+    rounded, _ = unit.float()(x.float())
+    assert (rounded - exact).abs().max() <= 1e-5 * exact.abs().max().clamp_min(1)
+    unit.gain.data[:2], unit.offset.data[:2] = 0, 0
+    assert torch.equal(unit(x.float()[:, :G])[0], unit.to_out.bias.expand(1, G, 6))
+
+
+@pytest.mark.parametrize("execution", [parallel, recurrent])
+def test_the_execution_may_be_exchanged(execution: object) -> None:
+    unit, x = layer(), random(2, 11, 6)
+    y, _ = unit(x)
+    gradient = torch.autograd.grad(y.square().mean(), unit.to_z.weight)[0]
+    assert unit.recurrence is chunkwise
+    unit.recurrence = execution
+    other, _ = unit(x)
+    assert (other - y).abs().max() <= EXACT
+    assert (torch.autograd.grad(other.square().mean(), unit.to_z.weight)[0] - gradient).abs().max() <= EXACT
+
+
+@pytest.mark.parametrize("kind", [MixedChunkAttention, CausalMixedChunkAttention])
+def test_a_group_of_one_is_refused(kind: type) -> None:
+    with pytest.raises(ValueError, match="group=1 must be at least 2 tokens"):
+        kind(6, 2, group=1)

@@ -1,0 +1,151 @@
+"""The gated attention unit: its four normalisations as loops, its bias, and the unit as the paper writes it."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.attention.causal_gau import CausalGatedAttentionUnit
+from models.attention.gau import DistanceBias, GatedAttentionUnit, weights
+from models.decoder import rotation_at
+
+EXACT = 1e-10  # float64: the same formula, summed in another order
+NORMALISATIONS = ("length", "valid", "softmax", "softmax_plus")
+s = 4
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def by_loops(q: Tensor, k: Tensor, normalisation: str, mask: Tensor, bias: Tensor, least: int) -> Tensor:
+    """(N_q, s), (N_k, s), (N_q, N_k) twice: one query and key at a time."""
+    A = torch.zeros(len(q), len(k), dtype=q.dtype)
+    for i in range(len(q)):
+        seen = [j for j in range(len(k)) if mask[i, j]]
+        for j in seen:
+            match normalisation:
+                case "length":
+                    A[i, j] = max(0.0, float(q[i] @ k[j] + bias[i, j]) / len(k)) ** 2
+                case "valid":
+                    A[i, j] = max(0.0, float(q[i] @ k[j]) / math.sqrt(s) + float(bias[i, j])) ** 2 / len(seen)
+                case _:
+                    scale = math.log(max(len(seen), least)) / math.log(512) if normalisation == "softmax_plus" else 1.0
+                    A[i, j] = math.exp(scale * float(q[i] @ k[j]) / math.sqrt(s) + float(bias[i, j]))
+        if normalisation.startswith("softmax") and seen:
+            A[i] /= A[i].sum()
+    return A
+
+
+@pytest.mark.parametrize("least", [1, 16])
+@pytest.mark.parametrize("normalisation", NORMALISATIONS)
+def test_weights_are_the_loops(normalisation: str, least: int) -> None:
+    """With a query that sees nothing, and one that sees one key."""
+    q, k, bias = random(6, s), random(7, s, seed=1), random(6, 7, seed=2)
+    mask = random(6, 7, seed=3) > 0
+    mask[2], mask[3] = False, torch.arange(7) == 4
+    A = weights(q, k, normalisation=normalisation, mask=mask, bias=bias, least_length=least)
+    assert (A - by_loops(q, k, normalisation, mask, bias, least)).abs().max() <= EXACT
+    assert not A[2].any()
+
+
+@pytest.mark.parametrize("normalisation", NORMALISATIONS)
+def test_gradients_of_the_weights(normalisation: str) -> None:
+    q, k = random(3, s).requires_grad_(), random(4, s, seed=1).requires_grad_()
+    mask = torch.tensor([[True] * 4, [False] * 4, [True, False, True, False]])
+    assert torch.autograd.gradcheck(lambda q, k: weights(q, k, normalisation=normalisation, mask=mask), (q, k))
+
+
+def test_softmax_plus_of_512_tokens_is_softmax_and_both_sum_to_1() -> None:
+    q, k = random(2, s), random(512, s, seed=1)
+    plus, softmax = (weights(q, k, normalisation=name) for name in ("softmax_plus", "softmax"))
+    assert (plus - softmax).abs().max() <= EXACT
+    assert (weights(q, k[:100], normalisation="softmax_plus").sum(-1) - 1).abs().max() <= EXACT
+
+
+def test_length_counts_padding_and_valid_does_not() -> None:
+    """The trap: with `length` another token of padding changes the answer, unless the length is given."""
+    q, k = random(2, s), random(9, s, seed=1)
+    mask = torch.arange(9) < 5
+    valid, length = (weights(q, k, normalisation=name, mask=mask)[:, :5] for name in ("valid", "length"))
+    assert (valid - weights(q, k[:5])).abs().max() <= EXACT
+    assert (length - weights(q, k[:5], normalisation="length")).abs().max() > 1e-3
+    assert (length - weights(q, k[:5], normalisation="length", length=9)).abs().max() <= EXACT
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_bias_has_t5s_buckets(causal: bool) -> None:
+    """d = query - key: one number each below n/2, then by the logarithm, with n = 32 for the past alone and 16 for either side."""
+    bias = DistanceBias(scale=3.0, causal=causal)
+    torch.nn.init.normal_(bias.weight)
+    n = 32 if causal else 16
+    for d in (0, 1, 7, 8, 9, 15, 16, 17, 31, 60, 127, 128, 129, 100_000, -1, -9, -500):
+        distance, upper = (max(d, 0), 0) if causal else (abs(d), 16 if d < 0 else 0)
+        bucket = distance
+        if distance >= n // 2:
+            bucket = min(n - 1, n // 2 + int(math.log(distance / (n // 2)) / math.log(128 / (n // 2)) * (n // 2)))
+        assert bias(torch.tensor(-d)) == 3.0 * bias.weight[upper + bucket]
+
+
+def unit(kind: type = GatedAttentionUnit, **options: object) -> torch.nn.Module:
+    torch.manual_seed(0)
+    layer = kind(6, 2, d_head=s, bias=True, **options).double()
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return layer
+
+
+@torch.no_grad()
+def test_the_unit_is_the_papers() -> None:
+    """u ⊙ (A v) behind a projection, with q and k from one z, and the bias times sqrt(D) inside the square."""
+    layer, x, t = unit(), random(1, 7, 6), torch.arange(7)
+    u, v, z = (F.silu(to(x[0])) for to in (layer.to_u, layer.to_v, layer.to_z))
+    assert u.shape == v.shape == (7, 12)
+    q, k = (z * g[0] + b[0] for g, b in zip(layer.gain, layer.offset, strict=True))
+    bias = layer.bias.weight[layer.bias.bucket_of[t - t[:, None] + 128]] * math.sqrt(6)
+    A = F.relu(q @ k.T / math.sqrt(s) + bias).square() / 7
+    assert (layer(x)[0] - layer.to_out(u * (A @ v))).abs().max() <= EXACT
+
+
+@pytest.mark.parametrize("normalisation", NORMALISATIONS[1:])
+@torch.no_grad()
+def test_the_causal_unit_is_the_unit_with_a_mask(normalisation: str) -> None:
+    """Every token gets what it gets as the last of the tokens up to it, but for the buckets of the bias."""
+    layer = unit(CausalGatedAttentionUnit, normalisation=normalisation, relative_bias=False, least_length=3)
+    both = unit(normalisation=normalisation, relative_bias=False, least_length=3)
+    both.load_state_dict(layer.state_dict())
+    x = random(2, 9, 6)
+    turned = rotation_at(torch.arange(9)[None], s, base=100.0, dtype=torch.float64)
+    y, _ = layer(x, rotation=turned)
+    for i in range(9):
+        here = type(turned)(*(table[:, :, : i + 1] for table in turned))
+        assert (both(x[:, : i + 1], rotation=here)[:, -1] - y[:, i]).abs().max() <= EXACT
+
+
+@torch.no_grad()
+def test_empty_slots_of_a_cache_are_no_distance() -> None:
+    """A row that was padded in the first call has gaps in its cache, and its tokens are as near as without."""
+    layer, x = unit(CausalGatedAttentionUnit), random(2, 6, 6)
+    mask = torch.arange(6) < torch.tensor([6, 2])[:, None]
+    _, state = layer(x, mask)
+    y, _ = layer(x[:, :3], None, state)
+    _, alone = layer(x[1:, :2])
+    assert (y[1:] - layer(x[1:, :3], None, alone)[0]).abs().max() <= EXACT
+
+
+def test_two_units_have_the_weights_of_one_block() -> None:
+    """12 D² but for the small W_z, at e = 2 D: 4 D² of attention and 8 D² of a feed-forward layer of 4 D."""
+    D = 64
+    layer = GatedAttentionUnit(D, 1, d_head=4, bias=False, relative_bias=False)
+    assert 2 * sum(p.numel() for p in layer.parameters()) == 12 * D * D + 2 * (4 * D + 2 * 4)
+
+
+def test_what_has_no_form_is_refused() -> None:
+    with pytest.raises(ValueError, match="normalisation='relu' is not one of length, valid, softmax, softmax_plus"):
+        GatedAttentionUnit(6, 2, normalisation="relu")
+    with pytest.raises(ValueError, match="normalisation='length' is not one of valid, softmax, softmax_plus, which have a causal form"):
+        CausalGatedAttentionUnit(6, 2, normalisation="length")
+    with pytest.raises(ValueError, match="the gated attention unit has no form"):
+        GatedAttentionUnit(6, 2)(torch.ones(1, 3, 6), pair_mask=torch.ones(3, 3, dtype=torch.bool))

@@ -1,0 +1,317 @@
+"""LSH attention is what its definition says, written as loops; and it is full attention wherever its buckets hide nothing."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.attention.causal_lsh import CausalLSHAttention, attend_lsh_to_cache
+from models.attention.lsh import LSHAttention, attend_lsh, unit_keys
+from models.attention.lsh_buckets import angular_buckets, draw_rotations, hyperplane_buckets
+from models.attention.scaled_dot_product import masked_softmax
+
+EXACT = 1e-10  # float64: the same formula, summed in another order
+ROUNDED = 1e-5  # float32
+
+B, H, D_K = 2, 2, 4
+LAST_RESORT = -1e5
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def heads(N: int, *, seed: int = 1) -> tuple[Tensor, Tensor]:
+    """qk and v."""
+    return random(B, H, N, D_K, seed=seed), random(B, H, N, 3, seed=seed + 1)
+
+
+def random_buckets(N: int, *, n_rounds: int = 3, n_buckets: int = 4, seed: int = 7) -> Tensor:
+    return torch.randint(n_buckets, (B, H, n_rounds, N), generator=torch.Generator().manual_seed(seed))
+
+
+def lengths_mask(*lengths: int, N: int) -> Tensor:
+    return torch.arange(N) < torch.tensor(lengths)[:, None]
+
+
+def seen_sets(buckets: list[int], real: list[bool], *, chunk: int, before: int, after: int, rule: str, causal: bool) -> dict[int, set[int]]:
+    """In one round of one head: which tokens each token sees."""
+    order = sorted((i for i in range(len(real)) if real[i]), key=lambda i: (buckets[i], i))
+    chunks = [order[first : first + chunk] for first in range(0, len(order), chunk)]
+    seen: dict[int, set[int]] = {}
+    for c, members in enumerate(chunks):
+        around = {j for offset in range(-before, after + 1) for j in chunks[(c + offset) % len(chunks)]}
+        for i in members:
+            seen[i] = {j for j in around if (rule == "chunk" or buckets[i] == buckets[j]) and (j <= i or not causal)}
+    return seen
+
+
+def by_loops(qk: Tensor, v: Tensor, buckets: Tensor, key_mask: Tensor, *, scale: float = 1.0, **how: object) -> Tensor:
+    o = torch.zeros_like(v)
+    for b in range(B):
+        for h in range(H):
+            real = key_mask[b].tolist()
+            rounds = [seen_sets(round_, real, **how) for round_ in buckets[b, h].tolist()]  # type: ignore[arg-type]
+            for i in (i for i in range(len(real)) if real[i]):
+                logits, values = [], []
+                for seen in rounds:
+                    for j in seen[i]:
+                        times = sum(j in other[i] for other in rounds) if how["rule"] == "paper" else 1
+                        score = LAST_RESORT if i == j else scale * float(qk[b, h, i] @ qk[b, h, j] / qk[b, h, j].norm())
+                        logits.append(score - math.log(times))
+                        values.append(v[b, h, j])
+                o[b, h, i] = torch.softmax(torch.tensor(logits, dtype=torch.float64), 0) @ torch.stack(values)
+    return o
+
+
+def full(qk: Tensor, v: Tensor, allowed: Tensor, *, scale: float = 1.0) -> Tensor:
+    """Softmax over all keys of length 1 that are allowed, a token itself as its last resort."""
+    scores = scale * (qk @ F.normalize(qk, dim=-1).mT)
+    scores = scores.masked_fill(torch.eye(qk.shape[2], dtype=torch.bool), LAST_RESORT)
+    return masked_softmax(scores, allowed) @ v
+
+
+def everything(N: int) -> Tensor:
+    return torch.ones(N, N, dtype=torch.bool)
+
+
+# The definition
+
+
+@pytest.mark.parametrize("rule", ["paper", "chunk"])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize(("before", "after"), [(1, 0), (1, 1), (0, 0), (2, 1)])
+@pytest.mark.parametrize("N", [1, 7, 8, 9, 23, 24])
+def test_computes_what_the_loops_compute(rule: str, causal: bool, before: int, after: int, N: int) -> None:
+    (qk, v), buckets, mask = heads(N), random_buckets(N), lengths_mask(N, (N + 1) // 2, N=N)
+    how = {"rule": rule, "causal": causal, "chunk": 4, "before": before, "after": after}
+    ours = attend_lsh(qk, v, buckets, key_mask=mask, scale=0.7, **how)
+    assert (ours - by_loops(qk, v, buckets, mask, scale=0.7, **how)).abs().max() <= EXACT
+
+
+def test_a_mask_may_have_holes() -> None:
+    (qk, v), buckets = heads(19), random_buckets(19)
+    mask = random(B, 19) > -0.3
+    how = {"rule": "paper", "causal": False, "chunk": 4, "before": 1, "after": 0}
+    ours = attend_lsh(qk, v, buckets, key_mask=mask, **how)
+    assert (ours - by_loops(qk, v, buckets, mask, **how)).abs().max() <= EXACT
+    assert not ours.transpose(1, 2)[~mask].any()
+
+
+# Where it is full attention
+
+
+@pytest.mark.parametrize("N", [1, 3, 4, 7, 8])
+@pytest.mark.parametrize("causal", [False, True])
+def test_one_bucket_in_at_most_two_chunks_is_full_attention(N: int, causal: bool) -> None:
+    """By both rules, and by the rule of chunks whatever the buckets."""
+    qk, v = heads(N)
+    expected = full(qk, v, everything(N).tril() if causal else everything(N))
+    for rule, buckets in (("paper", torch.zeros(B, H, 3, N, dtype=torch.int64)), ("chunk", random_buckets(N))):
+        assert (attend_lsh(qk, v, buckets, rule=rule, chunk=4, causal=causal) - expected).abs().max() <= EXACT
+
+
+@pytest.mark.parametrize("after", [0, 1])
+def test_rounds_are_one_softmax_over_their_union(after: int) -> None:
+    """Where every bucket lies within what its tokens see: in two chunks if nobody looks to later ones, that is causally, and in any two
+    neighbouring ones if they do."""
+    N, chunk = 32, 8
+    qk, v = heads(N)
+    buckets = torch.stack([torch.arange(N).roll(3 * r) // 5 for r in range(3)]).expand(B, H, 3, N)  # at most 5 tokens a bucket
+    shared = (buckets.unsqueeze(-1) == buckets.unsqueeze(-2)).any(2)  # (B, H, N, N)
+    causal = after == 0
+    allowed = shared & everything(N).tril() if causal else shared
+    ours = attend_lsh(qk, v, buckets, chunk=chunk, after=after, causal=causal)
+    assert (ours - full(qk, v, allowed)).abs().max() <= EXACT
+
+
+def test_the_layer_is_full_attention_up_to_a_chunk() -> None:
+    torch.manual_seed(0)
+    layer, x = LSHAttention(8, 2, chunk=6, n_buckets=8).double(), random(2, 9, 8)
+    mask = lengths_mask(9, 6, N=9)
+    qk, v = (to(x).unflatten(-1, (2, 4)).transpose(1, 2) for to in (layer.to_q, layer.to_v))
+    expected = layer.to_out(full(qk, v, mask[:, None, None, :]).transpose(1, 2).flatten(-2))
+    difference = (layer(x, mask) - expected)[:, :6].abs().amax((1, 2))
+    assert difference[1] <= EXACT
+    assert difference[0] > 1e-3
+
+
+# Rounds
+
+
+@pytest.mark.parametrize("rule", ["paper", "chunk"])
+def test_equal_rounds_are_one_round(rule: str) -> None:
+    (qk, v), one = heads(22), random_buckets(22, n_rounds=1)
+    three = one.expand(-1, -1, 3, -1)
+    assert (attend_lsh(qk, v, three, rule=rule, chunk=4) - attend_lsh(qk, v, one, rule=rule, chunk=4)).abs().max() <= EXACT
+
+
+@pytest.mark.parametrize("rule", ["paper", "chunk"])
+def test_the_order_of_the_rounds_does_not_matter(rule: str) -> None:
+    (qk, v), buckets = heads(22), random_buckets(22)
+    turned = attend_lsh(qk, v, buckets[:, :, [2, 0, 1]], rule=rule, chunk=4)
+    assert (turned - attend_lsh(qk, v, buckets, rule=rule, chunk=4)).abs().max() <= EXACT
+
+
+def test_more_rounds_come_nearer_to_full_attention() -> None:
+    N = 256
+    qk, v = heads(N)
+    qk, expected = 3 * qk, full(3 * qk, v, everything(N))
+    rotations = draw_rotations(H, 16, D_K, 8, seed=0).double()
+    errors = [(attend_lsh(qk, v, angular_buckets(qk, rotations[:, :R]), chunk=64) - expected).square().mean() for R in (1, 4, 16)]
+    assert errors[0] > 1.5 * errors[1] > 1.5**2 * errors[2]
+
+
+# Order, padding, numbers
+
+
+def test_permuting_tokens_permutes_the_output_where_no_bucket_is_cut() -> None:
+    N = 20
+    qk, v = heads(N)
+    buckets = angular_buckets(qk, draw_rotations(H, 3, D_K, 4, seed=0))
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(0))
+    permuted = attend_lsh(qk[:, :, order], v[:, :, order], buckets[..., order], chunk=N)
+    assert (permuted - attend_lsh(qk, v, buckets, chunk=N)[:, :, order]).abs().max() <= EXACT
+
+
+@pytest.mark.parametrize("rule", ["paper", "chunk"])
+def test_padding_of_any_length_changes_nothing(rule: str) -> None:
+    """Also the chunk before the first is the last one with tokens, not the last one there is."""
+    (qk, v), buckets = heads(30), torch.zeros(B, H, 2, 30, dtype=torch.int64)
+    alone = attend_lsh(qk[:, :, :14], v[:, :, :14], buckets[..., :14], rule=rule, chunk=4)
+    padded = attend_lsh(qk, v, buckets, rule=rule, chunk=4, key_mask=lengths_mask(14, 14, N=30))
+    assert (padded[:, :, :14] - alone).abs().max() <= EXACT
+    assert not padded[:, :, 14:].any()
+
+
+def test_the_last_resort_is_taken_where_there_is_no_other_and_only_there() -> None:
+    """Two tokens share a bucket in the second round; in the first, and the third token in both, they are alone."""
+    qk, v = heads(3)
+    buckets = torch.tensor([[0, 1, 2], [0, 0, 1]]).expand(B, H, 2, 3)
+    o = attend_lsh(qk, v, buckets, chunk=4)
+    assert (o - v[:, :, [1, 0, 2]]).abs().max() <= EXACT
+
+
+def test_keys_have_length_one_and_0_stays_0() -> None:
+    qk, _ = heads(5)
+    assert (unit_keys(qk) - F.normalize(qk, dim=-1)).abs().max() <= EXACT
+    zeros = torch.zeros(1, 1, 2, D_K, requires_grad=True)
+    unit_keys(zeros).sum().backward()
+    assert not unit_keys(zeros).any()
+    assert torch.isfinite(zeros.grad).all()
+
+
+def test_half_precision_comes_back_as_half_precision() -> None:
+    (qk, v), buckets = heads(9), random_buckets(9)
+    o = attend_lsh(qk.half(), v.half(), buckets, chunk=4)
+    assert o.dtype == torch.float16
+    assert (o - attend_lsh(qk, v, buckets, chunk=4)).abs().max() <= 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_keeps_the_last_resort_above_what_is_hidden(dtype: torch.dtype) -> None:
+    """float16 ends at 65,504, and the least number of float32 is none of bfloat16."""
+    (qk, v), buckets = (x.float() for x in heads(9)), torch.arange(9).expand(B, H, 2, 9)  # every token is alone
+    mask = lengths_mask(9, 0, N=9)
+    with torch.autocast("cpu", dtype=dtype):
+        o = attend_lsh(qk, v, buckets, key_mask=mask, chunk=4)
+        empty = {"qk": qk[:, :, :0], "v": v[:, :, :0], "buckets": qk.new_zeros(B, H, 0, 2)}
+        causal, _ = attend_lsh_to_cache(qk, v, buckets.mT.float(), empty)
+    assert (o[0] - v[0]).abs().max() <= 0.02
+    assert not o[1].any()
+    assert (causal - v).abs().max() <= 0.02
+
+
+@pytest.mark.parametrize("rule", ["paper", "chunk"])
+def test_gradients(rule: str) -> None:
+    """Against finite differences, with padding; the buckets are given and do not move."""
+    (qk, v), buckets, mask = heads(7), random_buckets(7, n_buckets=2), lengths_mask(7, 4, N=7)
+    inputs = (qk.requires_grad_(), v.requires_grad_())
+    assert torch.autograd.gradcheck(lambda qk, v: attend_lsh(qk, v, buckets, key_mask=mask, rule=rule, chunk=4), inputs)
+
+
+# Hashing
+
+
+def test_an_angular_bucket_is_the_nearest_direction() -> None:
+    x, rotations = random(B, H, 11, D_K), draw_rotations(H, 3, D_K, 6, seed=0)
+    buckets = angular_buckets(x, rotations)
+    assert buckets.shape == (B, H, 3, 11)
+    for r in range(3):
+        for h in range(H):
+            directions = torch.cat([rotations[h, r].double().T, -rotations[h, r].double().T])  # (n_b, D_k)
+            expected = [max(range(6), key=lambda n, x=x[0, h, i]: float(directions[n] @ x)) for i in range(11)]
+            assert buckets[0, h, r].tolist() == expected
+
+
+def test_factors_of_a_bucket_are_hashes_of_their_own() -> None:
+    x, rotations = random(B, H, 40, D_K), draw_rotations(H, 3, D_K, (4, 6, 2), seed=0)
+    assert rotations.shape == (H, 3, D_K, 6)
+    first, second, third = (angular_buckets(x, part) for part in rotations.split([2, 3, 1], dim=-1))
+    assert torch.equal(angular_buckets(x, rotations, (4, 6, 2)), first + 4 * second + 24 * third)
+
+
+def test_the_length_of_a_vector_does_not_change_its_bucket() -> None:
+    x, rotations = random(B, H, 40, D_K), draw_rotations(H, 3, D_K, 8, seed=0)
+    assert torch.equal(angular_buckets(100 * x, rotations), angular_buckets(x, rotations))
+
+
+def test_no_gradient_flows_through_a_bucket() -> None:
+    x = random(1, 1, 5, D_K).requires_grad_()
+    assert not angular_buckets(x, draw_rotations(1, 2, D_K, 4, seed=0)).requires_grad
+
+
+@pytest.mark.parametrize("degrees", [15, 45, 90, 150])
+def test_hyperplanes_separate_in_proportion_to_the_angle(degrees: int) -> None:
+    """20,000 planes: three standard deviations are about 0.01."""
+    angle = math.radians(degrees)
+    x = torch.tensor([[1.0, 0.0, 0.0], [math.cos(angle), math.sin(angle), 0.0]])[None, None]
+    planes = torch.randn(1, 20_000, 3, 1, generator=torch.Generator().manual_seed(0))
+    buckets = hyperplane_buckets(x, planes)[0, 0]  # (rounds, 2)
+    assert abs((buckets[:, 0] == buckets[:, 1]).double().mean() - (1 - angle / math.pi)) < 0.012
+
+
+def test_hyperplane_buckets_are_bits() -> None:
+    x, planes = random(B, H, 9, D_K), random(H, 2, D_K, 3, seed=3)
+    bits = (torch.einsum("bhnd,hrdc->bhrnc", x, planes) > 0).long()
+    assert torch.equal(hyperplane_buckets(x, planes), bits[..., 0] + 2 * bits[..., 1] + 4 * bits[..., 2])
+
+
+# The causal layer
+
+
+def test_the_cache_gives_what_the_rounds_give() -> None:
+    N = 20
+    (qk, v), buckets = heads(N), random_buckets(N)
+    empty = {"qk": qk[:, :, :0], "v": v[:, :, :0], "buckets": qk.new_zeros(B, H, 0, 3)}
+    o, _ = attend_lsh_to_cache(qk, v, buckets.mT.double(), empty)
+    assert (o - attend_lsh(qk, v, buckets, chunk=N, causal=True)).abs().max() <= EXACT
+
+
+def test_causal_and_not_have_the_same_weights() -> None:
+    kept = LSHAttention(8, 2).state_dict()
+    CausalLSHAttention(8, 2, bias=True).load_state_dict(kept)
+
+
+# What is refused
+
+
+def test_what_does_not_fit_is_refused_with_the_values() -> None:
+    with pytest.raises(ValueError, match="rule='trax' is not one of paper, chunk"):
+        LSHAttention(8, 2, rule="trax")
+    with pytest.raises(ValueError, match="chunk=0 must be at least 1 token"):
+        LSHAttention(8, 2, chunk=0)
+    with pytest.raises(ValueError, match="n_buckets=5 must be even"):
+        LSHAttention(8, 2, n_buckets=5)
+    with pytest.raises(ValueError, match=r"n_buckets=\(4, 3\) must be even"):
+        CausalLSHAttention(8, 2, n_buckets=(4, 3))
+    with pytest.raises(ValueError, match="n_rounds=0 must be at least 1"):
+        CausalLSHAttention(8, 2, n_rounds=0)
+    with pytest.raises(ValueError, match="are 67108864 buckets, more than 16777216"):
+        CausalLSHAttention(8, 2, n_buckets=(8192, 8192))
+    with pytest.raises(ValueError, match=r"n_buckets=\(4, 4\) needs rotations with 4 columns, not 2"):
+        angular_buckets(random(1, 1, 2, D_K), draw_rotations(1, 1, D_K, 4, seed=0), (4, 4))
+    with pytest.raises(ValueError, match="no form for a rotation, a pair mask or a pair bias"):
+        LSHAttention(8, 2)(torch.zeros(1, 4, 8), pair_mask=everything(4))

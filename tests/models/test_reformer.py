@@ -1,0 +1,177 @@
+"""A Reformer loaded from a folder gives the numbers of `transformers`, which wrote the folder."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.models.reformer import modeling_reformer
+
+from export.graph import OPSET, quiet
+from models.families.reformer import load_reformer
+from models.folder import CheckpointError
+from tests.models import tiny
+
+EXACT = 1e-10  # float64: the same formula, summed in another order
+ROUNDED = 2e-5  # float32, four blocks, values of a few units
+
+TINY = {
+    "vocab_size": tiny.V,
+    "hidden_size": 24,
+    "num_attention_heads": 2,
+    "attention_head_size": 8,
+    "feed_forward_size": 40,
+    "max_position_embeddings": 64,
+    "axial_pos_embds": True,
+    "axial_pos_shape": [8, 8],
+    "axial_pos_embds_dim": [10, 14],
+    "attn_layers": ["local", "lsh", "local", "lsh"],
+    "lsh_attn_chunk_length": 8,
+    "local_attn_chunk_length": 8,
+    "num_buckets": 6,
+    "num_hashes": 1,
+    "hash_seed": 3,
+    "hidden_act": "relu",
+    "is_decoder": True,
+    "pad_token_id": 0,
+}
+CASES = {
+    "causal": ("ReformerModel", {}),
+    "causal language model": ("ReformerModelWithLMHead", {"hidden_act": "gelu"}),
+    "both ways": ("ReformerModel", {"is_decoder": False, "layer_norm_eps": 1e-3}),
+    "masked language model": ("ReformerForMaskedLM", {"is_decoder": False}),
+    "chunks after, one table": (
+        "ReformerModel",
+        {
+            "is_decoder": False,
+            "axial_pos_embds": False,
+            "lsh_num_chunks_after": 1,
+            "local_num_chunks_before": 0,
+            "local_num_chunks_after": 1,
+        },
+    ),
+    "factors, chunks of two sizes": ("ReformerModel", {"num_buckets": [4, 6], "local_attn_chunk_length": 4}),
+    "three rounds": ("ReformerModel", {"num_hashes": 3}),
+    "three rounds, both ways": ("ReformerModel", {"num_hashes": 3, "is_decoder": False, "attn_layers": ["lsh", "lsh"]}),
+}
+
+
+def within_rounds(self: nn.Module, x: Tensor, n_before: int, n_after: int) -> Tensor:
+    """The first chunk of a round of hashing comes after the last chunk of the same round. transformers takes that of the round before."""
+    is_lsh = isinstance(self, modeling_reformer.LSHSelfAttention)
+    by_round = x.unflatten(2, (self.num_hashes if is_lsh else 1, -1))
+    around = [by_round.roll(-offset, 3) for offset in range(-n_before, n_after + 1)]
+    return torch.cat(around, dim=4).flatten(2, 3)
+
+
+def compared(case: str, N: int, dtype: torch.dtype, folder: Path) -> float:
+    """The largest difference from transformers on two texts of N tokens."""
+    model_class, changes = CASES[case]
+    reference = tiny.build(model_class, TINY | changes)
+    ours = load_reformer(tiny.save(reference, folder), dtype=dtype)
+    ids, mask = texts(N)
+    theirs = reference.to(dtype)(input_ids=ids, attention_mask=mask)
+    # The bias of its head is in the checkpoint, but transformers 5 leaves it out.
+    expected = theirs.last_hidden_state if hasattr(theirs, "last_hidden_state") else theirs.logits + reference.lm_head.bias
+    assert expected.std() > 0.1, "a reference that says nothing proves nothing"
+    return float((ours(ids, mask) - expected).abs().max())
+
+
+def texts(N: int) -> tuple[Tensor, Tensor]:
+    ids = torch.randint(3, tiny.V, (2, N), generator=torch.Generator().manual_seed(N))
+    return ids, torch.ones_like(ids)
+
+
+# With three neighbours in two chunks, transformers counts one of them twice.
+@pytest.mark.parametrize(("case", "N"), [(case, N) for case in CASES for N in (1, 5, 8, 13, 24, 40) if N != 13 or "after" not in case])
+@torch.no_grad()
+def test_same_numbers_as_transformers(case: str, N: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modeling_reformer.EfficientAttentionMixin, "_look_adjacent", within_rounds)
+    assert compared(case, N, torch.float64, tmp_path) <= EXACT
+
+
+@pytest.mark.parametrize("case", ["causal", "both ways"])
+@torch.no_grad()
+def test_one_round_in_float32_as_it_is_shipped(case: str, tmp_path: Path) -> None:
+    """With one round, nothing in transformers needs mending. With several, it weighs them by differences of numbers near -10^5."""
+    assert compared(case, 40, torch.float32, tmp_path) <= ROUNDED
+
+
+@pytest.mark.parametrize("case", ["three rounds", "both ways"])
+@torch.no_grad()
+def test_a_row_gets_what_it_gets_alone(case: str, tmp_path: Path) -> None:
+    model_class, changes = CASES[case]
+    changes = changes | {"attn_layers": ["lsh", "lsh"]}
+    model = load_reformer(tiny.save(tiny.build(model_class, TINY | changes), tmp_path), dtype=torch.float64)
+    ids, mask = texts(40)
+    mask[1, 21:] = 0
+    y = model(ids, mask)
+    assert (y[1:, :21] - model(ids[1:, :21], mask[1:, :21])).abs().max() <= EXACT
+
+
+def test_onnxruntime_gives_the_same_numbers(tmp_path: Path) -> None:
+    model = load_reformer(tiny.save(tiny.build("ReformerModel", TINY | {"is_decoder": False, "num_hashes": 2}), tmp_path))
+    (ids, mask), file = texts(20), tmp_path / "reformer.onnx"
+    axes = {0: torch.export.Dim("B"), 1: torch.export.Dim("N", max=64)}
+    with quiet():
+        torch.onnx.export(
+            model,
+            (ids, mask),
+            file,
+            dynamo=True,
+            dynamic_shapes=(axes, axes),
+            input_names=["ids", "mask"],
+            opset_version=OPSET,
+            external_data=False,
+            verbose=False,
+        )
+    session = ort.InferenceSession(file, providers=["CPUExecutionProvider"])
+    for N in (1, 7, 16, 33, 64):
+        ids, mask = texts(N)
+        mask[1, N // 2 + 1 :] = 0
+        (ours,) = session.run(None, {"ids": ids.numpy(), "mask": mask.numpy()})
+        with torch.no_grad():
+            reference = model(ids, mask).numpy()
+        assert np.abs(ours - reference)[mask.numpy() == 1].max() <= 1e-4
+
+
+def test_gradients_reach_every_weight(tmp_path: Path) -> None:
+    model = load_reformer(tiny.save(tiny.build("ReformerModelWithLMHead", TINY), tmp_path))
+    model(*texts(40)).square().mean().backward()
+    assert all(parameter.grad is not None and parameter.grad.any() for parameter in model.parameters())
+
+
+@torch.no_grad()
+def test_without_a_seed_the_rotations_are_our_own(tmp_path: Path) -> None:
+    """Drawn once: the same model twice, another one in each layer."""
+    reference = tiny.build("ReformerModel", TINY | {"hash_seed": None})
+    first, second = (load_reformer(tiny.save(reference, tmp_path)) for _ in range(2))
+    rotations = [first.blocks.blocks[i].F.layer.rotations for i in (1, 3)]
+    assert not torch.equal(*rotations)
+    assert torch.equal(first(*texts(40)), second(*texts(40)))
+
+
+def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    settings = json.loads((tiny.save(tiny.build("ReformerModel", TINY), tmp_path) / "config.json").read_text())
+    for changes, message in (
+        ({"num_buckets": None}, "no 'num_buckets'"),
+        ({"attn_layers": ["lsh", "global"]}, "layers hold 'global', which is not one of lsh, local"),
+        ({"axial_pos_embds_dim": [10, 10]}, r"axial_widths=\(10, 10\) must add up to d_model=24"),
+        ({"axial_pos_shape": [4, 8]}, r"axial_shape=\(4, 8\) has fewer places than n_positions=64"),
+        ({"hidden_act": "mish"}, "hidden_act='mish' is not supported"),
+        ({"model_type": "bert"}, "model_type='bert' is not supported"),
+        ({"feed_forward_size": 41}, r"has shape \(40, 24\), but config.json makes it \(41, 24\)"),
+        ({"attn_layers": ["local", "lsh", "local"]}, "unexpected in the weights"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(settings | changes))
+        with pytest.raises(CheckpointError, match=message):
+            load_reformer(tmp_path)
+
+
+def test_a_text_that_is_too_long_is_refused(tmp_path: Path) -> None:
+    model = load_reformer(tiny.save(tiny.build("ReformerModel", TINY), tmp_path))
+    with pytest.raises(ValueError, match="N=65 tokens, but the model has n_positions=64"):
+        model(*texts(65))
