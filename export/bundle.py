@@ -10,19 +10,23 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
 
 from export import contract
+from export.attention_bundle import add_attention_graph
 from export.decoder_bundle import is_decoder, write_decoder
+from export.encoder_decoder_bundle import is_encoder_decoder, write_encoder_decoder
 from export.errors import ExportError
 from export.folder import checked_name, files_of, now, replacing, tools
 from export.golden import MORE_TEXTS, TEXTS, Examples, Tokens
 from export.graph import PACKED, REWRITTEN, describe, inputs_of, optimise, outputs_of, run_torch, trace
 from export.parity import FP32_TOLERANCE, Arrays, Feed, Reference, Tensors, answers, check_interface, compare, feeds, open_graph, scale
 from export.trials import Task, choose
-from models.checkpoint import Checkpoint, load_checkpoint
+from models.checkpoint import ATTENTION_OF_CHECKPOINTS, SWAPPABLE, Checkpoint, load_checkpoint
+from models.encoder_file import build_encoder
 from models.folder import WEIGHTS
 
 Progress = Callable[[str, float | None], None]
@@ -48,6 +52,14 @@ BARS = {
 ABOUT_FP16 = "weights in float16, for a GPU: a CPU widens them to float32 and is not faster"
 
 
+def export_file(file: Path, out: Path, **how: Any) -> contract.Manifest:
+    """The bundle of an encoder that is described by a file; see models/encoder_file.py. `how` are the keywords of `export_bundle`."""
+    with TemporaryDirectory() as temporary:
+        checkpoint = Path(temporary) / file.stem  # which the manifest names
+        build_encoder(file, checkpoint)
+        return export_bundle(checkpoint, out, **how)
+
+
 def export_bundle(
     checkpoint: Path,
     out: Path,
@@ -57,24 +69,33 @@ def export_bundle(
     attention: str = "softmax",
     min_cosine: float = 0.99,
     held_out: Path | None = None,
+    maps: bool = False,
     progress: Progress = lambda step, fraction: None,
 ) -> contract.Manifest:
     """Write the bundle `out`, in the place of a bundle that is there already, and return its manifest.
 
     `name` is what clients send as `model`; None: the name of the directory `out`. `min_cosine` is what an int8 graph of an encoder must
-    reach on every text, `held_out` the text by whose bits per byte a decoder's precision is judged (None: a few passages). `progress` is
-    told each step as it begins, and how far the long ones are (0 to 1). Raises CheckpointError for the folder, CorpusError for a
-    `held_out` that is no data folder, ExportError for everything else; then `out` is as it was.
+    reach on every text, `held_out` the text by whose bits per byte a decoder's precision is judged (None: a few passages). `maps` adds the
+    attention graph. `progress` is told each step as it begins, and how far the long ones are (0 to 1). Raises CheckpointError for the
+    folder, CorpusError for a `held_out` that is no data folder, ExportError for everything else; then `out` is as it was.
     """
     name = checked_name(name or out.resolve().name)
+    if maps and precision != "fp32":
+        raise ExportError(f"maps are computed with the weights of an fp32 graph, and precision={precision}; leave out one of the two")
     bar = replace(BARS[precision], min_cosine=min_cosine) if precision == "int8" else BARS[precision]
     with replacing(out) as folder, TemporaryDirectory(dir=folder) as temporary:
         scratch = Path(temporary)
         progress("load", None)
+        if is_encoder_decoder(checkpoint):
+            if (precision, attention, held_out, maps) != ("fp32", "softmax", None, False):
+                raise ExportError("an encoder-decoder is exported in fp32 as it is: leave out precision, attention, held_out and maps")
+            return write_encoder_decoder(checkpoint, folder, scratch, name=name, progress=progress)
         if is_decoder(checkpoint):
             if attention != "softmax":
                 raise ExportError(f"attention={attention!r} is for encoders; the layers of a decoder are those it was trained with")
-            return write_decoder(checkpoint, folder, scratch, name=name, precision=precision, held_out=held_out, progress=progress)
+            return write_decoder(
+                checkpoint, folder, scratch, name=name, precision=precision, held_out=held_out, maps=maps, progress=progress
+            )
         if held_out is not None:
             raise ExportError(f"held_out={str(held_out)!r} is for decoders; an encoder is judged by the cosines of its golden texts")
         source = load_checkpoint(checkpoint, attention=attention)
@@ -106,7 +127,12 @@ def export_bundle(
             file.rename(folder / file.name)
         shutil.copyfile(source.tokenizer_file, folder / contract.TOKENIZER)
         (folder / contract.GOLDEN).write_text(subject.golden(bar).model_dump_json(), encoding="utf-8")
-        manifest = subject.manifest(folder, name, precision, parity, trials, how)
+        graph_of_maps = None
+        if maps:
+            progress("maps", None)
+            limits = {"max_tokens": source.max_tokens, "vocab_size": source.config.vocab_size}
+            graph_of_maps = add_attention_graph(source.model.encoder, folder, scratch, **limits)
+        manifest = subject.manifest(folder, name, precision, parity, trials, how, graph_of_maps)
         (folder / contract.MANIFEST).write_text(contract.dump(manifest), encoding="utf-8")
     return manifest
 
@@ -164,6 +190,7 @@ class Subject:
         parity: contract.Parity,
         trials: tuple[contract.Trial, ...],
         optimisation: str,
+        attention_graph: contract.AttentionGraph | None,
     ) -> contract.Manifest:
         """The account of the files in `folder`, which are complete."""
         source = self.source
@@ -177,6 +204,7 @@ class Subject:
             source=_source(source),
             parity=parity,
             trials=trials,
+            attention_graph=attention_graph,
             pooling=source.pooling,
             normalized=source.normalized,
             width=int(self.outputs[0].shape[-1]),
@@ -209,7 +237,8 @@ def _half(source: Checkpoint, scratch: Path) -> Path:
     """Not rewritten here: onnxruntime would do it for this machine's CPU, and put its casts to float32 into the file."""
     file = scratch / "fp16" / contract.GRAPH
     file.parent.mkdir()
-    trace(load_checkpoint(source.folder, attention=source.config.attention, dtype=torch.float16), file)
+    swapped = source.config.attention if source.config.attention in SWAPPABLE else ATTENTION_OF_CHECKPOINTS
+    trace(load_checkpoint(source.folder, attention=swapped, dtype=torch.float16), file)
     return file
 
 

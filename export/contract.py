@@ -5,6 +5,7 @@
       model.onnx          the graph (and model.onnx.data when the weights are stored beside it)
       tokenizer.json      the `tokenizers` file of the checkpoint, unchanged
       golden.json         texts with the outputs that torch gave for them
+      attention.onnx      optional: a second graph that gives attention matrices, over the same weights
 
 Every file but the manifest is named in it with its sha256; the fingerprint is the hash of those hashes and of the manifest's own words,
 so one changed byte anywhere changes it. Nothing heavier than pydantic is imported here: `service` sees of `export` this file alone.
@@ -13,17 +14,19 @@ so one changed byte anywhere changes it. Nothing heavier than pydantic is import
 import hashlib
 import json
 import math
+import reprlib
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 FORMAT: Literal["attnserve.bundle/1"] = "attnserve.bundle/1"
 MANIFEST = "manifest.json"
 GRAPH = "model.onnx"
 TOKENIZER = "tokenizer.json"
 GOLDEN = "golden.json"
+ATTENTION_GRAPH = "attention.onnx"
 
 # Tensor names of every encoder-like graph. B is the batch, N the padded length in tokens, D the output width, L the number of labels.
 INPUT_IDS = "input_ids"  # (B, N) int64
@@ -43,11 +46,25 @@ WANTED = "wanted"  # (B, M) int64, which of the N positions logits are asked of
 STEP_LOGITS = "logits"  # (B, M, V) float32
 # Each state tensor goes in as `state_LAYER_NAME` and comes out as `new_state_LAYER_NAME`; see `StateTensor`.
 
-Kind = Literal["encoder", "reranker", "classifier", "token_classifier", "decoder"]
+# An encoder-decoder has two graphs. The reader takes INPUT_IDS and ATTENTION_MASK (B, N), and gives tensors `memory_*` (B, N, ..) and
+# `state_*` (B, ..). The step graph takes PREVIOUS, ATTENTION_MASK, memory and state, and gives logits (B, V), ATTENTION and `new_state_*`.
+READER = "reader.onnx"
+PREVIOUS = "previous"  # (B,) int64, the token written before this one
+ATTENTION = "attention"  # (B, N) float32, what of the source the token is written from; sums to 1
+
+# The attention graph, where there is one, has `input_ids` (1, N) of one text and, for each layer, a matrix (H, N, N), [head, query, key].
+LONGEST_ATTENTION = 256  # tokens of its text: a layer's matrices are H N² numbers
+
+Kind = Literal["encoder", "reranker", "classifier", "token_classifier", "decoder", "encoder_decoder"]
 Precision = Literal["fp32", "fp16", "int8"]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"  # of a model, as clients send it
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # one directory, no way out of it
+
+
+def attention_output(layer: int) -> str:
+    """The name of a layer's matrix in the attention graph; layers count from 0."""
+    return f"attention_{layer}"
 
 
 class BundleError(ValueError):
@@ -121,7 +138,7 @@ class Source(Part):
     checkpoint: str = Field(description="name of the checkpoint folder")
     weights_sha256: Sha256
     attention: str
-    untrained: bool = Field(description="the attention was swapped at export and the weights have not been trained for it")
+    untrained: bool = Field(description="the weights have not been trained for this attention: it was swapped at export, or they are drawn")
 
 
 class StateTensor(Part):
@@ -176,6 +193,33 @@ class Decoder(Part):
         return sum(math.prod(state.shape) * sizes[state.dtype] for state in self.states)
 
 
+class AttentionLayer(Part):
+    """One layer of the attention graph."""
+
+    attention: str = Field(description="of which kind")
+    heads: int = Field(ge=1)
+    effective: bool = Field(description="the layer forms no such matrix: it is how much of each token's value is in each token's answer")
+
+
+class AttentionGraph(Part):
+    """A second graph, for looking: what every layer attends to. Opened when somebody asks."""
+
+    file: FileName
+    layers: tuple[AttentionLayer, ...]
+    max_tokens: int = Field(ge=1, description="longest text it takes")
+    max_abs_error: float = Field(description="largest difference of a weight from the torch model's")
+
+
+class EncoderDecoder(Part):
+    """What only an encoder-decoder has. `Manifest.graph` is its step graph, `Limits.max_tokens` its longest source."""
+
+    reader: Graph = Field(description="reads a source once; its outputs are the memory and the first state of the step graph")
+    begin_token_id: int = Field(ge=0, description="the token before the first one that is written")
+    end_token_id: int = Field(ge=0, description="ends what is written")
+    max_output: int = Field(ge=1, description="tokens that are written at most, the end included")
+    parameters: int = Field(description="trained numbers of the checkpoint")
+
+
 class Manifest(Part):
     """The whole description of a bundle; see the module docstring for the files beside it."""
 
@@ -190,6 +234,8 @@ class Manifest(Part):
     parity: Parity
     trials: tuple[Trial, ...] = ()
     decoder: Decoder | None = None
+    encoder_decoder: EncoderDecoder | None = None
+    attention_graph: AttentionGraph | None = None
     pooling: str | None = None
     normalized: bool = Field(False, description="the checkpoint's own pipeline ends in a normalisation")
     width: int = Field(description="D of an embedding, L of a classifier's logits, D_model of a decoder")
@@ -214,9 +260,10 @@ class Manifest(Part):
     @property
     def _absent(self) -> dict[str, Any]:
         """A part that came later and that this bundle does not have is not among its words, or older bundles would seem changed."""
-        if self.decoder is None:
-            return {"decoder": True}
-        return {"decoder": {name for name in ("image", "held_out") if getattr(self.decoder, name) is None}}
+        absent: dict[str, Any] = {name: True for name in ("decoder", "encoder_decoder", "attention_graph") if getattr(self, name) is None}
+        if self.decoder is not None:
+            absent["decoder"] = {name for name in ("image", "held_out") if getattr(self.decoder, name) is None}
+        return absent
 
 
 class Golden(Part):
@@ -248,6 +295,26 @@ class DecoderGolden(Part):
     max_abs_error: float = Field(description="a server with a logit further off must not start")
 
 
+class EncoderDecoderGolden(Part):
+    """Sources with what the torch model writes for each, likeliest token by likeliest token, and its logits on the way.
+
+    A server feeds the same tokens and must give logits as near as `max_abs_error`.
+    """
+
+    texts: tuple[str, ...]
+    token_ids: tuple[tuple[int, ...], ...] = Field(description="of each text, as the bundle's tokenizer gives them")
+    outputs: tuple[tuple[int, ...], ...] = Field(description="tokens up to and with the end, or as many as fit")
+    logits: tuple[tuple[tuple[float, ...], ...], ...] = Field(description="[text][step]: of `top_token_ids` there")
+    top_token_ids: tuple[tuple[tuple[int, ...], ...], ...] = Field(description="[text][step]: the likeliest, the one written first")
+    max_abs_error: float = Field(description="a server with a logit further off must not start")
+
+
+def no_attention_graph(manifest: Manifest) -> str:
+    """How a sentence goes on that says why there are no matrices to look at, and how to get them."""
+    command = f"`attnserve export --checkpoint {manifest.source.checkpoint} --out BUNDLE --name {manifest.name} --maps`"
+    return f"was exported without its attention graph, which gives what layers attend to: {command} adds it"
+
+
 def verify(bundle: Path) -> Manifest:
     """The manifest of a bundle whose every byte is as exported. BundleError names the first file that is missing or differs."""
     manifest = read_manifest(bundle)
@@ -273,12 +340,26 @@ def read_manifest(bundle: Path) -> Manifest:
         )
     try:
         text = path.read_text(encoding="utf-8")
-        manifest = Manifest.model_validate({key: value for key, value in json.loads(text).items() if key != "fingerprint"})
-    except (ValueError, AttributeError) as error:
-        raise BundleError(f"{path} cannot be read: {error}") from error
+        content = json.loads(text)
+        if isinstance(content, dict):
+            content.pop("fingerprint", None)
+        manifest = Manifest.model_validate(content)
+    except ValidationError as error:
+        raise BundleError(f"{path} cannot be read: {_sentence(error)}. Export the bundle again.") from error
+    except ValueError as error:
+        raise BundleError(f"{path} cannot be read: {error}. Export the bundle again.") from error
     if text != dump(manifest):
         raise BundleError(f"{path} was changed after export: its text does not match its fingerprint. Export the bundle again.")
     return manifest
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first field at fault, and what is wrong with it."""
+    first = error.errors()[0]
+    field = ".".join(map(str, first["loc"])) or "the whole"
+    if first["type"] == "missing":
+        return f"{field} is missing"
+    return f"{field}={reprlib.repr(first['input'])} is not accepted: {first['msg']}"
 
 
 def dump(manifest: Manifest) -> str:
@@ -299,6 +380,10 @@ def read_golden(bundle: Path) -> Golden:
 
 def read_decoder_golden(bundle: Path) -> DecoderGolden:
     return DecoderGolden.model_validate_json((bundle / GOLDEN).read_bytes())
+
+
+def read_encoder_decoder_golden(bundle: Path) -> EncoderDecoderGolden:
+    return EncoderDecoderGolden.model_validate_json((bundle / GOLDEN).read_bytes())
 
 
 def sha256(path: Path) -> str:

@@ -12,6 +12,7 @@ import torch
 from tokenizers import Tokenizer
 
 from export import contract
+from export.attention_bundle import add_attention_graph
 from export.decoder_parity import SIZES, TOLERANCE, Steps, compare, inexact
 from export.errors import ExportError
 from export.folder import files_of, now, tools
@@ -72,9 +73,11 @@ def write_decoder(
     name: str,
     precision: contract.Precision,
     held_out: Path | None,
+    maps: bool,
     progress: Progress,
 ) -> contract.Manifest:
-    """Fill `folder` with the bundle of a decoder. `held_out` is the text that a precision is judged by; see `held_out.read_text`.
+    """Fill `folder` with the bundle of a decoder. `held_out` is the text that a precision is judged by; see `held_out.read_text`. `maps`
+    adds the attention graph.
 
     Raises CheckpointError for the checkpoint, CorpusError and ExportError for the text, ExportError for what is wrong with a graph.
     """
@@ -104,7 +107,12 @@ def write_decoder(
         shutil.copyfile(subject.source.chat_template, folder / subject.source.chat_template.name)
     golden = subject.examples.golden(BARS[precision].logit_error * scale(subject.examples.logits))
     (folder / contract.GOLDEN).write_text(golden.model_dump_json(), encoding="utf-8")
-    manifest = subject.manifest(folder, name, precision, checked, fp32)
+    graph_of_maps = None
+    if maps:
+        progress("maps", None)
+        vocab_size = subject.source.config.vocab_size
+        graph_of_maps = add_attention_graph(subject.source.model, folder, scratch, max_tokens=UNLIMITED, vocab_size=vocab_size)
+    manifest = subject.manifest(folder, name, precision, checked, fp32, graph_of_maps)
     (folder / contract.MANIFEST).write_text(contract.dump(manifest), encoding="utf-8")
     return manifest
 
@@ -167,7 +175,15 @@ class Subject:
         what = inexact(lambda threads: self._steps(graph, threads), vocab_size=vocab_size)
         return Checked(parity, what, self._bits_per_byte(steps, read))
 
-    def manifest(self, folder: Path, name: str, precision: contract.Precision, checked: Checked, fp32: Checked) -> contract.Manifest:
+    def manifest(
+        self,
+        folder: Path,
+        name: str,
+        precision: contract.Precision,
+        checked: Checked,
+        fp32: Checked,
+        attention_graph: contract.AttentionGraph | None,
+    ) -> contract.Manifest:
         """The account of the files in `folder`, which are complete."""
         source = self.source
         return contract.Manifest(
@@ -185,6 +201,7 @@ class Subject:
                 untrained=False,
             ),
             parity=checked.parity,
+            attention_graph=attention_graph,
             decoder=contract.Decoder(
                 states=states_of(source.model),
                 takes_positions=source.model.takes_positions,
@@ -241,7 +258,7 @@ def _int8(graph: Path, scratch: Path) -> Path:
 
 def _growing(names: tuple[str, ...]) -> str:
     """Why a decoder whose state grows is not exported, and what to do about it."""
-    growing = [number for number, name in enumerate(names) if LAYERS[name].grows]
+    growing = [number for number, name in enumerate(names) if LAYERS[name].capabilities.state != "constant"]
     others = f" (and {len(growing) - 1} more)" if len(growing) > 1 else ""
     return (
         f"layer {growing[0]} of {len(names)}, counted from 0{others}, is full attention ({names[growing[0]]}), whose state grows with the "

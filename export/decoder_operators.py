@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from export.packing import OPERATORS
 from models.attention.causal import CausalLayer
+from models.attention.causal_longformer import CausalLongformerAttention
+from models.attention.codebook import Codebook
 from models.attention.hedgehog import HedgehogMap
 from models.attention.multi_head import merge_heads, split_heads
 from models.attention.short_convolution import ShortConvolution
@@ -35,7 +37,9 @@ def with_operators(model: nn.Module) -> Iterator[None]:
             (CausalLayer, "recurrence", lambda layer: linear_attention),
             (ShortConvolution, "convolve", lambda convolution: causal_convolution),
             (SlidingWindowAttention, "attend", lambda layer: windows),
+            (CausalLongformerAttention, "attend", lambda layer: windows),
             (HedgehogMap, "forward", hedgehog_map),
+            (Codebook, "products", products_with_codes),
         )
         if isinstance(module, kind)
     ]
@@ -86,18 +90,22 @@ def causal_convolution(x: Tensor, weight: Tensor, past: Tensor) -> Tensor:
     return y
 
 
-def windows(q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: Tensor) -> Tensor:
-    """`attend` where query i sees slots i .. i + window - 1: every query gets a copy of its window, oldest key first.
+def windows(q: Tensor, k: Tensor, v: Tensor, *, scale: float, present: Tensor, seen_first: Tensor | None = None) -> Tensor:
+    """`models.attention.windows.attend_to_windows` where every query gets a copy of its window, oldest key first.
 
-    Sums over keys then have the same order wherever a window lies among the slots. (B, H, N, D_k), (B, H, window - 1 + N, D_k), the same,
-    bool (B, 1, N, window - 1 + N) -> (B, H, N, D_k).
+    Sums over keys then have the same order wherever a window lies among the slots.
     """
-    N, n_slots = q.shape[2], k.shape[2]
-    slots = torch.arange(N)[:, None] + torch.arange(n_slots - N + 1)  # (N, window)
-    seen = mask.gather(3, slots.expand(mask.shape[0], 1, -1, -1))  # (B, 1, N, window)
+    N, n_first = q.shape[2], 0 if seen_first is None else seen_first.shape[-1]
+    slots = torch.arange(N)[:, None] + torch.arange(k.shape[2] - n_first - N + 1)  # (N, window)
+    seen = present[:, slots]  # (B, N, window)
+    if seen_first is not None:
+        slots = torch.cat([torch.arange(n_first).expand(N, -1), n_first + slots], dim=1)
+        seen = torch.cat([seen_first, seen], dim=-1)
     k, v = k[:, :, slots], v[:, :, slots]  # (B, H, N, window, D_k)
     scores = (q.unsqueeze(3) @ k.transpose(3, 4)).squeeze(3) * scale  # (B, H, N, window)
-    p = torch.softmax(torch.where(seen, scores, torch.finfo(scores.dtype).min), dim=-1)  # a token sees itself, so no row is empty
+    p = torch.softmax(
+        torch.where(seen.unsqueeze(1), scores, torch.finfo(scores.dtype).min), dim=-1
+    )  # a token sees itself, so no row is empty
     return (p.unsqueeze(3) @ v).squeeze(3)
 
 
@@ -112,6 +120,16 @@ def hedgehog_map(phi: HedgehogMap) -> Callable[[Tensor], Tensor]:
         return torch.softmax(torch.cat([y, -y], dim=-1), dim=-1)
 
     return forward
+
+
+def products_with_codes(codebook: Codebook) -> Callable[[Tensor], Tensor]:
+    """`Codebook.products` head by head: like that of Hedgehog's map, a product by one constant matrix is exact."""
+    codes = codebook.codes.detach().mT.contiguous()  # (H, D_k, Z)
+
+    def products(x: Tensor) -> Tensor:
+        return torch.stack([x[:, h] @ codes[h] for h in range(codes.shape[0])], dim=1)
+
+    return products
 
 
 def _elu(x: FLOAT, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> FLOAT:

@@ -39,8 +39,8 @@ TEXTS = (
     "Attention is a weighted mean: softmax(QKᵀ/√d) V ∈ ℝⁿˣᵈ.",
     "Shares fell 3% on Tuesday after the company cut its forecast for the second quarter, citing weaker demand in Asia.",
     "Patient presents with mild fever (38.2 °C), dry cough and fatigue; no history of asthma.",
-    # Beyond every limit below 4,000 tokens, so that the cut is part of the proof.
-    "It was a long walk from the station to the old house, and nobody had thought to bring an umbrella. " * 190,
+    # Beyond the 512 tokens that most models take, so that their cut is part of the proof; no longer, since every start waits for it.
+    "It was a long walk from the station to the old house, and nobody had thought to bring an umbrella. " * 30,
 )
 
 PAIRS = (

@@ -23,6 +23,7 @@ from models.checkpoint import Checkpoint
 OPSET = 20
 PACKED = "tokens packed to (T, D) between attentions"
 REWRITTEN = "rewritten by onnxruntime for the CPU, level extended"
+EXAMPLE_TOKENS = 519  # longer than a group, chunk or window of any layer: of a shorter one the exporter takes N for a constant
 LARGEST_FILE_BYTES = 1_900_000_000  # of an .onnx file; protobuf ends at 2 GiB, and weights beyond that go to a file beside it
 
 
@@ -64,7 +65,7 @@ def trace(checkpoint: Checkpoint, file: Path, *, separate_projections: bool = Fa
     `weights_beside` puts the weights into a second file; None: where one file cannot hold them.
     """
     inputs, outputs = inputs_of(checkpoint), outputs_of(checkpoint)
-    example = torch.ones(3, min(7, checkpoint.max_tokens), dtype=torch.int64)  # sizes of 1 would be taken for constants
+    example = torch.ones(3, min(EXAMPLE_TOKENS, checkpoint.max_tokens - 1), dtype=torch.int64)  # a size of 1 would be taken for a constant
     axes = {0: torch.export.Dim("B"), 1: torch.export.Dim("N", max=checkpoint.max_tokens)}
     with quiet():
         torch.onnx.export(

@@ -38,9 +38,13 @@ def _known(manifest: contract.Manifest) -> Iterator[tuple[str, str]]:
     yield "name", manifest.name
     yield "kind", f"{manifest.kind}, {manifest.precision}"
     yield "model", f"{source.architecture} from {source.checkpoint}, weights {source.weights_sha256[:12]}"
-    yield "attention", source.attention + (", swapped in and not trained: for measuring, not for use" if source.untrained else "")
+    yield "attention", source.attention + (", not trained: for measuring, not for use" if source.untrained else "")
     if manifest.decoder is not None:
         yield from _of_decoder(manifest, manifest.decoder)
+    elif (both := manifest.encoder_decoder) is not None:
+        yield "parameters", f"{both.parameters:,}"
+        yield "writes", f"{both.max_output} tokens at most, the end included"
+        yield "reader", f"{_tensors(both.reader.inputs)} -> {_tensors(both.reader.outputs)}"
     elif manifest.kind == "encoder":
         ending = "normalised" if manifest.normalized else "not normalised"
         yield "vectors", f"{manifest.width} wide, {manifest.pooling} pooling, {ending} in the checkpoint's own pipeline"
@@ -54,6 +58,9 @@ def _known(manifest: contract.Manifest) -> Iterator[tuple[str, str]]:
     yield "outputs", _tensors(graph.outputs)
     yield "graph", f"opset {graph.opset}, {sum(graph.operators.values())} operators; {graph.optimisation}"
     yield "against torch", f"lowest cosine {parity.min_cosine:.6f}, largest difference {parity.max_abs_error:.1e}"
+    if (maps := manifest.attention_graph) is not None:
+        told = f"{len(maps.layers)} layers, up to {maps.max_tokens} tokens, largest difference from torch {maps.max_abs_error:.1e}"
+        yield "attention maps", told
     yield "fingerprint", manifest.fingerprint
     yield "written", f"{manifest.created} by {manifest.tool}"
 

@@ -74,8 +74,12 @@ def with_matmuls(model: ModelProto) -> ModelProto:
     return _with_nodes(model, nodes)
 
 
-def per_token(model: ModelProto, peaks: ColumnPeaks, *, weight_levels: int = 127) -> ModelProto:
-    """One scale for each token and one for each column of the weights. `weight_levels` 63: no sum of two products passes 16 bits."""
+def per_token(model: ModelProto, peaks: ColumnPeaks, *, weight_levels: int = 127, narrowing: bool = True) -> ModelProto:
+    """One scale for each token and one for each column of the weights. `weight_levels` 63: no sum of two products passes 16 bits.
+
+    Without `narrowing`, products with fewer columns than rows stay in fp32: those that end a feed-forward block, with the worst outliers,
+    and of grouped heads.
+    """
     weights, groups = _weights(model), _products_by_left(model)
     constants: dict[str, NDArray[Any] | np.generic] = {
         "int8.one": np.float32(1),
@@ -91,6 +95,9 @@ def per_token(model: ModelProto, peaks: ColumnPeaks, *, weight_levels: int = 127
             nodes.append(node)
             continue
         (x, W), y = node.input, node.output[0]
+        if not narrowing and weights[W].dims[0] > weights[W].dims[1]:
+            nodes.append(node)
+            continue
         if x not in smoothing:
             smoothing[x] = _smoothing(peaks[x], [numpy_helper.to_array(weights[product.input[1]]) for product in groups[x]])
             constants[f"{x}.smoothing"] = 1 / smoothing[x]
@@ -134,6 +141,9 @@ def per_block(model: ModelProto, peaks: ColumnPeaks, *, block: int) -> ModelProt
 RECIPES = (
     Recipe("a scale per token, columns smoothed", per_token),
     Recipe("a scale per token, columns smoothed, weights in 7 bits", lambda model, peaks: per_token(model, peaks, weight_levels=63)),
+    Recipe(
+        "a scale per token, columns smoothed, narrowing products in fp32", lambda model, peaks: per_token(model, peaks, narrowing=False)
+    ),
     Recipe("a scale per 32 values (MatMulNBits)", lambda model, peaks: per_block(model, peaks, block=32)),
 )
 

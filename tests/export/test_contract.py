@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -88,6 +89,31 @@ def test_what_is_not_a_manifest_is_refused(bundle: Path, text: str) -> None:
     (bundle / contract.MANIFEST).write_text(text)
     with pytest.raises(contract.BundleError, match=r"manifest\.json cannot be read"):
         contract.verify(bundle)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ([], "the whole=[] is not accepted: Input should be"),
+        (
+            {"limits": {"max_tokens": 0, "vocab_size": 10}},
+            "limits.max_tokens=0 is not accepted: Input should be greater than or equal to 1",
+        ),
+        ({"limits": {"max_tokens": 8}}, "limits.vocab_size is missing"),
+        ({"kind": "x" * 10_000, "width": "wide"}, "kind='xxx"),
+        ({"name": "a\nb"}, r"name='a\nb' is not accepted"),
+    ],
+)
+def test_a_malformed_manifest_is_refused_with_its_first_bad_field(bundle: Path, wrong: Any, said: str) -> None:
+    path = bundle / contract.MANIFEST
+    path.write_text(json.dumps(wrong and {**json.loads(path.read_text(encoding="utf-8")), **wrong}))
+    with pytest.raises(contract.BundleError) as refused:
+        contract.read_manifest(bundle)
+    message = str(refused.value)
+    assert message.startswith(f"{path} cannot be read: {said}")
+    assert message.endswith(". Export the bundle again.")
+    assert "\n" not in message
+    assert len(message) < len(str(path)) + 300
 
 
 def test_an_unknown_key_is_refused(bundle: Path) -> None:

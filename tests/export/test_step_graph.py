@@ -19,25 +19,23 @@ from export.parity import Arrays, Feed, answers, check_interface, open_graph
 from export.step_graph import inputs_of, outputs_of, states_of, trace
 from models.attention.recurrence import chunkwise
 from models.decoder import Decoder
-from tests.decoders import random_decoder
+from tests.decoders import EVERY_CONSTANT_STATE, random_decoder
+from tests.models.mechanisms import SETTLES
 
-# Every layer with a state of constant size, and the parts that a model may have instead of others.
-LAYERS = ("causal_linear", "hedgehog", "based", "retention", "gated_linear", "delta", "gated_delta", "sliding_window")
 CONFIGS = {
-    "every layer": {"layers": LAYERS, "n_layers": len(LAYERS), "window": 9},
     "no positions": {"positions": "none", "norm": "layer", "bias": True, "tied": False, "gated": False, "activation": "gelu"},
     "sinusoids": {"positions": "sinusoidal", "layers": "gated_delta", "layer_options": {"gated_delta": {"n_key_heads": 1, "d_value": 6}}},
 }
 VOCAB = 61
+N_RECURRENCES = {"sliding_window": 0, "causal_flash": 4, "causal_longformer": 0, "causal_efficient": 2}  # of a layer; 1 unless said
 
 
 class Exported:
     """A decoder and its graph."""
 
-    def __init__(self, decoder: Decoder, folder: Path) -> None:
-        self.decoder = decoder
-        trace(decoder, folder / "traced.onnx")
-        self.file = optimise(folder / "traced.onnx", folder / "optimised")
+    def __init__(self, decoder: Decoder, file: Path) -> None:
+        self.decoder, self.file = decoder, file
+        self.vocab_size = decoder.config.vocab_size
         self.inputs, self.outputs = inputs_of(decoder), outputs_of(decoder)
         self.reference = Steps(torch_reference(decoder), self.inputs)
 
@@ -45,9 +43,15 @@ class Exported:
         return Steps(answers(open_graph(self.file, threads=threads), self.outputs), self.inputs)
 
 
-@pytest.fixture(scope="module", params=CONFIGS.values(), ids=CONFIGS)
-def exported(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    return Exported(random_decoder(vocab_size=VOCAB, **request.param), tmp_path_factory.mktemp("step-graph"))
+@pytest.fixture(scope="module", params=["every layer", *CONFIGS])
+def exported(request: pytest.FixtureRequest, constant_states_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """Every layer with a state of constant size, and the parts that a model may have instead of others."""
+    if request.param not in CONFIGS:
+        return Exported(random_decoder(**EVERY_CONSTANT_STATE), constant_states_bundle / "model.onnx")
+    decoder = random_decoder(vocab_size=VOCAB, **CONFIGS[request.param])
+    folder = tmp_path_factory.mktemp("step-graph")
+    trace(decoder, folder / "traced.onnx")
+    return Exported(decoder, optimise(folder / "traced.onnx", folder / "optimised"))
 
 
 def test_the_tensors_are_those_of_the_contract(exported: Exported) -> None:
@@ -61,11 +65,11 @@ def test_the_tensors_are_those_of_the_contract(exported: Exported) -> None:
 
 
 def test_torch_gives_the_same_numbers(exported: Exported) -> None:
-    assert compare(exported.steps(), exported.reference, vocab_size=VOCAB) > 0
+    assert compare(exported.steps(), exported.reference, vocab_size=exported.vocab_size) > 0
 
 
 def test_no_cut_no_neighbour_and_no_padding_changes_a_bit(exported: Exported) -> None:
-    assert inexact(exported.steps, vocab_size=VOCAB) is None
+    assert inexact(exported.steps, vocab_size=exported.vocab_size) is None
 
 
 def test_logits_are_given_where_they_are_wanted_and_may_be_wanted_nowhere(exported: Exported) -> None:
@@ -75,7 +79,7 @@ def test_logits_are_given_where_they_are_wanted_and_may_be_wanted_nowhere(export
     some, _ = steps.run(*call, np.array([[4, 0], [2, 2]]))
     none, same = steps.run(*call, np.empty((2, 0), np.int64))
     assert np.array_equal(some, np.stack([everywhere[0, [4, 0]], everywhere[1, [2, 2]]]))
-    assert none.shape == (2, 0, VOCAB)
+    assert none.shape == (2, 0, exported.vocab_size)
     assert all(np.array_equal(states[name], same[name]) for name in states)
 
 
@@ -84,13 +88,14 @@ def test_a_row_that_gets_nothing_keeps_its_state_to_the_bit(exported: Exported) 
     _, states = steps.run(np.arange(12).reshape(2, 6), np.array([6, 4]), np.array([0, 0]), steps.begin(2))
     _, after = steps.run(np.ones((2, 3), np.int64), np.array([0, 2]), np.array([6, 4]), states)
     assert all(np.array_equal(states[name][0], after[name][0]) for name in states)
-    assert not any(np.array_equal(states[name][1], after[name][1]) for name in states if not name.endswith("_n"))
+    settled = tuple(f"_{name}" for name in SETTLES)
+    assert not any(np.array_equal(states[name][1], after[name][1]) for name in states if not name.endswith(settled))
 
 
 def test_the_operators_are_those_that_are_exact(exported: Exported) -> None:
     operators = Counter(node.op_type for node in onnx.load(exported.file, load_external_data=False).graph.node)
     layers = exported.decoder.config.layer_names
-    assert operators["LinearAttention"] == sum(layer != "sliding_window" for layer in layers)
+    assert operators["LinearAttention"] == sum(N_RECURRENCES.get(layer, 1) for layer in layers)
     assert operators["CausalConvWithState"] == layers.count("gated_delta")
     assert not {"Elu", "Log", "Softplus", "Conv", "Scan", "Loop"} & set(operators)
 
@@ -139,17 +144,17 @@ DEPENDENCIES = {
 @pytest.mark.parametrize(("when", "said"), DEPENDENCIES.values(), ids=DEPENDENCIES)
 @pytest.mark.parametrize("name", [contract.STEP_LOGITS, "new_state_0_S"])
 def test_a_bit_that_depends_on_others_is_found(exported: Exported, name: str, when: object, said: str) -> None:
-    what = inexact(lambda threads: altered(exported, add_to(name, when)), vocab_size=VOCAB)
+    what = inexact(lambda threads: altered(exported, add_to(name, when)), vocab_size=exported.vocab_size)
     assert what is not None
     assert said in what
 
 
 def test_a_graph_that_is_wrong_is_found(exported: Exported) -> None:
     with pytest.raises(ExportError, match=r"^logits: at B=1, N=1 the graph is .* away from the model"):
-        compare(altered(exported, add_to(contract.STEP_LOGITS, lambda feed: 1e4)), exported.reference, vocab_size=VOCAB)
+        compare(altered(exported, add_to(contract.STEP_LOGITS, lambda feed: 1e4)), exported.reference, vocab_size=exported.vocab_size)
     wrong = add_to("new_state_0_S", lambda feed: np.nan if feed[contract.TOKENS].shape[1] == 9 else 0)
     with pytest.raises(ExportError, match=r"^state_0_S: at B=1, N=9 the graph is nan away"):
-        compare(altered(exported, wrong), exported.reference, vocab_size=VOCAB)
+        compare(altered(exported, wrong), exported.reference, vocab_size=exported.vocab_size)
 
 
 # What the runtime's operator is, in numpy

@@ -56,6 +56,17 @@ def product(d_in: int, d_out: int) -> tuple[onnx.ModelProto, np.ndarray]:
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), W.T
 
 
+def test_what_narrows_may_stay_as_it_is() -> None:
+    (kept, _), (changed, _) = product(32, 16), product(16, 32)
+    operators = [
+        [node.op_type for node in per_token(with_matmuls(model), {"x": np.ones(d_in, np.float32)}, narrowing=False).graph.node]
+        for model, d_in in ((kept, 32), (changed, 16))
+    ]
+    assert "MatMul" in operators[0]
+    assert "MatMulIntegerToFloat" not in operators[0]
+    assert "MatMulIntegerToFloat" in operators[1]
+
+
 def test_a_token_keeps_its_bits_whatever_stands_beside_it(tmp_path: Path) -> None:
     """One scale for each token: a neighbour a thousand times larger changes nothing, and neither does a token of zeros."""
     model, W = product(32, 16)

@@ -1,0 +1,87 @@
+"""Why a measured exponent is the stated one, or is not: in words that are made from the figures."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from export.comparison import growth
+from export.comparison.costs import COSTS, Sizes
+from export.comparison.mechanisms import OPTIONS, REFERENCES, WIDTHS, WITH_A_LONGEST_N
+from export.comparison.plan import Plan
+from export.comparison.results import Result
+
+CLOSE = 0.15  # exponents that differ by less are called the same
+MiB = 2**20
+
+
+def why(result: Result, plan: Plan) -> str:
+    """Why the measured exponent is the stated one, or is not."""
+    stated, time, _ = exponents(result, plan)
+    ended = f" Stopped: {result.ended}." if result.ended else ""
+    if stated is None or time is None:
+        return f"too few lengths from N = {growth.GROWTH_FROM:,} on for an exponent.{ended}"
+    if abs(time - stated) < CLOSE:
+        return f"as stated.{ended}"
+    return (_slower if time > stated else _faster)(result, plan, time) + ended
+
+
+def _faster(result: Result, plan: Plan, time: float) -> str:
+    """Less than stated: something that grows more slowly still weighs."""
+    lengths, seconds = [point.N for point in result.points], [point.s for point in result.points]
+    work, size = work_of(result, plan), result.linear_weights
+    with_projections = growth.stated_exponent(lambda N: work(N) + size * N, lengths)
+    last = growth.last_exponent(lengths, seconds)
+    share = size / (work(lengths[-1]) / lengths[-1] + size)
+    told = f"the projections, which the statement leaves out, are {share:.0%} of the multiply-adds at N = {lengths[-1]:,}"
+    if with_projections is not None and abs(with_projections - time) < CLOSE:
+        return f"{told}; with them the statement has exponent {with_projections:.2f}."
+    ending = f"the exponent of the last doubling is {last:.2f}" if last is not None else ""
+    return f"less than its pairs' share: {told} (exponent with them {p(with_projections)}), and {ending}."
+
+
+def _slower(result: Result, plan: Plan, time: float) -> str:
+    """More than stated: a multiply-add takes longer at longer N."""
+    work, size = work_of(result, plan), result.linear_weights
+    measured = [point for point in result.points if point.N >= growth.GROWTH_FROM]
+    first, last = measured[0], measured[-1]
+    cost = [point.s / (work(point.N) + size * point.N) for point in (first, last)]
+    return (
+        f"a multiply-add takes {cost[1] / cost[0]:.1f} times as long at N = {last.N:,} as at {first.N:,}, where a run works on "
+        f"{last.peak_bytes / MiB:,.1f} MiB in the place of {first.peak_bytes / MiB:,.1f}{_cache()}."
+    )
+
+
+def _cache() -> str:
+    """How much the processor keeps near, where the system tells."""
+    sizes = [int(file.read_text().strip().rstrip("K")) for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    return f"; the largest cache holds {max(sizes) / 1024:,.0f} MiB" if sizes else ""
+
+
+def exponents(result: Result, plan: Plan) -> tuple[float | None, float | None, float | None]:
+    """Stated, of time, of memory."""
+    lengths = [point.N for point in result.points]
+    time = growth.exponent(lengths, [point.s for point in result.points])
+    memory = growth.exponent(lengths, [float(point.peak_bytes) for point in result.points])
+    return growth.stated_exponent(work_of(result, plan), lengths), time, memory
+
+
+def work_of(result: Result, plan: Plan) -> Callable[[int], float]:
+    """The stated multiply-adds as a function of N."""
+    options = OPTIONS.get(result.name, {}) | ({"n_positions": plan.longest} if result.name in WITH_A_LONGEST_N else {})
+    sizes = Sizes(plan.d_model, plan.n_heads, options)
+    return lambda N: COSTS[result.name].work(N, sizes)
+
+
+def width_exponents(result: Result, plan: Plan) -> tuple[float | None, float | None]:
+    """Of time against the option in `mechanisms.WIDTHS`: stated, projections counted with it, and measured."""
+    option, _ = WIDTHS[result.name]
+    values = [point.value for point in result.widths]
+    options = OPTIONS.get(result.name, {}) | ({"n_positions": plan.longest} if result.name in WITH_A_LONGEST_N else {})
+    N = plan.width_length
+    sizes = [Sizes(plan.d_model, plan.n_heads, options | {option: value}) for value in values]
+    projections = 0 if result.name in REFERENCES else result.linear_weights * N
+    work = [COSTS[result.name].work(N, each) + projections for each in sizes]
+    return growth.exponent(values, work, begin=0), growth.exponent(values, [point.s for point in result.widths], begin=0)
+
+
+def p(exponent: float | None) -> str:
+    return "" if exponent is None else f"{exponent:.2f}"

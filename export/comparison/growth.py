@@ -1,0 +1,64 @@
+"""Time and memory of a layer against N, and the exponent with which they grow."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from math import log
+from pathlib import Path
+from statistics import linear_regression
+
+from export.comparison.plan import Plan
+from export.comparison.results import Point
+from export.errors import ExportError
+
+GROWTH_FROM = 1024  # tokens: below, what does not depend on N is most of a run
+FASTEST = 2.0  # no mechanism here grows faster than N²
+
+
+def measure(name: str, graph: Path, plan: Plan, N: int) -> Point:
+    """One length. Raises ExportError, with what the process said, where it cannot be run."""
+    request = {"mechanism": name, "graph": str(graph), "plan": plan.model_dump(mode="json"), "N": N, "seconds": plan.seconds}
+    done = subprocess.run([sys.executable, "-m", "export.comparison.child", json.dumps(request)], capture_output=True, text=True)
+    if done.returncode:
+        said = (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]
+        raise ExportError(f"{name} cannot be run at N={N} in {plan.runtime}: {said}")
+    return Point(N=N, **json.loads(done.stdout.splitlines()[-1]))
+
+
+def too_much(points: Sequence[Point], N: int, plan: Plan) -> str | None:
+    """Why N is not tried, judged by the lengths before it; None where it fits."""
+    for what, values, limit, unit in (
+        ("memory", [point.peak_bytes for point in points], plan.memory_bytes, 2**30),
+        ("a run", [point.s for point in points], plan.longest_run_s, 1),
+    ):
+        if (expected := extrapolated([point.N for point in points], values, N)) > limit:
+            name = "GiB" if unit > 1 else "s"
+            return f"{what} at N={N:,} would take some {expected / unit:.3g} {name}, and {limit / unit:.3g} {name} is the limit"
+    return None
+
+
+def extrapolated(lengths: Sequence[int], values: Sequence[float], N: int) -> float:
+    """Of the last length, with the growth of the last two and a quarter more, N² at most: a caution, no estimate. 0 for fewer than two."""
+    if len(lengths) < 2 or values[-2] <= 0:
+        return 0.0
+    slope = log(max(values[-1] / values[-2], 1.0)) / log(lengths[-1] / lengths[-2])
+    growth: float = (N / lengths[-1]) ** min(FASTEST, slope + 0.25)
+    return values[-1] * growth
+
+
+def exponent(lengths: Sequence[int], values: Sequence[float], *, begin: int = GROWTH_FROM) -> float | None:
+    """p of value ~ N^p by least squares over the logarithms, from N = `begin` on; None for fewer than three such lengths, or a 0."""
+    pairs = [(log(N), log(value)) for N, value in zip(lengths, values, strict=True) if begin <= N and value > 0]
+    return linear_regression(*zip(*pairs, strict=True)).slope if len(pairs) >= 3 else None
+
+
+def last_exponent(lengths: Sequence[int], values: Sequence[float]) -> float | None:
+    """The same between the last two lengths: where it is still on its way up, what does not grow so fast still weighs."""
+    pairs = [(log(N), log(value)) for N, value in zip(lengths, values, strict=True) if value > 0][-2:]
+    return linear_regression(*zip(*pairs, strict=True)).slope if len(pairs) == 2 else None
+
+
+def stated_exponent(work: Callable[[int], float], lengths: Sequence[int]) -> float | None:
+    """That of a stated cost, over the lengths that were measured."""
+    return exponent(lengths, [work(N) for N in lengths])

@@ -1,0 +1,64 @@
+"""What the effective matrix of a layer tells: its rank by width, and how many layers let every token reach every other.
+
+The layers get their short options here (`mechanisms.SHORT_OPTIONS`), random tokens of variance 1, and are computed in float64.
+"""
+
+import torch
+from torch import Tensor
+
+from export.comparison.mechanisms import REFERENCES, build
+from export.comparison.plan import Plan
+from export.comparison.results import Rank
+from models.attention_matrix import attention_matrix
+from models.rank import effective_rank, numerical_rank
+
+
+def ranks(name: str, plan: Plan) -> list[Rank]:
+    """By width of a head, D = H D_k. Nothing for what is no attention and has no such matrix."""
+    if name in REFERENCES:
+        return []
+    found = []
+    for d_head in plan.rank_widths:
+        A = matrix(name, plan.rank_length, d_model=plan.n_heads * d_head, n_heads=plan.n_heads)
+        found.append(Rank(d_head=d_head, numerical=_mean(numerical_rank(A)), effective=_mean(effective_rank(A))))
+    return found
+
+
+def matrix(name: str, N: int, *, d_model: int, n_heads: int) -> Tensor:
+    """(H, N, N), float64."""
+    layer = build(name, d_model, n_heads, longest=N, short=True).double()
+    return attention_matrix(layer, _tokens(1, N, d_model))[0]
+
+
+def layers_to_reach(name: str, plan: Plan) -> int:
+    """How many layers, one after the other with residuals, until every token has met every other (its past, where causal); 0 for never."""
+    N, D = plan.rank_length, plan.d_model
+    met = _reference_support(name, N, D) if name in REFERENCES else (matrix(name, N, d_model=D, n_heads=plan.n_heads) != 0).any(0)
+    step = met | torch.eye(N, dtype=torch.bool)
+    causal = not step.triu(1).any()
+    wanted = torch.ones(N, N, dtype=torch.bool).tril() if causal else torch.ones(N, N, dtype=torch.bool)
+    reached, layers = step, 1
+    while not reached[wanted].all():
+        further = (reached.double() @ step.double()) > 0
+        if torch.equal(further, reached):
+            return 0
+        reached, layers = further, layers + 1
+    return layers
+
+
+def _reference_support(name: str, N: int, D: int) -> Tensor:
+    """[i, j]: output i is another one when token j is."""
+    layer = build(name, D, 1, longest=N, short=True).double()
+    x = _tokens(1, N, D)
+    changed = x + torch.eye(N, dtype=x.dtype)[:, :, None]  # (N, N, D): in row j, token j
+    mask = torch.ones(N, N, dtype=torch.bool)
+    with torch.inference_mode():
+        return (layer(changed, mask) != layer(x, mask[:1])).any(-1).mT
+
+
+def _tokens(B: int, N: int, D: int) -> Tensor:
+    return torch.randn(B, N, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.double().mean())

@@ -1,0 +1,120 @@
+"""One page of it all: compare.md with its pictures beside it, and compare.html, which is the same with the pictures inside."""
+
+import base64
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnxruntime as ort
+import torch
+from markdown_it import MarkdownIt
+
+from export.comparison import parity, plots, tables
+from export.comparison.growth import GROWTH_FROM
+from export.comparison.plan import Plan
+from export.comparison.results import Result
+from export.folder import now
+
+PICTURES = {
+    "compare-time.svg": "Milliseconds of a run",
+    "compare-memory.svg": "MiB that a run adds",
+    "compare-ranks.svg": "Effective rank",
+}
+
+
+def write(results: Mapping[str, Result], plan: Plan, out: Path) -> Path:
+    """Writes the pictures, compare.md and compare.html; the last of them is returned."""
+    text = write_markdown(results, plan, out)
+    page = out / "compare.html"
+    page.write_text(html(text, out), encoding="utf-8")
+    return page
+
+
+def write_markdown(results: Mapping[str, Result], plan: Plan, out: Path) -> str:
+    """Writes the pictures and compare.md, whose text is returned."""
+    out.mkdir(parents=True, exist_ok=True)
+    plots.growth(results, out / "compare-time.svg", what="ms a run", value=plots.seconds)
+    plots.growth(results, out / "compare-memory.svg", what="MiB a run adds", value=plots.memory)
+    plots.ranks(results, plan, out / "compare-ranks.svg")
+    text = markdown(results, plan, out)
+    (out / "compare.md").write_text(text, encoding="utf-8")
+    return text
+
+
+def markdown(results: Mapping[str, Result], plan: Plan, out: Path) -> str:
+    """The page; a picture that is not in `out` is left out of it."""
+    missing = [f"`{name}`" + (f" ({result.failure})" if result.failure else "") for name, result in results.items() if not result.complete]
+    parts = [
+        "# Attention mechanisms side by side\n",
+        _about(plan),
+        *([f"**Not finished**: {'; '.join(missing)}. The command that began goes on with it.\n"] if missing else []),
+        "## The complexity table, measured\n",
+        f"Exponents are fitted to time and memory from N = {GROWTH_FROM:,} on. Stated ones are fitted to the stated formula over the same "
+        "lengths, with the widths of the table at the end.\n",
+        tables.complexity(results, plan),
+        _picture("compare-time.svg", out),
+        _picture("compare-memory.svg", out),
+        f"### The other letters, at N = {plan.width_length:,}\n",
+        "Exponents are fitted to time against the option; a rate divides the work, so its own is negative.\n",
+        tables.width_growth(results, plan),
+        "## Growth of every mechanism\n",
+        tables.every_growth(results, plan),
+        "## What each can do\n",
+        tables.abilities(results),
+        "## onnxruntime against torch\n",
+        f"The largest difference of an output, both in float32, by B x N; {parity.BAR:g} is the bar.\n",
+        tables.parities(results, plan),
+        "## Rank\n",
+        f"Of the effective matrix at N = {plan.rank_length}, on random tokens, with weights that give queries and keys of variance 1.\n",
+        tables.rank_statements(results, plan),
+        "Numerical / effective rank, the mean over heads. Windows, chunks and codebooks are short here, to show at this length.\n",
+        tables.ranks(results, plan),
+        _picture("compare-ranks.svg", out),
+        "## ONNX operators\n",
+        tables.operators(results),
+        "## One by one\n",
+        *(tables.mechanism(result) for result in results.values()),
+        "## Widths\n",
+        tables.widths(results),
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def html(text: str, out: Path) -> str:
+    """The Markdown as one file that needs no other."""
+    body = MarkdownIt("commonmark").enable("table").render(text)
+    for name in PICTURES:
+        if (out / name).is_file():
+            inside = base64.b64encode((out / name).read_bytes()).decode()
+            body = body.replace(f'src="{name}"', f'src="data:image/svg+xml;base64,{inside}"')
+    head = f"<meta charset='utf-8'><title>Attention mechanisms</title>\n<style>{STYLE}</style>"
+    return f"<!doctype html>\n<html lang='en'>{head}\n{body}</html>\n"
+
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 1280px; margin: 2rem auto; padding: 0 1rem; color: #222; }
+table { border-collapse: collapse; font-size: 13px; margin: 1rem 0; }
+th, td { border-bottom: 1px solid #ddd; padding: 4px 10px 4px 0; text-align: left; vertical-align: top; }
+pre { background: #f6f6f6; padding: 10px; overflow-x: auto; font-size: 12.5px; }
+img { max-width: 100%; }
+"""
+
+
+def _about(plan: Plan) -> str:
+    """Where and how."""
+    versions = f"onnxruntime {ort.__version__}, torch {torch.__version__}"
+    how = "the exported graph in onnxruntime" if plan.runtime == "onnxruntime" else "the layer in torch"
+    return (
+        f"Written by `attnserve compare`, {now()}, on {_processor()}; {versions}. Measured is {how}: B = 1, one thread, float32, "
+        f"D = {plan.d_model}, H = {plan.n_heads}. Time is the thread's own, memory what a run adds to the resident memory of its process. "
+        "Attention stands in the graph as the operators listed below; in a bundle, that of softmax is one fused operator.\n"
+    )
+
+
+def _processor() -> str:
+    named = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
+    return f"{named[0] if named else platform.machine()}, {len(named) or 1} processors"
+
+
+def _picture(name: str, out: Path) -> str:
+    return f"![{PICTURES[name]}]({name})\n" if (out / name).is_file() else ""

@@ -1,0 +1,25 @@
+"""Attention maps of a text from a checkpoint folder, computed in torch: also where no bundle can be made of it."""
+
+from pathlib import Path
+
+import torch
+
+from export.contract import LONGEST_ATTENTION
+from export.decoder_bundle import is_decoder
+from export.heatmaps import Maps, tokens_of
+from models.attention_maps import attention_maps
+from models.checkpoint import load_checkpoint
+from models.decoder_checkpoint import load_decoder
+
+
+def maps_of_checkpoint(checkpoint: Path, text: str) -> Maps:
+    """Of an encoder's or a decoder's folder. Raises CheckpointError for the folder, ExportError for a text that is too long or empty."""
+    if is_decoder(checkpoint):
+        decoder = load_decoder(checkpoint)
+        model, file, longest = decoder.model, decoder.tokenizer_file, LONGEST_ATTENTION
+    else:
+        encoder = load_checkpoint(checkpoint)
+        model, file, longest = encoder.model.encoder, encoder.tokenizer_file, min(LONGEST_ATTENTION, encoder.max_tokens)
+    ids, tokens = tokens_of(file, text, longest=longest)
+    maps = attention_maps(model, torch.tensor([ids]))
+    return Maps(tokens, tuple(each.layer for each in maps), tuple(each.A.float().numpy() for each in maps))

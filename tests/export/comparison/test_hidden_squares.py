@@ -1,0 +1,79 @@
+"""No N² hides in a mechanism of linear cost: its largest tensor and its multiply-adds, counted at two lengths, not timed."""
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from export.comparison import growth
+from export.comparison.costs import COSTS, Sizes
+from export.comparison.mechanisms import EVERYTHING, OPTIONS, REFERENCES, WITH_A_LONGEST_N, build
+from models import LAYERS
+
+D, H = 8, 2
+SHORT, LONG = 1024, 4096  # BigBird sees all blocks of shorter texts
+N_MAX = LONG
+LINEAR = 1.15  # an exponent up to which growth is called linear: the bar of what is measured
+
+
+def stated(name: str) -> float:
+    options = OPTIONS.get(name, {}) | ({"n_positions": N_MAX} if name in WITH_A_LONGEST_N else {})
+    lengths = [1024 * 2**i for i in range(5)]
+    exponent = growth.exponent(lengths, [COSTS[name].work(N, Sizes(128, H, options)) for N in lengths])
+    assert exponent is not None
+    return exponent
+
+
+LINEAR_COST = [name for name in EVERYTHING if stated(name) <= LINEAR and name not in REFERENCES]
+
+
+class LargestTensor(TorchDispatchMode):
+    """Bytes of the largest memory that any operation has written to. A view has its base's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size_bytes = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, arguments: Any = (), keywords: Any = None) -> Any:
+        result = function(*arguments, **(keywords or {}))
+        for tensor in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self.size_bytes = max(self.size_bytes, tensor.untyped_storage().nbytes())
+        return result
+
+
+def counted(layer: nn.Module, N: int) -> tuple[int, int]:
+    """Bytes of the largest tensor, and multiply-adds of all products of matrices."""
+    x, mask = torch.randn(1, N, D, generator=torch.Generator().manual_seed(N)), torch.ones(1, N, dtype=torch.bool)
+    with torch.no_grad():
+        with LargestTensor() as largest:
+            layer(x, mask)
+        with FlopCounterMode(display=False) as flops:
+            layer(x, mask)
+    gc.collect()
+    return largest.size_bytes, flops.get_total_flops()
+
+
+def test_linear_cost_is_stated_of_these() -> None:
+    assert {"linear", "performer", "nystromformer", "vq", "local", "longformer", "bigbird", "lsh", "flash", "delta"} <= set(LINEAR_COST)
+    assert not {"softmax", "gau", "synthesizer", "atrous", "sparse", "causal_lsh"} & set(LINEAR_COST)
+    assert set(LINEAR_COST) <= LAYERS.keys()
+
+
+@pytest.mark.parametrize("name", LINEAR_COST)
+def test_neither_the_largest_tensor_nor_the_products_grow_faster_than_the_length(name: str) -> None:
+    layer = build(name, D, H, longest=N_MAX)
+    (short_bytes, short_flops), (long_bytes, long_flops) = counted(layer, SHORT), counted(layer, LONG)
+    most = (LONG / SHORT) ** LINEAR
+    assert long_bytes <= most * short_bytes, f"{short_bytes} B at N = {SHORT}, {long_bytes} B at {LONG}"
+    assert long_flops <= most * short_flops
+
+
+def test_a_square_is_found() -> None:
+    layer = build("softmax", D, H, longest=N_MAX)
+    (short_bytes, _), (long_bytes, _) = counted(layer, SHORT), counted(layer, LONG)
+    assert long_bytes > 10 * short_bytes

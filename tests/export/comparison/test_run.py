@@ -1,0 +1,183 @@
+"""A whole comparison on tiny sizes: measured once, stopped and taken up again, and written as a page."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from export.comparison import deviation, growth, layer_graph, page, parity, results, run, tables
+from export.comparison.mechanisms import WIDTHS, build
+from export.comparison.plan import Plan
+from export.comparison.results import Point, Result
+from export.errors import ExportError
+from service.cli import app
+
+NAMES = ("softmax", "recurrent", "causal_linear")
+PLAN = Plan(
+    d_model=8,
+    n_heads=2,
+    lengths=(8, 16, 32),
+    parity_sizes=((1, 1), (2, 5)),
+    rank_length=9,
+    rank_widths=(2, 4),
+    width_length=32,
+    seconds=1e-4,
+)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stopped by Ctrl-C at the second length of the second mechanism, and then run to its end. One export a mechanism, for all tests."""
+    out = tmp_path_factory.mktemp("comparison")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(growth, "measure", interrupted(growth.measure))
+        with pytest.raises(KeyboardInterrupt):
+            run.run(NAMES, PLAN, out)
+    half = results.load(out / run.RESULTS, "recurrent", PLAN)
+    assert [point.N for point in half.points] == [8]
+    assert not half.complete
+    run.run(NAMES, PLAN, out)
+    return out
+
+
+def interrupted(measure):
+    def once(name: str, graph: Path, plan: Plan, N: int) -> Point:
+        if (name, N) == ("recurrent", 16):
+            raise KeyboardInterrupt
+        return measure(name, graph, plan, N)
+
+    return once
+
+
+@pytest.fixture
+def found(out: Path) -> dict[str, Result]:
+    return {name: results.load(out / run.RESULTS, name, PLAN) for name in NAMES}
+
+
+@pytest.fixture
+def nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    def never(*arguments: object, **keywords: object) -> None:
+        raise AssertionError("measured again")
+
+    for module, name in ((growth, "measure"), (layer_graph, "write"), (parity, "differences")):
+        monkeypatch.setattr(module, name, never)
+    return
+
+
+def test_every_length_is_measured(found: dict[str, Result]) -> None:
+    for result in found.values():
+        assert result.complete
+        assert [point.N for point in result.points] == [8, 16, 32]
+        assert all(point.s > 0 and point.runs >= 1 for point in result.points)
+
+
+@pytest.mark.usefixtures("nothing_is_measured")
+def test_what_is_measured_is_not_measured_again(out: Path, found: dict[str, Result]) -> None:
+    assert {result.name: result for result in run.run(NAMES, PLAN, out)} == found
+
+
+def test_another_plan_begins_anew(out: Path) -> None:
+    other = PLAN.model_copy(update={"n_heads": 4})
+    assert results.load(out / run.RESULTS, "softmax", other).points == []
+
+
+def test_onnxruntime_gives_what_torch_gives(found: dict[str, Result]) -> None:
+    for result in found.values():
+        assert result.parity is not None
+        assert [(size.B, size.N) for size in result.parity] == [(1, 1), (2, 5)]
+        assert max(size.max_abs_error for size in result.parity) <= parity.BAR
+
+
+def test_operators_are_counted(found: dict[str, Result]) -> None:
+    assert found["softmax"].operators["Exp"] == 1  # of the softmax, which is written out for the sake of masks
+    assert found["softmax"].operators["MatMul"] == 6  # four projections, scores, mean
+    assert found["recurrent"].operators["GRU"] == 1
+    assert found["causal_linear"].operators["LinearAttention"] == 1
+
+
+def test_a_state_has_a_size(found: dict[str, Result]) -> None:
+    assert found["softmax"].state_bytes == {}
+    assert found["causal_linear"].state_bytes == {64: 2 * 4 * 5 * 4, 128: 2 * 4 * 5 * 4}  # H D_k (D_v + 1) float32
+
+
+def test_torch_is_measured_too(tmp_path: Path) -> None:
+    plan = PLAN.model_copy(update={"runtime": "torch"})
+    point = growth.measure("causal_linear", tmp_path / "not needed", plan, 8)
+    assert point.s > 0
+
+
+def test_the_other_letters_are_varied_one_value_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped at the third value and taken up again; every value is in its layer, and no graph is left behind."""
+    built, measured = [], []
+    monkeypatch.setattr(run, "build", lambda name, *sizes, longest, more: built.append(more))
+    monkeypatch.setattr(layer_graph, "write", lambda layer, file, **sizes: file.write_text("a graph"))
+
+    def measure(name: str, graph: Path, plan: Plan, N: int) -> Point:
+        measured.append(N)
+        if len(measured) == 3:
+            raise KeyboardInterrupt
+        return Point(N=N, s=0.001 * built[-1]["n_features"], runs=1, peak_bytes=1)
+
+    monkeypatch.setattr(growth, "measure", measure)
+    result = Result(name="performer", key="", linear_weights=0)
+    with pytest.raises(KeyboardInterrupt):
+        run._vary(result, PLAN, tmp_path, lambda step: None)
+    result = Result.model_validate_json((tmp_path / run.RESULTS / "performer.json").read_text())
+    run._vary(result, PLAN, tmp_path, lambda step: None)
+    assert [more["n_features"] for more in built] == [64, 128, 256, 256, 512]
+    assert set(measured) == {32}
+    assert [(point.value, point.s) for point in result.widths] == [(64, 0.064), (128, 0.128), (256, 0.256), (512, 0.512)]
+    stated, found = deviation.width_exponents(result, PLAN)
+    assert (stated, found) == (pytest.approx(1), pytest.approx(1))
+    assert "| `performer` | O(N m D) | n_features | 64.0 at 64, 128.0 at 128," in tables.width_growth({"performer": result}, PLAN)
+
+
+@pytest.mark.parametrize("name", WIDTHS)
+def test_values_of_the_other_letters_are_what_layers_take(name: str) -> None:
+    option, values = WIDTHS[name]
+    for value in values:
+        build(name, 8, 2, longest=64, more={option: value})
+
+
+def test_the_documentation_gets_the_page_without_the_file_of_pictures_inside(found: dict[str, Result], tmp_path: Path) -> None:
+    page.write_markdown(found, PLAN, tmp_path)
+    names = {file.name for file in tmp_path.iterdir()}
+    assert names == {"compare.md", "compare-time.svg", "compare-memory.svg", "compare-ranks.svg"}
+    assert all(f"]({name})" in (tmp_path / "compare.md").read_text() for name in names - {"compare.md"})
+
+
+def test_the_page_holds_every_mechanism_and_every_picture(out: Path, found: dict[str, Result]) -> None:
+    html = page.write(found, PLAN, out).read_text()
+    markdown = (out / "compare.md").read_text()
+    for name in NAMES:
+        assert f"### {name}" in markdown
+        assert f"<h3>{name}</h3>" in html
+    assert "arXiv:1706.03762" in markdown
+    assert html.count("data:image/svg+xml;base64,") == 3
+    assert "Not finished" not in markdown
+    assert "| self-attention | O(N² D) |" in markdown
+    assert "0.2 KiB, however long" in markdown
+
+
+def test_a_comparison_that_is_not_finished_says_so(out: Path, found: dict[str, Result], tmp_path: Path) -> None:
+    unfinished = found | {"recurrent": Result(name="recurrent", key="")}
+    assert "**Not finished**: `recurrent`." in page.markdown(unfinished, PLAN, tmp_path)
+
+
+def test_a_mechanism_that_fails_says_why_and_the_others_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_graph(layer: object, file: Path, **keywords: object) -> None:
+        raise ValueError("no such operator\nand a long trace")
+
+    monkeypatch.setattr(layer_graph, "write", no_graph)
+    failed = run.run(("softmax", "linear"), PLAN, tmp_path)
+    assert [result.failure for result in failed] == ["ValueError: no such operator"] * 2
+    assert not any(result.complete for result in failed)
+    written = page.markdown({result.name: result for result in failed}, PLAN, tmp_path)
+    assert "**Not finished**: `softmax` (ValueError: no such operator); `linear`" in written
+
+
+def test_the_command_refuses_what_it_does_not_know(tmp_path: Path) -> None:
+    refused = CliRunner().invoke(app, ["compare", "--only", "hydra", "--out", str(tmp_path)])
+    assert isinstance(refused.exception, ExportError)
+    assert "'hydra' is no mechanism" in str(refused.exception)

@@ -1,0 +1,156 @@
+"""Every attention of an encoder: described by a file, exported, and served; some with their maps; the same numbers as torch all the way."""
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from export import contract
+from export.bundle import export_bundle, export_file
+from export.errors import ExportError
+from export.maps_of_bundle import maps_of_bundle
+from models import LAYERS
+from models.attention_maps import EFFECTIVE, attention_maps
+from models.checkpoint import load_checkpoint
+from models.encoder_file import build_encoder
+from service.app import build_app
+from service.call import Call
+from service.catalog import Catalog, Model
+from service.cli import app
+from service.settings import Settings
+from tests.decoders import tiny_decoder
+from tests.models.mechanisms import OPTIONS
+
+SEEING_BOTH_WAYS = [name for name, layer in LAYERS.items() if not layer.capabilities.causal]
+SERVED = ("linear", "lsh", "flash")
+WITH_MAPS = ("softmax", "linear", "nystromformer", "synthesizer")  # which trace the model once more
+SHAPE = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_feedforward": 16, "n_positions": 48}
+TEXT = "to be, or not"  # 13 tokens, a byte each
+SAME = 1e-4  # float32 on both sides, sums in another order
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("every")
+
+
+def described(folder: Path, attention: str, **keys: Any) -> Path:
+    options = OPTIONS.get(attention, {})
+    options = options | {"n_positions": SHAPE["n_positions"]} if "n_positions" in options or attention == "bigbird" else options
+    file = folder / f"{attention}.yaml"
+    file.write_text(json.dumps({"model": {**SHAPE, "attention": attention, "attention_options": options}, **keys}))
+    return file
+
+
+@pytest.fixture(scope="module")
+def exported(folder: Path) -> Any:
+    """The bundle of an attention, made once."""
+
+    def get(attention: str) -> Path:
+        bundle = folder / "bundles" / attention
+        if not bundle.exists():
+            export_file(described(folder, attention), bundle, maps=attention in WITH_MAPS)
+        return bundle
+
+    return get
+
+
+@pytest.mark.parametrize("name", SEEING_BOTH_WAYS)
+def test_it_is_built_and_exported(name: str, exported: Any) -> None:
+    manifest = contract.verify(exported(name))  # the export has held the graph against torch, at every size
+    assert (manifest.source.attention, manifest.source.checkpoint, manifest.source.untrained) == (name, name, True)
+    assert manifest.parity.max_abs_error <= SAME
+
+
+@pytest.mark.parametrize("name", WITH_MAPS)
+def test_it_is_looked_into(name: str, exported: Any, folder: Path) -> None:
+    bundle = exported(name)
+    manifest, maps = contract.verify(bundle), maps_of_bundle(bundle, TEXT)
+    build_encoder(folder / f"{name}.yaml", folder / "checkpoints" / name)
+    encoder = load_checkpoint(folder / "checkpoints" / name).model.encoder
+    alphabet = json.loads((bundle / contract.TOKENIZER).read_text())["model"]["vocab"]
+    (wanted,) = attention_maps(encoder, torch.tensor([[alphabet[letter.replace(" ", "Ġ")] for letter in TEXT]]))
+    assert (maps.tokens, maps.layers) == (tuple(TEXT), (name,))
+    assert maps.A[0].shape == wanted.A.shape
+    assert np.abs(maps.A[0] - wanted.A.numpy()).max() <= SAME
+    if LAYERS[name].capabilities.averages:
+        assert np.abs(maps.A[0].sum(-1) - 1).max() <= SAME
+    graph = manifest.attention_graph
+    assert graph is not None
+    assert (graph.layers[0].heads, graph.layers[0].effective, graph.max_tokens) == (len(wanted.A), name in EFFECTIVE, 48)
+
+
+async def test_some_are_served_by_the_engine(exported: Any) -> None:
+    """Of several lengths in one request, and the vectors are those of torch for each text alone."""
+    catalog = Catalog(Settings(bundles=tuple(exported(name) for name in SERVED), threads=1))
+    await asyncio.to_thread(catalog.load)  # every bundle gives its golden vectors
+    catalog.start()
+    texts = [TEXT, "a", "the longest of the three texts"]
+    for name in SERVED:
+        model = catalog.models[name]
+        assert isinstance(model, Model)
+        together = (await model.answer(list(texts), Call("id", time.monotonic()))).rows
+        alone = [(await model.answer([text], Call("id", time.monotonic()))).rows[0] for text in texts]
+        assert all(np.abs(one - other).max() <= SAME for one, other in zip(together, alone, strict=True))
+    await catalog.stop()
+
+
+async def test_one_is_served_by_the_application(exported: Any) -> None:
+    catalog = Catalog(Settings(bundles=(exported("linear"),), threads=1))
+    await asyncio.to_thread(catalog.load)
+    catalog.start()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(build_app(catalog)), base_url="http://attnserve") as http:
+        answer = (await http.post("/v1/embeddings", json={"input": TEXT, "model": "linear"})).json()
+        assert np.linalg.norm(answer["data"][0]["embedding"]) == pytest.approx(1)
+        (layer,) = (await http.post("/v1/attention", json={"input": TEXT, "model": "linear"})).json()["layers"]
+        assert (layer["attention"], layer["effective"]) == ("linear", True)
+        assert np.abs(np.array(layer["weights"]).sum(-1) - 1).max() <= SAME
+    await catalog.stop()
+
+
+def test_weights_of_the_served_graph_are_referred_to(exported: Any) -> None:
+    """The embeddings, and the one matrix of queries, keys and values."""
+    graph = (exported("softmax") / contract.ATTENTION_GRAPH).read_bytes()
+    assert graph.count(b"model.onnx.data") >= 2
+    data = (exported("softmax") / "model.onnx.data").read_bytes()
+    assert not any(data[at : at + 1024] in graph for at in range(0, len(data), 4096))
+
+
+def test_a_decoder_has_maps_too(tmp_path: Path) -> None:
+    """Of a layer with a norm behind its recurrence, one with a normaliser, and a window."""
+    layers = ("gated_delta", "causal_linear", "sliding_window")
+    checkpoint = tiny_decoder(tmp_path / "decoder", layers=layers, n_layers=3)
+    manifest = export_bundle(checkpoint, tmp_path / "bundle", maps=True)  # which holds them against torch
+    maps = maps_of_bundle(tmp_path / "bundle", TEXT)
+    assert maps.layers == layers
+    assert not any(np.triu(A, 1).any() for A in maps.A)
+    assert manifest.attention_graph is not None
+    assert [layer.effective for layer in manifest.attention_graph.layers] == [True, True, False]
+
+
+def test_the_commands(folder: Path, exported: Any, tmp_path: Path) -> None:
+    bundle = exported("linear")
+    shown = CliRunner().invoke(app, ["attention", "--bundle", str(bundle), "--text", TEXT, "--out", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    assert {file.name for file in tmp_path.iterdir()} == {"attention.png", "attention.svg"}
+    for command in (["attention", "--text", TEXT], ["export", "--out", str(tmp_path / "x")]):
+        assert CliRunner().invoke(app, command).exit_code == 2
+    both = ["--checkpoint", str(folder), "--config", str(folder / "linear.yaml")]
+    assert "one of the two" in CliRunner().invoke(app, ["export", *both, "--out", str(tmp_path / "x")]).output
+
+
+def test_maps_are_of_fp32_weights(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="maps are computed with the weights of an fp32 graph, and precision=int8; leave out one"):
+        export_file(described(folder, "softmax"), tmp_path / "x", maps=True, precision="int8")
+
+
+def test_a_bundle_without_the_graph_says_how_to_add_it(encoder_bundle: Path) -> None:
+    with pytest.raises(ExportError, match=r"was exported without its attention graph.* --name tiny-encoder --maps` adds it"):
+        maps_of_bundle(encoder_bundle, TEXT)
