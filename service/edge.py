@@ -8,15 +8,19 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from service.call import Call, from_headers
+from service.call import Call, from_headers, waited_s
 from service.catalog import Catalog
 from service.dialects import Dialect, dialect_of
 from service.errors import BodyTooLarge, DeadlineExceeded, NotReady, Overloaded, ServiceError, Unauthorized
+from service.patience import Lag
 from service.routing import CALL, CATALOG, JsonRoute
+
+if TYPE_CHECKING:
+    from service.tracing import RequestSpan
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]
@@ -44,6 +48,7 @@ class Edge:
         self.exact = exact
         self.catalog = catalog
         self.dialects = dialects
+        self._lag = Lag(catalog.settings.max_wait_s)
         self._keys = [key.get_secret_value().encode() for key in catalog.settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -53,12 +58,17 @@ class Edge:
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         sent_id = headers.get("x-request-id", "")
         request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else f"{random.getrandbits(64):016x}"
-        answer = _Answer(send, request_id)
         call = Call(request_id, time.monotonic())
+        span = None if self.catalog.tracer is None else self._traced(scope, headers, call)
+        answer = _Answer(send, request_id, span)
         self.catalog.active += 1
         try:
             call = from_headers(headers, request_id, self.catalog.settings.request_timeout_s)
+            if span is not None:
+                span.mark(call)
             self._admit(scope, headers)
+            if scope["method"] in _WITH_BODY:
+                self._lag.check(call.started, waited_s(headers))
             body = await self._body(headers, receive, call) if scope["method"] in _WITH_BODY else b""
             if (route := self.exact.get((scope["method"], scope["path"]))) is not None and route.answer is not None:
                 scope["route"] = route
@@ -76,12 +86,21 @@ class Edge:
             answer.status = _CLIENT_GONE
             raise
         except Exception:
-            log.exception("unexpected error", extra={"request_id": request_id, "path": scope["path"]})
+            log.exception("unexpected error", extra={**call.identity, "path": scope["path"]})
             await self._refuse(scope, answer, ServiceError("internal error; the log has it under this request's id"))
         finally:
             self.catalog.active -= 1
             self.catalog.body_bytes -= call.body_bytes
-            self._account(scope, call, answer)
+            self._account(scope, call, answer, span)
+
+    def _traced(self, scope: Scope, headers: dict[str, str], call: Call) -> "RequestSpan | None":
+        """The span of a request that is not a probe."""
+        tracer = self.catalog.tracer
+        if tracer is None or scope["path"].startswith(_OPEN):
+            return None
+        span = tracer.request(scope["method"], scope["path"], headers, call.started)
+        span.mark(call)
+        return span
 
     def _admit(self, scope: Scope, headers: dict[str, str]) -> None:
         if scope["path"].startswith(_OPEN):
@@ -129,17 +148,19 @@ class Edge:
             await answer({"type": "http.response.start", "status": status, "headers": raw})
             await answer({"type": "http.response.body", "body": body})
 
-    def _account(self, scope: Scope, call: Call, answer: "_Answer") -> None:
+    def _account(self, scope: Scope, call: Call, answer: "_Answer", span: "RequestSpan | None") -> None:
         elapsed_s = time.monotonic() - call.started
         route = getattr(scope.get("route"), "path", "unmatched")
         status = answer.status or 500
         self.catalog.metrics.request(route, call.model, status, elapsed_s)
+        if span is not None:
+            span.end(route, status, call)
         if self.catalog.settings.access_log or (status >= 500 and not scope["path"].startswith(_OPEN)):
             log.log(
                 logging.INFO if status < 500 else logging.WARNING,
                 "request",
                 extra={
-                    "request_id": call.request_id,
+                    **call.identity,
                     "method": scope["method"],
                     "path": scope["path"],
                     "status": status,
@@ -208,17 +229,19 @@ def leaving_with(receive: Receive) -> Iterator[None]:
 
 
 class _Answer:
-    """`send` with the request's id on the answer, and a memory of its status."""
+    """`send` with the request's id on the answer, that of its trace too, and a memory of its status."""
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    def __init__(self, send: Send, request_id: str, span: "RequestSpan | None") -> None:
         self.status: int | None = None
         self._send = send
-        self._id = (b"x-request-id", request_id.encode("latin-1"))
+        self._ids = [(b"x-request-id", request_id.encode("latin-1"))]
+        if span is not None:
+            self._ids.append((b"traceresponse", span.traceparent.encode()))
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            message["headers"] = [*message.get("headers", ()), self._id]
+            message["headers"] = [*message.get("headers", ()), *self._ids]
         await self._send(message)
 
 

@@ -12,8 +12,11 @@ from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from service.app import Application
     from service.catalog import Catalog
+    from service.settings import Settings
 
 _RAYS_OWN = ("/-/healthz", "/-/routes")  # what HAProxy asks to know whether the replica is there
 
@@ -21,18 +24,17 @@ catalog: "Catalog | None" = None
 _application: "Application | None" = None
 
 
-def start(frozen: str, log_file: str) -> "Application":
+def start(frozen: str, log_file: str | None, make_catalog: "Callable[[Settings], Catalog]") -> "Application":
     """The application of this process. To be called once, in the replica; the models are loaded when its lifespan begins."""
     global catalog, _application
     # Not at the top: Ray's proxy imports this module for `middlewares`, and has no use for the rest in its memory.
     from service.app import build_app
-    from service.catalog import Catalog
     from service.logs import to_file
     from service.settings import Settings
 
     settings = Settings.model_validate_json(frozen)
-    to_file(Path(log_file), settings.log_level)
-    catalog = Catalog(settings)
+    to_file(Path(log_file) if log_file else None, settings.log_level)
+    catalog = make_catalog(settings)
     _application = build_app(catalog)
     return _application
 

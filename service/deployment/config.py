@@ -1,0 +1,40 @@
+"""The application of profile `split` as Serve's configuration: what `serve deploy` and KubeRay's `serveConfigV2` take."""
+
+import json
+from typing import Any
+
+import yaml
+from ray.serve._private.build_app import build_app
+from ray.serve.deployment import deployment_to_schema
+from ray.serve.schema import ServeDeploySchema
+
+from service.deployment import split
+from service.deployment.running import CLUSTER_FLAGS
+from service.settings import Settings
+
+
+def render(settings: Settings) -> str:
+    """YAML, as `serve build` writes it. Keys of the API are left out: they belong in ATTNSERVE_API_KEYS of every node."""
+    deployments = build_app(split.build(settings, None), name=split.APPLICATION).deployments
+    application = {
+        "name": split.APPLICATION,
+        "route_prefix": "/",
+        "import_path": f"{split.__name__}:{split.application.__name__}",
+        "args": _arguments(settings),
+        "deployments": [json.loads(deployment_to_schema(each).model_dump_json(exclude_unset=True)) for each in deployments],
+    }
+    config = {
+        "proxy_location": "EveryNode",
+        "http_options": {"host": settings.host, "port": settings.port},
+        "logging_config": {"encoding": "JSON", "enable_access_log": False, "log_level": "WARNING"},
+        "applications": [application],
+    }
+    ServeDeploySchema.model_validate(config)
+    flags = "".join(f"#   {name}={value}\n" for name, value in CLUSTER_FLAGS.items())
+    return f"# serve deploy FILE. In the environment of every node, before `ray start`:\n{flags}{yaml.safe_dump(config, sort_keys=False)}"
+
+
+def _arguments(settings: Settings) -> dict[str, Any]:
+    """What differs from the defaults, without secrets and without what the deployments say by themselves."""
+    said = settings.model_dump(mode="json", exclude_defaults=True, exclude={"api_keys", "profile", "host", "port", "lean"})
+    return {**said, "threads": split.threads(settings)}

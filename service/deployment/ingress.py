@@ -1,0 +1,29 @@
+"""What Serve asks of a replica that takes requests, in both profiles."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class Ingress:
+    """Around the catalog of this process, which `service/replica.py` keeps."""
+
+    async def check_health(self) -> None:
+        """A replica that cannot mend itself is replaced."""
+        from service.replica import catalog
+
+        if catalog is not None and (reason := catalog.sick()):
+            raise RuntimeError(reason)
+
+    async def drain(self, timeout_s: float) -> int:
+        """Refuse new requests, wait for those that were accepted; how many were still running when time ran out."""
+        from service.replica import catalog
+
+        assert catalog is not None
+        return await catalog.drain(timeout_s)
+
+    def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        """Settings that can change while requests run; SettingsError for others."""
+        from service.replica import catalog
+
+        assert catalog is not None
+        catalog.reconfigure(user_config)

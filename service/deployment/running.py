@@ -1,0 +1,286 @@
+"""A private Ray on this machine, with the application behind HAProxy: started, watched until it is ready, and taken down.
+
+Flags of Ray Serve are read when its modules are imported, in every process, so they are set in the environment before ray is imported:
+`prepare` must be called first.
+"""
+
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import urlopen
+
+from service import haproxy
+from service.errors import CANNOT_START
+from service.ports import free_ports
+from service.settings import Settings
+
+log = logging.getLogger("attnserve")
+
+APPLICATION = "attnserve"
+LOG_FILE = "attnserve.log"
+HAPROXY_PID = "haproxy.pid"
+_STARTED_BEFOREHAND = 3  # workers, side by side: for Serve's controller and proxies, which are needed first
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # the least Ray takes; nothing of ours travels through it
+
+
+# What profile `split` wants in the environment of every node of a cluster too.
+CLUSTER_FLAGS = {
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": 1,
+    "RAY_SERVE_ENABLE_HA_PROXY": 1,
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.replica.middlewares",
+    "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(sys.executable).parent / "attnserve-haproxy"),
+    # A gateway that is gone before the first byte of its answer: HAProxy asks another, if it has all of the
+    # request (deploy/faults.md). No route has effects, so twice is as good as once.
+    "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
+    # Rows of a large request, in bytes; `service/pools/client.py` bounds what is asked for at a time.
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": 256 * 1024 * 1024,
+    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": 2,
+    "RAY_USAGE_STATS_ENABLED": 0,
+    "MALLOC_ARENA_MAX": 2,  # threads of a process share their heaps: less memory in each of Ray's processes
+}
+
+
+class StartFailed(RuntimeError):
+    """The service did not come up; the message says what stood in the way."""
+
+
+def check_port(host: str, port: int) -> None:
+    """StartFailed when the port cannot be had: Ray would only notice after seconds, in a log."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise StartFailed(
+                f"cannot listen on {host}:{port}: {error.strerror}. Choose another with --port, or stop what holds it."
+            ) from error
+
+
+@contextmanager
+def run_directory() -> Iterator[Path]:
+    """Everything that Ray and HAProxy write, in one place that is gone afterwards. In /tmp, wherever TMPDIR is: HAProxy takes paths of
+    sockets up to 97 bytes, and Ray makes them 87 long from here on."""
+    private = Path(tempfile.mkdtemp(prefix="attnserve-", dir="/tmp"))  # for us alone; Ray opens its own directory to everybody
+    try:
+        run = private / "run"
+        run.mkdir()
+        yield run
+    finally:
+        shutil.rmtree(private, ignore_errors=True)
+
+
+def prepare(settings: Settings, run: Path) -> None:
+    """Set the flags that Ray reads at import, here and, through the environment, in every process it starts."""
+    free_port, metrics_port, stats_port, fallback_port, fallback_grpc_port = free_ports(5)
+    direct_port = settings.port if settings.lean else free_port
+    flags = {
+        **CLUSTER_FLAGS,
+        "RAY_SERVE_ENABLE_HA_PROXY": 0 if settings.lean else 1,
+        "RAY_SERVE_ENABLE_DIRECT_INGRESS": 1,
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": direct_port,
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": direct_port + 1,
+        # The replica has finished its requests before it is taken down (see `Service.stop`): nothing is left to wait for.
+        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": 0.1,
+        "RAY_SERVE_HAPROXY_BINARY_PATH": _private_haproxy(run) if not settings.lean else "",
+        "RAY_SERVE_HAPROXY_NBTHREAD": 1,
+        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": run / "haproxy.cfg",
+        "RAY_SERVE_HAPROXY_SOCKET_PATH": run / "admin.sock",
+        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": run,
+        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": run / "server-state",
+        # One log line a request, parsed in Python beside us, would take CPU from the model; our own /metrics counts requests.
+        "RAY_SERVE_HAPROXY_METRICS_ENABLED": 0,
+        "RAY_SERVE_HAPROXY_METRICS_PORT": metrics_port,
+        "RAY_SERVE_HAPROXY_STATS_PORT": stats_port,
+        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": fallback_port,
+        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": fallback_grpc_port,
+        # Ray looks after few replicas: twice a second will do, and its controller rests. A start waits for several turns.
+        "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": 0.5,
+        "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": 10_000,
+        "RAY_enable_metrics_collection": 0,
+        "RAY_worker_maximum_startup_concurrency": _STARTED_BEFOREHAND,  # of as many as there are cores by default
+        "RAY_worker_niceness": 0,  # of 15 by default: a service yields to nobody, and its client may be on this machine
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        "TOKENIZERS_PARALLELISM": "false",
+    }
+    os.environ.update({name: str(value) for name, value in flags.items()})
+
+
+def _private_haproxy(run: Path) -> Path:
+    """A command in HAProxy's place: with our configuration, and known to `Service`."""
+    wrapper = run / "haproxy"
+    wrapper.write_text(
+        "#!/bin/sh\n"
+        f'echo $$ > "{run / HAPROXY_PID}"\n'
+        # It must not outlive the actor that started it, however that one ends.
+        f'exec setpriv --pdeathsig KILL "{sys.executable}" -I "{haproxy.__file__}" {haproxy.ONE_MACHINE} "$@"\n'
+    )
+    wrapper.chmod(stat.S_IRWXU)
+    return wrapper
+
+
+class Service:
+    """Ray, Serve and the application, running; a context manager's worth of processes that `stop` takes down again."""
+
+    def __init__(self, settings: Settings, run: Path) -> None:
+        self.settings = settings
+        self.url = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{settings.port}"
+        self._run = run
+        self._deployed = False
+
+    def start(self, progress: Callable[[str], None] = lambda step: None) -> None:
+        """Bring everything up and return when every model is ready. StartFailed says why not."""
+        progress("starting Ray")
+        self._start_ray()
+        import ray
+        from ray import serve
+
+        progress("starting Ray Serve")
+        self._start_serve(serve)
+        progress("starting the replica")
+        log_file = self._run / LOG_FILE
+        if self.settings.profile == "split":
+            from service.deployment import split
+
+            application = split.build(self.settings, log_file)
+        else:
+            from service.deployment import single
+
+            application = single.build(self.settings, log_file)
+        target = serve.RunTarget(application, name=APPLICATION, route_prefix="/", logging_config={"encoding": "JSON"})
+        serve.run_many([target], wait_for_applications_running=False)
+        self._deployed = True
+        progress("loading models")
+        self._wait_until_ready(ray, serve)
+
+    def stop(self) -> int:
+        """Finish accepted requests, then take everything down. Returns how many requests could not be finished in time."""
+        if not self._deployed:  # there is nothing to finish, and asking Serve for it would start a second Ray
+            self.kill()
+            return 0
+        import ray
+        from ray import serve
+
+        unfinished = 0
+        try:
+            timeout_s = self.settings.drain_timeout_s
+            ingress = serve.get_app_handle(APPLICATION)
+            # The flags of `prepare` expect callers with an event loop: here is none.
+            ingress._init(_run_router_in_separate_loop=True)  # type: ignore[no-untyped-call]
+            unfinished = sum(ingress.broadcast("drain", timeout_s).results(timeout_s=timeout_s + 5))
+        except Exception as error:  # a replica that is gone cannot be asked
+            log.warning("accepted requests may be lost: the replica could not be drained: %s", error)
+        self._close_listener()
+        _hear_no_errors(ray)
+        with suppress(Exception):
+            serve.shutdown()  # type: ignore[no-untyped-call]
+        ray.shutdown()
+        return unfinished
+
+    def _close_listener(self) -> None:
+        """Have HAProxy close its port while the replica still answers over open connections: alone, HAProxy would say 503."""
+        with suppress(OSError, ValueError):  # not there in lean mode, or gone already
+            os.kill(int((self._run / HAPROXY_PID).read_text()), signal.SIGUSR1)
+            time.sleep(0.2)
+
+    def kill(self) -> None:
+        """Take every process down without waiting for anything, and the run directory with them."""
+        import psutil
+
+        # Ray's own agents would only notice after a minute, and what is just starting starts more.
+        while processes := psutil.Process().children(recursive=True):
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+            psutil.wait_procs(processes, timeout=3)
+        shutil.rmtree(self._run.parent, ignore_errors=True)
+
+    def _start_ray(self) -> None:
+        """A private Ray on loopback, without dashboard, log monitor and autoscaler, each a Python process of its own."""
+        import ray
+        from ray._private import parameter, services
+
+        # `ray.init` turns 127.0.0.1 into the machine's own address, opening every port to the network, and has no switch for the last two.
+        # And without the first it starts a server of usage statistics, which are off, and waits for it.
+        original, api_server = parameter.RayParams, services.start_api_server
+        ours = {"node_ip_address": "127.0.0.1", "no_monitor": True, "include_log_monitor": False, "dashboard_agent_listen_port": 0}
+        parameter.RayParams = lambda **given: original(**{**given, **ours})  # type: ignore[misc, assignment]
+        services.start_api_server = lambda *_, **__: (None, None)
+        try:
+            ray.init(
+                num_cpus=self._cpus(),
+                include_dashboard=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                log_to_driver=False,
+                configure_logging=False,
+                namespace="serve",
+                _temp_dir=str(self._run),
+            )
+        finally:
+            parameter.RayParams, services.start_api_server = original, api_server  # type: ignore[misc]
+
+    def _start_serve(self, serve: Any) -> None:
+        """Its controller. HAProxy comes up beside the replica: `serve.start` would wait for the one before the other can begin."""
+        from ray.serve._private import api
+
+        original = api._create_controller_and_proxy_refs
+        api._create_controller_and_proxy_refs = lambda *given, **named: (original(*given, **named)[0], [])
+        port = free_ports(1)[0] if self.settings.lean else self.settings.port
+        try:
+            serve.start(http_options={"host": self.settings.host, "port": port})
+        finally:
+            api._create_controller_and_proxy_refs = original
+
+    def _cpus(self) -> int:
+        """What stands in Ray's books, which starts as many workers beforehand: who gets which CPUs, `budget` says."""
+        if self.settings.profile == "single":
+            return _STARTED_BEFOREHAND
+        from service.deployment import split
+
+        return split.cpus(self.settings)
+
+    def _wait_until_ready(self, ray: Any, serve: Any) -> None:
+        deadline = time.monotonic() + 300
+        while time.monotonic() < deadline:
+            try:
+                with urlopen(f"{self.url}/health/ready", timeout=5):
+                    return
+            except HTTPError as answer:
+                if (reason := answer.read().decode(errors="replace")).startswith(CANNOT_START):
+                    raise StartFailed(reason) from None
+            except (URLError, ConnectionError, TimeoutError):
+                pass
+            status = serve.status().applications.get(APPLICATION)
+            if status is not None:
+                for deployment in status.deployments.values():
+                    if CANNOT_START in deployment.message:  # and would be tried again and again
+                        raise StartFailed(_sentence(deployment.message))
+                if status.status == "DEPLOY_FAILED":
+                    raise StartFailed(f"the replica did not start: {status.message}")
+            time.sleep(0.05)
+        raise StartFailed("the service was not ready after 300 s")
+
+
+def _hear_no_errors(ray: Any) -> None:
+    """As `ray.shutdown` does later: Ray would print that calls of Serve's controller fail, which is how Serve ends it."""
+    worker = ray._private.worker.global_worker
+    worker.threads_stopped.set()
+    worker.gcs_error_subscriber.close()
+
+
+def _sentence(message: str) -> str:
+    """What we said, among what Serve says around it: a traceback."""
+    return next(line[line.index(CANNOT_START) :] for line in message.splitlines() if CANNOT_START in line)

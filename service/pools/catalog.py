@@ -1,0 +1,74 @@
+"""A gateway's catalog: the same models, before engines that are pools of replicas."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+from export import contract
+from service.catalog import Catalog, Model, Opened, Served
+from service.generation.model import Generating, GeneratorModel
+from service.metrics import Metrics
+from service.pools.client import Pool, PoolClient, PoolEncoder, PoolGenerator, ask_attention, limits_of, selftest_of
+from service.runtime import Array
+from service.settings import Settings
+
+# How long replicas of a gateway's own bundles may take to come up, as a rolling update brings them; and between two looks.
+_EXCHANGE_S, _AGAIN_S = 600.0, 0.5
+
+
+class GatewayCatalog(Catalog):
+    """Tokenizers, templates and manifests are here, sessions are not. Each pool serves every model of its kind."""
+
+    def __init__(self, settings: Settings, *, encoders: Pool | None, generators: Pool | None, metrics: Metrics | None = None) -> None:
+        """A pool may be left out where there is no bundle of its kind."""
+        super().__init__(settings, metrics)
+        self._encoders = None if encoders is None else PoolClient(encoders)
+        self._generators = None if generators is None else PoolClient(generators)
+        self._clients = [client for client in (self._encoders, self._generators) if client is not None]
+
+    async def connect(self) -> None:
+        """Wait until every pool has a replica that answers and serves the gateway's own bundles: while these are exchanged, gateways and
+        replicas are replaced side by side, and the first that answers may be an older one. BundleError when that takes too long."""
+        await asyncio.gather(*(client.connect() for client in self._clients))
+        deadline = time.monotonic() + _EXCHANGE_S
+        while (missing := await asyncio.to_thread(self._missing)) and time.monotonic() < deadline:
+            self.failure = missing  # of no lasting kind: it says why this gateway is not ready yet
+            await asyncio.sleep(_AGAIN_S)
+            for client in self._clients:
+                await client.describe()
+        if missing:
+            raise contract.BundleError(missing)
+        self.failure = None
+
+    def _missing(self) -> str | None:
+        """What the replicas that have answered do not serve, in a sentence."""
+        served = {name: model for client in self._clients for name, model in client.described.items()}
+        for bundle in self.settings.bundles:
+            manifest = contract.read_manifest(bundle)
+            fingerprint = served.get(manifest.name, {}).get("fingerprint")
+            if fingerprint != manifest.fingerprint:
+                return (
+                    f"{bundle}: the gateway has {manifest.name} with fingerprint {manifest.fingerprint[:12]}, "
+                    f"its replicas {str(fingerprint)[:12]}: give every node the same bundles"
+                )
+        return None
+
+    async def stop(self) -> None:
+        for client in self._clients:
+            await client.stop()
+        await super().stop()
+
+    def open_encoder(self, model: Model) -> Opened:
+        assert self._encoders is not None
+        described = self._encoders.described[model.name]
+        engine = PoolEncoder(self._encoders, model.name, model.manifest.fingerprint, limits_of(described))
+        return Opened(engine, described["provider"], selftest_of(described))
+
+    def open_generator(self, model: GeneratorModel) -> Generating:
+        assert self._generators is not None
+        return PoolGenerator(self._generators, model.name, model.manifest.fingerprint)
+
+    async def attention(self, model: Served, ids: Sequence[int], layers: Sequence[int], deadline: float) -> list[Array]:
+        client = self._generators if model.manifest.decoder is not None else self._encoders
+        assert client is not None
+        return await ask_attention(client, (model.name, model.manifest.fingerprint), ids, layers, deadline)

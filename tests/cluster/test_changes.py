@@ -1,0 +1,145 @@
+"""What an operator changes on a running cluster, under load: no request fails, and no stream is cut."""
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
+
+import pytest
+
+from loadtest.cluster import Cluster
+from tests.bundles import tiny_encoder_bundle
+from tests.cluster.conftest import WORKERS
+from tests.cluster.load import Load
+
+pytestmark = [pytest.mark.service, pytest.mark.cluster, pytest.mark.alone]
+DEPLOYMENTS = ("gateway", "encoder", "generator")
+
+
+@pytest.fixture
+def load(cluster: Cluster) -> Iterator[Load]:
+    """Through the HAProxy of both workers in turn."""
+    with Load([cluster.url(name) for name in WORKERS]) as made:
+        made.more(20)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def second(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_encoder_bundle(tmp_path_factory.mktemp("second") / "second", name="second")
+
+
+def names(cluster: Cluster) -> set[str]:
+    return {replica["replica_id"] for deployment in DEPLOYMENTS for replica in cluster.replicas(deployment)}
+
+
+def test_a_rolling_update_costs_nothing(cluster: Cluster, load: Load) -> None:
+    """A setting that is read at start: every replica of every deployment is replaced, one after the other."""
+    before = names(cluster)
+    cluster.deploy(args={"bulk_delay_s": 1.5})
+    cluster.until(lambda: cluster.settled() and not names(cluster) & before, "every replica is a new one")
+    load.more(20)
+    assert load.failures() == []
+
+
+def test_a_bundle_is_added_without_loss(cluster: Cluster, load: Load, second: Path) -> None:
+    """How a model is exchanged in place: the new one under a name of its own, beside the old one. Gateways that have it already wait for
+    replicas that have it too."""
+    (application,) = cluster.config["applications"]
+    cluster.deploy(args={"bundles": [*application["args"]["bundles"], str(second)]})
+    cluster.until(
+        lambda: cluster.settled() and cluster.ready(*WORKERS) and statuses(cluster, 1, "second") == {200}, "the new model answers"
+    )
+    assert load.failures() == []
+
+
+def test_live_settings_change_in_place(cluster: Cluster, load: Load) -> None:
+    before = names(cluster)
+    cluster.deploy(gateway={"user_config": {"max_client_batch": 3}})
+    cluster.until(lambda: statuses(cluster, 4) == {400}, "a request of four inputs is refused")
+    assert statuses(cluster, 3) == {200}
+    cluster.deploy(gateway={"user_config": {"max_client_batch": 2048}})
+    cluster.until(lambda: statuses(cluster, 4) == {200}, "it is taken again")
+    cluster.until(cluster.settled, "the change is through")
+    assert names(cluster) == before
+    assert load.failures() == []
+
+
+def test_scaling_costs_nothing(cluster: Cluster, load: Load) -> None:
+    """Down: who leaves finishes what it has. Up: the new ones get their share when they are ready."""
+    for number in (1, 2):
+        cluster.deploy(**{name: {"num_replicas": number} for name in DEPLOYMENTS})
+        cluster.until(partial(scaled, cluster, number), f"there are {number} of each")
+        load.more(20)
+    assert load.failures() == []
+
+
+def test_a_pool_follows_its_queued_tokens(cluster: Cluster, load: Load) -> None:
+    """While more is asked than one encoder has done at once there are two, and silence gives the second back: by the figures of the
+    service's own policy, at a target so small that one waiting request is enough."""
+    scaling = {
+        "min_replicas": 1,
+        "max_replicas": 2,
+        "upscale_delay_s": 0,
+        "downscale_delay_s": 1,
+        "look_back_period_s": 5,
+        "policy": {"policy_function": "service.deployment.scaling:ByLoad", "policy_kwargs": {"target": 1e-9}},
+    }
+    cluster.deploy(encoder={"num_replicas": 1})
+    cluster.until(partial(scaled, cluster, 1, "encoder"), "there is one encoder")
+    load.stop()
+    with queued(cluster):
+        cluster.deploy(encoder={"autoscaling_config": scaling})
+        cluster.until(partial(scaled, cluster, 2, "encoder"), "there are two encoders under load")
+    cluster.until(partial(scaled, cluster, 1, "encoder"), "there is one encoder in silence")
+    assert load.failures() == []
+    cluster.deploy(encoder={"num_replicas": 2})
+    cluster.until(partial(scaled, cluster, 2, "encoder"), "there are two again")
+
+
+@contextmanager
+def queued(cluster: Cluster) -> Iterator[None]:
+    """Tokens wait all the time: two clients send one large request after the other."""
+    over = threading.Event()
+
+    def ask(client: int) -> None:
+        for number in count():
+            if over.is_set():
+                return
+            inputs = [f"bird {client} {number} {at} " * 8 for at in range(1000)]
+            body = json.dumps({"model": "tiny-encoder", "input": inputs, "dimensions": 1}).encode()
+            with urlopen(Request(f"{cluster.url('one')}/v1/embeddings", body, {"content-type": "application/json"}), timeout=60) as answer:
+                answer.read()
+
+    with ThreadPoolExecutor(2) as clients:
+        asking = [clients.submit(ask, client) for client in (1, 2)]
+        try:
+            yield
+        finally:
+            over.set()
+        for client in asking:
+            client.result()
+
+
+def scaled(cluster: Cluster, number: int, *deployments: str) -> bool:
+    return cluster.settled() and all(len(cluster.replicas(name)) == number for name in deployments or DEPLOYMENTS)
+
+
+def statuses(cluster: Cluster, inputs: int, model: str = "tiny-encoder") -> set[int]:
+    """Of requests of so many inputs, enough of them to have reached every gateway: HAProxy asks them in turn."""
+    body = json.dumps({"model": model, "input": ["a bird"] * inputs}).encode()
+    found = set()
+    for name in WORKERS * 4:
+        try:
+            with urlopen(Request(f"{cluster.url(name)}/v1/embeddings", body, {"content-type": "application/json"}), timeout=30) as answer:
+                found.add(answer.status)
+        except HTTPError as error:
+            found.add(error.code)
+            error.close()
+    return found

@@ -1,0 +1,111 @@
+"""What a cluster loses while it is asked, and what its clients see of it; deploy/faults.md has the table."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import pytest
+
+from loadtest.cluster import APPLICATION, Cluster
+from tests.cluster.conftest import WORKERS
+from tests.cluster.load import PATIENCE_S, Load, Outcome
+
+pytestmark = [pytest.mark.service, pytest.mark.cluster, pytest.mark.alone]
+STREAMS = 12
+# What clients are told of a stream that was lost: by its gateway, or by the connection where the gateway is lost too.
+GONE, CUT = "the replica that worked on the request is gone", "incomplete chunked read"
+
+
+def test_haproxy_killed_is_started_again(cluster: Cluster) -> None:
+    """Of one node: clients of the other see nothing."""
+    with Load([cluster.url("two")]) as load:
+        load.more(20)
+        cluster.kill("one", "bin/haproxy")
+        cluster.until(lambda: cluster.ready("one"), "the node's port answers again")
+        load.more(20)
+    assert load.failures() == []
+
+
+def test_the_controller_killed_is_missed_by_nobody(cluster: Cluster) -> None:
+    """Requests are answered meanwhile, and what breaks afterwards is mended."""
+    with Load([cluster.url(name) for name in WORKERS]) as load:
+        load.more(20)
+        (before,) = cluster.processes("head", "ray::ServeController")
+        cluster.kill("head", "ray::ServeController")
+        cluster.until(lambda: before not in (now := cluster.processes("head", "ray::ServeController")) and now, "there is another")
+        cluster.until(cluster.settled, "it knows what there is")
+        load.more(20)
+    assert load.failures() == []
+    mends(cluster)
+
+
+def test_a_worker_killed_costs_what_it_had_accepted(cluster: Cluster) -> None:
+    """Embeddings of a lost encoder are asked for again by their gateway, those of a lost gateway by HAProxy. A stream of a lost generator
+    ends with an error that says so, one whose gateway is gone just ends: never with [DONE]. Another worker makes the service whole."""
+    with Load([cluster.url("one")]) as load, ThreadPoolExecutor(STREAMS) as clients:
+        load.more(30)
+        begun = threading.Semaphore(0)
+        endless = [clients.submit(endless_stream, cluster.url("one"), number, begun) for number in range(STREAMS)]
+        for _ in endless:
+            assert begun.acquire(timeout=PATIENCE_S)
+        cluster.kill("two")
+        texts = [stream.result() for stream in endless]
+        assert any(GONE in text or CUT in text for text in texts), [text[-200:] for text in texts]
+        assert all(GONE in text or CUT in text or "deadline" in text for text in texts), [text[-200:] for text in texts]
+        assert not any("[DONE]" in text for text in texts)
+        load.more(60)
+        assert load.failures("embedding") == []
+        assert all(stated(each) for each in load.failures("stream")), load.failures()
+        before = len(load.failures())
+        load.more(20)
+        assert len(load.failures()) == before, "what comes after the loss is answered"
+        cluster.start_worker("two", cpus=3)
+        cluster.until(lambda: cluster.settled() and len(cluster.replicas("generator")) == 2, "every replica has its place again")
+        cluster.until(lambda: cluster.ready(*WORKERS), "both workers answer")
+        load.more(20)
+        assert len(load.failures()) == before
+
+
+def test_the_head_killed_is_missed_by_nobody(cluster: Cluster) -> None:
+    """With what it knew in Redis, workers answer on without it, and a new one takes its place."""
+    if not cluster.remembers:
+        pytest.skip("needs Redis: apt-get install redis-server")
+    with Load([cluster.url(name) for name in WORKERS]) as load:
+        load.more(20)
+        cluster.kill("head")
+        load.more(60)
+        cluster.start_head()
+        cluster.until(cluster.settled, "the new head knows what there is")
+        load.more(20)
+    assert load.failures() == []
+    mends(cluster)
+
+
+def stated(outcome: Outcome) -> bool:
+    """A stream's failure in one of the forms that clients are told of."""
+    return GONE in outcome.problem or CUT in outcome.problem
+
+
+def endless_stream(url: str, number: int, begun: threading.Semaphore) -> str:
+    """All that comes of a stream that only its deadline ends, or what it is lost with."""
+    asked = {"model": "tiny-decoder", "prompt": "a", "max_tokens": 1_000_000, "stream": True, "ignore_eos": True}
+    headers = {"x-session-id": f"session-{number}", "x-request-timeout-ms": "8000"}
+    text = ""
+    try:
+        with httpx.stream("POST", f"{url}/v1/completions", json=asked, headers=headers, timeout=PATIENCE_S) as answer:
+            for line in answer.iter_lines():
+                if not text:
+                    begun.release()
+                text += line
+    except httpx.RemoteProtocolError as error:
+        text += str(error)
+    return text
+
+
+def mends(cluster: Cluster) -> None:
+    """An encoder that dies is replaced, which needs a controller and a GCS that know of it."""
+    title = f"ray::ServeReplica:{APPLICATION}:encoder"
+    (before,) = cluster.processes("one", title)
+    cluster.kill("one", title)
+    cluster.until(lambda: before not in (now := cluster.processes("one", title)) and now, "there is another encoder")
+    cluster.until(lambda: cluster.settled() and len(cluster.replicas("encoder")) == 2, "it is one of two that run")
