@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
 from service.catalog import Catalog
-from service.dialects import Dialect, chat, cohere, completions, health, images, jina, oip, openai, responses, tei, tokens
+from service.dialects import Dialect, attention, chat, cohere, completions, health, images, jina, oip, openai, responses, tei, tokens
 from service.edge import Edge, refusal
 from service.errors import CANNOT_START, MethodNotAllowed, RouteNotFound, ServiceError
 from service.routing import exact
@@ -23,7 +23,7 @@ from service.routing import exact
 log = logging.getLogger("attnserve")
 
 # Matched from the top: what is called most stands first.
-MODULES = (openai, chat, completions, responses, images, tei, cohere, jina, oip, tokens)
+MODULES = (openai, chat, completions, responses, images, tei, cohere, jina, oip, tokens, attention)
 DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in (openai, tei, cohere, jina, oip))
 
 
@@ -72,6 +72,7 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
 
 async def _warm(catalog: Catalog, on_failure: Callable[[], None] | None) -> None:
     try:
+        await catalog.connect()
         await asyncio.to_thread(catalog.load)
         catalog.start()
         # What was loaded stays for good: the collector need not look at it again, nor, with few cycles made a request, look often.

@@ -38,17 +38,38 @@ class Work:
     `on_done()` after the last, both on the event loop.
     """
 
-    __slots__ = ("arrived", "cancelled", "deadline", "on_done", "on_result", "remaining", "results", "spent")
+    __slots__ = (
+        "arrived",
+        "begun",
+        "cancelled",
+        "deadline",
+        "drawn",
+        "on_done",
+        "on_result",
+        "remaining",
+        "results",
+        "spent",
+        "traceparent",
+    )
 
-    def __init__(self, size: int, deadline: float, arrived: float = 0.0, spent: Spent | None = None) -> None:
+    def __init__(
+        self, size: int, deadline: float, arrived: float = 0.0, spent: Spent | None = None, traceparent: str | None = None
+    ) -> None:
         self.results: list[Any] = [None] * size
         self.remaining = size
         self.deadline = deadline
         self.arrived = arrived
         self.spent = spent or Spent()
+        self.traceparent = traceparent  # None: not traced
+        self.begun = False  # one of its inputs was drawn
+        self.drawn = False  # and said so in its trace
         self.cancelled = False
         self.on_result: Any = None
         self.on_done: Any = None
+
+    def tired(self, now: float, patience_s: float) -> bool:
+        """Nothing of it was begun for longer than that."""
+        return not self.begun and now - self.arrived > patience_s
 
     def set(self, index: int, result: Any) -> None:
         self.results[index] = result
@@ -72,9 +93,13 @@ class Item:
     waiters: list[tuple[Work, int]]
     taken: bool = False
 
-    def wanted(self, now: float) -> bool:
-        """Somebody is still there to receive it in time."""
-        return any(not work.cancelled and now < work.deadline for work, _ in self.waiters)
+    def wanted(self, now: float, patience_s: float = math.inf) -> bool:
+        """Somebody is still there to receive it in time, and has not waited too long for the first of its inputs."""
+        return any(not work.cancelled and now < work.deadline and not work.tired(now, patience_s) for work, _ in self.waiters)
+
+    def begin(self) -> None:
+        for work, _ in self.waiters:
+            work.begun = True
 
 
 @dataclass
@@ -86,6 +111,7 @@ class Queue:
     bulk_delay_s: float
     lanes: tuple["_Lane", "_Lane"] = field(default_factory=lambda: (_Lane(), _Lane()))
     bulk_began: float = -math.inf  # when a bulk batch was last drawn
+    patience_s: float = math.inf  # an interactive request of which nothing was begun for so long is dropped
 
     def __len__(self) -> int:
         return sum(lane.size for lane in self.lanes)
@@ -111,7 +137,8 @@ class Queue:
         batch, longest = [head], len(head.ids)
         while (length := self._joining(lane, longest, len(batch))) is not None:
             item = lane.take(lane.first(length))
-            if item.wanted(now):
+            if self._wanted(item, now):
+                item.begin()
                 batch.append(item)
                 longest = max(longest, length)
             else:
@@ -122,12 +149,19 @@ class Queue:
         while len(self):
             lane = self.lanes[self._next_lane()]
             item = lane.take(lane.head())
-            if item.wanted(now):
+            if self._wanted(item, now):
+                item.begin()
                 if item.lane == Lane.BULK:
                     self.bulk_began = now
                 return item
             dropped.append(item)
         return None
+
+    def patience_of(self, lane: Lane) -> float:
+        return math.inf if lane == Lane.BULK else self.patience_s
+
+    def _wanted(self, item: Item, now: float) -> bool:
+        return item.wanted(now, self.patience_of(item.lane))
 
     def _next_lane(self) -> Lane:
         interactive, bulk = self.lanes

@@ -12,11 +12,15 @@ from service.tokenization import Cutting
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 LANE_HEADER = "x-lane"
+SESSION_HEADER = "x-session-id"
+RECEIVED_HEADER = "x-received-ms"  # since the epoch: when the proxy on this machine had the request
 ITEM_ERRORS_HEADER = "x-item-errors"
 TRUNCATED_HEADER = "x-truncated-inputs"
 NDJSON = "application/x-ndjson"
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
-_MOST_REPORTED = 64  # inputs named in a header; the count before them is always complete
+_MOMENT = re.compile(r"[0-9]{1,15}")
+_SESSION = re.compile(r"[\x21-\x7e]{1,128}")
+_MOST_REPORTED = 3_500  # characters of inputs named in a header, since clients take heads of 8 KB; the count before them is always complete
 
 
 @dataclass(slots=True)
@@ -27,6 +31,7 @@ class Call:
     started: float
     deadline: float = math.inf
     lane: Lane | None = None
+    session: str = ""  # requests of one session go to the same replica of a pool
     item_errors: bool = False
     ndjson: bool = False
     model: str = ""
@@ -36,14 +41,25 @@ class Call:
     tokenization_s: float = 0.0
     spent: Spent = field(default_factory=Spent)
     headers: dict[str, str] = field(default_factory=dict)
+    trace_id: str | None = None  # where requests are traced
+    traceparent: str | None = None  # of the request's span, where this one is
 
-    def report(self, truncated: Sequence[Cutting]) -> None:
-        """Say in a header which inputs were cut: `2; 0:812>256, 5:600>256` is two inputs, with their tokens before and after."""
-        if truncated:
-            named = ", ".join(f"{one.index}:{one.tokens}>{one.kept}" for one in truncated[:_MOST_REPORTED])
-            self.headers[TRUNCATED_HEADER] = f"{len(truncated)}; {named}" + (", ..." if len(truncated) > _MOST_REPORTED else "")
-        else:
-            self.headers[TRUNCATED_HEADER] = "0"
+    @property
+    def identity(self) -> dict[str, str]:
+        """What finds this request again, in a log record."""
+        return {"request_id": self.request_id} | ({} if self.trace_id is None else {"trace_id": self.trace_id})
+
+    def report(self, truncated: Sequence[Cutting], query: Cutting | None = None) -> None:
+        """Say in a header which inputs were cut: `2; 0:812>256, 5:600>256` is two inputs, with their tokens before and after.
+
+        A query that was cut stands before the documents: `1; query:812>256`.
+        """
+        cut = [] if query is None else [f"query:{query.tokens}>{query.kept}"]
+        cut += [f"{one.index}:{one.tokens}>{one.kept}" for one in truncated]
+        named = ", ".join(cut)
+        if len(named) > _MOST_REPORTED:
+            named = f"{named[:_MOST_REPORTED].rpartition(', ')[0]}, ..."
+        self.headers[TRUNCATED_HEADER] = f"{len(cut)}; {named}" if cut else "0"
 
 
 def from_headers(headers: Mapping[str, str], request_id: str, timeout_s: float) -> Call:
@@ -54,9 +70,16 @@ def from_headers(headers: Mapping[str, str], request_id: str, timeout_s: float) 
         started=started,
         deadline=started + _timeout(headers.get(TIMEOUT_HEADER), timeout_s),
         lane=_lane(headers.get(LANE_HEADER)),
+        session=_session(headers.get(SESSION_HEADER), request_id),
         item_errors=headers.get(ITEM_ERRORS_HEADER, "").lower() in ("1", "true"),
         ndjson=NDJSON in headers.get("accept", ""),
     )
+
+
+def waited_s(headers: Mapping[str, str]) -> float:
+    """How long the request has waited to be read since the proxy before this process had it; 0 where there is none."""
+    received = headers.get(RECEIVED_HEADER, "")
+    return max(time.time() - int(received) / 1000, 0.0) if _MOMENT.fullmatch(received) else 0.0
 
 
 def _timeout(value: str | None, default_s: float) -> float:
@@ -66,6 +89,14 @@ def _timeout(value: str | None, default_s: float) -> float:
     if not 0 < timeout_ms <= 86_400_000:
         raise InvalidRequest(f"{TIMEOUT_HEADER}={value!r} is not a number of milliseconds between 0 and 86400000", param=TIMEOUT_HEADER)
     return min(timeout_ms / 1000, default_s)
+
+
+def _session(value: str | None, request_id: str) -> str:
+    if value is None:
+        return request_id
+    if not _SESSION.fullmatch(value):
+        raise InvalidRequest(f"{SESSION_HEADER} is not a name of 1 to 128 printable ASCII characters without spaces", param=SESSION_HEADER)
+    return value
 
 
 def _lane(value: str | None) -> Lane | None:

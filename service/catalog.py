@@ -3,26 +3,36 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
 from export import contract
-from service.batching import Lane
+from service.admission import EngineLimits
+from service.batching import Lane, Spent
 from service.budget import CpuBudget, available_cpus, share_out
 from service.cache import VectorCache
 from service.call import Call
-from service.engine import EncoderEngine, EngineLimits
+from service.engine import EncoderEngine
 from service.errors import BatchTooLarge, DeadlineExceeded, EmptyInput, InputTooLong, ModelNotFound, NotReady, ServiceError, WrongKind
-from service.generation.model import GeneratorModel
+from service.generation.engine import GeneratorEngine, GeneratorLimits
+from service.generation.grammar import Grammars
+from service.generation.model import Generating, GeneratorModel
+from service.generation.selftest import check_golden as check_decoder
 from service.generation.session import OnnxStepSession, StepSession
+from service.maps import AttentionMaps
 from service.metrics import Metrics, ModelMetrics
 from service.runtime import CUDA, Array, OnnxSession, Session
 from service.selftest import SelfTest, check_golden, measure_rate
-from service.settings import Settings
+from service.settings import Settings, changed
 from service.tokenization import Cut, Cutting, Encoded, Input, TextEncoder, size_of
+from service.writing.model import WritingModel
+
+if TYPE_CHECKING:
+    from service.tracing import Tracer
 
 log = logging.getLogger("attnserve")
 
@@ -54,6 +64,54 @@ class Answer:
         ]
 
 
+class Encoder(Protocol):
+    """What a model needs of its engine, wherever that is; see `service/engine.py`."""
+
+    limits: EngineLimits
+
+    @property
+    def healthy(self) -> bool: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def stuck_s(self) -> float: ...
+
+    @property
+    def load(self) -> float: ...
+
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def check(self, lane: Lane) -> None: ...
+
+    async def run(
+        self,
+        inputs: Sequence[Encoded],
+        *,
+        output: str,
+        lane: Lane = ...,
+        deadline: float = ...,
+        on_result: Callable[[int, Array | ServiceError], None] | None = ...,
+        spent: Spent | None = ...,
+        use_cache: bool = ...,
+        traceparent: str | None = ...,
+    ) -> list[Array | ServiceError]: ...
+
+    async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class Opened:
+    """An encoder that can be asked."""
+
+    engine: Encoder
+    provider: str
+    selftest: SelfTest
+
+
 class Model:
     """One bundle, loaded. `answer` is the only way in."""
 
@@ -73,27 +131,8 @@ class Model:
             default_prompt=manifest.default_prompt,
         )
         self._executor = catalog.tokenizers
-        session = catalog.open_session(bundle, manifest, threads=catalog.budget.runtime_threads, provider=settings.provider)
-        self.provider = session.provider
-        self.session = session
-        self.selftest: SelfTest = check_golden(bundle, manifest, self.texts, session)
-        rate = measure_rate(session, self.output, manifest.limits.max_tokens)
-        on_gpu = session.provider == CUDA
-        concurrent_runs = 2 if on_gpu else catalog.budget.runtime_threads  # on a GPU one is made ready while the other runs
-        self.engine = EncoderEngine(
-            session,
-            fingerprint=manifest.fingerprint,
-            limits=EngineLimits(
-                max_queue_tokens=settings.max_queue_tokens,
-                max_batch_tokens=max(settings.max_batch_tokens or (16_384 if on_gpu else 512), manifest.limits.max_tokens),
-                run_cost_tokens=rate.run_cost_tokens,
-                tokens_per_s=rate.tokens_per_s * concurrent_runs,
-                bulk_delay_s=settings.bulk_delay_s,
-                concurrent_runs=concurrent_runs,
-            ),
-            metrics=self.metrics,
-            cache=catalog.cache,
-        )
+        opened = catalog.open_encoder(self)
+        self.provider, self.selftest, self.engine = opened.provider, opened.selftest, opened.engine
 
     @property
     def output(self) -> str:
@@ -114,15 +153,16 @@ class Model:
         on_result: Callable[[int, Array | ServiceError], None] | None = None,
     ) -> Answer:
         """Rows of `output` for `inputs`. Raises the first input's error unless `call.item_errors` asks to have them in the rows."""
+        call.model = self.name
         self.check_size(len(inputs))
+        lane = call.lane if call.lane is not None else Lane.BULK if len(inputs) > self.settings.bulk_inputs else Lane.INTERACTIVE
+        self.engine.check(lane)  # before the work of tokenising them
         encoded = await self._encode(inputs, call, cut or self.default_cut(), prompt)
         good = [(at, item) for at, item in enumerate(encoded) if isinstance(item, Encoded)]
         rows: list[Array | ServiceError] = [item if isinstance(item, ServiceError) else NotReady("not computed") for item in encoded]
         _raise_first(encoded, call)
         answer = Answer(rows, encoded)
-        call.model = self.name
         call.report(answer.truncated)
-        lane = call.lane if call.lane is not None else Lane.BULK if len(inputs) > self.settings.bulk_inputs else Lane.INTERACTIVE
         computed = await self.engine.run(
             [item for _, item in good],
             output=output or self.output,
@@ -130,6 +170,7 @@ class Model:
             deadline=call.deadline,
             on_result=on_result and (lambda index, row: on_result(good[index][0], row)),
             spent=call.spent,
+            traceparent=call.traceparent,
         )
         _raise_first(computed, call)
         for (at, _), row in zip(good, computed, strict=True):
@@ -149,7 +190,7 @@ class Model:
     def check_size(self, size: int) -> None:
         """EmptyInput or BatchTooLarge unless a request may have that many inputs."""
         if not size:
-            raise EmptyInput("`inputs` cannot be empty", param="input")
+            raise EmptyInput("`input` cannot be empty", param="input")
         if size > self.settings.max_client_batch:
             raise BatchTooLarge(
                 f"batch size {size} > maximum allowed batch size {self.settings.max_client_batch}; send it in parts", param="input"
@@ -195,7 +236,7 @@ class Model:
         yield first, inputs[first:]
 
 
-Served = Model | GeneratorModel
+Served = Model | GeneratorModel | WritingModel
 
 
 class Catalog:
@@ -210,12 +251,14 @@ class Catalog:
         open_steps: Callable[..., StepSession] = OnnxStepSession,
     ) -> None:
         self.settings = settings
+        self.tracer: Tracer | None = None  # of `load`, where traces are wanted
         self.open_session = open_session
         self.open_steps = open_steps
         self.metrics = metrics or Metrics()
         self.budget: CpuBudget = share_out(available_cpus(), runtime_threads=settings.threads)
         self.cache = VectorCache(settings.cache_bytes)
         self.tokenizers = ThreadPoolExecutor(self.budget.tokenizer_threads, thread_name_prefix="tokenizer")
+        self.maps = AttentionMaps()
         self.models: dict[str, Served] = {}
         self.failure: str | None = None
         self.draining = False
@@ -227,9 +270,15 @@ class Catalog:
         """Check, load, test and time every bundle. Blocks for seconds; BundleError or SettingsConflict stop it."""
         if not self.settings.bundles:
             raise contract.BundleError("there is no bundle to serve: name one with --bundle DIR or ATTNSERVE_BUNDLES")
+        if self.tracer is None and self.settings.otlp_endpoint is not None:
+            from service.tracing import to_collector  # heavy, and of an extra: only where traces are wanted
+
+            self.tracer = to_collector(str(self.settings.otlp_endpoint))
         models: dict[str, Served] = {}
-        for bundle in self.settings.bundles:
-            model = self._load(bundle)
+        with ThreadPoolExecutor() as readers:  # every byte of every bundle is hashed, which leaves Python to others
+            manifests = list(readers.map(contract.verify, self.settings.bundles))
+        for bundle, manifest in zip(self.settings.bundles, manifests, strict=True):
+            model = self._load(bundle, manifest)
             if model.name in models:
                 raise contract.BundleError(
                     f"{bundle} and {models[model.name].bundle} are both called {model.name}: export one under another --name"
@@ -241,12 +290,77 @@ class Catalog:
                 raise contract.BundleError(f"alias {alias} names model {name}, which is not served. Served: {', '.join(models)}")
         self.models = models
 
-    def _load(self, bundle: Path) -> Served:
-        manifest = contract.verify(bundle)
+    def _load(self, bundle: Path, manifest: contract.Manifest) -> Served:
+        if manifest.encoder_decoder is not None:
+            return WritingModel(bundle, manifest, self.settings, self.metrics, threads=self.budget.runtime_threads)
         if manifest.decoder is None:
             return Model(bundle, manifest, self)
-        session = self.open_steps(bundle, manifest, threads=self.budget.runtime_threads, provider=self.settings.provider)
-        return GeneratorModel(bundle, manifest, session, self.settings, self.metrics)
+        return GeneratorModel(bundle, manifest, self.settings, self.metrics, self.open_generator)
+
+    # Where engines are; `service/pools/catalog.py` has them elsewhere --------------------------------------------------------------------
+
+    async def connect(self) -> None:
+        """Before `load`, on the event loop: reach what engines live in. These live here."""
+
+    def open_encoder(self, model: Model) -> Opened:
+        """The engine of an encoder, tested and timed."""
+        settings, manifest = self.settings, model.manifest
+        session = self.open_session(model.bundle, manifest, threads=self.budget.runtime_threads, provider=settings.provider)
+        selftest = check_golden(model.bundle, manifest, model.texts, session)
+        rate = measure_rate(session, model.output, manifest.limits.max_tokens)
+        on_gpu = session.provider == CUDA
+        concurrent_runs = 2 if on_gpu else self.budget.runtime_threads  # on a GPU one is made ready while the other runs
+        engine = EncoderEngine(
+            session,
+            fingerprint=manifest.fingerprint,
+            limits=EngineLimits(
+                max_queue_tokens=settings.max_queue_tokens,
+                max_batch_tokens=max(settings.max_batch_tokens or (16_384 if on_gpu else 512), manifest.limits.max_tokens),
+                run_cost_tokens=rate.run_cost_tokens,
+                tokens_per_s=rate.tokens_per_s * concurrent_runs,
+                bulk_delay_s=settings.bulk_delay_s,
+                concurrent_runs=concurrent_runs,
+                max_wait_s=settings.max_wait_s,
+                max_bulk_wait_s=settings.max_bulk_wait_s,
+            ),
+            metrics=model.metrics,
+            cache=self.cache,
+            tracer=self.tracer,
+        )
+        return Opened(engine, session.provider, selftest)
+
+    def open_generator(self, model: GeneratorModel) -> Generating:
+        """The engine of a decoder, tested."""
+        session = self.open_steps(model.bundle, model.manifest, threads=self.budget.runtime_threads, provider=self.settings.provider)
+        check_decoder(model.bundle, session)
+        return GeneratorEngine(
+            session,
+            model.vocabulary,
+            eos_token_ids=model.eos_token_ids,
+            grammars=Grammars(model.bundle / contract.TOKENIZER, model.eos_token_ids),
+            limits=GeneratorLimits(
+                slots=self.settings.slots,
+                max_prompt_tokens=self.settings.max_prompt_tokens,
+                max_wait_s=self.settings.max_wait_s,
+                max_bulk_wait_s=self.settings.max_bulk_wait_s,
+            ),
+            metrics=model.metrics,
+            tracer=self.tracer,
+        )
+
+    async def attention(self, model: Served, ids: Sequence[int], layers: Sequence[int], deadline: float) -> list[Array]:
+        """What these layers attend to in a text, (H, N, N) each; the model has an attention graph."""
+        return await self.maps.of(model.bundle, model.manifest, ids, layers, deadline)
+
+    # -------------------------------------------------------------------------------------------------------------------------------------
+
+    def reconfigure(self, changes: Mapping[str, Any]) -> None:
+        """Other values of live settings, from the next request on. SettingsError for what cannot change, with nothing changed."""
+        self.settings = changed(self.settings, changes)
+        for model in self.models.values():
+            if isinstance(model, Model):
+                model.settings = self.settings
+        log.setLevel(self.settings.log_level.upper())
 
     def start(self) -> None:
         """Begin to answer; on the event loop, after `load`."""
@@ -257,6 +371,9 @@ class Catalog:
         for model in self.models.values():
             await model.engine.stop()
         self.tokenizers.shutdown(wait=False)
+        self.maps.close()
+        if self.tracer is not None:
+            await asyncio.to_thread(self.tracer.close)
 
     async def drain(self, timeout_s: float) -> int:
         """Refuse what comes from now on and wait for what was accepted; how many requests were left when time ran out."""
@@ -281,6 +398,12 @@ class Catalog:
         assert isinstance(model, GeneratorModel)
         return model
 
+    def writer(self, name: str | None) -> WritingModel | None:
+        """The encoder-decoder that a request for text means; None where a decoder is meant, or nothing that is served."""
+        texts = [model for model in self.models.values() if model.manifest.kind in ("decoder", "encoder_decoder")]
+        model = next(iter(texts), None) if name is None else self.models.get(self.settings.aliases.get(name, name))
+        return model if isinstance(model, WritingModel) else None
+
     def find(self, name: str | None, *kinds: str) -> Served:
         if not self.models:
             raise NotReady(self.failure or "the models are still being loaded")
@@ -301,21 +424,32 @@ class Catalog:
         if not self.models or self.draining:
             return False
         for model in self.models.values():
-            if not model.engine.healthy and not await self._probe(model):
+            if not await self.answers(model):
                 return False
         return True
+
+    async def answers(self, model: Served) -> bool:
+        """Whether this one is healthy, or so again."""
+        return model.engine.healthy or await self._probe(model)
+
+    def sick(self) -> str | None:
+        """What only another process can mend: a thread that has died, or a call of a runtime that does not end."""
+        for model in self.models.values():
+            if not model.engine.alive:
+                return f"a runtime thread of {model.name} is dead"
+            if (stuck_s := model.engine.stuck_s) > (limit_s := self.settings.stuck_after_s):
+                return f"a runtime call of {model.name} has not ended for {stuck_s:.0f} s, and the most is {limit_s:g} s (stuck_after_s)"
+        return None
 
     async def _probe(self, model: Served) -> bool:
         healthy, deadline = False, time.monotonic() + 5
         try:
             if isinstance(model, Model):
                 encoded = model.texts.encode(["ready?"], cut=Cut())
-                inputs = [item for item in encoded if isinstance(item, Encoded)]
-                (row,) = await model.engine.run(inputs, output=model.output, deadline=deadline, use_cache=False)
-                healthy = model.engine.healthy and not isinstance(row, ServiceError)
+                await model.engine.probe([item for item in encoded if isinstance(item, Encoded)], model.output, deadline)
             else:
                 await model.engine.probe(deadline)
-                healthy = model.engine.healthy
+            healthy = model.engine.healthy
         except ServiceError as error:
             log.warning("probe failed", extra={"model": model.name, "error": str(error)})
         model.metrics.ready.set(healthy)

@@ -1,4 +1,4 @@
-"""The command `attnserve`: train a decoder, export a checkpoint, look at a bundle, serve bundles, measure."""
+"""The command `attnserve`: train a decoder, distil an encoder, export a checkpoint, look at a bundle, serve bundles, measure."""
 
 import os
 import signal
@@ -31,6 +31,20 @@ class Provider(StrEnum):
     cuda = "cuda"
 
 
+class Runtime(StrEnum):
+    onnxruntime = "onnxruntime"
+    torch = "torch"
+
+
+# Flags of the commands that read settings.
+BundleFlag = Annotated[list[Path] | None, typer.Option("--bundle", help="Bundle to serve; may be given several times.")]
+ConfigFlag = Annotated[Path | None, typer.Option(help="YAML file of settings.")]
+ProviderFlag = Annotated[Provider | None, typer.Option(help="Where graphs run.", show_default="auto")]
+EncodersFlag = Annotated[int | None, typer.Option(help="Replicas for vectors and scores, in profile split.", show_default="1")]
+GeneratorsFlag = Annotated[int | None, typer.Option(help="Replicas for texts, in profile split.", show_default="1")]
+SetFlag = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, any other setting; may be given several times.")]
+
+
 @app.callback()
 def root() -> None:
     """Serve attention models over HTTP: embeddings and rerank scores from ONNX encoders under Ray Serve."""
@@ -38,8 +52,11 @@ def root() -> None:
 
 @app.command()
 def export(
-    checkpoint: Annotated[Path, typer.Option(help="Folder with config.json, model.safetensors and tokenizer.json.", show_default=False)],
     out: Annotated[Path, typer.Option(help="Bundle directory to write; an older bundle there is replaced at the end.", show_default=False)],
+    checkpoint: Annotated[Path | None, typer.Option(help="Folder with config.json, model.safetensors and tokenizer.json.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="In its place: a file that describes an encoder of any attention; see models/configs.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="Name that clients send as `model`; the directory's name by default.")] = None,
     precision: Annotated[Precision, typer.Option(help="fp16 is for GPUs; int8 of an encoder must reach --min-cosine.")] = Precision.fp32,
     attention: Annotated[str, typer.Option(help="softmax keeps the checkpoint's attention; linear swaps it, untrained.")] = "softmax",
@@ -48,20 +65,24 @@ def export(
         Path | None,
         typer.Option(help="Decoders: text to state the bits per byte of, a file or a folder that `models.training.collect` wrote."),
     ] = None,
+    maps: Annotated[bool, typer.Option("--maps", help="Add the graph that `attnserve attention` and /v1/attention look into.")] = False,
 ) -> None:
     """Write a checkpoint as a bundle: ONNX graph, tokenizer, manifest, golden vectors, all checked against torch."""
+    if (source := checkpoint or config) is None or (checkpoint and config):
+        raise typer.BadParameter("give a folder of weights with --checkpoint, or a description with --config, one of the two")
     with needing("export"):
-        from export.bundle import export_bundle
+        from export.bundle import export_bundle, export_file
         from export.inspection import bits_per_byte
     with progress_bar() as show:
-        manifest = export_bundle(
-            checkpoint,
+        manifest = (export_file if config else export_bundle)(
+            source,
             out,
             name=name or out.resolve().name,
             precision=precision.value,
             attention=attention,
             min_cosine=min_cosine,
             held_out=held_out,
+            maps=maps,
             progress=show,
         )
     console.print(f"[green]{out}[/green]: {manifest.kind}, {manifest.precision}, fingerprint {manifest.fingerprint[:12]}")
@@ -85,6 +106,56 @@ def train(
 
 
 @app.command()
+def train_number_words(
+    config: Annotated[Path, typer.Option(help="YAML file; see models/training/configs/number-words*.yaml.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Checkpoint folder to write; a run begun there goes on.", show_default=False)],
+) -> None:
+    """Train an encoder-decoder from number words to digits. After Ctrl-C or a kill, the same command goes on where it was."""
+    with needing("train"):
+        from models.training.number_words.run import run
+    if not run(config, out, console):
+        raise typer.Exit(130)
+    console.print(f"Export it: [bold]attnserve export --checkpoint {out} --out bundles/{out.resolve().name}[/bold]")
+
+
+@app.command()
+def distill(
+    teacher: Annotated[Path, typer.Option(help="Checkpoint folder of an encoder with softmax attention.", show_default=False)],
+    data: Annotated[Path, typer.Option(help="Folder that `python -m models.distillation.collect` wrote.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Folder to write; a run begun there goes on.", show_default=False)],
+    attention: Annotated[str, typer.Option(help="What takes the place of the softmax, a name in LAYERS.")] = "hybrid",
+    option: Annotated[list[str] | None, typer.Option(help="KEY=VALUE of the layer, as block=64; may be given several times.")] = None,
+    positions: Annotated[int, typer.Option(min=2, help="Longest input of the student, in tokens.")] = 8_192,
+    transfer_steps: Annotated[int, typer.Option(min=0, help="Steps in which layers are taught one by one.")] = 400,
+    end_to_end_steps: Annotated[int, typer.Option(min=0, help="Steps after them, in which the whole is taught.")] = 400,
+    tokens: Annotated[int, typer.Option(min=1, help="Of a step.")] = 4_096,
+    shortest: Annotated[int, typer.Option(min=1, help="Tokens of a text to train on: the hybrid learns nothing up to 2 blocks.")] = 129,
+    longest: Annotated[int, typer.Option(min=1, help="Tokens at which texts are cut.")] = 1_024,
+    blocks_rate: Annotated[float, typer.Option(min=0, help="Learning rate of the teacher's own weights in the second phase.")] = 0.0,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+) -> None:
+    """Teach an encoder another attention, so that it answers as it did, and write the difference. The same command goes on after a kill."""
+    with needing("train"):
+        from models.distillation.plan import Plan
+        from models.distillation.run import run
+    options = {key: int(value) if value.lstrip("-").isdigit() else value for key, value in pairs(option, "--option").items()}
+    plan = Plan(
+        attention=attention,
+        options=options,
+        n_positions=positions,
+        transfer_steps=transfer_steps,
+        end_to_end_steps=end_to_end_steps,
+        tokens=tokens,
+        shortest=shortest,
+        longest=longest,
+        end_rate=blocks_rate,
+        seed=seed,
+    )
+    if not run(teacher, data, out, plan, console):
+        raise typer.Exit(130)
+
+
+@app.command()
 def inspect(
     bundle: Annotated[Path, typer.Argument(help="Bundle directory.", show_default=False)],
     graph: Annotated[bool, typer.Option("--graph", help="Draw the histogram of operators.")] = False,
@@ -97,34 +168,39 @@ def inspect(
 
 @app.command()
 def serve(
-    bundle: Annotated[list[Path] | None, typer.Option(help="Bundle to serve; may be given several times.")] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file of settings.")] = None,
+    bundle: BundleFlag = None,
+    config: ConfigFlag = None,
     host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
     port: Annotated[int | None, typer.Option(help="Port to listen on.", show_default="8000")] = None,
     alias: Annotated[list[str] | None, typer.Option(help="ALIAS=NAME, another name of a model; may be given several times.")] = None,
     api_key: Annotated[
         list[str] | None, typer.Option(help="Key to accept as `Authorization: Bearer`; better in ATTNSERVE_API_KEYS.")
     ] = None,
-    provider: Annotated[Provider | None, typer.Option(help="Where graphs run.", show_default="auto")] = None,
-    threads: Annotated[int | None, typer.Option(help="Runtime threads.", show_default="all CPUs")] = None,
+    profile: Annotated[
+        str | None, typer.Option(help="single: one process; split: a gateway before pools of replicas.", show_default="single")
+    ] = None,
+    encoders: EncodersFlag = None,
+    generators: GeneratorsFlag = None,
+    provider: ProviderFlag = None,
+    threads: Annotated[int | None, typer.Option(help="Runtime threads, of each replica.", show_default="all CPUs, shared out")] = None,
     lean: Annotated[bool | None, typer.Option("--lean", help="Without HAProxy: less memory, one replica's own port.")] = None,
     access_log: Annotated[bool | None, typer.Option("--access-log", help="Log every request.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, any other setting; may be given several times.")] = None,
+    set_: SetFlag = None,
 ) -> None:
     """Serve bundles over HTTP until SIGTERM or Ctrl-C; accepted requests are finished first, a second signal ends at once.
 
     Each setting can also be `ATTNSERVE_NAME` in the environment or a key of the YAML file; flags win over both.
     """
-    from export.contract import verify
-    from service import settings as known
-
     flags: dict[str, Any] = {
         "bundles": bundle or None,
         "aliases": pairs(alias, "--alias") if alias else None,
         "host": host,
         "port": port,
         "api_keys": api_key or None,
+        "profile": profile,
+        "encoders": encoders,
+        "generators": generators,
         "provider": provider.value if provider else None,
         "threads": threads,
         "lean": lean,
@@ -132,12 +208,131 @@ def serve(
         "log_level": log_level,
         **pairs(set_, "--set"),
     }
+    _run(_settings(flags, config))
+
+
+@app.command("config")
+def serve_config(
+    bundle: BundleFlag = None,
+    config: ConfigFlag = None,
+    host: Annotated[str, typer.Option(help="Address to listen on, on every node.")] = "0.0.0.0",
+    encoders: EncodersFlag = None,
+    generators: GeneratorsFlag = None,
+    max_encoders: Annotated[int | None, typer.Option(help="Scale by queued tokens, up to so many.")] = None,
+    max_generators: Annotated[int | None, typer.Option(help="Scale by used slots, up to so many.")] = None,
+    provider: ProviderFlag = None,
+    threads: Annotated[int | None, typer.Option(help="Runtime threads of each replica.", show_default="this machine's, shared out")] = None,
+    set_: SetFlag = None,
+) -> None:
+    """Print profile split as Ray Serve's configuration, for `serve deploy` or KubeRay's `serveConfigV2`.
+
+    Bundles must be at the same place on every node, and API keys in its ATTNSERVE_API_KEYS.
+    """
+    flags: dict[str, Any] = {
+        "bundles": bundle or None,
+        "host": host,
+        "profile": "split",
+        "encoders": encoders,
+        "generators": generators,
+        "max_encoders": max_encoders,
+        "max_generators": max_generators,
+        "provider": provider.value if provider else None,
+        "threads": threads,
+        **pairs(set_, "--set"),
+    }
+    settings = _settings(flags, config)
+    from service.deployment.config import render
+
+    print(render(settings), end="")
+
+
+def _settings(flags: dict[str, Any], config: Path | None) -> Any:
+    """From all sources, with bundles that are whole."""
+    from export.contract import verify
+    from service import settings as known
+
     settings = known.load({name: value for name, value in flags.items() if value is not None}, config)
     if not settings.bundles:
         raise typer.BadParameter("there is nothing to serve: name a bundle with --bundle (`attnserve export` makes one)")
     for path in settings.bundles:
         verify(path)
-    _run(settings)
+    return settings
+
+
+@app.command()
+def attention(
+    text: Annotated[str, typer.Option(help="What is attended to.", show_default=False)],
+    bundle: Annotated[Path | None, typer.Option(help="Bundle that was exported with --maps.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="In its place: a checkpoint folder, which needs torch.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for attention.png and attention.svg, which show all layers and heads.")] = Path(
+        "out/attention"
+    ),
+    layer: Annotated[int, typer.Option(help="The layer shown on the terminal, from 0; -1 is the last.")] = -1,
+    head: Annotated[int | None, typer.Option(help="The head shown on the terminal; the mean of all by default.")] = None,
+) -> None:
+    """Draw what a model attends to: every token's weights on every other, layer by layer and head by head.
+
+    Mechanisms that never form this matrix have one too: how much of each token's value is in each token's answer.
+    """
+    if bool(bundle) == bool(checkpoint):
+        raise typer.BadParameter("give a bundle with --bundle, or a checkpoint folder with --checkpoint, one of the two")
+    with needing("figures"):
+        from export import heatmaps
+        from export.maps_of_bundle import maps_of_bundle
+    if checkpoint:
+        with needing("export"):
+            from export.maps_of_checkpoint import maps_of_checkpoint
+        maps = maps_of_checkpoint(checkpoint, text)
+    else:
+        assert bundle is not None
+        maps = maps_of_bundle(bundle, text)
+    shown = heatmaps.picked(maps, layer, head)
+    files = [out / "attention.png", out / "attention.svg"]
+    heatmaps.draw(maps, files)
+    if len(maps.tokens) <= heatmaps.ON_TERMINAL:
+        which = "mean of all heads" if head is None else f"head {head}"
+        title = f"layer {layer % len(maps.A)}, {maps.layers[layer]}, {which}"
+        terminal = Console()
+        terminal.print(heatmaps.on_terminal(shown, maps.tokens, title, colour=terminal.color_system is not None))
+    console.print(f"all layers and heads: [green]{', '.join(map(str, files))}[/green]", soft_wrap=True)
+
+
+@app.command()
+def compare(
+    out: Annotated[Path, typer.Option(help="Folder for the page, its pictures and what was measured; goes on with what is there.")] = Path(
+        "out/compare"
+    ),
+    only: Annotated[str, typer.Option(help="Mechanisms, with commas; all by default.")] = "",
+    longest: Annotated[int, typer.Option(min=64, help="Largest N: 64, 128, .. up to it.")] = 16_384,
+    seconds: Annotated[float, typer.Option(min=0.01, help="So long is one N run, again and again.")] = 0.5,
+    memory_gib: Annotated[float, typer.Option(min=0.1, help="An N that would take more is left out.")] = 6,
+    runtime: Annotated[Runtime, typer.Option(help="torch measures the layers themselves.")] = Runtime.onnxruntime,
+    docs: Annotated[Path | None, typer.Option(help="Folder that gets compare.md and its pictures too.")] = None,
+) -> None:
+    """Measure every attention mechanism side by side and write one page about them.
+
+    After Ctrl-C or a kill, the same command goes on where it was. Leave the machine alone meanwhile.
+    """
+    with needing("figures"):
+        from export.comparison import mechanisms, page, run
+        from export.comparison.plan import LENGTHS, GiB, Plan
+    names = mechanisms.chosen(only)
+    lengths = tuple(N for N in LENGTHS if longest >= N)
+    plan = Plan(lengths=lengths, seconds=seconds, memory_bytes=int(memory_gib * GiB), runtime=runtime.value)
+    try:
+        with progress_bar() as show:
+            results = run.run(names, plan, out, show)
+    except KeyboardInterrupt:
+        console.print(f"stopped; the same command goes on with what is in {out}")
+        raise typer.Exit(130) from None
+    found = {result.name: result for result in results}
+    console.print(f"[green]{page.write(found, plan, out)}[/green]", soft_wrap=True)
+    if docs is not None:
+        page.write_markdown(found, plan, docs)
+    if failed := [result for result in results if result.failure]:
+        for result in failed:
+            console.print(f"[bold red]{result.name}[/bold red]: {escape(str(result.failure))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(1)
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
@@ -156,9 +351,41 @@ def bench_generate(context: typer.Context) -> None:
     bench_app(context.args, prog_name="attnserve bench-generate")
 
 
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def load(context: typer.Context) -> None:
+    """Load a running service with Locust and judge it by pass marks. `attnserve load --help` lists what it takes."""
+    with needing("loadtest"):
+        from loadtest.load.command import app as load_app
+    load_app(context.args, prog_name="attnserve load")
+
+
+@app.command("bench-split", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def bench_split(context: typer.Context) -> None:
+    """Measure profile split beside single. `attnserve bench-split --help` lists what it takes."""
+    with needing("loadtest"):
+        from loadtest.bench_split import app as bench_app
+    bench_app(context.args, prog_name="attnserve bench-split")
+
+
+@app.command("bench-long", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def bench_long(context: typer.Context) -> None:
+    """Measure an encoder of linear cost beside its teacher on long texts. `attnserve bench-long --help` lists what it takes."""
+    with needing("loadtest"):
+        from loadtest.bench_long import app as bench_app
+    bench_app(context.args, prog_name="attnserve bench-long")
+
+
+@app.command("bench-faults", context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def bench_faults(context: typer.Context) -> None:
+    """Update, scale and kill a cluster of three nodes on this machine under load. `attnserve bench-faults --help` lists what it takes."""
+    with needing("loadtest"):
+        from loadtest.faults import app as bench_app
+    bench_app(context.args, prog_name="attnserve bench-faults")
+
+
 def _run(settings: Any) -> None:
     """Start, wait for a signal, stop."""
-    from service.deployment import LOG_FILE, Service, check_port, prepare, run_directory
+    from service.deployment.running import LOG_FILE, Service, check_port, prepare, run_directory
     from service.logs import Follower
     from service.runtime import one_runtime
 

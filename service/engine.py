@@ -13,36 +13,26 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from export import contract
-from service.batching import Item, Lane, Queue, Spent, Work
+from service.admission import Admission, EngineLimits
+from service.batching import Item, Lane, Spent, Work
 from service.cache import VectorCache, key_of
-from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, RuntimeFailed, ServiceError
+from service.errors import DeadlineExceeded, NotReady, Overloaded, RuntimeFailed, ServiceError
 from service.metrics import ModelMetrics
-from service.runtime import Array, Session
+from service.runtime import Array, Session, device_lost
 from service.tokenization import Encoded
+
+if TYPE_CHECKING:
+    from service.tracing import Tracer
 
 log = logging.getLogger("attnserve")
 
 NO_DEADLINE = math.inf
-_RATE_MEMORY = 0.9  # weight of the past in the moving average of tokens a second
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineLimits:
-    """Bounds of one engine, all in tokens or seconds."""
-
-    max_queue_tokens: int = 524_288
-    max_batch_tokens: int = 512
-    run_cost_tokens: float = 16.0
-    tokens_per_s: float = 5_000.0
-    bulk_delay_s: float = 2.0
-    concurrent_runs: int = 1
 
 
 class EncoderEngine:
@@ -51,24 +41,34 @@ class EncoderEngine:
     `start` and `run` belong to one event loop. A row is float32: (D,) of a vector, (N, D) of token vectors, (L,) of logits.
     """
 
-    def __init__(self, session: Session, *, fingerprint: str, limits: EngineLimits, metrics: ModelMetrics, cache: VectorCache) -> None:
+    def __init__(
+        self,
+        session: Session,
+        *,
+        fingerprint: str,
+        limits: EngineLimits,
+        metrics: ModelMetrics,
+        cache: VectorCache,
+        tracer: "Tracer | None" = None,
+    ) -> None:
         self.limits = limits
         self._session = session
         self._fingerprint = fingerprint
         self._metrics = metrics
         self._cache = cache
-        self._queue = Queue(limits.max_batch_tokens, limits.run_cost_tokens, limits.bulk_delay_s)
-        self._changed = threading.Condition()  # guards everything below it, and the queue
-        self._running_tokens = 0
-        self._running = 0
-        self._tokens_per_s = limits.tokens_per_s
+        self._tracer = tracer
+        self._changed = threading.Condition()  # guards the next three
+        self._admission = Admission(limits)
+        self._queue = self._admission.queue
         self._closed = False
+        self._device_lost = False
         self._threads: list[threading.Thread] = []
         self._in_flight: dict[bytes, Item] = {}  # by key; event loop only
         self._last_run_failed = False
+        self._began: dict[int, float] = {}  # by thread: the run it is in
         metrics.queue_size.set_function(lambda: len(self._queue))
         metrics.queue_tokens.set_function(lambda: self._queue.tokens)
-        metrics.rate.set_function(lambda: self._tokens_per_s)
+        metrics.rate.set_function(lambda: self.tokens_per_s)
         metrics.cache_bytes.set_function(lambda: cache.size_bytes)
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -83,14 +83,7 @@ class EncoderEngine:
 
     async def stop(self) -> None:
         """Finish the batches that run, fail what is queued with NotReady, end the threads."""
-        with self._changed:
-            self._closed = True
-            left: list[Item] = []
-            while len(self._queue):
-                batch, dropped = self._queue.take(-math.inf)
-                left += batch + dropped
-            self._changed.notify_all()
-        self._deliver(left, [_stopping() for _ in left])
+        self._close()
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
         self._metrics.ready.set(0)
@@ -106,12 +99,28 @@ class EncoderEngine:
         return all(thread.is_alive() for thread in self._threads)
 
     @property
+    def stuck_s(self) -> float:
+        """Seconds since the oldest call of the runtime that has not ended began; 0 when none runs."""
+        began = list(self._began.values())
+        return time.monotonic() - min(began) if began else 0.0
+
+    @property
+    def load(self) -> float:
+        """Seconds of work that are queued or running."""
+        return self.queued_tokens / self.tokens_per_s
+
+    @property
     def queued_tokens(self) -> int:
-        return self._queue.tokens + self._running_tokens
+        return self._admission.tokens
 
     @property
     def tokens_per_s(self) -> float:
-        return self._tokens_per_s
+        return self._admission.tokens_per_s
+
+    def check(self, lane: Lane) -> None:
+        """QueueTooLong when the queue of this lane is too long for anything more."""
+        with self._changed:
+            self._admission.check(lane, time.monotonic())
 
     async def run(
         self,
@@ -123,6 +132,7 @@ class EncoderEngine:
         on_result: Callable[[int, Array | ServiceError], None] | None = None,
         spent: Spent | None = None,
         use_cache: bool = True,
+        traceparent: str | None = None,
     ) -> list[Array | ServiceError]:
         """The row of each input, in order, or the error that befell it. `deadline` is in `time.monotonic()` seconds; `spent` is added to.
 
@@ -131,7 +141,7 @@ class EncoderEngine:
         """
         if self._loop is None:
             raise NotReady("the model is still being started")
-        work = Work(len(inputs), deadline, time.monotonic(), spent)
+        work = Work(len(inputs), deadline, time.monotonic(), spent, traceparent)
         if on_result:
             work.on_result = lambda index: on_result(index, work.results[index])
         done = self._loop.create_future()
@@ -149,7 +159,23 @@ class EncoderEngine:
             if timer:
                 timer.cancel()
 
+    async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None:
+        """Compute these anew. Raises what keeps it from that, as a ServiceError."""
+        for row in await self.run(inputs, output=output, deadline=deadline, use_cache=False):
+            if isinstance(row, ServiceError):
+                raise row
+
     # On the event loop -----------------------------------------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        with self._changed:
+            self._closed = True
+            left: list[Item] = []
+            while len(self._queue):
+                batch, dropped = self._queue.take(-math.inf)
+                left += batch + dropped
+            self._changed.notify_all()
+        self._deliver(left, [_stopping() for _ in left])
 
     def _submit(self, work: Work, inputs: Sequence[Encoded], output: str, lane: Lane, use_cache: bool) -> None:
         now = work.arrived
@@ -166,7 +192,7 @@ class EncoderEngine:
             else:
                 item = own[key] = Item(encoded.ids, encoded.type_ids, output, lane, now, key, [(work, index)])
                 fresh.append(item)
-        self._admit(fresh, lane, work.deadline - now)  # raises before anything was changed
+        self._admit(fresh, lane, work.deadline)  # raises before anything was changed
         for item, index in joined:
             item.waiters.append((work, index))
         self._in_flight.update(own)
@@ -177,29 +203,11 @@ class EncoderEngine:
         if joined:
             self._metrics.joined.inc(len(joined))
 
-    def _admit(self, items: Sequence[Item], lane: Lane, time_left_s: float) -> None:
-        tokens = sum(len(item.ids) for item in items)
-        limit = self.limits.max_queue_tokens
-        if tokens > limit:
-            raise NeverFits(f"the request has {tokens} tokens and the queue holds {limit}: send it in parts")
+    def _admit(self, items: Sequence[Item], lane: Lane, deadline: float) -> None:
         with self._changed:
             if self._closed:
                 raise _stopping()
-            if items and time_left_s <= 0:
-                raise DeadlineExceeded("the request's deadline passed before it was queued")
-            wait_s = (self._queue.tokens_before(lane) + self._running_tokens) / self._tokens_per_s
-            if (excess := self._queue.tokens + tokens - limit) > 0:
-                raise Overloaded(
-                    f"Model is overloaded: {self._queue.tokens} of {limit} tokens are queued and the request has {tokens}",
-                    retry_after_s=excess / self._tokens_per_s,
-                )
-            if items and wait_s > time_left_s:
-                raise Overloaded(
-                    f"Model is overloaded: the queue needs about {wait_s:.2f} s and the request gives it {time_left_s:.2f} s",
-                    retry_after_s=wait_s - time_left_s,
-                )
-            for item in items:
-                self._queue.put(item)
+            self._admission.put(items, lane, time.monotonic(), deadline)
             self._changed.notify(len(items))
 
     def _deliver(self, items: Sequence[Item], rows: Sequence[Array | ServiceError], started: float = 0.0, elapsed: float = 0.0) -> None:
@@ -226,15 +234,24 @@ class EncoderEngine:
         metrics.batch_tokens.observe(padded)
         metrics.tokens.inc(tokens)
         metrics.padding.inc(padded - tokens)
+        if self._tracer is not None:
+            self._tracer.batch(batch, rows, started, elapsed)
 
     def _drop(self, items: Sequence[Item]) -> None:
         """Tell those who waited in vain; whoever joined an item in the moment it was dropped goes back into the queue."""
         now = time.monotonic()
         for item in items:
-            alive = [(work, index) for work, index in item.waiters if not work.cancelled and now < work.deadline]
+            waiting = [(work, index) for work, index in item.waiters if not work.cancelled and now < work.deadline]
+            tired = [waiter for waiter in waiting if waiter[0].tired(now, self._queue.patience_of(item.lane))]
+            alive = [waiter for waiter in waiting if waiter not in tired]
             item.waiters = [waiter for waiter in item.waiters if waiter not in alive]
             self._metrics.dropped.inc(len(item.waiters))
+            if self._tracer is not None:
+                self._tracer.dropped(item)
+            item.waiters = [waiter for waiter in item.waiters if waiter not in tired]
             self._deliver([item], [DeadlineExceeded("the request's deadline passed while it was queued")])
+            item.waiters = tired
+            self._deliver([item], [Overloaded("Model is overloaded: it took too long to begin", retry_after_s=self._admission.busy_s)])
             if alive:
                 again = dataclasses.replace(item, waiters=alive, taken=False)
                 with self._changed:
@@ -257,25 +274,20 @@ class EncoderEngine:
                     self._changed.wait()
                 if self._closed:
                     return
-                batch, dropped = self._queue.take(time.monotonic())
-                tokens = sum(len(item.ids) for item in batch)
-                alone = not self._running and not len(self._queue)
-                self._running_tokens += tokens
-                self._running += bool(batch)
-            if dropped:
-                self._post(self._drop, dropped)
-            if batch:
-                started = time.monotonic()
-                rows = self._run(batch, alone)
+                draw = self._admission.take(time.monotonic())
+            if draw.dropped:
+                self._post(self._drop, draw.dropped)
+            if batch := draw.batch:
+                started = self._began[threading.get_ident()] = time.monotonic()
+                rows = self._run(batch, draw.alone)
+                del self._began[threading.get_ident()]
                 elapsed = max(time.monotonic() - started, 1e-6)
-                answered = any(not isinstance(row, ServiceError) for row in rows)
                 with self._changed:
-                    if answered:  # a run that fails at once says nothing about how fast the others are
-                        rate = self._running * tokens / elapsed
-                        self._tokens_per_s = _RATE_MEMORY * self._tokens_per_s + (1 - _RATE_MEMORY) * rate
-                    self._running -= 1
-                    self._running_tokens -= tokens
+                    self._admission.ended(draw, elapsed, answered=any(not isinstance(row, ServiceError) for row in rows))
                 self._post(self._complete, batch, rows, started, elapsed)
+            if self._device_lost:  # for this process: `alive` has another one take its place
+                self._post(self._close)
+                return
 
     def _run(self, batch: list[Item], alone: bool) -> Sequence[Array | ServiceError]:
         """One runtime call. Whatever it raises, or gives that is no answer, belongs to the inputs of this batch alone."""
@@ -284,10 +296,12 @@ class EncoderEngine:
         try:
             types = typed if len(typed) == len(batch) else None
             arrays = self._session.run(outputs, [item.ids for item in batch], types, alone=alone)
-            fit = {name: _fit_to_leave(name, array) for name, array in arrays.items()}
+            lengths = [len(item.ids) for item in batch]
+            fit = {name: _fit_to_leave(name, array, lengths) for name, array in arrays.items()}
             rows = [self._row(item, arrays[item.output][at], fit[item.output][at]) for at, item in enumerate(batch)]
-        except BaseException:  # not even SystemExit ends this thread: what is queued would wait for it for good
+        except BaseException as error:  # not even SystemExit ends this thread: what is queued would wait for it for good
             self._last_run_failed = True
+            self._device_lost |= device_lost(error)
             log.exception("run failed", extra={"inputs": len(batch), "tokens": sum(len(item.ids) for item in batch)})
             # An error for each: it is raised in as many requests, and an exception remembers where it was raised.
             return [RuntimeFailed(f"the runtime failed on a batch of {len(batch)}; the log says why") for _ in batch]
@@ -321,12 +335,15 @@ def _expire(done: "asyncio.Future[None]") -> None:
         done.set_exception(DeadlineExceeded("the request's deadline passed before its answer was there"))
 
 
-def _fit_to_leave(output: str, array: Array) -> NDArray[np.bool_]:
-    """(B,) bool: rows without NaN or Inf that, as vectors, have a length (of 1, where they are normalised)."""
+def _fit_to_leave(output: str, array: Array, lengths: Sequence[int]) -> NDArray[np.bool_]:
+    """(B,) bool: rows without NaN or Inf whose vectors, of every token where they are by token, have a length (of 1, where normalised)."""
     flat = array.reshape(len(array), -1)
     squares: Array = np.einsum("bd,bd->b", flat, flat)  # NaN and Inf reach the sum
     if output == contract.EMBEDDING:
         fit: NDArray[np.bool_] = np.abs(squares - 1) < 1e-2
     else:
         fit = np.isfinite(squares) & ((squares > 0) | (output != contract.POOLED))
+    if output == contract.TOKEN_EMBEDDINGS:
+        padding = np.arange(array.shape[1]) >= np.asarray(lengths)[:, None]
+        fit &= (array.any(axis=2) | padding).all(axis=1)
     return fit

@@ -105,6 +105,10 @@ class Overloaded(ServiceError):
         self.retry_after_s = retry_after_s
 
 
+class QueueTooLong(Overloaded):
+    """Whoever comes to this queue now would wait too long, whatever the request."""
+
+
 class DeadlineExceeded(ServiceError):
     status = 504
     code = "deadline_exceeded"

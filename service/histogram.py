@@ -1,4 +1,4 @@
-"""A histogram that takes many values in one call: an engine's step has one for each of its runs."""
+"""A histogram that takes one value many times in one call: an engine's step has the same for all of its runs."""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -43,13 +43,11 @@ class Series:
         self._sum = 0.0
         self._lock = threading.Lock()
 
-    def observe_all(self, values: Sequence[float]) -> None:
-        if not values:
-            return
-        counts = np.bincount(np.searchsorted(self._bounds, values), minlength=len(self._counts))  # a bucket includes its upper bound
+    def observe(self, value: float, times: int) -> None:
+        bucket = np.searchsorted(self._bounds, value)  # a bucket includes its upper bound
         with self._lock:
-            self._counts += counts
-            self._sum += sum(values)
+            self._counts[bucket] += times
+            self._sum += value * times
 
     def read(self) -> tuple["np.ndarray[tuple[int], np.dtype[np.int64]]", float]:
         """Values by bucket, the last one for those beyond all bounds; and their sum."""

@@ -12,18 +12,21 @@ from pythonjsonlogger.json import JsonFormatter
 _MAX_BYTES = 16 * 1024 * 1024
 
 
-def to_file(path: Path, level: str) -> None:
-    """Send this process's own records to `path`, rotated so that it and its predecessor stay under 32 MiB."""
-    handler = logging.handlers.RotatingFileHandler(path, maxBytes=_MAX_BYTES, backupCount=1, encoding="utf-8")
+def to_file(path: Path | None, level: str) -> None:
+    """Send this process's own records to `path`, rotated so that it and its predecessor stay under 32 MiB; None: to stderr."""
+    handler: logging.Handler = logging.StreamHandler()
+    if path is not None:
+        handler = logging.handlers.RotatingFileHandler(path, maxBytes=_MAX_BYTES, backupCount=1, encoding="utf-8")
     handler.setFormatter(
         JsonFormatter(
             "{asctime}{levelname}{name}{message}", style="{", rename_fields={"asctime": "time", "levelname": "level", "name": "logger"}
         )
     )
-    logger = logging.getLogger("attnserve")
-    logger.handlers = [handler]
-    logger.setLevel(level.upper())
-    logger.propagate = False
+    for name in ("attnserve", "opentelemetry"):  # the other: a collector that cannot be reached
+        logger = logging.getLogger(name)
+        logger.handlers = [handler]
+        logger.setLevel(level.upper())
+        logger.propagate = False
 
 
 class Follower:

@@ -57,6 +57,7 @@ class Metrics:
         self.active = gauge("attnserve_active_requests", "Requests between their first byte and their last")
         named = ["model_name"]
         self.running = gauge("vllm:num_requests_running", "Runs that have a slot", named)
+        self.slots = gauge("attnserve_slots", "Sequences that a decoder continues at the same time, at most", ["model"])
         self.waiting = gauge("vllm:num_requests_waiting", "Runs that wait for a slot", named)
         self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens read", named)
         self.generation_tokens = counter("vllm:generation_tokens", "Tokens drawn", named)
@@ -117,6 +118,7 @@ class GeneratorMetrics:
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self.ready = metrics.ready.labels(model)
+        self.slots = metrics.slots.labels(model)
         self.running = metrics.running.labels(model)
         self.waiting = metrics.waiting.labels(model)
         self.prompt_tokens = metrics.prompt_tokens.labels(model)

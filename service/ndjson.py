@@ -62,7 +62,7 @@ async def stream(
         elif isinstance(error, ServiceError):
             yield _line(render(error)[1])
         else:
-            log.error("unexpected error", exc_info=error, extra={"request_id": call.request_id})
+            log.error("unexpected error", exc_info=error, extra=call.identity)
             yield _line(render(ServiceError("internal error; the log has it under this request's id"))[1])
 
     return _Lines(lines(), work, call)

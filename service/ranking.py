@@ -64,7 +64,8 @@ async def rank(
     encoded = [item for item in answer.encoded if isinstance(item, Encoded)][-len(documents) :]
     before = [item.n_tokens + cut for item, cut in zip(encoded, lost, strict=True)]
     truncated = [Cutting(at, n, len(item.ids)) for at, (item, n) in enumerate(zip(encoded, before, strict=True)) if n > len(item.ids)]
-    call.report(truncated)
+    query_cut = None if by_pair else next((one for one in answer.truncated if one.index == 0), None)  # the first row is the query's
+    call.report(truncated, query_cut)
     worth = sigmoid if by_pair else _worth_of_cosine
     results = [Ranked(index, raw[index], worth(raw[index])) for index in best_first(raw)[:top_n]]
     return Ranking(model, results, answer.n_tokens, truncated, warnings)

@@ -1,18 +1,26 @@
 """One call of ONNX Runtime: token ids of a batch in, named outputs out."""
 
+import re
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from export import contract
 
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
 Array = NDArray[np.float32]
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+_CUDA_FAILURE = re.compile(r"CUDA failure (\d+)")
+# Of cudaError_t, those whose description says that the process must be ended: memory, hardware and launches that went wrong.
+_STICKY = frozenset({214, 220, 226, 700, 702, 709, 710, *range(714, 720), 999})
 
 
 class SettingsConflict(ValueError):
@@ -34,6 +42,18 @@ class Session(Protocol):
         ...
 
 
+def open_graph(graph: Path, *, threads: int, provider: str) -> "ort.InferenceSession":
+    """Its threads spin inside a call and stop when it ends: between two of them they belong to HTTP."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.log_severity_level = 3
+    return ort.InferenceSession(str(graph), options, providers=[provider])
+
+
 class OnnxSession:
     """A bundle's graph in ONNX Runtime, opened twice over the same mapped weights.
 
@@ -48,12 +68,7 @@ class OnnxSession:
         self.provider = choose_provider(provider, ort.get_available_providers())
 
         def opened(width: int) -> ort.InferenceSession:
-            options = ort.SessionOptions()
-            options.intra_op_num_threads = width
-            options.inter_op_num_threads = 1
-            options.add_session_config_entry("session.force_spinning_stop", "1")
-            options.log_severity_level = 3
-            return ort.InferenceSession(str(bundle / manifest.graph.file), options, providers=[self.provider])
+            return open_graph(bundle / manifest.graph.file, threads=width, provider=self.provider)
 
         self._narrow = opened(1)
         self._wide = opened(threads) if threads > 1 and self.provider == CPU else self._narrow
@@ -96,6 +111,15 @@ def choose_provider(wanted: str, available: Sequence[str]) -> str:
             f"provider=cuda, but this onnxruntime offers only {', '.join(available)}: install onnxruntime-gpu in its place"
         )
     return CUDA if wanted == "cuda" or (wanted == "auto" and CUDA in available) else CPU
+
+
+def device_lost(error: BaseException) -> bool:
+    """Whether the device can do nothing more for this process: after some of CUDA's errors every later call fails with the same one.
+
+    ONNX Runtime writes them as `CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; ..`; memory that ran out is none.
+    """
+    found = _CUDA_FAILURE.search(str(error))
+    return found is not None and int(found[1]) in _STICKY
 
 
 def one_runtime() -> None:

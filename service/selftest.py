@@ -12,7 +12,8 @@ from service.errors import ServiceError
 from service.runtime import Array, Session
 from service.tokenization import Cut, TextEncoder
 
-_SHORT, _LONG, _MANY, _TIMES = 16, 64, 8, 7  # tokens of a short and a longer input, inputs of a batch, runs
+_SHORT, _LONG, _MANY = 16, 64, 8  # tokens of a short and a longer input, inputs of a batch
+_LEAST_RUNS, _MOST_RUNS, _ENOUGH_S = 3, 7, 0.1  # for one point: a slow model is timed well by fewer, and every start waits
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,10 @@ def measure_rate(session: Session, output: str, max_tokens: int) -> Rate:
 def _median_s(session: Session, output: str, lengths: list[int]) -> float:
     ids = [[1] * length for length in lengths]
     session.run([output], ids, None, alone=False)
-    return statistics.median(_timed(session, output, ids) for _ in range(_TIMES))
+    times: list[float] = []
+    while len(times) < _LEAST_RUNS or (len(times) < _MOST_RUNS and sum(times) < _ENOUGH_S):
+        times.append(_timed(session, output, ids))
+    return statistics.median(times)
 
 
 def _timed(session: Session, output: str, ids: list[list[int]]) -> float:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
 PREFIX = "ATTNSERVE_"
@@ -45,6 +45,10 @@ class Settings(BaseModel):
     max_client_batch: int = Field(2048, ge=1, le=1_000_000, description="Most inputs in one request.")
     max_input_characters: int = Field(1_000_000, ge=1000, description="Most characters of one input, however short it is cut afterwards.")
     max_queue_tokens: int = Field(524_288, ge=1, description="Most tokens waiting for one model; over it 429.")
+    max_wait_s: float = Field(
+        1.0, ge=0, le=86_400, description="How long interactive work may have to wait for its turn, by the measured rate; over it 429."
+    )
+    max_bulk_wait_s: float = Field(30.0, ge=0, le=86_400, description="The same for bulk work.")
     max_batch_tokens: int | None = Field(
         None, ge=1, description="Most tokens, padding included, in one runtime call. Default: 512 on CPU, 16384 on a GPU."
     )
@@ -55,7 +59,7 @@ class Settings(BaseModel):
         15.0, gt=0, le=3600, description="How long a stream may be silent before it sends a comment, which keeps proxies from closing it."
     )
     stream_interval_s: float = Field(
-        0.02,
+        0.03,
         ge=0,
         le=10,
         description="How often a stream sends what has come; its first token and its end leave at once. 0: every token by itself.",
@@ -73,9 +77,26 @@ class Settings(BaseModel):
 
     threads: int | None = Field(None, ge=1, le=1024, description="Runtime threads. Default: what affinity and cgroup quota leave.")
     provider: Literal["auto", "cpu", "cuda"] = Field("auto", description="Where graphs run; auto takes the GPU if onnxruntime offers one.")
+    stuck_after_s: float = Field(
+        120.0, gt=0, le=86_400, description="A replica whose runtime call has not ended after so long counts as stuck, and is replaced."
+    )
+    profile: Literal["single", "split"] = Field(
+        "single", description="single: one process answers; split: a gateway, and pools of replicas behind it that compute."
+    )
+    gateways: int = Field(1, ge=1, le=1000, description="Replicas that take requests. Profile split.")
+    encoders: int = Field(1, ge=1, le=1000, description="Replicas that compute vectors and scores; the fewest. Profile split.")
+    generators: int = Field(1, ge=1, le=1000, description="Replicas that continue texts; the fewest. Profile split.")
+    max_encoders: int | None = Field(None, ge=1, le=10_000, description="Most of them, by queued tokens. Default: no scaling.")
+    max_generators: int | None = Field(None, ge=1, le=10_000, description="Most of them, by used slots. Default: no scaling.")
+    replica_gpus: float | None = Field(
+        None, ge=0, le=64, description="GPUs of each of these replicas, or the share of one. Default: 1 with provider=cuda, otherwise 0."
+    )
     lean: bool = Field(False, description="No HAProxy: about 100 MiB less memory; the replica's own server holds the port.")
     drain_timeout_s: float = Field(30.0, ge=0, le=3600, description="How long SIGTERM waits for accepted requests.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log record written.")
+    otlp_endpoint: AnyHttpUrl | None = Field(
+        None, description="Where traces go over OTLP/HTTP, such as http://collector:4318; needs attnserve[trace]. None: no traces."
+    )
     access_log: bool = Field(False, description="Log every request, not only the failed ones.")
 
     @field_validator("bundles", "api_keys", "cors_origins", mode="before")
@@ -123,6 +144,7 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
         raise SettingsError(f"{file} does not exist: --config and {CONFIG_VARIABLE} name a YAML file")
     if file:
         _check_yaml(Path(file))
+    _check_aliases()
     known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | {CONFIG_VARIABLE}
     if unknown := sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known):
         raise SettingsError(f"{unknown[0]} is not a setting. Settings: {', '.join(sorted(known))}")
@@ -141,9 +163,52 @@ def _check_yaml(file: Path) -> None:
         raise SettingsError(f"{file} is not a YAML mapping of settings to values")
 
 
+def _check_aliases() -> None:
+    """The one setting that is JSON in the environment, where lists are written with commas; pydantic-settings would not say so."""
+    variable = f"{PREFIX}ALIASES"
+    value = os.environ.get(variable, "{}")
+    try:
+        json.loads(value)
+    except ValueError:
+        raise SettingsError(f'{variable}={value!r} is not accepted: it must be JSON, such as {{"name": "model"}}') from None
+
+
 def freeze(settings: Settings) -> str:
     """The settings as JSON for another process of this service, keys in the open: never for a log."""
     return json.dumps({**settings.model_dump(mode="json"), "api_keys": [key.get_secret_value() for key in settings.api_keys]})
+
+
+# What requests look up when they come, and so can change while others run.
+LIVE = (
+    "access_log",
+    "auto_truncate",
+    "bulk_inputs",
+    "default_max_tokens",
+    "log_level",
+    "max_body_bytes",
+    "max_client_batch",
+    "max_input_characters",
+    "max_pending_bytes",
+    "request_timeout_s",
+    "stream_heartbeat_s",
+    "stream_interval_s",
+    "stream_stall_s",
+)
+
+
+def live(settings: Settings) -> dict[str, Any]:
+    """Those settings, for Serve's `user_config`."""
+    return settings.model_dump(mode="json", include=set(LIVE))
+
+
+def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
+    """With other values of live settings. SettingsError for another setting or a bad value."""
+    if unknown := sorted(set(changes) - set(LIVE)):
+        raise SettingsError(f"{unknown[0]} cannot change while the service runs. What can: {', '.join(LIVE)}")
+    try:
+        return Settings.model_validate({**json.loads(freeze(settings)), **changes})
+    except ValueError as error:
+        raise SettingsError(_sentence(error)) from None
 
 
 def _sentence(error: ValueError) -> str:

@@ -112,7 +112,7 @@ class EventStream(Response):
         except ServiceError as error:
             last = self._script.failure(error)
         except Exception:
-            log.exception("unexpected error", extra={"request_id": self._call.request_id})
+            log.exception("unexpected error", extra=self._call.identity)
             last = self._script.failure(ServiceError("internal error; the log has it under this request's id"))
         yield last
 

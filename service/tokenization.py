@@ -100,11 +100,11 @@ class TextEncoder:
     def _text(self, item: Text | Pair, index: int, limit: int, side: Side, prompt: str) -> Encoded:
         if isinstance(item, str):
             if not item:
-                raise EmptyInput("`inputs` cannot be empty", param="input")
+                raise EmptyInput(f"input {index} cannot be empty", param="input")
             (encoding,) = self.tokenizer.encode_batch_fast([prompt + item])  # without offsets
         else:
             if not item[0] and not item[1]:
-                raise EmptyInput("`inputs` cannot be empty", param="input")
+                raise EmptyInput(f"input {index} cannot be empty", param="input")
             (encoding,) = self.tokenizer.encode_batch_fast([item])
         n_tokens = len(encoding)
         if not n_tokens:  # white space, in a tokenizer without special tokens
@@ -120,7 +120,7 @@ class TextEncoder:
     def _ids(self, ids: TokenIds, index: int, limit: int, side: Side, prompt: str) -> Encoded:
         """Ids are taken as they are, special tokens included, as text-embeddings-inference does."""
         if not ids:
-            raise EmptyInput("`inputs` cannot be empty", param="input")
+            raise EmptyInput(f"input {index} cannot be empty", param="input")
         if prompt:
             raise InvalidRequest("a prompt cannot be put before token ids: send text, or no prompt", param="prompt_name")
         if (worst := max(ids)) >= self.vocab_size or min(ids) < 0:

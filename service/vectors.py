@@ -21,12 +21,10 @@ def cut(row: Array, dimensions: int | None, *, normalize: bool) -> Array:
     if dimensions is None or dimensions == len(row):
         return row
     part = row[:dimensions]
-    if not normalize:
-        return part
     length = float(np.linalg.norm(part))
     if length == 0:
         raise RuntimeFailed(f"the first {dimensions} dimensions of this vector are all zero; it was withheld")
-    return part / np.float32(length)
+    return part / np.float32(length) if normalize else part
 
 
 def check_dimensions(dimensions: int | None, width: int, param: str = "dimensions") -> None:

@@ -1,15 +1,37 @@
 """What several rooms' tests share: the one real checkpoint, its bundle, and one running service for the whole session."""
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+from filelock import FileLock
 
 from export.bundle import export_bundle
 from tests.bundles import tiny_classifier_bundle, tiny_reranker_bundle
-from tests.decoders import tiny_decoder_bundle, tiny_image
+from tests.decoders import EVERY_CONSTANT_STATE, tiny_decoder_bundle, tiny_image
+from tests.encoder_decoders import tiny_encoder_decoder_bundle
 from tests.service.live import LiveService, live
+
+Once = Callable[[str, Callable[[Path], Any]], Path]
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Once:
+    """A folder by its name, which the first of all this run's processes to ask for it makes."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root
+
+    def get(name: str, make: Callable[[Path], Any]) -> Path:
+        with FileLock(root / f"{name}.lock"):
+            if not (made := root / f"{name}.made").exists():
+                make(root / name)
+                made.touch()
+        return root / name
+
+    return get
 
 
 @pytest.fixture(scope="session")
@@ -21,34 +43,43 @@ def minilm() -> Path:
 
 
 @pytest.fixture(scope="session")
-def minilm_bundle(minilm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("bundles") / "all-MiniLM-L6-v2"
-    export_bundle(minilm, out, name="all-MiniLM-L6-v2")
-    return out
+def minilm_bundle(minilm: Path, once: Once) -> Path:
+    return once("all-MiniLM-L6-v2", lambda out: export_bundle(minilm, out, name="all-MiniLM-L6-v2"))
 
 
 @pytest.fixture(scope="session")
-def decoder_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def decoder_bundle(once: Once) -> Path:
     """A gated delta decoder of bytes with random weights and a chat template."""
     template = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant: "
     shape = {"d_model": 32, "n_layers": 2, "layers": "gated_delta", "positions": "none"}
-    return tiny_decoder_bundle(tmp_path_factory.mktemp("decoder") / "tiny-decoder", chat_template=template, **shape)
+    return once("tiny-decoder", lambda out: tiny_decoder_bundle(out, chat_template=template, **shape))
 
 
 @pytest.fixture(scope="session")
-def image_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def constant_states_bundle(once: Once) -> Path:
+    """A decoder of bytes with a block of each layer whose state has a constant size."""
+    return once("constant-states", lambda out: tiny_decoder_bundle(out, **EVERY_CONSTANT_STATE))
+
+
+@pytest.fixture(scope="session")
+def image_bundle(once: Once) -> Path:
     """A causal linear decoder of pixels with random weights: ten digits of 4x3 pixels in four grey levels."""
-    path = tmp_path_factory.mktemp("image") / "tiny-digits"
-    return tiny_decoder_bundle(path, name="tiny-digits", image=tiny_image(), positions="sinusoidal")
+    return once("tiny-digits", lambda out: tiny_decoder_bundle(out, name="tiny-digits", image=tiny_image(), positions="sinusoidal"))
+
+
+@pytest.fixture(scope="session")
+def writer_bundle(once: Once) -> Path:
+    """An encoder-decoder of bytes with random weights."""
+    return once("tiny-writer", tiny_encoder_decoder_bundle)
 
 
 @pytest.fixture(scope="session")
 def service(
-    minilm_bundle: Path, decoder_bundle: Path, image_bundle: Path, tmp_path_factory: pytest.TempPathFactory
+    minilm_bundle: Path, decoder_bundle: Path, image_bundle: Path, writer_bundle: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LiveService]:
-    """The real thing: MiniLM, a tiny reranker, a tiny classifier and two tiny decoders behind Ray Serve and HAProxy."""
+    """The real thing: MiniLM, a tiny reranker, a tiny classifier, two tiny decoders and an encoder-decoder behind Ray Serve and HAProxy."""
     folder = tmp_path_factory.mktemp("tiny")
-    encoders = [minilm_bundle, tiny_reranker_bundle(folder / "reranker"), tiny_classifier_bundle(folder / "classifier")]
-    bundles = [*encoders, decoder_bundle, image_bundle]
+    encoders = [minilm_bundle, tiny_reranker_bundle(folder / "reranker"), tiny_classifier_bundle(folder / "classifier", maps=True)]
+    bundles = [*encoders, decoder_bundle, image_bundle, writer_bundle]
     with live(bundles, "--alias", "text-embedding-3-small=all-MiniLM-L6-v2") as running:
         yield running

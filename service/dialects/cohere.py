@@ -133,8 +133,8 @@ class ErrorResponse(BaseModel):
     message: str
 
 
-# Cohere says 400 to every request that cannot be served as it is, too large ones included.
-_STATUS = {413: 400, 422: 400, 424: 400}
+# Cohere says 400 to a request that cannot be served as it is.
+_STATUS = {422: 400, 424: 400}
 
 
 def render(error: ServiceError) -> tuple[int, Any]:
@@ -142,7 +142,7 @@ def render(error: ServiceError) -> tuple[int, Any]:
 
 
 DIALECT = Dialect("cohere", ("/v2/embed", "/v2/rerank"), render)
-ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 401, 404, 429, 500, 503, 504)}
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 401, 404, 413, 429, 500, 503, 504)}
 router = APIRouter(route_class=JsonRoute, tags=["Cohere"], responses=ERRORS)
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, StrictBool, StrictInt
 
 from service import sse
 from service.catalog import Catalog
-from service.dialects import generation
+from service.dialects import generation, writings
 from service.dialects.chunks import Chunks
 from service.dialects.generation_schemas import (
     MAX_TOKENS,
@@ -49,6 +49,8 @@ class CompletionRequest(GenerationRequestBody):
     echo: StrictBool = Field(False, description="The prompt comes back before its completion.")
     suffix: str | None = Field(None, description="Refused: no model here fills in the middle.")
     logprobs: StrictInt | None = Field(None, ge=0, le=5, description="Log-probabilities of each token and of so many likeliest ones.")
+    num_beams: StrictInt | None = Field(None, ge=1, le=8, description="Encoder-decoders: outputs followed side by side; `n` without it.")
+    attention: StrictBool = Field(False, description="Encoder-decoders: what of the prompt each token was written from.")
 
 
 class CompletionLogprobs(BaseModel):
@@ -58,6 +60,12 @@ class CompletionLogprobs(BaseModel):
     text_offset: list[int]
 
 
+class AttentionMatrix(BaseModel):
+    source: list[str] = Field(description="The prompt's tokens: the columns.")
+    tokens: list[str] = Field(description="The tokens that were written, the end included: the rows.")
+    weights: list[list[float]] = Field(description="A row sums to 1.")
+
+
 class CompletionChoice(BaseModel):
     index: int
     text: str
@@ -65,6 +73,7 @@ class CompletionChoice(BaseModel):
     finish_reason: FinishReason | None
     stop_reason: StopReason
     prompt_logprobs: PromptLogprobs | None = None
+    attention: AttentionMatrix | None = Field(None, description="Only where the request asked for it; in a stream, with the last piece.")
 
 
 class Completion(BaseModel):
@@ -83,6 +92,9 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 @router.post("/v1/completions", response_model=Completion, responses=STREAM)
 async def completions(body: CompletionRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """Each prompt continued, n times. With `stream`, a chunk for what has come since the last one."""
+    if (writer := catalog.writer(body.model)) is not None:
+        sources = [ids for _, ids in await _prompts(body, writer, catalog)]
+        return await writings.complete(body, sources, writer, call, catalog, most_runs=MOST_RUNS)
     model = catalog.generator(body.model)
     _check(body)
     prompts = await _prompts(body, model, catalog)
@@ -110,6 +122,9 @@ async def completions(body: CompletionRequest, call: CallDep, catalog: CatalogDe
 
 def _check(body: CompletionRequest) -> None:
     """What a schema does not say: fields that depend on each other."""
+    for name in ("num_beams", "attention"):
+        if getattr(body, name):
+            raise InvalidRequest(f"{name} is for encoder-decoders, and this model is a decoder: leave it out", param=name)
     if body.suffix is not None:
         raise InvalidRequest("suffix is not supported: no model here fills in the middle", param="suffix")
     if body.best_of is not None and body.best_of != body.n:

@@ -5,6 +5,7 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, TypeVar
@@ -55,14 +56,17 @@ def requests(
     grammar: Grammar | None,
     **options: Any,
 ) -> list[GenerationRequest]:
-    """n requests for each prompt, one after the other. Choice i of a prompt has the same seed whatever else is asked with it."""
+    """n requests for each prompt, one after the other. Choice i of a prompt has the same seed whatever else is asked with it.
+
+    Where the body has no seed, each prompt draws one of its own.
+    """
     if body.min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens={body.min_tokens} is more than {max_tokens_field}={max_tokens}", param="min_tokens")
     vocab_size = model.manifest.limits.vocab_size
     bias = _bias(body.logit_bias, vocab_size)
     check_ids(body.stop_token_ids, vocab_size, "stop_token_ids")
     check_ids(body.allowed_token_ids, vocab_size, "allowed_token_ids")
-    seed = secrets.randbits(63) if body.seed is None else body.seed
+    seeds = [secrets.randbits(63) if body.seed is None else body.seed for _ in prompts]
     return [
         GenerationRequest(
             prompt=tuple(prompt),
@@ -91,7 +95,7 @@ def requests(
             deadline=call.deadline,
             **options,
         )
-        for prompt in prompts
+        for prompt, seed in zip(prompts, seeds, strict=True)
         for index in range(n)
     ]
 
@@ -127,25 +131,25 @@ def grammar_of(body: SamplingFields, format_: Grammar | None = None, format_fiel
     if body.guided_grammar is not None:
         found.append(("guided_grammar", Grammar(kind="lark", source=body.guided_grammar)))
     if (outputs := body.structured_outputs) is not None:
-        given: list[Grammar] = []
+        given: list[tuple[str, Grammar]] = []
         if outputs.json_ is not None:
-            given.append(json_schema(outputs.json_, "structured_outputs.json"))
+            given.append(("structured_outputs.json", json_schema(outputs.json_, "structured_outputs.json")))
         if outputs.regex is not None:
-            given.append(Grammar(kind="regex", source=outputs.regex))
+            given.append(("structured_outputs.regex", Grammar(kind="regex", source=outputs.regex)))
         if outputs.grammar is not None:
-            given.append(Grammar(kind="lark", source=outputs.grammar))
+            given.append(("structured_outputs.grammar", Grammar(kind="lark", source=outputs.grammar)))
         if outputs.choice is not None:
-            given.append(Grammar(kind="regex", source="|".join(map(re.escape, outputs.choice))))
+            given.append(("structured_outputs.choice", Grammar(kind="regex", source="|".join(map(re.escape, outputs.choice)))))
         if outputs.json_object:
-            given.append(_ANY_OBJECT)
+            given.append(("structured_outputs.json_object", _ANY_OBJECT))
         if len(given) != 1:
             raise InvalidRequest(
                 "structured_outputs takes exactly one of json, regex, grammar, choice, json_object", param="structured_outputs"
             )
-        found.append(("structured_outputs", given[0]))
+        found += given
     if len(found) > 1:
         raise InvalidRequest(f"{found[0][0]} and {found[1][0]} cannot be combined: a completion has one constraint", param=found[1][0])
-    return found[0][1] if found else None
+    return replace(found[0][1], param=found[0][0]) if found else None
 
 
 def json_schema(schema: str | dict[str, Any], param: str) -> Grammar:
@@ -276,7 +280,7 @@ def prompt_logprobs(logprobs: Sequence[TokenLogprob | None], model: Generator) -
 
 def _by_id(each: TokenLogprob, model: Generator) -> dict[str, Any]:
     ranked = {token_id: (rank, logprob) for rank, (token_id, logprob) in enumerate(each.top, 1)}
-    known = {each.token_id: (ranked.get(each.token_id, (None, 0.0))[0], each.logprob), **ranked}
+    known = {each.token_id: (each.rank, each.logprob), **ranked}
     return {
         str(token_id): {"logprob": finite(logprob), "rank": rank, "decoded_token": token_text(token_id, model)}
         for token_id, (rank, logprob) in known.items()

@@ -1,9 +1,9 @@
 """Open Inference Protocol v2 (KServe, Triton): `/v2`, `/v2/health/...`, `/v2/models/...`, with the binary tensor extension both ways.
 
-Source: the protocol's REST specification and Triton's `extension_binary_data`. Different from there: without `outputs` only the first one
-is sent, because each further one is a run of its own; and a model has one version, "1" (what changes with its bytes is the bundle's
-fingerprint). A name may hold slashes, plain or percent-encoded: what is served under exactly that name comes first, then NAME/versions/1. A
-name that ends in /ready or /infer needs an alias.
+Source: the protocol's REST specification and Triton's `extension_binary_data`. A model has one version, "1" (what changes with its bytes is
+the bundle's fingerprint). What continues texts has metadata and readiness here, and is asked elsewhere. A name may hold slashes, plain or
+percent-encoded: what is served under exactly that name comes first, then NAME/versions/1. A name that ends in /ready or /infer needs an
+alias.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,8 +14,9 @@ import orjson
 from fastapi import APIRouter, Path, Request, Response
 from starlette.convertors import PathConvertor, register_url_convertor
 
+from export import contract
 from service.call import Call
-from service.catalog import Catalog, Model
+from service.catalog import Catalog, Model, Served
 from service.dialects import Dialect
 from service.dialects.oip_schemas import (
     ErrorResponse,
@@ -30,7 +31,7 @@ from service.dialects.oip_schemas import (
 )
 from service.dialects.oip_tensors import INPUTS, JSON_LENGTH_HEADER, inputs_of, split, stacked, ways_of
 from service.dialects.openai import as_cut
-from service.errors import InvalidRequest, ModelNotFound, ServiceError
+from service.errors import InvalidRequest, ModelNotFound, ServiceError, WrongKind
 from service.routing import CallDep, CatalogDep, JsonRoute, json_response
 from service.runtime import Array
 
@@ -80,8 +81,8 @@ async def ready(call: CallDep, catalog: CatalogDep) -> Any:
 async def model_ready(model: ModelPath, call: CallDep, catalog: CatalogDep) -> Any:
     """The same for one model."""
     found = find(catalog, model)
-    await catalog.ready()  # gives a model whose last run failed the chance to recover
-    return json_response({"name": found.name, "ready": found.engine.healthy}, call, 200 if found.engine.healthy else 503)
+    is_ready = await catalog.answers(found)
+    return json_response({"name": found.name, "ready": is_ready}, call, 200 if is_ready else 503)
 
 
 # Models ------------------------------------------------------------------------------------------------------------------------------
@@ -98,27 +99,29 @@ register_url_convertor("name", _Name())
 
 @router.get("/v2/models/{model:name}", response_model=ModelMetadata, responses=errors(404))
 async def model_metadata(model: ModelPath, call: CallDep, catalog: CatalogDep) -> Any:
-    """The tensors that a model takes and gives; -1 is a free axis."""
+    """The tensors that a model takes and gives, or where it cannot be asked here those of its graph for one step; -1 is a free axis."""
     found = find(catalog, model)
-    outputs = [
-        {
-            "name": tensor.name,
-            "datatype": _DATATYPES[tensor.dtype],
-            "shape": [axis if isinstance(axis, int) else -1 for axis in tensor.shape],
-        }
-        for tensor in found.manifest.graph.outputs
-    ]
-    inputs = {name: INPUTS[name] for way in ways_of(found) for name in way}
-    content = {"name": found.name, "versions": [VERSION], "platform": "onnx_onnxv1", "inputs": [*inputs.values()], "outputs": outputs}
+    graph = found.manifest.graph
+    if isinstance(found, Model):
+        inputs = [*{name: INPUTS[name] for way in ways_of(found) for name in way}.values()]
+    else:
+        inputs = [_metadata(tensor) for tensor in graph.inputs]
+    outputs = [_metadata(tensor) for tensor in graph.outputs]
+    content = {"name": found.name, "versions": [VERSION], "platform": "onnx_onnxv1", "inputs": inputs, "outputs": outputs}
     return json_response(content, call)
 
 
-def find(catalog: Catalog, path: str) -> Model:
+def _metadata(tensor: contract.Tensor) -> dict[str, Any]:
+    shape = [axis if isinstance(axis, int) else -1 for axis in tensor.shape]
+    return {"name": tensor.name, "datatype": _DATATYPES[tensor.dtype], "shape": shape}
+
+
+def find(catalog: Catalog, path: str) -> Served:
     """The model at `NAME` or `NAME/versions/1`. ModelNotFound, NotReady."""
     name, marker, version = path.rpartition("/versions/")
     if not marker or path in catalog.models or path in catalog.settings.aliases:
-        return catalog.get(path)
-    model = catalog.get(name)
+        return catalog.find(path)
+    model = catalog.find(name)
     if version != VERSION:
         raise ModelNotFound(f"model {name} has no version {version!r}, only {VERSION!r}", param="model")
     return model
@@ -161,10 +164,15 @@ _BODY = {
 
 @router.post("/v2/models/{model:path}/infer", response_model=InferResponse, responses=errors(400, 404, 413, 429, 504), openapi_extra=_BODY)
 async def infer(model: ModelPath, request: Request, call: CallDep, catalog: CatalogDep) -> Any:
-    """Run a model on text or on token ids. Rows of ids end where their attention mask does; token-level outputs are padded with zeros."""
+    """Run a model on text or on token ids. Rows of ids end where their attention mask does; token-level outputs are padded with zeros.
+
+    Without `outputs` all of the model's are sent, and each is a run of its own.
+    """
     found = find(catalog, model)
+    if not isinstance(found, Model):
+        raise WrongKind(f"model {found.name} is of kind {found.manifest.kind}: ask it at POST /v1/completions", param="model")
     asked, tail = split(await request.body(), request.headers.get(JSON_LENGTH_HEADER))
-    wanted = asked.outputs or [WantedOutput(name=found.output)]
+    wanted = asked.outputs or [WantedOutput(name=tensor.name) for tensor in found.manifest.graph.outputs]
     _check_outputs(found, wanted)
     inputs = inputs_of(found, asked.inputs, tail)
     call.item_errors = False  # a tensor has no room for them

@@ -53,9 +53,7 @@ class InferRequest(Given):
     parameters: RequestParameters = Field(default_factory=RequestParameters.model_construct)
     inputs: list[InputTensor] = Field(min_length=1, max_length=8)
     outputs: list[WantedOutput] | None = Field(
-        None,
-        max_length=8,
-        description="Each is a run of its own, so without it only the model's first is sent, and not all as the protocol has it.",
+        None, max_length=8, description="All of the model's without it. Each is a run of its own: name those that are needed."
     )
 
 

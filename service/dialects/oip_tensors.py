@@ -184,7 +184,8 @@ def stacked(answer: Answer) -> Array:
     shape = len(rows), max(map(len, rows)), rows[0].shape[1]
     if prod(shape) > _MAX_PADDED_NUMBERS:
         raise NeverFits(
-            f"an output of shape {list(shape)} is over {_MAX_PADDED_NUMBERS} numbers: send the inputs in parts, like lengths together"
+            f"an output of shape {list(shape)} is over {_MAX_PADDED_NUMBERS} numbers: send the inputs in parts, like lengths together, "
+            "or name other `outputs`"
         )
     padded: Array = np.zeros(shape, np.float32)
     for at, row in enumerate(rows):

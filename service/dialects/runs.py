@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from tokenizers import Tokenizer
@@ -11,7 +12,7 @@ from service.alarm import Alarm
 from service.call import Call
 from service.chat_template import ChatTemplate
 from service.errors import ServiceError
-from service.generation.request import Delta, GenerationRequest, Grammar, TokenLogprob, Usage
+from service.generation.request import Delta, GenerationRequest, TokenLogprob, Usage
 from service.generation.run import join
 from service.generation.text import Vocabulary
 
@@ -32,9 +33,7 @@ class Run(Protocol):
 
 
 class Engine(Protocol):
-    async def prepare(self, grammar: Grammar) -> None: ...
-
-    def submit(self, request: GenerationRequest) -> Run: ...
+    async def open(self, requests: Sequence[GenerationRequest], key: str) -> Sequence[Run]: ...
 
 
 class Generator(Protocol):
@@ -60,24 +59,30 @@ class Generator(Protocol):
 
 
 class Runs:
-    """Submits all requests or none; `take` until `done`, then or before that `close`. `n` runs in a row share a prompt.
-
-    `prompt_field` is what the prompt is called in the caller's body, for errors that are about it.
-    """
+    """Submits all requests or none; `take` until `done`, then or before that `close`. `n` runs in a row share a prompt."""
 
     @classmethod
     async def submit(cls, model: Generator, requests: Sequence[GenerationRequest], call: Call, *, n: int, prompt_field: str) -> "Runs":
-        """Queue all of them. A grammar that is not known yet is compiled first, which takes its time."""
-        for grammar in {request.grammar for request in requests if request.grammar is not None}:
-            await model.engine.prepare(grammar)
-        return cls(model, requests, call, n=n, prompt_field=prompt_field)
+        """Queue all of them. `prompt_field` is what the prompt is called in the caller's body, for errors that are about it."""
+        call.model = model.name
+        if call.traceparent is not None:
+            requests = [replace(request, traceparent=call.traceparent) for request in requests]
+        try:
+            runs = await model.engine.open(requests, call.session)
+        except ServiceError as error:
+            if error.param == "prompt":
+                error.param = prompt_field
+            elif error.param == "grammar" and (grammar := requests[0].grammar) is not None:  # which all of them share
+                error.param = grammar.param
+            raise
+        return cls(runs, call, n=n)
 
-    def __init__(self, model: Generator, requests: Sequence[GenerationRequest], call: Call, *, n: int, prompt_field: str) -> None:
-        """See `submit`."""
+    def __init__(self, runs: Sequence[Run], call: Call, *, n: int) -> None:
+        """Of runs that were queued. See `submit`."""
+        self.runs = runs
         self._call = call
         self._n = n
-        self.runs: list[Run] = []
-        self._left = len(requests)  # runs that have not ended, or whose end was not taken
+        self._left = len(runs)  # runs that have not ended, or whose end was not taken
         self._error: Exception | None = None
         self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
@@ -85,15 +90,6 @@ class Runs:
         self._not_before = 0.0  # when what has come may be taken, unless it is an end
         self._later: asyncio.TimerHandle | None = None
         self._quiet = Alarm(self._wake)
-        call.model = model.name
-        try:
-            for request in requests:
-                self.runs.append(model.engine.submit(request))
-        except BaseException as error:
-            self.close()
-            if isinstance(error, ServiceError) and error.param == "prompt":
-                error.param = prompt_field
-            raise
         for run in self.runs:
             run.listen(self._told)
 

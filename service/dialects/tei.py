@@ -73,7 +73,8 @@ def error_type(error: ServiceError) -> ErrorType:
 
 def render(error: ServiceError) -> tuple[int, Any]:
     status = 424 if isinstance(error, RuntimeFailed) else error.status
-    return status, {"error": error.message, "error_type": error_type(error)}
+    empty = isinstance(error, EmptyInput) and error.param == "input" and error.message.endswith("cannot be empty")
+    return status, {"error": "`inputs` cannot be empty" if empty else error.message, "error_type": error_type(error)}
 
 
 _COMPUTING = ("/embed", "/embed_all", "/embed_sparse", "/similarity", "/rerank", "/predict", "/invocations")
@@ -216,10 +217,18 @@ def activation_of(body: TeiPredictRequest, model: Model) -> Callable[[Scores], S
 
 @router.get("/info", response_model=Info)
 async def info(catalog: CatalogDep, model: Annotated[str | None, Query(description="Name or alias; the first without it.")] = None) -> Any:
-    """What is served and within which limits."""
-    return describe(catalog.get(model), catalog)
+    """What is served and within which limits. 424 for a model that continues texts, of which this dialect has no word."""
+    try:
+        found = catalog.get(model)
+    except WrongKind as error:
+        described = ", ".join(name for name, each in catalog.models.items() if isinstance(each, Model))
+        raise WrongKind(f"{error.message}. Served of these: {described or 'none'}", param="model") from None
+    return describe(found, catalog)
 
 
+@router.head("/health", include_in_schema=False)
+@router.head("/ping", include_in_schema=False)
+@router.head("/", include_in_schema=False)
 @router.get("/health", response_class=Response)
 @router.get("/ping", response_class=Response)
 @router.get("/", response_class=Response)

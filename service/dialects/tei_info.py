@@ -6,9 +6,9 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from export.contract import Kind, Precision
+from service.admission import EngineLimits
 from service.budget import CpuBudget
 from service.catalog import Catalog, Model
-from service.engine import EngineLimits
 from service.selftest import SelfTest
 
 _DTYPES: dict[Precision, Literal["float32", "float16", "int8"]] = {"fp32": "float32", "fp16": "float16", "int8": "int8"}

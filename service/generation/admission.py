@@ -4,6 +4,7 @@ Both sides come here, under one lock that is held for microseconds.
 """
 
 import asyncio
+import math
 import threading
 from collections import deque
 
@@ -12,13 +13,17 @@ from service.errors import InvalidRequest, NotReady, Overloaded
 from service.generation.condition import Condition
 from service.generation.run import Run
 from service.generation.sequence import Sequence
+from service.patience import Patience
 
 
 class Admission:
-    """Two lanes with a bound on runs and on the tokens of their prompts."""
+    """Two lanes with a bound on runs, on the tokens of their prompts and, for whole requests, on the time that they would wait."""
 
-    def __init__(self, *, max_waiting: int, max_waiting_tokens: int, bulk_delay_s: float) -> None:
+    def __init__(
+        self, *, max_waiting: int, max_waiting_tokens: int, max_wait_s: float, max_bulk_wait_s: float, bulk_delay_s: float
+    ) -> None:
         self._max_waiting, self._max_tokens, self._bulk_delay_s = max_waiting, max_waiting_tokens, bulk_delay_s
+        self._patience = (Patience(max_wait_s), Patience(max_bulk_wait_s))  # by lane
         self._changed = threading.Condition()
         self._lanes: dict[Lane, deque[Sequence]] = {lane: deque() for lane in Lane}
         self._tokens = 0
@@ -30,6 +35,14 @@ class Admission:
         return sum(map(len, self._lanes.values()))
 
     # On the event loop -----------------------------------------------------------------------------------------------------------------
+
+    def check(self, lane: Lane, now: float, *, free: int, slot_s: float, token_s: float) -> None:
+        """QueueTooLong when a request would wait too long for its first slot. `free` slots go to those who wait already, from then on one
+        comes free every `slot_s`; a token of a prompt takes `token_s`."""
+        with self._changed:
+            before = [sequence for each in Lane if each <= lane for sequence in self._lanes[each]]
+            tokens = sum(sequence.left_of_prompt for sequence in before)
+            self._patience[lane].check(now, max(len(before) - free, 0) * slot_s + tokens * token_s, math.inf)
 
     def queue(self, sequence: Sequence, *, retry_after_s: float) -> None:
         """Raises Overloaded when there is no room, and NotReady when there will be none."""

@@ -7,22 +7,22 @@ Speculative decoding would sit in `_step`: the graph gives logits at any positio
 """
 
 import asyncio
-import contextlib
 import logging
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
+from service.batching import Lane
 from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, RuntimeFailed, ServiceError
 from service.generation.admission import Admission, stopping
 from service.generation.averages import averaged
 from service.generation.condition import Condition
+from service.generation.engine_thread import EngineThread
 from service.generation.grammar import Grammars
 from service.generation.prefill import LEAST_PIECE, Prefill, Prompt
-from service.generation.request import Delta, GenerationRequest, Grammar, Sampling, Usage
+from service.generation.request import Delta, GenerationRequest, Grammar, Sampling, Token, Usage
 from service.generation.run import Run
 from service.generation.running import Running
 from service.generation.sampling import check_sampling
@@ -30,6 +30,10 @@ from service.generation.sequence import Sequence
 from service.generation.session import StepSession, zeros
 from service.generation.text import TextStream, Vocabulary
 from service.metrics import GeneratorMetrics
+from service.runtime import device_lost
+
+if TYPE_CHECKING:
+    from service.tracing import Tracer
 
 log = logging.getLogger("attnserve")
 
@@ -44,11 +48,13 @@ class GeneratorLimits:
     max_waiting: int = 256  # runs without a slot
     max_waiting_tokens: int = 262_144  # of their prompts
     max_prompt_tokens: int = 131_072
+    max_wait_s: float = 1.0  # of a request for the first slot, by how long runs took
+    max_bulk_wait_s: float = 30.0
     bulk_delay_s: float = 2.0  # a bulk run is passed by interactive ones for so long
     unread_s: float = 60.0  # a run whose text nobody takes for so long is ended
 
 
-class GeneratorEngine:
+class GeneratorEngine(EngineThread):
     """Continues token sequences. `start` and `submit` belong to one event loop."""
 
     def __init__(
@@ -60,52 +66,39 @@ class GeneratorEngine:
         grammars: Grammars,
         limits: GeneratorLimits,
         metrics: GeneratorMetrics,
+        tracer: "Tracer | None" = None,
     ) -> None:
+        super().__init__("generator", metrics)
         self.limits = limits
-        self.metrics = metrics
+        self._tracer = tracer
         self._session = session
         self._vocabulary = vocabulary
         self._eos = eos_token_ids
         self._grammars = grammars
         self._admission = Admission(
-            max_waiting=limits.max_waiting, max_waiting_tokens=limits.max_waiting_tokens, bulk_delay_s=limits.bulk_delay_s
+            max_waiting=limits.max_waiting,
+            max_waiting_tokens=limits.max_waiting_tokens,
+            max_wait_s=limits.max_wait_s,
+            max_bulk_wait_s=limits.max_bulk_wait_s,
+            bulk_delay_s=limits.bulk_delay_s,
         )
         self._run_s = 1.0  # of a whole run, moving average
         self._arrivals = 0
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._last_call_failed = False
         # The thread's own.
         self._running = Running(session, limits.slots)
         self._prefill = Prefill(session)
         self._step_s = 0.0
         self._swept = 0.0
-        self._said: list[tuple[Run, Delta | ServiceError]] = []
+        self._drew = 0.0
+        self._said: list[tuple[Run, Token | Delta | ServiceError]] = []
+        metrics.slots.set(limits.slots)
         metrics.running.set_function(lambda: len(self._running) + len(self._prefill))
         metrics.waiting.set_function(lambda: len(self._admission))
 
-    def start(self) -> None:
-        """Begin to work. To be called on the event loop that will call `submit`."""
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._work, name="generator", daemon=True)
-        self._thread.start()
-        self.metrics.ready.set(1)
-
-    async def stop(self) -> None:
-        """End every run with NotReady, then the thread."""
-        self._admission.close()
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
-        self.metrics.ready.set(0)
-
     @property
-    def alive(self) -> bool:
-        return self._thread is None or self._thread.is_alive()
-
-    @property
-    def healthy(self) -> bool:
-        """Started, alive, and the last call of the runtime succeeded."""
-        return self._thread is not None and self.alive and not self._last_call_failed
+    def load(self) -> float:
+        """Runs that have a slot or wait for one, as a share of all slots."""
+        return (len(self._running) + len(self._prefill) + len(self._admission)) / self.limits.slots
 
     # On the event loop -----------------------------------------------------------------------------------------------------------------
 
@@ -116,6 +109,32 @@ class GeneratorEngine:
     def submit(self, request: GenerationRequest) -> Run:
         """Queue a run. Raises InvalidRequest, NeverFits, Overloaded, DeadlineExceeded or NotReady, with nothing queued."""
         return self._queue(self._sequence(request))
+
+    def check(self, lane: Lane) -> None:
+        """QueueTooLong when a request would wait too long for its first slot, by how long runs took."""
+        free = self.limits.slots - len(self._running) - len(self._prefill)
+        slot_s = self._run_s / self.limits.slots
+        self._admission.check(lane, time.monotonic(), free=free, slot_s=slot_s, token_s=self._prefill.token_s)
+
+    async def open(self, requests: Iterable[GenerationRequest], key: str = "") -> list[Run]:
+        """Queue all runs of one request or none, their grammars compiled before. `key` says whose they are; here is one engine for all.
+
+        Raises what `submit` and `check` do.
+        """
+        asked = list(requests)
+        for lane in {request.lane for request in asked}:
+            self.check(lane)
+        for grammar in {request.grammar for request in asked if request.grammar is not None}:
+            await self.prepare(grammar)
+        runs: list[Run] = []
+        try:
+            for request in asked:
+                runs.append(self.submit(request))
+        except BaseException:
+            for run in runs:
+                run.cancel()
+            raise
+        return runs
 
     def resume(self, condition: Condition) -> Run:
         """Go on with a run that was taken out, here or elsewhere; its deltas continue where the others ended. Raises what `submit` does."""
@@ -167,9 +186,10 @@ class GeneratorEngine:
         text = TextStream(
             self._vocabulary, stop=request.stop, include_stop=request.include_stop, skip_special_tokens=request.skip_special_tokens
         )
+        usage = Usage(len(request.prompt), submitted=time.monotonic())
         return Sequence(
-            run=Run(request, Usage(len(request.prompt), submitted=time.monotonic()), self._admission.leave),
-            text=text,
+            run=Run(request, usage, self._admission.leave, None if request.stop else text),
+            stops=text if request.stop else None,
             matcher=self._grammars.matcher(request.grammar) if request.grammar is not None else None,
             ends=frozenset((*(() if request.ignore_eos else self._eos), *request.stop_token_ids)),
             order=self._arrivals,
@@ -179,6 +199,9 @@ class GeneratorEngine:
         retry_after_s = self._run_s / self.limits.slots + sequence.left_of_prompt * self._prefill.token_s
         self._admission.queue(sequence, retry_after_s=retry_after_s)
         return sequence.run
+
+    def _close(self) -> None:
+        self._admission.close()
 
     # On the thread ---------------------------------------------------------------------------------------------------------------------
 
@@ -191,7 +214,7 @@ class GeneratorEngine:
                 if len(self._running):
                     self._guarded(self._step, self._running.sequences)
                 self._publish()
-        except BaseException:  # a fault of this code; `alive` has the replica replaced
+        except BaseException:  # a fault of this code, or the device is lost; `alive` has the replica replaced
             log.exception("the engine's thread has died")
             self._admission.close()
         self._end()
@@ -199,6 +222,7 @@ class GeneratorEngine:
     def _guarded(self, call: Callable[[], None], took_part: list[Sequence]) -> None:
         """A call of the runtime. What it raises belongs to the runs that took part."""
         everybody = list(took_part)
+        self._began = time.monotonic()
         try:
             call()
             self._last_call_failed = False
@@ -210,6 +234,10 @@ class GeneratorEngine:
                 if sequence.run.usage.finished is None:
                     self._say(sequence.run, told)
                     self._forget(sequence)
+            if device_lost(error):
+                raise  # which ends this thread: the process can compute nothing more
+        finally:
+            self._began = None
 
     def _heed(self) -> None:
         """Free what nobody wants any more, hand over what is asked for, and now and then end what has taken too long."""
@@ -224,9 +252,11 @@ class GeneratorEngine:
             if run in left:
                 run.usage.finished = now
                 self.metrics.finished("abort", run.usage)
+                self._trace(run, "abort")
                 self._forget(sequence)
             elif run in taken:
                 self._hand_over(taken.pop(run), self._condition(sequence))
+                self._trace(run, "taken")
                 self._forget(sequence)
             elif now >= run.request.deadline:
                 self._say(run, DeadlineExceeded("the request's deadline passed before its last token"))
@@ -315,34 +345,40 @@ class GeneratorEngine:
 
     def _draw(self) -> None:
         """The next token of every row, said; those who end with it, or for whom there is none, are gone."""
-        sequences, now = list(self._running.sequences), time.monotonic()
+        sequences, now, n_first = list(self._running.sequences), time.monotonic(), 0
         drawn = self._running.draw()
-        gaps: list[float] = []
         for row, (sequence, token_id) in enumerate(zip(sequences, drawn.token_ids.tolist(), strict=True)):
             if row in drawn.failures:
                 self._say(sequence.run, drawn.failures[row])
                 self._running.remove(sequence)
                 continue
-            delta, usage = sequence.accept(token_id, drawn.logprobs.get(row)), sequence.run.usage
-            usage.completion_tokens = len(sequence.completion)
+            made, usage = sequence.accept(token_id, drawn.logprobs.get(row)), sequence.run.usage
+            usage.completion_tokens += 1
             if usage.first_token is None:
                 usage.first_token = now
                 self.metrics.first_token_s.observe(now - usage.submitted)
-            else:
-                gaps.append(now - sequence.last_token)
-            sequence.last_token = now
-            self._say(sequence.run, delta)
-            if delta.finish_reason is not None:
+                n_first += 1
+            self._say(sequence.run, made)
+            if made.finish_reason is not None:
                 self._run_s = averaged(self._run_s, now - (usage.started or now))
                 self._running.remove(sequence)
-        self.metrics.between_tokens_s.observe_all(gaps)
-        self.metrics.generation_tokens.inc(len(sequences) - len(drawn.failures))
+        n_drawn = len(sequences) - len(drawn.failures)
+        self.metrics.between_tokens_s.observe(now - self._drew, n_drawn - n_first)  # who drew before drew at every step since
+        self.metrics.generation_tokens.inc(n_drawn)
+        self._drew = now
 
-    def _say(self, run: Run, what: Delta | ServiceError) -> None:
+    def _say(self, run: Run, what: Token | Delta | ServiceError) -> None:
         if isinstance(what, ServiceError) or what.finish_reason is not None:
             run.usage.finished = time.monotonic()
-            self.metrics.finished((what.finish_reason if isinstance(what, Delta) else None) or "error", run.usage)
+            reason = "error" if isinstance(what, ServiceError) else what.finish_reason or "error"
+            self.metrics.finished(reason, run.usage)
+            self._trace(run, reason)
         self._said.append((run, what))
+
+    def _trace(self, run: Run, reason: str) -> None:
+        """A run has ended: its trace is written on the loop, not between two steps."""
+        if self._tracer is not None and run.request.traceparent is not None:
+            self._post(self._tracer.generation, run.request.traceparent, run.usage, reason)
 
     def _publish(self) -> None:
         if self._said:
@@ -362,13 +398,8 @@ class GeneratorEngine:
         for future in taken.values():
             self._hand_over(future, stopping())
 
-    def _post(self, callback: Callable[..., None], *arguments: Any) -> None:
-        assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            self._loop.call_soon_threadsafe(callback, *arguments)
 
-
-def _tell(said: list[tuple[Run, Delta | ServiceError]]) -> None:
+def _tell(said: list[tuple[Run, Token | Delta | ServiceError]]) -> None:
     for run, what in said:
         if isinstance(what, ServiceError):
             run.fail(what)

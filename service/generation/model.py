@@ -1,24 +1,55 @@
 """A served decoder: its bundle, its tokenizer, its engine."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from tokenizers import Tokenizer
 
 from export import contract
 from service.chat_template import ChatTemplate
-from service.generation.engine import GeneratorEngine, GeneratorLimits
-from service.generation.grammar import Grammars
-from service.generation.selftest import check_golden
-from service.generation.session import StepSession
+from service.generation.request import GenerationRequest
+from service.generation.run import Run
 from service.generation.text import Vocabulary
 from service.metrics import GeneratorMetrics, Metrics
 from service.settings import Settings
 
 
+class Generating(Protocol):
+    """What a decoder needs of its engine, wherever that is; see `engine.py`."""
+
+    @property
+    def healthy(self) -> bool: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def stuck_s(self) -> float: ...
+
+    @property
+    def load(self) -> float: ...
+
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    async def open(self, requests: Sequence[GenerationRequest], key: str) -> list[Run]: ...
+
+    async def probe(self, deadline: float) -> None: ...
+
+
 class GeneratorModel:
     """One decoder bundle, loaded and tested. `engine` continues token ids; this turns text into ids and back."""
 
-    def __init__(self, bundle: Path, manifest: contract.Manifest, session: StepSession, settings: Settings, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        bundle: Path,
+        manifest: contract.Manifest,
+        settings: Settings,
+        metrics: Metrics,
+        open_engine: Callable[["GeneratorModel"], Generating],
+    ) -> None:
         assert manifest.decoder is not None
         self.bundle = bundle
         self.manifest = manifest
@@ -29,16 +60,8 @@ class GeneratorModel:
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(file))
         self.vocabulary = Vocabulary(file)
         self.chat_template = self._template(bundle, manifest.decoder)
-        check_golden(bundle, session)
         self.metrics = GeneratorMetrics(metrics, self.name)
-        self.engine = GeneratorEngine(
-            session,
-            self.vocabulary,
-            eos_token_ids=self.eos_token_ids,
-            grammars=Grammars(file, self.eos_token_ids),
-            limits=GeneratorLimits(slots=settings.slots, max_prompt_tokens=settings.max_prompt_tokens),
-            metrics=self.metrics,
-        )
+        self.engine = open_engine(self)
 
     def _template(self, bundle: Path, decoder: contract.Decoder) -> ChatTemplate | None:
         if decoder.chat_template is None:

@@ -36,6 +36,7 @@ class Grammar:
 
     kind: Literal["json_schema", "regex", "lark"]
     source: str
+    param: str = field(default="grammar", compare=False)  # what it is called in the caller's body, for errors that are about it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,7 @@ class GenerationRequest:
     grammar: Grammar | None = None
     lane: Lane = Lane.INTERACTIVE
     deadline: float = math.inf  # time.monotonic()
+    traceparent: str | None = None  # W3C, of the request that asks for this; None: not traced
 
 
 class TokenLogprob(NamedTuple):
@@ -64,6 +66,7 @@ class TokenLogprob(NamedTuple):
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None  # 1: no token is likelier; known for tokens of a prompt
 
 
 class Delta(NamedTuple):
@@ -77,6 +80,14 @@ class Delta(NamedTuple):
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+
+
+class Token(NamedTuple):
+    """One token of a run on whose text nothing hangs: who reads the run turns it into text."""
+
+    token_id: int
+    logprob: TokenLogprob | None = None
+    finish_reason: FinishReason | None = None
 
 
 @dataclass(slots=True)

@@ -2,11 +2,12 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import TracebackType
 
 from service.errors import ServiceError
-from service.generation.request import Delta, GenerationRequest, TokenLogprob, Usage
+from service.generation.request import Delta, GenerationRequest, Token, TokenLogprob, Usage
+from service.generation.text import TextStream
 
 
 class Run:
@@ -15,30 +16,32 @@ class Run:
     Deltas that were not taken yet are joined into one, so a slow reader holds no more than its own completion.
     """
 
-    def __init__(self, request: GenerationRequest, usage: Usage, cancel: Callable[["Run"], None]) -> None:
+    def __init__(self, request: GenerationRequest, usage: Usage, cancel: Callable[["Run"], None], text: TextStream | None = None) -> None:
+        """`text`: of the tokens that come as such."""
         self.request = request
         self.usage = usage
         self.prompt_logprobs: list[TokenLogprob | None] = []  # one for each prompt token, None for the first; complete with the first delta
         self.cancelled = False
         self.unread_since: float | None = None  # when the first of what waits to be taken was made
         self._cancel = cancel
-        self._waiting: Delta | None = None
+        self._text = text
+        self._waiting: list[Token | Delta] = []
         self._error: ServiceError | None = None
         self._ended = False  # nothing comes after what waits now
         self._something = asyncio.Event()
         self._tell: Callable[[bool], None] = lambda ended: self._something.set()
 
     def listen(self, tell: Callable[[bool], None]) -> None:
-        """`tell` is called, on the event loop, for everything there is to take, with True when nothing comes after it."""
+        """`tell` is called, on the event loop, when there is something to take, and with True when nothing comes after it."""
         self._tell = tell
 
     def take(self) -> Delta | None:
         """What was made since the last time; the last delta has a finish reason. Raises what befell the run, after that."""
-        delta, self._waiting = self._waiting, None
-        if delta is None and self._error is not None:
+        waiting, self._waiting = self._waiting, []
+        if not waiting and self._error is not None:
             raise self._error.with_traceback(None)
         self.unread_since = None
-        return delta
+        return self._read(waiting) if waiting else None
 
     def cancel(self) -> None:
         """Give the run up: its slot is free within one step. What was already made can still be read."""
@@ -69,18 +72,38 @@ class Run:
 
     # Called by the engine, on the event loop -------------------------------------------------------------------------------------------
 
-    def give(self, delta: Delta) -> None:
-        if self._waiting is None:
-            self._waiting, self.unread_since = delta, time.monotonic()
-        else:
-            self._waiting = join((self._waiting, delta))
-        self._ended = self._ended or delta.finish_reason is not None
-        self._tell(self._ended)
+    def give(self, made: Token | Delta) -> None:
+        first = not self._waiting
+        self._waiting.append(made)
+        if first:
+            self.unread_since = time.monotonic()
+        if made.finish_reason is not None:
+            self._ended = True
+        if first or self._ended:
+            self._tell(self._ended)
 
     def fail(self, error: ServiceError) -> None:
         if not self._ended:
             self._error, self._ended = error, True
             self._tell(True)
+
+    def said(self, token_ids: Iterable[int]) -> None:
+        """These tokens of the run were read elsewhere."""
+        if self._text is not None:
+            self._text.push_all(token_ids)
+
+    def _read(self, waiting: list[Token | Delta]) -> Delta:
+        """As one delta. Where tokens come, a delta is the end."""
+        deltas = [made for made in waiting if isinstance(made, Delta)]
+        if self._text is None:
+            return join(deltas)
+        tokens, finish_reason = [made for made in waiting if isinstance(made, Token)], waiting[-1].finish_reason
+        token_ids = tuple([token.token_id for token in tokens])
+        text = self._text.push_all(token_ids)
+        if finish_reason is not None:
+            text += self._text.finish()
+        logprobs = tuple([token.logprob for token in tokens if token.logprob is not None])
+        return join((Delta(text, token_ids, logprobs, finish_reason), *deltas))
 
 
 def join(deltas: Sequence[Delta]) -> Delta:

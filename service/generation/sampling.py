@@ -106,7 +106,7 @@ class Sampler:
 
         `masks`: by row the words of a bitmask, 1 = allowed. `banned`: for each row the ids that may not be drawn now.
         """
-        rows, failures = self._rows[: len(logits)], dict[int, ServiceError]()
+        failures: dict[int, ServiceError] = {}
         with np.errstate(over="ignore", invalid="ignore"):
             scores = self._edited(logits, masks or {}, banned)
             token_ids = scores.argmax(axis=1)  # the first of equals; a NaN, if there is one
@@ -115,7 +115,7 @@ class Sampler:
             if scores is not logits:
                 drawable &= np.isfinite(logits.max(axis=1))
             if not drawable.all():
-                failures = {int(row): self._failure(logits[row], int(rows["position"][row])) for row in np.flatnonzero(~drawable)}
+                failures = {row: self._failure(row, logits[row], any(banned[row : row + 1])) for row in np.flatnonzero(~drawable).tolist()}
                 token_ids[~drawable] = -1
             self._draw_at_random(scores, peaks, drawable, token_ids)
             logprobs = self._logprobs(logits, drawable, token_ids)
@@ -183,25 +183,30 @@ class Sampler:
             if edit is not None and edit.counted and drawable[row]:
                 edit.counts.add(int(token_ids[row]))
 
-    def _failure(self, logits: Floats, position: int) -> ServiceError:
+    def _failure(self, row: int, logits: Floats, banned: bool) -> ServiceError:
+        position, edit = int(self._rows["position"][row]), self._edits[row]
         if not np.isfinite(logits.max()):
             return RuntimeFailed(f"the model's logits at position {position} are not finite")
         return InvalidRequest(
-            f"no token may stand at position {position}: grammar, allowed_token_ids, logit_bias and min_tokens together leave none"
+            f"no token may stand at position {position}: grammar, allowed_token_ids, logit_bias and min_tokens together leave none",
+            param="allowed_token_ids" if edit is not None and edit.allowed is not None else "min_tokens" if banned else None,
         )
 
 
 def logprobs_of(logits: Floats, token_ids: Sequence[int], n_top: int) -> list[TokenLogprob]:
-    """(M, V), M ids -> what the model gave each of these tokens, and its `n_top` likeliest. RuntimeFailed if logits are not finite.
+    """(M, V), M ids -> what the model gave each of these tokens, with its rank, and its `n_top` likeliest.
 
-    A token that the model itself excludes has -inf.
+    A token that the model itself excludes has -inf. RuntimeFailed if logits are not finite.
     """
     if not np.isfinite(logits.max(axis=1)).all():
         raise RuntimeFailed("the model's logits of the prompt are not finite")
     asked, tops = np.asarray(token_ids, np.int64), np.full(len(logits), n_top)
     told: list[TokenLogprob] = []
     for rows in pieces(np.arange(len(logits)), logits.shape[1]):
-        told += _token_logprobs(rows_of(logits, rows), asked[rows], tops[rows])
+        scores = rows_of(logits, rows)
+        ranks = 1 + np.count_nonzero(scores > _at(scores, asked[rows])[:, None], axis=1)
+        logprobs = _token_logprobs(scores, asked[rows], tops[rows])
+        told += [each._replace(rank=rank) for each, rank in zip(logprobs, ranks.tolist(), strict=True)]
     return told
 
 

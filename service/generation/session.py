@@ -1,18 +1,26 @@
 """One call of a decoder's step graph: tokens and states in, logits and new states out, without a copy of either."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from export import contract
-from service.runtime import CPU, choose_provider, one_runtime
+from service.generation.side_by_side import SideBySide
+from service.runtime import CPU, choose_provider, one_runtime, open_graph
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
 
 State = NDArray[Any]  # (B, ...) of one state tensor
 Ids = NDArray[np.int64]
 Logits = NDArray[np.float32]
+
+LEAST_ROWS = 4  # for each core; with fewer, to wake the cores takes longer than what they share (docs/log.md, 2026-11-21)
 
 
 class StepSession(Protocol):
@@ -42,9 +50,14 @@ def zeros(decoder: contract.Decoder, rows: int) -> list[State]:
 
 
 class OnnxStepSession:
-    """A bundle's step graph in ONNX Runtime, with every input and output bound to memory of the caller's."""
+    """A bundle's step graph in ONNX Runtime, with every input and output bound to memory of the caller's.
 
-    def __init__(self, bundle: Path, manifest: contract.Manifest, *, threads: int, provider: str = "auto") -> None:
+    It is opened twice over the same weights. A call of few rows is spread over `threads`. The rows of a larger one are shared out among
+    them, so that the cores wait for each other once a step and not at every operator.
+    """
+
+    def __init__(self, bundle: Path, manifest: contract.Manifest, *, threads: int, provider: str = "auto", share_out: bool = True) -> None:
+        """`share_out` False: every call is one of the runtime's, spread over `threads`."""
         import onnxruntime as ort
 
         one_runtime()
@@ -54,18 +67,47 @@ class OnnxStepSession:
         self.provider = choose_provider(provider, ort.get_available_providers())
         if self.provider != CPU:  # its states would have to live there
             raise contract.BundleError(f"{bundle}: decoders run on the CPU provider so far, not on {self.provider}: set provider=cpu")
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        # Steps follow each other closely, and between two of them the threads belong to HTTP.
-        options.add_session_config_entry("session.force_spinning_stop", "1")
-        options.log_severity_level = 3
-        self._session = ort.InferenceSession(str(bundle / manifest.graph.file), options, providers=[self.provider])
+
+        def opened(width: int) -> ort.InferenceSession:
+            return open_graph(bundle / manifest.graph.file, threads=width, provider=self.provider)
+
+        self._wide = opened(threads)
+        self._parts = threads if share_out else 1
+        self._narrow = opened(1) if self._parts > 1 else self._wide
+        self._side_by_side = SideBySide(self._parts)
 
     def bind(
         self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: Sequence[State], out: Sequence[State], logits: Logits
     ) -> Callable[[], None]:
-        binding = self._session.io_binding()
+        B, P = len(tokens), self._parts
+        if P == 1 or B < LEAST_ROWS * P:
+            return self._bound(self._wide, tokens, lengths, positions, wanted, states, out, logits)
+
+        def of_rows(part: slice) -> Callable[[], None]:
+            own, own_out = [state[part] for state in states], [state[part] for state in out]
+            return self._bound(self._narrow, tokens[part], lengths[part], positions[part], wanted[part], own, own_out, logits[part])
+
+        ends = [B * part // P for part in range(P + 1)]
+        return partial(self._side_by_side, [of_rows(slice(begin, end)) for begin, end in pairwise(ends)])
+
+    def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: Sequence[State], out: Sequence[State]) -> Logits:
+        logits: Logits = np.empty((*wanted.shape, self.vocab_size), np.float32)
+        self.bind(tokens, lengths, positions, wanted, states, out, logits)()
+        return logits
+
+    def _bound(
+        self,
+        session: "ort.InferenceSession",
+        tokens: Ids,
+        lengths: Ids,
+        positions: Ids,
+        wanted: Ids,
+        states: Sequence[State],
+        out: Sequence[State],
+        logits: Logits,
+    ) -> Callable[[], None]:
+        """One call of the runtime."""
+        binding = session.io_binding()
         inputs: dict[str, State] = {contract.TOKENS: tokens, contract.LENGTHS: lengths, contract.WANTED: wanted}
         if self.decoder.takes_positions:
             inputs[contract.POSITIONS] = positions
@@ -80,11 +122,6 @@ class OnnxStepSession:
         bound = (inputs, list(states), outputs)  # the binding itself keeps nothing alive
 
         def call(_: object = bound) -> None:
-            self._session.run_with_iobinding(binding)
+            session.run_with_iobinding(binding)
 
         return call
-
-    def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: Sequence[State], out: Sequence[State]) -> Logits:
-        logits: Logits = np.empty((*wanted.shape, self.vocab_size), np.float32)
-        self.bind(tokens, lengths, positions, wanted, states, out, logits)()
-        return logits

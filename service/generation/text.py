@@ -2,7 +2,7 @@
 
 import codecs
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,8 @@ _METASPACE = "▁"
 
 
 class Vocabulary:
-    """The bytes of every token, from a `tokenizers` file whose decoder is byte-level (GPT-2) or metaspace with byte-fallback.
+    """The bytes of every token, from a `tokenizers` file whose decoder is byte-level (GPT-2), metaspace with byte-fallback, or
+    none but putting tokens together.
 
     Bytes do not depend on their place: a decoder that would take away the blank before the first word of a text leaves it here, because
     what is decoded is the continuation of another text.
@@ -77,6 +78,10 @@ class TextStream:
             self._in_character = bool(self._decoder.getstate()[0])
         return self._release(text, may_stop=may_stop) if self._stop else text
 
+    def push_all(self, token_ids: Iterable[int]) -> str:
+        """The same for several tokens."""
+        return "".join([self.push(token_id) for token_id in token_ids])
+
     def finish(self) -> str:
         """What was held back, since nothing comes after it. A character that is not complete becomes U+FFFD."""
         text = self._release(self._decoder.decode(b"", final=True), may_stop=True) + self._held
@@ -126,6 +131,8 @@ def _reader(decoder: Any, file: str) -> Callable[[str], bytes]:
     kinds = {step["type"] for step in steps}
     if kinds == {"ByteLevel"}:
         return partial(_letters_bytes, _byte_alphabet())
+    if kinds == {"Fuse"}:  # characters or words as they are
+        return str.encode
     metaspace = "Metaspace" in kinds or any(step["type"] == "Replace" and step["content"] == " " for step in steps)
     if metaspace and kinds <= {"Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"}:
         return _piece_bytes

@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 from export import contract
 from service.app import Application, build_app
 from service.catalog import Catalog
+from service.engine import EncoderEngine
 from service.runtime import Array
 from service.settings import Settings
 from tests.wordpiece import wordpiece
@@ -273,12 +274,20 @@ def _graph(kind: contract.Kind, n_labels: int, typed: bool) -> contract.Graph:
 # An application ------------------------------------------------------------------------------------------------------------------------
 
 
+pooled = False  # whether the applications made here stand before a pool; `tests/service/dialects/conftest.py` has them do both
+
+
 class FakeCatalog(Catalog):
     """A catalog over fake sessions that says when its start has succeeded or failed, and forgets the runs of the warm-up."""
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(settings, open_session=open_fake)
+        super().__init__(settings, open_session=self._open)
         self.settled = threading.Event()
+        self._sessions: dict[str, FakeSession] = {}
+
+    def _open(self, bundle: Path, manifest: contract.Manifest, **_: Any) -> FakeSession:
+        session = self._sessions[manifest.name] = open_fake(bundle, manifest)
+        return session
 
     def start(self) -> None:
         for name, model in self.models.items():
@@ -289,9 +298,13 @@ class FakeCatalog(Catalog):
 
     def session(self, name: str) -> FakeSession:
         """The session of a model, to hold, break or read it."""
-        session = self.models[name].session
-        assert isinstance(session, FakeSession)
-        return session
+        return self._sessions[name]
+
+    def computing(self, name: str) -> EncoderEngine:
+        """The engine of a model, where it computes."""
+        engine = self.get(name).engine
+        assert isinstance(engine, EncoderEngine)
+        return engine
 
 
 def fake_catalog(*bundles: Path, **settings: Any) -> FakeCatalog:
@@ -301,7 +314,11 @@ def fake_catalog(*bundles: Path, **settings: Any) -> FakeCatalog:
 
 def fake_app(*bundles: Path, **settings: Any) -> Application:
     """The application over these bundles, its catalog at `app.state.catalog`."""
-    catalog = fake_catalog(*bundles, **settings)
+    catalog: Any = fake_catalog(*bundles, **settings)
+    if pooled:
+        from tests.service.pool_fakes import FakeGateway
+
+        catalog = FakeGateway(catalog.settings)
     app = build_app(catalog, on_failure=catalog.settled.set)
     app.state.catalog = catalog
     return app

@@ -18,14 +18,17 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from export import contract
 from service.app import Application, build_app
+from service.batching import Lane
 from service.catalog import Catalog
 from service.chat_template import ChatTemplate
 from service.errors import WrongKind
+from service.generation.engine import GeneratorEngine
 from service.generation.request import Delta, GenerationRequest, Grammar, TokenLogprob, Usage
 from service.generation.run import Run
 from service.generation.text import Vocabulary
 from service.metrics import GeneratorMetrics, Metrics
 from service.settings import Settings
+from tests.service import fakes
 from tests.service.fakes import PATIENCE_S
 
 BOS, EOS = 0, 1
@@ -58,7 +61,8 @@ class FakeEngine:
         self.failures: dict[int, tuple[int, BaseException]] = {}  # by number of the run: after so many tokens, what
         self.cached_tokens = 0
         self.runs: list[FakeRun] = []
-        self.healthy = True
+        self.healthy = self.alive = True
+        self.stuck_s = self.load = 0.0
         self._changed = threading.Condition()
         self._permits: int | None = None  # None: no gate
 
@@ -80,6 +84,10 @@ class FakeEngine:
             self.runs.append(run)
             self._changed.notify_all()
         return run
+
+    def check(self, lane: Lane) -> None: ...
+
+    open = GeneratorEngine.open
 
     async def probe(self, deadline: float) -> None:
         if self.refusal is not None:
@@ -279,10 +287,14 @@ class FakeGeneratorCatalog(Catalog):
 
 
 def generator_app(*generators: FakeGenerator, **settings: Any) -> Application:
-    """The application over these decoders, its catalog at `app.state.catalog`."""
-    catalog = FakeGeneratorCatalog(generators, Settings(**{"threads": 1, "stream_interval_s": 0, **settings}))
+    """The application over these decoders, its catalog at `app.state.catalog`, themselves by name at `app.state.generators`."""
+    make: type[FakeGeneratorCatalog] = FakeGeneratorCatalog
+    if fakes.pooled:
+        from tests.service.pool_fakes import FakeGeneratorGateway as make  # type: ignore[no-redef]
+    catalog = make(generators, Settings(**{"threads": 1, "stream_interval_s": 0, **settings}))
     app = build_app(catalog, on_failure=catalog.settled.set)
     app.state.catalog = catalog
+    app.state.generators = {generator.name: generator for generator in generators}
     return app
 
 

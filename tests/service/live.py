@@ -2,7 +2,6 @@
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -11,6 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
+
+from service.ports import free_port
 
 _START_S = 120  # longer than this is a hang
 _STOP_S = 60
@@ -71,9 +72,3 @@ def live(bundles: Sequence[Path], *flags: str, env: dict[str, str] | None = None
         yield service
     finally:
         service.stop()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

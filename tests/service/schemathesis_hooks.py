@@ -5,8 +5,13 @@ from typing import Any
 import schemathesis
 
 WIDTH = 384
-MODELS = {"/rerank": "tiny-reranker", "/predict": "tiny-classifier"}
-REFUSED = {"/v1/embeddings": ("prompt_name", "prompt"), "/embed": ("prompt_name",), "/v2/embed": ("images", "inputs")}
+MODELS = {"/rerank": "tiny-reranker", "/predict": "tiny-classifier", "/v1/attention": "tiny-classifier"}
+REFUSED = {
+    "/v1/embeddings": ("prompt_name", "prompt"),
+    "/v1/attention": ("layers", "heads"),
+    "/embed": ("prompt_name",),
+    "/v2/embed": ("images", "inputs"),
+}
 ENCODER = "all-MiniLM-L6-v2"
 
 

@@ -24,7 +24,7 @@ from service.errors import (
     ServiceError,
     WrongKind,
 )
-from service.settings import Settings
+from service.settings import Settings, SettingsError
 from service.tokenization import Cut, Cutting
 from tests.service.fakes import PATIENCE_S, FakeCatalog, client, fake_app, fake_bundle, fake_catalog
 from tests.service.generation_fakes import FakeGenerator, FakeGeneratorCatalog
@@ -316,4 +316,37 @@ async def test_an_item_error_before_a_refusal_does_not_hide_the_refusal(bundle: 
     assert not seen
     session.open()
     await asyncio.gather(*tasks)
+    await catalog.stop()
+
+
+# While it runs ---------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_live_settings_change_for_the_next_request_and_others_do_not(bundle: Path) -> None:
+    catalog = await started(fake_catalog(bundle))
+    catalog.reconfigure({"max_client_batch": 1})
+    with pytest.raises(BatchTooLarge, match="maximum allowed batch size 1"):
+        await catalog.get("mini").answer(["a", "b"], call())
+    with pytest.raises(SettingsError, match="max_client_batch='many' is not accepted"):
+        catalog.reconfigure({"access_log": True, "max_client_batch": "many"})
+    with pytest.raises(SettingsError, match="threads cannot change while the service runs"):
+        catalog.reconfigure({"access_log": True, "threads": 1})
+    assert (catalog.settings.max_client_batch, catalog.settings.access_log) == (1, False)
+    await catalog.stop()
+
+
+async def test_a_run_that_does_not_end_is_sick_and_a_slow_one_is_not(bundle: Path) -> None:
+    catalog = await started(fake_catalog(bundle, stuck_after_s=0.05))
+    session = catalog.session("mini")
+    assert catalog.sick() is None
+    session.hold()
+    asking = asyncio.create_task(catalog.get("mini").answer(["cat"], call()))
+    await session.entered(1)
+    async with asyncio.timeout(PATIENCE_S):
+        while (reason := catalog.sick()) is None:  # noqa: ASYNC110  time itself is what is waited for
+            await asyncio.sleep(0.01)
+    assert "a runtime call of mini has not ended for" in reason
+    session.open()
+    await asking
+    assert catalog.sick() is None
     await catalog.stop()

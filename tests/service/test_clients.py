@@ -74,6 +74,7 @@ def test_openai_errors_are_its_own_classes(client: openai.OpenAI) -> None:
         "tiny-classifier",
         "tiny-decoder",
         "tiny-digits",
+        "tiny-writer",
         "text-embedding-3-small",
     ]
 

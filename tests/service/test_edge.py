@@ -3,6 +3,8 @@
 import asyncio
 import json
 import logging
+import math
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -314,6 +316,41 @@ async def test_over_the_queue_the_answer_is_429_with_both_retry_headers(bundle: 
         assert int(refused.headers["retry-after-ms"]) >= 1
         session.open()
         assert [answer.status_code for answer in await asyncio.gather(*held)] == [200, 200]
+
+
+async def test_in_overload_a_text_is_refused_before_it_is_tokenised(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.patience._CALM_S", math.inf)
+    app = fake_app(bundle, threads=1, max_wait_s=0)
+    async with client(app) as http:
+        catalog = app.state.catalog
+        session = catalog.session("mini")
+        session.hold()
+        held = [asyncio.create_task(embeddings(http))]
+        await session.entered(1)
+        held.append(asyncio.create_task(embeddings(http, json={"input": "dog"})))
+        await until(lambda: catalog.computing("mini").queued_tokens > 3)
+        first = await embeddings(http, json={"input": "fish"})
+        assert said(first) == (429, "rate_limit_error", "overloaded")
+        monkeypatch.setattr(catalog.get("mini"), "texts", None)
+        refused = await embeddings(http, json={"input": "fish"})
+        assert said(refused) == (429, "rate_limit_error", "overloaded")
+        assert int(refused.headers["retry-after-ms"]) >= 1
+        session.open()
+        assert (await held[0]).status_code == 200
+        assert (await held[1]).status_code == 429, "it has waited longer than it may now"
+
+
+async def test_who_has_waited_too_long_to_be_read_is_refused_when_that_lasts(bundle: Path) -> None:
+    """The proxy says when it had the request."""
+    async with client(fake_app(bundle, max_wait_s=0)) as http:
+        long_ago = {"x-received-ms": str(int((time.time() - 3) * 1000))}
+        assert (await embeddings(http, headers=long_ago)).status_code == 200, "for once"
+        refused = await embeddings(http, headers=long_ago)
+        assert said(refused) == (429, "rate_limit_error", "overloaded")
+        assert int(refused.headers["retry-after"]) >= 3
+        assert (await http.get("/v1/models", headers=long_ago)).status_code == 200
+        assert (await embeddings(http, headers={"x-received-ms": str(int((time.time() + 60) * 1000))})).status_code == 200
+        assert (await embeddings(http, headers={"x-received-ms": "yesterday"})).status_code == 200
 
 
 async def test_what_never_fits_is_413_and_not_an_endless_429(bundle: Path) -> None:

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from export import contract
+from service.admission import EngineLimits
 from service.batching import Lane
 from service.cache import VectorCache
-from service.engine import EncoderEngine, EngineLimits
-from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, RuntimeFailed
+from service.engine import EncoderEngine
+from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed
 from service.metrics import Metrics, ModelMetrics
 from service.runtime import Array
 from service.tokenization import Encoded
@@ -278,6 +279,23 @@ async def test_bulk_work_in_the_queue_does_not_count_against_an_interactive_dead
         await asyncio.gather(held, interactive, bulk)
 
 
+async def test_when_the_queue_must_be_short_what_has_waited_too_long_is_refused_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.patience._CALM_S", math.inf)
+    session = FakeSession()
+    async with running(session, max_batch_tokens=4, tokens_per_s=1e6, max_wait_s=5e-6) as engine:
+        held = await busy(engine, session)
+        first, second = await queued(engine, text(1)), await queued(engine, text(2))
+        with pytest.raises(QueueTooLong, match="Model is overloaded"):
+            engine.check(Lane.INTERACTIVE)
+        third = await queued(engine, text(3))
+        session.open()
+        refused = await asyncio.gather(first, second, third, return_exceptions=True)
+        await held
+    assert [[str(row) for row in rows] for rows in refused[:2]] == [["Model is overloaded: it took too long to begin"]] * 2  # type: ignore[union-attr]
+    assert isinstance(refused[2], QueueTooLong)
+    assert session.batches == [], "none of them was computed"
+
+
 async def test_a_run_that_fails_at_once_does_not_count_as_a_fast_one() -> None:
     session = FakeSession()
     session.broken = True
@@ -468,6 +486,35 @@ async def test_the_runtimes_own_words_reach_the_log(caplog: pytest.LogCaptureFix
     assert "no memory" in caplog.text
 
 
+CUDA_LOST = (
+    "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Gemm node. CUDA failure 700: an illegal memory access was "
+    "encountered ; GPU=0 ; hostname=node ; file=/onnxruntime_src/onnxruntime/core/providers/cuda/gpu_data_transfer.cc ; line=73 ;"
+)
+
+
+async def test_a_device_that_is_lost_ends_the_threads_and_what_waits_is_told() -> None:
+    """Every later call would fail: the health check sees a dead thread, and a new process takes the replica's place."""
+    session = FakeSession()
+    session.failures[0] = RuntimeError(CUDA_LOST)
+    async with running(session, concurrent_runs=2, max_batch_tokens=2) as engine, asyncio.timeout(PATIENCE_S):
+        held = await queued(engine, text(1))
+        (row,) = await held
+        assert isinstance(row, RuntimeFailed)
+        while engine.alive:  # noqa: ASYNC110  threads end by themselves
+            await asyncio.sleep(0.001)
+        with pytest.raises(NotReady, match="another replica"):
+            await engine.run(encode(text(2)), output=VECTOR)
+
+
+async def test_memory_of_the_device_that_ran_out_is_not_its_end() -> None:
+    session = FakeSession()
+    session.failures[0] = RuntimeError("CUDA failure 2: out of memory ; GPU=0 ; hostname=node ; file=cuda_allocator.cc ; line=1 ;")
+    async with running(session) as engine:
+        await engine.run(encode(text(1)), output=VECTOR)
+        assert same((await engine.run(encode(text(1)), output=VECTOR))[0], session, text(1))
+        assert engine.alive
+
+
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 0.0, 2.0])
 async def test_a_row_that_is_no_vector_is_withheld_and_its_neighbours_are_not(number: float) -> None:
     session = FakeSession()
@@ -489,7 +536,8 @@ async def test_a_row_that_is_no_vector_is_withheld_and_its_neighbours_are_not(nu
         (LOGITS, 0.0, True),
         (LOGITS, math.inf, False),
         (TOKENS, math.nan, False),
-        (TOKENS, 0.0, True),
+        (TOKENS, 0.0, False),
+        (TOKENS, 2.0, True),
     ],
 )
 async def test_each_output_has_its_own_idea_of_a_bad_row(output: str, number: float, leaves: bool) -> None:

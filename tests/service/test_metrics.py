@@ -69,9 +69,9 @@ async def test_requests_tokens_and_padding_are_counted(tmp_path: Path) -> None:
         ]
         assert [answer.status_code for answer in answers] == [200, 200, 400, 404]
         seen = await series(http)
-    assert seen["te_request_count|/v1/embeddings|mini"] == 2
+    assert seen["te_request_count|/v1/embeddings|mini"] == 3
     assert seen["te_request_success|/v1/embeddings|mini"] == 2
-    assert seen["te_request_failure|400|"] == 1
+    assert seen["te_request_failure|400|mini"] == 1
     assert seen["te_request_failure|404|"] == 1
     assert seen["te_request_count|unmatched|"] == 1, "an unknown path makes no label of its own"
     assert seen["attnserve_tokens_total|mini"] == 4 + 64
@@ -108,7 +108,7 @@ async def test_a_decoders_series_have_vllms_names() -> None:
     counted.prompt_tokens.inc(7)
     counted.generation_tokens.inc(5)
     counted.first_token_s.observe(0.25)
-    counted.between_tokens_s.observe_all([0.002])
+    counted.between_tokens_s.observe(0.002, 1)
     counted.queue_s.observe(0.1)
     for reason in ("stop", "length", "abort", "error"):
         counted.finished(reason, Usage(7, submitted=1.0, finished=3.5))

@@ -103,8 +103,16 @@ def test_a_bad_variable_stops_the_start_with_one_sentence(monkeypatch: pytest.Mo
     monkeypatch.setenv(f"ATTNSERVE_{name}", value)
     with pytest.raises(SettingsError) as refused:
         load({})
-    assert name.lower() in str(refused.value)
+    assert name.lower() in str(refused.value).lower()
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("value", ["foo", "", "{"])
+def test_aliases_that_are_not_json_are_shown_how_to_be(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("ATTNSERVE_ALIASES", value)
+    with pytest.raises(SettingsError) as refused:
+        load({})
+    assert str(refused.value) == f'ATTNSERVE_ALIASES={value!r} is not accepted: it must be JSON, such as {{"name": "model"}}'
 
 
 def test_an_unknown_flag_stops_the_start() -> None:

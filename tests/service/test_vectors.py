@@ -91,9 +91,10 @@ def test_a_cut_never_writes_to_the_row_which_the_cache_may_hold() -> None:
                 form(cut(row, dimensions, normalize=normalize))
 
 
-def test_a_part_without_length_is_withheld() -> None:
+@pytest.mark.parametrize("normalize", [True, False])
+def test_a_part_without_length_is_withheld(normalize: bool) -> None:
     with pytest.raises(RuntimeFailed, match="first 4 dimensions"):
-        cut(np.array([0, 0, 0, 0, 1], np.float32), 4, normalize=True)
+        cut(np.array([0, 0, 0, 0, 1], np.float32), 4, normalize=normalize)
 
 
 @pytest.mark.parametrize("dimensions", [0, -1, 385])

@@ -1,16 +1,25 @@
-"""OpenAI's own client, and the server it talks to."""
+"""Every dialect before an engine of its own process and before a pool; and OpenAI's own client, with the server it talks to."""
 
 from collections.abc import Iterator
 
 import openai
 import pytest
 
+from tests.service import fakes
 from tests.service.fakes import PATIENCE_S, serve_in_thread
 from tests.service.generation_fakes import FakeGenerator, generator_app
 
 
+@pytest.fixture(scope="module", params=["here", "pool"], autouse=True)
+def where(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Where the engines of all applications are that tests of this module make."""
+    fakes.pooled = request.param == "pool"
+    yield request.param
+    fakes.pooled = False
+
+
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[str, FakeGenerator]]:
+def served(where: str) -> Iterator[tuple[str, FakeGenerator]]:
     """Its base URL, and the one decoder it has, called wordy."""
     model = FakeGenerator("wordy")
     with serve_in_thread(generator_app(model, stream_heartbeat_s=0.05)) as url:

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from service.errors import NeverFits, Overloaded, RuntimeFailed
+from service.errors import InvalidRequest, NeverFits, Overloaded, RuntimeFailed
 from service.generation.request import Grammar
 from tests.service.dialects.asking import HI_PROMPT, N_HI_PROMPT, N_SAID, Route, route
 from tests.service.fakes import PATIENCE_S, client
@@ -68,7 +68,7 @@ async def test_tools_are_shown_to_a_template_that_has_a_place_for_them(service: 
     body = {"model": "handy", "messages": HI, "tools": [TOOL]}
     assert (await handy.post("/v1/chat/completions", json=body)).status_code == 200
     assert (await handy.post("/v1/chat/completions", json={**body, "tool_choice": "none"})).status_code == 200
-    model = service.app.state.catalog.models["handy"]
+    model = service.app.state.generators["handy"]
     shown, hidden = [model.decode(request.prompt) for request in model.engine.requests]
     assert shown.startswith('[{"type": "function", "function": {"name": "add"')
     assert hidden == HI_PROMPT
@@ -104,6 +104,13 @@ async def test_max_completion_tokens_supersedes_max_tokens(service: Route, field
 )
 async def test_a_response_format_is_a_grammar(service: Route, format_: dict[str, Any], grammar: Grammar | None) -> None:
     assert (await service.request(response_format=format_)).grammar == grammar
+
+
+@pytest.mark.parametrize("format_", [{"type": "json_object"}, {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}])
+async def test_a_response_format_that_cannot_be_compiled_is_named(service: Route, format_: dict[str, Any]) -> None:
+    service.engine.refusal = InvalidRequest("the JSON schema cannot be used", param="grammar")
+    answer = await service.post(response_format=format_)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "response_format")
 
 
 async def test_what_clients_send_without_meaning_anything_is_taken(service: Route) -> None:

@@ -133,7 +133,7 @@ async def test_failed_texts_are_null_where_that_was_asked_for(http: httpx.AsyncC
     assert body["embeddings"]["float"][1] is None
     assert body["embeddings"]["base64"][1] is None
     assert len(body["embeddings"]["float"][0]) == WIDTH
-    assert body["meta"]["errors"] == [{"index": 1, "message": "`inputs` cannot be empty"}]
+    assert body["meta"]["errors"] == [{"index": 1, "message": "input 1 cannot be empty"}]
 
 
 @pytest.mark.parametrize(
@@ -262,8 +262,9 @@ async def test_an_encoder_ranks_by_cosine_and_a_warning_says_so(tmp_path: Path) 
 
 
 async def test_a_long_query_of_an_encoder_is_cut_and_the_warning_says_so(http: httpx.AsyncClient) -> None:
-    body = (await http.post("/v2/rerank", json=rerank("one", "dog " * 100, model="enc", query="cat " * 100))).json()
-    n_tokens = len(ids("query: " + "cat " * 100))
+    response = await http.post("/v2/rerank", json=rerank("one", "dog " * 100, model="enc", query="cat " * 100))
+    body, n_tokens = response.json(), len(ids("query: " + "cat " * 100))
+    assert response.headers["x-truncated-inputs"].startswith(f"2; query:{n_tokens}>64, 1:")
     assert f"the query was cut: it has {n_tokens} tokens and 64 were kept" in body["meta"]["warnings"]
     assert [cut["index"] for cut in body["meta"]["truncated"]] == [1]
 
@@ -307,7 +308,7 @@ async def test_errors_of_the_framework_speak_cohere_too(tmp_path: Path, path: st
             (400, await http.post(path, content=b"{", headers=key)),
             (400, await http.post(path, content=b'{"query": "\\ud800"}', headers=key)),
             (400, await http.post(path, content=b"[" * 1000, headers=key)),
-            (400, await http.post(path, content=b" " * 1025, headers=key)),
+            (413, await http.post(path, content=b" " * 1025, headers=key)),
             (405, await http.get(path, headers=key)),
         ]
     for status, response in answers:
@@ -321,7 +322,7 @@ async def test_a_nul_character_is_text_like_any_other(http: httpx.AsyncClient) -
 
 
 async def test_priority_0_passes_a_higher_number(http: httpx.AsyncClient, app: FastAPI) -> None:
-    session, engine = app.state.catalog.session("enc"), app.state.catalog.models["enc"].engine
+    session, engine = app.state.catalog.session("enc"), app.state.catalog.computing("enc")
 
     async def send(text: str, priority: int) -> asyncio.Task[httpx.Response]:
         queued = engine.queued_tokens

@@ -167,6 +167,11 @@ async def test_a_seed_decides_and_without_one_every_request_is_its_own(service: 
         assert 0 <= (await service.request(seed=seed)).sampling.seed < 2**63
 
 
+async def test_without_a_seed_every_prompt_draws_its_own(service: Route) -> None:
+    await service.whole(prompt=["x", "x"], n=2)
+    assert len({request.sampling.seed for request in service.engine.requests}) == 4
+
+
 async def test_cached_tokens_are_told(service: Route) -> None:
     service.engine.cached_tokens = 3
     assert (await service.whole(prompt=["a", "b"], n=2))["usage"]["prompt_tokens_details"] == {"cached_tokens": 6}
@@ -232,6 +237,15 @@ async def test_prompt_logprobs_have_vllms_form(service: Route) -> None:
     drawn, likeliest = str(tokens("S")[0]), {"logprob": -0.125, "rank": 1, "decoded_token": tokens_text(10)}
     assert s == {drawn: {"logprob": pytest.approx(-1 - int(drawn) / 256), "rank": None, "decoded_token": "S"}, "10": likeliest}
     assert a[str(tokens("a")[0])]["decoded_token"] == "a"
+
+
+async def test_prompt_logprobs_have_the_rank_of_the_prompts_own_token(service: Route, monkeypatch: pytest.MonkeyPatch) -> None:
+    from service.generation.request import TokenLogprob
+
+    monkeypatch.setattr("tests.service.generation_fakes.logprob", lambda token_id, n: TokenLogprob(token_id, -5.0, ((10, -0.125),), 7))
+    (choice,) = (await service.whole(prompt="S", prompt_logprobs=1))["choices"]
+    (_, s) = choice["prompt_logprobs"]
+    assert {token_id: told["rank"] for token_id, told in s.items()} == {str(tokens("S")[0]): 7, "10": 1}
 
 
 async def test_minus_infinity_is_a_number_in_json(service: Route, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -426,7 +440,7 @@ async def test_a_request_is_admitted_whole_or_not_at_all(service: Route) -> None
         ({"guided_json": {"a": "x" * 70_000}}, "guided_json", "the most is 65536"),
         ({"guided_regex": ""}, "guided_regex", "cannot be empty"),
         ({"guided_regex": "a", "guided_grammar": "b"}, "guided_grammar", "cannot be combined"),
-        ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "structured_outputs", "cannot be combined"),
+        ({"guided_regex": "a", "structured_outputs": {"regex": "b"}}, "structured_outputs.regex", "cannot be combined"),
         ({"structured_outputs": {}}, "structured_outputs", "exactly one of"),
         ({"structured_outputs": {"regex": "a", "grammar": "b"}}, "structured_outputs", "exactly one of"),
         ({"structured_outputs": {"whitespace": "a"}}, "structured_outputs.whitespace", "is not a parameter"),
@@ -447,6 +461,25 @@ async def test_what_is_wrong_is_a_400_that_names_it(service: Route, fields: dict
     assert (answer.status_code in (400, 404), error["type"], error["param"]) == (True, "invalid_request_error", param), error
     assert message in error["message"]
     assert not service.engine.runs
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"guided_json": {"type": "no"}}, "guided_json"),
+        ({"guided_regex": "("}, "guided_regex"),
+        ({"guided_grammar": "start: foo"}, "guided_grammar"),
+        ({"structured_outputs": {"json": {"type": "no"}}}, "structured_outputs.json"),
+        ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+        ({"structured_outputs": {"grammar": "start: foo"}}, "structured_outputs.grammar"),
+        ({"structured_outputs": {"choice": ["a"]}}, "structured_outputs.choice"),
+        ({"structured_outputs": {"json_object": True}}, "structured_outputs.json_object"),
+    ],
+)
+async def test_a_grammar_that_cannot_be_compiled_is_called_as_it_was_sent(service: Route, fields: dict[str, Any], param: str) -> None:
+    service.engine.refusal = InvalidRequest("the grammar cannot be used", param="grammar")
+    answer = await service.post(**fields)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
 @pytest.mark.parametrize(("body", "status", "message"), [(b"{", 400, "not JSON"), (b"[]", 400, "object"), (b"", 400, "not JSON")])

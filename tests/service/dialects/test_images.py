@@ -209,7 +209,7 @@ async def test_where_nothing_draws_the_text_model_says_so() -> None:
 
 
 @pytest.fixture(scope="module")
-def official() -> Iterator[openai.OpenAI]:
+def official(where: str) -> Iterator[openai.OpenAI]:
     with serve_in_thread(generator_app(painter())) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="x", max_retries=0) as openais:
         yield openais
 

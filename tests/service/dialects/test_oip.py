@@ -16,6 +16,7 @@ from export import contract
 from service.dialects import oip_tensors
 from service.dialects.oip_schemas import InferResponse
 from tests.service.fakes import HIDDEN, WIDTH, FakeSession, client, fake_app, fake_bundle, fake_tokenizer, serve_in_thread
+from tests.service.generation_fakes import FakeGenerator, generator_app
 
 TOKENIZER = fake_tokenizer()
 LENGTH = oip_tensors.JSON_LENGTH_HEADER
@@ -67,6 +68,9 @@ def batch(*rows: list[int]) -> list[dict[str, Any]]:
         numbers("input_ids", [each + [0] * (longest - len(each)) for each in rows], shape),
         numbers("attention_mask", [[1] * len(each) + [0] * (longest - len(each)) for each in rows], shape),
     ]
+
+
+VECTORS = [{"name": "sentence_embedding"}]
 
 
 async def infer(http: httpx.AsyncClient, *inputs: dict[str, Any], model: str = "enc", **fields: Any) -> httpx.Response:
@@ -146,6 +150,41 @@ async def test_metadata_lists_what_can_be_sent_and_asked(
     }
 
 
+def generators() -> list[FakeGenerator]:
+    """A decoder and an encoder-decoder, with a graph."""
+    graph = contract.Graph(
+        file=contract.GRAPH,
+        opset=20,
+        inputs=(
+            contract.Tensor(name=contract.TOKENS, dtype="int64", shape=("B", "N")),
+            contract.Tensor(name="state_0_S", dtype="float32", shape=("B", 2, 4)),
+        ),
+        outputs=(contract.Tensor(name=contract.STEP_LOGITS, dtype="float32", shape=("B", "M", 258)),),
+        operators={},
+        optimisation="none",
+    )
+    models = [FakeGenerator("wordy"), FakeGenerator("writer", kind="encoder_decoder")]
+    for model in models:
+        model.manifest = model.manifest.model_copy(update={"graph": graph})
+    return models
+
+
+@pytest.mark.parametrize("model", ["wordy", "writer"])
+async def test_what_continues_texts_has_metadata_and_readiness_and_is_asked_elsewhere(model: str) -> None:
+    async with client(generator_app(*generators())) as http:
+        body = (await http.get(f"/v2/models/{model}")).json()
+        assert body["inputs"] == [
+            {"name": "tokens", "datatype": "INT64", "shape": [-1, -1]},
+            {"name": "state_0_S", "datatype": "FP32", "shape": [-1, 2, 4]},
+        ]
+        assert body["outputs"] == [{"name": "logits", "datatype": "FP32", "shape": [-1, -1, 258]}]
+        for path in (f"/v2/models/{model}/ready", f"/v2/models/{model}/versions/1/ready"):
+            assert (await http.get(path)).json() == {"name": model, "ready": True}
+        response = await infer(http, texts("a"), model=model)
+        assert response.status_code == 400
+        assert "POST /v1/completions" in response.json()["error"]
+
+
 @pytest.mark.parametrize("name", ["org/team.model", quote("org/team.model", safe=""), "short"])
 async def test_a_name_may_hold_slashes_plain_or_encoded(http: httpx.AsyncClient, name: str) -> None:
     for path in (f"/v2/models/{name}", f"/v2/models/{name}/versions/1", f"/v2/models/{name}/ready", f"/v2/models/{name}/versions/1/ready"):
@@ -185,11 +224,21 @@ async def test_text_in_and_its_vectors_out(http: httpx.AsyncClient) -> None:
     assert response.status_code == 200
     body = response.json()
     InferResponse.model_validate(body)
-    (output,) = body.pop("outputs")
+    vectors = body.pop("outputs")[0]
     assert body == {"model_name": "enc", "model_version": "1", "id": "42"}
-    assert (output["name"], output["datatype"], output["shape"]) == ("sentence_embedding", "FP32", [2, WIDTH])
-    assert array(output).tolist() == [row("sentence_embedding", ids("the cat")), row("sentence_embedding", ids("a dog"))]
+    assert (vectors["name"], vectors["datatype"], vectors["shape"]) == ("sentence_embedding", "FP32", [2, WIDTH])
+    assert array(vectors).tolist() == [row("sentence_embedding", ids("the cat")), row("sentence_embedding", ids("a dog"))]
     assert response.headers["x-truncated-inputs"] == "0"
+
+
+@pytest.mark.parametrize("fields", [{}, {"outputs": None}, {"outputs": []}])
+async def test_all_outputs_are_sent_where_none_is_asked_for(http: httpx.AsyncClient, fields: dict[str, Any]) -> None:
+    names = ["sentence_embedding", "pooled", "token_embeddings"]
+    body = (await infer(http, texts("the cat"), **fields)).json()
+    assert [output["name"] for output in body["outputs"]] == names
+    assert [array(output)[0].tolist() for output in body["outputs"]] == [row(name, ids("the cat")) for name in names]
+    body = (await infer(http, texts("the cat"), model="labels", **fields)).json()
+    assert [output["name"] for output in body["outputs"]] == ["logits"]
 
 
 async def test_text_may_be_a_column(http: httpx.AsyncClient) -> None:
@@ -234,7 +283,7 @@ async def test_ids_run_as_they_are_up_to_the_end_of_their_mask(http: httpx.Async
     tensors = batch(short, long)
     if flat:
         tensors = [{**tensor, "data": [number for each in tensor["data"] for number in each]} for tensor in tensors]
-    body = (await infer(http, *tensors)).json()
+    body = (await infer(http, *tensors, outputs=VECTORS)).json()
     assert array(body["outputs"][0]).tolist() == [row("sentence_embedding", short), row("sentence_embedding", long)]
     assert sorted(each for run in app.state.catalog.session("enc").batches for each in run) == sorted([short, long])
 
@@ -280,7 +329,9 @@ def header(name: str, datatype: str, *shape: int) -> dict[str, Any]:
 
 async def test_text_as_bytes_and_vectors_as_bytes(http: httpx.AsyncClient) -> None:
     blob = packed("the cat", "日本", "a dog")
-    response = await infer_binary(http, (header("text", "BYTES", 3), blob), parameters={"binary_data_output": True}, id="b")
+    response = await infer_binary(
+        http, (header("text", "BYTES", 3), blob), parameters={"binary_data_output": True}, id="b", outputs=VECTORS
+    )
     body, tail = unpack(response)
     assert body == {
         "model_name": "enc",

@@ -317,12 +317,10 @@ async def test_work_ends_with_the_client_that_asked_for_it(service: Service, whe
     else:
         caller.task.cancel()
         await asyncio.gather(caller.task, return_exceptions=True)
-    for _ in range(5):  # the task of the work hears of it
-        await asyncio.sleep(0)
-    engine = service.catalog.get("mini").engine
+    engine = service.catalog.computing("mini")
     waiting = [item for lane in engine._queue.lanes for bucket in lane._by_length.values() for item in bucket]
     assert waiting
-    assert not any(item.wanted(time.monotonic()) for item in waiting)
+    await until(lambda: not any(item.wanted(time.monotonic()) for item in waiting))
     service.session.open()
     assert service.catalog.active == 0
 
@@ -331,7 +329,7 @@ async def test_work_ends_with_the_client_that_asked_for_it(service: Service, whe
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, FakeCatalog]]:
+def served(tmp_path_factory: pytest.TempPathFactory, where: str) -> Iterator[tuple[str, FakeCatalog]]:
     folder = tmp_path_factory.mktemp("served")
     app = fake_app(fake_bundle(folder / "mini"), api_keys=("sk-0123456789",))
     with serve_in_thread(app) as url:

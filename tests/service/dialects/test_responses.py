@@ -6,7 +6,7 @@ from typing import Any
 import openai
 import pytest
 
-from service.errors import NotReady, Overloaded, RuntimeFailed
+from service.errors import InvalidRequest, NotReady, Overloaded, RuntimeFailed
 from service.generation.request import Grammar
 from tests.service.dialects.asking import HI_PROMPT, N_HI_PROMPT, N_SAID, Route, route
 from tests.service.generation_fakes import SAID, FakeGenerator
@@ -87,6 +87,12 @@ async def test_limits_seed_and_format_reach_the_engine(service: Route) -> None:
     content = await service.whole(text={"format": schema})
     assert content["text"]["format"]["schema"] == {"type": "null"}
     assert service.engine.requests[-1].grammar == Grammar(kind="json_schema", source='{"type": "null"}')
+
+
+async def test_a_format_that_cannot_be_compiled_is_named(service: Route) -> None:
+    service.engine.refusal = InvalidRequest("the JSON schema cannot be used", param="grammar")
+    answer = await service.post(text={"format": {"type": "json_object"}})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "text.format")
 
 
 async def test_log_probabilities_are_there_where_they_are_included(service: Route) -> None:

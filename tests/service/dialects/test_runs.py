@@ -1,8 +1,6 @@
 """The runs of a request, as they are read: together, in time, and to the end."""
 
 import asyncio
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -18,14 +16,8 @@ REQUEST = GenerationRequest(prompt=(1,), sampling=Sampling(seed=0), max_tokens=9
 
 def begun(n: int) -> tuple[Runs, list[Run]]:
     """So many runs that nobody works on, and their reader."""
-    made: list[Run] = []
-
-    def submit(request: GenerationRequest) -> Run:
-        made.append(Run(request, Usage(1), lambda run: None))
-        return made[-1]
-
-    model: Any = SimpleNamespace(name="m", engine=SimpleNamespace(submit=submit))
-    return Runs(model, [REQUEST] * n, Call("id", 0.0), n=n, prompt_field="prompt"), made
+    made = [Run(REQUEST, Usage(1), lambda run: None) for _ in range(n)]
+    return Runs(made, Call("id", 0.0), n=n), made
 
 
 @pytest.mark.parametrize("first_taken", [True, False])

@@ -19,6 +19,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from export import contract
 from service.errors import RouteNotFound, RuntimeFailed, ServiceError
 from tests.service.fakes import HIDDEN, WIDTH, FakeSession, client, fake_app, fake_bundle, fake_tokenizer, serve_in_thread
+from tests.service.generation_fakes import FakeGenerator, generator_app
 
 # A score is computed in float64 from the same float32 logit on both sides, so only the last bits may differ.
 SCORE_TOLERANCE = 1e-12
@@ -171,13 +172,13 @@ async def test_queue_and_inference_time_are_those_of_the_run_and_not_of_the_cach
     app = fake_app(fake_bundle(tmp_path / "encoder"), threads=1)
     async with client(app) as http:
         spent = []
-        real = app.state.catalog.models["encoder"].engine.run
+        real = app.state.catalog.computing("encoder").run
 
         async def watched(*inputs: Any, **options: Any) -> Any:
             spent.append(options["spent"])
             return await real(*inputs, **options)
 
-        app.state.catalog.models["encoder"].engine.run = watched
+        app.state.catalog.computing("encoder").run = watched
         await http.post("/embed", json={"inputs": ["the cat", "a dog"]})
         await http.post("/embed", json={"inputs": ["the cat", "a dog"]})
     assert spent[0].inference_s > 0
@@ -443,6 +444,24 @@ async def test_info_of_another_model_says_its_labels(http: httpx.AsyncClient, ki
     assert_error(await http.get("/info", params={"model": "nobody"}), 404, "Validation", "nobody")
 
 
+async def test_info_of_a_decoder_names_what_it_can_describe(tmp_path: Path) -> None:
+    app = fake_app(*bundles(tmp_path))
+    async with client(app) as http:
+        app.state.catalog.models["wordy"] = FakeGenerator("wordy")
+        refused = await http.get("/info", params={"model": "wordy"})
+        assert_error(refused, 424, "Backend", f"Served of these: {', '.join([*MODELS, 'tags'])}")
+        del app.state.catalog.models["wordy"]
+    async with client(generator_app(FakeGenerator("wordy"))) as http:
+        assert_error(await http.get("/info"), 424, "Backend", "Served of these: none")
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping", "/"])
+async def test_probes_answer_head_as_they_answer_get(http: httpx.AsyncClient, path: str) -> None:
+    assert (await http.head(path)).status_code == 200
+    http._transport.app.state.catalog.draining = True  # type: ignore[attr-defined]
+    assert (await http.head(path)).status_code == 503
+
+
 @pytest.mark.parametrize("path", ["/health", "/ping", "/"])
 async def test_health_is_200_with_nothing_in_it_and_503_while_the_runtime_fails(http: httpx.AsyncClient, path: str) -> None:
     response = await http.get(path)
@@ -600,7 +619,7 @@ async def test_errors_of_the_framework_are_in_this_form_too(tmp_path: Path) -> N
         refused = await http.get("/embed")
         assert_error(refused, 405, "Validation")
         assert refused.headers["allow"] == "POST"
-        assert (await http.put("/")).headers["allow"] == "GET, POST"
+        assert (await http.put("/")).headers["allow"] == "GET, HEAD, POST"
         assert_error(await http.get("/embed/nothing"), 404, "Validation")
         assert_error(await http.post("/embed", json={"inputs": "a"}, headers={"x-lane": "fast"}), 422, "Validation", "x-lane")
 

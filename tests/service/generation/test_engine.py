@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from service.batching import Lane
-from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed
+from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed
 from service.generation.condition import Condition
 from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.grammar import Grammars
@@ -267,6 +267,18 @@ async def test_a_thread_that_dies_leaves_nobody_waiting(steps: FakeSteps, tokeni
         await until(lambda: not engine.alive)
 
 
+async def test_a_device_that_is_lost_ends_the_thread(steps: FakeSteps, tokenizer: Path) -> None:
+    """Every later call would fail: the health check sees the dead thread, and a new process takes the replica's place."""
+    steps.failures[0] = RuntimeError("CUDA failure 719: unspecified launch failure ; GPU=0 ; hostname=node ; file=cuda_call.cc ; line=1 ;")
+    async with running(steps, tokenizer, slots=1) as engine, asyncio.timeout(PATIENCE_S):
+        first, second = [engine.submit(ask(at)) for at in (1, 2)]
+        with pytest.raises(RuntimeFailed):
+            await tokens_of(first)
+        with pytest.raises(NotReady):
+            await tokens_of(second)
+        await until(lambda: not engine.alive)
+
+
 # Refusals and failures -------------------------------------------------------------------------------------------------------------------
 
 
@@ -302,6 +314,24 @@ async def test_a_full_queue_refuses_with_a_time_to_come_back(steps: FakeSteps, t
         assert refused.value.retry_after_s > 0
         steps.open()
         await asyncio.gather(*map(tokens_of, [first, *waiting]))
+
+
+async def test_a_request_that_would_wait_too_long_for_a_slot_is_refused(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer, slots=1, max_wait_s=2, max_bulk_wait_s=5) as engine:
+        steps.hold()
+        runs = [engine.submit(ask(1))]
+        await begun(steps, 1)
+        engine._run_s = 1.0  # what runs have taken
+        runs += await engine.open([ask(2), ask(3), ask(4)])  # of one request, nobody waits before its first
+        with pytest.raises(QueueTooLong, match=r"needs about 3.00 s and may need 2.00 s") as refused:
+            await engine.open([ask(5)])
+        assert refused.value.retry_after_s == 3
+        runs += [run for n in range(3) for run in await engine.open([ask(6 + n, lane=Lane.BULK)])]
+        with pytest.raises(QueueTooLong, match=r"needs about 6.00 s and may need 5.00 s"):
+            await engine.open([ask(9, lane=Lane.BULK)])
+        steps.open()
+        assert all(await asyncio.gather(*map(tokens_of, runs)))
+        assert await engine.open([ask(10)]), "nobody waits any more"
 
 
 async def test_a_failing_step_fails_those_who_took_part_and_no_one_after_them(steps: FakeSteps, tokenizer: Path) -> None:

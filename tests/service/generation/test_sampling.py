@@ -286,6 +286,25 @@ def test_a_row_without_any_token_fails_alone_and_stays_where_it_was(sampling: Sa
     assert (again[0], again[2]) == (first[0], first[2])
 
 
+@pytest.mark.parametrize(
+    ("fields", "banned", "masks", "param"),
+    [
+        ({"allowed_token_ids": (5,)}, (5,), {}, "allowed_token_ids"),
+        ({"allowed_token_ids": (5,), "logit_bias": {5: -100.0}}, (5,), {}, "allowed_token_ids"),
+        ({"allowed_token_ids": (5,)}, (), {0: words(6)}, "allowed_token_ids"),
+        ({}, (5,), {0: words(5)}, "min_tokens"),
+        ({"logit_bias": {5: 100.0}}, range(V), {}, "min_tokens"),
+        ({}, (), {0: words()}, None),  # the grammar alone
+    ],
+)
+def test_a_contradiction_names_one_of_the_fields_that_make_it(fields: Any, banned: Any, masks: Any, param: str | None) -> None:
+    sampler = Sampler(V, 2)
+    for row in range(2):
+        sampler.put(row, Sampling(seed=0, **(fields if row == 0 else {})), prompt=(1,))
+    failures = sampler.draw(some_logits(2), masks=masks, banned=(banned, ())).failures
+    assert {row: failure.param for row, failure in failures.items()} == {0: param}
+
+
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_logits_that_are_not_finite_fail_even_where_they_are_masked_away(bad: float) -> None:
     logits = some_logits(1)
@@ -326,6 +345,19 @@ def test_log_probabilities_of_a_prompt() -> None:
     logits[2, 0] = np.nan
     with pytest.raises(RuntimeFailed, match="not finite"):
         logprobs_of(logits, [8, 9, 10], 2)
+
+
+def test_the_rank_of_a_token_is_one_more_than_how_many_are_likelier() -> None:
+    """Whether it is among the likeliest that are told or not, and in however many pieces the rows are worked on."""
+    rows, vocab = 200, 4099
+    logits = some_logits(rows, vocab=vocab)
+    logits[:, 7] = logits[:, 8]
+    logits[0, 3] = -np.inf
+    token_ids = [3, 7, 8, *range(3, rows - 1), int(logits[-1].argmax())]
+    for n_top in (0, 2):
+        ranks = [told.rank for told in logprobs_of(logits, token_ids, n_top)]
+        assert ranks == [1 + sum(logits[row] > logits[row, token_id]) for row, token_id in enumerate(token_ids)]
+        assert (ranks[0], ranks[-1]) == (vocab, 1)
 
 
 # Refusals --------------------------------------------------------------------------------------------------------------------------------

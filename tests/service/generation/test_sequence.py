@@ -6,7 +6,7 @@ import pytest
 
 from service.errors import InvalidRequest
 from service.generation.condition import Condition
-from service.generation.request import GenerationRequest, Sampling, Usage
+from service.generation.request import Delta, GenerationRequest, Sampling, Usage
 from service.generation.run import Run
 from service.generation.sequence import Sequence
 from service.generation.text import TextStream, Vocabulary
@@ -22,7 +22,8 @@ def begun(vocabulary: Vocabulary, **options: Any) -> Sequence:
     request = GenerationRequest(**{"prompt": (1,), "sampling": Sampling(seed=0), "max_tokens": 20, **options})
     text = TextStream(vocabulary, stop=request.stop, include_stop=request.include_stop, skip_special_tokens=True)
     ends = frozenset((EOS, *request.stop_token_ids))
-    return Sequence(Run(request, Usage(1), lambda run: None), text, matcher=None, ends=ends, order=0)
+    read = None if request.stop else text
+    return Sequence(Run(request, Usage(1), lambda run: None, read), text if request.stop else None, matcher=None, ends=ends, order=0)
 
 
 def left_by(sequence: Sequence) -> Condition:
@@ -38,7 +39,9 @@ def said(sequence: Sequence, letters: str, vocabulary: Vocabulary) -> tuple[str,
     """What is left of a text that the model would say, a token a letter: the text, its tokens, and how it ended."""
     text = ""
     for letter in letters:
-        delta = sequence.accept(token(letter, vocabulary), None)
+        sequence.run.give(sequence.accept(token(letter, vocabulary), None))
+        delta = sequence.run.take()
+        assert delta is not None
         text += delta.text
         if delta.finish_reason is not None:
             return text, len(sequence.completion), delta.finish_reason, delta.stop_reason
@@ -67,7 +70,8 @@ def test_ends_and_stop_tokens_are_kept_away_until_there_are_enough_tokens(vocabu
         sequence.accept(token(letter, vocabulary), None)
     assert sequence.banned == ()
     delta = sequence.accept(token("z", vocabulary), None)
-    assert (delta.finish_reason, delta.stop_reason) == ("stop", token("z", vocabulary))
+    assert isinstance(delta, Delta), "an end, and no text"
+    assert (delta.text, delta.finish_reason, delta.stop_reason) == ("", "stop", token("z", vocabulary))
 
 
 def test_what_was_held_back_is_said_when_the_tokens_are_used_up(vocabulary: Vocabulary) -> None:

@@ -204,7 +204,19 @@ def test_byte_fallback_and_metaspace(decoder: Any, vocab: Any, tmp_path: Path) -
     assert "".join(told(stream(vocabulary), [1, 2, 3, 1, 0])) == " theé the"
 
 
-@pytest.mark.parametrize("decoder", [None, {"type": "WordPiece", "prefix": "##"}, {"type": "Sequence", "decoders": [{"type": "Fuse"}]}])
+@pytest.mark.parametrize(
+    "decoder", [None, {"type": "WordPiece", "prefix": "##"}, {"type": "Sequence", "decoders": [{"type": "BPEDecoder"}, {"type": "Fuse"}]}]
+)
 def test_a_tokenizer_without_bytes_is_refused_by_name(decoder: Any, tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"tokenizer\.json: a decoder of text needs"):
         Vocabulary(saved(tmp_path / "tokenizer.json", decoder, {"a": 0}))
+
+
+def test_a_tokenizer_whose_tokens_are_their_own_text(tmp_path: Path) -> None:
+    """Characters or words, put together as they are."""
+    file = tmp_path / "tokenizer.json"
+    described = {"model": {"vocab": {"é": 0, "1": 1, "</s>": 2}}, "decoder": {"type": "Fuse"}}
+    file.write_text(json.dumps(described | {"added_tokens": [{"id": 2, "content": "</s>", "special": True}]}))
+    vocabulary = Vocabulary(file)
+    assert [vocabulary[token] for token in (0, 1, 2)] == ["é".encode(), b"1", b"</s>"]
+    assert vocabulary.special == {2}

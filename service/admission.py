@@ -1,0 +1,124 @@
+"""Who comes into the queue of one engine, what is drawn from it, and how fast it is worked off.
+
+No thread and no clock of its own: the owner holds a lock and says what time it is, so all of this can be played through in a test.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from service.batching import Item, Lane, Queue
+from service.errors import DeadlineExceeded, NeverFits, Overloaded, QueueTooLong
+from service.patience import Patience
+
+_RATE_MEMORY = 0.9  # weight of the past in the moving average of tokens a second
+_TIRED = 4.0  # times as long as the queue may stand: what has waited longer was there before it had to be so short
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineLimits:
+    """Bounds of one engine, all in tokens or seconds. `tokens_per_s` and `run_cost_tokens` are as measured at start."""
+
+    max_queue_tokens: int = 524_288
+    max_batch_tokens: int = 512
+    run_cost_tokens: float = 16.0
+    tokens_per_s: float = 5_000.0
+    bulk_delay_s: float = 2.0
+    concurrent_runs: int = 1
+    max_wait_s: float = 1.0
+    max_bulk_wait_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A batch for one run, what was dropped on the way to it, and whether it is alone or leaves others in the queue."""
+
+    batch: list[Item]
+    dropped: list[Item]
+    alone: bool
+    leaves_some: bool
+
+    @property
+    def tokens(self) -> int:
+        return sum(len(item.ids) for item in self.batch)
+
+
+class Admission:
+    """The queue with its bounds in tokens and in time."""
+
+    def __init__(self, limits: EngineLimits) -> None:
+        self.limits = limits
+        self.queue = Queue(limits.max_batch_tokens, limits.run_cost_tokens, limits.bulk_delay_s)
+        self.tokens_per_s = limits.tokens_per_s  # of all runs side by side, moving average
+        self._running = self._running_tokens = 0
+        self._patience = (Patience(limits.max_wait_s), Patience(limits.max_bulk_wait_s))  # by lane
+        # Bulk work has what interactive work leaves: seconds between two of its tokens, moving average, and when the last one was drawn.
+        self._bulk_token_s = 0.0
+        self._bulk_drawn = 0.0
+
+    @property
+    def tokens(self) -> int:
+        """Queued or running."""
+        return self.queue.tokens + self._running_tokens
+
+    @property
+    def busy_s(self) -> float:
+        """How long a queue is that holds half a full batch: with that, no thread finds it empty, and runs stay short."""
+        return 0.5 * self.limits.max_batch_tokens / self.tokens_per_s
+
+    def check(self, lane: Lane, now: float) -> None:
+        """QueueTooLong when there is no room in this lane for anything more."""
+        if lane == Lane.BULK and len(self.queue) and self._patience[Lane.INTERACTIVE].standing(now):
+            raise QueueTooLong("Model is overloaded: interactive work leaves nothing for bulk work", retry_after_s=max(self.busy_s, 1.0))
+        queue_s = self.queue.tokens_before(lane) / self.tokens_per_s
+        if lane == Lane.BULK:
+            queue_s = max(queue_s, self.queue.lanes[lane].tokens * self._bulk_token_s)
+        self._patience[lane].check(now, queue_s, self.busy_s)
+
+    def put(self, items: Sequence[Item], lane: Lane, now: float, deadline: float) -> None:
+        """All of them or none, with Overloaded, NeverFits or DeadlineExceeded."""
+        tokens, limit = sum(len(item.ids) for item in items), self.limits.max_queue_tokens
+        if tokens > limit:
+            raise NeverFits(f"the request has {tokens} tokens and the queue holds {limit}: send it in parts")
+        if not items:
+            return
+        if (left_s := deadline - now) <= 0:
+            raise DeadlineExceeded("the request's deadline passed before it was queued")
+        self.check(lane, now)
+        if (excess := self.queue.tokens + tokens - limit) > 0:
+            raise Overloaded(
+                f"Model is overloaded: {self.queue.tokens} of {limit} tokens are queued and the request has {tokens}",
+                retry_after_s=excess / self.tokens_per_s,
+            )
+        if (wait_s := (self.queue.tokens_before(lane) + self._running_tokens) / self.tokens_per_s) > left_s:
+            raise Overloaded(
+                f"Model is overloaded: the queue needs about {wait_s:.2f} s and the request gives it {left_s:.2f} s",
+                retry_after_s=wait_s - left_s,
+            )
+        if lane == Lane.BULK and not self.queue.lanes[lane].size:
+            self._bulk_token_s, self._bulk_drawn = 1 / self.tokens_per_s, now
+        for item in items:
+            self.queue.put(item)
+
+    def take(self, now: float) -> Draw:
+        """The next batch; `ended` is to be called when its run has."""
+        standing = self._patience[Lane.INTERACTIVE].standing(now)
+        self.queue.patience_s = _TIRED * self.busy_s if standing else math.inf
+        batch, dropped = self.queue.take(now)
+        draw = Draw(batch, dropped, alone=not self._running and not len(self.queue), leaves_some=len(self.queue) > 0)
+        self._running += bool(batch)
+        self._running_tokens += draw.tokens
+        if batch and batch[0].lane == Lane.BULK:
+            token_s = (now - self._bulk_drawn) / draw.tokens
+            self._bulk_token_s = _RATE_MEMORY * self._bulk_token_s + (1 - _RATE_MEMORY) * token_s
+            self._bulk_drawn = now
+        return draw
+
+    def ended(self, draw: Draw, seconds: float, *, answered: bool) -> None:
+        """Its run took so long. One without answers fails at once, and says nothing about how fast the others are."""
+        rate = self._running * draw.tokens / seconds
+        # Nor does a run that took all there was, and may have been short, say how slowly a queue is worked off.
+        if answered and (draw.leaves_some or rate > self.tokens_per_s):
+            self.tokens_per_s = _RATE_MEMORY * self.tokens_per_s + (1 - _RATE_MEMORY) * rate
+        self._running -= 1
+        self._running_tokens -= draw.tokens

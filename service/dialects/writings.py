@@ -1,0 +1,114 @@
+"""`/v1/completions` of an encoder-decoder: the prompt is a source, and what is written from it is the completion.
+
+The likeliest output, found greedily or, with `num_beams`, by a beam ranked by the mean log-probability of a token; `n` of the beam's
+outputs, best first. `attention` asks for what each token was written from. All other fields that would change the output are refused.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from service import sse
+from service.batching import Lane
+from service.call import Call
+from service.catalog import Catalog
+from service.dialects import generation
+from service.dialects.chunks import Chunks
+from service.dialects.runs import Runs
+from service.errors import BatchTooLarge, InvalidRequest
+from service.generation.request import Delta, Sampling
+from service.writing.model import WritingModel
+from service.writing.request import WritingRequest, WritingRun
+
+if TYPE_CHECKING:
+    from service.dialects.completions import CompletionRequest
+
+MOST_WEIGHTS = 2**20  # numbers of all attention matrices of an answer
+_TAKEN = {"model", "prompt", "max_tokens", "n", "num_beams", "attention", "stream", "stream_options", "user", "seed", "skip_special_tokens"}
+
+
+async def complete(
+    body: "CompletionRequest", prompts: Sequence[list[int]], model: WritingModel, call: Call, catalog: Catalog, *, most_runs: int
+) -> Any:
+    """The answer, or the stream of it. A beam's outputs come at its end, all at once."""
+    _check(body, model)
+    if len(prompts) * body.n > most_runs:
+        raise BatchTooLarge(f"{len(prompts)} prompts with n={body.n} are more than {most_runs} completions: send them in parts", param="n")
+    asked = [
+        WritingRequest(
+            prompt=tuple(prompt),
+            sampling=Sampling(seed=0, temperature=0.0),
+            max_tokens=body.max_tokens,
+            n=body.n,
+            beams=body.num_beams or body.n,
+            attention=body.attention,
+            skip_special_tokens=body.skip_special_tokens,
+            lane=Lane.INTERACTIVE if call.lane is None else call.lane,
+            deadline=call.deadline,
+        )
+        for prompt in prompts
+    ]
+    if body.attention:
+        both = model.manifest.encoder_decoder
+        assert both is not None
+        weights = sum(len(prompt) for prompt in prompts) * body.n * min(body.max_tokens, both.max_output)
+        if weights > MOST_WEIGHTS:
+            raise InvalidRequest(
+                f"attention could have {weights} weights and the most is {MOST_WEIGHTS}: send fewer prompts", param="attention"
+            )
+    runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="prompt")
+    answer = _Answer(body, model, runs)
+    if body.stream:
+        return await sse.stream(runs, answer, call, catalog.settings)
+    choices = [answer.choice(index, delta) for index, delta in enumerate(await runs.all())]
+    return {**answer.head, "choices": choices, "usage": generation.usage_of(runs)}
+
+
+def _check(body: "CompletionRequest", model: WritingModel) -> None:
+    """What is asked for can be had of a model that writes the likeliest text."""
+    for name in sorted(body.model_fields_set - _TAKEN):
+        value, default = getattr(body, name), type(body).model_fields[name].default
+        if value != (0 if name == "temperature" else default):
+            raise InvalidRequest(f"{name} has no effect on model {model.name}, which writes the likeliest text: leave it out", param=name)
+    if body.max_tokens == 0:
+        raise InvalidRequest("max_tokens=0: there would be nothing to answer", param="max_tokens")
+    if body.num_beams is not None and body.n > body.num_beams:
+        raise InvalidRequest(f"n={body.n} is more than num_beams={body.num_beams}: a beam has no more outputs", param="n")
+    if body.n > (most := 8):
+        raise InvalidRequest(f"n={body.n} and the most is {most} outputs of a beam", param="n")
+    generation.check_streaming(body.stream, body.stream_options)
+
+
+class _Answer(Chunks):
+    """Choices from deltas; also the script of the stream."""
+
+    def __init__(self, body: "CompletionRequest", model: WritingModel, runs: Runs) -> None:
+        self._attention = body.attention
+        super().__init__(model, runs, body.stream_options, id_prefix="cmpl-", object_="text_completion")
+
+    def choice(self, index: int, delta: Delta) -> dict[str, Any]:
+        """What this delta adds; with the last one comes the attention."""
+        choice = {
+            "index": index,
+            "text": delta.text,
+            "logprobs": None,
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+        }
+        if self._attention and delta.finish_reason is not None:
+            choice["attention"] = self._matrix(self.runs.runs[index])
+        return choice
+
+    def _matrix(self, run: Any) -> dict[str, Any]:
+        assert isinstance(run, WritingRun)
+        assert run.attention is not None
+        return {
+            "source": [generation.token_text(token, self.model) for token in run.request.prompt],
+            "tokens": [generation.token_text(token, self.model) for token in run.attention.tokens],
+            "weights": [[round(float(weight), 4) for weight in row] for row in run.attention.weights],
+        }
+
+    def opening(self) -> bytes:
+        return b""
+
+    def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:
+        return b"".join(self.chunk([self.choice(index, delta)]) for index, delta in pieces if generation.worth_sending(delta))

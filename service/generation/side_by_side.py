@@ -1,0 +1,45 @@
+"""Calls that release the interpreter, side by side on threads that wait for them."""
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+
+Call = Callable[[], None]
+
+
+class SideBySide:
+    """Makes several calls at once, the first on the caller's own thread. Used by one thread.
+
+    An executor would do, but its futures are locks and conditions: to wake one costs a fifth of a decode step.
+    """
+
+    def __init__(self, width: int) -> None:
+        """For up to `width` calls."""
+        self._calls: list[SimpleQueue[Call | None]] = [SimpleQueue() for _ in range(width - 1)]
+        self._ended: SimpleQueue[BaseException | None] = SimpleQueue()
+        for number, calls in enumerate(self._calls):
+            threading.Thread(target=_make, args=(calls, self._ended), name=f"side-{number}", daemon=True).start()
+            weakref.finalize(self, calls.put, None)
+
+    def __call__(self, calls: Sequence[Call]) -> None:
+        """Until all have ended; raises what one of them raised."""
+        first, *others = calls
+        for queue, call in zip(self._calls, others, strict=False):
+            queue.put(call)
+        try:
+            first()
+        finally:
+            errors = [error for _ in others if (error := self._ended.get()) is not None]
+        if errors:
+            raise errors[0]
+
+
+def _make(calls: "SimpleQueue[Call | None]", ended: "SimpleQueue[BaseException | None]") -> None:
+    while (call := calls.get()) is not None:
+        try:
+            call()
+        except BaseException as error:  # it is the caller's
+            ended.put(error)
+        else:
+            ended.put(None)

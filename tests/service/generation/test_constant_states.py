@@ -1,0 +1,74 @@
+"""Every layer whose state has a constant size runs in the engine as it is: one bundle with a block of each."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from export import contract
+from models import LAYERS
+from service.generation.condition import Condition
+from service.generation.engine import GeneratorEngine, GeneratorLimits
+from service.generation.grammar import Grammars
+from service.generation.request import GenerationRequest, Sampling
+from service.generation.run import Run
+from service.generation.session import OnnxStepSession
+from service.generation.text import Vocabulary
+from service.metrics import GeneratorMetrics, Metrics
+from tests.decoders import EVERY_CONSTANT_STATE
+
+N_RUNS = 17
+TOKENS = 24
+
+
+@asynccontextmanager
+async def running(bundle: Path) -> AsyncIterator[GeneratorEngine]:
+    file = bundle / contract.TOKENIZER
+    engine = GeneratorEngine(
+        OnnxStepSession(bundle, contract.read_manifest(bundle), threads=2),
+        Vocabulary(file),
+        eos_token_ids=(),
+        grammars=Grammars(file, ()),
+        limits=GeneratorLimits(slots=N_RUNS),
+        metrics=GeneratorMetrics(Metrics(), "b"),
+    )
+    engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+def asked(number: int) -> GenerationRequest:
+    """Prompts of 1, 8, 15 .. tokens."""
+    prompt = tuple((number + at) % 256 for at in range(1 + 7 * number))
+    return GenerationRequest(prompt=prompt, sampling=Sampling(seed=number), max_tokens=TOKENS)
+
+
+async def tokens_of(run: Run) -> list[int]:
+    return [token_id async for delta in run for token_id in delta.token_ids]
+
+
+def test_the_bundle_has_every_such_layer() -> None:
+    assert set(EVERY_CONSTANT_STATE["layers"]) == {name for name, layer in LAYERS.items() if layer.capabilities.state == "constant"}
+
+
+async def test_the_tokens_are_the_same_alone_and_among_others(constant_states_bundle: Path) -> None:
+    async with running(constant_states_bundle) as engine:
+        together = await asyncio.gather(*(tokens_of(engine.submit(asked(number))) for number in range(N_RUNS)))
+        alone = [await tokens_of(engine.submit(asked(number))) for number in (0, 3, N_RUNS - 1)]
+    assert alone == [together[0], together[3], together[-1]]
+    assert all(len(tokens) == TOKENS for tokens in together)
+
+
+async def test_a_run_goes_on_in_another_engine_from_its_packed_condition(constant_states_bundle: Path) -> None:
+    request = asked(5)
+    async with running(constant_states_bundle) as engine:
+        whole = await tokens_of(engine.submit(request))
+        run = engine.submit(request)
+        first = await anext(run)
+        condition = await engine.take(run)
+    said = [*first.token_ids, *[token_id async for delta in run for token_id in delta.token_ids]]
+    async with running(constant_states_bundle) as engine:
+        rest = await tokens_of(engine.resume(Condition.unpack(condition.pack())))
+    assert said + rest == whole

@@ -1,0 +1,44 @@
+"""Calls of the runtime: a row's bits do not depend on how many threads there are, or on how a batch is shared out among them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from export import contract
+from service.generation.session import LEAST_ROWS, OnnxStepSession, zeros
+from tests.decoders import tiny_decoder_bundle
+
+THREADS = 2
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_decoder_bundle(
+        tmp_path_factory.mktemp("session") / "b", d_model=64, n_heads=4, d_feedforward=144, layers="gated_delta", positions="none"
+    )
+
+
+def stepped(session: OnnxStepSession, rows: int, width: int) -> list[np.ndarray]:
+    """The logits and states of `rows` sequences after some steps of `width` tokens."""
+    tokens = np.random.default_rng(0).integers(0, session.vocab_size, (STEPS, rows, width))
+    lengths, wanted = np.full(rows, width), np.full((rows, 1), width - 1)
+    states, out = zeros(session.decoder, rows), zeros(session.decoder, rows)
+    for step in range(STEPS):
+        logits = session.run(tokens[step], lengths, lengths * step, wanted, states, out)
+        states, out = out, states
+    return [logits, *states]
+
+
+@pytest.mark.parametrize("rows", [1, LEAST_ROWS * THREADS - 1, LEAST_ROWS * THREADS, LEAST_ROWS * THREADS + 1, 33])
+@pytest.mark.parametrize("width", [1, 5])
+def test_bits_do_not_depend_on_threads(bundle: Path, rows: int, width: int) -> None:
+    manifest = contract.read_manifest(bundle)
+    one, wide, shared = (
+        stepped(OnnxStepSession(bundle, manifest, threads=threads, share_out=share_out), rows, width)
+        for threads, share_out in ((1, False), (THREADS, False), (THREADS, True))
+    )
+    for ours, same, reference in zip(shared, wide, one, strict=True):
+        assert np.array_equal(ours, reference)
+        assert np.array_equal(same, reference)

@@ -1,0 +1,99 @@
+"""A pool of one replica in this process: everything between gateway and replica but Ray."""
+
+import asyncio
+import copy
+import io
+import pickle
+import threading
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+from service.engine import EncoderEngine
+from service.pools.catalog import GatewayCatalog
+from service.pools.client import PoolGenerator
+from service.pools.host import Host
+from service.settings import Settings
+from tests.service import fakes
+from tests.service.generation_fakes import FakeGenerator, FakeGeneratorCatalog
+
+
+class Loopback:
+    """A `service.pools.client.Pool`. What crosses is copied, and may be of no class of ours."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        return crossed(await getattr(self.host, method)(*crossed(arguments)))
+
+    async def stream(self, method: str, *arguments: Any, key: str) -> AsyncGenerator[Any, None]:
+        messages = getattr(self.host, method)(*crossed(arguments))
+        try:
+            async for message in messages:
+                yield crossed(message)
+        finally:
+            await messages.aclose()
+
+
+class _Foreign(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        assert module.split(".")[0] not in ("service", "export", "tests"), f"{module}.{name} has crossed"
+        return super().find_class(module, name)
+
+
+def crossed(value: Any) -> Any:
+    """The value, as it arrives elsewhere."""
+    return _Foreign(io.BytesIO(pickle.dumps(value))).load()
+
+
+class FakeGateway(GatewayCatalog):
+    """A gateway before fake sessions in one replica; tests hold, break and read those as if they were its own."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.behind = fakes.FakeCatalog(settings)
+        self._host = Host(self.behind)
+        super().__init__(settings, encoders=Loopback(self._host), generators=None)
+        self.settled = threading.Event()
+
+    async def connect(self) -> None:
+        await self._host.start()
+        await super().connect()
+
+    def start(self) -> None:
+        super().start()
+        self.settled.set()
+
+    async def stop(self) -> None:
+        await super().stop()
+        await self.behind.stop()
+
+    def session(self, name: str) -> fakes.FakeSession:
+        return self.behind.session(name)
+
+    def computing(self, name: str) -> EncoderEngine:
+        return self.behind.computing(name)
+
+
+class FakeGeneratorGateway(FakeGeneratorCatalog):
+    """The same before fake decoders."""
+
+    def __init__(self, generators: Sequence[FakeGenerator], settings: Settings) -> None:
+        super().__init__(generators, settings)
+        self._host = Host(FakeGeneratorCatalog(generators, settings))
+        self._gateway = GatewayCatalog(settings, encoders=None, generators=Loopback(self._host))
+
+    async def connect(self) -> None:
+        await self._host.start()
+        await self._gateway.connect()
+
+    def load(self) -> None:
+        (client,) = self._gateway._clients
+        for generator in self._generators:
+            there = copy.copy(generator)
+            there.engine = PoolGenerator(client, generator.name, generator.manifest.fingerprint)  # type: ignore[assignment]
+            self.models[generator.name] = there  # type: ignore[assignment]
+
+    async def stop(self) -> None:
+        await self._gateway.stop()
+        await super().stop()
+        await asyncio.sleep(0)  # what was cancelled ends

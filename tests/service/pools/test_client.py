@@ -1,0 +1,254 @@
+"""What a gateway does when replicas are lost, silent or of another version."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from export.contract import BundleError
+from service.batching import Lane
+from service.call import Call
+from service.errors import NotReady, QueueTooLong
+from service.generation.request import GenerationRequest, Sampling
+from service.pools import catalog as catalogs
+from service.pools import client as pools
+from service.pools import wire
+from service.pools.catalog import GatewayCatalog
+from service.pools.client import PoolClient, PoolGenerator, ReplicaLost
+from service.pools.host import Host
+from service.settings import Settings
+from tests.service.fakes import PATIENCE_S, fake_bundle, fake_catalog
+from tests.service.generation_fakes import FakeGenerator, FakeGeneratorCatalog
+from tests.service.pool_fakes import Loopback
+
+REQUEST = GenerationRequest(prompt=(1, 2), sampling=Sampling(seed=0), max_tokens=5)
+
+
+class Mortal(Loopback):
+    """Dies so many times: of each method, before it has answered, or after so many messages."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.deaths: dict[str, int] = {}
+        self.after_messages = 0
+        self.asked: list[str] = []
+
+    def _dies(self, method: str) -> bool:
+        self.asked.append(method)
+        self.deaths[method] = self.deaths.get(method, 0) - 1
+        return self.deaths[method] >= 0
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        if self._dies(method):
+            raise ReplicaLost("gone")
+        return await super().call(method, *arguments)
+
+    async def stream(self, method: str, *arguments: Any, key: str) -> AsyncGenerator[Any, None]:
+        left = self.after_messages if self._dies(method) else -1
+        async for message in super().stream(method, *arguments, key=key):
+            if not left:
+                raise ReplicaLost("gone")
+            left -= 1
+            yield message
+
+
+async def encoding(folder: Path) -> tuple[GatewayCatalog, Mortal]:
+    """A gateway that is ready, and the pool it stands before."""
+    behind = fake_catalog(fake_bundle(folder / "mini"))
+    host = Host(behind)
+    await host.start()
+    pool = Mortal(host)
+    gateway = GatewayCatalog(behind.settings, encoders=pool, generators=None)
+    await gateway.connect()
+    await asyncio.to_thread(gateway.load)
+    return gateway, pool
+
+
+async def stop(gateway: GatewayCatalog, pool: Mortal) -> None:
+    await gateway.stop()
+    await pool.host.catalog.stop()
+
+
+async def test_what_an_encoder_took_with_it_is_asked_for_once_more(tmp_path: Path) -> None:
+    gateway, pool = await encoding(tmp_path)
+    expected = (await gateway.get("mini").answer(["cat"], Call("a", 0.0))).rows[0]
+    pool.deaths = {"encode": 1}
+    row = (await gateway.get("mini").answer(["cat"], Call("a", 0.0))).rows[0]
+    assert (row == expected).all()
+    pool.deaths = {"encode": 2}
+    with pytest.raises(NotReady, match="gone"):
+        await gateway.get("mini").answer(["cat"], Call("a", 0.0))
+    await stop(gateway, pool)
+
+
+async def test_a_row_that_came_before_its_replica_was_lost_comes_once(tmp_path: Path) -> None:
+    gateway, pool = await encoding(tmp_path)
+    pool.deaths, pool.after_messages = {"encode_by_row": 1}, 1
+    texts, came = ["cat", "dog " * 60, "fish " * 60], []
+    answer = await gateway.get("mini").answer(texts, Call("a", 0.0), on_result=lambda at, row: came.append(at))
+    assert sorted(came) == [0, 1, 2]
+    assert len(answer.rows) == 3
+    assert pool.asked.count("encode_by_row") == 2
+    await stop(gateway, pool)
+
+
+async def test_a_pool_that_is_silent_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway, pool = await encoding(tmp_path)
+    assert await gateway.ready()
+    monkeypatch.setattr(pools, "_SILENCE_S", 0.0)
+    pool.deaths = {"healthy": 1000}
+    assert not await gateway.ready()
+    with pytest.raises(NotReady, match="no replica has answered"):
+        await gateway.get("mini").answer(["cat"], Call("a", 0.0))
+    monkeypatch.undo()
+    pool.deaths = {}
+    assert await gateway.ready()
+    await stop(gateway, pool)
+
+
+class Refusing(Mortal):
+    """Refuses encodes by turns, as told."""
+
+    refusals: list[bool]
+
+    async def call(self, method: str, *arguments: Any) -> Any:
+        if method == "encode" and self.refusals and self.refusals.pop(0):
+            self.asked.append("refused")
+            return "refused", wire.pack_error(QueueTooLong("full", retry_after_s=0.001))
+        return await super().call(method, *arguments)
+
+
+async def refusing(folder: Path, *refusals: bool) -> tuple[GatewayCatalog, Refusing]:
+    gateway, pool = await encoding(folder)
+    pool.__class__ = Refusing
+    assert isinstance(pool, Refusing)
+    pool.refusals = list(refusals)
+    return gateway, pool
+
+
+async def test_parts_of_a_request_that_was_begun_are_asked_for_again_when_they_are_refused(tmp_path: Path) -> None:
+    """Its own parts are the queue before them; so a request of any size is taken by an idle pool."""
+    gateway, pool = await refusing(tmp_path, False, True, True, True, True, False, True)
+    answer = await gateway.get("mini").answer([f"cat {n}" for n in range(150)], Call("a", 0.0))
+    assert len(answer.rows) == 150
+    assert pool.asked.count("encode") == 3
+    assert pool.asked.count("refused") == 5
+    await stop(gateway, pool)
+
+
+async def test_a_request_of_which_every_part_is_refused_is_refused(tmp_path: Path) -> None:
+    gateway, pool = await refusing(tmp_path, True, True, True)
+    with pytest.raises(QueueTooLong, match="full"):
+        await gateway.get("mini").answer([f"cat {n}" for n in range(150)], Call("a", 0.0))
+    assert pool.asked.count("refused") == 3
+    await stop(gateway, pool)
+
+
+async def test_what_a_replica_has_just_refused_is_not_asked_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gateway, pool = await refusing(tmp_path, True)
+    monkeypatch.setattr(pools, "_REFUSING_S", 3600.0)
+    with pytest.raises(QueueTooLong):
+        await gateway.get("mini").answer(["cat"], Call("a", 0.0))
+    _, refusal = gateway.get("mini").engine._refused[Lane.INTERACTIVE]  # type: ignore[attr-defined]
+    refusal.retry_after_s = 3600.0
+    asked = len(pool.asked)
+    with pytest.raises(QueueTooLong, match="full"):
+        await gateway.get("mini").answer(["dog"], Call("a", 0.0))
+    assert len(pool.asked) == asked
+    assert (await gateway.get("mini").answer(["dog"], Call("a", 0.0, lane=Lane.BULK))).rows, "the other lane is another queue"
+    monkeypatch.undo()
+    refusal.retry_after_s = 0.0
+    assert (await gateway.get("mini").answer(["dog"], Call("a", 0.0))).rows
+    await stop(gateway, pool)
+
+
+async def test_replicas_of_another_bundle_stop_the_gateways_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(catalogs, "_EXCHANGE_S", 0.0)
+    behind = fake_catalog(fake_bundle(tmp_path / "old" / "mini"))
+    host = Host(behind)
+    await host.start()
+    other = fake_bundle(tmp_path / "new" / "mini", max_tokens=32)
+    gateway = GatewayCatalog(Settings(bundles=(other,)), encoders=Loopback(host), generators=None)
+    with pytest.raises(BundleError, match="give every node the same bundles"):
+        await gateway.connect()
+    await gateway.stop()
+    await behind.stop()
+
+
+async def test_a_gateway_waits_for_replicas_of_its_own_bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a rolling update needs it: who answers first is an older replica, which goes later."""
+    monkeypatch.setattr(catalogs, "_AGAIN_S", 0.0)
+    old, new = (fake_catalog(fake_bundle(tmp_path / age / "mini", max_tokens=N)) for age, N in (("old", 64), ("new", 32)))
+    hosts = [Host(old), Host(new)]
+    for host in hosts:
+        await host.start()
+    pool = Loopback(hosts[0])
+    gateway = GatewayCatalog(new.settings, encoders=pool, generators=None)
+    connecting = asyncio.create_task(gateway.connect())
+    while gateway.failure is None:  # noqa: ASYNC110  there is no event to wait for
+        await asyncio.sleep(0)
+    assert "give every node the same bundles" in gateway.failure
+    assert not connecting.done()
+    pool.host = hosts[1]
+    await connecting
+    assert gateway.failure is None
+    await asyncio.to_thread(gateway.load)
+    assert gateway.models
+    await gateway.stop()
+    for behind in (old, new):
+        await behind.stop()
+
+
+async def generating() -> tuple[PoolGenerator, Mortal, FakeGenerator]:
+    model = FakeGenerator("wordy")
+    host = Host(FakeGeneratorCatalog([model], Settings(threads=1, stream_interval_s=0)))
+    await host.start()
+    pool = Mortal(host)
+    client = PoolClient(pool)
+    await client.connect()
+    await client.stop()  # its heartbeat
+    return PoolGenerator(client, "wordy", model.manifest.fingerprint), pool, model
+
+
+async def test_a_run_that_was_not_accepted_is_asked_for_once_more() -> None:
+    engine, pool, model = await generating()
+    pool.deaths = {"generate": 1}
+    (run,) = await engine.open([REQUEST], "key")
+    async with asyncio.timeout(PATIENCE_S):
+        text = "".join([delta.text async for delta in run])
+    assert text == "Once "
+    assert pool.asked.count("generate") == 2
+    assert len(model.engine.runs) == 2
+
+
+@pytest.mark.parametrize("after", [1, 2, 3])
+async def test_a_run_that_was_accepted_ends_with_an_error_after_what_it_made(after: int) -> None:
+    """The first message accepts it."""
+    engine, pool, _ = await generating()
+    pool.deaths, pool.after_messages = {"generate": 1}, after
+    (run,) = await engine.open([REQUEST], "key")
+    made: list[str] = []
+
+    async def read() -> None:
+        async for delta in run:
+            made.append(delta.text)
+
+    with pytest.raises(ReplicaLost):
+        await asyncio.wait_for(read(), PATIENCE_S)
+    assert "".join(made) == "Once"[: after - 1]
+    assert pool.asked.count("generate") == 1
+
+
+async def test_who_leaves_all_runs_of_a_request_ends_them_where_they_are() -> None:
+    engine, _, model = await generating()
+    model.engine.hold(after=2)
+    runs = await engine.open([REQUEST, REQUEST], "key")
+    runs[0].cancel()
+    await asyncio.to_thread(model.engine.wait, lambda: model.engine.runs[1].usage.completion_tokens)
+    assert not any(run.cancelled for run in model.engine.runs), "one is still wanted, and they are one stream"
+    runs[1].cancel()
+    async with asyncio.timeout(PATIENCE_S):
+        while not all(run.cancelled for run in model.engine.runs):  # noqa: ASYNC110
+            await asyncio.sleep(0)

@@ -1,0 +1,209 @@
+"""Overload played through on a clock of the test's own: the real queue before a runtime of which it is known how long a run takes."""
+
+import heapq
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+from service.admission import Admission, Draw, EngineLimits
+from service.batching import Item, Lane, Work
+from service.errors import DeadlineExceeded, NeverFits, Overloaded, QueueTooLong
+
+RUN_S, TOKEN_S, RUNS, LENGTH = 0.002, 0.00015, 2, 12  # a run, a token of it, runs side by side, tokens of an input
+# Requests of one input that a busy runtime answers in a second, in batches of 512 tokens.
+CAPACITY = RUNS * (512 // LENGTH) / (RUN_S + 512 // LENGTH * LENGTH * TOKEN_S)
+LIMITS = EngineLimits(tokens_per_s=RUNS / TOKEN_S, run_cost_tokens=math.inf, concurrent_runs=RUNS)
+
+
+def items(count: int, lane: Lane = Lane.INTERACTIVE, now: float = 0.0, length: int = LENGTH) -> list[Item]:
+    work = Work(count, math.inf, now)
+    return [Item([1] * length, None, "o", lane, now, b"", [(work, index)]) for index in range(count)]
+
+
+@dataclass
+class Played:
+    """When requests came, and of those that were answered how long it took."""
+
+    latency_s: dict[float, float] = field(default_factory=dict)
+    refused: list[float] = field(default_factory=list)
+
+    def p99_s(self, begin_s: float, end_s: float) -> float:
+        return float(np.percentile([each for at, each in self.latency_s.items() if begin_s <= at < end_s], 99))
+
+    def answered_per_s(self, begin_s: float, end_s: float) -> float:
+        return sum(begin_s <= at + each < end_s for at, each in self.latency_s.items()) / (end_s - begin_s)
+
+
+def arrivals(draw: random.Random, *stages: tuple[float, float]) -> list[float]:
+    """Poisson arrivals at so many a second for so many seconds, stage after stage."""
+    made, now, end = [], 0.0, 0.0
+    for rate, seconds in stages:
+        end += seconds
+        while (now := now + draw.expovariate(rate)) < end:
+            made.append(now)
+        now = end
+    return made
+
+
+def play(admission: Admission, moments: Sequence[float], inputs: int = 1) -> Played:
+    """A request at each moment; the runtime works as soon as it can."""
+    played = Played()
+    ends: list[tuple[float, int, float, Draw]] = []  # of runs: when, order, since when, what
+
+    def begin(now: float) -> None:
+        while len(ends) < RUNS and len(admission.queue):
+            draw = admission.take(now)
+            played.refused.extend({item.arrived for item in draw.dropped})
+            if draw.batch:
+                heapq.heappush(ends, (now + RUN_S + draw.tokens * TOKEN_S, len(played.latency_s) + id(draw), now, draw))
+
+    for moment in [*moments, math.inf]:
+        while ends and ends[0][0] <= moment:
+            now, _, since, draw = heapq.heappop(ends)
+            admission.ended(draw, now - since, answered=True)
+            played.latency_s.update({item.arrived: now - item.arrived for item in draw.batch})
+            begin(now)
+        if moment < math.inf:
+            try:
+                admission.put(items(inputs, now=moment), Lane.INTERACTIVE, moment, math.inf)
+            except Overloaded:
+                played.refused.append(moment)
+            begin(moment)
+    return played
+
+
+KNEE = 0.85 * CAPACITY
+SECONDS = 8.0  # of a stage; its first one, in which it settles, is looked at by itself
+
+
+@pytest.fixture(scope="module")
+def overloaded() -> Played:
+    """8 s at the knee, 8 s at three times the knee, 8 s at half of it."""
+    return play(Admission(LIMITS), arrivals(random.Random(1), (KNEE, SECONDS), (3 * KNEE, SECONDS), (KNEE / 2, SECONDS)))
+
+
+def test_at_the_knee_nobody_is_refused(overloaded: Played) -> None:
+    assert min(overloaded.refused) > SECONDS
+
+
+def test_under_three_times_the_knee_what_is_accepted_is_as_fast_as_at_the_knee(overloaded: Played) -> None:
+    at_knee_s = overloaded.p99_s(1, SECONDS)
+    assert overloaded.p99_s(SECONDS + 1, 2 * SECONDS) < 2 * at_knee_s
+
+
+def test_and_the_runtime_is_not_idle_for_that(overloaded: Played) -> None:
+    assert overloaded.answered_per_s(SECONDS + 1, 2 * SECONDS) > 0.95 * CAPACITY
+
+
+def test_in_the_first_second_nobody_waits_longer_than_a_burst_may(overloaded: Played) -> None:
+    assert max(late for at, late in overloaded.latency_s.items() if SECONDS <= at < SECONDS + 1) < LIMITS.max_wait_s + 0.2
+
+
+def test_when_the_load_is_over_the_service_is_as_before_within_a_second(overloaded: Played) -> None:
+    assert max(overloaded.refused) < 2 * SECONDS + 1
+    assert overloaded.p99_s(2 * SECONDS + 1, 3 * SECONDS) < overloaded.p99_s(1, SECONDS)
+
+
+def test_a_burst_that_can_be_worked_off_in_time_is_taken_whole() -> None:
+    burst = [n * 1e-6 for n in range(int(0.9 * CAPACITY * LIMITS.max_wait_s))]
+    assert not play(Admission(LIMITS), burst).refused
+
+
+# One request after the other ----------------------------------------------------------------------------------------------------------
+
+
+def make(**limits: float) -> Admission:
+    return Admission(EngineLimits(**{"tokens_per_s": 1000.0, "max_batch_tokens": 100, **limits}))  # type: ignore[arg-type]
+
+
+def test_the_wait_is_that_of_the_lane() -> None:
+    admission = make()
+    admission.put(items(1, Lane.BULK, length=5000), Lane.BULK, 0, math.inf)
+    admission.put(items(1, length=1001), Lane.INTERACTIVE, 0, math.inf)
+    with pytest.raises(QueueTooLong, match=r"needs about 1.00 s and may need 1.00 s"):
+        admission.check(Lane.INTERACTIVE, 0)
+
+
+def test_a_bulk_request_of_any_size_is_taken_into_an_empty_queue_and_waits_its_turn_in_another() -> None:
+    admission = make(max_bulk_wait_s=5)
+    for _ in range(2):
+        admission.put(items(2048, Lane.BULK, length=2), Lane.BULK, 0, math.inf)
+    with pytest.raises(QueueTooLong, match=r"needs about 8.19 s and may need 5.00 s") as refused:
+        admission.put(items(1, Lane.BULK), Lane.BULK, 0, math.inf)
+    assert refused.value.retry_after_s == pytest.approx(8.192)
+
+
+def test_bulk_work_waits_by_how_fast_bulk_work_was_drawn() -> None:
+    """Interactive work leaves it a batch of 100 tokens every two seconds: 2,000 tokens are 40 s of that, though only 2 s of the runtime."""
+    admission = make(max_bulk_wait_s=30, bulk_delay_s=2)
+    admission.put(items(140, Lane.BULK, length=50), Lane.BULK, 0, math.inf)
+    for now in range(0, 100, 2):
+        for _ in range(2):
+            admission.put(items(1, now=now, length=100), Lane.INTERACTIVE, now, math.inf)
+            admission.ended(admission.take(now), 0.1, answered=True)
+        admission.ended(admission.take(now), 0.1, answered=True)
+    assert admission.queue.lanes[Lane.BULK].tokens == 2000
+    with pytest.raises(QueueTooLong, match=r"needs about 3\d.\d\d s and may need 30.00 s"):
+        admission.check(Lane.BULK, 100)
+
+
+def test_where_interactive_work_is_refused_there_is_nothing_left_for_bulk_work() -> None:
+    admission = make()
+    admission.put(items(1, length=2000), Lane.INTERACTIVE, 0, math.inf)
+    with pytest.raises(QueueTooLong):
+        admission.check(Lane.INTERACTIVE, 0)
+    with pytest.raises(QueueTooLong, match="nothing for bulk") as refused:
+        admission.check(Lane.BULK, 0.5)
+    assert refused.value.retry_after_s == 1
+    admission.check(Lane.BULK, 1.5)
+
+
+def test_a_request_that_was_begun_is_not_dropped_for_its_wait() -> None:
+    """Two inputs of one request wait as long as two of another; the run that takes the first of all makes the difference."""
+    admission = make()
+    one, other = items(2, length=60), items(2, length=60)
+    for each in (one, other):
+        admission.put(each, Lane.INTERACTIVE, 0, math.inf)
+    admission.put(items(1, length=1000), Lane.INTERACTIVE, 0, math.inf)
+    assert admission.take(0).batch == one[:1]
+    with pytest.raises(QueueTooLong):
+        admission.check(Lane.INTERACTIVE, 2.0)
+    draw = admission.take(2.0)
+    assert (draw.batch, draw.dropped) == (one[1:], [])
+    draw = admission.take(2.0)
+    assert not draw.batch
+    assert draw.dropped[:2] == other
+
+
+def test_a_rate_that_was_measured_too_low_is_found_out_by_the_few_that_are_taken() -> None:
+    admission = make(tokens_per_s=1.0)
+    for now in range(60):
+        admission.put(items(1), Lane.INTERACTIVE, now, math.inf)
+        admission.ended(admission.take(now), 0.01, answered=True)
+    assert admission.tokens_per_s == pytest.approx(LENGTH / 0.01, rel=0.01)
+
+
+def test_a_run_that_took_all_there_was_does_not_lower_the_rate() -> None:
+    admission = make()
+    admission.put(items(1, length=1), Lane.INTERACTIVE, 0, math.inf)
+    admission.ended(admission.take(0), 1.0, answered=True)
+    assert admission.tokens_per_s == 1000
+    admission.put(items(3, length=90), Lane.INTERACTIVE, 0, math.inf)
+    admission.ended(admission.take(0), 1.0, answered=True)
+    assert admission.tokens_per_s == pytest.approx(0.9 * 1000 + 0.1 * 90)
+
+
+def test_nothing_is_queued_of_a_request_that_is_refused() -> None:
+    admission = make(max_queue_tokens=100)
+    with pytest.raises(NeverFits):
+        admission.put(items(101, length=1), Lane.INTERACTIVE, 0, math.inf)
+    with pytest.raises(DeadlineExceeded):
+        admission.put(items(1), Lane.INTERACTIVE, 1, 1)
+    admission.put(items(1, length=60), Lane.INTERACTIVE, 0, math.inf)
+    with pytest.raises(Overloaded, match="60 of 100 tokens"):
+        admission.put(items(1, length=60), Lane.INTERACTIVE, 0, math.inf)
+    assert admission.tokens == 60

@@ -1,0 +1,201 @@
+"""Profile split as it is run: real replicas behind Ray's handles, clients that know nothing of it, and replicas that die."""
+
+import json
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+import yaml
+
+from service.settings import LIVE
+from tests.bundles import tiny_encoder_bundle
+from tests.service.live import LiveService, live
+
+pytestmark = pytest.mark.service
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_encoder_bundle(tmp_path_factory.mktemp("split") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def split(tiny: Path, decoder_bundle: Path) -> Iterator[LiveService]:
+    """Two encoders and two generators, for all tests of this file."""
+    with live(
+        [tiny, decoder_bundle], "--profile", "split", "--encoders", "2", "--generators", "2", "--set", "max_queue_tokens=4000"
+    ) as made:
+        yield made
+
+
+@pytest.fixture
+def client(split: LiveService) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{split.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as made:
+        yield made
+
+
+def replicas(service: LiveService, pool: str) -> list[psutil.Process]:
+    return [process for process in service.family() if f"ServeReplica:attnserve:{pool}" in " ".join(process.cmdline()[:1])]
+
+
+def until_there_are(service: LiveService, pool: str, number: int) -> None:
+    """A dead replica has been replaced, and the new one answers."""
+    waiting = threading.Event()
+    for _ in range(PATIENCE_S * 5):
+        if len(replicas(service, pool)) == number:
+            return
+        waiting.wait(0.2)
+    raise AssertionError(f"{len(replicas(service, pool))} replicas of {pool} after {PATIENCE_S} s")
+
+
+def test_openais_client_embeds(client: openai.OpenAI) -> None:
+    """One text, and more than go to one replica at a time: the same vector for the same text wherever it was computed."""
+    (one,) = client.embeddings.create(model="tiny-encoder", input="three red birds").data
+    many = client.embeddings.create(model="tiny-encoder", input=["three red birds", "a cat"] * 100)
+    assert len(many.data) == 200
+    assert all(each.embedding == pytest.approx(one.embedding, abs=1e-6) for each in many.data[::2])
+    assert many.usage.prompt_tokens > 0
+
+
+def test_openais_client_streams_the_text_it_would_get_at_once(client: openai.OpenAI) -> None:
+    asked = {"model": "tiny-decoder", "prompt": "one two", "max_tokens": 40, "seed": 7, "extra_body": {"ignore_eos": True}}
+    whole = client.completions.create(**asked)
+    chunks = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole.choices[0].text
+    assert chunks[-1].usage == whole.usage
+    assert whole.usage is not None
+    assert (whole.usage.completion_tokens, whole.choices[0].finish_reason) == (40, "length")
+
+
+def test_what_a_replica_refuses_comes_as_it_was_said(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.completions.create(model="tiny-decoder", prompt="a", logit_bias={"999999": 1})
+    assert bad.value.param == "logit_bias"
+    with pytest.raises(openai.APIStatusError) as large:
+        client.embeddings.create(model="tiny-encoder", input=["three red birds " * 30] * 200)
+    assert large.value.status_code == 413
+    with pytest.raises(openai.APIStatusError) as late:
+        client.completions.create(
+            model="tiny-decoder",
+            prompt="a",
+            max_tokens=1_000_000,
+            extra_body={"ignore_eos": True},
+            extra_headers={"x-request-timeout-ms": "300"},
+        )
+    assert late.value.status_code == 504
+
+
+def test_a_client_that_leaves_frees_its_slot(split: LiveService, client: openai.OpenAI) -> None:
+    """More streams than there are slots, one after the other, none read to its end."""
+    for number in range(80):
+        stream = client.completions.create(
+            model="tiny-decoder", prompt="a", max_tokens=100_000, stream=True, seed=number, extra_body={"ignore_eos": True}
+        )
+        assert next(iter(stream))
+        stream.close()
+    last = client.completions.create(model="tiny-decoder", prompt="a", max_tokens=3, extra_body={"ignore_eos": True})
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 3
+
+
+def test_an_encoder_killed_under_load_costs_no_request(split: LiveService, client: openai.OpenAI) -> None:
+    """What it had accepted is asked for once more: an embedding is the same the second time."""
+    outcomes: Counter[int] = Counter()
+    answered, enough = threading.Semaphore(0), threading.Event()
+
+    def ask(number: int) -> None:
+        for round_ in range(100_000):
+            if enough.is_set():
+                return
+            body = json.dumps({"model": "tiny-encoder", "input": [f"bird {number} {round_} {at}" for at in range(8)]}).encode()
+            request = urllib.request.Request(f"{split.url}/v1/embeddings", body, {"content-type": "application/json"})
+            try:
+                with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+                    outcomes[answer.status] += 1
+            except urllib.error.HTTPError as error:
+                outcomes[error.code] += 1
+                error.close()
+            answered.release()
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(40):
+            assert answered.acquire(timeout=PATIENCE_S)
+        replicas(split, "encoder")[0].kill()
+        for _ in range(200):
+            assert answered.acquire(timeout=PATIENCE_S)
+    finally:
+        enough.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    assert set(outcomes) == {200}, outcomes
+    until_there_are(split, "encoder", 2)
+
+
+def test_a_generator_killed_ends_its_streams_with_an_error_and_no_others(split: LiveService, client: openai.OpenAI) -> None:
+    """Sessions are spread over both; those of the dead one are told, and what comes next is taken by the other."""
+    streams = [
+        client.completions.create(
+            model="tiny-decoder",
+            prompt="a",
+            max_tokens=100_000,
+            stream=True,
+            extra_body={"ignore_eos": True},
+            extra_headers={"x-session-id": f"session-{number}"},
+        )
+        for number in range(12)
+    ]
+    for stream in streams:
+        assert next(iter(stream))
+    replicas(split, "generator")[0].kill()
+    again = client.completions.create(model="tiny-decoder", prompt="a", max_tokens=3, extra_body={"ignore_eos": True})
+    assert again.choices[0].finish_reason == "length"
+    errors = [error for stream in streams if (error := error_of(stream)) is not None]
+    assert 0 < len(errors) < len(streams)
+    assert all("gone" in error for error in errors)
+    until_there_are(split, "generator", 2)
+
+
+def error_of(stream: openai.Stream[Any]) -> str | None:
+    """What ends the stream within its next 50 chunks, if anything does; then it is left."""
+    try:
+        for _ in zip(range(50), stream, strict=False):
+            pass
+    except openai.APIError as error:
+        return str(error)
+    finally:
+        stream.close()
+    return None
+
+
+def test_a_provider_that_is_missing_stops_the_start(tiny: Path) -> None:
+    service = LiveService([tiny], "--profile", "split", "--provider", "cuda", "--set", "replica_gpus=0")
+    service.process.wait(PATIENCE_S)
+    assert service.stop() == 1
+    assert "the service cannot start: provider=cuda, but this onnxruntime offers only" in service.output
+    assert "Traceback" not in service.output
+
+
+def test_the_configuration_is_one_that_serve_takes(tiny: Path, decoder_bundle: Path) -> None:
+    command = [sys.executable, "-m", "service.cli", "config", "--bundle", str(tiny), "--bundle", str(decoder_bundle)]
+    command += ["--encoders", "2", "--max-encoders", "5", "--threads", "3", "--set", "api_keys=do-not-tell"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert "do-not-tell" not in done.stdout
+    (application,) = yaml.safe_load(done.stdout)["applications"]
+    deployments = {each["name"]: each for each in application["deployments"]}
+    assert set(deployments) == {"gateway", "encoder", "generator"}
+    assert deployments["encoder"]["ray_actor_options"]["num_cpus"] == application["args"]["threads"] == 3
+    scaling = deployments["encoder"]["autoscaling_config"]
+    assert (scaling["min_replicas"], scaling["max_replicas"]) == (2, 5)
+    assert set(deployments["gateway"]["user_config"]) == set(LIVE)
