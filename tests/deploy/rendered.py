@@ -1,0 +1,80 @@
+"""deploy/ as `kubectl apply -k` would send it, and the ways to look into it that several tests share."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+RAY_OVERLAYS = ("base", "overlays/cpu", "overlays/gpu", "overlays/ha")
+OVERLAYS = (*RAY_OVERLAYS, "overlays/plain")
+ALL = (*OVERLAYS, "load")
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod template and where it stands."""
+
+    role: str
+    labels: dict[str, str]
+    spec: dict[str, Any]
+
+    @property
+    def container(self) -> dict[str, Any]:
+        assert len(self.spec["containers"]) == 1
+        return dict(self.spec["containers"][0])
+
+
+def render(folder: Path) -> list[Manifest]:
+    """The manifests of a kustomization; the test is skipped where neither kubectl nor kustomize is installed."""
+    command = next(
+        ([*each, str(folder)] for each in (("kubectl", "kustomize"), ("kustomize", "build")) if shutil.which(each[0])),
+        None,
+    )
+    if command is None:
+        pytest.skip("neither kubectl nor kustomize is installed: the manifests of deploy/ are not rendered and not checked")
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    return list(yaml.safe_load_all(done.stdout))
+
+
+@cache
+def manifests(overlay: str) -> list[Manifest]:
+    return render(DEPLOY / overlay)
+
+
+def of_kind(found: list[Manifest], kind: str) -> list[Manifest]:
+    return [each for each in found if each["kind"] == kind]
+
+
+def ray_service(overlay: str) -> dict[str, Any]:
+    """The spec of the one RayService."""
+    (found,) = of_kind(manifests(overlay), "RayService")
+    return dict(found["spec"])
+
+
+def pods(found: list[Manifest]) -> Iterator[Pod]:
+    """Every pod that these manifests lead to."""
+    for each in found:
+        spec = each.get("spec", {})
+        if each["kind"] == "RayService":
+            cluster = spec["rayClusterConfig"]
+            for role, group in (("head", cluster["headGroupSpec"]), *(("worker", one) for one in cluster["workerGroupSpecs"])):
+                yield Pod(role, group["template"]["metadata"]["labels"], group["template"]["spec"])
+        elif each["kind"] in ("Deployment", "StatefulSet", "Job"):
+            yield Pod(each["metadata"]["name"], spec["template"]["metadata"]["labels"], spec["template"]["spec"])
+
+
+def environment(found: list[Manifest], pod: Pod) -> dict[str, str]:
+    """What the ConfigMaps that a pod names put into its environment."""
+    maps = {each["metadata"]["name"]: each["data"] for each in of_kind(found, "ConfigMap")}
+    named = [source["configMapRef"]["name"] for source in pod.container.get("envFrom", ()) if "configMapRef" in source]
+    return {name: value for each in named for name, value in maps[each].items()}
