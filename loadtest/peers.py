@@ -16,7 +16,8 @@ from typing import Annotated
 import typer
 
 from loadtest.errors import LoadtestError
-from loadtest.server import Server, free_port, running
+from loadtest.server import Server, running
+from service.ports import free_port
 
 INFINITY = Path("out/peers/infinity")
 # Installed by itself before everything else: any other request for torch brings gigabytes of CUDA.

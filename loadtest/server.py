@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from loadtest.errors import LoadtestError
+from service.ports import free_port
 
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 45
@@ -76,10 +76,21 @@ def count_shortcuts(metrics: str) -> float | None:
 
 
 @contextmanager
-def attnserve(bundle: Path, model: str, *, lean: bool = False) -> Iterator[Server]:
+def attnserve(bundle: Path, model: str, *, lean: bool = False, flags: Sequence[str] = ()) -> Iterator[Server]:
     """The service with its default settings, whatever ATTNSERVE_* says, by the command a user gives."""
     port = free_port()
-    command = [sys.executable, "-m", "service.cli", "serve", "--bundle", str(bundle), "--port", str(port), *(["--lean"] if lean else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "service.cli",
+        "serve",
+        "--bundle",
+        str(bundle),
+        "--port",
+        str(port),
+        *(["--lean"] if lean else []),
+        *flags,
+    ]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ATTNSERVE_")}
     with running("attnserve", command, environment, f"http://127.0.0.1:{port}/health/ready") as (process, start_s):
         yield Server(name="attnserve", pid=process.pid, port=port, path="/v1/embeddings", model=model, start_s=start_s)
@@ -135,12 +146,6 @@ def answers(url: str) -> bool:
             return bool(response.status == 200)
     except (URLError, OSError, HTTPException):
         return False
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _tail(log: int, n_lines: int = 15) -> str:

@@ -8,9 +8,11 @@ from typing import Any, TypeVar
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from loadtest import report
+from loadtest.errors import LoadtestError
 
 Part = TypeVar("Part", bound=StrEnum)
 console = Console(stderr=True)
@@ -46,6 +48,15 @@ def progress(steps: int) -> Iterator[Any]:
                 console.print(step)
 
         yield show
+
+
+def run(app: typer.Typer, name: str) -> None:
+    """The command as a program of its own: what stops a measurement is a sentence in red."""
+    try:
+        app(prog_name=name)
+    except LoadtestError as error:
+        console.print(f"[bold red]error[/bold red]: {escape(str(error))}", highlight=False, soft_wrap=True)
+        raise SystemExit(1) from None
 
 
 @contextmanager

@@ -18,8 +18,10 @@ from service.generation.request import GenerationRequest, Sampling
 from service.generation.run import Run
 from service.generation.text import Vocabulary
 from service.metrics import GeneratorMetrics, Metrics
+from service.settings import Settings
 
 PROMPT_TOKENS = 8
+EVERY_S: float = Settings.model_fields["stream_interval_s"].default
 _ENDLESS = 10_000_000
 
 
@@ -32,12 +34,14 @@ class Stream:
     _ended: bool = False
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
-    async def read(self) -> None:
-        """To its end."""
+    async def read(self, every_s: float = 0.0) -> None:
+        """To its end, each delta as it comes, or what has come since `every_s` ago."""
         try:
             async for _ in self.run:
                 self.read_at.append(time.perf_counter())
                 self._changed.set()
+                if every_s:
+                    await asyncio.sleep(every_s)
         finally:
             self._ended = True
             self._changed.set()
@@ -63,10 +67,10 @@ class Engine:
         return Stream(self._engine.submit(request))
 
     @asynccontextmanager
-    async def endless(self, rows: int) -> AsyncIterator[list[Stream]]:
-        """So many runs, each of which has begun; they end with the block."""
+    async def endless(self, rows: int, every_s: float = 0.0) -> AsyncIterator[list[Stream]]:
+        """So many runs, each of which has begun; they end with the block. They are read as `Stream.read` says."""
         streams = [self.submit(seed) for seed in range(rows)]
-        reading = [asyncio.create_task(stream.read()) for stream in streams]
+        reading = [asyncio.create_task(stream.read(every_s)) for stream in streams]
         try:
             for stream in streams:
                 await stream.after(0.0)
@@ -80,7 +84,7 @@ class Engine:
 @asynccontextmanager
 async def running(bundle: Path, slots: int, threads: int) -> AsyncIterator[Engine]:
     """The engine as the service makes it."""
-    session, file = open_steps(bundle, threads), bundle / contract.TOKENIZER
+    session, file = open_steps(bundle, threads, share_out=True), bundle / contract.TOKENIZER
     engine = GeneratorEngine(
         session,
         Vocabulary(file),
@@ -97,10 +101,10 @@ async def running(bundle: Path, slots: int, threads: int) -> AsyncIterator[Engin
 
 
 def tokens_per_s(bundle: Path, rows: int, seconds: float, threads: int) -> float:
-    """Of all runs together, once each of them has begun."""
+    """Of all runs together, once each of them has begun, read as often as the service does."""
 
     async def measured() -> float:
-        async with running(bundle, rows, threads) as engine, engine.endless(rows) as streams:
+        async with running(bundle, rows, threads) as engine, engine.endless(rows, EVERY_S) as streams:
             before, started = _drawn(streams), time.perf_counter()
             await asyncio.sleep(seconds)
             return (_drawn(streams) - before) / (time.perf_counter() - started)

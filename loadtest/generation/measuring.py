@@ -6,16 +6,17 @@ from typing import Any
 
 from loadtest.generation import batches, engine, latency, steps, streams
 from loadtest.generation.contestants import NEW_TOKENS, Contestants
-from loadtest.generation.plan import Part, Plan
+from loadtest.generation.plan import Plan
 from loadtest.generation.shapes import POSITIONS
 from loadtest.generation.twin import Twin
 from loadtest.server import attnserve
 
 CHUNKS = (16, 64, 256, 1024)
 PROMPT_TOKENS = 16_384  # of the prompt that the engine is fed
+TURNS = 3  # in a round of those whose ratio is near its bar: the machine's own speed changes within seconds
 TEXTS = 8  # that transformers and the engine generate at once
 
-Figures = dict[tuple[str | int, ...], list[float]]  # of each kind of work one figure a round
+Figures = dict[tuple[str | int, ...], list[float]]  # of each kind of work, a figure for each round or each turn in it
 
 
 class Measuring:
@@ -26,17 +27,21 @@ class Measuring:
         self.figures: Figures = {}
 
     def engine(self) -> None:
-        plan = self.plan
-        for rows in (1, plan.slots):
-            self._note("bare", rows, figure=steps.tokens_per_s(plan.bundle, rows, plan.seconds, plan.threads))
-            self._note("engine", rows, figure=engine.tokens_per_s(plan.bundle, rows, plan.seconds, plan.threads))
+        plan, seconds = self.plan, self.plan.seconds / TURNS
+        for rows in (1, plan.slots) * TURNS:
+            self._note("bare", rows, figure=steps.tokens_per_s(plan.bundle, rows, seconds, plan.threads))
+            if rows > 1:
+                shared = steps.tokens_per_s(plan.bundle, rows, seconds, plan.threads, share_out=True)
+                self._note("bare, shared out", figure=shared)
+            self._note("engine", rows, figure=engine.tokens_per_s(plan.bundle, rows, seconds, plan.threads))
 
     def service(self) -> None:
-        plan = self.plan
-        if Part.engine not in plan.parts:
-            self._note("engine", plan.slots, figure=engine.tokens_per_s(plan.bundle, plan.slots, plan.seconds, plan.threads))
+        """The engine alone is measured beside a service that is idle."""
+        plan, seconds = self.plan, self.plan.seconds / TURNS
         with attnserve(plan.bundle, plan.model) as server:
-            self._note("service", figure=streams.tokens_per_s(replace(server, path="/v1/completions"), plan.slots, plan.seconds))
+            for _ in range(TURNS):
+                self._note("alone", figure=engine.tokens_per_s(plan.bundle, plan.slots, seconds, plan.threads))
+                self._note("service", figure=streams.tokens_per_s(replace(server, path="/v1/completions"), plan.slots, seconds))
 
     def prefill(self) -> None:
         plan = self.plan

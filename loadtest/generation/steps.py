@@ -34,8 +34,9 @@ class Stretch:
         return self.first + self.tokens / 2
 
 
-def open_steps(bundle: Path, threads: int) -> OnnxStepSession:
-    return OnnxStepSession(bundle, contract.read_manifest(bundle), threads=threads, provider="cpu")
+def open_steps(bundle: Path, threads: int, *, share_out: bool = False) -> OnnxStepSession:
+    """`share_out`: as the engine has it; otherwise a call is one of the runtime's."""
+    return OnnxStepSession(bundle, contract.read_manifest(bundle), threads=threads, provider="cpu", share_out=share_out)
 
 
 def stepping(session: OnnxStepSession, rows: int, *, width: int = 1, warm_steps: int = WARM_STEPS) -> Callable[[], None]:
@@ -69,9 +70,9 @@ def median_s(step: Callable[[], None], seconds: float) -> float:
     return statistics.median(times)
 
 
-def tokens_per_s(bundle: Path, rows: int, seconds: float, threads: int) -> float:
+def tokens_per_s(bundle: Path, rows: int, seconds: float, threads: int, *, share_out: bool = False) -> float:
     """Of all rows together."""
-    return rows * _calls_per_s(stepping(open_steps(bundle, threads), rows), seconds)
+    return rows * _calls_per_s(stepping(open_steps(bundle, threads, share_out=share_out), rows), seconds)
 
 
 def prefill_tokens_per_s(bundle: Path, chunk: int, seconds: float, threads: int) -> float:

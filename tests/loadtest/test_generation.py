@@ -181,13 +181,15 @@ def test_throughput_is_measured_for_every_batch(built: contestants.Contestants) 
 
 @pytest.mark.parametrize(("engine_per_s", "verdict"), [(95.0, Verdict.passed), (80.0, Verdict.failed)])
 def test_the_engine_is_held_against_the_bare_loop(engine_per_s: float, verdict: Verdict) -> None:
-    full, one = made(Part.engine, {("bare", 8): [100.0] * 3, ("engine", 8): [engine_per_s] * 3, ("bare", 1): [9.0], ("engine", 1): [6.0]})
+    full, _, one = made(
+        Part.engine, {("bare", 8): [100.0] * 3, ("engine", 8): [engine_per_s] * 3, ("bare", 1): [9.0], ("engine", 1): [6.0]}
+    )
     assert (full.verdict, one.verdict) == (verdict, Verdict.shown)
 
 
 @pytest.mark.parametrize(("service_per_s", "verdict"), [(80.0, Verdict.passed), (79.0, Verdict.failed)])
 def test_the_service_is_held_against_the_engine(service_per_s: float, verdict: Verdict) -> None:
-    (row,) = made(Part.service, {("engine", 8): [100.0], ("service",): [service_per_s]})
+    (row,) = made(Part.service, {("alone",): [100.0], ("service",): [service_per_s]})
     assert row.verdict == verdict
 
 

@@ -7,7 +7,8 @@ import time
 import pytest
 
 from loadtest.errors import LoadtestError
-from loadtest.server import Server, count_shortcuts, free_port, running
+from loadtest.server import Server, count_shortcuts, running
+from service.ports import free_port
 
 METRICS = """\
 # HELP attnserve_cache_hits_total Inputs answered from the cache

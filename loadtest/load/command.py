@@ -1,0 +1,314 @@
+"""`attnserve load`: a load of some shape against a running service, its figures, pictures and verdicts; see loadtest/README.md."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from loadtest import machine
+from loadtest.errors import LoadtestError
+from loadtest.load import figures, flatness, knee, locust_run, marks, models, plots, samples, shapes, watch
+from loadtest.load.figures import ALL, StageFigures
+from loadtest.load.marks import Judged
+from loadtest.load.plan import Plan, Stage
+from loadtest.load.shapes import Shape
+from loadtest.report import Verdict, amount
+from loadtest.terminal import console, interruptible, progress
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+
+# Kind of client: the task it needs, and its share of the default mix: mostly searches, a little of everything else.
+KINDS = {
+    "embed": ("embed", 12),
+    "embed_batch": ("embed", 1),
+    "embed_mixed": ("embed", 4),
+    "documents": ("embed", 1),
+    "rerank": ("rerank", 2),
+    "completion": ("complete", 2),
+    "chat": ("chat", 2),
+    "hostile": ("", 1),
+}
+BURST = 128  # requests sent at once, to guess the knee by
+GUESS_SHARE = 0.8  # of the rate at which the service works them off: arrivals come unevenly
+SETTLING = 0.25  # of the stage in which a crowd gathers
+REST_S = 60.0  # after the load, for connections to be closed: the proxy keeps some for half a minute
+ENOUGH = 30  # requests, for a p99 of a kind
+LATE_MS, LATE_SHARE = 50.0, 0.1  # a p99 of the generator's own delay, and its share of the latency's, that spoil a figure
+
+
+@app.command()
+def load(
+    url: Annotated[str, typer.Option(help="The running service.")] = "http://127.0.0.1:8000",
+    shape: Annotated[Shape, typer.Option(help="How the load goes in time.")] = Shape.steady,
+    minutes: Annotated[float | None, typer.Option(min=0.1, help="Length of the run.", show_default="by shape")] = None,
+    knee_: Annotated[
+        float | None,
+        typer.Option("--knee", min=0.1, help="Requests/s that levels are multiples of.", show_default="guessed from a burst"),
+    ] = None,
+    closed: Annotated[int | None, typer.Option("--closed", min=1, help="Closed loop: so many clients are level 1.")] = None,
+    mix: Annotated[str | None, typer.Option(help=f"KIND=SHARE,...; kinds: {', '.join(KINDS)}.", show_default="all that it answers")] = None,
+    model: Annotated[list[str] | None, typer.Option(help="Model to ask; may be given several times.", show_default="all")] = None,
+    words: Annotated[int | None, typer.Option(min=1, help="Words of every text to embed.", show_default="a distribution")] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of a stream.")] = 128,
+    idle: Annotated[int, typer.Option(min=0, help="Shape crowd: idle connections.")] = 1000,
+    slow: Annotated[int, typer.Option(min=0, help="Shape crowd: slow readers.")] = 20,
+    workers: Annotated[int, typer.Option(min=0, help="Locust workers beside a master; 0: one process.")] = 0,
+    pid: Annotated[int | None, typer.Option(help="First process of the service.", show_default="found by the port")] = None,
+    seed: Annotated[int, typer.Option(help="Of texts, arrivals and choices.")] = 0,
+    marks_: Annotated[Path, typer.Option("--marks", help="Pass marks.")] = marks.FILE,
+    out: Annotated[Path, typer.Option(help="Directory; the run gets one of its own there.")] = Path("out/load"),
+) -> None:
+    """Load a running service and judge it by the pass marks of the shape. Ends with 1 when one is missed."""
+    if closed and knee_:
+        raise typer.BadParameter("--knee is for open loops, and --closed sends in a closed one: give one of them")
+    wanted, key = marks.load(marks_, shape), os.environ.get("LOADTEST_API_KEY", "")
+    url = url.rstrip("/")
+    tasks = models.tasks(url, model or models.names(url, key), key)
+    seconds = (minutes * 60) if minutes else shapes.SECONDS[shape]
+    date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    about = {
+        "date": date,
+        "command": ["attnserve", "load", *sys.argv[2:]] if sys.argv[1:2] == ["load"] else sys.argv,
+        **machine.describe(),
+        "shape": shape.value,
+    }
+    plan = Plan(
+        url=url,
+        out=(out / f"{date.replace(':', '-')}-{shape}").resolve(),
+        seed=seed,
+        open_loop=closed is None,
+        rate=closed or knee_ or 1,
+        mix=chosen(mix, tasks),
+        models=tasks,
+        stages=shapes.stages(shape, seconds, idle=idle, slow=slow),
+        words=words,
+        max_tokens=max_tokens,
+    )
+    root = pid or watch.service_pid(url)
+    if root is None:
+        console.print("[yellow]the service's processes are not on this machine or not ours to see: only its /metrics are watched[/yellow]")
+    with interruptible():
+        if plan.open_loop and not knee_:
+            plan = plan.model_copy(update={"rate": guess(plan, workers)})
+            console.print(f"a burst of {BURST} requests says that the knee is about {plan.rate:,.1f} requests/s", highlight=False)
+        looks = played(plan, workers, root, key)
+    told = Run(plan, shape, looks)
+    judged = marks.judge(wanted, told.stages, told.of_run)
+    told.write(about, judged)
+    told.draw(f"{shape}, {url}, {about['cpus']} cores, {about['cpu']}, {date}")
+    show(told, judged, f"{shape}, {', '.join(sorted(set(tasks.values())))}, {about['cpus']} cores, {about['cpu']}, {date}")
+    for stage in told.stages:
+        late, p99 = stage.all.late_p99_ms or 0, stage.all.p99_ms or 0
+        if late > max(LATE_MS, LATE_SHARE * p99):
+            console.print(f"[yellow]{stage.name}: the generator itself was late (p99 {late:,.0f} ms): give it cores, or --workers[/yellow]")
+    console.print(f"everything: {plan.out}", soft_wrap=True)
+    if any(each.verdict == Verdict.failed for each in judged):
+        raise typer.Exit(1)
+
+
+def chosen(mix: str | None, tasks: dict[str, str]) -> dict[str, int]:
+    """Kinds with their shares. Without a choice all that the service can answer. typer.BadParameter for what it cannot, or what is none."""
+    able = {kind: share for kind, (task, share) in KINDS.items() if not task or task in tasks}
+    if mix is None:
+        return able
+    found = {}
+    for word in mix.split(","):
+        kind, _, share = word.strip().partition("=")
+        if kind not in KINDS or not (share or "1").isdecimal() or int(share or "1") < 1:
+            raise typer.BadParameter(f"{word!r} is not KIND=SHARE; kinds: {', '.join(KINDS)}", param_hint="--mix")
+        if kind not in able:
+            raise typer.BadParameter(f"no model of this service can answer {kind}; it can answer: {', '.join(able)}", param_hint="--mix")
+        found[kind] = int(share or "1")
+    return found
+
+
+def guess(plan: Plan, workers: int) -> float:
+    """About the requests/s at the knee: how fast the service works off one burst of the mix."""
+    stages = (Stage(name="burst", seconds=1, level=1), shapes.DRAIN)
+    burst = {"open_loop": False, "rate": BURST, "turns": 1, "stages": stages, "out": plan.out / "burst"}
+    trial = plan.model_copy(update=burst)
+    locust_run.run(trial, workers=workers)
+    found, begun = samples.read(trial.out)
+    done = sorted(sample.done_s for sample in found if sample.good)
+    if len(done) < 2:
+        raise LoadtestError(f"nothing was answered: {trial.out / samples.SAMPLES} says why; or give --knee")
+    most = round(len(done) * 0.9)  # the last ones leave cores idle
+    return GUESS_SHARE * most / (done[most - 1] - begun[0].begin_s)
+
+
+def played(plan: Plan, workers: int, root: int | None, key: str) -> list[watch.Look]:
+    """Run it, with a bar over its stages; what was seen of the service meanwhile, and once more when it is at rest."""
+    interval_s = max(sum(stage.seconds for stage in plan.stages) / 600, 1.0)
+    begun = plan.out / samples.STAGES
+    with watch.watching(root, plan.url, interval_s, key) as looks, progress(len(plan.stages) + 1) as advance:
+        shown = 0
+        advance("Locust starts")
+
+        def tick() -> None:
+            nonlocal shown
+            names = [json.loads(line)["name"] for line in begun.read_text().splitlines()] if begun.exists() else []
+            for name in names[shown:]:
+                advance(name)
+            shown = max(shown, len(names))
+
+        locust_run.run(plan, workers=workers, tick=tick)
+    return [*looks, rested(looks[0], root, plan.url, key)]
+
+
+def rested(before: watch.Look, root: int | None, url: str, key: str) -> watch.Look:
+    """A look at the service once its clients' connections are closed, as proxies do after some seconds; at the latest after `REST_S`."""
+    fds = {process.pid: process.fds for process in before.processes}
+    until = time.monotonic() + REST_S
+    while True:
+        time.sleep(1.0)
+        found = watch.look(root, url, key)
+        if time.monotonic() > until or all(flatness.at_rest(fds.get(each.pid, each.fds), each.fds) for each in found.processes):
+            return found
+
+
+class Run:
+    """What a run gave: stages with their figures, the knee of a ramp, figures of the whole run."""
+
+    def __init__(self, plan: Plan, shape: Shape, looks: list[watch.Look]) -> None:
+        self.plan, self.shape, self.looks = plan, shape, looks
+        self.samples, self.begun = samples.read(plan.out)
+        self.stages = [
+            stage.model_copy(update={"cores": watch.cores(looks, stage.begin_s, stage.end_s)})
+            for stage in figures.by_stage(self.samples, self.begun)
+        ]
+        self.knee = knee.knee(self._measured) if shape == Shape.ramp else None
+        self.flatness = self._flatness()
+        self.of_run = self._of_run()
+
+    @property
+    def _measured(self) -> list[StageFigures]:
+        return [stage for stage in self.stages if stage.name != shapes.WARM_UP]
+
+    def _stage(self, name: str) -> StageFigures:
+        return next(stage for stage in self.stages if stage.name == name)
+
+    def _flatness(self) -> list[flatness.Flatness]:
+        watched = {Shape.soak: "soak", Shape.crowd: "crowd"}.get(self.shape)
+        if watched is None:
+            return []
+        stage = self._stage(watched)
+        settled_s = stage.begin_s + (stage.end_s - stage.begin_s) * (SETTLING if self.shape == Shape.crowd else 0)
+        return flatness.judge(self.looks, settled_s, stage.end_s)
+
+    def _of_run(self) -> dict[str, float | None]:
+        made: dict[str, float | None] = {"unanswered": float(sum(not sample.status for sample in self.samples))}
+        if self.shape == Shape.ramp:
+            made["knee_reached"] = float(self.knee is not None and self.knee.reached)
+        if self.shape in (Shape.overload, Shape.spike):
+            usual, after = ("knee", "recovery") if self.shape == Shape.overload else ("before", "after")
+            begin_s = next(stage.begin_s for stage in self.begun if stage.name == after)
+            normal_ms = self._stage(usual).all.p95_ms
+            made["recovery_s"] = knee.recovery_s(self.samples, begin_s, self._stage(after).end_s, normal_ms) if normal_ms else None
+        if self.shape == Shape.overload:
+            made["p99_over_knee"] = slower(self._stage("overload"), self._stage("knee"))
+        if self.shape == Shape.crowd:
+            crowd, alone = self._stage("crowd"), self._stage("alone")
+            made["p99_over_alone"] = slower(crowd, alone)
+            with_crowd, without = resident_mib(self.looks, crowd), resident_mib(self.looks, alone)
+            made["crowd_mib"] = with_crowd - without if with_crowd and without else None
+        if self.flatness:
+            made["not_flat"] = float(sum(not each.flat for each in self.flatness))
+        return made
+
+    def write(self, about: dict[str, Any], judged: list[Judged]) -> None:
+        """`run.json`: everything but the samples, which are in `samples.csv`, and the looks, which are in `looks.jsonl`."""
+        found = None if self.knee is None else {"rate": self.knee.rate, "stage": self.knee.stage.name, "reached": self.knee.reached}
+        content = {
+            **about,
+            "plan": self.plan.model_dump(mode="json"),
+            "stages": [stage.model_dump() for stage in self.stages],
+            "knee": found,
+            "run": self.of_run,
+            "flatness": [each._asdict() for each in self.flatness],
+            "marks": [{**each.mark.model_dump(exclude_none=True), "value": each.figure, "verdict": each.verdict} for each in judged],
+        }
+        (self.plan.out / "run.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+        with (self.plan.out / "looks.jsonl").open("w") as file:
+            for look in self.looks:
+                file.write(json.dumps({**look._asdict(), "processes": [process._asdict() for process in look.processes]}) + "\n")
+
+    def draw(self, title: str) -> None:
+        out = self.plan.out
+        plots.percentiles_over_time(self.samples, self.begun, out / "percentiles.png", title)
+        plots.tokens_over_time(self.samples, self.begun, out / "tokens.png", title)
+        plots.processes_over_time(self.looks, self.begun, out / "processes.png", title)
+        if self.shape == Shape.ramp:
+            plots.latency_by_rate(self._measured, self.knee, out / "latency-by-rate.png", title)
+
+
+def slower(now: StageFigures, before: StageFigures) -> float | None:
+    """The p99 of a stage over that of another, of the kind of client that suffers most; few requests have no p99."""
+    many = {ALL, *(kind for kind, found in now.kinds.items() if min(found.arrivals, before.arrivals(kind)) >= ENOUGH)} - {"hostile"}
+    kinds = many - {ALL} or many
+    pairs = [(now.kinds[kind].p99_ms, before.kinds[kind].p99_ms) for kind in kinds]
+    return max((a / b for a, b in pairs if a is not None and b), default=None)
+
+
+def resident_mib(looks: Sequence[watch.Look], stage: StageFigures) -> float | None:
+    """Of all processes together, the most in a stage."""
+    sizes = [sum(process.rss_bytes for process in look.processes) for look in looks if stage.begin_s <= look.at_s <= stage.end_s]
+    most: int = max(sizes, default=0)
+    return most / flatness.MiB if most else None
+
+
+COLUMNS: tuple[str, ...] = (
+    "arrivals",
+    "offered_per_s",
+    "answered_per_s",
+    "tokens_per_s",
+    "p50_ms",
+    "p95_ms",
+    "p99_ms",
+    "first_p99_ms",
+    "between_p50_ms",
+)
+COLUMNS += ("refused_share", "error_share", "late_p99_ms")
+
+
+def show(run: Run, judged: list[Judged], title: str) -> None:
+    """Tables on stdout: stages and kinds, what is not flat, marks."""
+    terminal = Console()
+    terminal = terminal if terminal.is_terminal else Console(width=200)
+    table = Table(title=title, title_justify="left")
+    for heading in ("stage", "kind", *(name.replace("_", " ") for name in COLUMNS), "service cores"):
+        table.add_column(heading, overflow="fold")
+    for stage in (stage for stage in run.stages if stage.name != shapes.WARM_UP):
+        for kind, found in stage.kinds.items():
+            cores = amount(stage.service_cores) if kind == ALL and stage.service_cores is not None else ""
+            table.add_row(stage.name, kind, *(cell(getattr(found, name)) for name in COLUMNS), cores, end_section=kind == ALL)
+    terminal.print(table)
+    if run.knee:
+        more = "" if run.knee.reached else " (not reached: it is further on)"
+        terminal.print(
+            f"knee: {run.knee.rate:,.1f} requests/s, {run.knee.stage.all.tokens_per_s:,.0f} tokens/s, {run.knee.stage.name}{more}"
+        )
+    if run.flatness:
+        terminal.print(flat_table(run.flatness))
+    verdicts = Table("mark", "figure", "bound", "", "why")
+    for each in judged:
+        verdicts.add_row(*each.words, each.mark.why)
+    terminal.print(verdicts)
+
+
+def flat_table(found: list[flatness.Flatness]) -> Table:
+    table = Table("series", "unit", "begin", "end", "growth", "")
+    for each in found:
+        table.add_row(each.what, each.unit, amount(each.begin), amount(each.end), amount(each.growth), "flat" if each.flat else "NOT FLAT")
+    return table
+
+
+def cell(value: float | None) -> str:
+    return "" if value is None else f"{value:,}" if isinstance(value, int) else amount(value) if value else "0"

@@ -1,0 +1,123 @@
+"""Samples to numbers, stage by stage and kind by kind. Latencies are of good answers; a refusal (429) is counted apart from a failure."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict
+
+from loadtest.load.samples import Begun, Sample
+from loadtest.load.shapes import DRAIN
+
+ALL = "all"  # every kind but the hostile one, which is no customer
+_SETTLE_S = 1.0  # users come and go within about a second after a stage begins
+
+
+class Figures(BaseModel):
+    """Of the requests due in a stage. None where there was nothing to measure it of."""
+
+    model_config = ConfigDict(frozen=True)
+
+    arrivals: int
+    offered_per_s: float
+    answered_per_s: float  # good answers whose last byte came within the stage
+    tokens_per_s: float  # of those
+    p50_ms: float | None = None
+    p95_ms: float | None = None
+    p99_ms: float | None = None
+    max_ms: float | None = None
+    refused_share: float
+    retry_after_share: float | None = None  # of the refusals
+    error_share: float  # neither a good answer nor a refusal
+    late_p99_ms: float | None = None  # the generator's own delay: large, and the run says more about it than about the service
+    first_p50_ms: float | None = None
+    first_p99_ms: float | None = None
+    between_p50_ms: float | None = None
+    between_p99_ms: float | None = None
+    longest_p99_ms: float | None = None
+    stream_tokens_per_s: float | None = None  # of the median stream
+
+
+NAMES = frozenset(Figures.model_fields)
+
+
+class StageFigures(BaseModel):
+    """What a stage gave. `cores` is processor time per second by name of the service's processes; empty where they are not here."""
+
+    name: str
+    level: float
+    begin_s: float
+    end_s: float
+    kinds: Mapping[str, Figures]
+    cores: Mapping[str, float] = {}
+
+    @property
+    def all(self) -> Figures:
+        return self.kinds[ALL]
+
+    def arrivals(self, kind: str) -> int:
+        return self.kinds[kind].arrivals if kind in self.kinds else 0
+
+    @property
+    def service_cores(self) -> float | None:
+        return sum(self.cores.values()) if self.cores else None
+
+    @property
+    def core_ms_per_request(self) -> float | None:
+        per_s = self.all.answered_per_s
+        return self.service_cores * 1000 / per_s if self.service_cores is not None and per_s else None
+
+
+def by_stage(samples: Sequence[Sample], begun: Sequence[Begun]) -> list[StageFigures]:
+    """Of every stage but the last one, in which a run drains. The second in which a stage settles belongs to none."""
+    made = []
+    for stage, following in pairwise(begun):
+        begin_s, end_s = stage.begin_s + min(_SETTLE_S, (following.begin_s - stage.begin_s) / 2), following.begin_s
+        due = [sample for sample in samples if begin_s <= sample.due_s < end_s]
+        done = [sample for sample in samples if begin_s <= sample.done_s < end_s and sample.good]
+        kinds = {kind: of([s for s in due if s.kind == kind], [s for s in done if s.kind == kind], end_s - begin_s) for kind in _kinds(due)}
+        customers = ([s for s in due if s.kind != "hostile"], [s for s in done if s.kind != "hostile"])
+        kinds[ALL] = of(*customers, end_s - begin_s)
+        made.append(StageFigures(name=stage.name, level=stage.level, begin_s=begin_s, end_s=end_s, kinds=kinds))
+    assert begun[-1].name == DRAIN.name
+    return made
+
+
+def of(due: Sequence[Sample], done: Sequence[Sample], seconds: float) -> Figures:
+    """The figures of requests `due` within some seconds, and of good answers `done` within them."""
+    refused = [sample for sample in due if sample.status == 429]
+    failed = [sample for sample in due if not _fine(sample) and sample.status != 429]
+    good = [sample for sample in due if sample.good]
+    values: dict[str, Any] = {
+        "arrivals": len(due),
+        "offered_per_s": len(due) / seconds,
+        "answered_per_s": len(done) / seconds,
+        "tokens_per_s": sum(sample.tokens for sample in done) / seconds,
+        "refused_share": len(refused) / max(len(due), 1),
+        "retry_after_share": sum(sample.retry_after for sample in refused) / len(refused) if refused else None,
+        "error_share": len(failed) / max(len(due), 1),
+        "late_p99_ms": percentile([sample.late_ms for sample in due], 99),
+        "max_ms": max((sample.ms for sample in good), default=None),
+    }
+    values |= {f"p{n}_ms": percentile([sample.ms for sample in good], n) for n in (50, 95, 99)}
+    for name in ("first", "between"):
+        found = [value for sample in good if (value := getattr(sample, f"{name}_ms")) is not None]
+        values |= {f"{name}_p{n}_ms": percentile(found, n) for n in (50, 99)}
+    values["longest_p99_ms"] = percentile([sample.longest_ms for sample in good if sample.longest_ms is not None], 99)
+    between = [sample.between_ms for sample in good if sample.between_ms]
+    values["stream_tokens_per_s"] = 1000 / float(np.median(between)) if between else None
+    return Figures(**values)
+
+
+def percentile(values: Sequence[float], n: float) -> float | None:
+    return float(np.percentile(values, n)) if values else None
+
+
+def _fine(sample: Sample) -> bool:
+    """A good answer; of the hostile client, whatever it deserved."""
+    return sample.good or (sample.kind == "hostile" and not sample.problem)
+
+
+def _kinds(samples: Sequence[Sample]) -> list[str]:
+    return sorted({sample.kind for sample in samples})

@@ -1,0 +1,82 @@
+"""Does a series stay where it is? Whether memory, descriptors, threads, slots and queues leak."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from loadtest.load.watch import Look, stem
+
+MiB = 2**20
+_MOST_LOOKS = 400  # the slope takes all pairs of them
+
+
+class Allowed(NamedTuple):
+    """A series is flat when it grew by no more than `share` of its level or `amount`, whichever is larger."""
+
+    unit: str
+    share: float
+    amount: float
+    scale: float = 1.0  # of the unit
+
+
+ALLOWED = {
+    "rss_bytes": Allowed("MiB", 0.02, 4, MiB),  # allocators keep what a burst has touched
+    "threads": Allowed("threads", 0.0, 2),
+}
+# Descriptors under load are connections that clients keep, as many as the worst moment needed. What is left of them when the clients are
+# gone, beside what was there before they came, was not given back. Some are opened once, at first use.
+FDS = Allowed("descriptors", 0.0, 8)
+
+
+class Flatness(NamedTuple):
+    """One series: its level and its growth over the time looked at, by the median of the slopes between all pairs (Theil and Sen)."""
+
+    what: str
+    unit: str
+    begin: float
+    end: float
+    growth: float
+    flat: bool
+
+
+def growth(at_s: Sequence[float], values: Sequence[float]) -> float:
+    """How much a series has grown from its first moment to its last, single outliers aside."""
+    stride = max(len(at_s) // _MOST_LOOKS, 1)
+    times, sizes = np.array(at_s[::stride], float), np.array(values[::stride], float)
+    earlier, later = np.triu_indices(len(times), 1)
+    slopes = (sizes[later] - sizes[earlier]) / (times[later] - times[earlier])
+    return float(np.median(slopes) * (times[-1] - times[0])) if len(slopes) else 0.0
+
+
+def at_rest(before: float, after: float) -> bool:
+    """Whether descriptors of connections were given back."""
+    return after - before <= FDS.amount
+
+
+def judge(looks: Sequence[Look], begin_s: float, end_s: float) -> list[Flatness]:
+    """Every process that lived all that time, in each respect; its descriptors at rest, the first look beside the last; then how many
+    processes there were at the ends; then what is left to do at rest: the last look, which is taken after the load, has to show no run, no
+    waiting input, and no request but the look itself."""
+    within = [each for each in looks if begin_s <= each.at_s <= end_s]
+    made = []
+    names = {process.pid: stem(process.name) for each in within for process in each.processes}
+    for pid, name in sorted(names.items(), key=lambda each: (each[1], each[0])):
+        series = [process for each in within for process in each.processes if process.pid == pid]
+        if len(series) < max(len(within) * 0.9, 2):
+            continue
+        for what, allowed in ALLOWED.items():
+            values = [getattr(process, what) / allowed.scale for process in series]
+            grown = growth([process.at_s for process in series], values)
+            flat = grown <= max(allowed.amount, allowed.share * values[0])
+            made.append(Flatness(f"{name} ({pid}) {what.partition('_')[0]}", allowed.unit, values[0], values[-1], grown, flat))
+        if (ends := [process.fds for each in (looks[0], looks[-1]) for process in each.processes if process.pid == pid])[1:]:
+            made.append(Flatness(f"{name} ({pid}) fds at rest", FDS.unit, ends[0], ends[1], ends[1] - ends[0], at_rest(ends[0], ends[1])))
+    if within:
+        first, last = len(within[0].processes), len(within[-1].processes)
+        made.append(Flatness("processes", "processes", first, last, last - first, last <= first))
+        busy = {name: float(np.median([each.gauges.get(name, 0.0) for each in within])) for name in within[-1].gauges}
+        for name, value in looks[-1].gauges.items():
+            left = max(value - (name == "attnserve_active_requests"), 0.0)
+            made.append(Flatness(f"{name} at rest", "left", busy.get(name, 0.0), left, left, not left))
+    return made

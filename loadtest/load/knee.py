@@ -1,0 +1,51 @@
+"""Where the load of a ramp becomes too much, and how long the service takes to recover from too much."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from loadtest.load.figures import StageFigures
+from loadtest.load.samples import Sample
+
+SLOWER = 5.0  # times the p95 of the first step
+ANSWERED = 0.9  # of what arrived in a step, answered in it
+LOST = 0.01  # refused or failed
+
+
+class Knee(NamedTuple):
+    """The last step before the first one that was too much. `reached` is false where no step was: the true knee is further on."""
+
+    stage: StageFigures
+    reached: bool
+
+    @property
+    def rate(self) -> float:
+        """Requests a second."""
+        return self.stage.all.answered_per_s
+
+
+def knee(steps: Sequence[StageFigures]) -> Knee | None:
+    """Of the steps of a ramp, lowest first. None when already the first one was too much."""
+    first = steps[0].all
+    below: StageFigures | None = None
+    for step in steps:
+        figures = step.all
+        lost = figures.refused_share + figures.error_share > LOST
+        behind = figures.answered_per_s < ANSWERED * figures.offered_per_s
+        slow = first.p95_ms is None or figures.p95_ms is None or figures.p95_ms > SLOWER * first.p95_ms
+        if lost or behind or slow:
+            return Knee(below, True) if below else None
+        below = step
+    return Knee(below, False) if below else None
+
+
+def recovery_s(samples: Sequence[Sample], since_s: float, until_s: float, normal_ms: float) -> float:
+    """Seconds from `since_s`, when too much ended, until the service is as before: in every later second nothing is refused or failed, and
+    the median of the requests due in it is at most `normal_ms`."""
+    recovered = 0.0
+    for second in range(int(until_s - since_s)):
+        due = [sample for sample in samples if since_s + second <= sample.due_s < since_s + second + 1 and sample.kind != "hostile"]
+        bad = any(not sample.good for sample in due) or (due and float(np.median([sample.ms for sample in due])) > normal_ms)
+        recovered = second + 1.0 if bad else recovered
+    return recovered

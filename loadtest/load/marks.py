@@ -1,0 +1,90 @@
+"""Pass marks, written before a run: `loadtest/marks.toml`, and what a run makes of them."""
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
+from loadtest.errors import LoadtestError
+from loadtest.load import figures
+from loadtest.load.figures import StageFigures
+from loadtest.load.shapes import STAGES, Shape
+from loadtest.report import Verdict, amount
+
+FILE = Path(__file__).parents[1] / "marks.toml"
+RUN = "run"  # stands in the place of a stage for figures of the whole run
+RUN_FIGURES = frozenset({"knee_reached", "p99_over_knee", "recovery_s", "p99_over_alone", "crowd_mib", "not_flat", "unanswered"})
+
+
+class Mark(BaseModel):
+    """One bound. `figure` is KIND.NAME of a stage's figures, or a figure of the run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    stage: str
+    figure: str
+    at_most: float | None = None
+    at_least: float | None = None
+    why: str
+
+    @model_validator(mode="after")
+    def _one_bound(self) -> "Mark":
+        if (self.at_most is None) == (self.at_least is None):
+            raise ValueError(f"{self.figure} needs one of at_most and at_least")
+        name = self.figure.rpartition(".")[2]
+        known = RUN_FIGURES if self.stage == RUN else figures.NAMES
+        if name not in known:
+            raise ValueError(f"{name} is no figure of a {'run' if self.stage == RUN else 'stage'}; there are: {', '.join(sorted(known))}")
+        return self
+
+    @property
+    def bound(self) -> str:
+        return f"at most {self.at_most:g}" if self.at_most is not None else f"at least {self.at_least:g}"
+
+    def judge(self, figure: float | None) -> Verdict:
+        if figure is None:
+            return Verdict.not_measured
+        if self.at_most is not None:
+            return Verdict.passed if figure <= self.at_most else Verdict.failed
+        assert self.at_least is not None
+        return Verdict.passed if figure >= self.at_least else Verdict.failed
+
+
+class Judged(NamedTuple):
+    mark: Mark
+    figure: float | None
+    verdict: Verdict
+
+    @property
+    def words(self) -> tuple[str, str, str, str]:
+        figure = "" if self.figure is None else amount(self.figure)
+        return f"{self.mark.stage}: {self.mark.figure}", figure, self.mark.bound, self.verdict.value
+
+
+def load(file: Path, shape: Shape) -> list[Mark]:
+    """The marks of a shape. LoadtestError on anything in the file that is not right, also for other shapes."""
+    try:
+        tables = tomllib.loads(file.read_text())
+        marks = {Shape(name): [Mark.model_validate(mark) for mark in found] for name, found in tables.items()}
+    except (OSError, tomllib.TOMLDecodeError, ValidationError, ValueError) as error:
+        raise LoadtestError(f"{file}: {' '.join(str(error).split())}") from error
+    for each, found in marks.items():
+        known = {RUN, *(name for name, _, _ in STAGES[each])}
+        if wrong := [mark.stage for mark in found if mark.stage not in known]:
+            raise LoadtestError(f"{file}: {each} has no stage {wrong[0]}; it has: {', '.join(sorted(known))}")
+    return marks.get(shape, [])
+
+
+def judge(marks: Sequence[Mark], stages: Sequence[StageFigures], of_run: Mapping[str, float | None]) -> list[Judged]:
+    """Each mark with its figure. What was not measured is no miss: a mix need not hold every kind of client."""
+    return [Judged(mark, figure := _figure(mark, stages, of_run), mark.judge(figure)) for mark in marks]
+
+
+def _figure(mark: Mark, stages: Sequence[StageFigures], of_run: Mapping[str, float | None]) -> float | None:
+    if mark.stage == RUN:
+        return of_run.get(mark.figure)
+    kind, _, name = mark.figure.rpartition(".")
+    found = [stage.kinds[kind] for stage in stages if stage.name == mark.stage and kind in stage.kinds]
+    return getattr(found[0], name) if found else None

@@ -1,0 +1,137 @@
+"""Pictures of a run: latency against rate, percentiles over time, tokens a second, and the service's processes."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from loadtest.load.figures import StageFigures
+from loadtest.load.knee import Knee
+from loadtest.load.samples import Begun, Sample
+from loadtest.load.watch import Look
+
+MiB = 2**20
+_PERCENTILES = (50, 95, 99)
+_NAMED = 8  # processes with a line of their own, the largest ones
+
+
+def latency_by_rate(steps: Sequence[StageFigures], knee: Knee | None, file: Path, title: str) -> None:
+    """Of a ramp: what a step's arrivals waited, against the rate at which they came."""
+    figure, axes = _figure(1)
+    offered = [step.all.offered_per_s for step in steps]
+    for name in ("p50_ms", "p95_ms", "p99_ms"):
+        axes[0].plot(offered, [getattr(step.all, name) or np.nan for step in steps], ".-", label=name.removesuffix("_ms"))
+    if knee:
+        told = "knee" if knee.reached else "last step, the knee is further on"
+        axes[0].axvline(knee.stage.all.offered_per_s, color="gray", linewidth=0.8, label=f"{told}: {knee.rate:,.1f}/s answered")
+    axes[0].set_yscale("log")
+    axes[0].set_xlabel("arrivals per second")
+    axes[0].set_ylabel("latency, ms")
+    _finish(figure, axes, file, title)
+
+
+def percentiles_over_time(samples: Sequence[Sample], begun: Sequence[Begun], file: Path, title: str) -> None:
+    """Latency of good answers by the moment they were due, and below it how many came, were answered and were refused."""
+    figure, (latency, rate) = _figure(2)
+    start, width, bins = _bins(samples, begun)
+    good = _by_bin([sample for sample in samples if sample.good and sample.kind != "hostile"], start, width, bins)
+    middles = (np.arange(bins) + 0.5) * width
+    for n in _PERCENTILES:
+        latency.plot(middles, [np.percentile([s.ms for s in each], n) if each else np.nan for each in good], ".-", label=f"p{n}")
+    latency.set_yscale("log")
+    latency.set_ylabel("latency, ms")
+    for label, wanted in _COUNTED:
+        counts = [len(each) / width for each in _by_bin([s for s in samples if wanted(s)], start, width, bins)]
+        rate.plot(middles, counts, label=label)
+    rate.set_ylabel("requests per second, when due")
+    rate.set_xlabel("s")
+    _mark_stages((latency, rate), begun, start)
+    _finish(figure, (latency, rate), file, title)
+
+
+_COUNTED: tuple[tuple[str, Callable[[Sample], bool]], ...] = (
+    ("arrived", lambda sample: True),
+    ("answered", lambda sample: sample.good),
+    ("refused", lambda sample: sample.status == 429),
+)
+
+
+def tokens_over_time(samples: Sequence[Sample], begun: Sequence[Begun], file: Path, title: str) -> None:
+    """Tokens read or drawn a second, kind by kind, counted when an answer is whole."""
+    figure, (axes,) = _figure(1)
+    start, width, bins = _bins(samples, begun)
+    for kind in sorted({sample.kind for sample in samples if sample.tokens}):
+        done = [sample._replace(due_s=sample.done_s) for sample in samples if sample.kind == kind and sample.good]
+        per_s = [sum(s.tokens for s in each) / width for each in _by_bin(done, start, width, bins)]
+        axes.plot((np.arange(bins) + 0.5) * width, per_s, ".-", label=kind)
+    axes.set_ylabel("tokens per second")
+    axes.set_xlabel("s")
+    _mark_stages((axes,), begun, start)
+    _finish(figure, (axes,), file, title)
+
+
+def processes_over_time(looks: Sequence[Look], begun: Sequence[Begun], file: Path, title: str) -> None:
+    """Resident memory of the largest processes, descriptors and threads of all together, and the service's gauges."""
+    figure, panels = _figure(4)
+    start = looks[0].at_s
+    pids = {process.pid: process for look in looks for process in look.processes}
+    for pid in sorted(pids, key=lambda pid: -pids[pid].rss_bytes)[:_NAMED]:
+        series = [process for look in looks for process in look.processes if process.pid == pid]
+        panels[0].plot([p.at_s - start for p in series], [p.rss_bytes / MiB for p in series], label=f"{pids[pid].name[:40]} ({pid})")
+    times = [look.at_s - start for look in looks]
+    panels[0].set_ylabel("resident, MiB")
+    for panel, what in ((panels[1], "fds"), (panels[2], "threads")):
+        panel.plot(times, [sum(getattr(process, what) for process in look.processes) for look in looks], label=f"{what}, all processes")
+    for name in sorted({name for look in looks for name in look.gauges}):
+        panels[3].plot(times, [look.gauges.get(name, np.nan) for look in looks], label=name)
+    panels[3].set_yscale("symlog")
+    panels[3].set_xlabel("s")
+    _mark_stages(panels, begun, start)
+    _finish(figure, panels, file, title)
+
+
+def _bins(samples: Sequence[Sample], begun: Sequence[Begun]) -> tuple[float, float, int]:
+    """The beginning, and how wide and how many the bins are: about 100, none under a second."""
+    start = begun[0].begin_s
+    seconds = max(max(sample.done_s for sample in samples), begun[-1].begin_s) - start
+    width = max(seconds / 100, 1.0)
+    return start, width, int(seconds / width) + 1
+
+
+def _by_bin(samples: Sequence[Sample], start: float, width: float, bins: int) -> list[list[Sample]]:
+    found: list[list[Sample]] = [[] for _ in range(bins)]
+    for sample in samples:
+        if 0 <= (at := int((sample.due_s - start) / width)) < bins:
+            found[at].append(sample)
+    return found
+
+
+def _mark_stages(panels: Sequence[Any], begun: Sequence[Begun], start: float) -> None:
+    for stage in begun:
+        for axes in panels:
+            axes.axvline(stage.begin_s - start, color="lightgray", linewidth=0.8)
+        panels[0].text(stage.begin_s - start, 1.0, f" {stage.name}", transform=panels[0].get_xaxis_transform(), fontsize=6, va="top")
+
+
+def _figure(panels: int) -> tuple[Any, Sequence[Any]]:
+    figure, axes = _pyplot().subplots(panels, 1, sharex=True, figsize=(9, 2 + 2.2 * panels), layout="constrained", squeeze=False)
+    return figure, axes[:, 0]
+
+
+def _finish(figure: Any, panels: Sequence[Any], file: Path, title: str) -> None:
+    for axes in panels:
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=7, loc="upper left")
+    figure.suptitle(title, fontsize=8)
+    figure.savefig(file, dpi=110)
+    _pyplot().close(figure)
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot

@@ -1,0 +1,108 @@
+"""A client that means no good: each request is wrong, too large, cut off or read too slowly, and the service has to stay itself.
+
+A good answer is the refusal that the request deserves, in JSON; none is asked of a client that hangs up.
+"""
+
+import json
+from collections.abc import Callable
+
+import gevent
+
+from loadtest.users.client import Answer, Client, headers
+from loadtest.users.wire import connect, connect_slowly, head, long_answer
+
+_HUGE_BYTES = 1 << 40
+_SLOW_READS, _SLOW_S = 20, 0.1
+
+
+class Hostile(Client):
+    """Takes its attacks in turn, beginning anywhere."""
+
+    kind = "hostile"
+    task_name = ""
+
+    def ask(self, answer: Answer) -> None:
+        self.draw.choice(ATTACKS)(self, answer)
+
+    def expect(self, path: str, body: bytes, answer: Answer, *statuses: int) -> None:
+        """The service has to answer with one of these, and with JSON."""
+        response = self.http.request("POST", path, body=body, headers=headers())
+        content = bytes(response.read())
+        answer.status, answer.size_bytes = response.status_code, len(content)
+        if answer.status not in (*statuses, 429):
+            answer.problem = f"{path} answered {answer.status} in the place of {statuses}: {content[:200].decode(errors='replace')}"
+        else:
+            json.loads(content)
+
+
+def malformed(client: Hostile, answer: Answer) -> None:
+    client.expect("/v1/embeddings", b'{"input": "a', answer, 400)
+
+
+def wrong_type(client: Hostile, answer: Answer) -> None:
+    client.expect("/v1/embeddings", b'{"input": {"a": 1}}', answer, 400)
+
+
+def nested(client: Hostile, answer: Answer) -> None:
+    client.expect("/v1/embeddings", b'{"input": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", answer, 400)
+
+
+def unknown_model(client: Hostile, answer: Answer) -> None:
+    client.expect("/v1/embeddings", b'{"model": "no such model", "input": "a"}', answer, 404)
+
+
+def empty(client: Hostile, answer: Answer) -> None:
+    client.expect("/v1/embeddings", b'{"input": []}', answer, 400)
+
+
+def no_such_tokens(client: Hostile, answer: Answer) -> None:
+    client.expect("/v1/completions", b'{"prompt": [2147483647], "max_tokens": -1}', answer, 400, 404)
+
+
+def huge(client: Hostile, answer: Answer) -> None:
+    """Announces a tebibyte: refused before it is sent. Some proxies only hang up."""
+    with connect(client.plan) as connection:
+        connection.sendall(head(client.plan, "/v1/embeddings", _HUGE_BYTES) + b"{" * 1000)
+        first = connection.recv(65536)
+    answer.status = int(first.split()[1]) if first else 413
+    if answer.status != 413:
+        answer.problem = f"a body of {_HUGE_BYTES} bytes was answered with {answer.status}"
+
+
+def half_a_body(client: Hostile, answer: Answer) -> None:
+    """Hangs up in the middle of its request."""
+    with connect(client.plan) as connection:
+        connection.sendall(head(client.plan, "/v1/embeddings", 1000) + b'{"input": "')
+        gevent.sleep(0.05)
+    answer.status = 499
+
+
+def leaves(client: Hostile, answer: Answer) -> None:
+    """Hangs up in the middle of its stream."""
+    with connect(client.plan) as connection:
+        connection.sendall(long_answer(client.plan))
+        connection.recv(200)
+    answer.status = 499
+
+
+def reads_slowly(client: Hostile, answer: Answer) -> None:
+    """Takes its stream a few bytes at a time, then leaves."""
+    with connect_slowly(client.plan) as connection:
+        for _ in range(_SLOW_READS):
+            connection.recv(16)
+            gevent.sleep(_SLOW_S)
+    answer.status = 499
+
+
+ATTACKS: tuple[Callable[[Hostile, Answer], None], ...] = (
+    malformed,
+    wrong_type,
+    nested,
+    unknown_model,
+    empty,
+    no_such_tokens,
+    huge,
+    half_a_body,
+    leaves,
+    reads_slowly,
+)

@@ -1,0 +1,99 @@
+"""Clients that read text as it is drawn: completion and chat, with time to first token, time between tokens and tokens/s as metrics."""
+
+import json
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+from geventhttpclient.response import HTTPSocketResponse
+
+from loadtest import corpus
+from loadtest.corpus import MESSAGE
+from loadtest.users.client import Answer, Client, refused
+
+DONE = "[DONE]"
+
+
+class _Stream(Client):
+    """Reads a stream to its end. A stream without `[DONE]`, or with an error among its events, is no good answer."""
+
+    abstract = True
+    path: str
+
+    def ask(self, answer: Answer) -> None:
+        started = time.perf_counter()
+        asked = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, "max_tokens": self.plan.max_tokens}
+        response = self.post(self.path, {**asked, "seed": self.draw.getrandbits(31), "ignore_eos": True, **self.prompt()}, answer)
+        if answer.status != 200:
+            refused(bytes(response.read()), answer)
+            return
+        moments, done = [], False
+        for event in events(response):
+            if event == DONE:
+                done = True
+            elif "error" in event:
+                answer.problem = f"the stream broke: {json.dumps(event['error'])[:200]}"
+            elif event["choices"]:
+                moments += [time.perf_counter()] * bool(text_of(event["choices"][0]))
+            else:
+                answer.tokens = event["usage"]["completion_tokens"]
+        if not done and not answer.problem:
+            answer.problem = "the stream ended without [DONE]"
+        if moments:
+            note(answer, started, moments)
+
+    def prompt(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+
+class Completion(_Stream):
+    """An editor: the beginning of a function, to be continued."""
+
+    abstract = False
+    kind = "completion"
+    task_name = "complete"
+    path = "/v1/completions"
+
+    def prompt(self) -> dict[str, Any]:
+        return {"prompt": corpus.code(self.draw)}
+
+
+class Chat(_Stream):
+    """A conversation of one to five messages."""
+
+    abstract = False
+    kind = "chat"
+    task_name = "chat"
+    path = "/v1/chat/completions"
+
+    def prompt(self) -> dict[str, Any]:
+        roles = ("user", "assistant") * 2 + ("user",)
+        turns = roles[: self.draw.choice((1, 1, 3, 5))]
+        return {"messages": [{"role": role, "content": corpus.prose(self.draw, MESSAGE.draw(self.draw))} for role in turns]}
+
+
+def events(response: HTTPSocketResponse) -> Iterator[Any]:
+    """The data of each server-sent event: JSON, or `[DONE]` as the text it is. Comments are left out."""
+    while line := response.readline(b"\n"):
+        if line.startswith(b"data: "):
+            data = bytes(line[6:]).decode().strip()
+            yield data if data == DONE else json.loads(data)
+
+
+def text_of(choice: dict[str, Any]) -> str:
+    return str(choice["text"] if "text" in choice else choice["delta"].get("content") or "")
+
+
+def note(answer: Answer, started: float, moments: list[float]) -> None:
+    """The metrics of a stream from the moments at which text came. Tokens come several at a time, so the time between two of them is the
+    mean over the stream (as vLLM's time per output token), and the longest silence is told beside it."""
+    answer.first_ms = (moments[0] - started) * 1000
+    answer.metrics["first token, ms"] = answer.first_ms
+    if answer.tokens > 1 and len(moments) > 1:
+        reading_s = moments[-1] - moments[0]
+        answer.between_ms = reading_s * 1000 / (answer.tokens - 1)
+        answer.longest_ms = max(after - before for before, after in pairwise(moments)) * 1000
+        answer.metrics["between tokens, ms"] = answer.between_ms
+        answer.metrics["longest silence, ms"] = answer.longest_ms
+        answer.metrics["tokens/s"] = 1000 / max(answer.between_ms, 1e-6)

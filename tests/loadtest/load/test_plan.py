@@ -1,0 +1,102 @@
+"""Plans, shapes, the mix of clients, and the texts they send."""
+
+import random
+from pathlib import Path
+
+import pytest
+import typer
+
+from loadtest import corpus
+from loadtest.load.command import KINDS, chosen
+from loadtest.load.plan import SOURCES, Plan
+from loadtest.load.shapes import DRAIN, RAMP, Shape, stages
+
+ENCODER = {"embed": "a", "rerank": "a"}
+
+
+def plan(**more: object) -> Plan:
+    values = {"url": "http://127.0.0.1:1", "out": Path("out"), "seed": 0, "mix": {"embed": 1}, "models": ENCODER, "rate": 20}
+    return Plan(**{"stages": stages(Shape.steady, 60), "open_loop": True, **values, **more})
+
+
+def test_a_plan_travels_as_json():
+    assert Plan.model_validate_json(plan().model_dump_json()) == plan()
+
+
+def test_an_open_loop_has_sources_that_add_up_to_its_rate():
+    made = plan(rate=37.0)
+    assert made.users(1.0) * made.source_rate == pytest.approx(37.0)
+    assert made.users(3.0) == 3 * SOURCES
+    assert made.users(0) == 0
+
+
+def test_a_closed_loop_has_clients():
+    assert plan(open_loop=False, rate=16).users(0.5) == 8
+
+
+@pytest.mark.parametrize("shape", Shape)
+def test_a_shape_fills_its_time_and_then_drains(shape: Shape):
+    made = stages(shape, 100)
+    assert sum(stage.seconds for stage in made[:-1]) == pytest.approx(100)
+    assert made[-1] == DRAIN
+    assert len({stage.name for stage in made}) == len(made)
+
+
+def test_what_is_particular_about_each_shape():
+    levels = {shape: {stage.name: stage.level for stage in stages(shape, 100)} for shape in Shape}
+    assert levels[Shape.overload]["overload"] == 3 * levels[Shape.overload]["knee"]
+    assert [level for name, level in levels[Shape.ramp].items() if name.startswith("x")] == sorted(RAMP)
+    assert levels[Shape.spike]["before"] == levels[Shape.spike]["after"] < levels[Shape.spike]["spike"]
+    (crowd,) = [stage for stage in stages(Shape.crowd, 100, idle=1000, slow=20) if stage.idle]
+    assert (crowd.name, crowd.idle, crowd.slow) == ("crowd", 1000, 20)
+
+
+def test_a_mix_is_what_the_service_can_answer():
+    assert set(chosen(None, ENCODER)) == set(KINDS) - {"completion", "chat"}
+    assert chosen("embed=3, hostile", ENCODER) == {"embed": 3, "hostile": 1}
+
+
+@pytest.mark.parametrize(
+    ("mix", "words"), [("embde=1", "kinds: embed"), ("embed=x", "KIND=SHARE"), ("embed=0", "KIND=SHARE"), ("chat", "no model")]
+)
+def test_a_mix_that_cannot_be_is_refused(mix: str, words: str):
+    with pytest.raises(typer.BadParameter, match=words):
+        chosen(mix, ENCODER)
+
+
+# Texts -----------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_same_seed_gives_the_same_texts():
+    def drawn(seed: int) -> list[str]:
+        draw = random.Random(seed)
+        return [corpus.words(draw, 8), corpus.prose(draw, 50), corpus.code(draw)]
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+def test_lengths_are_log_normal_within_their_bounds():
+    draw = random.Random(0)
+    lengths = sorted(corpus.PASSAGE.draw(draw) for _ in range(20_000))
+    assert lengths[10_000] == pytest.approx(corpus.PASSAGE.median, rel=0.03)
+    # half of a log-normal lies within 0.674 sigma of the median's logarithm
+    assert lengths[15_000] == pytest.approx(corpus.PASSAGE.median * 2.718 ** (0.674 * corpus.PASSAGE.sigma), rel=0.05)
+    assert lengths[0] >= corpus.PASSAGE.fewest
+    assert lengths[-1] <= corpus.PASSAGE.most
+
+
+def test_words_follow_zipf():
+    drawn = corpus.words(random.Random(0), 200_000).split()
+    first, tenth = (drawn.count(corpus.WORDS[rank - 1]) for rank in (1, 10))
+    assert first / tenth == pytest.approx(10, rel=0.1)
+
+
+def test_prose_has_as_many_words_as_asked():
+    assert len(corpus.prose(random.Random(0), 123).split()) == 123
+
+
+def test_code_is_python():
+    draw = random.Random(0)
+    for _ in range(200):
+        compile(corpus.code(draw), "code", "exec")

@@ -1,0 +1,114 @@
+"""Locust's users against the real application over fake models, on a real socket. Locust runs in processes of its own: it patches its own
+standard library only. A run takes some seconds, most of them Locust's start, so what several tests look at is run once.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from loadtest.load import locust_run, models, samples
+from loadtest.load.plan import Plan, Stage
+from loadtest.load.samples import Sample
+from loadtest.load.shapes import DRAIN
+from service.errors import Overloaded
+from tests.service.fakes import fake_app, fake_bundle, serve_in_thread
+from tests.service.generation_fakes import FakeGenerator, generator_app
+
+TAKEN = 20  # streams before the fake decoder is full
+ENCODER_KINDS = ("embed", "embed_batch", "embed_mixed", "documents", "rerank", "hostile")
+
+
+def played(url: str, out: Path, mix: dict[str, int], **more: object) -> list[Sample]:
+    tasks = models.tasks(url, models.names(url))
+    values = {"url": url, "out": out, "seed": 1, "open_loop": True, "rate": 40, "mix": mix, "models": tasks, "max_tokens": 12, **more}
+    locust_run.run(Plan(**{"stages": (Stage(name="only", seconds=3, level=1, idle=5, slow=2), DRAIN), **values}))
+    return samples.read(out)[0]
+
+
+@pytest.fixture(scope="module")
+def encoder_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with serve_in_thread(fake_app(fake_bundle(tmp_path_factory.mktemp("users") / "encoder", name="fake-encoder"))) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def from_encoder(encoder_url: str, tmp_path_factory: pytest.TempPathFactory) -> list[Sample]:
+    return played(encoder_url, tmp_path_factory.mktemp("run"), dict.fromkeys(ENCODER_KINDS, 1), rate=60)
+
+
+@pytest.fixture(scope="module")
+def streams(tmp_path_factory: pytest.TempPathFactory) -> list[Sample]:
+    """In closed loop: 4 clients of each kind, one stream after the other, until the decoder takes no more."""
+    generator = FakeGenerator("fake-decoder")
+    generator.engine.refusal, generator.engine.refuse_after = Overloaded("full", retry_after_s=1.0), TAKEN
+    mix = {"completion": 1, "chat": 1}
+    with serve_in_thread(generator_app(generator)) as url:
+        stages = (Stage(name="only", seconds=2, level=1), DRAIN)
+        return played(url, tmp_path_factory.mktemp("run"), mix, open_loop=False, rate=8, stages=stages)
+
+
+def test_every_kind_of_client_gets_the_answers_it_deserves(from_encoder: list[Sample]):
+    assert {sample.kind for sample in from_encoder} == set(ENCODER_KINDS)
+    assert [sample.problem for sample in from_encoder if sample.problem] == []
+    assert all(sample.tokens > 0 and sample.status == 200 for sample in from_encoder if sample.kind != "hostile")
+
+
+def test_arrivals_of_an_open_loop_are_as_many_as_the_rate_says(from_encoder: list[Sample]):
+    """60 a second for 3 seconds, within 5 standard deviations of a Poisson count and the second in which a stage settles."""
+    assert 180 - 5 * 180**0.5 - 60 < len(from_encoder) < 180 + 5 * 180**0.5 + 60
+
+
+def test_a_stream_is_timed_to_its_first_token_and_between_tokens(streams: list[Sample]):
+    good = [sample for sample in streams if sample.good]
+    assert {sample.kind for sample in good} == {"completion", "chat"}
+    for sample in good:
+        assert sample.tokens == 12
+        assert sample.first_ms is not None
+        assert sample.between_ms is not None
+        assert 0 < sample.first_ms < sample.ms
+        assert sample.first_ms + sample.between_ms * (sample.tokens - 1) <= sample.ms
+
+
+def test_a_refusal_is_noted_with_its_retry_after_and_is_no_failure(streams: list[Sample]):
+    refused = [sample for sample in streams if sample.status == 429]
+    assert len(refused) > 0
+    assert all(sample.retry_after and not sample.problem for sample in refused)
+    assert {sample.status for sample in streams} == {200, 429}
+
+
+def test_a_client_of_a_closed_loop_waits_for_its_answer(streams: list[Sample]):
+    moments = [(sample.due_s, 1) for sample in streams] + [(sample.done_s, -1) for sample in streams]
+    at_once = most = 0
+    for _, step in sorted(moments):
+        at_once += step
+        most = max(most, at_once)
+    assert 1 < most <= 8
+
+
+def test_locusts_own_tables_have_the_metrics_of_streams(streams: list[Sample], tmp_path_factory: pytest.TempPathFactory):
+    tables = sorted(tmp_path_factory.getbasetemp().glob("run*/locust_stats.csv"))
+    assert any("completion: first token, ms" in table.read_text() and "chat: tokens/s" in table.read_text() for table in tables)
+
+
+def test_the_command_with_two_workers_writes_everything_and_judges(encoder_url: str, tmp_path: Path):
+    """A mark that is missed ends it with 1; two workers send their samples to the master."""
+    marks = tmp_path / "marks.toml"
+    marks.write_text('[[spike]]\nstage = "spike"\nfigure = "embed.p99_ms"\nat_most = 0.001\nwhy = "nobody can"\n')
+    asked = ["--url", encoder_url, "--shape", "spike", "--minutes", "0.1", "--knee", "50", "--mix", "embed=1", "--workers", "2"]
+    command = [sys.executable, "-m", "loadtest.load", *asked, "--marks", str(marks), "--out", str(tmp_path / "out")]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1, ended.stderr
+    assert "FAIL" in ended.stdout
+    (out,) = (tmp_path / "out").iterdir()
+    written = {file.name for file in out.iterdir() if file.stat().st_size}
+    assert {"run.json", "samples.csv", "looks.jsonl", "locust.html", "locust_stats.csv"} <= written
+    assert {"percentiles.png", "tokens.png", "processes.png"} <= written
+    assert "2 workers" in (out / "locust.log").read_text() or "index 1" in (out / "locust.log").read_text()
+
+
+def test_nothing_but_locusts_own_processes_is_patched():
+    code = "import sys, loadtest.load.command; sys.exit('gevent' in sys.modules or 'locust' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
