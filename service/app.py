@@ -85,6 +85,8 @@ async def _warm(catalog: Catalog, on_failure: Callable[[], None] | None) -> None
         log.exception("start failed")
         if on_failure:
             on_failure()
+    finally:
+        catalog.warm.set()
 
 
 async def _service_error(request: Request, error: Exception) -> Response:

@@ -261,6 +261,7 @@ class Catalog:
         self.maps = AttentionMaps()
         self.models: dict[str, Served] = {}
         self.failure: str | None = None
+        self.warm = asyncio.Event()  # `models` answer, or `failure` says why they never will
         self.draining = False
         self.active = 0  # requests between their first byte and their last
         self.body_bytes = 0  # of these

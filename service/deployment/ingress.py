@@ -27,3 +27,16 @@ class Ingress:
 
         assert catalog is not None
         catalog.reconfigure(user_config)
+
+
+class WarmIngress(Ingress):
+    """Serve counts it from its first passed check on, when its models are loaded: before, it gets no requests and no other ends for it."""
+
+    async def check_health(self) -> None:
+        from service.replica import catalog
+
+        assert catalog is not None
+        await catalog.warm.wait()
+        if catalog.failure is not None:
+            raise RuntimeError(catalog.failure)
+        await super().check_health()

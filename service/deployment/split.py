@@ -19,7 +19,7 @@ from ray.serve.metrics import Gauge
 from export import contract
 from service.budget import available_cpus, share_out
 from service.catalog import ENCODER_KINDS, Catalog
-from service.deployment.ingress import Ingress
+from service.deployment.ingress import WarmIngress
 from service.deployment.scaling import LOAD, ByLoad
 from service.errors import CANNOT_START
 from service.logs import to_file
@@ -97,7 +97,7 @@ class Replica(Host):
 
 @serve.deployment
 @serve.ingress()
-class Gateway(Ingress):
+class Gateway(WarmIngress):
     """One process that takes requests."""
 
     def __init__(
