@@ -1,6 +1,7 @@
 """How many CPUs this process may use, and how they are shared out."""
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,14 +34,11 @@ def available_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 def _quota(cgroup: Path) -> float | None:
     """The quota in CPUs; None where there is none."""
-    try:
+    with suppress(OSError, ValueError):
         limit, period = (cgroup / "cpu.max").read_text().split()
         return None if limit == "max" else int(limit) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
+    with suppress(OSError, ValueError):
         limit_us = int((cgroup / "cpu/cpu.cfs_quota_us").read_text())
         period_us = int((cgroup / "cpu/cpu.cfs_period_us").read_text())
         return limit_us / period_us if limit_us > 0 else None
-    except (OSError, ValueError):
-        return None
+    return None
