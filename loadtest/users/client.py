@@ -18,7 +18,7 @@ from locust.env import Environment
 
 from loadtest.load.plan import Plan
 from loadtest.load.samples import Sample
-from loadtest.users.recorder import RECORDER
+from loadtest.users.recorder import RECORDER, Sent
 
 MOST_CONNECTIONS = 8000  # a generator that holds more has long lost its race with the arrivals
 ON_THEIR_WAY = Pool(MOST_CONNECTIONS)  # requests outlive the users that sent them: a shape that goes down cuts none off
@@ -90,8 +90,8 @@ class Client(User):
 
     def send(self, due_s: float) -> None:
         """Ask, and note what came of it. Whatever goes wrong on the way is an answer with status 0."""
-        RECORDER.sent()
         late_ms = max(time.time() - due_s, 0) * 1000
+        number = RECORDER.sent(Sent(self.kind, due_s, late_ms))
         answer = Answer()
         try:
             with gevent.Timeout(self.plan.timeout_s):
@@ -100,6 +100,7 @@ class Client(User):
             answer.status, answer.problem = 0, f"{type(error).__name__}: {error}"
         ms = (time.time() - due_s) * 1000
         RECORDER.ended(
+            number,
             Sample(
                 kind=self.kind,
                 due_s=due_s,
@@ -112,7 +113,7 @@ class Client(User):
                 between_ms=answer.between_ms,
                 longest_ms=answer.longest_ms,
                 problem=answer.problem,
-            )
+            ),
         )
         self._tell_locust(answer, ms)
 

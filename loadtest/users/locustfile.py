@@ -3,7 +3,6 @@
 Workers get the plan from their master. Only the kinds of the plan's mix are spawned.
 """
 
-import logging
 import time
 from pathlib import Path
 
@@ -61,8 +60,6 @@ class Stages(LoadTestShape):
         if now >= self._end_s or drained:
             self._at += 1
             if self._at == len(plan.stages):
-                if RECORDER.in_flight:
-                    logging.getLogger("attnserve.load").warning("%d requests were not answered by the end", RECORDER.in_flight)
                 return None
             stage = plan.stages[self._at]
             self._end_s = now + stage.seconds

@@ -1,8 +1,10 @@
 """Where samples go: into a file of the run, from this process or from workers, which send theirs with Locust's own reports."""
 
+import time
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gevent
 from locust.env import Environment
@@ -15,24 +17,36 @@ _FLUSH_S = 0.5
 _FIELD = "attnserve_samples"
 
 
+class Sent(NamedTuple):
+    """A request on its way."""
+
+    kind: str
+    due_s: float
+    late_ms: float
+
+
 class Recorder:
     """One a process. `in_flight` counts requests on their way, those of workers as of their last report."""
 
     def __init__(self) -> None:
         self._pending: list[Sample] = []
-        self._mine = 0
-        self._workers: dict[str, int] = {}
+        self._numbers = count()
+        self._mine: dict[int, Sent] = {}
+        self._workers: dict[str, list[Sent]] = {}
 
     @property
     def in_flight(self) -> int:
-        return self._mine + sum(self._workers.values())
+        return len(self._mine) + sum(map(len, self._workers.values()))
 
-    def sent(self) -> None:
-        self._mine += 1
+    def sent(self, request: Sent) -> int:
+        """The number by which it ends."""
+        number = next(self._numbers)
+        self._mine[number] = request
+        return number
 
-    def ended(self, sample: Sample) -> None:
-        self._mine -= 1
-        self._pending.append(sample)
+    def ended(self, number: int, sample: Sample) -> None:
+        if self._mine.pop(number, None):  # not one that was given up
+            self._pending.append(sample)
 
     def attach(self, environment: Environment, out: Path | None) -> None:
         """Keep the file of a run in the folder `out`, or as a worker report to the process that does."""
@@ -41,7 +55,7 @@ class Recorder:
             return
         samples.write_header(out)
         environment.events.worker_report.add_listener(self._reported)
-        environment.events.quitting.add_listener(lambda **_: self._flush(out))
+        environment.events.quitting.add_listener(lambda **_: self._close(out))
         gevent.spawn(self._keep_flushing, out)
 
     def _keep_flushing(self, out: Path) -> None:
@@ -53,13 +67,23 @@ class Recorder:
         pending, self._pending = self._pending, []
         samples.append(out, pending)
 
+    def _close(self, out: Path) -> None:
+        """What is on its way at the end was not answered: samples of status 0, so that a service that swallows requests is seen."""
+        now = time.time()
+        for lost in [*self._mine.values(), *(sent for told in self._workers.values() for sent in told)]:
+            ms = (now - lost.due_s) * 1000
+            self._pending.append(Sample(lost.kind, lost.due_s, ms, lost.late_ms, status=0, problem="no answer by the end of the run"))
+        self._mine.clear()
+        self._workers.clear()
+        self._flush(out)
+
     def _report(self, client_id: str, data: dict[str, Any]) -> None:
         pending, self._pending = self._pending, []
-        data[_FIELD] = {"in_flight": self._mine, "samples": pending}
+        data[_FIELD] = {"in_flight": list(self._mine.values()), "samples": pending}
 
     def _reported(self, client_id: str, data: Mapping[str, Any]) -> None:
         told = data[_FIELD]
-        self._workers[client_id] = told["in_flight"]
+        self._workers[client_id] = [Sent(*sent) for sent in told["in_flight"]]
         self._pending += [Sample(*sample) for sample in told["samples"]]
 
 

@@ -2,10 +2,14 @@
 standard library only. A run takes some seconds, most of them Locust's start, so what several tests look at is run once.
 """
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
 from pathlib import Path
+from threading import Event, Thread
 
 import pytest
 
@@ -107,6 +111,47 @@ def test_the_command_with_two_workers_writes_everything_and_judges(encoder_url: 
     assert {"run.json", "samples.csv", "looks.jsonl", "locust.html", "locust_stats.csv"} <= written
     assert {"percentiles.png", "tokens.png", "processes.png"} <= written
     assert "2 workers" in (out / "locust.log").read_text() or "index 1" in (out / "locust.log").read_text()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_requests_that_the_service_swallows_are_unanswered(tmp_path: Path, workers: int):
+    """Every fifth one hangs: at the end of the run each of them is a sample without an answer, of the stage in which it was due."""
+    asked, swallowed, over = count(1), [], Event()
+
+    class Swallowing(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            if not (number := next(asked)) % 5:
+                swallowed.append(number)
+                over.wait(60)
+                self.close_connection = True
+                return
+            content = json.dumps({"data": [{}], "usage": {"total_tokens": 1}}).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    stages = (Stage(name="only", seconds=2, level=1), Stage(name="drain", seconds=1, level=0))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Swallowing) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        values = {"url": f"http://127.0.0.1:{server.server_port}", "out": tmp_path, "seed": 1, "open_loop": True, "rate": 20}
+        try:
+            locust_run.run(Plan(**values, mix={"embed": 1}, models={"embed": "m"}, stages=stages), workers=workers)
+        finally:
+            over.set()
+            server.shutdown()
+    found, begun = samples.read(tmp_path)
+    lost = [sample for sample in found if not sample.status]
+    assert len(lost) == len(swallowed) > 0
+    assert {sample.problem for sample in lost} == {"no answer by the end of the run"}
+    assert all(begun[0].begin_s <= sample.due_s <= begun[1].begin_s + 1 for sample in lost)
+    assert all(sample.good for sample in found if sample not in lost)
 
 
 def test_nothing_but_locusts_own_processes_is_patched():
