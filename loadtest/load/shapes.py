@@ -5,7 +5,8 @@ from enum import StrEnum
 from loadtest.load.plan import Stage
 
 WARM_UP = "warm-up"
-DRAIN = Stage(name="drain", seconds=30, level=0)  # nothing arrives; ended as soon as nothing is on its way
+# Nothing arrives; ended as soon as nothing is on its way. What is then still on its way counts as unanswered: longer than bulk work may wait.
+DRAIN = Stage(name="drain", seconds=60, level=0)
 
 
 class Shape(StrEnum):

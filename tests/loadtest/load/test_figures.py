@@ -106,9 +106,27 @@ def test_a_mark_is_met_missed_or_not_measured():
     assert [each.verdict for each in judged] == [met, missed, absent, met, missed]
 
 
+def test_a_figure_that_should_be_there_and_is_not_is_a_miss():
+    """Overload without a refusal, a recovery that could not be told: only a kind of client may be absent."""
+    stages = steps((10, 0))
+    wanted = [
+        Mark(stage="x1", figure="all.retry_after_share", at_least=1, why="w"),
+        Mark(stage="x9", figure="all.error_share", at_most=0, why="w"),
+        Mark(stage="run", figure="recovery_s", at_most=5, why="w"),
+        Mark(stage="x1", figure="chat.error_share", at_most=0, why="w"),
+    ]
+    judged = marks.judge(wanted, stages, {"recovery_s": None})
+    assert [each.verdict for each in judged] == [Verdict.failed] * 3 + [Verdict.not_measured]
+
+
 @pytest.mark.parametrize("shape", Shape)
-def test_every_shape_has_marks_and_the_file_is_right(shape: Shape):
-    assert len(marks.load(FILE, shape)) > 0
+def test_in_every_shape_each_request_must_be_answered(shape: Shape):
+    assert ("run", "unanswered", 0) in [(mark.stage, mark.figure, mark.at_most) for mark in marks.load(FILE, shape)]
+
+
+@pytest.mark.parametrize(("shape", "stage"), [("steady", "steady"), ("spike", "spike"), ("soak", "soak"), ("crowd", "crowd")])
+def test_no_stage_under_load_may_fail(shape: str, stage: str):
+    assert (stage, "all.error_share", 0) in [(mark.stage, mark.figure, mark.at_most) for mark in marks.load(FILE, Shape(shape))]
 
 
 @pytest.mark.parametrize(
