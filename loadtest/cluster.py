@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -29,6 +30,7 @@ from service.ports import free_port
 
 APPLICATION = "attnserve"
 WAIT_S = 60.0  # for anything that ends: longer is a hang
+START_S = 300.0  # for replicas that start or are replaced, one after the other, with large bundles on few cores
 _ROOT = Path(__file__).parents[1]
 _MARK = "LOADTEST_NODE"  # in the environment of every process of a node, whoever its parent is by now
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # the least Ray takes
@@ -50,6 +52,7 @@ class Cluster:
         self._addresses: dict[str, str] = {}
         self._started: dict[str, subprocess.Popen[bytes]] = {}
         self._mark = secrets.token_hex(8)
+        self._over = threading.Event()
 
     # Nodes -------------------------------------------------------------------------------------------------------------------------------
 
@@ -122,6 +125,8 @@ class Cluster:
         psutil.wait_procs(frozen, timeout=WAIT_S)
 
     def stop(self) -> None:
+        """Whoever waits for something in `until`, in whatever thread, waits no longer."""
+        self._over.set()
         for name in self._started:
             self.kill(name)
 
@@ -175,13 +180,13 @@ class Cluster:
     def until(self, there: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
         """What `there` gives once that is something; connections that fail are asked again. LoadtestError with `what` after `timeout_s`."""
         deadline, last = time.monotonic() + timeout_s, ""
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not self._over.is_set():
             try:
                 if got := there():
                     return got
             except (OSError, HTTPError, URLError, json.JSONDecodeError) as error:
                 last = f" ({error})"
-            time.sleep(0.1)
+            self._over.wait(0.1)
         words = "\n".join(f"{log.name}: {log.read_text()[-500:]}" for log in self.folder.glob("*.log"))
         raise LoadtestError(f"after {timeout_s:g} s it is not so that {what}{last}\n{words}")
 
@@ -273,8 +278,8 @@ def running(
         for deployment in cluster.config["applications"][0]["deployments"]:
             deployment["max_replicas_per_node"] = 1  # as in deploy/base: a node that is lost takes the same share of everything
         cluster.deploy()
-        cluster.until(cluster.settled, "every replica runs")
-        cluster.until(lambda: cluster.ready(*workers), "every worker answers", 90)
+        cluster.until(cluster.settled, "every replica runs", START_S)
+        cluster.until(lambda: cluster.ready(*workers), "every worker answers", START_S)
         yield cluster
     finally:
         cluster.stop()

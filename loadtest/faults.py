@@ -1,11 +1,12 @@
 """`attnserve bench-faults`: what clients see of a cluster that is changed and loses a node, under Poisson arrivals; see README.md."""
 
 import json
+import math
 import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -15,13 +16,13 @@ from rich.console import Console
 from rich.table import Table
 
 from loadtest import machine
-from loadtest.cluster import Cluster, running
+from loadtest.cluster import START_S, Cluster, running
 from loadtest.errors import LoadtestError
 from loadtest.load import figures, locust_run, models, plots, samples
-from loadtest.load.command import cell, chosen, guess
+from loadtest.load.command import BURST, cell, chosen, guess
 from loadtest.load.figures import ALL, StageFigures
 from loadtest.load.plan import Plan, Stage
-from loadtest.load.samples import Sample
+from loadtest.load.samples import Begun, Sample
 from loadtest.load.shapes import DRAIN, WARM_UP
 from loadtest.terminal import console, interruptible, progress
 
@@ -36,7 +37,11 @@ _LOSS = "node killed"
 
 def _scaled(cluster: Cluster, number: int) -> None:
     cluster.deploy(**{pool: {"num_replicas": number} for pool in POOLS})
-    cluster.until(lambda: cluster.settled() and all(len(cluster.replicas(pool)) == number for pool in POOLS), f"there are {number} of each")
+
+    def there() -> bool:
+        return cluster.settled() and all(len(cluster.replicas(pool)) == number for pool in POOLS)
+
+    cluster.until(there, f"there are {number} of each", START_S)
 
 
 def _updated(cluster: Cluster) -> None:
@@ -47,12 +52,12 @@ def _updated(cluster: Cluster) -> None:
 
     before = names()
     cluster.deploy(args={"bulk_delay_s": 1.5})
-    cluster.until(lambda: cluster.settled() and not names() & before, "every replica is a new one", 300)
+    cluster.until(lambda: cluster.settled() and not names() & before, "every replica is a new one", START_S)
 
 
 def _joined(cluster: Cluster) -> None:
     cluster.start_worker(DIES, cpus=len(POOLS))
-    cluster.until(lambda: cluster.settled() and cluster.ready(STAYS, DIES), "the service is whole again")
+    cluster.until(lambda: cluster.settled() and cluster.ready(STAYS, DIES), "the service is whole again", START_S)
 
 
 # Stages, each with what is done as it begins. The cluster has two of each pool, one on every worker, before and after each pair of them.
@@ -70,7 +75,9 @@ EVENTS: dict[str, Callable[[Cluster], None]] = {
 def bench_faults(
     encoder: Annotated[Path, typer.Option(help="Bundle of an encoder.")] = Path("bundles/all-MiniLM-L6-v2"),
     decoder: Annotated[Path, typer.Option(help="Bundle of a decoder.")] = Path("bundles/python-gated-delta"),
-    knee: Annotated[float | None, typer.Option(min=0.1, help="Requests/s.", show_default="guessed from a burst")] = None,
+    knee: Annotated[
+        float | None, typer.Option(min=0.1, help="Requests/s; a ramp of `attnserve load` finds it.", show_default="guessed from a burst")
+    ] = None,
     level: Annotated[float, typer.Option(min=0.01, help="Load, as a share of the knee.")] = 0.5,
     seconds: Annotated[float, typer.Option(min=10, help="Length of each stage; an event must be over by its end.")] = 90,
     mix: Annotated[str | None, typer.Option(help="KIND=SHARE,... as of `attnserve load`.", show_default="all but hostile")] = None,
@@ -95,23 +102,36 @@ def bench_faults(
         )
         if not knee:
             plan = plan.model_copy(update={"rate": guess(plan, 0)})
-        console.print(f"knee {plan.rate:,.1f} requests/s, arrivals {level * plan.rate:,.1f}/s", highlight=False)
-        took = played(plan, cluster)
+        origin = "given" if knee else f"guessed from a burst of {BURST}"
+        console.print(f"knee {plan.rate:,.1f} requests/s ({origin}), arrivals {level * plan.rate:,.1f}/s", highlight=False)
+        took: dict[str, float] = {}
+        wrong: Wrong | None = None
+        try:
+            played(plan, cluster, took)
+        except Wrong as error:
+            wrong = error
     found, begun = samples.read(folder)
-    told = [seen(stage, found, took.get(stage.name)) for stage in figures.by_stage(found, begun) if stage.name != WARM_UP]
-    about = {"date": date, "command": ["attnserve", *sys.argv[1:]], **machine.describe(), "knee_per_s": plan.rate, "level": level}
-    title = f"{level:g} of the knee ({plan.rate:,.1f}/s), {about['cpus']} cores, {about['cpu']}, {date}"
-    (folder / "faults.json").write_text(json.dumps({**about, "stages": [each.as_json() for each in told]}, indent=1) + "\n")
+    begun = ended(found, begun)
+    told = stages_of(found, begun, took)
+    about = {"date": date, "command": ["attnserve", *sys.argv[1:]], **machine.describe(), "knee_per_s": plan.rate, "knee": origin}
+    about |= {"level": level, "stopped": wrong and str(wrong), "stages": [each.as_json() for each in told]}
+    (folder / "faults.json").write_text(json.dumps(about, indent=1) + "\n")
+    title = f"{level:g} of the knee ({plan.rate:,.1f}/s, {origin}), {about['cpus']} cores, {about['cpu']}, {date}"
     plots.percentiles_over_time(found, begun, folder / "percentiles.png", title)
     show(told, title)
     console.print(f"everything: {folder}", soft_wrap=True)
+    if wrong:
+        raise wrong
     if any(each.failed for each in told):
         raise typer.Exit(1)
 
 
-def played(plan: Plan, cluster: Cluster) -> dict[str, float]:
-    """Run it and do what each stage is named for as it begins: seconds until that was through. LoadtestError for what was not in time."""
-    took: dict[str, float] = {}
+class Wrong(LoadtestError):
+    """A change of the cluster that did not go through, or not before the next one."""
+
+
+def played(plan: Plan, cluster: Cluster, took: dict[str, float]) -> None:
+    """Run it and do what each stage is named for as it begins; `took` gets the seconds until that was through. Wrong as soon as one is."""
     wrong: list[str] = []
     threads: list[threading.Thread] = []
     marker = plan.out / samples.STAGES
@@ -120,7 +140,7 @@ def played(plan: Plan, cluster: Cluster) -> dict[str, float]:
         started = time.monotonic()
         try:
             EVENTS[name](cluster)
-        except Exception as error:  # told where the run has ended
+        except Exception as error:  # told by the thread that plays the stages
             wrong.append(f"{name}: {error}")
         took[name] = time.monotonic() - started
 
@@ -135,17 +155,17 @@ def played(plan: Plan, cluster: Cluster) -> dict[str, float]:
                 advance(name)
                 if name in EVENTS:
                     if any(thread.is_alive() for thread in threads):
-                        wrong.append(f"{name} began before what came before it was through: give --seconds more")
-                    threads.append(threading.Thread(target=do, args=(name,)))
+                        raise Wrong(f"{name} began before what came before it was through: give --seconds more")
+                    threads.append(threading.Thread(target=do, args=(name,), daemon=True))  # ends when the cluster is stopped
                     threads[-1].start()
             shown = len(lines)
+            if wrong:
+                raise Wrong(wrong[0])
 
         locust_run.run(plan, tick=tick)
-    for thread in threads:
-        thread.join()
-    if wrong:
-        raise LoadtestError("; ".join(wrong))
-    return took
+        for thread in threads:
+            thread.join(2 * START_S)
+        tick()
 
 
 class Seen(NamedTuple):
@@ -161,9 +181,27 @@ class Seen(NamedTuple):
         return {**self.stage.model_dump(), "took_s": self.took_s, "cut": self.cut, "failed": self.failed, "problems": self.problems}
 
 
-def seen(stage: StageFigures, found: Sequence[Sample], took_s: float | None) -> Seen:
-    """Of the requests that were due in a stage, its first second included."""
-    bad = [sample for sample in found if stage.begin_s - 1 <= sample.due_s < stage.end_s - 1 and not sample.good]
+def ended(found: Sequence[Sample], begun: Sequence[Begun]) -> list[Begun]:
+    """The stages of a run with its end, where it was stopped before."""
+    if begun[-1].name == DRAIN.name:
+        return list(begun)
+    end_s = max(begun[-1].begin_s + 1, *(sample.done_s for sample in found))
+    return [*begun, Begun(DRAIN.name, DRAIN.level, 0, end_s)]
+
+
+def stages_of(found: Sequence[Sample], begun: Sequence[Begun], took: Mapping[str, float]) -> list[Seen]:
+    """All but the warm-up. What failed belongs to the stage in which it ended (the drain to the last): its cause may be younger than it."""
+    ends = [*(stage.begin_s for stage in begun[1:-1]), math.inf]
+    return [
+        seen(stage, [sample for sample in found if first.begin_s <= sample.done_s < end_s], took.get(stage.name))
+        for stage, first, end_s in zip(figures.by_stage(found, begun), begun, ends, strict=False)
+        if stage.name != WARM_UP
+    ]
+
+
+def seen(stage: StageFigures, over: Sequence[Sample], took_s: float | None) -> Seen:
+    """Of a stage and the requests that ended in it."""
+    bad = [sample for sample in over if not sample.good]
     cut = [
         sample for sample in bad if stage.name == _LOSS and sample.first_ms is not None and any(words in sample.problem for words in _CUT)
     ]
