@@ -11,11 +11,9 @@ import math
 import torch
 from torch import Tensor, nn
 
-from models.attention.causal import CausalLayer, State, normalised, with_ones, zero_padding
+from models.attention.causal import CausalLayer, State, attend_causal_features
 from models.attention.multi_head import head_width, merge_heads, split_heads
 from models.positions import Rotation
-
-EPS = 1e-6
 
 
 def taylor(x: Tensor) -> Tensor:
@@ -50,8 +48,7 @@ class BasedAttention(CausalLayer):
     ) -> tuple[Tensor, State]:
         state = self.new_state(x) if state is None else state
         phi_q = taylor(split_heads(self.to_q(x), self.n_heads))  # (B, H, N, D_φ)
-        phi_k = zero_padding(taylor(split_heads(self.to_k(x), self.n_heads)), mask)  # φ(k) and not k, since φ(0) has a 1
+        phi_k = taylor(split_heads(self.to_k(x), self.n_heads))
         v = split_heads(self.to_v(x), self.n_heads)
-        o, S = self.recurrence(phi_q, phi_k, with_ones(v), state["S"])
-        o = normalised(o, eps=EPS).to(x.dtype)
+        o, S = attend_causal_features(phi_q, phi_k, v, state["S"], mask=mask, recurrence=self.recurrence)
         return self.to_out(merge_heads(o)), {"S": S}

@@ -1,5 +1,7 @@
 """What every causal layer promises: a token sees itself and its past, and the past is a state that can be taken out and put back."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -59,6 +61,32 @@ class EqualHeadsLayer(EqualHeads, CausalLayer):
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
 
 
+def attend_causal_features(
+    phi_q: Tensor,
+    phi_k: Tensor,
+    v: Tensor,
+    past: Tensor | None = None,
+    *,
+    mask: Tensor | None = None,
+    decay: Tensor | None = None,
+    eps: float = 1e-6,
+    recurrence: Callable = chunkwise,
+) -> tuple[Tensor, Tensor]:
+    """o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps),   S_t = exp(a_t) S_{t-1} + φ(k_t) v_tᵀ,   z_t = exp(a_t) z_{t-1} + φ(k_t)
+
+    (B, H, N, D_φ), same, (B, H, N, D_v), [S | z] (B, H, D_φ, D_v + 1), bool (B, N) -> (B, H, N, D_v), the new [S | z]. past None: zeros.
+    decay: a, (B, H, N); None: 0. Masked are the features and not the keys, since φ(0) is seldom 0.
+    """
+    past = no_past(v, phi_k.shape[-1], v.shape[-1] + 1) if past is None else past
+    o, S = recurrence(phi_q, zero_padding(phi_k, mask), with_ones(v), past, decay=decay)
+    return (o[..., :-1] / (o[..., -1:] + eps)).to(v.dtype), S
+
+
+def no_past(v: Tensor, *shape: int) -> Tensor:
+    """Zeros (B, H, *shape) for values v (B, H, N, D_v), in float32 at least."""
+    return v.new_zeros(*v.shape[:2], *shape, dtype=at_least_float32(v.dtype))
+
+
 def attend_to_past(q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: Tensor) -> Tensor:
     """`scaled_dot_product.attend` by torch's fused operator. mask (B or 1, 1, N_q, N_k): every query must see a key, if only its own."""
     return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale)
@@ -78,11 +106,6 @@ def with_ones(v: Tensor) -> Tensor:
     """
     v = v.to(at_least_float32(v.dtype))
     return torch.cat([v, torch.ones_like(v[..., :1])], dim=-1)
-
-
-def normalised(o: Tensor, *, eps: float) -> Tensor:
-    """φ(q)ᵀS / (φ(q)ᵀz + eps): (B, H, N, D_v + 1) -> (B, H, N, D_v)."""
-    return o[..., :-1] / (o[..., -1:] + eps)
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:

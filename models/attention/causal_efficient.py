@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from models.attention.capabilities import Capabilities
-from models.attention.causal import EqualHeadsLayer, State, at_least_float32, zero_padding
+from models.attention.causal import EqualHeadsLayer, State, at_least_float32, no_past, zero_padding
 from models.attention.multi_head import merge_heads, split_heads
 from models.attention.recurrence import chunkwise
 from models.attention.running_max import of_tokens, running_max
@@ -29,9 +29,15 @@ class ColumnSums(NamedTuple):
 
 
 def attend_causal_efficient(
-    q: Tensor, k: Tensor, v: Tensor, past: ColumnSums, *, mask: Tensor | None = None, recurrence: Callable = chunkwise
+    q: Tensor, k: Tensor, v: Tensor, past: ColumnSums | None = None, *, mask: Tensor | None = None, recurrence: Callable = chunkwise
 ) -> tuple[Tensor, ColumnSums]:
-    """(B, H, N, D_k), same, (B, H, N, D_v), bool (B, N) with the tokens at the left -> (B, H, N, D_v), what is kept of them."""
+    """(B, H, N, D_k), same, (B, H, N, D_v), bool (B, N) with the tokens at the left -> (B, H, N, D_v), what is kept of them.
+
+    past None: zeros.
+    """
+    if past is None:
+        D_k = k.shape[-1]
+        past = ColumnSums(no_past(v, D_k, v.shape[-1]), no_past(v, D_k), no_past(v, D_k))
     exact = at_least_float32(v.dtype)
     k = of_tokens(k.to(exact), mask)
     m, decay, m_last = running_max(k, mask, past.m, past.z > 0)

@@ -9,17 +9,67 @@ V_lin = (M_t - P_t)ᵀ lin_q_t / t                                              
 Hua et al. 2022, arXiv:2202.10447, section 4. A token costs O(G (s + e) + s e), and the state is G (s + e) + 2 s e + 1 numbers.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from models.attention.capabilities import Capabilities
-from models.attention.causal import CausalLayer, State, zero_padding
+from models.attention.causal import CausalLayer, State, at_least_float32, zero_padding
 from models.attention.flash import Divisor, check_group
 from models.attention.gau import DistanceBias, GatedProjections
+from models.attention.recurrence import chunkwise
 from models.positions import Rotation
 
 CLEARED = -1e4  # a log-decay whose exponential is 0 in float64 too, and no infinity, of which differences would be NaN
+
+
+def attend_causal_in_groups(
+    quad_q: Tensor,
+    quad_k: Tensor,
+    lin_q: Tensor,
+    lin_k: Tensor,
+    v: Tensor,
+    past: State | None = None,
+    *,
+    group: int,
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    divisor: Divisor = "tokens",
+    quad_divisor: float | None = None,
+    recurrence: Callable = chunkwise,
+) -> tuple[Tensor, State]:
+    """V_quad + V_lin: (B, 1, N, s) four times, (B, 1, N, e), bool (B, N) with the tokens at the left -> (B, 1, N, e), K, V, P, M, n.
+
+    past None: no token yet. bias, divisor, quad_divisor: as in `flash.attend_in_groups`.
+    """
+    exact, given = at_least_float32(v.dtype), v.dtype
+    quad_q, quad_k, lin_q, lin_k, v = (x.to(exact) for x in (quad_q, quad_k, lin_q, lin_k, v))
+    if past is None:
+        past = {name: v.new_zeros(len(v), *shape) for name, shape in shapes_of_past(quad_k.shape[-1], v.shape[-1], group).items()}
+    quad_k, lin_k = zero_padding(quad_k, mask), zero_padding(lin_k, mask)
+    t = past["n"].long() + torch.arange(v.shape[2], device=v.device)  # (B, N): tokens before each; padding stands at the right
+    r = t % group
+    place = F.one_hot(r, group).to(exact).unsqueeze(1)  # (B, 1, N, G)
+    decay = zero_padding(torch.where(r == 0, CLEARED, 0.0).to(exact).unsqueeze(1), mask)  # (B, 1, N)
+
+    scores, K = recurrence(quad_q, quad_k, place, past["K"], decay=decay)  # (B, 1, N, G)
+    scores = scores / (group if quad_divisor is None else quad_divisor)
+    A = F.relu(scores if bias is None else scores + bias[r].unsqueeze(1)).square()  # a place that is not yet taken has no value
+    quad, V = recurrence(A, zero_padding(place, mask), v, past["V"], decay=decay)
+
+    whole, M = recurrence(lin_q, lin_k, v, past["M"])
+    own, P = recurrence(lin_q, lin_k, v, past["P"], decay=decay)
+    lin = (whole - own) / ((t + 1).to(exact)[:, None, :, None] if divisor == "tokens" else group)
+
+    n_new = v.shape[2] if mask is None else mask.sum(1, keepdim=True)
+    return (quad + lin).to(given), {"K": K, "V": V, "P": P, "M": M, "n": past["n"] + n_new}
+
+
+def shapes_of_past(s: int, e: int, group: int) -> dict[str, tuple[int, ...]]:
+    """Of one sequence."""
+    return {"K": (1, s, group), "V": (1, group, e), "P": (1, s, e), "M": (1, s, e), "n": (1,)}
 
 
 class CausalMixedChunkAttention(GatedProjections, CausalLayer):
@@ -50,34 +100,16 @@ class CausalMixedChunkAttention(GatedProjections, CausalLayer):
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        s, e, G = self.d_head, self.d_value, self.group
-        return {"K": (1, s, G), "V": (1, G, e), "P": (1, s, e), "M": (1, s, e), "n": (1,)}
+        return shapes_of_past(self.d_head, self.d_value, self.group)
 
     def forward(
         self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
     ) -> tuple[Tensor, State]:
         state = self.new_state(x) if state is None else state
-        u, v, (quad_q, quad_k, lin_q, lin_k) = self.projected(x, rotation)
-        quad_k, lin_k = zero_padding(quad_k, mask), zero_padding(lin_k, mask)
-        t = state["n"].long() + torch.arange(x.shape[1], device=x.device)  # (B, N): tokens before each; padding stands at the right
-        r = t % self.group
-        place = F.one_hot(r, self.group).to(v.dtype).unsqueeze(1)  # (B, 1, N, G)
-        decay = zero_padding(torch.where(r == 0, CLEARED, 0.0).to(v.dtype).unsqueeze(1), mask)  # (B, 1, N)
-
-        scores, K = self.recurrence(quad_q, quad_k, place, state["K"], decay=decay)  # (B, 1, N, G)
-        A = F.relu(scores / self.group + self._bias_of(r)).square()  # a place that is not yet taken has no value
-        quad, V = self.recurrence(A, zero_padding(place, mask), v, state["V"], decay=decay)
-
-        whole, M = self.recurrence(lin_q, lin_k, v, state["M"])
-        own, P = self.recurrence(lin_q, lin_k, v, state["P"], decay=decay)
-        lin = (whole - own) / ((t + 1).to(v.dtype)[:, None, :, None] if self.divisor == "tokens" else self.group)
-
-        n_new = x.shape[1] if mask is None else mask.sum(1, keepdim=True)
-        return self.gated(u, quad + lin), {"K": K, "V": V, "P": P, "M": M, "n": state["n"] + n_new}
-
-    def _bias_of(self, r: Tensor) -> Tensor | float:
-        """b of every place in the group, seen from place r: int64 (B, N) -> (B, 1, N, G)."""
-        if self.bias is None:
-            return 0.0
-        places = torch.arange(self.group, device=r.device)
-        return self.bias(places - places[:, None])[r].unsqueeze(1)
+        u, v, maps = self.projected(x, rotation)
+        places = torch.arange(self.group, device=x.device)
+        bias = None if self.bias is None else self.bias(places - places[:, None])  # (G, G)
+        o, state = attend_causal_in_groups(
+            *maps, v, state, group=self.group, mask=mask, bias=bias, divisor=self.divisor, recurrence=self.recurrence
+        )
+        return self.gated(u, o), state

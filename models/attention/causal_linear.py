@@ -2,18 +2,16 @@
 
 S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps)
 Katharopoulos et al. 2020, arXiv:2006.16236, eqs. 16-20; φ(x) = elu(x) + 1 > 0 unless another of feature_maps.py is chosen.
-O(N (C + D_φ) D_v) time a head; a token costs the same however long its past is.
+`causal.py` has the function of given features. O(N (C + D_φ) D_v) time a head; a token costs the same however long its past is.
 """
 
 from torch import Tensor
 
 from models.attention.capabilities import Capabilities
-from models.attention.causal import EqualHeadsLayer, State, normalised, with_ones, zero_padding
+from models.attention.causal import EqualHeadsLayer, State, attend_causal_features
 from models.attention.feature_maps import map_named, n_features
 from models.attention.multi_head import merge_heads, split_heads
 from models.positions import Rotation, rotate
-
-EPS = 1e-6
 
 
 class CausalLinearAttention(EqualHeadsLayer):
@@ -44,7 +42,5 @@ class CausalLinearAttention(EqualHeadsLayer):
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         phi = map_named(self.feature_map)
-        phi_k = zero_padding(phi(k), mask)  # φ(k) and not k, since φ(0) = 1
-        o, S = self.recurrence(phi(q), phi_k, with_ones(v), state["S"])
-        o = normalised(o, eps=EPS).to(x.dtype)
+        o, S = attend_causal_features(phi(q), phi(k), v, state["S"], mask=mask, recurrence=self.recurrence)
         return self.to_out(merge_heads(o)), {"S": S}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from models.attention.capabilities import Capabilities
-from models.attention.causal import EqualHeadsLayer, State, normalised, with_ones, zero_padding
+from models.attention.causal import EqualHeadsLayer, State, attend_causal_features, no_past
 from models.attention.multi_head import merge_heads, split_heads
 from models.attention.performer import Kernel, Rows, checked, default_features, draw_projection, log_features, relu_features
 from models.attention.recurrence import chunkwise
@@ -35,7 +35,7 @@ def attend_causal_performer(
     k: Tensor,
     v: Tensor,
     projection: Tensor,
-    past: FeatureSums,
+    past: FeatureSums | None = None,
     *,
     mask: Tensor | None = None,
     kernel: Kernel = "positive",
@@ -44,7 +44,13 @@ def attend_causal_performer(
     relu_eps: float = 1e-3,
     recurrence: Callable = chunkwise,
 ) -> tuple[Tensor, FeatureSums]:
-    """(B, H, N, D_k), same, (B, H, N, D_v), W, bool (B, N) with the tokens at the left -> (B, H, N, D_v), what is kept of them."""
+    """(B, H, N, D_k), same, (B, H, N, D_v), W, bool (B, N) with the tokens at the left -> (B, H, N, D_v), what is kept of them.
+
+    past None: zeros. scale None: D_k^-1/2.
+    """
+    if past is None:
+        n_features = projection.shape[-2] * (2 if kernel == "hyperbolic" else 1)
+        past = FeatureSums(no_past(v, n_features, v.shape[-1] + 1), no_past(v, 1))
     if kernel == "relu":
         phi_q, phi_k = (relu_features(x, projection, scale=scale, relu_eps=relu_eps) for x in (q, k))
         decay, m_last = None, past.m
@@ -55,8 +61,8 @@ def attend_causal_performer(
         m, decay, m_last = running_max(log_k.amax(-1, keepdim=True), mask, past.m, seen)
         decay = decay.squeeze(-1)  # (B, H, N)
         phi_q, phi_k = (log_q - log_q.amax(-1, keepdim=True).detach()).exp(), (log_k - m).exp()
-    o, S = recurrence(phi_q, zero_padding(phi_k, mask), with_ones(v), past.S, decay=decay)
-    return normalised(o, eps=eps).to(v.dtype), FeatureSums(S, m_last)
+    o, S = attend_causal_features(phi_q, phi_k, v, past.S, mask=mask, decay=decay, eps=eps, recurrence=recurrence)
+    return o, FeatureSums(S, m_last)
 
 
 class CausalPerformerAttention(EqualHeadsLayer):

@@ -5,16 +5,46 @@ Lingle 2023, arXiv:2309.16354, theorem 3.7, with codes for the recent past too. 
 O(N (C + Z) D_v) time a head for Z codes; the state is [U | L], (H, Z, D_v + 1), whatever the length.
 """
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from models.attention.capabilities import Capabilities
-from models.attention.causal import EqualHeadsLayer, State, at_least_float32, with_ones, zero_padding
+from models.attention.causal import EqualHeadsLayer, State, at_least_float32, no_past, with_ones, zero_padding
 from models.attention.codebook import Codebook, straight_through
 from models.attention.multi_head import merge_heads, split_heads
+from models.attention.recurrence import chunkwise
 from models.attention.vq import mean_of_codes, weights_of_codes
 from models.positions import Rotation
+
+
+def attend_causal_to_codes(
+    q: Tensor,
+    codes: Tensor,
+    v: Tensor,
+    codebook: Tensor,
+    past: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    mask: Tensor | None = None,
+    products: Tensor | None = None,
+    recurrence: Callable = chunkwise,
+) -> tuple[Tensor, Tensor]:
+    """(B, H, N, D_k), int64 (B, H, N), (B, H, N, D_v), (H, Z, D_k), [U | L] (B, H, Z, D_v + 1) -> (B, H, N, D_v), the new [U | L].
+
+    past None: zeros. scale None: D_k^-1/2. mask bool (B, N): tokens; a row gets 0 before them. products: q . c, (B, H, N, Z), if known.
+    """
+    exact, Z = at_least_float32(v.dtype), codebook.shape[-2]
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    past = no_past(v, Z, v.shape[-1] + 1) if past is None else past
+    one_hot = zero_padding(F.one_hot(codes, Z).to(exact), mask)  # (B, H, N, Z)
+    scores = (q @ codebook.mT if products is None else products).to(exact) * scale
+    # A sum of ones has the same bits in any order, so that codes are known to be in use without the recurrence.
+    e = weights_of_codes(scores, past[..., -1].unsqueeze(-2) + one_hot.cumsum(-2))
+    o, S = recurrence(e, one_hot, with_ones(v), past)
+    return mean_of_codes(o[..., :-1], o[..., -1:]).to(v.dtype), S
 
 
 def attend_to_past_and_pairs(q: Tensor, k_hat: Tensor, v: Tensor, S: Tensor, scores: Tensor, *, scale: float) -> Tensor:
@@ -58,15 +88,12 @@ class CausalVectorQuantisedAttention(EqualHeadsLayer):
         k = F.layer_norm(split_heads(self.to_k(x), self.n_heads).to(exact), (self.d_head,))
         v = split_heads(self.to_v(x), self.n_heads).to(exact)
         codes = self.codebook.nearest(k)
-        one_hot = zero_padding(F.one_hot(codes, self.n_codes).to(exact), mask)  # (B, H, N, Z)
-        scores = self.codebook.products(q).to(exact) * scale
-        # A sum of ones has the same bits in any order, so that codes are known to be in use without the recurrence.
-        e = weights_of_codes(scores, S[..., -1].unsqueeze(-2) + one_hot.cumsum(-2))
-        o, S_new = self.recurrence(e, one_hot, with_ones(v), S)
+        products = self.codebook.products(q)  # (B, H, N, Z)
+        o, S_new = attend_causal_to_codes(
+            q, codes, v, self.codebook.codes, S, scale=scale, mask=mask, products=products, recurrence=self.recurrence
+        )
         if self.training and torch.is_grad_enabled():
             self.codebook.watch(k, codes, mask)
             k_hat = straight_through(k, codes, self.codebook.codes.to(exact))
-            o = attend_to_past_and_pairs(q, k_hat, v, S, scores, scale=scale)
-        else:
-            o = mean_of_codes(o[..., :-1], o[..., -1:])
+            o = attend_to_past_and_pairs(q, k_hat, v, S, products.to(exact) * scale, scale=scale)
         return self.to_out(merge_heads(o.to(x.dtype))), {"S": S_new}

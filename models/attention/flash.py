@@ -32,23 +32,26 @@ def attend_in_groups(
     key_mask: Tensor | None = None,
     bias: Tensor | None = None,
     divisor: Divisor = "tokens",
+    quad_divisor: float | None = None,
 ) -> Tensor:
     """V_quad + V_lin: (B, 1, N, s) four times, (B, 1, N, e), bool (B, N), bias b (G, G) -> (B, 1, N, e). The last group may be short.
 
-    divisor: of V_lin. `tokens`: how many unmasked ones the query sees, all N unless causal; `group`: G.
+    divisor: of V_lin. `tokens`: how many unmasked ones the query sees, all N unless causal; `group`: G. quad_divisor: of the scores within
+    a group; None: G.
     """
-    N = v.shape[2]
-    seen = torch.ones_like(v[:, 0, :, 0]) if key_mask is None else key_mask.to(v.dtype)  # (B, N)
+    N, given, exact = v.shape[2], v.dtype, torch.promote_types(v.dtype, torch.float32)  # half precision counts to 2,048
+    quad_q, quad_k, lin_q, lin_k, v = (x.to(exact) for x in (quad_q, quad_k, lin_q, lin_k, v))
+    seen = torch.ones_like(v[:, 0, :, 0]) if key_mask is None else key_mask.to(exact)  # (B, N)
     v = v * seen[:, None, :, None]  # a masked key writes nothing, wherever
     quad_q, quad_k, lin_q, lin_k, v = (_in_groups(x, group) for x in (quad_q, quad_k, lin_q, lin_k, v))  # (B, 1, groups, G, ..)
-    scores = quad_q @ quad_k.mT / group
+    scores = quad_q @ quad_k.mT / (group if quad_divisor is None else quad_divisor)
     A = F.relu(scores if bias is None else scores + bias).square()
     sums = lin_k.mT @ v  # (B, 1, groups, s, e)
     sums = sums.cumsum(2) - sums if causal else sums.sum(2, keepdim=True)
     n_seen = (seen.cumsum(1) if causal else seen.sum(1, keepdim=True)).clamp_min(1)[:, None, :, None]  # (B, 1, N or 1, 1)
     quad = ((A.tril() if causal else A) @ v).flatten(2, 3)[:, :, :N]
     lin = (lin_q @ sums).flatten(2, 3)[:, :, :N]
-    return quad + lin / (n_seen if divisor == "tokens" else group)
+    return (quad + lin / (n_seen if divisor == "tokens" else group)).to(given)
 
 
 def _in_groups(x: Tensor, group: int) -> Tensor:

@@ -9,15 +9,21 @@ import torch
 from torch import Tensor, nn
 
 from models.attention.capabilities import Capabilities
-from models.attention.causal import EqualHeadsLayer, State, normalised, with_ones, zero_padding
+from models.attention.causal import EqualHeadsLayer, State, attend_causal_features
 from models.attention.multi_head import merge_heads, split_heads
 from models.positions import Rotation, rotate
 
 EPS = 1e-10  # φ(q)ᵀ φ(k) is about 1 / 2 D_k, and far less for spiky features: 1e-6 would show
 
 
+def hedgehog_features(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """φ: (B, H, N, D_k), W (H, D_k, D_k), b (H, 1, D_k) -> (B, H, N, 2 D_k), positive, with sum 1."""
+    y = x @ weight.mT + bias
+    return torch.softmax(torch.cat([y, -y], dim=-1), dim=-1)
+
+
 class HedgehogMap(nn.Module):
-    """φ of every head: (B, H, N, D_k) -> (B, H, N, 2 D_k), positive, with sum 1."""
+    """φ of every head, which begins with W = I and b = 0."""
 
     def __init__(self, n_heads: int, d_head: int) -> None:
         super().__init__()
@@ -25,8 +31,7 @@ class HedgehogMap(nn.Module):
         self.bias = nn.Parameter(torch.zeros(n_heads, 1, d_head))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x @ self.weight.mT + self.bias
-        return torch.softmax(torch.cat([y, -y], dim=-1), dim=-1)
+        return hedgehog_features(x, self.weight, self.bias)
 
 
 class HedgehogAttention(EqualHeadsLayer):
@@ -52,7 +57,6 @@ class HedgehogAttention(EqualHeadsLayer):
         v = split_heads(self.to_v(x), self.n_heads)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
-        phi_k = zero_padding(self.phi_k(k), mask)  # φ(k) and not k, since φ(0) > 0
-        o, S = self.recurrence(self.phi_q(q), phi_k, with_ones(v), state["S"])
-        o = normalised(o, eps=EPS).to(x.dtype)
+        phi_q, phi_k = self.phi_q(q), self.phi_k(k)
+        o, S = attend_causal_features(phi_q, phi_k, v, state["S"], mask=mask, eps=EPS, recurrence=self.recurrence)
         return self.to_out(merge_heads(o)), {"S": S}

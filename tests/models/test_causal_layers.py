@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models import LAYERS
-from models.attention.causal import CausalLayer, State
+from models.attention.causal import CausalLayer, State, attend_causal_features
 from models.attention.recurrence import chunkwise, parallel, recurrent
 from models.attention.scaled_dot_product import attend
 from models.decoder import rotation_at
@@ -331,6 +331,28 @@ def test_causal_linear_attention_by_loops() -> None:
             weights = [float((F.elu(q[0, h, i]) + 1) @ (F.elu(k[0, h, j]) + 1)) for j in range(i + 1)]
             o[0, h, i] = sum(w * v[0, h, j] for j, w in enumerate(weights)) / (sum(weights) + 1e-6)
     assert (layer(x)[0] - projected(layer, o)).abs().max() <= EXACT
+
+
+@pytest.mark.parametrize("execution", [parallel, chunkwise, recurrent])
+def test_given_features_by_loops_and_in_two_calls(execution: Callable) -> None:
+    """With an eps that shows, fading, and a row of padding at its end."""
+    random = torch.Generator().manual_seed(0)
+    phi_q, phi_k = (torch.rand(2, 2, 9, 5, generator=random, dtype=torch.float64) for _ in range(2))
+    v, decay = torch.randn(2, 2, 9, 3, generator=random, dtype=torch.float64), -torch.rand(2, 2, 9, generator=random, dtype=torch.float64)
+    o = torch.zeros_like(v)
+    for b, h, i in ((b, h, i) for b in range(2) for h in range(2) for i in range(9)):
+        w = [float(decay[b, h, j + 1 : i + 1].sum().exp() * (phi_q[b, h, i] @ phi_k[b, h, j])) for j in range(i + 1)]
+        o[b, h, i] = sum(w * v[b, h, j] for j, w in enumerate(w)) / (sum(w) + 0.1)
+    mask = lengths_mask(9, 6)
+    given = {"eps": 0.1, "recurrence": execution}
+    whole, S = attend_causal_features(phi_q, phi_k, v, mask=mask, decay=decay * mask[:, None], **given)
+    first, past = attend_causal_features(*(x[:, :, :4] for x in (phi_q, phi_k, v)), mask=mask[:, :4], decay=decay[:, :, :4], **given)
+    rest, S_rest = attend_causal_features(
+        *(x[:, :, 4:] for x in (phi_q, phi_k, v)), past, mask=mask[:, 4:], decay=(decay * mask[:, None])[:, :, 4:], **given
+    )
+    assert (torch.cat([first, rest], dim=2) - whole).abs().max() <= EXACT
+    assert (S_rest - S).abs().max() <= EXACT
+    assert ((whole - o) * mask[:, None, :, None]).abs().max() <= EXACT
 
 
 @pytest.mark.parametrize("name", ["causal_softmax", "sliding_window", "causal_linear"])

@@ -53,7 +53,7 @@ def test_causal_by_loops(N: int) -> None:
 @pytest.mark.parametrize("recurrence", [parallel, recurrent])
 def test_the_executions_agree_also_from_a_state(recurrence: Callable) -> None:
     q, k, v = draw(40, D_K, D_K, D_V)
-    whole, last = attend_causal_efficient(q, k, v, nothing(), recurrence=chunkwise)
+    whole, last = attend_causal_efficient(q, k, v, recurrence=chunkwise)
     first, past = attend_causal_efficient(q[:, :, :13], k[:, :, :13], v[:, :, :13], nothing(), recurrence=recurrence)
     second, past = attend_causal_efficient(q[:, :, 13:], k[:, :, 13:], v[:, :, 13:], past, recurrence=recurrence)
     assert (torch.cat([first, second], dim=2) - whole).abs().max() <= EXACT

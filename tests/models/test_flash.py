@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.attention.causal_flash import CausalMixedChunkAttention
+from models.attention.causal_flash import CausalMixedChunkAttention, attend_causal_in_groups
 from models.attention.flash import MixedChunkAttention, attend_in_groups
 from models.attention.gau import weights
 from models.attention.recurrence import chunkwise, parallel, recurrent
@@ -25,7 +25,7 @@ def example(N: int, B: int = 2) -> tuple[list[Tensor], Tensor]:
     return [random(B, 1, N, s, seed=i) for i in range(4)], random(B, 1, N, e, seed=4)
 
 
-def by_loops(maps: list[Tensor], v: Tensor, *, causal: bool, divisor: str, mask: Tensor, bias: Tensor) -> Tensor:
+def by_loops(maps: list[Tensor], v: Tensor, *, causal: bool, divisor: str, mask: Tensor, bias: Tensor, quad_divisor: float = G) -> Tensor:
     """One row, query and key at a time."""
     quad_q, quad_k, lin_q, lin_k = (x[:, 0] for x in maps)
     o = torch.zeros_like(v)
@@ -34,7 +34,7 @@ def by_loops(maps: list[Tensor], v: Tensor, *, causal: bool, divisor: str, mask:
             seen = [j for j in range(v.shape[2]) if mask[b, j] and (j <= i or not causal)]
             for j in seen:
                 if i // G == j // G:
-                    o[b, 0, i] += F.relu(quad_q[b, i] @ quad_k[b, j] / G + bias[i % G, j % G]) ** 2 * v[b, 0, j]
+                    o[b, 0, i] += F.relu(quad_q[b, i] @ quad_k[b, j] / quad_divisor + bias[i % G, j % G]) ** 2 * v[b, 0, j]
                 if not causal or j // G < i // G:
                     o[b, 0, i] += lin_q[b, i] @ lin_k[b, j] * v[b, 0, j] / (len(seen) if divisor == "tokens" else G)
     return o
@@ -53,6 +53,31 @@ def test_groups_are_the_loops(N: int, causal: bool, divisor: str) -> None:
     o = attend_in_groups(*maps, v, group=G, causal=causal, key_mask=mask, bias=bias, divisor=divisor)
     expected = by_loops(maps, v, causal=causal, divisor=divisor, mask=mask, bias=bias)
     assert (o - expected).abs().max() <= EXACT
+
+
+@pytest.mark.parametrize("divisor", ["tokens", "group"])
+@pytest.mark.parametrize("cut", [1, 4, 6])
+def test_the_causal_step_is_the_loops_in_two_calls(cut: int, divisor: str) -> None:
+    """With another divisor of the scores than G."""
+    maps, v = example(11)
+    mask = torch.arange(11) < torch.tensor([[11], [9]])
+    given = {"bias": random(G, G, seed=5), "divisor": divisor, "quad_divisor": 3.0}
+    first, past = attend_causal_in_groups(*(x[:, :, :cut] for x in (*maps, v)), group=G, mask=mask[:, :cut], **given)
+    rest, _ = attend_causal_in_groups(*(x[:, :, cut:] for x in (*maps, v)), past, group=G, mask=mask[:, cut:], **given)
+    expected = by_loops(maps, v, causal=True, mask=mask, **given)
+    assert ((torch.cat([first, rest], dim=2) - expected) * mask[:, None, :, None]).abs().max() <= EXACT
+    whole = attend_in_groups(*maps, v, group=G, causal=True, key_mask=mask, **given)
+    assert (whole - expected).abs().max() <= EXACT
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_half_precision_counts_beyond_2048(causal: bool) -> None:
+    """The same as float32 up to the rounding of its output: a sum in float16 would stall, or end."""
+    maps, v = [x.half() for x in example(3000, B=1)[0]], 1 + example(3000, B=1)[1].half().abs()
+    o = attend_in_groups(*maps, v, group=G, causal=causal)
+    exact = attend_in_groups(*(x.double() for x in (*maps, v)), group=G, causal=causal)
+    assert o.dtype == torch.float16
+    assert (o - exact).abs().max() <= 1e-3 * exact.abs().max()  # half a unit in the last place of 11 bits is 2^-11 of a number
 
 
 def test_one_group_without_the_linear_part_is_a_gated_unit() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.attention.causal_longformer import CausalLongformerAttention
+from models.attention.causal_longformer import CausalLongformerAttention, attend_causal_longformer
 from models.attention.longformer import LongformerAttention, attend_longformer
 from models.attention.multi_head import merge_heads, split_heads
 from models.encoder import Encoder, EncoderConfig
@@ -138,6 +138,21 @@ def test_options_that_make_no_pattern_are_refused() -> None:
         LongformerAttention(8, 2, n_global=-1)
     with pytest.raises(ValueError, match="window=1 must be at least 2"):
         CausalLongformerAttention(8, 2, window=1)
+
+
+@pytest.mark.parametrize(("window", "n_global"), [(4, 1), (3, 6), (30, 2)])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_the_causal_function_is_its_definition_in_three_calls(window: int, n_global: int, scale: float | None) -> None:
+    local, of_globals = heads(13), heads(13, seed=1)
+    is_global, key_mask = (torch.arange(13) < n_global).expand(2, -1), torch.ones(2, 13, dtype=torch.bool)
+    scaled = [[(scale or 0.5) * 2 * q, k, v] for q, k, v in (local, of_globals)]  # the definition's own scale is 1 / 2
+    o = defined(*scaled, is_global, window=2 * (window - 1), key_mask=key_mask, causal=True)
+    past, outputs = None, []
+    for piece in (slice(0, 1), slice(1, 8), slice(8, 13)):
+        given = [[x[:, :, piece] for x in of] for of in (local, of_globals)]
+        y, past = attend_causal_longformer(*given, past, window=window, n_global=n_global, scale=scale)
+        outputs.append(y)
+    assert (torch.cat(outputs, dim=2) - o).abs().max() <= EXACT
 
 
 @pytest.mark.parametrize(("window", "n_global"), [(4, 1), (4, 3), (3, 6), (30, 2)])

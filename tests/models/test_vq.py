@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from models.attention import codebook as book
-from models.attention.causal_vq import CausalVectorQuantisedAttention
+from models.attention.causal_vq import CausalVectorQuantisedAttention, attend_causal_to_codes
 from models.attention.codebook import Codebook, commitment_loss, update_codebooks
 from models.attention.scaled_dot_product import attend
 from models.attention.vq import VectorQuantisedAttention, attend_to_codes
@@ -76,6 +76,27 @@ def test_a_code_that_nobody_has_does_not_drown_the_others() -> None:
     codes = torch.tensor([[[-1.0, 0.0], [100.0, 0.0]]])
     z = torch.zeros(1, 1, 3, dtype=torch.int64)
     assert torch.allclose(attend_to_codes(q, z, v, codes, scale=1.0), v.mean(2, keepdim=True))
+
+
+@pytest.mark.parametrize("cut", [0, 1, 4, 9])
+def test_causal_sums_are_the_loops_in_two_calls(cut: int) -> None:
+    q, k, v, codes = example(9, 9)
+    z, past, outputs = book.nearest(k, codes), None, []
+    for piece in (slice(0, cut), slice(cut, 9)):
+        if piece.start < piece.stop:
+            o, past = attend_causal_to_codes(q[:, :, piece], z[:, :, piece], v[:, :, piece], codes, past)
+            outputs.append(o)
+    assert (torch.cat(outputs, dim=2) - by_loops(q, k, v, codes, [list(range(i + 1)) for i in range(9)])).abs().max() <= EXACT
+
+
+def test_causal_sums_take_a_scale_and_leave_padding_out() -> None:
+    q, k, v, codes = example(9, 9)
+    z = book.nearest(k, codes)
+    mask = torch.arange(9) < torch.tensor([[9], [5]])
+    o, past = attend_causal_to_codes(q, z, v, codes, scale=0.3, mask=mask)
+    last = attend_to_codes(q[:, :, 8:], z, v, codes, scale=0.3, key_mask=mask)
+    assert (o[:, :, 8:] - last).abs().max() <= EXACT
+    assert torch.equal(past[..., -1].sum(-1), torch.tensor([[9.0] * H, [5.0] * H], dtype=torch.float64))
 
 
 @pytest.mark.parametrize("N", [1, 2, 63, 64, 65])
