@@ -15,6 +15,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 RAY_OVERLAYS = ("base", "overlays/cpu", "overlays/gpu", "overlays/ha")
 OVERLAYS = (*RAY_OVERLAYS, "overlays/plain")
 ALL = (*OVERLAYS, "load")
+COMPONENTS = ("models-volume", "traces")
 
 Manifest = dict[str, Any]
 
@@ -44,6 +45,14 @@ def render(folder: Path) -> list[Manifest]:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     return list(yaml.safe_load_all(done.stdout))
+
+
+def with_component(folder: Path, overlay: str, component: str) -> list[Manifest]:
+    """The manifests of an overlay that names this component too, as a kustomization in `folder`."""
+    deploy = Path(*[".."] * (len(folder.parts) - 1)) / DEPLOY.relative_to("/")  # kustomize takes no absolute paths
+    kustomization = f"resources: [{deploy / overlay}]\ncomponents: [{deploy / 'components' / component}]\n"
+    (folder / "kustomization.yaml").write_text(kustomization)
+    return render(folder)
 
 
 @cache

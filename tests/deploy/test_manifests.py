@@ -4,13 +4,27 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 import yaml
 
 from service import settings
 from service.deployment.running import CLUSTER_FLAGS
-from tests.deploy.rendered import ALL, DEPLOY, OVERLAYS, RAY_OVERLAYS, Manifest, Pod, environment, manifests, of_kind, pods, ray_service
+from tests.deploy.rendered import (
+    ALL,
+    DEPLOY,
+    OVERLAYS,
+    RAY_OVERLAYS,
+    Manifest,
+    Pod,
+    environment,
+    manifests,
+    of_kind,
+    pods,
+    ray_service,
+    with_component,
+)
 
 KUBERAY_LONGEST_NAME = 47  # of a RayService: it makes names of 63 out of it
 RAY_PORTS = {"serve": 8000, "metrics": 8080}  # of KubeRay and Ray, where nothing else is said
@@ -24,8 +38,12 @@ def all_pods(overlays: tuple[str, ...] = ALL) -> Iterator[tuple[str, Pod]]:
 
 
 def ours(overlay: str) -> list[Pod]:
+    return of_the_service(manifests(overlay))
+
+
+def of_the_service(found: list[Manifest]) -> list[Pod]:
     """The pods that run the service itself."""
-    return [pod for pod in pods(manifests(overlay)) if pod.labels["app.kubernetes.io/name"] == "attnserve"]
+    return [pod for pod in pods(found) if pod.labels["app.kubernetes.io/name"] == "attnserve"]
 
 
 def serving(overlay: str) -> Pod:
@@ -266,6 +284,38 @@ def test_network_policies(overlay: str) -> None:
             assert not foreign or (open_ports and not open_ports & {6379, 10001, 52365})
             if foreign == [{"namespaceSelector": {"matchLabels": {"attnserve/access": "monitoring"}}}]:
                 assert open_ports == {RAY_PORTS["serve"], RAY_PORTS["metrics"], HAPROXY_METRICS_PORT}
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_only_names_are_asked_for_outside(overlay: str) -> None:
+    """The one rule that leads to more than pods of this namespace is that of DNS, which also finds the cache of a node."""
+    rules = [rule for each in of_kind(manifests(overlay), "NetworkPolicy") for rule in each["spec"].get("egress", ())]
+    (names,) = [rule for rule in rules if any(peer.keys() != {"podSelector"} for peer in rule["to"])]
+    assert {port["port"] for port in names["ports"]} == {53}
+    assert {"ipBlock": {"cidr": "169.254.20.10/32"}} in names["to"]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_traces(overlay: str, tmp_path: Path) -> None:
+    """The component names a collector to every pod of the service, and opens to them the port of that address and no other."""
+    found = with_component(tmp_path, overlay, "traces")
+    (policy,) = [each["spec"] for each in of_kind(found, "NetworkPolicy") if each["metadata"]["name"] == "attnserve-traces"]
+    (rule,) = policy["egress"]
+    assert chosen(policy["podSelector"], found) == of_the_service(found)
+    for pod in of_the_service(found):
+        address = urlsplit(environment(found, pod)["ATTNSERVE_OTLP_ENDPOINT"])
+        assert [port["port"] for port in rule["ports"]] == [address.port]
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_models_volume(overlay: str, tmp_path: Path) -> None:
+    """The component gives every pod of the service the claim at /models, read-only: the head reads it too."""
+    found = with_component(tmp_path, overlay, "models-volume")
+    assert len(of_the_service(found)) == (1 if overlay == "overlays/plain" else 2)
+    for pod in of_the_service(found):
+        assert {"name": "models", "mountPath": "/models", "readOnly": True} in pod.container["volumeMounts"]
+        claim = {"claimName": "attnserve-models", "readOnly": True}
+        assert {"name": "models", "persistentVolumeClaim": claim} in pod.spec["volumes"]
 
 
 def test_load_test_reaches_the_service() -> None:

@@ -9,7 +9,7 @@ import jsonschema
 import kubernetes_validate
 import pytest
 
-from tests.deploy.rendered import ALL, DEPLOY, OVERLAYS, RAY_OVERLAYS, Manifest, manifests, of_kind, render
+from tests.deploy.rendered import ALL, COMPONENTS, OVERLAYS, RAY_OVERLAYS, manifests, of_kind, with_component
 
 KUBERNETES = ("1.31", "1.37")  # the oldest that is looked after here, and the newest known to the validator
 MONITORS = {"PodMonitor": "podMetricsEndpoints", "ServiceMonitor": "endpoints"}
@@ -89,20 +89,12 @@ def test_monitors(overlay: str) -> None:
         assert set(relabeling) == {"sourceLabels", "regex", "targetLabel", "replacement"}
 
 
-@pytest.mark.parametrize("overlay", ["overlays/cpu", "overlays/plain"])
-def test_models_volume(overlay: str, tmp_path: Path, ray_service_schema: jsonschema.Draft202012Validator) -> None:
-    """The component gives every pod that serves the claim at /models, read-only, whichever the overlay."""
-    relative = Path(*[".."] * (len(tmp_path.parts) - 1)) / DEPLOY.relative_to("/")
-    kustomization = f"resources: [{relative / overlay}]\ncomponents: [{relative / 'components/models-volume'}]\n"
-    (tmp_path / "kustomization.yaml").write_text(kustomization)
-    found = render(tmp_path)
-    served: list[Manifest] = [each for each in found if each["kind"] in ("Deployment", "RayService")]
-    for each in served:
+@pytest.mark.parametrize("overlay", OVERLAYS)
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_components(overlay: str, component: str, tmp_path: Path, ray_service_schema: jsonschema.Draft202012Validator) -> None:
+    """What a component makes of an overlay is as good."""
+    for each in with_component(tmp_path, overlay, component):
         if each["kind"] == "RayService":
             ray_service_schema.validate(each)
-            spec = each["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]
-        else:
+        elif each["kind"] not in MONITORS:
             kubernetes_validate.validate(each, KUBERNETES[-1], strict=True)
-            spec = each["spec"]["template"]["spec"]
-        assert {"name": "models", "mountPath": "/models", "readOnly": True} in spec["containers"][0]["volumeMounts"]
-        assert any(volume.get("persistentVolumeClaim", {}).get("claimName") == "attnserve-models" for volume in spec["volumes"])
