@@ -2,7 +2,8 @@
 
 python -m loadtest.campaign [--minutes-scale 0.1] [--page docs/capacity.md]
 
-About 55 minutes on a machine that does nothing else. A run that is there is not repeated: the same command goes on where one was stopped.
+About 55 minutes on a machine that does nothing else. A run that is there is not repeated, unless it was made under other conditions: the
+same command goes on where one was stopped. What fails is told at the end, and holds up only the runs that need its knee.
 """
 
 import json
@@ -10,17 +11,18 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from export import contract
-from loadtest import capacity, terminal
+from loadtest import capacity, machine, terminal
 from loadtest.errors import LoadtestError
 from loadtest.load.shapes import SECONDS, Shape
 from loadtest.server import attnserve
@@ -29,6 +31,8 @@ from loadtest.terminal import console, interruptible
 _TRIES = 4  # of a ramp, until its knee lies within
 _LOWER, _HIGHER = 0.4, 1.5  # of its rate, for the next one
 _MISSED = (0, 1)  # what `attnserve load` ends with when it has measured
+_STOP_S = 60  # for `attnserve load` to stop Locust
+_CONDITIONS = "conditions.json"
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,7 @@ STEPS = (
     Step("streams-apart", Shape.ramp, ("--mix", "completion=1", "--max-tokens", "128"), apart=True),
     Step("overload-streams", Shape.overload, ("--mix", "completion=1", "--max-tokens", "128"), knee_of="streams-apart", apart=True),
 )
+_BY_NAME = {step.name: step for step in STEPS}
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
@@ -67,60 +72,129 @@ def campaign(
     decoder: Annotated[Path, typer.Option(help="Bundle of a decoder.")] = Path("bundles/python-gated-delta"),
     only: Annotated[str, typer.Option(help="Names of runs, with commas between them.", show_default="all")] = "",
     minutes_scale: Annotated[float, typer.Option(min=0.05, help="Of the length of every run; 1 is what figures are made of.")] = 1.0,
-    page: Annotated[Path | None, typer.Option(help="Page to write the tables into; on stdout without it.")] = None,
+    page: Annotated[Path | None, typer.Option(exists=True, help="Page to write the tables into; on stdout without it.")] = None,
     out: Annotated[Path, typer.Option(help="Directory; every run has one of its name there.")] = Path("out/capacity"),
 ) -> None:
-    """Make the runs that are not there yet, then the tables. Ends with 1 when a pass mark is missed."""
-    wanted = chosen(only)
-    with interruptible():
-        for apart, steps in groupby([step for step in wanted if found(out / step.name, step.shape) is None], lambda step: step.apart):
-            service_cores, generator_cores = halves() if apart else (cores(), cores())
-            with on(service_cores), attnserve(encoder, contract.verify(encoder).name, flags=("--bundle", str(decoder))) as server:
-                url = f"http://127.0.0.1:{server.port}"
-                with on(generator_cores):
-                    for step in steps:
-                        console.rule(f"{wanted.index(step) + 1}/{len(wanted)} {step.name}")
-                        perform(step, url, out, minutes_scale)
-    runs = [run for step in wanted if (run := found(out / step.name, step.shape))]
-    if page is None:
-        print(capacity.tables_of(runs))
-    else:
-        page.write_text(capacity.written(page.read_text(), capacity.tables_of(runs)))
-    missed = [f"{run.parent.parent.name}: {mark['figure']}" for run in runs for mark in read(run)["marks"] if mark["verdict"] == "FAIL"]
+    """Make the runs that are not there yet, then the tables of all that are. Ends with 1 when one failed or missed a pass mark."""
+    if page:
+        capacity.written(page.read_text(), "")  # before an hour has passed
+    runs = Runs(out, encoder, decoder, minutes_scale)
+    failed: dict[str, str] = {}
+    try:
+        with interruptible():
+            failed = runs.make(chosen(only))
+    finally:
+        found = [run for step in STEPS if (run := runs.found(step))]
+        tell(found, page)
+    for name, why in failed.items():
+        console.print(f"[bold red]{name} failed:[/bold red] {escape(why)}", highlight=False, soft_wrap=True)
+    missed = [f"{run.parent.parent.name}: {mark['figure']}" for run in found for mark in read(run)["marks"] if mark["verdict"] == "FAIL"]
     if missed:
         console.print(f"[red]missed:[/red] {', '.join(missed)}", highlight=False)
+    if failed or missed:
         raise typer.Exit(1)
 
 
 def chosen(only: str) -> list[Step]:
     """The steps of these names. typer.BadParameter for a name that is none, or a run without the ramp that its rate is of."""
-    names = {name.strip() for name in only.split(",") if name.strip()} or {step.name for step in STEPS}
-    if unknown := sorted(names - {step.name for step in STEPS}):
-        raise typer.BadParameter(f"{unknown[0]} is no run; there are: {', '.join(step.name for step in STEPS)}", param_hint="--only")
+    names = {name.strip() for name in only.split(",") if name.strip()} or set(_BY_NAME)
+    if unknown := sorted(names - set(_BY_NAME)):
+        raise typer.BadParameter(f"{unknown[0]} is no run; there are: {', '.join(_BY_NAME)}", param_hint="--only")
     needed = names | {step.knee_of for step in STEPS if step.name in names and step.knee_of}
     return [step for step in STEPS if step.name in needed]
 
 
-def found(folder: Path, shape: Shape) -> Path | None:
-    """The last run there, if it is worth keeping: of a ramp, one that has its knee within."""
-    runs = sorted(folder.glob("*/run.json"))
-    return runs[-1] if runs and (shape != Shape.ramp or next_rate(read(runs[-1])) is None) else None
+def tell(found: Sequence[Path], page: Path | None) -> None:
+    """Tables into the page, with pictures beside it; without a page on stdout."""
+    if not found:
+        console.print("[yellow]no run is there: no tables[/yellow]")
+    elif page is None:
+        print(capacity.tables_of(found))
+    else:
+        measured = f"{capacity.tables_of(found)}\n\n{capacity.pictures(found, page)}".strip()
+        page.write_text(capacity.written(page.read_text(), measured))
+        console.print(f"written: {page}, of {len(found)} runs", highlight=False)
 
 
-def perform(step: Step, url: str, out: Path, scale: float) -> None:
-    """The run; of a ramp as many as it takes. LoadtestError when none will do."""
-    folder = out / step.name
-    rate = knee_rate(out / step.knee_of) if step.knee_of else None
-    for _ in range(_TRIES):
-        shutil.rmtree(folder, ignore_errors=True)  # of a try that was stopped, or has its knee elsewhere
-        command = [sys.executable, "-m", "loadtest.load", "--url", url, "--shape", step.shape, "--out", str(folder), *step.arguments]
-        command += ["--minutes", str(SECONDS[step.shape] / 60 * scale), *(["--knee", str(rate)] if rate else [])]
-        if (status := subprocess.run(command, check=False).returncode) not in _MISSED or not list(folder.glob("*/run.json")):
-            raise LoadtestError(f"{step.name} could not be measured: attnserve load ended with {status}")
-        if found(folder, step.shape):
-            return
-        rate = next_rate(read(next(folder.glob("*/run.json"))))
-    raise LoadtestError(f"{step.name}: no knee within after {_TRIES} ramps; the last one is in {folder}")
+class Runs:
+    """The runs in a folder, made with these bundles on this machine."""
+
+    def __init__(self, out: Path, encoder: Path, decoder: Path, scale: float) -> None:
+        self._out, self._encoder, self._decoder, self._scale = out, encoder, decoder, scale
+        self._name = contract.verify(encoder).name
+        self._machine = f"{len(cores())} x {machine.cpu_model().partition(' (')[0]}"
+        self._bundles = [contract.verify(bundle).fingerprint for bundle in (encoder, decoder)]
+
+    def make(self, steps: Sequence[Step]) -> dict[str, str]:
+        """Those that are not there yet. What failed, by name; after a failure the service is started anew, since it may be broken."""
+        waiting, failed = deque(step for step in steps if self.found(step) is None), {}
+        while waiting:
+            apart = waiting[0].apart
+            try:
+                with self._service(apart) as url:
+                    while waiting and waiting[0].apart == apart:
+                        console.rule(f"{steps.index(waiting[0]) + 1}/{len(steps)} {waiting[0].name}")
+                        self.perform(waiting[0], url)
+                        waiting.popleft()
+            except LoadtestError as error:
+                console.print(f"[red]{escape(str(error))}[/red]", highlight=False, soft_wrap=True)
+                failed[waiting.popleft().name] = str(error)
+        return failed
+
+    @contextmanager
+    def _service(self, apart: bool) -> Iterator[str]:
+        """Its URL; what is started meanwhile runs on the generator's cores."""
+        service_cores, generator_cores = halves() if apart else (cores(), cores())
+        service = attnserve(self._encoder, self._name, flags=("--bundle", str(self._decoder)))
+        with on(service_cores), service as server, on(generator_cores):
+            yield f"http://127.0.0.1:{server.port}"
+
+    def perform(self, step: Step, url: str) -> None:
+        """The run; of a ramp as many as it takes. LoadtestError when none will do."""
+        folder, conditions = self._out / step.name, self.conditions(step)
+        if step.knee_of and conditions["knee"] is None:
+            raise LoadtestError(f"{step.name} needs the knee of {step.knee_of}, which is not there")
+        if changed := self._changed(step):
+            console.print(f"run again, under other conditions: {escape(changed)}", highlight=False, soft_wrap=True)
+        rate = conditions["knee"]
+        for _ in range(_TRIES):
+            shutil.rmtree(folder, ignore_errors=True)  # of a try that was stopped, or has its knee elsewhere
+            folder.mkdir(parents=True)
+            (folder / _CONDITIONS).write_text(json.dumps(conditions, indent=1) + "\n")
+            command = [sys.executable, "-m", "loadtest.load", "--url", url, "--shape", step.shape, "--out", str(folder), *step.arguments]
+            command += ["--minutes", str(conditions["minutes"]), *(["--knee", str(rate)] if rate else [])]
+            if (status := ended(command)) not in _MISSED or not list(folder.glob("*/run.json")):
+                raise LoadtestError(f"{step.name} could not be measured: attnserve load ended with {status}")
+            if self.found(step):
+                return
+            rate = next_rate(read(next(folder.glob("*/run.json"))))
+        raise LoadtestError(f"{step.name}: no knee within after {_TRIES} ramps; the last one is in {folder}")
+
+    def conditions(self, step: Step) -> dict[str, Any]:
+        """What a run must have been made under to stand beside the others. The commit is not among them: the page tells it."""
+        ramp = self.found(_BY_NAME[step.knee_of]) if step.knee_of else None
+        return {
+            "machine": self._machine,
+            "bundles": self._bundles,
+            "arguments": [step.shape.value, *step.arguments, *(["apart"] if step.apart else [])],
+            "minutes": SECONDS[step.shape] / 60 * self._scale,
+            "knee": float(read(ramp)["knee"]["rate"]) if ramp else None,
+        }
+
+    def found(self, step: Step) -> Path | None:
+        """The run there, if it is worth keeping: made under these conditions, and of a ramp one that has its knee within."""
+        runs = sorted((self._out / step.name).glob("*/run.json"))
+        if not runs or self._changed(step) or (step.shape == Shape.ramp and next_rate(read(runs[-1])) is not None):
+            return None
+        return runs[-1]
+
+    def _changed(self, step: Step) -> str:
+        """Which conditions of the run that is there were others."""
+        folder = self._out / step.name
+        if not list(folder.glob("*/run.json")):
+            return ""
+        before = json.loads((folder / _CONDITIONS).read_text()) if (folder / _CONDITIONS).exists() else {}
+        return ", ".join(f"{name} was {before.get(name)}" for name, now in self.conditions(step).items() if before.get(name) != now)
 
 
 def next_rate(run: dict[str, Any]) -> float | None:
@@ -130,15 +204,24 @@ def next_rate(run: dict[str, Any]) -> float | None:
     return None if run["knee"]["reached"] else _HIGHER * float(run["plan"]["rate"])
 
 
-def knee_rate(folder: Path) -> float:
-    run = found(folder, Shape.ramp)
-    assert run is not None
-    return float(read(run)["knee"]["rate"])
-
-
 def read(run: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(run.read_text())
     return content
+
+
+def ended(command: Sequence[str]) -> int:
+    """The status of a command. It has a session of its own, and is asked to end when this is interrupted: killed, it would leave Locust."""
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        return process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def cores() -> frozenset[int]:

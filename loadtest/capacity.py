@@ -1,18 +1,14 @@
-"""Runs of `attnserve load --shape ramp` as the tables of docs/capacity.md.
-
-python -m loadtest.capacity out/load/*-ramp/run.json --page docs/capacity.md
-"""
+"""Runs of `attnserve load` as the measured part of docs/capacity.md: tables and pictures. A run goes by the name of its folder."""
 
 import json
+import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
-import typer
 
-from loadtest import terminal
 from loadtest.errors import LoadtestError
 from loadtest.load.figures import StageFigures
 from loadtest.load.knee import Knee
@@ -22,6 +18,11 @@ from loadtest.report import amount
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 _LEAST = 0.001  # cores, or core-ms a request: less is a process that only waits
+_PICTURES = {
+    "embed-14": ("latency-by-rate.png", "Short texts: latency against rate, with the knee"),
+    "soak": ("processes.png", "Soak: resident memory, descriptors and threads over time"),
+    "overload-embed": ("percentiles.png", "Three times the knee, short texts: latency and answers over time"),
+}
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,10 @@ class Ramp:
     plan: Plan
     steps: Sequence[StageFigures]
     knee: Knee
+
+    @property
+    def name(self) -> str:
+        return name(self.file)
 
     @property
     def what(self) -> str:
@@ -84,6 +89,7 @@ def tables(ramps: Sequence[Ramp]) -> str:
     """Markdown: the knee of each run, what a request costs as load grows, and what each process takes of it."""
     knees = [
         (
+            ramp.name,
             ramp.what,
             cell(ramp.knee.rate) + ("" if ramp.knee.reached else " or more"),
             cell(ramp.knee.stage.all.tokens_per_s),
@@ -92,11 +98,13 @@ def tables(ramps: Sequence[Ramp]) -> str:
             cell(ramp.knee.stage.core_ms_per_request),
             cell(ramp.knee.stage.all.p50_ms),
             cell(ramp.knee.stage.all.p99_ms),
+            cell(ramp.knee.stage.all.late_p99_ms),
             f"{ramp.about['cpus']} x {ramp.about['cpu'].partition(' (')[0]}, {ramp.about['date'][:10]}, {ramp.about['commit'][:9]}",
         )
         for ramp in ramps
     ]
     heads = (
+        "run",
         "what",
         "requests/s",
         "tokens/s",
@@ -105,22 +113,25 @@ def tables(ramps: Sequence[Ramp]) -> str:
         "core-ms a request",
         "p50 ms",
         "p99 ms",
+        "late p99 ms",
         "where",
     )
+    growing = ("run", "arrivals/s", "answered/s", "core-ms a request", "p50 ms", "p99 ms", "late p99 ms")
     growth = [
         (
-            ramp.what,
-            *map(cell, (step.all.offered_per_s, step.all.answered_per_s, step.core_ms_per_request, step.all.p50_ms, step.all.p99_ms)),
+            ramp.name,
+            *map(cell, (step.all.offered_per_s, step.all.answered_per_s, step.core_ms_per_request)),
+            *map(cell, (step.all.p50_ms, step.all.p99_ms, step.all.late_p99_ms)),
         )
         for ramp in ramps
         for step in ramp.steps
     ]
-    shares = [(ramp.what, part.name, f"{part.fixed_cores:.3f}", f"{part.core_ms:.3f}") for ramp in ramps for part in parts(ramp)]
+    shares = [(ramp.name, part.name, f"{part.fixed_cores:.3f}", f"{part.core_ms:.3f}") for ramp in ramps for part in parts(ramp)]
     return "\n\n".join(
         (
             "### At the knee\n\n" + markdown(heads, knees),
-            "### As load grows\n\n" + markdown(("what", "arrivals/s", "answered/s", "core-ms a request", "p50 ms", "p99 ms"), growth),
-            "### By process\n\n" + markdown(("what", "process", "cores, always", "core-ms for each request on top"), shares),
+            "### As load grows\n\n" + markdown(growing, growth),
+            "### By process\n\n" + markdown(("run", "process", "cores, always", "core-ms for each request on top"), shares),
         )
     )
 
@@ -132,16 +143,52 @@ def verdicts(runs: Iterable[Path]) -> str:
         about = json.loads(run.read_text())
         bounds = [f"at most {mark['at_most']:g}" if "at_most" in mark else f"at least {mark['at_least']:g}" for mark in about["marks"]]
         rows += [
-            (run.parent.parent.name, f"{mark['stage']}: {mark['figure']}", cell(mark["value"]), bound, mark["verdict"], about["date"][:10])
+            (name(run), f"{mark['stage']}: {mark['figure']}", cell(mark["value"]), bound, mark["verdict"], about["date"][:10])
             for mark, bound in zip(about["marks"], bounds, strict=True)
         ]
     return "### Pass marks\n\n" + markdown(("run", "mark", "figure", "bound", "", "when"), rows)
 
 
 def tables_of(runs: Sequence[Path]) -> str:
-    """Everything that run.json files of any shape say: ramps as tables, then the pass marks of all."""
-    ramps = [read(run) for run in runs if json.loads(run.read_text())["shape"] == Shape.ramp]
-    return "\n\n".join(([tables(ramps)] if ramps else []) + [verdicts(runs)])
+    """Everything that run.json files of any shape say: where, ramps as tables, what grew in a soak, then the pass marks of all."""
+    told = {run: json.loads(run.read_text()) for run in runs}
+    ramps = [read(run) for run, about in told.items() if about["shape"] == Shape.ramp]
+    soaks = [flat(run, about["flatness"]) for run, about in told.items() if about["shape"] == Shape.soak]
+    return "\n\n".join([where(list(told.values())), *([tables(ramps)] if ramps else []), *soaks, verdicts(runs)])
+
+
+def where(abouts: Sequence[dict[str, Any]]) -> str:
+    """One line: how many runs, on what, at which commit, when."""
+    cpus = max(about["cpus"] for about in abouts)  # a generator apart sees half of them
+    machines = sorted({f"{about['cpu']}, {about['memory_bytes'] / 2**30:.0f} GiB" for about in abouts})
+    commits = sorted({f"`{head[:9]}`{comma}{also}" for head, comma, also in (about["commit"].partition(",") for about in abouts)})
+    dates = sorted({about["date"][:10] for about in abouts})
+    return f"{len(abouts)} runs on {cpus} x {' and '.join(machines)}; commit {' and '.join(commits)}; {' and '.join(dates)}."
+
+
+def flat(run: Path, rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown: what `loadtest/load/flatness.py` saw of each process at begin and end of the judged time."""
+    cells = [
+        (row["what"], row["unit"], *map(cell, (row["begin"], row["end"], row["growth"])), "" if row["flat"] else "GREW") for row in rows
+    ]
+    return f"### What grew: {name(run)}\n\n" + markdown(("series", "unit", "begin", "end", "growth, by the slope", ""), cells)
+
+
+def pictures(runs: Sequence[Path], page: Path) -> str:
+    """Markdown: the pictures that tell most, copied beside the page."""
+    links = []
+    for run in runs:
+        source, words = _PICTURES.get(name(run), ("", ""))
+        if source and run.with_name(source).exists():
+            copy = page.with_name(f"{page.stem}-{name(run)}.png")
+            shutil.copyfile(run.with_name(source), copy)
+            links.append(f"![{words}]({copy.name})")
+    return "\n\n".join(links)
+
+
+def name(run: Path) -> str:
+    """`embed-14` for out/capacity/embed-14/DATE-ramp/run.json."""
+    return run.parent.parent.name
 
 
 def per_core(rate: float, stage: StageFigures) -> float | None:
@@ -163,24 +210,3 @@ def written(page: str, measured: str) -> str:
     if not begin or not end:
         raise LoadtestError(f"the page has no lines {BEGIN} and {END} to write between")
     return f"{before}{BEGIN}\n\n{measured}\n\n{END}{after}"
-
-
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
-
-
-@app.command()
-def main(
-    runs: Annotated[list[Path], typer.Argument(help="run.json of ramps.", show_default=False)],
-    page: Annotated[Path | None, typer.Option(help="Page to write the tables into; on stdout without it.")] = None,
-) -> None:
-    """The tables of capacity from ramps."""
-    measured = tables([read(run) for run in runs])
-    if page is None:
-        print(measured)
-    else:
-        page.write_text(written(page.read_text(), measured))
-        terminal.console.print(f"written: {page}")
-
-
-if __name__ == "__main__":
-    terminal.run(app, "python -m loadtest.capacity")

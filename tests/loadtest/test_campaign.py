@@ -1,7 +1,8 @@
-"""The runs behind the capacity page: in order, each once, ramps until their knee is within, overload at three times that knee."""
+"""The runs behind the capacity page: in order, each once under its conditions, ramps until their knee is within, overload at three times
+that knee; what fails holds up only what needs it, and the page has all that is there."""
 
 import json
-import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,98 +13,172 @@ import pytest
 import typer
 
 from loadtest import campaign, capacity
-from loadtest.campaign import STEPS, Step
+from loadtest.campaign import STEPS, Runs, Step
 from loadtest.errors import LoadtestError
-from loadtest.load.shapes import Shape
+from loadtest.load.shapes import SECONDS, Shape
+
+ABOUT = {"date": "2026-11-21T20:00:00Z", "cpus": 2, "cpu": "EPYC", "memory_bytes": 2**34, "commit": "0123456789abc"}
 
 
 class Load:
-    """In the place of `attnserve load`: writes run.json with the knees it is told, and remembers how it was called."""
+    """In the place of `attnserve load`: writes run.json with the knees it is told, and remembers how it was called. `broken` names the
+    runs that end with 2."""
 
     def __init__(self, *knees: dict[str, Any] | None) -> None:
         self.knees = list(knees)
         self.calls: list[dict[str, str]] = []
         self.on: list[frozenset[int]] = []
+        self.broken: set[str] = set()
 
-    def __call__(self, command: list[str], check: bool) -> Any:
+    def __call__(self, command: list[str]) -> int:
         words = command[3:]
         given = dict(zip(words[::2], words[1::2], strict=True))
         self.calls.append(given)
         self.on.append(campaign.cores())
+        out = Path(given["--out"])
+        if out.name in self.broken:
+            return 2
         rate = float(given.get("--knee", 100))
         knee = self.knees.pop(0) if self.knees else {"rate": rate, "reached": True}
-        folder = Path(given["--out"]) / f"2026-{given['--shape']}"
+        folder = out / f"2026-{given['--shape']}"
         folder.mkdir(parents=True)
-        run = {"shape": given["--shape"], "date": "2026-11-21T20:00:00Z", "plan": {"rate": rate}, "marks": [], "knee": knee}
+        run = {**ABOUT, "shape": given["--shape"], "plan": {"rate": rate}, "marks": [], "knee": knee, "flatness": []}
         (folder / "run.json").write_text(json.dumps(run))
-        return SimpleNamespace(returncode=0)
+        return 0
+
+    @property
+    def runs(self) -> list[str]:
+        return [Path(each["--out"]).name for each in self.calls]
+
+
+class Service:
+    """In the place of `attnserve serve`: remembers the cores of each start."""
+
+    def __init__(self) -> None:
+        self.on: list[frozenset[int]] = []
+
+    @contextmanager
+    def __call__(self, *_: object, **__: object) -> Iterator[Any]:
+        self.on.append(campaign.cores())
+        yield SimpleNamespace(port=1)
 
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Load:
     made = Load()
-    monkeypatch.setattr(subprocess, "run", made)
+    monkeypatch.setattr(campaign, "ended", made)
     return made
 
 
-RAMP = Step("ramp", Shape.ramp, ("--mix", "embed=1"))
+@pytest.fixture
+def service(monkeypatch: pytest.MonkeyPatch) -> Service:
+    made = Service()
+    monkeypatch.setattr(campaign, "attnserve", made)
+    monkeypatch.setattr(campaign.contract, "verify", lambda bundle: SimpleNamespace(name=bundle.name, fingerprint=f"of {bundle.name}"))
+    return made
 
 
-def test_a_ramp_is_repeated_until_its_knee_is_within(load: Load, tmp_path: Path):
+@pytest.fixture
+def runs(tmp_path: Path, load: Load, service: Service) -> Runs:
+    return Runs(tmp_path, Path("encoder"), Path("decoder"), 1.0)
+
+
+def step(name: str) -> Step:
+    return next(each for each in STEPS if each.name == name)
+
+
+EVERYTHING, CROWD = step("everything"), step("crowd")
+
+
+def test_a_ramp_is_repeated_until_its_knee_is_within(runs: Runs, load: Load, tmp_path: Path):
     load.knees = [None, {"rate": 40, "reached": False}, {"rate": 55, "reached": True}]
-    campaign.perform(RAMP, "http://x", tmp_path, 1.0)
+    assert runs.make([EVERYTHING]) == {}
     assert [each.get("--knee") for each in load.calls] == [None, "40.0", "60.0"]
-    assert campaign.knee_rate(tmp_path / "ramp") == 55
-    assert len(list((tmp_path / "ramp").iterdir())) == 1, "of the other two nothing is left"
+    assert runs.conditions(CROWD)["knee"] == 55
+    assert len(list((tmp_path / "everything").glob("*/run.json"))) == 1, "of the other two nothing is left"
 
 
-def test_a_ramp_that_never_has_its_knee_within_is_an_error(load: Load, tmp_path: Path):
+def test_a_ramp_that_never_has_its_knee_within_is_an_error(runs: Runs, load: Load):
     load.knees = [None] * 4
     with pytest.raises(LoadtestError, match="no knee within after 4 ramps"):
-        campaign.perform(RAMP, "http://x", tmp_path, 1.0)
+        runs.perform(EVERYTHING, "http://x")
 
 
-def test_overload_is_of_the_knee_of_its_ramp(load: Load, tmp_path: Path):
+def test_a_run_goes_by_the_knee_of_its_ramp(runs: Runs, load: Load):
     load.knees = [{"rate": 55, "reached": True}]
-    campaign.perform(RAMP, "http://x", tmp_path, 1.0)
-    campaign.perform(Step("overload", Shape.overload, knee_of="ramp"), "http://x", tmp_path, 0.5)
+    assert runs.make([EVERYTHING, CROWD]) == {}
     assert load.calls[1]["--knee"] == "55.0"
-    assert load.calls[1]["--minutes"] == "0.5"
+    assert load.calls[1]["--minutes"] == str(SECONDS[Shape.crowd] / 60)
 
 
-def test_a_load_that_does_not_measure_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(subprocess, "run", lambda command, check: SimpleNamespace(returncode=2))
-    with pytest.raises(LoadtestError, match="ramp could not be measured: attnserve load ended with 2"):
-        campaign.perform(RAMP, "http://x", tmp_path, 1.0)
+def test_a_failure_holds_up_only_what_needs_it(runs: Runs, load: Load, service: Service):
+    load.broken = {"everything"}
+    failed = runs.make([step("embed-14"), EVERYTHING, CROWD, step("embed-apart")])
+    assert load.runs == ["embed-14", "everything", "embed-apart"]
+    assert failed["everything"] == "everything could not be measured: attnserve load ended with 2"
+    assert failed["crowd"] == "crowd needs the knee of everything, which is not there"
+    assert list(failed) == ["everything", "crowd"]
+    assert len(service.on) == 3, "after a failure the service is started anew"
 
 
-def test_runs_that_are_there_are_not_repeated_and_overload_has_cores_of_its_own(
-    load: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    service: list[frozenset[int]] = []
+def test_a_service_that_does_not_start_is_the_failure_of_a_run(runs: Runs, monkeypatch: pytest.MonkeyPatch):
+    def broken(*_: object, **__: object) -> Any:
+        raise LoadtestError("did not become ready")
 
-    @contextmanager
-    def attnserve(*_: object, **__: object) -> Iterator[Any]:
-        service.append(campaign.cores())
-        yield SimpleNamespace(port=1)
+    monkeypatch.setattr(campaign, "attnserve", broken)
+    assert runs.make([EVERYTHING]) == {"everything": "did not become ready"}
 
+
+def test_a_run_is_kept_only_under_the_same_conditions(runs: Runs, load: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    runs.make([EVERYTHING, CROWD])
+    runs.make([EVERYTHING, CROWD])
+    assert load.runs == ["everything", "crowd"], "as they were"
+    shorter = Runs(tmp_path, Path("encoder"), Path("decoder"), 0.5)
+    assert shorter.found(EVERYTHING) is None
+    shorter.make([EVERYTHING])
+    assert "run again, under other conditions: minutes was 2.5" in capsys.readouterr().err.replace("\n", " ")
+    assert Runs(tmp_path, Path("another"), Path("decoder"), 0.5).found(EVERYTHING) is None
+    load.knees = [{"rate": 7, "reached": True}]
+    (tmp_path / "everything" / "conditions.json").unlink()
+    assert runs.found(EVERYTHING) is None, "nothing is known of it"
+    runs.make([EVERYTHING])
+    assert runs.found(CROWD) is None, "it went by another knee"
+
+
+def test_service_and_generator_of_an_overload_have_cores_of_their_own(runs: Runs, load: Load, service: Service):
     mine = campaign.cores()
-    monkeypatch.setattr(campaign, "attnserve", attnserve)
-    monkeypatch.setattr(campaign.contract, "verify", lambda bundle: SimpleNamespace(name="minilm"))
-    monkeypatch.setattr(capacity, "tables_of", lambda runs: f"{len(runs)} runs")
-    given: dict[str, Any] = {"encoder": tmp_path, "decoder": tmp_path, "minutes_scale": 1.0, "page": None, "out": tmp_path / "out"}
-    campaign.campaign(only="crowd", **given)
-    assert [each["--shape"] for each in load.calls] == ["ramp", "crowd"], "a run brings the ramp that its rate is of"
-    assert service == load.on[:1] == [mine]
-    campaign.campaign(only="crowd", **given)
-    assert len(load.calls) == 2
-    if len(mine) > 1:
-        campaign.campaign(only="crowd,overload-embed", **given)
-        assert [each["--shape"] for each in load.calls[2:]] == ["ramp", "overload"]
-        assert not service[1] & load.on[2], "neither takes the other's"
-        assert service[1] | load.on[2] == mine
+    if len(mine) < 2:
+        pytest.skip("one core cannot be shared out")
+    runs.make([EVERYTHING, step("embed-apart"), step("overload-embed")])
+    assert service.on[0] == load.on[0] == mine
+    assert not service.on[1] & load.on[1], "neither takes the other's"
+    assert service.on[1] | load.on[1] == mine
     assert campaign.cores() == mine
-    assert capsys.readouterr().out.endswith("runs\n")
+
+
+def test_the_page_has_every_run_that_is_there_also_when_one_fails(
+    load: Load, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(capacity, "tables_of", lambda runs: " ".join(capacity.name(run) for run in runs))
+    (page := tmp_path / "page.md").write_text(f"{capacity.BEGIN}\nold\n{capacity.END}\n")
+    given: dict[str, Any] = {"encoder": Path("e"), "decoder": Path("d"), "minutes_scale": 1.0, "page": page, "out": tmp_path / "out"}
+    campaign.campaign(only="embed-14", **given)
+    load.broken = {"crowd"}
+    with pytest.raises(typer.Exit):
+        campaign.campaign(only="crowd", **given)
+    assert page.read_text() == f"{capacity.BEGIN}\n\nembed-14 everything\n\n{capacity.END}\n"
+    assert "crowd failed: crowd could not be measured" in capsys.readouterr().err
+
+
+def test_a_page_without_a_place_is_refused_before_anything_runs(load: Load, service: Service, tmp_path: Path):
+    (page := tmp_path / "page.md").write_text("nothing")
+    with pytest.raises(LoadtestError, match="no lines"):
+        campaign.campaign(encoder=Path("e"), decoder=Path("d"), only="", minutes_scale=1.0, page=page, out=tmp_path)
+    assert load.calls == []
+
+
+def test_a_command_ends_with_its_status():
+    assert campaign.ended([sys.executable, "-c", "raise SystemExit(3)"]) == 3
 
 
 def test_an_unknown_name_is_refused_with_those_there_are():
@@ -117,12 +192,20 @@ def test_every_ramp_comes_before_the_runs_that_need_it():
     assert all(names.index(step.knee_of) < names.index(step.name) for step in STEPS if step.knee_of)
 
 
-def test_pass_marks_of_any_run_are_a_table(tmp_path: Path):
+def test_runs_of_any_shape_are_a_page(tmp_path: Path):
+    """Head line, what grew in the soak, pass marks, and the pictures beside the page."""
     marks = [{"stage": "run", "figure": "recovery_s", "at_most": 5.0, "why": "so", "value": 1.0, "verdict": "pass"}]
-    marks.append({"stage": "soak", "figure": "all.error_share", "at_least": 1.0, "why": "so", "value": None, "verdict": "not measured"})
+    marks.append({"stage": "soak", "figure": "embed.error_share", "at_least": 1.0, "why": "so", "value": None, "verdict": "not measured"})
+    grew = {"what": "replica (7) rss", "unit": "MiB", "begin": 100.0, "end": 112.0, "growth": 12.0, "flat": False}
     file = tmp_path / "soak" / "2026" / "run.json"
     file.parent.mkdir(parents=True)
-    file.write_text(json.dumps({"shape": "soak", "date": "2026-11-21T20:00:00Z", "marks": marks}))
+    file.write_text(json.dumps({**ABOUT, "shape": "soak", "marks": marks, "flatness": [grew]}))
     made = capacity.tables_of([file])
+    assert made.startswith("1 runs on 2 x EPYC, 16 GiB; commit `012345678`; 2026-11-21.")
+    assert "| replica (7) rss | MiB | 100 | 112 | 12.0 | GREW |" in made
     assert "| soak | run: recovery_s | 1.00 | at most 5 | pass | 2026-11-21 |" in made
-    assert "| soak | soak: all.error_share | not measured | at least 1 | not measured | 2026-11-21 |" in made
+    assert "| soak | soak: embed.error_share | not measured | at least 1 | not measured | 2026-11-21 |" in made
+    assert capacity.pictures([file], tmp_path / "page.md") == ""
+    file.with_name("processes.png").write_bytes(b"PNG")
+    assert "(page-soak.png)" in capacity.pictures([file], tmp_path / "page.md")
+    assert (tmp_path / "page-soak.png").read_bytes() == b"PNG"

@@ -48,9 +48,11 @@ def ramp(folder: Path, **more: object) -> Path:
 
 
 def test_a_ramp_becomes_tables(tmp_path: Path):
-    made = capacity.tables([capacity.read(ramp(tmp_path))])
-    assert "| minilm: embed, 16 words | 10.0 | 120 | 9.80 | 118 | 102 | 10.0 | 10.0 | 2 x AMD EPYC, 2026-11-21, 012345678 |" in made
-    assert "| minilm: embed, 16 words | ray::ServeReplica | 0.000 | 100.000 |" in made
+    (folder := tmp_path / "embed-16" / "2026").mkdir(parents=True)
+    made = capacity.tables([capacity.read(ramp(folder))])
+    figures = "10.0 | 120 | 9.80 | 118 | 102 | 10.0 | 10.0 | 0.10"
+    assert f"| embed-16 | minilm: embed, 16 words | {figures} | 2 x AMD EPYC, 2026-11-21, 012345678 |" in made
+    assert "| embed-16 | ray::ServeReplica | 0.000 | 100.000 |" in made
     assert "raylet" not in made
 
 
