@@ -1,5 +1,6 @@
 """One call of ONNX Runtime: token ids of a batch in, named outputs out."""
 
+import logging
 import re
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
@@ -13,6 +14,8 @@ from export import contract
 
 if TYPE_CHECKING:
     import onnxruntime as ort
+
+log = logging.getLogger("attnserve")
 
 Array = NDArray[np.float32]
 
@@ -42,8 +45,12 @@ class Session(Protocol):
         ...
 
 
-def open_graph(graph: Path, *, threads: int, provider: str) -> "ort.InferenceSession":
-    """Its threads spin inside a call and stop when it ends: between two of them they belong to HTTP."""
+def open_graph(graph: Path, *, threads: int, provider: str = CPU, gpu_memory_gib: float | None = None) -> "ort.InferenceSession":
+    """Its threads spin inside a call and stop when it ends: between two of them they belong to HTTP.
+
+    SettingsConflict where `provider` cannot be had. ONNX Runtime offers CUDA wherever it was built in, and without a driver, a device or a
+    library it would compute on the CPU and say nothing to its caller.
+    """
     import onnxruntime as ort
 
     options = ort.SessionOptions()
@@ -51,7 +58,38 @@ def open_graph(graph: Path, *, threads: int, provider: str) -> "ort.InferenceSes
     options.inter_op_num_threads = 1
     options.add_session_config_entry("session.force_spinning_stop", "1")
     options.log_severity_level = 3
-    return ort.InferenceSession(str(graph), options, providers=[provider])
+    asked = [(provider, cuda_options(gpu_memory_gib) if provider == CUDA else {})]
+    if provider == CUDA:
+        ort.preload_dlls()  # of the packages that onnxruntime-gpu[cuda,cudnn] brings, which no loader looks into by itself
+    try:
+        session = ort.InferenceSession(str(graph), options, providers=asked, enable_fallback=0)
+    except RuntimeError as error:
+        if provider == CPU:
+            raise
+        raise _no_provider(graph, provider, str(error)) from error
+    if provider not in (got := session.get_providers()):
+        raise _no_provider(graph, provider, f"the session has only {', '.join(got)}")
+    return session
+
+
+def cuda_options(memory_gib: float | None) -> dict[str, str]:
+    """Options of the CUDA provider. `memory_gib`: the most that one session takes for weights and work; None: what the device has."""
+    options = {
+        # The arena would double each time it grows, and keep from the GPU's other processes what it has no use for.
+        "arena_extend_strategy": "kSameAsRequested",
+        # A bundle in fp32 has to give its golden vectors to fp32's precision. Who wants tensor cores exports in fp16.
+        "use_tf32": "0",
+    }
+    if memory_gib is not None:
+        options["gpu_mem_limit"] = str(int(memory_gib * 2**30))
+    return options
+
+
+def _no_provider(graph: Path, provider: str, why: str) -> SettingsConflict:
+    return SettingsConflict(
+        f"{graph}: {provider} was asked for and cannot be had: {why}. See that nvidia-smi shows a device here and that the libraries of "
+        "CUDA and cuDNN are found (README, On a GPU), or set provider=cpu."
+    )
 
 
 class OnnxSession:
@@ -61,16 +99,27 @@ class OnnxSession:
     that is alone is spread over `threads`, which spin between its operators, since nobody else wants them, and stop when it ends.
     """
 
-    def __init__(self, bundle: Path, manifest: contract.Manifest, *, threads: int, provider: str = "auto") -> None:
+    def __init__(
+        self, bundle: Path, manifest: contract.Manifest, *, threads: int, provider: str = "auto", gpu_memory_gib: float | None = None
+    ) -> None:
+        """`provider` "cuda": on a GPU, or SettingsConflict; "auto": on a GPU where one can be had. The attribute says what it became."""
         import onnxruntime as ort
 
         one_runtime()
         self.provider = choose_provider(provider, ort.get_available_providers())
 
         def opened(width: int) -> ort.InferenceSession:
-            return open_graph(bundle / manifest.graph.file, threads=width, provider=self.provider)
+            return open_graph(bundle / manifest.graph.file, threads=width, provider=self.provider, gpu_memory_gib=gpu_memory_gib)
 
-        self._narrow = opened(1)
+        try:
+            self._narrow = opened(1)
+        except SettingsConflict as conflict:
+            if provider != "auto":
+                raise
+            why = {"model": manifest.name, "why": str(conflict)}
+            log.warning("computes on the CPU, since provider=auto found no GPU that works", extra=why)
+            self.provider = CPU
+            self._narrow = opened(1)
         self._wide = opened(threads) if threads > 1 and self.provider == CPU else self._narrow
         self._typed = any(tensor.name == contract.TOKEN_TYPE_IDS for tensor in manifest.graph.inputs)
         self._pad = manifest.pad_token_id
@@ -111,6 +160,23 @@ def choose_provider(wanted: str, available: Sequence[str]) -> str:
             f"provider=cuda, but this onnxruntime offers only {', '.join(available)}: install onnxruntime-gpu in its place"
         )
     return CUDA if wanted == "cuda" or (wanted == "auto" and CUDA in available) else CPU
+
+
+def check_install(wanted: str) -> None:
+    """SettingsConflict for what can be known of `provider` before any graph is opened."""
+    one_runtime()
+    if wanted == "cuda":  # or else onnxruntime, which is heavy, need not be imported here
+        import onnxruntime as ort
+
+        choose_provider(wanted, ort.get_available_providers())
+
+
+def stays_on_the_cpu(model: str, wanted: str) -> None:
+    """Tells the log of a model that has no form for GPUs where it would have gone to one."""
+    import onnxruntime as ort
+
+    if wanted != "cpu" and CUDA in ort.get_available_providers():
+        log.info("computes on the CPU, as every decoder and encoder-decoder does", extra={"model": model, "provider": wanted})
 
 
 def device_lost(error: BaseException) -> bool:

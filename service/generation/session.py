@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from export import contract
 from service.generation.side_by_side import SideBySide
-from service.runtime import CPU, choose_provider, one_runtime, open_graph
+from service.runtime import one_runtime, open_graph, stays_on_the_cpu
 
 if TYPE_CHECKING:
     import onnxruntime as ort
@@ -57,19 +57,15 @@ class OnnxStepSession:
     """
 
     def __init__(self, bundle: Path, manifest: contract.Manifest, *, threads: int, provider: str = "auto", share_out: bool = True) -> None:
-        """`share_out` False: every call is one of the runtime's, spread over `threads`."""
-        import onnxruntime as ort
-
+        """On the CPU, whatever `provider` is. `share_out` False: every call is one of the runtime's, spread over `threads`."""
         one_runtime()
+        stays_on_the_cpu(manifest.name, provider)
         assert manifest.decoder is not None
         self.decoder = manifest.decoder
         self.vocab_size = manifest.limits.vocab_size
-        self.provider = choose_provider(provider, ort.get_available_providers())
-        if self.provider != CPU:  # its states would have to live there
-            raise contract.BundleError(f"{bundle}: decoders run on the CPU provider so far, not on {self.provider}: set provider=cpu")
 
-        def opened(width: int) -> ort.InferenceSession:
-            return open_graph(bundle / manifest.graph.file, threads=width, provider=self.provider)
+        def opened(width: int) -> "ort.InferenceSession":
+            return open_graph(bundle / manifest.graph.file, threads=width)
 
         self._wide = opened(threads)
         self._parts = threads if share_out else 1

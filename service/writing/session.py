@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from export import contract
-from service.runtime import CPU, choose_provider, one_runtime, open_graph, pad
+from service.runtime import one_runtime, open_graph, pad, stays_on_the_cpu
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
 
 Ids = NDArray[np.int64]
 Tensors = dict[str, NDArray[np.float32]]
@@ -50,21 +53,18 @@ class WritingSession(Protocol):
 
 
 class OnnxWritingSession:
-    """A bundle's graphs in ONNX Runtime."""
+    """A bundle's graphs in ONNX Runtime, on the CPU whatever `provider` is."""
 
     def __init__(self, bundle: Path, manifest: contract.Manifest, *, threads: int, provider: str = "auto") -> None:
-        import onnxruntime as ort
-
         one_runtime()
+        stays_on_the_cpu(manifest.name, provider)
         assert manifest.encoder_decoder is not None
         self.both = manifest.encoder_decoder
         self.vocab_size, self.max_source = manifest.limits.vocab_size, manifest.limits.max_tokens
         self._pad = manifest.pad_token_id
-        if (chosen := choose_provider(provider, ort.get_available_providers())) != CPU:
-            raise contract.BundleError(f"{bundle}: encoder-decoders run on the CPU provider so far, not on {chosen}: set provider=cpu")
 
-        def opened(file: str) -> ort.InferenceSession:
-            return open_graph(bundle / file, threads=threads, provider=CPU)
+        def opened(file: str) -> "ort.InferenceSession":
+            return open_graph(bundle / file, threads=threads)
 
         self._reader, self._step = opened(self.both.reader.file), opened(manifest.graph.file)
         self._made = [tensor.name for tensor in self.both.reader.outputs]

@@ -1,16 +1,21 @@
 """Padding, the choice of a provider, and one real graph in ONNX Runtime."""
 
+import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
 from export import contract
 from service import runtime
-from service.runtime import OnnxSession, SettingsConflict, choose_provider, one_runtime, pad
+from service.generation.session import OnnxStepSession
+from service.runtime import OnnxSession, SettingsConflict, check_install, choose_provider, cuda_options, one_runtime, pad
+from service.writing.session import OnnxWritingSession
 from tests.service.fakes import fake_bundle
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -34,10 +39,10 @@ def weighted_sum(bundle: Path, *, typed: bool) -> None:
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), bundle / contract.GRAPH)
 
 
-def session(folder: Path, *, typed: bool = False) -> OnnxSession:
+def session(folder: Path, *, typed: bool = False, provider: str = "cpu") -> OnnxSession:
     bundle = fake_bundle(folder / "tiny", "classifier", n_labels=1, typed=typed)
     weighted_sum(bundle, typed=typed)
-    return OnnxSession(bundle, contract.read_manifest(bundle), threads=2, provider="cpu")
+    return OnnxSession(bundle, contract.read_manifest(bundle), threads=2, provider=provider)
 
 
 # Padding ---------------------------------------------------------------------------------------------------------------------------------
@@ -115,6 +120,74 @@ def test_the_provider_is_the_one_asked_for_and_by_default_the_gpu_where_there_is
 def test_a_gpu_that_is_asked_for_and_not_there_stops_the_start() -> None:
     with pytest.raises(SettingsConflict, match="offers only CPUExecutionProvider: install onnxruntime-gpu in its place"):
         choose_provider("cuda", [CPU])
+
+
+def test_a_gpu_is_looked_for_before_anything_is_started() -> None:
+    check_install("auto")
+    check_install("cpu")
+    with pytest.raises(SettingsConflict, match="provider=cuda, but this onnxruntime offers only"):
+        check_install("cuda")
+
+
+class WithoutDriver(ort.InferenceSession):
+    """What onnxruntime-gpu does where CUDA's libraries cannot be loaded: a line on stderr, and a session on the CPU."""
+
+    def _create_inference_session(self, providers: Any, *rest: Any) -> None:
+        super()._create_inference_session([CPU], *rest)
+
+
+class WithoutDevice(ort.InferenceSession):
+    """And where they can be, and the driver has no device for this process."""
+
+    def _create_inference_session(self, providers: Any, *rest: Any) -> None:
+        if any(CUDA in provider for provider in providers):
+            raise RuntimeError("CUDA failure 100: no CUDA-capable device is detected")
+        super()._create_inference_session(providers, *rest)
+
+
+@pytest.fixture(
+    params=[(WithoutDriver, "the session has only CPUExecutionProvider"), (WithoutDevice, "no CUDA-capable device is detected")]
+)
+def broken_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An onnxruntime that offers CUDA and cannot have it: what there is to read about it."""
+    stand_in, why = request.param
+    monkeypatch.setattr(ort, "InferenceSession", stand_in)
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, CPU])
+    return str(why)
+
+
+def test_a_gpu_that_does_not_work_stops_the_start_where_it_was_asked_for(broken_gpu: str, tmp_path: Path) -> None:
+    with pytest.raises(SettingsConflict, match=f"CUDAExecutionProvider was asked for and cannot be had: .*{broken_gpu}.* nvidia-smi"):
+        session(tmp_path, provider="cuda")
+
+
+def test_by_default_a_gpu_that_does_not_work_is_told_and_the_cpu_computes(
+    broken_gpu: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "attnserve"):
+        graph = session(tmp_path, provider="auto")
+    assert graph.provider == CPU
+    assert graph.run([contract.LOGITS], [[1, 2, 3]], None)[contract.LOGITS].tolist() == [[6]]
+    (record,) = caplog.records
+    assert broken_gpu in record.__dict__["why"]
+
+
+def test_a_session_takes_of_a_gpu_what_it_needs_and_no_more_than_it_may() -> None:
+    """In the words of ONNX Runtime; fp32 is not rounded to TF32 on the way."""
+    assert cuda_options(None) == {"arena_extend_strategy": "kSameAsRequested", "use_tf32": "0"}
+    assert cuda_options(1.5) == {**cuda_options(None), "gpu_mem_limit": "1610612736"}
+
+
+@pytest.mark.parametrize("provider", ["auto", "cuda"])
+def test_a_model_without_a_form_for_gpus_computes_on_the_cpu_and_says_so_once(
+    provider: str, decoder_bundle: Path, writer_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, CPU])
+    with caplog.at_level(logging.INFO, "attnserve"):
+        OnnxStepSession(decoder_bundle, contract.read_manifest(decoder_bundle), threads=2, provider=provider)
+        OnnxWritingSession(writer_bundle, contract.read_manifest(writer_bundle), threads=1, provider=provider)
+    told = [(record.__dict__["model"], record.message) for record in caplog.records]
+    assert told == [(name, "computes on the CPU, as every decoder and encoder-decoder does") for name in ("tiny-decoder", "tiny-writer")]
 
 
 def test_two_runtimes_side_by_side_stop_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
