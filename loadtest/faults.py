@@ -32,7 +32,7 @@ POOLS = ("gateway", "encoder", "generator")
 STAYS, DIES = "one", "two"  # the workers; clients come in through the first
 # What a client may be told of a stream that a dead process had begun; see deploy/faults.md.
 _CUT = ("is gone", "without [DONE]", "incomplete")
-_LOSS = "node killed"
+_LOSS, _UPDATE = "node killed", "rolling update"
 
 
 def _scaled(cluster: Cluster, number: int) -> None:
@@ -63,7 +63,7 @@ def _joined(cluster: Cluster) -> None:
 # Stages, each with what is done as it begins. The cluster has two of each pool, one on every worker, before and after each pair of them.
 EVENTS: dict[str, Callable[[Cluster], None]] = {
     "quiet": lambda cluster: None,
-    "rolling update": _updated,
+    _UPDATE: _updated,
     "scale down": lambda cluster: _scaled(cluster, 1),
     "scale up": lambda cluster: _scaled(cluster, 2),
     _LOSS: lambda cluster: cluster.kill(DIES),
@@ -79,7 +79,9 @@ def bench_faults(
         float | None, typer.Option(min=0.1, help="Requests/s; a ramp of `attnserve load` finds it.", show_default="guessed from a burst")
     ] = None,
     level: Annotated[float, typer.Option(min=0.01, help="Load, as a share of the knee.")] = 0.5,
-    seconds: Annotated[float, typer.Option(min=10, help="Length of each stage; an event must be over by its end.")] = 90,
+    seconds: Annotated[
+        float, typer.Option(min=10, help="Length of each stage, the update's is twice that; an event must be over by its end.")
+    ] = 90,
     mix: Annotated[str | None, typer.Option(help="KIND=SHARE,... as of `attnserve load`.", show_default="all but hostile")] = None,
     max_tokens: Annotated[int, typer.Option(min=2, help="Tokens of a stream.")] = 64,
     seed: Annotated[int, typer.Option(help="Of texts, arrivals and choices.")] = 0,
@@ -93,7 +95,9 @@ def bench_faults(
     with interruptible(), running([encoder, decoder], *flags, workers=(STAYS, DIES), cpus=len(POOLS)) as cluster:
         url = cluster.url(STAYS)
         tasks = models.tasks(url, models.names(url))
-        stages = (Stage(name=WARM_UP, seconds=10, level=level), *(Stage(name=name, seconds=seconds, level=level) for name in EVENTS), DRAIN)
+        # The update starts every replica anew, each pool's one after the other.
+        lengths = {WARM_UP: 10.0, **dict.fromkeys(EVENTS, seconds), _UPDATE: 2 * seconds}
+        stages = (*(Stage(name=name, seconds=length, level=level) for name, length in lengths.items()), DRAIN)
         shares = chosen(mix, tasks)
         if mix is None:
             del shares["hostile"]
@@ -142,7 +146,8 @@ def played(plan: Plan, cluster: Cluster, took: dict[str, float]) -> None:
             EVENTS[name](cluster)
         except Exception as error:  # told by the thread that plays the stages
             wrong.append(f"{name}: {error}")
-        took[name] = time.monotonic() - started
+        else:
+            took[name] = time.monotonic() - started
 
     with progress(len(plan.stages) + 1) as advance:
         advance("Locust starts")
@@ -169,16 +174,25 @@ def played(plan: Plan, cluster: Cluster, took: dict[str, float]) -> None:
 
 
 class Seen(NamedTuple):
-    """A stage as its clients saw it. `cut` are streams that a dead process had begun, told of in a stated form; `failed` are the rest."""
+    """A stage as its clients saw it. `cut` are streams that a dead process had begun, told of in a stated form; `refused` are answered with
+    429, as under any load that is too much; `failed` are the rest. `took_s` is None where the change was not through."""
 
     stage: StageFigures
-    took_s: float
+    took_s: float | None
+    refused: int
     cut: int
     failed: int
     problems: dict[str, int]
 
     def as_json(self) -> dict[str, Any]:
-        return {**self.stage.model_dump(), "took_s": self.took_s, "cut": self.cut, "failed": self.failed, "problems": self.problems}
+        return {
+            **self.stage.model_dump(),
+            "took_s": self.took_s,
+            "refused": self.refused,
+            "cut": self.cut,
+            "failed": self.failed,
+            "problems": self.problems,
+        }
 
 
 def ended(found: Sequence[Sample], begun: Sequence[Begun]) -> list[Begun]:
@@ -205,18 +219,31 @@ def seen(stage: StageFigures, over: Sequence[Sample], took_s: float | None) -> S
     cut = [
         sample for sample in bad if stage.name == _LOSS and sample.first_ms is not None and any(words in sample.problem for words in _CUT)
     ]
+    refused = sum(sample.status == 429 for sample in bad)
     problems = Counter(f"{sample.kind} {sample.status}: {sample.problem[:120]}" for sample in bad)
-    return Seen(stage, took_s or 0.0, len(cut), len(bad) - len(cut), dict(problems))
+    return Seen(stage, took_s, refused, len(cut), len(bad) - refused - len(cut), dict(problems))
 
 
 def show(told: Sequence[Seen], title: str) -> None:
     table = Table(title=title, title_justify="left")
-    for heading in ("stage", "through after s", "arrivals", "answered/s", "p50 ms", "p95 ms", "p99 ms", "longest ms", "cut", "failed"):
+    for heading in (
+        "stage",
+        "through after s",
+        "arrivals",
+        "answered/s",
+        "p50 ms",
+        "p95 ms",
+        "p99 ms",
+        "longest ms",
+        "refused",
+        "cut",
+        "failed",
+    ):
         table.add_column(heading, justify="left" if heading == "stage" else "right")
     for each in told:
         of = each.stage.kinds[ALL]
-        numbers = (of.arrivals, of.answered_per_s, of.p50_ms, of.p95_ms, of.p99_ms, of.max_ms, each.cut, each.failed)
-        table.add_row(each.stage.name, f"{each.took_s:.1f}", *map(cell, numbers))
+        numbers = (of.arrivals, of.answered_per_s, of.p50_ms, of.p95_ms, of.p99_ms, of.max_ms, each.refused, each.cut, each.failed)
+        table.add_row(each.stage.name, "" if each.took_s is None else f"{each.took_s:.1f}", *map(cell, numbers))
     terminal = Console()
     (terminal if terminal.is_terminal else Console(width=160)).print(table)
     for each in told:

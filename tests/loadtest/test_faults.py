@@ -45,6 +45,11 @@ def test_everything_else_is_one() -> None:
     assert seen("node killed", sample(1004.0, status=0, problem="connection refused")).failed == 1
 
 
+def test_a_refusal_is_an_answer() -> None:
+    told = seen("rolling update", sample(1004.0, status=429, retry_after=True))
+    assert (told.refused, told.cut, told.failed) == (1, 0, 0)
+
+
 def test_a_failure_belongs_to_the_stage_in_which_it_ended() -> None:
     """A stream begun before the kill and cut by it, the last second of a stage, and what ended in the drain; not the warm-up."""
     stages = begun((WARM_UP, 0.5, 10.0), ("scale up", 0.5, 10.0), ("node killed", 0.5, 10.0))
