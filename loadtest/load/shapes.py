@@ -25,7 +25,8 @@ STAGES: dict[Shape, tuple[tuple[str, float, float], ...]] = {
     Shape.spike: ((WARM_UP, 0.5, 0.1), ("before", 0.5, 0.3), ("spike", 2.0, 0.2), ("after", 0.5, 0.4)),
     Shape.soak: ((WARM_UP, 0.5, 0.2), ("soak", 0.5, 0.8)),
     Shape.overload: ((WARM_UP, 0.5, 0.1), ("knee", 1.0, 0.3), ("overload", 3.0, 0.3), ("recovery", 0.5, 0.3)),
-    Shape.crowd: ((WARM_UP, 0.5, 0.1), ("alone", 0.5, 0.3), ("crowd", 0.5, 0.3), ("after", 0.5, 0.3)),
+    # Long, and with little beside the two that are compared: a p99 needs hundreds of arrivals of a kind (`ENOUGH` in command.py).
+    Shape.crowd: ((WARM_UP, 0.5, 0.05), ("alone", 0.5, 0.45), ("crowd", 0.5, 0.45), ("after", 0.5, 0.05)),
 }
 SECONDS = {
     Shape.steady: 60,
@@ -33,7 +34,7 @@ SECONDS = {
     Shape.spike: 60,
     Shape.soak: 1200,
     Shape.overload: 60,
-    Shape.crowd: 90,
+    Shape.crowd: 180,
 }  # unless told otherwise
 
 
