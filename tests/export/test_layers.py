@@ -1,4 +1,7 @@
-"""onnxruntime computes what torch computes, for every layer of an encoder. Those of decoders: test_step_graph.py."""
+"""onnxruntime computes what torch computes, for the causal layers whose state grows, and for a convolution written as attention.
+
+Those with a state of constant size: test_step_graph.py. The layers of an encoder: test_every_attention.py.
+"""
 
 from pathlib import Path
 
@@ -6,10 +9,12 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from export.comparison import layer_graph
 from export.graph import OPSET, quiet
 from models import LAYERS
+from models.attention.convolution_as_attention import ConvolutionAsAttention
 from tests.models.mechanisms import OPTIONS
 
 D, H = 16, 2
@@ -18,46 +23,59 @@ SAME = 1e-4  # float32 on both sides, sums in another order
 EXAMPLE = (3, 7)  # B, N with which a graph is traced; sizes of 1 would be taken for constants
 SIZES = [(1, 1), (1, 2), (2, 31), (3, 64), (2, 65), (1, LARGEST_N)]
 
-SEEING_BOTH_WAYS = [name for name, layer in LAYERS.items() if not layer.capabilities.causal]
+GROWING = [name for name, layer in LAYERS.items() if layer.capabilities.causal and layer.capabilities.state != "constant"]
+CONVOLUTIONS = {
+    "of a sequence": nn.Conv1d(3, 4, 5, padding=2, dilation=2),
+    "of a picture": nn.Conv2d(2, 3, 3, padding=1, stride=(2, 1)),
+}
 
 
-@pytest.mark.parametrize("name", SEEING_BOTH_WAYS)
-def test_onnxruntime_equals_torch_at_every_size(name: str, tmp_path: Path) -> None:
-    """With padding and, where there is more than one row, a row of padding only. What stands in the padding is not compared."""
+@pytest.mark.parametrize("name", GROWING)
+def test_a_layer_and_its_state_at_every_size(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With padding and, where there is more than one row, a row of padding only. The output at padding is not compared, the state is."""
+    monkeypatch.setattr(layer_graph, "EXAMPLE", EXAMPLE)
     torch.manual_seed(0)
     layer = LAYERS[name](D, H, **OPTIONS.get(name, {})).eval()
-    session = onnx_of(layer, tmp_path / "layer.onnx")
+    layer_graph.write(layer, tmp_path / "layer.onnx", d_model=D, longest=LARGEST_N)
+    session = opened(tmp_path / "layer.onnx")
+    assert [output.name for output in session.get_outputs()] == ["y", *(f"state_{tensor}" for tensor in layer.state_shapes)]
     for B, N in SIZES:
         x, mask = torch.randn(B, N, D), torch.arange(N) < torch.tensor([N, 0, (N + 1) // 2])[:B, None]
         with torch.no_grad():
-            expected = layer(x, mask)
-        (y,) = session.run(None, {"x": x.numpy(), "mask": mask.numpy()})
+            expected, state = layer(x, mask)
+        y, *after = session.run(None, {"x": x.numpy(), "mask": mask.numpy()})
         assert np.isfinite(y).all(), (B, N)
         assert np.abs(y - expected.numpy())[mask.numpy()].max() <= SAME, (B, N)
+        for tensor, got in zip(state, after, strict=True):
+            assert np.abs(got - state[tensor].numpy()).max() <= SAME, (tensor, B, N)
 
 
-def onnx_of(layer: nn.Module, file: Path) -> ort.InferenceSession:
-    class Masked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-            return self.layer(x, mask)
-
-    B, N = EXAMPLE
-    axes = {0: torch.export.Dim("B"), 1: torch.export.Dim("N", max=LARGEST_N)}
+@pytest.mark.parametrize("kind", CONVOLUTIONS)
+def test_a_convolution_as_attention_at_every_batch_size(kind: str, tmp_path: Path) -> None:
+    """The places that a kernel sees are constants of its graph: a graph is for one size of picture, and for any number of them."""
+    torch.manual_seed(0)
+    convolution = CONVOLUTIONS[kind]
+    layer, sizes = ConvolutionAsAttention(convolution).eval(), (9, 7)[: len(convolution.kernel_size)]
     with quiet():
         torch.onnx.export(
-            Masked(),
-            (torch.randn(B, N, D), torch.ones(B, N, dtype=torch.bool)),
-            file,
+            layer,
+            (torch.randn(3, convolution.in_channels, *sizes),),
+            tmp_path / "layer.onnx",
             dynamo=True,
-            dynamic_shapes=(axes, axes),
-            input_names=["x", "mask"],
-            output_names=["y"],
+            dynamic_shapes=({0: torch.export.Dim("B")},),
+            input_names=["x"],
             opset_version=OPSET,
             external_data=False,
             verbose=False,
         )
+    session = opened(tmp_path / "layer.onnx")
+    for B in (1, 2, 5):
+        x = torch.randn(B, convolution.in_channels, *sizes)
+        with torch.no_grad():
+            expected = layer(x)
+        (y,) = session.run(None, {"x": x.numpy()})
+        assert np.abs(y - expected.numpy()).max() <= SAME
+
+
+def opened(file: Path) -> ort.InferenceSession:
     return ort.InferenceSession(file, providers=["CPUExecutionProvider"])
