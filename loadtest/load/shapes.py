@@ -5,7 +5,7 @@ from enum import StrEnum
 from loadtest.load.plan import Stage
 
 WARM_UP = "warm-up"
-# Nothing arrives; ended as soon as nothing is on its way. What is then still on its way counts as unanswered: longer than bulk work may wait.
+# Nothing arrives; ended as soon as nothing is on its way. What still is by its end counts as unanswered: longer than bulk work may wait.
 DRAIN = Stage(name="drain", seconds=60, level=0)
 
 
