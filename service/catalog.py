@@ -403,7 +403,10 @@ class Catalog:
         """The encoder-decoder that a request for text means; None where a decoder is meant, or nothing that is served."""
         texts = [model for model in self.models.values() if model.manifest.kind in ("decoder", "encoder_decoder")]
         model = next(iter(texts), None) if name is None else self.models.get(self.settings.aliases.get(name, name))
-        return model if isinstance(model, WritingModel) else None
+        if not isinstance(model, WritingModel):
+            return None
+        self.check(model)
+        return model
 
     def find(self, name: str | None, *kinds: str) -> Served:
         if not self.models:
@@ -418,7 +421,13 @@ class Catalog:
             )
         if kinds and model.manifest.kind not in kinds:
             raise WrongKind(f"model {model.name} is of kind {model.manifest.kind}; this route needs: {', '.join(kinds)}", param="model")
+        self.check(model)
         return model
+
+    def check(self, model: Served) -> None:
+        """NotReady where the model is sick: what is queued there now waits for its deadline, or goes with the process."""
+        if reason := self._ailment(model):
+            raise NotReady(reason)
 
     async def ready(self) -> bool:
         """Warm, and answering. A model whose last run failed is asked again for something short, so that it can recover without traffic."""
@@ -431,30 +440,34 @@ class Catalog:
 
     async def answers(self, model: Served) -> bool:
         """Whether this one is healthy, or so again."""
-        return model.engine.healthy or await self._probe(model)
+        answers = self._ailment(model) is None and (model.engine.healthy or await self._probe(model))
+        model.metrics.ready.set(answers)
+        return answers
 
     def sick(self) -> str | None:
-        """What only another process can mend: a thread that has died, or a call of a runtime that does not end."""
-        for model in self.models.values():
-            if not model.engine.alive:
-                return f"a runtime thread of {model.name} is dead"
-            if (stuck_s := model.engine.stuck_s) > (limit_s := self.settings.stuck_after_s):
-                return f"a runtime call of {model.name} has not ended for {stuck_s:.0f} s, and the most is {limit_s:g} s (stuck_after_s)"
+        """What only another process can mend."""
+        return next(filter(None, map(self._ailment, self.models.values())), None)
+
+    def _ailment(self, model: Served) -> str | None:
+        """A thread that has died, or a call of a runtime that does not end."""
+        if not model.engine.alive:
+            return f"a runtime thread of {model.name} is dead"
+        if (stuck_s := model.engine.stuck_s) > (limit_s := self.settings.stuck_after_s):
+            return f"a runtime call of {model.name} has not ended for {stuck_s:.0f} s, and the most is {limit_s:g} s (stuck_after_s)"
         return None
 
     async def _probe(self, model: Served) -> bool:
-        healthy, deadline = False, time.monotonic() + 5
+        deadline = time.monotonic() + 5
         try:
             if isinstance(model, Model):
                 encoded = model.texts.encode(["ready?"], cut=Cut())
                 await model.engine.probe([item for item in encoded if isinstance(item, Encoded)], model.output, deadline)
             else:
                 await model.engine.probe(deadline)
-            healthy = model.engine.healthy
         except ServiceError as error:
             log.warning("probe failed", extra={"model": model.name, "error": str(error)})
-        model.metrics.ready.set(healthy)
-        return healthy
+            return False
+        return model.engine.healthy
 
 
 def _raise_first(results: Sequence[object], call: Call) -> None:

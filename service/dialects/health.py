@@ -19,10 +19,10 @@ async def live() -> Response:
 @router.head("/health/ready", include_in_schema=False)
 @router.get("/health/ready", responses={503: {"description": "Still warming up, failing, or shutting down"}})
 async def ready(catalog: CatalogDep) -> Response:
-    """200 when every model is warm and its last run succeeded, 503 otherwise; the body says why where a start has failed."""
+    """200 when every model is warm and its last run succeeded, 503 otherwise; the body says why where it is known."""
     if await catalog.ready():
         return PlainTextResponse("ready")
-    return PlainTextResponse(catalog.failure or "not ready", 503, {"retry-after": "1"})
+    return PlainTextResponse(catalog.failure or catalog.sick() or "not ready", 503, {"retry-after": "1"})
 
 
 @router.get("/metrics")

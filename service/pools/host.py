@@ -153,9 +153,13 @@ class Host:
         return model
 
     def _encoder(self, key: Key) -> Model:
+        """Also a sick one: its unanswered requests keep others away, where quick refusals would draw them."""
         model = self._found(key)
         assert isinstance(model, Model)
         return model
 
     def _generator(self, key: Key) -> Any:
-        return self._found(key)
+        """Not a sick one: what it accepted would end with an error."""
+        model = self._found(key)
+        self.catalog.check(model)
+        return model

@@ -335,18 +335,26 @@ async def test_live_settings_change_for_the_next_request_and_others_do_not(bundl
     await catalog.stop()
 
 
-async def test_a_run_that_does_not_end_is_sick_and_a_slow_one_is_not(bundle: Path) -> None:
-    catalog = await started(fake_catalog(bundle, stuck_after_s=0.05))
-    session = catalog.session("mini")
-    assert catalog.sick() is None
-    session.hold()
-    asking = asyncio.create_task(catalog.get("mini").answer(["cat"], call()))
-    await session.entered(1)
-    async with asyncio.timeout(PATIENCE_S):
-        while (reason := catalog.sick()) is None:  # noqa: ASYNC110  time itself is what is waited for
-            await asyncio.sleep(0.01)
-    assert "a runtime call of mini has not ended for" in reason
-    session.open()
-    await asking
-    assert catalog.sick() is None
-    await catalog.stop()
+async def test_a_run_that_does_not_end_makes_its_model_unready_until_it_ends(bundle: Path) -> None:
+    app = fake_app(bundle, stuck_after_s=0.05)
+    async with client(app) as http:
+        catalog = app.state.catalog
+        session = catalog.session("mini")
+        assert catalog.sick() is None
+        session.hold()
+        asking = asyncio.create_task(http.post("/v1/embeddings", json={"input": "cat"}))
+        await session.entered(1)
+        async with asyncio.timeout(PATIENCE_S):
+            while (reason := catalog.sick()) is None:  # noqa: ASYNC110  time itself is what is waited for
+                await asyncio.sleep(0.01)
+        assert "a runtime call of mini has not ended for" in reason
+        refused = await http.post("/v1/embeddings", json={"input": "dog"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert "a runtime call of mini has not ended for" in refused.json()["error"]["message"]
+        unready = await http.get("/health/ready")
+        assert (unready.status_code, unready.text.split(" for ")[0]) == (503, "a runtime call of mini has not ended")
+        assert (await http.get("/health/live")).status_code == 200
+        session.open()
+        assert (await asking).status_code == 200
+        assert catalog.sick() is None
+        assert (await http.get("/health/ready")).status_code == 200

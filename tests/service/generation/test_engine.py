@@ -334,6 +334,18 @@ async def test_a_request_that_would_wait_too_long_for_a_slot_is_refused(steps: F
         assert await engine.open([ask(10)]), "nobody waits any more"
 
 
+async def test_the_load_counts_who_has_a_slot_and_who_waits_for_one(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer, slots=2) as engine:
+        assert engine.load == 0
+        steps.hold()
+        runs = [engine.submit(ask(number)) for number in range(3)]
+        await begun(steps, 1)
+        assert engine.load == 1.5
+        steps.open()
+        await asyncio.gather(*map(tokens_of, runs))
+        assert engine.load == 0
+
+
 async def test_a_failing_step_fails_those_who_took_part_and_no_one_after_them(steps: FakeSteps, tokenizer: Path) -> None:
     steps.failures = {2: RuntimeError("no memory"), 6: RuntimeError("no memory"), 7: RuntimeError("no memory still")}
     async with running(steps, tokenizer) as engine:
