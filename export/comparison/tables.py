@@ -79,14 +79,24 @@ def _width_row(result: Result, plan: Plan) -> tuple[str, ...]:
 
 
 def abilities(results: Results) -> str:
-    headings = ("mechanism", "causal", "cross", "rotary positions", "pair mask and bias", "knows order", "averages", "state of a sequence")
+    headings = (
+        "mechanism",
+        "causal",
+        "cross",
+        "rotary positions",
+        "pair mask and bias",
+        "knows order",
+        "averages",
+        "pads N to",
+        "state of a sequence",
+    )
     return table(headings, (_abilities_row(result) for result in results.values()))
 
 
 def _abilities_row(result: Result) -> tuple[str, ...]:
     can = getattr(EVERYTHING[result.name], "capabilities")  # noqa: B009 - a layer or a reference: both have it
     flags = (can.causal, can.cross, can.rotates, can.pairs, can.ordered, can.averages)
-    return (f"`{result.name}`", *("yes" if flag else "" for flag in flags), state(result))
+    return (f"`{result.name}`", *("yes" if flag else "" for flag in flags), can.pads_to or "", state(result))
 
 
 def state(result: Result) -> str:

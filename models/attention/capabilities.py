@@ -15,12 +15,12 @@ class Capabilities:
     causal: bool = False  # a token sees itself and its past, in the interface of `CausalLayer`; otherwise past and future
     cross: bool = True  # its function takes N_q queries of one sequence to N_k keys of another
     state: Literal["none", "growing", "bounded", "constant"] = "none"  # what a causal one keeps; bounded: full after a largest N
-    pads_to: str | None = None  # the option to a multiple of which N is padded inside
+    pads_to: str | None = None  # N is padded inside to a multiple of this: an option or, of causal layers, `chunk` of their recurrence
     rotates: bool = False  # takes a rotation of q and k by their positions
     pairs: bool = False  # takes a pair mask and a pair bias, which act on single pairs of tokens
     ordered: bool = False  # knows the tokens' order by itself; otherwise permuting them permutes the outputs
     straight_through: bool = False  # its gradient is an estimate, which finite differences do not show
-    averages: bool = True  # the weights of a query sum to 1: what all values have in common passes through
+    averages: bool = True  # the weights of a query sum to 1: what all values have in common passes through, to a gate if there is one
 
 
 def refuse_pairs(name: str, rotation: Rotation | None, pair_mask: Tensor | None, pair_bias: Tensor | None) -> None:

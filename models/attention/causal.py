@@ -21,7 +21,7 @@ class CausalLayer(nn.Module):
     itself. Parallel, in chunks or token by token, one sequence gives the same outputs and the same state.
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="constant")
+    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk")
     recurrence = staticmethod(chunkwise)  # of models/attention/recurrence.py; another execution of the same function may take its place
 
     @property

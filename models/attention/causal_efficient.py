@@ -65,7 +65,7 @@ class CausalEfficientAttention(EqualHeadsLayer):
     A rotation turns q and k in front of their softmaxes; a weight then depends on both positions, and not on their distance alone.
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True)
+    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", rotates=True)
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -78,7 +78,7 @@ class CausalMixedChunkAttention(GatedProjections, CausalLayer):
     n is exact up to 2²⁴ tokens. A rotation turns all four maps. relative_bias is that of `MixedChunkAttention`, for the past only.
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True, ordered=True, averages=False)
+    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", rotates=True, ordered=True, averages=False)
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ class CausalLinearAttention(EqualHeadsLayer):
     positions, and not on their distance alone.
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True)
+    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", rotates=True)
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, feature_map: str = "elu") -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)

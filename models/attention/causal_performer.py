@@ -72,7 +72,7 @@ class CausalPerformerAttention(EqualHeadsLayer):
     of no use.
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True)
+    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", rotates=True)
 
     def __init__(
         self,

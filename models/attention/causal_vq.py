@@ -68,7 +68,7 @@ class CausalVectorQuantisedAttention(EqualHeadsLayer):
     Where gradients are taken in training, the pairs of a call are formed, in O(N²), as in `VectorQuantisedAttention`.
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="constant", straight_through=True)
+    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", straight_through=True)
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, n_codes: int = 512) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)

@@ -27,7 +27,7 @@ def unit(x: Tensor, eps: float = 1e-6) -> Tensor:
 class DeltaNet(EqualHeadsLayer):
     """Multi-head delta rule. Its state is S, (H, D_k, D_v), with D_k = D_v."""
 
-    capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True)
+    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", rotates=True, averages=False)
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)

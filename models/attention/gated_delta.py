@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.attention.capabilities import Capabilities
 from models.attention.causal import CausalLayer, State, at_least_float32, zero_padding
 from models.attention.delta import unit
 from models.attention.half_lives import log_decays
@@ -28,6 +29,8 @@ class GatedDeltaNet(CausalLayer):
 
     d_head is D_k, d_value is D_v (None: D_k), n_key_heads is H_k (None: H), kernel is K.
     """
+
+    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", averages=False)
 
     def __init__(
         self,

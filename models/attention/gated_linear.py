@@ -24,7 +24,7 @@ EPS = 1e-5  # of the norm
 class GatedLinearAttention(EqualHeadsLayer):
     """Multi-head gated linear attention. Its state is S, (H, D_k, D_v), with D_k = D_v."""
 
-    capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True)
+    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", rotates=True, averages=False)
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)

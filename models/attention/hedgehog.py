@@ -37,7 +37,7 @@ class HedgehogMap(nn.Module):
 class HedgehogAttention(EqualHeadsLayer):
     """Multi-head causal linear attention with Hedgehog's maps. Its state is [S | z], (H, 2 D_k, D_v + 1)."""
 
-    capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True)
+    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", rotates=True)
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)

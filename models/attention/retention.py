@@ -29,7 +29,7 @@ class Retention(EqualHeadsLayer):
     The group norm, which is over each head's D_v channels, has no weights of its own: those of W^O and W^G come right behind it.
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True)
+    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", rotates=True, averages=False)
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)

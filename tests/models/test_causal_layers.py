@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from models import LAYERS
 from models.attention.causal import CausalLayer, State, attend_causal_features
-from models.attention.recurrence import chunkwise, parallel, recurrent
+from models.attention.gau import GatedProjections
+from models.attention.recurrence import CHUNK, chunkwise, parallel, recurrent
 from models.attention.scaled_dot_product import attend
+from models.attention_matrix import gates_of
 from models.decoder import rotation_at
 from models.positions import Rotation
 from tests.models.mechanisms import OPTIONS, SETTLES
@@ -26,7 +28,8 @@ CAUSAL = [name for name, layer in LAYERS.items() if issubclass(layer, CausalLaye
 every_layer = pytest.mark.parametrize("name", CAUSAL)
 every_true_gradient = pytest.mark.parametrize("name", [name for name in CAUSAL if not LAYERS[name].capabilities.straight_through])
 constant_size = pytest.mark.parametrize("name", [name for name in CAUSAL if LAYERS[name].capabilities.state != "growing"])
-recurrences = pytest.mark.parametrize("name", [name for name in CAUSAL if "S" in LAYERS[name](D, H).state_shapes])
+every_average = pytest.mark.parametrize("name", [name for name in CAUSAL if LAYERS[name].capabilities.averages])
+recurrences = pytest.mark.parametrize("name", [name for name in CAUSAL if LAYERS[name].capabilities.pads_to == "chunk"])
 
 
 def make(name: str, *, d_model: int = D, n_heads: int = H, dtype: torch.dtype = torch.float64) -> CausalLayer:
@@ -104,12 +107,24 @@ def test_float32_is_float64_rounded_at_every_length(name: str, N: int) -> None:
 def test_the_execution_may_be_exchanged(name: str, execution: Callable) -> None:
     layer, x = make(name), tokens(2, 70)
     y, state = in_pieces(layer, x, 30, 40)
-    gradient = torch.autograd.grad(y.square().mean(), layer.to_k.weight)[0]
+    weight = layer.to_z.weight if isinstance(layer, GatedProjections) else layer.to_k.weight
+    gradient = torch.autograd.grad(y.square().mean(), weight)[0]
     assert layer.recurrence is chunkwise
     layer.recurrence = execution
     other = in_pieces(layer, x, 30, 40)
     assert error(other, (y, state)) <= EXACT
-    assert (torch.autograd.grad(other[0].square().mean(), layer.to_k.weight)[0] - gradient).abs().max() <= EXACT
+    assert (torch.autograd.grad(other[0].square().mean(), weight)[0] - gradient).abs().max() <= EXACT
+
+
+@recurrences
+@pytest.mark.parametrize("N", [CHUNK - 1, CHUNK, CHUNK + 1])
+@torch.no_grad()
+def test_what_is_padded_to_chunks_is_what_it_is_unpadded(name: str, N: int) -> None:
+    """Token by token there are no chunks, and nothing to fill one up with."""
+    layer, x = make(name), tokens(2, N)
+    whole = in_pieces(layer, x, N)
+    layer.recurrence = recurrent
+    assert error(in_pieces(layer, x, N), whole) <= EXACT
 
 
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3], ids=["tiny", "usual", "large"])
@@ -355,12 +370,15 @@ def test_given_features_by_loops_and_in_two_calls(execution: Callable) -> None:
     assert ((whole - o) * mask[:, None, :, None]).abs().max() <= EXACT
 
 
-@pytest.mark.parametrize("name", ["causal_softmax", "sliding_window", "causal_linear"])
+@every_average
 @torch.no_grad()
 def test_a_constant_value_passes_through(name: str) -> None:
-    """Weights sum to 1, up to the eps of linear attention."""
+    """Weights sum to 1, up to the eps of linear attention. Gates are open."""
     layer, x = make(name), tokens(2, 9)
-    nn.init.zeros_(layer.to_v.weight)
+    for projection, bias in {"to_v": layer.to_v.bias.clone(), "to_v_global": layer.to_v.bias, **gates_of(layer)}.items():
+        if hasattr(layer, projection):
+            nn.init.zeros_(getattr(layer, projection).weight)
+            getattr(layer, projection).bias.copy_(torch.as_tensor(bias))
     expected = layer.to_out(layer.to_v.bias)
     assert (layer(x)[0] - expected).abs().max() <= 1e-5
 

@@ -129,6 +129,18 @@ def test_padding_changes_nothing_for_the_others(name: str) -> None:
     assert (alone[0] - y[0, :4]).abs().max() <= EXACT
 
 
+@pytest.mark.parametrize("name", [name for name in SEEING_BOTH_WAYS if LAYERS[name].capabilities.pads_to])
+@pytest.mark.parametrize("beside", [-1, 0, 1])
+def test_what_is_padded_inside_may_come_padded(name: str, beside: int) -> None:
+    """At one token less than a multiple of what the layer names, at the multiple, and at one token more."""
+    m = OPTIONS[name][LAYERS[name].capabilities.pads_to]
+    layer, N = make(name), 2 * m + beside
+    x = tokens(1, 3 * m)
+    y = layer(x[:, :N])
+    full = -(-N // m) * m
+    assert (layer(x[:, :full], lengths_mask(N, full)[:1])[:, :N] - y).abs().max() <= EXACT
+
+
 @every_layer
 def test_no_mask_is_a_mask_of_true(name: str) -> None:
     layer, x = make(name), tokens(2, 6)
@@ -157,6 +169,8 @@ def test_a_constant_value_passes_through(name: str) -> None:
     """Weights sum to 1: with every value equal to the bias of to_v, the answer is that bias, whoever asks."""
     layer, x = make(name), tokens(2, 9)
     nn.init.zeros_(layer.to_v.weight)
+    if hasattr(layer, "to_v_global"):
+        layer.to_v_global.load_state_dict(layer.to_v.state_dict())
     expected = F.linear(layer.to_v.bias.flatten(), layer.to_out.weight, layer.to_out.bias)
     assert (layer(x) - expected).abs().max() <= WITH_EPS
 

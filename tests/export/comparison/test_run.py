@@ -157,7 +157,7 @@ def test_the_page_holds_every_mechanism_and_every_picture(out: Path, found: dict
     assert html.count("data:image/svg+xml;base64,") == 3
     assert "Not finished" not in markdown
     assert "| self-attention | O(N² D) |" in markdown
-    assert "0.2 KiB, however long" in markdown
+    assert "| yes | chunk | 0.2 KiB, however long |" in markdown
 
 
 def test_a_comparison_that_is_not_finished_says_so(out: Path, found: dict[str, Result], tmp_path: Path) -> None:
