@@ -8,7 +8,7 @@ classes is an attention of its own over N / r tokens: O(N² D_k / r) time.
 import torch
 from torch import Tensor
 
-from models.attention.blocks import in_blocks, keys_present, out_of_blocks, scale_of
+from models.attention.blocks import in_blocks, keys_present, out_of_blocks
 from models.attention.capabilities import Capabilities
 from models.attention.pattern import PatternAttention, at_least
 from models.attention.scaled_dot_product import attend
@@ -30,7 +30,7 @@ def attend_atrous(
     if causal:
         row = torch.arange(q_r.shape[3], device=q.device)
         seen = seen & (row[:, None] >= row)
-    return out_of_blocks(attend(q_r, k_r, v_r, scale=scale_of(q, scale), mask=seen).transpose(2, 3), q.shape[2])
+    return out_of_blocks(attend(q_r, k_r, v_r, scale=scale, mask=seen).transpose(2, 3), q.shape[2])
 
 
 def residues(x: Tensor, rate: int) -> Tensor:

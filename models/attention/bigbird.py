@@ -12,23 +12,34 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.attention.blocks import in_blocks, keys_present, out_of_blocks, scale_of
+from models.attention.blocks import in_blocks, keys_present, out_of_blocks
 from models.attention.capabilities import Capabilities
 from models.attention.pattern import PatternAttention, at_least
 from models.attention.scaled_dot_product import attend
 
 
 def attend_bigbird(
-    q: Tensor, k: Tensor, v: Tensor, table: Tensor, *, block: int, scale: float | None = None, key_mask: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    *,
+    block: int,
+    scale: float | None = None,
+    key_mask: Tensor | None = None,
+    full_up_to: int = 0,
 ) -> Tensor:
     """(B, H, N, D_k), the same, (B, H, N, D_v), int64 (H, n - 2, r), bool (B, N) -> (B, H, N, D_v); 0 without any key.
 
     table: the random key blocks of query blocks 1 .. n - 2, n = ceil(N / b). Any number in it that is no block of its own is passed over.
+    full_up_to: with so many blocks or fewer, all tokens see everything; 5 + 2 r in the layer. scale None: D_k^-1/2.
     """
     n = (q.shape[2] + block - 1) // block
     n_blocks = torch.full((1, 1, 1), n, device=q.device)
     fixed = _fixed_blocks(n, n_blocks).expand(1, table.shape[0], -1, -1)
     lists = torch.cat([fixed, F.pad(table, (0, 0, 1, 1), value=-1)[None, :, :n]], dim=-1)  # rows of blocks 0 and n - 1 are not looked at
+    if n <= full_up_to:
+        lists = torch.arange(n, device=q.device).expand(1, table.shape[0], n, n)
     return attend_to_lists(q, k, v, lists, n_blocks, block=block, scale=scale, key_mask=key_mask)
 
 
@@ -48,7 +59,6 @@ def attend_to_lists(
     What is below 0, not below n_blocks, or named before, does not count. The first and the last block of a row see everything.
     """
     B, H, N, _ = q.shape
-    scale = scale_of(q, scale)
     q, k_b, v_b = (in_blocks(x, block) for x in (q, k, v))  # (B, H, n, b, ..)
     present = keys_present(k, key_mask).expand(B, -1, -1, -1)  # (B, 1, N, 1)
     n, L = q.shape[2], lists.shape[3]

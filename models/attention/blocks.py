@@ -38,8 +38,3 @@ def near(C: int, *, before: int, after: int, window: int, causal: bool) -> Tenso
 def keys_present(k: Tensor, key_mask: Tensor | None) -> Tensor:
     """bool (B, N) or None for all -> (B, 1, N, 1), to be laid out as keys are."""
     return torch.ones_like(k[:, :1, :, :1], dtype=torch.bool) if key_mask is None else key_mask[:, None, :, None]
-
-
-def scale_of(q: Tensor, scale: float | None) -> float:
-    """As given, or D_k^-1/2."""
-    return q.shape[-1] ** -0.5 if scale is None else scale

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from models.attention.capabilities import Capabilities
 from models.attention.causal import CausalLayer, State, at_least_float32
-from models.attention.lsh import SELF_LOGIT, unit_keys
+from models.attention.lsh import EPS, SELF_LOGIT, unit_keys
 from models.attention.lsh_buckets import Buckets, angular_buckets, draw_rotations, factors_of
 from models.attention.multi_head import head_width, merge_heads, split_heads
 from models.attention.scaled_dot_product import masked_softmax
@@ -24,20 +24,27 @@ MOST_BUCKETS = 2**24  # whole numbers that float32, the dtype of states, tells a
 
 
 def attend_lsh_to_cache(
-    qk: Tensor, v: Tensor, buckets: Tensor, state: State, *, scale: float = 1.0, self_logit: float = SELF_LOGIT
+    qk: Tensor,
+    v: Tensor,
+    buckets: Tensor,
+    state: State | None = None,
+    *,
+    scale: float = 1.0,
+    self_logit: float = SELF_LOGIT,
+    eps: float = EPS,
 ) -> tuple[Tensor, State]:
     """(B, H, N, D_k), (B, H, N, D_v), buckets as floats (B, H, N, R) -> (B, H, N, D_v) and the state with N slots more.
 
-    A token in the bucket -1 is padding: no token sees it, now or later.
+    A token in the bucket -1 is padding: no token sees it, now or later. state None: no token yet. eps: of `lsh.unit_keys`.
     """
     new = {"qk": qk, "v": v, "buckets": buckets}
-    state = {name: torch.cat([state[name], x], dim=2) for name, x in new.items()}  # (B, H, t + N, ..)
+    state = new if state is None else {name: torch.cat([state[name], x], dim=2) for name, x in new.items()}  # (B, H, t + N, ..)
     slots = torch.arange(state["qk"].shape[2], device=qk.device)
     own = slots[-qk.shape[2] :, None]  # (N, 1)
     shared = torch.zeros((), dtype=torch.bool, device=qk.device)
     for here, there in zip(buckets.unbind(-1), state["buckets"].unbind(-1), strict=True):  # round by round
         shared = shared | (here.unsqueeze(-1) == there.unsqueeze(-2))  # (B, H, N, t + N)
-    scores = scale * (qk @ unit_keys(state["qk"]).mT).to(qk.dtype)  # under autocast too: float16 ends before -10^5
+    scores = scale * (qk @ unit_keys(state["qk"], eps=eps).mT).to(qk.dtype)  # under autocast too: float16 ends before -10^5
     scores = torch.where(slots == own, self_logit, scores)
     return masked_softmax(scores, shared & (slots <= own)) @ state["v"], state
 
@@ -61,12 +68,15 @@ class CausalLSHAttention(CausalLayer):
         n_rounds: int = 4,
         n_buckets: Buckets = 32,
         scale: float = 1.0,
+        self_logit: float = SELF_LOGIT,
+        eps: float = EPS,
         seed: int = 0,
     ) -> None:
         super().__init__()
         self.n_heads = n_heads
         self.d_head = head_width(d_model, n_heads, d_head)
-        self.n_rounds, self.n_buckets, self.scale = n_rounds, n_buckets, scale
+        self.n_rounds, self.n_buckets = n_rounds, n_buckets
+        self.options = {"scale": scale, "self_logit": self_logit, "eps": eps}
         if (product := math.prod(factors_of(n_buckets))) > MOST_BUCKETS:
             raise ValueError(f"n_buckets={n_buckets} are {product} buckets, more than {MOST_BUCKETS}; take smaller factors")
         self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
@@ -89,5 +99,5 @@ class CausalLSHAttention(CausalLayer):
         buckets = angular_buckets(qk, self.rotations, self.n_buckets).mT.to(exact)  # (B, H, N, R)
         if mask is not None:
             buckets = torch.where(mask[:, None, :, None], buckets, NOWHERE)
-        o, state = attend_lsh_to_cache(qk, v, buckets, state, scale=self.scale)
+        o, state = attend_lsh_to_cache(qk, v, buckets, state, **self.options)
         return self.to_out(merge_heads(o.to(x.dtype))), state

@@ -72,6 +72,11 @@ def reseeded(
     return torch.where(dead.unsqueeze(-1), fresh, sums), torch.where(dead, 1.0, counts)
 
 
+def codes_of(sums: Tensor, counts: Tensor, *, least: float = LEAST_COUNT) -> Tensor:
+    """c = sums / max(counts, least): (H, Z, D_k), (H, Z) -> (H, Z, D_k)."""
+    return sums / counts.clamp_min(least).unsqueeze(-1)
+
+
 class Codebook(nn.Module):
     """The codes of H heads, drawn from N(0, 1) with the given seed: near keys that are layer-normed."""
 
@@ -90,7 +95,7 @@ class Codebook(nn.Module):
     @property
     def codes(self) -> Tensor:
         """(H, Z, D_k)."""
-        return self.sums / self.counts.clamp_min(LEAST_COUNT).unsqueeze(-1)
+        return codes_of(self.sums, self.counts)
 
     def products(self, x: Tensor) -> Tensor:
         """x . c for every code: (B, H, N, D_k) -> (B, H, N, Z)."""

@@ -26,16 +26,20 @@ def attend_efficient(
     *,
     key_mask: Tensor | None = None,
     normalisation: Literal["softmax", "scaling"] = "softmax",
+    length: float | None = None,
 ) -> Tensor:
-    """(B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v), bool (B, N_k) -> (B, H, N_q, D_v); 0 without any key."""
+    """(B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v), bool (B, N_k) -> (B, H, N_q, D_v); 0 without any key.
+
+    length: n of `scaling`; None: the number of keys, without masked ones.
+    """
     exact = torch.promote_types(v.dtype, torch.float32)  # a sum over N positions
     q, k = q.to(exact), k.to(exact).mT  # (B, H, D_k, N_k)
     seen = None if key_mask is None else key_mask[:, None, None, :]
     if normalisation == "softmax":
         rho_q, rho_k = torch.softmax(q, dim=-1), torch.softmax(k, dim=-1) if seen is None else masked_softmax(k, seen)
     else:
-        n = k.shape[-1] if seen is None else seen.sum(-1, keepdim=True).clamp(min=1)  # (B, 1, 1, 1)
-        rho_q, rho_k = q / n, k if seen is None else k * seen
+        n_keys = k.shape[-1] if seen is None else seen.sum(-1, keepdim=True).clamp(min=1)  # (B, 1, 1, 1)
+        rho_q, rho_k = q / (n_keys if length is None else length), k if seen is None else k * seen
     return (rho_q @ (rho_k @ v.to(exact))).to(v.dtype)
 
 

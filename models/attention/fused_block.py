@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention.multi_head import SoftmaxAttention, head_width, merge_heads, split_heads
-from models.attention.scaled_dot_product import masked_softmax
+from models.attention.scaled_dot_product import masked_softmax, scale_of
 
 
 def fused(W_q: Tensor, W_k: Tensor, W_v: Tensor) -> Tensor:
@@ -24,10 +24,15 @@ def separated(W_qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return W_q, W_k, W_v
 
 
-def attend_fused(x: Tensor, *, W_qkv: Tensor, n_heads: int, key_mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
-    """(B, N, D), (3 H D_k, D), bool (B, N) -> (B, N, H D_k), before W^O. dropout: the share of weights of pairs that are left out."""
+def attend_fused(
+    x: Tensor, *, W_qkv: Tensor, n_heads: int, scale: float | None = None, key_mask: Tensor | None = None, dropout: float = 0.0
+) -> Tensor:
+    """(B, N, D), (3 H D_k, D), bool (B, N) -> (B, N, H D_k), before W^O.
+
+    scale None: D_k^-1/2. dropout: the share of weights of pairs that are left out.
+    """
     q, k, v = (split_heads(part, n_heads) for part in (x @ W_qkv.mT).chunk(3, dim=-1))  # (B, H, N, D_k)
-    scores = (q * q.shape[-1] ** -0.5) @ k.mT  # (B, H, N, N)
+    scores = (q * scale_of(q, scale)) @ k.mT  # (B, H, N, N)
     weights = torch.softmax(scores, dim=-1) if key_mask is None else masked_softmax(scores, key_mask[:, None, None, :])
     return merge_heads(F.dropout(weights, dropout) @ v)
 

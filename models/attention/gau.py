@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from models.attention.capabilities import Capabilities, refuse_pairs
 from models.attention.multi_head import head_width
-from models.attention.scaled_dot_product import masked_softmax
+from models.attention.scaled_dot_product import masked_softmax, scale_of
 from models.positions import Rotation, distance_buckets, rotate
 
 Normalisation = Literal["length", "valid", "softmax", "softmax_plus"]
-LENGTH_OF_SCALE_1 = 512  # of softmax_plus: N at which its scores are those of softmax
 
 
 def weights(
@@ -31,23 +30,25 @@ def weights(
     bias: Tensor | None = None,
     length: int | None = None,
     least_length: int = 1,
+    scale: float | None = None,
+    log_base: float = 512,
 ) -> Tensor:
     """A, from q (.., N_q, s) and k (.., N_k, s): (.., N_q, N_k). mask (bool, True = attend) and bias b broadcast to that.
 
     length        relu((q . k + b) / length)²,   length None: N_k, masked keys among them
-    valid         relu(q . k / sqrt(s) + b)² / l,   l the number of keys that the query may attend to
-    softmax       softmax(q . k / sqrt(s) + b)
-    softmax_plus  softmax(log(max(l, least_length)) / log(512) q . k / sqrt(s) + b)
-    A query without any key gets 0. Only the rows of the two softmaxes sum to 1.
+    valid         relu(scale q . k + b)² / l,   l the number of keys that the query may attend to
+    softmax       softmax(scale q . k + b)
+    softmax_plus  softmax(log(max(l, least_length)) / log(log_base) scale q . k + b),   at l = log_base the same as softmax
+    A query without any key gets 0. Only the rows of the two softmaxes sum to 1. scale None: s^-1/2. `length` takes no scale but its length.
     """
     scores = q @ k.mT
     if mask is None:
         mask = torch.ones_like(scores[..., :1, :], dtype=torch.bool)
     if normalisation != "length":
-        scores = scores * q.shape[-1] ** -0.5
+        scores = scores * scale_of(q, scale)
     n_seen = mask.sum(-1, keepdim=True).clamp_min(1)  # l
     if normalisation == "softmax_plus":
-        scores = scores * (n_seen.clamp_min(least_length).to(scores.dtype).log() / math.log(LENGTH_OF_SCALE_1))
+        scores = scores * (n_seen.clamp_min(least_length).to(scores.dtype).log() / math.log(log_base))
     if bias is not None:
         scores = scores + bias
     if normalisation in ("softmax", "softmax_plus"):

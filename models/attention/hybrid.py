@@ -7,19 +7,16 @@ Zhang et al. 2024 (LoLCATs), arXiv:2410.10254, there looking back only; φ as in
 O(N (3 C + D_φ) D_k) time a head. A text of up to 2 C tokens has nothing far: it gets softmax attention, to the bit of rounding.
 """
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.blocks import in_blocks, keys_present, out_of_blocks, scale_of
+from models.attention.blocks import in_blocks, keys_present, out_of_blocks
 from models.attention.capabilities import Capabilities
 from models.attention.learned_maps import Kind, LearnedMap
-from models.attention.linear import attend_features
+from models.attention.linear import FeatureMap, attend_features
 from models.attention.pattern import PatternAttention, at_least
-
-FeatureMap = Callable[[Tensor], Tensor]  # (B, H, N, D_k) -> (B, H, N, D_φ)
+from models.attention.scaled_dot_product import scale_of
 
 
 def attend_hybrid(

@@ -5,6 +5,8 @@ Katharopoulos et al. 2020, arXiv:2006.16236, eqs. 4-7: the form that sees past a
 O(N D_φ D_v) time a head, and no N x N matrix.
 """
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -13,12 +15,17 @@ from models.attention.feature_maps import map_named
 from models.attention.multi_head import EqualHeads, merge_heads, split_heads
 from models.positions import Rotation
 
+FeatureMap = Callable[[Tensor], Tensor]  # (B, H, N, D_k) -> (B, H, N, D_φ)
+
 
 def attend_linear(
-    q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, eps: float = 1e-6, feature_map: str = "elu"
+    q: Tensor, k: Tensor, v: Tensor, *, key_mask: Tensor | None = None, eps: float = 1e-6, feature_map: str | FeatureMap = "elu"
 ) -> Tensor:
-    """(B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v), bool (B, N_k) -> (B, H, N_q, D_v); 0 without any key."""
-    phi = map_named(feature_map)
+    """(B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v), bool (B, N_k) -> (B, H, N_q, D_v); 0 without any key.
+
+    feature_map: a name of feature_maps.py, or φ itself.
+    """
+    phi = map_named(feature_map) if isinstance(feature_map, str) else feature_map
     return attend_features(phi(q), phi(k), v, key_mask=key_mask, eps=eps)
 
 

@@ -7,7 +7,7 @@ Tokens at the ends have fewer keys. Looking back only, token by token: `sliding_
 
 from torch import Tensor
 
-from models.attention.blocks import in_blocks, keys_present, near, out_of_blocks, scale_of, spans
+from models.attention.blocks import in_blocks, keys_present, near, out_of_blocks, spans
 from models.attention.capabilities import Capabilities
 from models.attention.pattern import PatternAttention, at_least
 from models.attention.scaled_dot_product import attend
@@ -34,7 +34,7 @@ def attend_local(
     n = q_blocks.shape[2]
     keys, values, present = (spans(x, n, block, **reach) for x in (k, v, keys_present(k, key_mask)))  # (B, H, n, span, ..)
     seen = near(block, **reach, window=window, causal=causal).to(q.device) & present.mT  # (B, 1, n, C, span)
-    return out_of_blocks(attend(q_blocks, keys, values, scale=scale_of(q, scale), mask=seen), q.shape[2])
+    return out_of_blocks(attend(q_blocks, keys, values, scale=scale, mask=seen), q.shape[2])
 
 
 class LocalAttention(PatternAttention):

@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.blocks import in_blocks, keys_present, near, out_of_blocks, scale_of, spans
+from models.attention.blocks import in_blocks, keys_present, near, out_of_blocks, spans
 from models.attention.capabilities import Capabilities, refuse_pairs
 from models.attention.multi_head import merge_heads, split_heads
 from models.attention.pattern import PatternAttention, at_least
-from models.attention.scaled_dot_product import attend, masked_softmax
+from models.attention.scaled_dot_product import attend, masked_softmax, scale_of
 from models.positions import Rotation, rotate
 
 Heads = tuple[Tensor, Tensor, Tensor]  # q, k, v: (B, H, N, D_k), the same, (B, H, N, D_v)
@@ -130,7 +130,7 @@ class LongformerAttention(PatternAttention):
     `to_q_global`, `to_k_global` and `to_v_global` are the global tokens' projections. window: w, half of it to either side.
     """
 
-    capabilities = Capabilities(cross=False, pads_to="block", rotates=True, ordered=True, averages=False)  # two kinds of values
+    capabilities = Capabilities(cross=False, pads_to="block", rotates=True, ordered=True)
 
     def __init__(
         self,

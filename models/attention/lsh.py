@@ -114,6 +114,7 @@ class LSHAttention(nn.Module):
         after: int = 0,
         rule: Rule = "paper",
         scale: float = 1.0,
+        self_logit: float = SELF_LOGIT,
         eps: float = EPS,
         causal: bool = False,
         seed: int = 0,
@@ -124,7 +125,8 @@ class LSHAttention(nn.Module):
         self.d_head = head_width(d_model, n_heads, d_head)
         self.n_buckets = n_buckets
         self.chunk = chunk
-        self.options = {"chunk": chunk, "before": before, "after": after, "rule": rule, "scale": scale, "eps": eps, "causal": causal}
+        self.options = {"chunk": chunk, "before": before, "after": after, "rule": rule, "scale": scale, "causal": causal}
+        self.options |= {"self_logit": self_logit, "eps": eps}
         self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)

@@ -8,6 +8,7 @@ Six rounds do not reach the inverse of an ill-conditioned A, whose exact inverse
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention.capabilities import Capabilities, refuse_pairs
@@ -58,12 +59,13 @@ def attend_nystrom(
     n_iterations: int | None = 6,
     landmarks: tuple[Landmarks, Landmarks] | None = None,
     short_by_softmax: bool = True,
+    conv: Tensor | None = None,
 ) -> Tensor:
-    """(B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v), without the convolution; 0 without any key.
+    """(B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v); 0 without any key.
 
     query_mask bool (B, N_q), key_mask bool (B, N_k): tokens. scale None: D_k^-1/2. landmarks: those of q and of k; None: segment means.
     In a row of no more than N_l queries, each is a landmark of its own, and R V is softmax attention: that is then given as it is, unless
-    `short_by_softmax` is False or landmarks are given.
+    `short_by_softmax` is False or landmarks are given. conv: the kernel of the convolution, (H, 1, K, 1), K odd; N_q is then N_k.
     """
     exact = torch.promote_types(v.dtype, torch.float32)  # the rounds cube their matrix
     dtype, scale = v.dtype, q.shape[-1] ** -0.5 if scale is None else scale
@@ -76,6 +78,9 @@ def attend_nystrom(
         own = (is_query.cumsum(-1) - 1).clamp(min=0, max=n_landmarks - 1)  # (B, N_q), the landmark that a query is
         is_short = is_query.sum(-1) <= n_landmarks  # (B,)
         o = torch.where(is_short[:, None, None, None], values.gather(2, own[:, None, :, None].expand_as(o)), o)
+    if conv is not None:
+        tokens = v if key_mask is None else v * key_mask[:, None, :, None]
+        o = o + F.conv2d(tokens, conv.to(exact), padding=(conv.shape[2] // 2, 0), groups=conv.shape[0])
     return o.to(dtype)
 
 
@@ -124,7 +129,7 @@ class NystromAttention(EqualHeads):
         v = split_heads(self.to_v(x), self.n_heads)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
-        o = attend_nystrom(q, k, v, n_landmarks=self.n_landmarks, query_mask=key_mask, key_mask=key_mask, n_iterations=self.n_iterations)
-        if self.conv is not None:
-            o = o + self.conv(v if key_mask is None else v * key_mask[:, None, :, None])
+        conv = None if self.conv is None else self.conv.weight
+        options = {"n_landmarks": self.n_landmarks, "n_iterations": self.n_iterations, "conv": conv}
+        o = attend_nystrom(q, k, v, query_mask=key_mask, key_mask=key_mask, **options)
         return self.to_out(merge_heads(o))

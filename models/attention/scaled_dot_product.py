@@ -13,20 +13,25 @@ def attend(
     k: Tensor,
     v: Tensor,
     *,
-    scale: float,
+    scale: float | None = None,
     mask: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
     """(B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v).
 
-    `mask` (boolean, True = attend) and `bias` (added to the scores) broadcast to (B, H, N_q, N_k). A query that may
+    scale None: D_k^-1/2. `mask` (boolean, True = attend) and `bias` (added to the scores) broadcast to (B, H, N_q, N_k). A query that may
     attend to nothing gets 0.
     """
-    scores = (q * scale) @ k.transpose(-1, -2)  # (B, H, N_q, N_k)
+    scores = (q * scale_of(q, scale)) @ k.transpose(-1, -2)  # (B, H, N_q, N_k)
     if bias is not None:
         scores = scores + bias
     weights = torch.softmax(scores, dim=-1) if mask is None else masked_softmax(scores, mask)
     return weights @ v
+
+
+def scale_of(q: Tensor, scale: float | None) -> float:
+    """As given, or D_k^-1/2."""
+    return q.shape[-1] ** -0.5 if scale is None else scale
 
 
 def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:

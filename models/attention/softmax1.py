@@ -12,6 +12,7 @@ from torch import Tensor
 
 from models.attention.capabilities import Capabilities
 from models.attention.causal_scored import CausalScoredAttention
+from models.attention.scaled_dot_product import scale_of
 from models.attention.scored import ScoredAttention
 
 
@@ -24,23 +25,27 @@ def softmax1(scores: Tensor, mask: Tensor | None = None) -> Tensor:
     return exps / (torch.exp(-top) + exps.sum(-1, keepdim=True))
 
 
-def attend_softmax1(q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """(B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v); mask and bias as in `scaled_dot_product.attend`."""
-    scores = (q * scale) @ k.transpose(-1, -2)  # (B, H, N_q, N_k)
+def attend_softmax1(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    """(B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v); the options are those of `scaled_dot_product.attend`."""
+    scores = (q * scale_of(q, scale)) @ k.transpose(-1, -2)  # (B, H, N_q, N_k)
     return softmax1(scores if bias is None else scores + bias, mask) @ v
 
 
-def attend_softmax1_online(q: Tensor, k: Tensor, v: Tensor, *, scale: float, mask: Tensor | None = None, keys_at_once: int = 64) -> Tensor:
+def attend_softmax1_online(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None, keys_at_once: int = 64
+) -> Tensor:
     """`attend_softmax1` over so many keys at a time, in O(N_q keys_at_once) memory: the 1 is where the sum begins, and 0 the first maximum.
 
-    mask broadcasts to (B, H, N_q, N_k).
+    scale None: D_k^-1/2. mask broadcasts to (B, H, N_q, N_k).
     """
     exact = torch.promote_types(v.dtype, torch.float32)
     top = torch.zeros_like(q[..., :1], dtype=exact)  # (B, H, N_q, 1)
     total, o = torch.ones_like(top), v.new_zeros(*q.shape[:-1], v.shape[-1], dtype=exact)
     masks = [None] * -(-k.shape[-2] // keys_at_once) if mask is None else mask.expand(*mask.shape[:-1], k.shape[-2]).split(keys_at_once, -1)
     for k_C, v_C, mask_C in zip(k.split(keys_at_once, -2), v.split(keys_at_once, -2), masks, strict=True):
-        scores = ((q * scale) @ k_C.transpose(-1, -2)).to(exact)  # (B, H, N_q, C)
+        scores = ((q * scale_of(q, scale)) @ k_C.transpose(-1, -2)).to(exact)  # (B, H, N_q, C)
         if mask_C is not None:
             scores = torch.where(mask_C, scores, torch.finfo(scores.dtype).min)
         new_top = torch.maximum(top, scores.amax(-1, keepdim=True))

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from models.attention.atrous import attend_atrous, residues
-from models.attention.blocks import in_blocks, keys_present, near, out_of_blocks, scale_of, spans
+from models.attention.blocks import in_blocks, keys_present, near, out_of_blocks, spans
 from models.attention.capabilities import Capabilities
 from models.attention.local import attend_local
 from models.attention.pattern import PatternAttention, at_least
-from models.attention.scaled_dot_product import attend, masked_softmax
+from models.attention.scaled_dot_product import attend, masked_softmax, scale_of
 
 Mode = Literal["union", "strided", "fixed"]
 
