@@ -27,6 +27,7 @@ class GauAlphaConfig:
     n_positions: int = 512  # longest input in tokens
     least_length: int = 1  # for which a length below it is taken by softmax_plus; 16 in later releases
     rotary_base: float = 10_000.0
+    rotary_interleaved: bool = True  # pairs (2i, 2i + 1), as bert4keras does, and not (i, i + s/2)
     norm_eps: float = 1e-12
 
     def __post_init__(self) -> None:
@@ -82,6 +83,7 @@ def _unit(c: GauAlphaConfig) -> GatedAttentionUnit:
         normalisation="softmax_plus",
         relative_bias=False,
         least_length=c.least_length,
+        interleaved=c.rotary_interleaved,
     )
 
 

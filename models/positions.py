@@ -40,22 +40,20 @@ class Rotation(NamedTuple):
     sin: Tensor
 
 
-def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+def rotate(x: Tensor, rotation: Rotation, *, interleaved: bool = False) -> Tensor:
     """Turn the pair (x_i, x_{i + D_k/2}) of a token at t by the angle t base^(-2i/D_k): (B, H, N, D_k) -> same. Columns
     beyond those that the rotation has angles for stay as they are (Wang & Komatsuzaki 2021, GPT-J).
 
     Su et al. 2021, arXiv:2104.09864, eq. 34, in the pairing of GPT-NeoX, with which ModernBERT and Nomic were
-    trained; the paper pairs x_2i with x_{2i+1}, which is the same up to a permutation of the rows of W^Q and W^K. A
-    score then depends on t_q - t_k alone.
+    trained; `interleaved` pairs x_2i with x_{2i+1}, as the paper does, which is the same up to a permutation of the
+    rows of W^Q and W^K. A score then depends on t_q - t_k alone.
     """
     width = 2 * rotation.cos.shape[-1]
     if width < x.shape[-1]:
-        return torch.cat([rotate(x[..., :width], rotation), x[..., width:]], dim=-1)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat(
-        [first * rotation.cos - second * rotation.sin, second * rotation.cos + first * rotation.sin],
-        dim=-1,
-    )
+        return torch.cat([rotate(x[..., :width], rotation, interleaved=interleaved), x[..., width:]], dim=-1)
+    first, second = x.unflatten(-1, (-1, 2)).unbind(-1) if interleaved else x.chunk(2, dim=-1)
+    turned = [first * rotation.cos - second * rotation.sin, second * rotation.cos + first * rotation.sin]
+    return torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
 
 
 class RotationTable(nn.Module):

@@ -82,10 +82,14 @@ class GatedProjections(nn.Module):
     """What all gated units have: to_u, to_v (D -> e), to_z (D -> s), to_out (e -> D), and n_maps affine maps of z.
 
     A unit has one head, whatever the n_heads of a model's other layers: s is d_head or, for None, D / n_heads. e is expansion · D.
+    interleaved: which columns a rotation pairs, see `rotate`.
     """
 
-    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None, bias: bool, expansion: int, n_maps: int) -> None:
+    def __init__(
+        self, d_model: int, n_heads: int, *, d_head: int | None, bias: bool, expansion: int, n_maps: int, interleaved: bool = False
+    ) -> None:
         super().__init__()
+        self.interleaved = interleaved
         self.d_head = head_width(d_model, n_heads, d_head)
         self.d_value = expansion * d_model
         self.to_u = nn.Linear(d_model, self.d_value, bias=bias)
@@ -102,7 +106,7 @@ class GatedProjections(nn.Module):
         z = F.silu(self.to_z(x)).unsqueeze(1)
         maps = z * self.gain[:, None, None] if self.offset is None else z * self.gain[:, None, None] + self.offset[:, None, None]
         maps = maps.to(exact).unbind(0)  # (B, 1, N, s) each
-        return F.silu(self.to_u(x)), v, [y if rotation is None else rotate(y, rotation) for y in maps]
+        return F.silu(self.to_u(x)), v, [y if rotation is None else rotate(y, rotation, interleaved=self.interleaved) for y in maps]
 
     def gated(self, u: Tensor, o: Tensor) -> Tensor:
         """u (B, N, e), o (B, 1, N, e) -> (B, N, D)."""
@@ -128,8 +132,9 @@ class GatedAttentionUnit(GatedProjections):
         normalisation: Normalisation = "valid",
         relative_bias: bool = True,
         least_length: int = 1,
+        interleaved: bool = False,
     ) -> None:
-        super().__init__(d_model, n_heads, d_head=d_head, bias=bias, expansion=expansion, n_maps=2)
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias, expansion=expansion, n_maps=2, interleaved=interleaved)
         if normalisation not in get_args(Normalisation):
             raise ValueError(f"normalisation={normalisation!r} is not one of {', '.join(get_args(Normalisation))}")
         self.normalisation = normalisation

@@ -14,10 +14,10 @@ EXACT = 1e-10  # float64: the same formula, summed in another order
 TINY = {"vocab_size": 50, "d_model": 12, "n_layers": 2, "d_key": 4, "n_positions": 70, "least_length": 4}
 
 
-def tiny(dtype: torch.dtype = torch.float64) -> GauAlpha:
+def tiny(dtype: torch.dtype = torch.float64, **options: bool) -> GauAlpha:
     """Weights so large that every part of it shows."""
     torch.manual_seed(0)
-    model = GauAlpha(GauAlphaConfig(**TINY), dtype=dtype).eval()
+    model = GauAlpha(GauAlphaConfig(**TINY, **options), dtype=dtype).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
     return model
@@ -31,14 +31,15 @@ def norm(x: Tensor) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + 1e-12).sqrt()
 
 
+@pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("N", [1, 3, 9])
 @torch.no_grad()
-def test_it_is_the_equations(N: int) -> None:
-    model, tokens, types = tiny(), ids(1, N), torch.arange(N)[None] % 2
+def test_it_is_the_equations(N: int, interleaved: bool) -> None:
+    model, tokens, types = tiny(rotary_interleaved=interleaved), ids(1, N), torch.arange(N)[None] % 2
     x = norm(model.tokens.weight[tokens[0]] + model.token_types.weight[types[0]])
     for unit in model.units:
         u, v, z = (F.silu(x @ to.weight.T) for to in (unit.to_u, unit.to_v, unit.to_z))
-        q, k = (rotate((z * g[0])[None, None], model.rotations(torch.arange(N)))[0, 0] for g in unit.gain)
+        q, k = (rotate((z * g[0])[None, None], model.rotations(torch.arange(N)), interleaved=interleaved)[0, 0] for g in unit.gain)
         scale = math.log(max(N, 4)) / math.log(512)
         A = torch.softmax(scale * q @ k.T / math.sqrt(4), dim=-1)
         x = norm(x + (u * (A @ v)) @ unit.to_out.weight.T)
