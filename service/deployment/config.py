@@ -9,7 +9,7 @@ from ray.serve.deployment import deployment_to_schema
 from ray.serve.schema import ServeDeploySchema
 
 from service.deployment import split
-from service.deployment.running import CLUSTER_FLAGS
+from service.deployment.running import cluster_flags
 from service.settings import Settings
 
 
@@ -30,7 +30,7 @@ def render(settings: Settings) -> str:
         "applications": [application],
     }
     ServeDeploySchema.model_validate(config)
-    flags = "".join(f"#   {name}={value}\n" for name, value in CLUSTER_FLAGS.items())
+    flags = "".join(f"#   {name}={value}\n" for name, value in cluster_flags(settings).items())
     return f"# serve deploy FILE. In the environment of every node, before `ray start`:\n{flags}{yaml.safe_dump(config, sort_keys=False)}"
 
 

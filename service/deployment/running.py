@@ -5,6 +5,7 @@ Flags of Ray Serve are read when its modules are imported, in every process, so 
 """
 
 import logging
+import math
 import os
 import secrets
 import shutil
@@ -52,6 +53,12 @@ CLUSTER_FLAGS = {
 }
 
 
+def cluster_flags(settings: Settings) -> dict[str, str | int]:
+    """These and what follows from settings. HAProxy is reloaded at every change of gateways, and its old process ends then with all that it
+    still carries: later than the longest stream does."""
+    return {**CLUSTER_FLAGS, "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": math.ceil(settings.request_timeout_s) + 60}
+
+
 class StartFailed(RuntimeError):
     """The service did not come up; the message says what stood in the way."""
 
@@ -87,7 +94,7 @@ def prepare(settings: Settings, run: Path) -> None:
     free_port, metrics_port, stats_port, fallback_port, fallback_grpc_port = free_ports(5)
     direct_port = settings.port if settings.lean else free_port
     flags = {
-        **CLUSTER_FLAGS,
+        **cluster_flags(settings),
         "RAY_SERVE_ENABLE_HA_PROXY": 0 if settings.lean else 1,
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": 1,
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": direct_port,
