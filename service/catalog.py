@@ -293,7 +293,7 @@ class Catalog:
 
     def _load(self, bundle: Path, manifest: contract.Manifest) -> Served:
         if manifest.encoder_decoder is not None:
-            return WritingModel(bundle, manifest, self.settings, self.metrics, threads=self.budget.runtime_threads)
+            return WritingModel(bundle, manifest, self.settings, self.metrics, threads=self.budget.runtime_threads, tracer=self.tracer)
         if manifest.decoder is None:
             return Model(bundle, manifest, self)
         return GeneratorModel(bundle, manifest, self.settings, self.metrics, self.open_generator)
@@ -306,7 +306,13 @@ class Catalog:
     def open_encoder(self, model: Model) -> Opened:
         """The engine of an encoder, tested and timed."""
         settings, manifest = self.settings, model.manifest
-        session = self.open_session(model.bundle, manifest, threads=self.budget.runtime_threads, provider=settings.provider)
+        session = self.open_session(
+            model.bundle,
+            manifest,
+            threads=self.budget.runtime_threads,
+            provider=settings.provider,
+            gpu_memory_gib=settings.gpu_memory_gib,
+        )
         selftest = check_golden(model.bundle, manifest, model.texts, session)
         rate = measure_rate(session, model.output, manifest.limits.max_tokens)
         on_gpu = session.provider == CUDA

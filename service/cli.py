@@ -39,7 +39,7 @@ class Runtime(StrEnum):
 # Flags of the commands that read settings.
 BundleFlag = Annotated[list[Path] | None, typer.Option("--bundle", help="Bundle to serve; may be given several times.")]
 ConfigFlag = Annotated[Path | None, typer.Option(help="YAML file of settings.")]
-ProviderFlag = Annotated[Provider | None, typer.Option(help="Where graphs run.", show_default="auto")]
+ProviderFlag = Annotated[Provider | None, typer.Option(help="Where encoders compute; decoders do on the CPU.", show_default="auto")]
 EncodersFlag = Annotated[int | None, typer.Option(help="Replicas for vectors and scores, in profile split.", show_default="1")]
 GeneratorsFlag = Annotated[int | None, typer.Option(help="Replicas for texts, in profile split.", show_default="1")]
 SetFlag = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, any other setting; may be given several times.")]
@@ -387,12 +387,16 @@ def _run(settings: Any) -> None:
     """Start, wait for a signal, stop."""
     from service.deployment.running import LOG_FILE, Service, check_port, prepare, run_directory
     from service.logs import Follower
-    from service.runtime import one_runtime
+    from service.runtime import check_install
 
-    one_runtime()
+    check_install(settings.provider)
     check_port(settings.host, settings.port)
     with run_directory() as run:
         prepare(settings, run)
+        if settings.profile == "split":
+            from service.deployment.gpus import check_gpus, gpus_here
+
+            check_gpus(settings, gpus_here())
         service = Service(settings, run)
         signals = Signals(at_once=service.kill)
         follower = Follower(run / LOG_FILE)

@@ -180,22 +180,34 @@ def error_of(stream: openai.Stream[Any]) -> str | None:
 
 
 def test_a_provider_that_is_missing_stops_the_start(tiny: Path) -> None:
-    service = LiveService([tiny], "--profile", "split", "--provider", "cuda", "--set", "replica_gpus=0")
+    """Before Ray, which would look for a GPU for as long as it may."""
+    service = LiveService([tiny], "--profile", "split", "--provider", "cuda")
     service.process.wait(PATIENCE_S)
     assert service.stop() == 1
-    assert "the service cannot start: provider=cuda, but this onnxruntime offers only" in service.output
+    assert "error: provider=cuda, but this onnxruntime offers only" in service.output
+    assert "starting Ray" not in service.output
     assert "Traceback" not in service.output
+
+
+def test_more_gpus_than_there_are_stop_the_start(tiny: Path) -> None:
+    """The same where onnxruntime is the right one: auto has no default share of a GPU, so it is set here."""
+    service = LiveService([tiny], "--profile", "split", "--set", "replica_gpus=64")
+    service.process.wait(PATIENCE_S)
+    assert service.stop() == 1
+    assert "error: encoders=1 and replica_gpus=64 need 64 GPUs, and this machine has" in service.output
+    assert "starting Ray" not in service.output
 
 
 def test_the_configuration_is_one_that_serve_takes(tiny: Path, decoder_bundle: Path) -> None:
     command = [sys.executable, "-m", "service.cli", "config", "--bundle", str(tiny), "--bundle", str(decoder_bundle)]
-    command += ["--encoders", "2", "--max-encoders", "5", "--threads", "3", "--set", "api_keys=do-not-tell"]
+    command += ["--encoders", "2", "--max-encoders", "5", "--threads", "3", "--set", "api_keys=do-not-tell", "--provider", "cuda"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert "do-not-tell" not in done.stdout
     (application,) = yaml.safe_load(done.stdout)["applications"]
     deployments = {each["name"]: each for each in application["deployments"]}
     assert set(deployments) == {"gateway", "encoder", "generator"}
     assert deployments["encoder"]["ray_actor_options"]["num_cpus"] == application["args"]["threads"] == 3
+    assert (deployments["encoder"]["ray_actor_options"]["num_gpus"], deployments["generator"]["ray_actor_options"]["num_gpus"]) == (1, 0)
     scaling = deployments["encoder"]["autoscaling_config"]
     assert (scaling["min_replicas"], scaling["max_replicas"]) == (2, 5)
     assert set(deployments["gateway"]["user_config"]) == set(LIVE)

@@ -1,0 +1,35 @@
+"""The GPUs that replicas of profile `split` reserve in Ray's books, and whether this machine has them."""
+
+import math
+
+from export import contract
+from service.catalog import ENCODER_KINDS
+from service.deployment.running import StartFailed
+from service.settings import Settings
+
+
+def encoder_gpus(settings: Settings) -> float:
+    """GPUs of one encoder, or its share of one. Generators have none: they compute on the CPU."""
+    return settings.replica_gpus if settings.replica_gpus is not None else float(settings.provider == "cuda")
+
+
+def gpus_here() -> int:
+    """As many as a Ray of this machine will have: the driver says, and CUDA_VISIBLE_DEVICES limits. Call it after `running.prepare`."""
+    from ray._private.accelerators import NvidiaGPUAcceleratorManager
+
+    visible = NvidiaGPUAcceleratorManager.get_current_process_visible_accelerator_ids()
+    there = NvidiaGPUAcceleratorManager.get_current_node_num_accelerators()
+    return there if visible is None else min(there, len(visible))
+
+
+def check_gpus(settings: Settings, there: int) -> None:
+    """StartFailed where the encoders, at their most, need more GPUs than there are: Ray would wait for another machine."""
+    each, replicas = encoder_gpus(settings), max(settings.encoders, settings.max_encoders or 0)
+    if not each or not any(contract.read_manifest(bundle).kind in ENCODER_KINDS for bundle in settings.bundles):
+        return
+    needed = math.ceil(replicas / int(1 / each) if each < 1 else replicas * each)  # a share is always of one GPU
+    if needed > there:
+        raise StartFailed(
+            f"encoders={replicas} and replica_gpus={each:g} need {needed} GPUs, and this machine has {there}. See what nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES say; or set fewer encoders, a smaller replica_gpus, or provider=cpu."
+        )

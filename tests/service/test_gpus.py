@@ -1,0 +1,56 @@
+"""How many GPUs the replicas of profile split need, what is said where there are fewer, and what of one an encoder may take."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from export import contract
+from service.catalog import Catalog
+from service.deployment.gpus import check_gpus
+from service.deployment.running import StartFailed
+from service.settings import Settings
+from tests.service.fakes import FakeSession, fake_bundle, open_fake
+
+
+@pytest.fixture
+def encoder(tmp_path: Path) -> Path:
+    return fake_bundle(tmp_path / "encoder")
+
+
+@pytest.mark.parametrize(
+    ("settings", "needed"),
+    [
+        ({"provider": "cuda"}, 1),
+        ({"provider": "cuda", "encoders": 3}, 3),
+        ({"provider": "cuda", "encoders": 1, "max_encoders": 4}, 4),
+        ({"replica_gpus": 0.5, "encoders": 3}, 2),
+        ({"replica_gpus": 0.6, "encoders": 3}, 3),  # two do not fit one GPU
+        ({"replica_gpus": 2, "encoders": 2}, 4),
+    ],
+)
+def test_gpus_are_counted_as_encoders_fit_them(encoder: Path, settings: dict[str, Any], needed: int) -> None:
+    asked = Settings(bundles=(encoder,), **settings)
+    check_gpus(asked, needed)
+    with pytest.raises(StartFailed, match=f"need {needed} GPUs, and this machine has {needed - 1}"):
+        check_gpus(asked, needed - 1)
+
+
+@pytest.mark.parametrize("settings", [{}, {"provider": "cuda", "replica_gpus": 0}])
+def test_who_asks_for_no_gpu_needs_none(encoder: Path, settings: dict[str, Any]) -> None:
+    check_gpus(Settings(bundles=(encoder,), **settings), 0)
+
+
+def test_generators_need_no_gpu(decoder_bundle: Path) -> None:
+    check_gpus(Settings(bundles=(decoder_bundle,), provider="cuda", generators=2), 0)
+
+
+def test_an_encoder_is_told_how_much_of_a_gpu_it_may_take(encoder: Path) -> None:
+    told: list[Any] = []
+
+    def open_session(bundle: Path, manifest: contract.Manifest, **named: Any) -> FakeSession:
+        told.append((named["provider"], named["gpu_memory_gib"]))
+        return open_fake(bundle, manifest)
+
+    Catalog(Settings(bundles=(encoder,), provider="cuda", gpu_memory_gib=1.5), open_session=open_session).load()
+    assert told == [("cuda", 1.5)]
