@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers.models.modernbert import modeling_modernbert
 from transformers.models.nomic_bert import modeling_nomic_bert
 
+from models.attention.bigbird import random_blocks
 from models.checkpoint import load_checkpoint
 from tests.models import tiny
 
@@ -173,3 +174,30 @@ class ExactRotary(nn.Module):
         angles = position_ids[..., None].double() * inv_freq
         angles = torch.cat([angles, angles], dim=-1)
         return angles.cos(), angles.sin()
+
+
+@torch.no_grad()
+def test_a_long_bigbird_is_its_dense_definition(tmp_path: Path) -> None:
+    """Full attention of `transformers` under a mask a head: ends, neighbours and the loaded layer's random blocks of a row's length.
+
+    25 and 18 blocks, where 7 would see everything. One layer, since the mask is one for all of them.
+    """
+    settings = {**tiny.BERT, "num_hidden_layers": 1, "block_size": 2, "num_random_blocks": 1}
+    reference = tiny.build("BigBirdModel", settings)
+    checkpoint = load_checkpoint(tiny.save(reference, tmp_path), dtype=torch.float64)
+    reference.set_attention_type("original_full")
+    inputs = tiny.batch((49, 36), pad_id=checkpoint.pad_token_id, n_types=checkpoint.config.n_token_types)
+    tokens = inputs["attention_mask"] == 1
+    draws = checkpoint.model.encoder.blocks[0].attention.draws  # (H, blocks, r)
+    seen = torch.zeros(2, len(draws), 50, 50, dtype=torch.bool)
+    for b, n in enumerate((25, 18)):
+        drawn = random_blocks(draws[:, :n], torch.tensor([[[n]]]))[0]  # (H, n, r)
+        blocks = ((torch.arange(n)[:, None] - torch.arange(n)).abs() <= 1).repeat(len(draws), 1, 1)
+        blocks[:, [0, n - 1]] = blocks[:, :, [0, n - 1]] = True
+        blocks[:, 1 : n - 1].scatter_(2, drawn[:, 1 : n - 1], True)
+        seen[b, :, : 2 * n, : 2 * n] = blocks.repeat_interleave(2, 1).repeat_interleave(2, 2)
+    mask = torch.where(seen[..., :49, :49] & tokens[:, None, None], 0.0, -1e9).double()  # e^-10⁹ is 0
+    ours = checkpoint.model(**inputs).token_embeddings
+    theirs = reference.double()(**(inputs | {"attention_mask": mask})).last_hidden_state
+    assert theirs[tokens].std() > 0.1
+    assert (ours[tokens] - theirs[tokens]).abs().max() <= EXACT
