@@ -2,7 +2,7 @@
 
 python -m loadtest.campaign [--minutes-scale 0.1] [--page docs/capacity.md]
 
-About 55 minutes on a machine that does nothing else. A run that is there is not repeated, unless it was made under other conditions: the
+About 65 minutes on a machine that does nothing else. A run that is there is not repeated, unless it was made under other conditions: the
 same command goes on where one was stopped. What fails is told at the end, and holds up only the runs that need its knee.
 """
 
@@ -23,6 +23,7 @@ from rich.markup import escape
 
 from export import contract
 from loadtest import capacity, machine, terminal
+from loadtest.deeper import deeper
 from loadtest.errors import LoadtestError
 from loadtest.load.shapes import SECONDS, Shape
 from loadtest.server import attnserve
@@ -40,6 +41,7 @@ class Step:
     """One run. Where its rate is not guessed it is the knee of the ramp `knee_of`.
 
     `apart`: service and generator have half of the cores each, for what sends more than the service can answer.
+    `deep`: the encoder is the one of `loadtest/deeper.py`.
     """
 
     name: str
@@ -47,6 +49,7 @@ class Step:
     arguments: tuple[str, ...] = ()
     knee_of: str | None = None
     apart: bool = False
+    deep: bool = False
 
 
 STEPS = (
@@ -60,6 +63,7 @@ STEPS = (
     Step("overload-embed", Shape.overload, ("--mix", "embed=1"), knee_of="embed-apart", apart=True),
     Step("streams-apart", Shape.ramp, ("--mix", "completion=1", "--max-tokens", "128"), apart=True),
     Step("overload-streams", Shape.overload, ("--mix", "completion=1", "--max-tokens", "128"), knee_of="streams-apart", apart=True),
+    *(Step(f"deep-{words}", Shape.ramp, ("--mix", "embed=1", "--words", str(words)), deep=True) for words in (14, 120)),
 )
 _BY_NAME = {step.name: step for step in STEPS}
 
@@ -121,7 +125,6 @@ class Runs:
 
     def __init__(self, out: Path, encoder: Path, decoder: Path, scale: float) -> None:
         self._out, self._encoder, self._decoder, self._scale = out, encoder, decoder, scale
-        self._name = contract.verify(encoder).name
         self._machine = f"{len(cores())} x {machine.cpu_model().partition(' (')[0]}"
         self._bundles = [contract.verify(bundle).fingerprint for bundle in (encoder, decoder)]
 
@@ -129,10 +132,10 @@ class Runs:
         """Those that are not there yet. What failed, by name; after a failure the service is started anew, since it may be broken."""
         waiting, failed = deque(step for step in steps if self.found(step) is None), {}
         while waiting:
-            apart = waiting[0].apart
+            first = waiting[0]
             try:
-                with self._service(apart) as url:
-                    while waiting and waiting[0].apart == apart:
+                with self._service(first) as url:
+                    while waiting and (waiting[0].apart, waiting[0].deep) == (first.apart, first.deep):
                         console.rule(f"{steps.index(waiting[0]) + 1}/{len(steps)} {waiting[0].name}")
                         self.perform(waiting[0], url)
                         waiting.popleft()
@@ -142,10 +145,11 @@ class Runs:
         return failed
 
     @contextmanager
-    def _service(self, apart: bool) -> Iterator[str]:
+    def _service(self, step: Step) -> Iterator[str]:
         """Its URL; what is started meanwhile runs on the generator's cores."""
-        service_cores, generator_cores = halves() if apart else (cores(), cores())
-        service = attnserve(self._encoder, self._name, flags=("--bundle", str(self._decoder)))
+        service_cores, generator_cores = halves() if step.apart else (cores(), cores())
+        encoder = deeper(self._encoder, self._out / f"of-{self._bundles[0][:12]}") if step.deep else self._encoder
+        service = attnserve(encoder, contract.verify(encoder).name, flags=("--bundle", str(self._decoder)))
         with on(service_cores), service as server, on(generator_cores):
             yield f"http://127.0.0.1:{server.port}"
 
@@ -176,7 +180,7 @@ class Runs:
         return {
             "machine": self._machine,
             "bundles": self._bundles,
-            "arguments": [step.shape.value, *step.arguments, *(["apart"] if step.apart else [])],
+            "arguments": [step.shape.value, *step.arguments, *(["apart"] if step.apart else []), *(["deep"] if step.deep else [])],
             "minutes": SECONDS[step.shape] / 60 * self._scale,
             "knee": float(read(ramp)["knee"]["rate"]) if ramp else None,
         }

@@ -131,9 +131,28 @@ def tables(ramps: Sequence[Ramp]) -> str:
         (
             "### At the knee\n\n" + markdown(heads, knees),
             "### As load grows\n\n" + markdown(growing, growth),
+            *models(ramps),
             "### By process\n\n" + markdown(("run", "process", "cores, always", "core-ms for each request on top"), shares),
         )
     )
+
+
+def models(ramps: Sequence[Ramp]) -> list[str]:
+    """Markdown: ramps of the same requests to different models, what one costs at the knee beside the cheapest; [] where there are none."""
+    same: dict[tuple[object, ...], list[Ramp]] = {}
+    for ramp in ramps:
+        same.setdefault((*ramp.plan.mix.items(), ramp.plan.words), []).append(ramp)
+    rows = []
+    for group in same.values():
+        costs = [ramp.knee.stage.core_ms_per_request for ramp in group]
+        least = min((cost for cost in costs if cost), default=None)
+        if len({tuple(ramp.plan.models.items()) for ramp in group}) > 1:
+            rows += [
+                (ramp.name, ramp.what, cell(ramp.knee.rate), cell(cost), cell(cost and least and cost / least))
+                for ramp, cost in zip(group, costs, strict=True)
+            ]
+    heads = ("run", "what", "requests/s", "core-ms a request", "times the cheapest")
+    return ["### As the model grows\n\n" + markdown(heads, rows)] if rows else []
 
 
 def verdicts(runs: Iterable[Path]) -> str:

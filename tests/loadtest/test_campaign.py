@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import typer
 
-from loadtest import campaign, capacity
+from loadtest import campaign, capacity, deeper
 from loadtest.campaign import STEPS, Runs, Step
 from loadtest.errors import LoadtestError
 from loadtest.load.shapes import SECONDS, Shape
@@ -209,3 +209,21 @@ def test_runs_of_any_shape_are_a_page(tmp_path: Path):
     file.with_name("processes.png").write_bytes(b"PNG")
     assert "(page-soak.png)" in capacity.pictures([file], tmp_path / "page.md")
     assert (tmp_path / "page-soak.png").read_bytes() == b"PNG"
+
+
+def test_the_deeper_encoder_is_exported_once_with_the_tokenizer_of_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    commands: list[list[str]] = []
+
+    def export(command: list[str], **_: object) -> Any:
+        commands.append(command)
+        Path(command[command.index("--out") + 1]).mkdir()
+        return SimpleNamespace(returncode=len(commands) - 1, stdout="", stderr="no room")
+
+    monkeypatch.setattr(deeper.subprocess, "run", export)
+    bundle = deeper.deeper(tmp_path / "encoder", tmp_path / "of")
+    assert deeper.deeper(tmp_path / "encoder", tmp_path / "of") == bundle
+    assert len(commands) == 1
+    described = json.loads(Path(commands[0][commands[0].index("--config") + 1]).read_text())
+    assert described["tokenizer"] == str(tmp_path / "encoder")
+    with pytest.raises(LoadtestError, match="encoder-12-layers could not be exported: no room"):
+        deeper.deeper(tmp_path / "encoder", tmp_path / "another")

@@ -69,6 +69,20 @@ def test_what_a_process_always_takes_is_told_from_what_a_request_costs(tmp_path:
     assert found[1][1:] == pytest.approx((0.02, 0.0), abs=1e-9)
 
 
+def test_the_same_requests_to_two_models_stand_beside_each_other(tmp_path: Path):
+    read = []
+    for name, model, more in (("embed-16", "minilm", 1), ("deep-16", "deeper", 2)):
+        (folder := tmp_path / name / "2026").mkdir(parents=True)
+        found = capacity.read(ramp(folder))
+        stage = found.knee.stage.model_copy(update={"cores": {"replica": 0.1 * more}})
+        plan = found.plan.model_copy(update={"models": {"embed": model}})
+        read.append(replace(found, plan=plan, knee=knee.Knee(stage, True)))
+    (made,) = capacity.models(read)
+    assert "| embed-16 | minilm: embed, 16 words | 10.0 | 10.0 | 1.00 |" in made
+    assert "| deep-16 | deeper: embed, 16 words | 10.0 | 20.0 | 2.00 |" in made
+    assert capacity.models(read[:1]) == []
+
+
 def test_a_page_keeps_what_is_not_measured(tmp_path: Path):
     page = f"before\n{capacity.BEGIN}\nold\n{capacity.END}\nafter\n"
     assert capacity.written(page, "new") == f"before\n{capacity.BEGIN}\n\nnew\n\n{capacity.END}\nafter\n"
