@@ -75,7 +75,7 @@ def campaign(
     encoder: Annotated[Path, typer.Option(help="Bundle of an encoder.")] = Path("bundles/all-MiniLM-L6-v2"),
     decoder: Annotated[Path, typer.Option(help="Bundle of a decoder.")] = Path("bundles/python-gated-delta"),
     only: Annotated[str, typer.Option(help="Names of runs, with commas between them.", show_default="all")] = "",
-    minutes_scale: Annotated[float, typer.Option(min=0.05, help="Of the length of every run; 1 is what figures are made of.")] = 1.0,
+    minutes_scale: Annotated[float, typer.Option(min=0.1, help="Of the length of every run; 1 is what figures are made of.")] = 1.0,
     page: Annotated[Path | None, typer.Option(exists=True, help="Page to write the tables into; on stdout without it.")] = None,
     out: Annotated[Path, typer.Option(help="Directory; every run has one of its name there.")] = Path("out/capacity"),
 ) -> None:

@@ -1,13 +1,13 @@
 """Runs of `attnserve load` as the measured part of docs/capacity.md: tables and pictures. A run goes by the name of its folder."""
 
 import json
-import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL import Image
 
 from loadtest.errors import LoadtestError
 from loadtest.load.figures import StageFigures
@@ -200,7 +200,8 @@ def pictures(runs: Sequence[Path], page: Path) -> str:
         source, words = _PICTURES.get(name(run), ("", ""))
         if source and run.with_name(source).exists():
             copy = page.with_name(f"{page.stem}-{name(run)}.png")
-            shutil.copyfile(run.with_name(source), copy)
+            with Image.open(run.with_name(source)) as picture:
+                picture.convert("RGB").quantize(64).save(copy, optimize=True)  # half the size, and it lives in git
             links.append(f"![{words}]({copy.name})")
     return "\n\n".join(links)
 

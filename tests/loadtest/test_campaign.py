@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import typer
+from PIL import Image
 
 from loadtest import campaign, capacity, deeper
 from loadtest.campaign import STEPS, Runs, Step
@@ -206,9 +207,10 @@ def test_runs_of_any_shape_are_a_page(tmp_path: Path):
     assert "| soak | run: recovery_s | 1.00 | at most 5 | pass | 2026-11-21 |" in made
     assert "| soak | soak: embed.error_share | not measured | at least 1 | not measured | 2026-11-21 |" in made
     assert capacity.pictures([file], tmp_path / "page.md") == ""
-    file.with_name("processes.png").write_bytes(b"PNG")
+    Image.new("RGB", (20, 10)).save(file.with_name("processes.png"))
     assert "(page-soak.png)" in capacity.pictures([file], tmp_path / "page.md")
-    assert (tmp_path / "page-soak.png").read_bytes() == b"PNG"
+    with Image.open(tmp_path / "page-soak.png") as copy:
+        assert copy.size == (20, 10)
 
 
 def test_the_deeper_encoder_is_exported_once_with_the_tokenizer_of_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
