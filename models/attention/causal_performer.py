@@ -1,4 +1,4 @@
-"""Causal Performer: linear attention with the random features of performer.py, which may be as large as they like.
+"""Causal Performer: linear attention with the random features of random_features.py, which may be as large as they like.
 
 S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps)
 Choromanski et al. 2020 (FAVOR+), arXiv:2009.14794, section 2.2. φ(k) = exp(..) is kept as a multiple of exp(m_t), m_t the largest exponent
@@ -9,13 +9,12 @@ added to φ(k). O(N (C + D_φ) D_v) time a head.
 from collections.abc import Callable
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from models.attention.capabilities import Capabilities
-from models.attention.causal import EqualHeadsLayer, State, attend_causal_features, no_past
+from models.attention.causal import CausalLayer, State, attend_causal_features, no_past
 from models.attention.multi_head import merge_heads, split_heads
-from models.attention.performer import Kernel, Rows, checked, default_features, draw_projection, log_features, relu_features
+from models.attention.random_features import Kernel, RandomFeatures, log_features, relu_features
 from models.attention.recurrence import chunkwise
 from models.attention.running_max import of_tokens, running_max
 from models.positions import Rotation, rotate
@@ -65,35 +64,14 @@ def attend_causal_performer(
     return o, FeatureSums(S, m_last)
 
 
-class CausalPerformerAttention(EqualHeadsLayer):
+class CausalPerformerAttention(RandomFeatures, CausalLayer):
     """Multi-head causal attention by random features. Its state is [S | z] (H, D_φ, D_v + 1) and m (H, 1).
 
-    W, `projection` (D_r, D_k), is one for all heads; a training run draws it anew now and then by `redraw`. States of the W before are then
-    of no use.
+    When W is drawn anew, states of the W before are of no use.
     """
 
     capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", rotates=True)
-
-    def __init__(
-        self,
-        d_model: int,
-        n_heads: int,
-        *,
-        d_head: int | None = None,
-        bias: bool = False,
-        n_features: int | None = None,
-        kernel: Kernel = "positive",
-        rows: Rows = "orthogonal",
-        seed: int = 0,
-    ) -> None:
-        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
-        self.kernel, self.rows = checked(kernel, rows, n_features)
-        self.register_buffer("projection", torch.empty(n_features or default_features(self.d_head), self.d_head))  # (D_r, D_k)
-        self.redraw(torch.Generator().manual_seed(seed))
-
-    def redraw(self, generator: torch.Generator) -> None:
-        """Another W of the same kind, in place. The generator is one of the CPU."""
-        self.projection.copy_(draw_projection(*self.projection.shape, generator, rows=self.rows))
+    biased = False
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

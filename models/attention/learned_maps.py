@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from models.attention.based import taylor
 from models.attention.feature_maps import LARGEST_EXPONENT, elu_plus_one
-from models.attention.performer import draw_projection
+from models.attention.random_features import draw_projection
 
 Kind = Literal["elu", "hedgehog", "taylor", "positive"]
 

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention.codebook import commitment_loss, update_codebooks
+from models.attention.random_features import redraw_features
 from models.training import checkpoints
 from models.training.config import TrainingConfig
 from models.training.corpus import Tokens
@@ -96,6 +97,7 @@ def train(
     model.train()
     while (share := progress.share(config)) < 1 and not stopping():
         began = time.monotonic()
+        redraw_features(model, progress.step)
         loss = _step(model, optimizer, [part.to(device) for part in batches(progress.step)], learning_rate(share, config), clip=config.clip)
         progress.pending.append(loss)
         progress.step += 1

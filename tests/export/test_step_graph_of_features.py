@@ -10,7 +10,7 @@ from export.graph import optimise
 from export.parity import answers, open_graph
 from export.step_graph import inputs_of, outputs_of, trace
 from models.attention.feature_maps import FEATURE_MAPS
-from models.attention.performer import KERNELS
+from models.attention.random_features import KERNELS
 from tests.decoders import random_decoder
 
 VOCAB = 61

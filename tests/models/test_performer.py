@@ -5,11 +5,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from models import LAYERS
 from models.attention.causal_performer import FeatureSums, attend_causal_performer
-from models.attention.performer import KERNELS, attend_performer, default_features, draw_projection, log_features, relu_features
+from models.attention.performer import attend_performer
+from models.attention.random_features import KERNELS, default_features, draw_projection, log_features, redraw_features, relu_features
 from models.attention.recurrence import parallel, recurrent
 from models.attention.scaled_dot_product import attend
 from tests.models.test_causal_layers import EXACT, D, H
@@ -188,6 +189,23 @@ def test_a_layer_draws_by_its_seed_and_again_when_told(name: str) -> None:
     assert torch.equal(layers[2].projection, layers[0].projection)
     layers[0].redraw(torch.Generator().manual_seed(1))
     assert torch.equal(layers[0].projection, LAYERS[name](D, H, seed=1).projection)
+
+
+def test_a_model_draws_at_its_steps_another_for_each_layer() -> None:
+    model = nn.ModuleList(LAYERS[name](D, H) for name in ("performer", "causal_performer"))
+    first = model[0].projection.clone()
+    for step in (0, 999, 1001):
+        redraw_features(model, step)
+        assert torch.equal(model[0].projection, first)
+    redraw_features(model, 1000)
+    assert not torch.equal(model[0].projection, first)
+    assert not torch.equal(model[0].projection, model[1].projection)
+
+
+def test_projections_have_biases_unless_causal() -> None:
+    assert LAYERS["performer"](D, H).to_q.bias is not None
+    assert LAYERS["causal_performer"](D, H).to_q.bias is None
+    assert LAYERS["causal_performer"](D, H, bias=True).to_q.bias is not None
 
 
 @every_kernel

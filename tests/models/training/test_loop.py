@@ -5,6 +5,8 @@ import math
 import signal
 import subprocess
 import sys
+from functools import partial
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from models.attention.random_features import redraw_features
 from models.training import checkpoints, loop
 from models.training.checkpoints import ResumeError
 from models.training.config import TrainingConfig
@@ -81,6 +84,25 @@ def test_killed_and_taken_up_again_it_ends_with_the_same_bits(
     assert (resumed.step, straight.step) == (20, 20)
     assert [point.bits_per_byte for point in resumed.losses] == [point.bits_per_byte for point in straight.losses]
     assert [point.bits_per_byte for point in resumed.evaluations] == [point.bits_per_byte for point in straight.evaluations]
+
+
+def test_random_features_are_drawn_anew_and_the_same_ones_in_a_run_taken_up_again(
+    tokens: Tokens, config: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In front of steps 4 and 7, of which the second is the first one after a stop."""
+    monkeypatch.setattr(loop, "redraw_features", partial(redraw_features, every=3))
+    config = changed(config, max_steps=8, model=config.model | {"layers": "causal_performer", "positions": "none"})
+    drawn = build(config, Path("config.yaml")).state_dict()
+    _, expected = trained(config, tokens, tmp_path / "straight")
+    halted = iter([False] * 6 + [True])
+    trained(config, tokens, tmp_path / "stopped", stopping=lambda: next(halted))
+    before = everything(tmp_path / "stopped")
+    assert_same_bits(trained(config, tokens, tmp_path / "stopped")[1], expected)
+    projections = [name for name in drawn if name.endswith("projection")]
+    assert projections
+    for name in projections:
+        three = (drawn[name], before[f"{checkpoints.MODEL}:{name}"], expected[f"{checkpoints.MODEL}:{name}"])
+        assert not any(torch.equal(one, other) for one, other in combinations(three, 2))
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
