@@ -1,5 +1,7 @@
 """What the shared tests need to know of single layers and mechanisms, as data."""
 
+from typing import NamedTuple
+
 from models.attention.synthesizer_scores import KINDS as EVERY_KIND
 
 # Keywords of a layer's constructor where its defaults would hide the mechanism at the short lengths of these tests.
@@ -28,81 +30,220 @@ OPTIONS: dict[str, dict] = {
 # State tensors that later tokens need not change: counts that end, running maxima, and what a sequence's first tokens have left.
 SETTLES = ("n", "m", "k_first", "v_first", "k_global", "v_global")
 
-# Every mechanism of the specification: the pure function, and what it takes besides q, k, v and the masks. An outside reference can be
-# compared with these directly: whatever the specification leaves open is an argument.
-MECHANISMS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "scaled dot product": ("models.attention.scaled_dot_product.attend", ("scale", "bias")),
-    "dot product": ("models.attention.dot.attend_dot", ("bias",)),
-    "cosine": ("models.attention.cosine.attend_cosine", ("tau", "eps", "bias")),
-    "Nadaraya-Watson": ("models.attention.nadaraya_watson.attend_nadaraya_watson", ("h", "bias")),
-    "additive": ("models.attention.additive.attend_additive", ("W_q", "W_k", "w_v", "bias", "queries_at_once")),
-    "softmax1": ("models.attention.softmax1.attend_softmax1", ("scale", "bias")),
-    "softmax1, online": ("models.attention.softmax1.attend_softmax1_online", ("scale", "keys_at_once")),
-    "modality fusion": ("models.attention.fusion.fuse", ("W", "b", "c")),
-    "fused projections": ("models.attention.fused_block.attend_fused", ("W_qkv", "n_heads", "scale", "dropout")),
-    "Synthesizer": ("models.attention.synthesizer.attend_by_scores", ("mask",)),
-    "Synthesizer, dense": ("models.attention.synthesizer_scores.dense_scores", ("W_1", "b_1", "W_2", "b_2")),
-    "Synthesizer, factorised dense": ("models.attention.synthesizer_scores.factorised_dense_scores", ("W_A", "W_B")),
-    "Synthesizer, factorised random": ("models.attention.synthesizer_scores.factorised_random_scores", ("R_1", "R_2")),
-    "Synthesizer, mixture": ("models.attention.synthesizer_scores.mixed_scores", ("alpha",)),
-    "quadratic encoding": ("models.attention.convolution_as_attention.quadratic_scores", ("offsets", "position_weights")),
-    "convolution as attention": (
-        "models.attention.convolution_as_attention.attend_to_places",
-        ("offsets", "position_weights", "W_v", "W_o"),
+
+class Mechanism(NamedTuple):
+    """A row of the table: a function or, where there is none apart from its layer, the class, with every argument it takes."""
+
+    callable: str
+    arguments: tuple[str, ...]
+    layers: tuple[str, ...] = ()  # the names in LAYERS that compute it
+
+
+# Every mechanism of the specification. An outside reference can be compared with the functions directly, and with a class by its weights:
+# whatever the specification leaves open is an argument.
+MECHANISMS = {
+    "scaled dot product": Mechanism("models.attention.scaled_dot_product.attend", ("q", "k", "v", "scale", "mask", "bias")),
+    "dot product": Mechanism("models.attention.dot.attend_dot", ("q", "k", "v", "mask", "bias"), layers=("dot", "causal_dot")),
+    "cosine": Mechanism(
+        "models.attention.cosine.attend_cosine", ("q", "k", "v", "tau", "eps", "mask", "bias"), layers=("cosine", "causal_cosine")
     ),
-    "linear": ("models.attention.linear.attend_linear", ("eps", "feature_map")),
-    "linear, features given": ("models.attention.linear.attend_features", ("eps",)),
-    "linear, causal, features given": ("models.attention.causal.attend_causal_features", ("past", "mask", "decay", "eps", "recurrence")),
-    "Hedgehog, features": ("models.attention.hedgehog.hedgehog_features", ("weight", "bias")),
-    "Based, features": ("models.attention.based.taylor", ()),
-    "Efficient": ("models.attention.efficient.attend_efficient", ("normalisation", "length")),
-    "Efficient, causal": ("models.attention.causal_efficient.attend_causal_efficient", ("past", "recurrence")),
-    "Performer": ("models.attention.performer.attend_performer", ("projection", "kernel", "scale", "eps", "relu_eps")),
-    "Performer, causal": (
+    "Nadaraya-Watson": Mechanism(
+        "models.attention.nadaraya_watson.attend_nadaraya_watson",
+        ("q", "k", "v", "h", "mask", "bias"),
+        layers=("nadaraya_watson", "causal_nadaraya_watson"),
+    ),
+    "additive": Mechanism(
+        "models.attention.additive.attend_additive",
+        ("q", "k", "v", "W_q", "W_k", "w_v", "mask", "bias", "queries_at_once"),
+        layers=("additive", "causal_additive"),
+    ),
+    "softmax1": Mechanism(
+        "models.attention.softmax1.attend_softmax1", ("q", "k", "v", "scale", "mask", "bias"), layers=("softmax1", "causal_softmax1")
+    ),
+    "softmax1, online": Mechanism("models.attention.softmax1.attend_softmax1_online", ("q", "k", "v", "scale", "mask", "keys_at_once")),
+    "modality fusion": Mechanism("models.attention.fusion.fuse", ("h", "W", "b", "c", "mask")),
+    "fused projections": Mechanism("models.attention.fused_block.attend_fused", ("x", "W_qkv", "n_heads", "scale", "key_mask", "dropout")),
+    "Synthesizer": Mechanism("models.attention.synthesizer.attend_by_scores", ("scores", "v", "mask"), layers=("synthesizer",)),
+    "Synthesizer, dense": Mechanism("models.attention.synthesizer_scores.dense_scores", ("x", "W_1", "b_1", "W_2", "b_2")),
+    "Synthesizer, factorised dense": Mechanism("models.attention.synthesizer_scores.factorised_dense_scores", ("x", "W_A", "W_B")),
+    "Synthesizer, factorised random": Mechanism("models.attention.synthesizer_scores.factorised_random_scores", ("R_1", "R_2")),
+    "Synthesizer, mixture": Mechanism("models.attention.synthesizer_scores.mixed_scores", ("scores", "alpha")),
+    "quadratic encoding": Mechanism("models.attention.convolution_as_attention.quadratic_scores", ("offsets", "position_weights")),
+    "convolution as attention": Mechanism(
+        "models.attention.convolution_as_attention.attend_to_places", ("x", "offsets", "position_weights", "W_v", "W_o")
+    ),
+    "linear": Mechanism("models.attention.linear.attend_linear", ("q", "k", "v", "key_mask", "eps", "feature_map"), layers=("linear",)),
+    "linear, features given": Mechanism("models.attention.linear.attend_features", ("phi_q", "phi_k", "v", "key_mask", "eps")),
+    "linear, causal, features given": Mechanism(
+        "models.attention.causal.attend_causal_features", ("phi_q", "phi_k", "v", "past", "mask", "decay", "eps", "recurrence")
+    ),
+    "Hedgehog, features": Mechanism("models.attention.hedgehog.hedgehog_features", ("x", "weight", "bias")),
+    "Based, features": Mechanism("models.attention.based.taylor", ("x",)),
+    "Efficient": Mechanism(
+        "models.attention.efficient.attend_efficient", ("q", "k", "v", "key_mask", "normalisation", "length"), layers=("efficient",)
+    ),
+    "Efficient, causal": Mechanism(
+        "models.attention.causal_efficient.attend_causal_efficient",
+        ("q", "k", "v", "past", "mask", "recurrence"),
+        layers=("causal_efficient",),
+    ),
+    "Performer": Mechanism(
+        "models.attention.performer.attend_performer",
+        ("q", "k", "v", "projection", "key_mask", "kernel", "scale", "eps", "relu_eps"),
+        layers=("performer",),
+    ),
+    "Performer, causal": Mechanism(
         "models.attention.causal_performer.attend_causal_performer",
-        ("projection", "past", "kernel", "scale", "eps", "relu_eps", "recurrence"),
+        ("q", "k", "v", "projection", "past", "mask", "kernel", "scale", "eps", "relu_eps", "recurrence"),
+        layers=("causal_performer",),
     ),
-    "Performer, projection": ("models.attention.performer.draw_projection", ("generator", "rows")),
-    "Performer, log features": ("models.attention.performer.log_features", ("projection", "kernel", "scale")),
-    "Nyström": (
+    "Performer, projection": Mechanism("models.attention.random_features.draw_projection", ("n_rows", "d_head", "generator", "rows")),
+    "Performer, log features": Mechanism("models.attention.random_features.log_features", ("x", "projection", "kernel", "scale")),
+    "Nyström": Mechanism(
         "models.attention.nystrom.attend_nystrom",
-        ("n_landmarks", "scale", "n_iterations", "landmarks", "short_by_softmax", "conv"),
+        ("q", "k", "v", "n_landmarks", "query_mask", "key_mask", "scale", "n_iterations", "landmarks", "short_by_softmax", "conv"),
+        layers=("nystromformer",),
     ),
-    "Nyström, landmarks": ("models.attention.landmarks.segment_means", ("n_landmarks", "mask")),
-    "Nyström, inverse": ("models.attention.nystrom.iterative_inverse", ("n_iterations",)),
-    "local": ("models.attention.local.attend_local", ("window", "scale", "causal", "block")),
-    "atrous": ("models.attention.atrous.attend_atrous", ("rate", "scale", "causal")),
-    "sparse": ("models.attention.sparse.attend_sparse", ("mode", "stride", "n_summaries", "n_heads_a", "scale", "causal")),
-    "vector quantisation": ("models.attention.codebook.nearest", ("codebook",)),
-    "vector-quantised": ("models.attention.vq.attend_to_codes", ("codebook", "scale")),
-    "vector-quantised, causal": (
+    "Nyström, landmarks": Mechanism("models.attention.landmarks.segment_means", ("x", "n_landmarks", "mask")),
+    "Nyström, inverse": Mechanism("models.attention.nystrom.iterative_inverse", ("A", "n_iterations")),
+    "local": Mechanism(
+        "models.attention.local.attend_local", ("q", "k", "v", "window", "scale", "key_mask", "causal", "block"), layers=("local",)
+    ),
+    "atrous": Mechanism(
+        "models.attention.atrous.attend_atrous", ("q", "k", "v", "rate", "scale", "key_mask", "causal"), layers=("atrous",)
+    ),
+    "sparse": Mechanism(
+        "models.attention.sparse.attend_sparse",
+        ("q", "k", "v", "mode", "stride", "n_summaries", "n_heads_a", "scale", "key_mask", "causal"),
+        layers=("sparse",),
+    ),
+    "vector quantisation": Mechanism("models.attention.codebook.nearest", ("k", "codebook", "products")),
+    "vector-quantised": Mechanism(
+        "models.attention.vq.attend_to_codes", ("q", "codes", "v", "codebook", "scale", "key_mask"), layers=("vq",)
+    ),
+    "vector-quantised, causal": Mechanism(
         "models.attention.causal_vq.attend_causal_to_codes",
-        ("codebook", "past", "scale", "products", "recurrence"),
+        ("q", "codes", "v", "codebook", "past", "scale", "mask", "products", "recurrence"),
+        layers=("causal_vq",),
     ),
-    "reseeded codebook": ("models.attention.codebook.reseeded", ("sums", "counts", "least", "drawn")),
-    "codes of a codebook": ("models.attention.codebook.codes_of", ("sums", "counts", "least")),
-    "moving codebook": ("models.attention.codebook.moved", ("sums", "counts", "decay")),
-    "buckets by angle": ("models.attention.lsh_buckets.angular_buckets", ("rotations", "n_buckets")),
-    "buckets by hyperplanes": ("models.attention.lsh_buckets.hyperplane_buckets", ("planes",)),
-    "LSH": (
+    "reseeded codebook": Mechanism("models.attention.codebook.reseeded", ("sums", "counts", "k", "key_mask", "least", "drawn")),
+    "codes of a codebook": Mechanism("models.attention.codebook.codes_of", ("sums", "counts", "least")),
+    "moving codebook": Mechanism("models.attention.codebook.moved", ("sums", "counts", "k", "codes", "key_mask", "decay")),
+    "buckets by angle": Mechanism("models.attention.lsh_buckets.angular_buckets", ("x", "rotations", "n_buckets")),
+    "buckets by hyperplanes": Mechanism("models.attention.lsh_buckets.hyperplane_buckets", ("x", "planes")),
+    "LSH": Mechanism(
         "models.attention.lsh.attend_lsh",
-        ("buckets", "causal", "rule", "chunk", "before", "after", "scale", "self_logit", "eps"),
+        ("qk", "v", "buckets", "key_mask", "causal", "rule", "chunk", "before", "after", "scale", "self_logit", "eps"),
+        layers=("lsh",),
     ),
-    "LSH, with a cache": ("models.attention.causal_lsh.attend_lsh_to_cache", ("buckets", "state", "scale", "self_logit", "eps")),
-    "gated attention weights": ("models.attention.gau.weights", ("normalisation", "bias", "length", "least_length", "scale", "log_base")),
-    "longformer": ("models.attention.longformer.attend_longformer", ("window", "n_global", "global_mask", "dilation", "scale", "block")),
-    "longformer, causal": (
+    "LSH, with a cache": Mechanism(
+        "models.attention.causal_lsh.attend_lsh_to_cache",
+        ("qk", "v", "buckets", "state", "scale", "self_logit", "eps"),
+        layers=("causal_lsh",),
+    ),
+    "gated attention weights": Mechanism(
+        "models.attention.gau.weights", ("q", "k", "normalisation", "mask", "bias", "length", "least_length", "scale", "log_base")
+    ),
+    "longformer": Mechanism(
+        "models.attention.longformer.attend_longformer",
+        ("local", "of_globals", "window", "n_global", "global_mask", "dilation", "scale", "key_mask", "block"),
+        layers=("longformer",),
+    ),
+    "longformer, causal": Mechanism(
         "models.attention.causal_longformer.attend_causal_longformer",
-        ("past", "window", "n_global", "scale", "attend"),
+        ("local", "of_globals", "past", "window", "n_global", "scale", "mask", "attend"),
+        layers=("causal_longformer",),
     ),
-    "bigbird": ("models.attention.bigbird.attend_bigbird", ("table", "block", "scale", "full_up_to")),
-    "hybrid": ("models.attention.hybrid.attend_hybrid", ("phi_q", "phi_k", "block", "scale", "gain")),
-    "mixed chunks": ("models.attention.flash.attend_in_groups", ("group", "causal", "bias", "divisor", "quad_divisor")),
-    "mixed chunks, causal": (
+    "bigbird": Mechanism(
+        "models.attention.bigbird.attend_bigbird", ("q", "k", "v", "table", "block", "scale", "key_mask", "full_up_to"), layers=("bigbird",)
+    ),
+    "hybrid": Mechanism(
+        "models.attention.hybrid.attend_hybrid", ("q", "k", "v", "phi_q", "phi_k", "block", "scale", "gain", "key_mask"), layers=("hybrid",)
+    ),
+    "mixed chunks": Mechanism(
+        "models.attention.flash.attend_in_groups",
+        ("quad_q", "quad_k", "lin_q", "lin_k", "v", "group", "causal", "key_mask", "bias", "divisor", "quad_divisor"),
+        layers=("flash",),
+    ),
+    "mixed chunks, causal": Mechanism(
         "models.attention.causal_flash.attend_causal_in_groups",
-        ("past", "group", "bias", "divisor", "quad_divisor", "recurrence"),
+        ("quad_q", "quad_k", "lin_q", "lin_k", "v", "past", "group", "mask", "bias", "divisor", "quad_divisor", "recurrence"),
+        layers=("causal_flash",),
     ),
-    "linear recurrence, parallel": ("models.attention.recurrence.parallel", ("decay", "beta")),
-    "linear recurrence, in chunks": ("models.attention.recurrence.chunkwise", ("decay", "beta", "chunk")),
-    "linear recurrence, step by step": ("models.attention.recurrence.recurrent", ("decay", "beta")),
+    "linear recurrence, parallel": Mechanism("models.attention.recurrence.parallel", ("q", "k", "v", "S", "decay", "beta")),
+    "linear recurrence, in chunks": Mechanism("models.attention.recurrence.chunkwise", ("q", "k", "v", "S", "decay", "beta", "chunk")),
+    "linear recurrence, step by step": Mechanism("models.attention.recurrence.recurrent", ("q", "k", "v", "S", "decay", "beta")),
+    "multi-head": Mechanism("models.attention.multi_head.SoftmaxAttention", ("d_model", "n_heads", "d_head", "bias"), layers=("softmax",)),
+    "multi-head, narrow": Mechanism(
+        "models.attention.narrow.NarrowAttention", ("d_model", "n_heads", "d_head", "bias"), layers=("narrow",)
+    ),
+    "multi-head, wide": Mechanism("models.attention.wide.WideAttention", ("d_model", "n_heads", "d_head", "bias"), layers=("wide",)),
+    "multi-head, cross": Mechanism("models.attention.cross.CrossAttention", ("d_model", "n_heads", "d_memory", "d_head", "bias")),
+    "multi-head, causal": Mechanism(
+        "models.attention.causal_softmax.CausalSoftmaxAttention", ("d_model", "n_heads", "d_head", "bias"), layers=("causal_softmax",)
+    ),
+    "multi-head, causal, gated": Mechanism(
+        "models.attention.gated_softmax.GatedSoftmaxAttention",
+        ("d_model", "n_heads", "d_head", "bias", "n_key_heads", "norm_eps"),
+        layers=("gated_softmax",),
+    ),
+    "with a cache": Mechanism("models.attention.causal.attend_to_past", ("q", "k", "v", "scale", "mask")),
+    "sliding window": Mechanism(
+        "models.attention.windows.attend_to_windows", ("q", "k", "v", "scale", "present", "seen_first"), layers=("sliding_window",)
+    ),
+    "any score, causal": Mechanism("models.attention.causal_scored.CausalScoredAttention", ("d_model", "n_heads", "d_head", "bias")),
+    "additive, hidden units given": Mechanism(
+        "models.attention.additive.attend_hidden", ("q", "k", "v", "w_v", "mask", "bias", "queries_at_once")
+    ),
+    "atrous, sparse, by step": Mechanism("models.attention.pattern_cache.attend_to_slots", ("q", "k", "v", "slots")),
+    "atrous, slots": Mechanism("models.attention.pattern_cache.every", ("t", "n_slots", "rate"), layers=("causal_atrous",)),
+    "sparse, slots": Mechanism("models.attention.pattern_cache.latest", ("t", "window"), layers=("causal_sparse",)),
+    "bigbird, random blocks": Mechanism("models.attention.bigbird.random_blocks", ("draws", "n_blocks")),
+    "linear, causal": Mechanism(
+        "models.attention.causal_linear.CausalLinearAttention",
+        ("d_model", "n_heads", "d_head", "bias", "feature_map"),
+        layers=("causal_linear",),
+    ),
+    "Hedgehog": Mechanism("models.attention.hedgehog.HedgehogAttention", ("d_model", "n_heads", "d_head", "bias"), layers=("hedgehog",)),
+    "Based": Mechanism("models.attention.based.BasedAttention", ("d_model", "n_heads", "d_head", "bias", "d_key"), layers=("based",)),
+    "retention": Mechanism("models.attention.retention.Retention", ("d_model", "n_heads", "d_head", "bias"), layers=("retention",)),
+    "gated linear": Mechanism(
+        "models.attention.gated_linear.GatedLinearAttention", ("d_model", "n_heads", "d_head", "bias"), layers=("gated_linear",)
+    ),
+    "delta rule": Mechanism("models.attention.delta.DeltaNet", ("d_model", "n_heads", "d_head", "bias"), layers=("delta",)),
+    "gated delta rule": Mechanism(
+        "models.attention.gated_delta.GatedDeltaNet",
+        ("d_model", "n_heads", "d_head", "bias", "n_key_heads", "d_value", "kernel", "norm_eps"),
+        layers=("gated_delta",),
+    ),
+    "short convolution": Mechanism("models.attention.short_convolution.convolve", ("x", "weight", "past")),
+    "straight-through codes": Mechanism("models.attention.codebook.straight_through", ("k", "codes", "codebook")),
+    "commitment": Mechanism("models.attention.codebook.commitment", ("k", "codes", "codebook", "key_mask")),
+    "unit keys": Mechanism("models.attention.lsh.unit_keys", ("qk", "eps")),
+    "Performer, relu features": Mechanism("models.attention.random_features.relu_features", ("x", "projection", "scale", "relu_eps")),
+    "Synthesizer, causal": Mechanism(
+        "models.attention.causal_synthesizer.CausalSynthesizer",
+        ("d_model", "n_heads", "d_head", "bias", "kinds", "n_positions", "d_hidden", "a", "rank", "fixed", "seed"),
+        layers=("causal_synthesizer",),
+    ),
+    "gated attention unit": Mechanism(
+        "models.attention.gau.GatedAttentionUnit",
+        ("d_model", "n_heads", "d_head", "bias", "expansion", "normalisation", "relative_bias", "least_length", "interleaved"),
+        layers=("gau",),
+    ),
+    "gated attention unit, causal": Mechanism(
+        "models.attention.causal_gau.CausalGatedAttentionUnit",
+        ("d_model", "n_heads", "d_head", "bias", "expansion", "normalisation", "relative_bias", "least_length"),
+        layers=("causal_gau",),
+    ),
+    "GAU-alpha": Mechanism("models.gau_alpha.GauAlpha", ("config", "dtype")),
+    "sinusoids": Mechanism("models.positions.sinusoids", ("n_positions", "d_model")),
+    "rotation": Mechanism("models.positions.rotate", ("x", "rotation", "interleaved")),
+    "distance buckets": Mechanism("models.positions.distance_buckets", ("distances", "n_buckets", "max_distance", "causal")),
+    "relative bias": Mechanism("models.positions.RelativeBias", ("n_positions", "n_heads", "n_buckets", "max_distance", "causal", "scale")),
+    "reversible block": Mechanism("models.reversible.ReversibleBlock", ("F", "G")),
+    "feed-forward layer in chunks": Mechanism(
+        "models.feedforward.ChunkedFeedForward", ("d_model", "d_feedforward", "activation", "gated", "bias", "chunk")
+    ),
+    "modified GRU": Mechanism("models.encoder_decoder.modified_gru.advance", ("given", "s", "W_sr", "W_sz", "W_ss")),
 }
