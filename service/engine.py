@@ -23,6 +23,7 @@ from service.admission import Admission, EngineLimits
 from service.batching import Item, Lane, Spent, Work
 from service.cache import VectorCache, key_of
 from service.errors import DeadlineExceeded, NotReady, Overloaded, RuntimeFailed, ServiceError
+from service.logs import traces
 from service.metrics import ModelMetrics
 from service.runtime import Array, Session, device_lost
 from service.tokenization import Encoded
@@ -302,7 +303,8 @@ class EncoderEngine:
         except BaseException as error:  # not even SystemExit ends this thread: what is queued would wait for it for good
             self._last_run_failed = True
             self._device_lost |= device_lost(error)
-            log.exception("run failed", extra={"inputs": len(batch), "tokens": sum(len(item.ids) for item in batch)})
+            asked = traces(work.traceparent for item in batch for work, _ in list(item.waiters))  # the loop may add to them
+            log.exception("run failed", extra={"inputs": len(batch), "tokens": sum(len(item.ids) for item in batch), **asked})
             # An error for each: it is raised in as many requests, and an exception remembers where it was raised.
             return [RuntimeFailed(f"the runtime failed on a batch of {len(batch)}; the log says why") for _ in batch]
         self._last_run_failed = False

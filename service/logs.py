@@ -4,12 +4,14 @@ import logging
 import logging.handlers
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TextIO
 
 from pythonjsonlogger.json import JsonFormatter
 
 _MAX_BYTES = 16 * 1024 * 1024
+_MOST_TRACES = 8
 
 
 def to_file(path: Path | None, level: str) -> None:
@@ -27,6 +29,12 @@ def to_file(path: Path | None, level: str) -> None:
         logger.handlers = [handler]
         logger.setLevel(level.upper())
         logger.propagate = False
+
+
+def traces(traceparents: Iterable[str | None]) -> dict[str, list[str]]:
+    """The first of the traces that a record about several requests belongs to; nothing where none is."""
+    ids = dict.fromkeys(each.split("-")[1] for each in traceparents if each is not None)
+    return {"trace_ids": list(ids)[:_MOST_TRACES]} if ids else {}
 
 
 class Follower:

@@ -29,6 +29,7 @@ from service.generation.sampling import check_sampling
 from service.generation.sequence import Sequence
 from service.generation.session import StepSession, zeros
 from service.generation.text import TextStream, Vocabulary
+from service.logs import traces
 from service.metrics import GeneratorMetrics
 from service.runtime import device_lost
 
@@ -227,7 +228,8 @@ class GeneratorEngine(EngineThread):
             call()
             self._last_call_failed = False
         except BaseException as error:  # not even SystemExit ends this thread: everybody would wait for it for good
-            log.exception("step failed", extra={"runs": len(everybody)})
+            asked = traces(sequence.run.request.traceparent for sequence in everybody)
+            log.exception("step failed", extra={"runs": len(everybody), **asked})
             told = error if isinstance(error, RuntimeFailed) else RuntimeFailed("the runtime failed; the log says why")
             self._last_call_failed = told is not error  # else it is about logits
             for sequence in everybody:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, Literal
 
 from service.batching import Lane
 from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed, ServiceError
@@ -19,11 +20,15 @@ from service.generation.averages import averaged
 from service.generation.engine_thread import EngineThread
 from service.generation.request import GenerationRequest, Sampling, Token, Usage
 from service.generation.text import TextStream, Vocabulary
+from service.logs import traces
 from service.metrics import GeneratorMetrics
 from service.writing.batch import Batch
 from service.writing.request import Attention, WritingRequest, WritingRun
 from service.writing.search import Path, Search
 from service.writing.session import WritingSession
+
+if TYPE_CHECKING:
+    from service.tracing import Tracer
 
 log = logging.getLogger("attnserve")
 
@@ -49,9 +54,18 @@ class Job:
 class WritingEngine(EngineThread):
     """Writes the outputs of sources. `start` and `open` belong to one event loop."""
 
-    def __init__(self, session: WritingSession, vocabulary: Vocabulary, *, limits: WritingLimits, metrics: GeneratorMetrics) -> None:
+    def __init__(
+        self,
+        session: WritingSession,
+        vocabulary: Vocabulary,
+        *,
+        limits: WritingLimits,
+        metrics: GeneratorMetrics,
+        tracer: "Tracer | None" = None,
+    ) -> None:
         super().__init__("writer", metrics)
         self.limits = limits
+        self._tracer = tracer
         self._session, self._vocabulary = session, vocabulary
         self._changed = threading.Condition()
         self._lanes: dict[Lane, deque[Job]] = {lane: deque() for lane in Lane}
@@ -185,8 +199,7 @@ class WritingEngine(EngineThread):
                 self._fail(job, DeadlineExceeded("the request's deadline passed before its last token"))
             else:
                 for run in job.runs:
-                    run.usage.finished = now
-                    self.metrics.finished("abort", run.usage)
+                    self._finished(run, "abort")
 
     def _admit(self) -> None:
         """Rows to those who wait, the interactive first; a beam counts with all it may come to have."""
@@ -213,7 +226,7 @@ class WritingEngine(EngineThread):
             call()
             self._last_call_failed = False
         except BaseException:  # not even SystemExit ends this thread: everybody would wait for it for good
-            log.exception("step failed", extra={"runs": len(took_part)})
+            log.exception("step failed", extra={"runs": len(took_part), **traces(job.request.traceparent for job in took_part)})
             self._last_call_failed = True
             self._batch = Batch(self._session) if set(self._batch.jobs) <= set(took_part) else self._batch
             for job in took_part:
@@ -250,8 +263,7 @@ class WritingEngine(EngineThread):
             self.metrics.generation_tokens.inc(len(new))
             if path.finish_reason is not None:
                 new[-1] = new[-1]._replace(finish_reason=path.finish_reason)
-                run.usage.finished = now
-                self.metrics.finished(path.finish_reason, run.usage)
+                self._finished(run, path.finish_reason)
                 if job.request.attention:
                     attention = Attention(list(path.tokens), list(path.weights))
                     self._said.append(partial(setattr, run, "attention", attention))
@@ -259,9 +271,15 @@ class WritingEngine(EngineThread):
 
     def _fail(self, job: Job, error: ServiceError) -> None:
         for run in job.runs:
-            run.usage.finished = time.monotonic()
-            self.metrics.finished("error", run.usage)
+            self._finished(run, "error")
             self._said.append(partial(run.fail, error))
+
+    def _finished(self, run: WritingRun, reason: Literal["stop", "length", "abort", "error"]) -> None:
+        """A run has ended: its trace is written on the loop, not between two steps."""
+        run.usage.finished = time.monotonic()
+        self.metrics.finished(reason, run.usage)
+        if self._tracer is not None and run.request.traceparent is not None:
+            self._post(self._tracer.generation, run.request.traceparent, run.usage, reason)
 
     def _publish(self) -> None:
         if self._said:

@@ -478,12 +478,22 @@ async def test_an_error_of_a_run_reaches_exactly_the_inputs_of_its_batch(failure
         assert engine.alive
 
 
-async def test_the_runtimes_own_words_reach_the_log(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_runtimes_own_words_reach_the_log_with_the_traces_of_who_met_them(caplog: pytest.LogCaptureFixture) -> None:
     session = FakeSession()
-    session.failures[0] = RuntimeError("no memory")
-    async with running(session) as engine:
-        await engine.run(encode(text(1)), output=VECTOR)
-    assert "no memory" in caplog.text
+    session.broken = True
+    async with running(session, concurrent_runs=1) as engine:
+        asking = [
+            await busy(engine, session),
+            await queued(engine, text(1)),
+            await queued(engine, text(2), traceparent=f"00-{2:032x}-{1:016x}-01"),
+        ]
+        asking += [await queued(engine, text(number), traceparent=f"00-{number:032x}-{1:016x}-01") for number in range(2, 30)]
+        session.open()
+        await asyncio.gather(*asking)
+    held, failed = [record for record in caplog.records if record.message == "run failed"][:2]
+    assert "scripted failure" in caplog.text
+    assert not hasattr(held, "trace_ids")
+    assert vars(failed)["trace_ids"] == [f"{number:032x}" for number in range(2, 10)], "each once, and not all of a large batch"
 
 
 CUDA_LOST = (

@@ -303,6 +303,18 @@ async def test_a_decoders_run_is_queue_prefill_and_decode_with_the_first_token_b
     assert len(spans.all) == 5, "none a token"
 
 
+async def test_an_encoder_decoders_run_has_the_same_spans(writer_bundle: Path) -> None:
+    async with traced_decoder(Settings(bundles=(writer_bundle,), threads=1)) as (http, spans):
+        answer = await http.post("/v1/completions", json={"model": "tiny-writer", "prompt": "one"}, headers={"traceparent": SAMPLED})
+        assert answer.status_code == 200, answer.text
+        await until(lambda: spans.named("generate"))
+    generate = spans.one("generate")
+    assert trace_of(generate) == TRACE
+    assert parent_of(generate) == id_of(spans.one("POST /v1/completions"))
+    assert [parent_of(spans.one(name)) for name in ("queue", "prefill", "decode")] == [id_of(generate)] * 3
+    assert (generate.attributes or {})["gen_ai.usage.output_tokens"] == answer.json()["usage"]["completion_tokens"]
+
+
 async def test_every_choice_is_a_run_of_its_own(decoder_settings: Settings) -> None:
     async with traced_decoder(decoder_settings) as (http, spans):
         await http.post("/v1/completions", json={**ASKED, "n": 3})

@@ -346,6 +346,15 @@ async def test_the_load_counts_who_has_a_slot_and_who_waits_for_one(steps: FakeS
         assert engine.load == 0
 
 
+async def test_the_record_of_a_failing_step_names_the_traces(steps: FakeSteps, tokenizer: Path, caplog: pytest.LogCaptureFixture) -> None:
+    steps.failures = {0: RuntimeError("no memory")}
+    async with running(steps, tokenizer) as engine:
+        with pytest.raises(RuntimeFailed):
+            await tokens_of(engine.submit(ask(1, traceparent=f"00-{7:032x}-{1:016x}-01")))
+    (failed,) = [record for record in caplog.records if record.message == "step failed"]
+    assert vars(failed)["trace_ids"] == [f"{7:032x}"]
+
+
 async def test_a_failing_step_fails_those_who_took_part_and_no_one_after_them(steps: FakeSteps, tokenizer: Path) -> None:
     steps.failures = {2: RuntimeError("no memory"), 6: RuntimeError("no memory"), 7: RuntimeError("no memory still")}
     async with running(steps, tokenizer) as engine:
