@@ -53,7 +53,7 @@ CLUSTER_FLAGS = {
 }
 
 
-def cluster_flags(settings: Settings) -> dict[str, str | int]:
+def cluster_flags(settings: Settings) -> dict[str, object]:
     """These and what follows from settings. HAProxy is reloaded at every change of gateways, and its old process ends then with all that it
     still carries: later than the longest stream does."""
     return {**CLUSTER_FLAGS, "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": math.ceil(settings.request_timeout_s) + 60}
