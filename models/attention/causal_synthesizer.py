@@ -5,61 +5,24 @@ Tay et al. 2020, arXiv:2005.00743, section 3. The state has a place for each of 
 the dot product. A token costs O(N_max D_v) a head, however long its past is.
 """
 
-from collections.abc import Sequence
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.attention.capabilities import Capabilities
 from models.attention.causal import CausalLayer, State, at_least_float32
-from models.attention.multi_head import head_width, merge_heads, split_heads
-from models.attention.synthesizer import attend_by_scores
-from models.attention.synthesizer_scores import SynthesizedScores
+from models.attention.multi_head import merge_heads, split_heads
+from models.attention.synthesizer import SynthesizerHeads, attend_by_scores
 from models.positions import Rotation
 
 
-class CausalSynthesizer(CausalLayer):
+class CausalSynthesizer(SynthesizerHeads, CausalLayer):
     """Multi-head causal Synthesizer, with the options of `Synthesizer`. Raises ValueError for a row's token beyond n_positions.
 
     Its state is v (H, N_max, D_v), each token at the place of its position, n, how many there are, and with the dot product k like v.
     """
 
     capabilities = Capabilities(causal=True, cross=False, state="bounded", ordered=True)
-
-    def __init__(
-        self,
-        d_model: int,
-        n_heads: int,
-        *,
-        d_head: int | None = None,
-        bias: bool = False,
-        kinds: Sequence[str] = ("dense",),
-        n_positions: int = 512,
-        d_hidden: int | None = None,
-        a: int | None = None,
-        rank: int = 8,
-        fixed: bool = False,
-        seed: int = 0,
-    ) -> None:
-        super().__init__()
-        self.n_heads = n_heads
-        self.d_head = head_width(d_model, n_heads, d_head)
-        self.n_positions = n_positions
-        self.scores = SynthesizedScores(
-            d_model,
-            n_heads,
-            d_head=self.d_head,
-            bias=bias,
-            kinds=kinds,
-            n_positions=n_positions,
-            d_hidden=d_hidden,
-            a=a,
-            rank=rank,
-            fixed=fixed,
-            seed=seed,
-        )
-        self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
+    biased = False
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -28,14 +28,14 @@ def attend_by_scores(scores: Tensor, v: Tensor, *, mask: Tensor | None = None) -
     return weights @ v
 
 
-class Synthesizer(nn.Module):
-    """Multi-head Synthesizer of one kind or, for several, of their mixture. Raises ValueError for an unknown kind, and for N > n_positions.
+class SynthesizerHeads(nn.Module):
+    """What both Synthesizers have: the scores, and the projections of values and of what comes out.
 
     kinds: names in `KINDS`. d_hidden: rows of W_1, d_head unless given (dense). a: rows of W_A, a divisor of n_positions, one near its root
     unless given (factorised dense). rank: k (factorised random). fixed: R is drawn with `seed` and not learned (both random kinds).
     """
 
-    capabilities = Capabilities(cross=False, pairs=True, ordered=True)
+    biased = True  # the projections, unless told otherwise
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Synthesizer(nn.Module):
         n_heads: int,
         *,
         d_head: int | None = None,
-        bias: bool = True,
+        bias: bool | None = None,
         kinds: Sequence[str] = ("dense",),
         n_positions: int = 512,
         d_hidden: int | None = None,
@@ -53,6 +53,7 @@ class Synthesizer(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        bias = self.biased if bias is None else bias
         self.n_heads = n_heads
         self.d_head = head_width(d_model, n_heads, d_head)
         self.n_positions = n_positions
@@ -71,6 +72,12 @@ class Synthesizer(nn.Module):
         )
         self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
+
+
+class Synthesizer(SynthesizerHeads):
+    """Multi-head Synthesizer of one kind, or of a mixture of several. Raises ValueError for an unknown kind, and for N > n_positions."""
+
+    capabilities = Capabilities(cross=False, pairs=True, ordered=True)
 
     def forward(
         self,

@@ -117,8 +117,8 @@ def test_each_kind_alone_keeps_the_shared_promises(
 
 @every_kind
 def test_onnxruntime_equals_torch_for_each_kind_alone(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(OPTIONS, "synthesizer", {"kinds": (kind,), "n_positions": 128})
-    exported.test_onnxruntime_equals_torch_at_every_size("synthesizer", tmp_path)
+    monkeypatch.setitem(OPTIONS, "causal_synthesizer", {"kinds": (kind,), "n_positions": 128})
+    exported.test_a_layer_and_its_state_at_every_size("causal_synthesizer", tmp_path, monkeypatch)
 
 
 # Identities
