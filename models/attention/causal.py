@@ -53,6 +53,16 @@ class CausalLayer(nn.Module):
         """
         raise NotImplementedError
 
+    def prefill(self, x: Tensor, state: State, *, rotation: Rotation | None = None) -> tuple[Tensor, State]:
+        """Tokens (B, N, D), none of them padding, after those that a state holds; `init_state` has the state before the first."""
+        return self(x, None, state, rotation=rotation)
+
+    def step(self, x_t: Tensor, state: State, *, rotation: Rotation | None = None) -> tuple[Tensor, State]:
+        """One token more, (B, 1, D). Raises ValueError for more than one."""
+        if x_t.shape[1] != 1:
+            raise ValueError(f"a step is of 1 token, not of {x_t.shape[1]}; give them to `prefill`")
+        return self(x_t, None, state, rotation=rotation)
+
 
 class EqualHeadsLayer(EqualHeads, CausalLayer):
     """A causal layer whose H heads are equally wide in q, k and v."""

@@ -94,6 +94,20 @@ def test_whole_in_pieces_and_token_by_token(name: str, N: int) -> None:
 
 
 @every_layer
+@torch.no_grad()
+def test_prefill_and_steps_are_one_pass(name: str) -> None:
+    layer, x = make(name), tokens(2, 7)
+    y, state = layer.prefill(x[:, :4], layer.init_state(2, dtype=torch.float64), rotation=rotation(layer, begin=0, N=4))
+    outputs = [y]
+    for t in range(4, 7):
+        y, state = layer.step(x[:, t : t + 1], state, rotation=rotation(layer, begin=t, N=1))
+        outputs.append(y)
+    assert error((torch.cat(outputs, dim=1), state), in_pieces(layer, x, 7)) <= EXACT
+    with pytest.raises(ValueError, match="a step is of 1 token, not of 7"):
+        layer.step(x, state)
+
+
+@every_layer
 @pytest.mark.parametrize("N", LENGTHS)
 @torch.no_grad()
 def test_float32_is_float64_rounded_at_every_length(name: str, N: int) -> None:
