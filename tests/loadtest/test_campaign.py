@@ -53,14 +53,16 @@ class Load:
 
 
 class Service:
-    """In the place of `attnserve serve`: remembers the cores of each start."""
+    """In the place of `attnserve serve`: remembers the encoder and the cores of each start."""
 
     def __init__(self) -> None:
         self.on: list[frozenset[int]] = []
+        self.encoders: list[str] = []
 
     @contextmanager
-    def __call__(self, *_: object, **__: object) -> Iterator[Any]:
+    def __call__(self, encoder: Path, *_: object, **__: object) -> Iterator[Any]:
         self.on.append(campaign.cores())
+        self.encoders.append(encoder.name)
         yield SimpleNamespace(port=1)
 
 
@@ -155,6 +157,12 @@ def test_service_and_generator_of_an_overload_have_cores_of_their_own(runs: Runs
     assert not service.on[1] & load.on[1], "neither takes the other's"
     assert service.on[1] | load.on[1] == mine
     assert campaign.cores() == mine
+
+
+def test_deep_runs_are_of_the_deeper_encoder(runs: Runs, service: Service, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(campaign, "deeper", lambda encoder, folder: Path("deeper"))
+    assert runs.make([step("embed-14"), step("deep-14"), step("deep-120")]) == {}
+    assert service.encoders == ["encoder", "deeper"]
 
 
 def test_the_page_has_every_run_that_is_there_also_when_one_fails(
