@@ -26,6 +26,7 @@ from export.graph import PACKED, REWRITTEN, describe, inputs_of, optimise, outpu
 from export.parity import FP32_TOLERANCE, Arrays, Feed, Reference, Tensors, answers, check_interface, compare, feeds, open_graph, scale
 from export.trials import Task, choose
 from models.checkpoint import ATTENTION_OF_CHECKPOINTS, SWAPPABLE, Checkpoint, load_checkpoint
+from models.encoder import Encoder
 from models.encoder_file import build_encoder
 from models.folder import WEIGHTS
 
@@ -99,6 +100,9 @@ def export_bundle(
         if held_out is not None:
             raise ExportError(f"held_out={str(held_out)!r} is for decoders; an encoder is judged by the cosines of its golden texts")
         source = load_checkpoint(checkpoint, attention=attention)
+        packed = isinstance(source.model.encoder, Encoder)
+        if maps and not packed:
+            raise ExportError(f"{source.architecture} has no attention maps: its blocks are not those of an encoder; leave out maps")
         subject = Subject.of(source)
 
         progress("trace", None)
@@ -108,12 +112,12 @@ def export_bundle(
         graph = optimise(scratch / "traced.onnx", scratch / "fp32")
         progress("check", None)
         parity = subject.check(graph, BARS["fp32"])
-        how = f"{PACKED}; {REWRITTEN}"
+        how = f"{PACKED}; {REWRITTEN}" if packed else REWRITTEN
         trials: tuple[contract.Trial, ...] = ()
 
         if precision == "fp16":
             progress("fp16", None)
-            graph, how = _half(source, scratch), f"{PACKED}; {ABOUT_FP16}"
+            graph, how = _half(source, scratch), f"{PACKED}; {ABOUT_FP16}" if packed else ABOUT_FP16
         if precision == "int8":
             progress("int8", 0.0)
             graph, trials = _int8(subject, graph, scratch, min_cosine, lambda fraction: progress("int8", fraction))

@@ -6,10 +6,12 @@ import torch
 
 from export.contract import LONGEST_ATTENTION
 from export.decoder_bundle import is_decoder
+from export.errors import ExportError
 from export.heatmaps import Maps, tokens_of
 from models.attention_maps import attention_maps
 from models.checkpoint import load_checkpoint
 from models.decoder_checkpoint import load_decoder
+from models.encoder import Encoder
 
 
 def maps_of_checkpoint(checkpoint: Path, text: str) -> Maps:
@@ -19,6 +21,8 @@ def maps_of_checkpoint(checkpoint: Path, text: str) -> Maps:
         model, file, longest = decoder.model, decoder.tokenizer_file, LONGEST_ATTENTION
     else:
         encoder = load_checkpoint(checkpoint)
+        if not isinstance(encoder.model.encoder, Encoder):
+            raise ExportError(f"{encoder.architecture} has no attention maps: its blocks are not those of an encoder")
         model, file, longest = encoder.model.encoder, encoder.tokenizer_file, min(LONGEST_ATTENTION, encoder.max_tokens)
     ids, tokens = tokens_of(file, text, longest=longest)
     maps = attention_maps(model, torch.tensor([ids]))

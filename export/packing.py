@@ -25,11 +25,14 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def without_padding(model: Module, *, separate_projections: bool = False) -> Module:
-    """The same model around a packed encoder, weights shared. Only for `torch.onnx.export`: its attention has no torch form.
+    """The same model around a packed encoder, weights shared. Only for `torch.onnx.export`: its attention has no torch form. A Reformer
+    is given back as it is.
 
     `separate_projections` keeps those of q, k and v outside the attention operator, where they can be quantised. A classifier that reads
     the first token only gets it only: the last block is not computed for the others.
     """
+    if not isinstance(model.encoder, Encoder):  # a Reformer
+        return model
     first_token_only = isinstance(model, SequenceClassifier) and model.pooling == "cls"
     return with_children(model, encoder=PackedEncoder(model.encoder, separate_projections, first_token_only))
 

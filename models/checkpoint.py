@@ -15,7 +15,7 @@ from torch import nn
 
 from models.encoder import Encoder, EncoderConfig
 from models.encoder_checkpoint import ARCHITECTURE, Own, read_own, sentence_encoder
-from models.families import ARCHITECTURES
+from models.families import ARCHITECTURES, reformer
 from models.families.family import Family, HeadConfig, Names
 from models.folder import CheckpointError, Settings, read_settings, read_tensors
 from models.heads import Dense, SentenceEncoder, SequenceClassifier, TokenClassifier
@@ -42,7 +42,7 @@ class Checkpoint:
 
     kind: Kind
     model: nn.Module  # SentenceEncoder, SequenceClassifier or TokenClassifier
-    config: EncoderConfig
+    config: EncoderConfig | reformer.ReformerShape
     architecture: str  # as config.json names it, "BertModel"
     folder: Path
     tokenizer_file: Path
@@ -69,9 +69,12 @@ def load_checkpoint(folder: Path, *, attention: str = "softmax", dtype: torch.dt
     architecture = settings.need("architectures")[0]
     if architecture == ARCHITECTURE:
         return _of_our_own(folder, read_own(settings), pipeline, attention, dtype)
+    if architecture in reformer.ARCHITECTURES:
+        return _of_reformer(folder, settings, pipeline, attention, dtype)
     if architecture not in ARCHITECTURES:
         raise CheckpointError(
-            f"{settings.file}: architecture {architecture!r} is not supported; supported: {', '.join((*ARCHITECTURES, ARCHITECTURE))}",
+            f"{settings.file}: architecture {architecture!r} is not supported; supported: "
+            f"{', '.join((*ARCHITECTURES, *reformer.ARCHITECTURES, ARCHITECTURE))}",
         )
     family, task = ARCHITECTURES[architecture]
     pipeline = replace(pipeline, pooling=_pooling(task, architecture, pipeline))
@@ -91,7 +94,7 @@ def load_checkpoint(folder: Path, *, attention: str = "softmax", dtype: torch.dt
         architecture=architecture,
         folder=folder,
         tokenizer_file=_tokenizer_file(pipeline),
-        max_tokens=_max_tokens(config, pipeline),
+        max_tokens=_max_tokens(config.n_positions, pipeline),
         pooling=pipeline.pooling,
         normalized=task == "encoder" and pipeline.normalized,
         prompts=prompts,
@@ -126,6 +129,34 @@ def _of_our_own(folder: Path, own: Own, pipeline: Pipeline, attention: str, dtyp
         pad_token_id=0,
         uses_token_types=False,
         untrained=own.untrained,
+        score_activation="identity",
+    )
+
+
+def _of_reformer(folder: Path, settings: Settings, pipeline: Pipeline, attention: str, dtype: torch.dtype) -> Checkpoint:
+    """Its blocks are reversible, so it is no `Encoder`; around it, pooling and all else are the same."""
+    if attention != ATTENTION_OF_CHECKPOINTS:
+        raise CheckpointError(f"{settings.file}: attention={attention!r} cannot replace lsh, of which the checkpoint is made")
+    encoder = reformer.ReformerEncoder(reformer.load_reformer(pipeline.transformer, dtype=dtype, logits=False))
+    _check_widths(encoder.config.d_model, pipeline)
+    pooling = pipeline.pooling or "mean"
+    prompts, default_prompt = _prompts(read_settings(folder / "config_sentence_transformers.json", required=False))
+    return Checkpoint(
+        kind="encoder",
+        model=SentenceEncoder(encoder, pooling=pooling, dense=pipeline.dense, normalized=pipeline.normalized).to(dtype).eval(),
+        config=encoder.config,
+        architecture=settings.need("architectures")[0],
+        folder=folder,
+        tokenizer_file=_tokenizer_file(pipeline),
+        max_tokens=_max_tokens(encoder.config.n_positions, pipeline),
+        pooling=pooling,
+        normalized=pipeline.normalized,
+        prompts=prompts,
+        default_prompt=default_prompt,
+        id2label={},
+        pad_token_id=settings.get("pad_token_id", 0),
+        uses_token_types=False,
+        untrained=False,
         score_activation="identity",
     )
 
@@ -223,11 +254,11 @@ def _lower_cases(tokenizer_file: Path) -> bool:
     return any(step.get("type") == "Lowercase" or step.get("lowercase") for step in steps)
 
 
-def _max_tokens(config: EncoderConfig, pipeline: Pipeline) -> int:
+def _max_tokens(n_positions: int, pipeline: Pipeline) -> int:
     """What the positions hold, cut by max_seq_length or, where that is not given, by the tokenizer's own limit."""
     tokenizer = read_settings(pipeline.transformer / "tokenizer_config.json", required=False)
     limit = pipeline.settings.get("max_seq_length", tokenizer.get("model_max_length", UNLIMITED))
-    return int(min(config.n_positions, limit))
+    return int(min(n_positions, limit))
 
 
 # The model and its tensors

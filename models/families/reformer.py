@@ -1,13 +1,14 @@
-"""Reformer: a folder with its `config.json` and safetensors becomes a `models.reformer.Reformer`.
+"""Reformer: a folder with its `config.json` and safetensors becomes a `models.reformer.Reformer`, and what is served, the encoder in it.
 
 The rotations of its hashing are in no checkpoint. With a `hash_seed` in config.json they are the ones that `transformers` draws from it,
 otherwise our own: the attention was trained with new ones in every step.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from models.attention.lsh import LSHAttention
 from models.families.family import ACTIVATION_NAMES
@@ -16,6 +17,7 @@ from models.reformer import Chunks, Reformer, ReformerConfig
 from models.weights import check_names, copy_rows
 
 WITH_LOGITS = ("ReformerModelWithLMHead", "ReformerForMaskedLM")
+ARCHITECTURES = ("ReformerModel", *WITH_LOGITS)
 HEADS = ("lm_head.", "classifier.", "qa_outputs.")  # left over where only the model inside is read
 
 NAMES = {
@@ -36,12 +38,35 @@ NAMES_OF_QUERIES = {
 }
 
 
-def load_reformer(folder: Path, *, dtype: torch.dtype = torch.float32) -> Reformer:
-    """In eval mode; with logits where the checkpoint is a language model. Raises CheckpointError for what it cannot read."""
+@dataclass(frozen=True, kw_only=True)
+class ReformerShape:
+    """What a `Checkpoint` tells of its encoder."""
+
+    vocab_size: int
+    d_model: int  # of the token vectors, 2 D
+    n_positions: int
+    attention: str = "lsh"
+
+
+class ReformerEncoder(nn.Module):
+    """The token vectors of a Reformer, in the interface of `models.encoder.Encoder`. Its vectors of causal blocks know the past only."""
+
+    def __init__(self, reformer: Reformer) -> None:
+        super().__init__()
+        self.reformer = reformer
+        c = reformer.config
+        self.config = ReformerShape(vocab_size=c.vocab_size, d_model=2 * c.d_model, n_positions=c.n_positions)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        return self.reformer(input_ids, attention_mask)
+
+
+def load_reformer(folder: Path, *, dtype: torch.dtype = torch.float32, logits: bool = True) -> Reformer:
+    """In eval mode; with logits if wanted and the checkpoint is a language model. Raises CheckpointError for what it cannot read."""
     settings = read_settings(Path(folder) / "config.json")
     settings.allow("model_type", "reformer")
     try:
-        config = _config(settings)
+        config = _config(settings, logits)
     except CheckpointError:
         raise
     except ValueError as error:
@@ -55,7 +80,7 @@ def load_reformer(folder: Path, *, dtype: torch.dtype = torch.float32) -> Reform
     return model
 
 
-def _config(settings: Settings) -> ReformerConfig:
+def _config(settings: Settings, logits: bool) -> ReformerConfig:
     axial = settings.get("axial_pos_embds", True)
     buckets = settings.need("num_buckets")
     return ReformerConfig(
@@ -73,7 +98,7 @@ def _config(settings: Settings) -> ReformerConfig:
         n_rounds=settings.get("num_hashes", 1),
         n_buckets=buckets if isinstance(buckets, int) else tuple(buckets),
         causal=settings.get("is_decoder", False),
-        n_logits=settings.need("vocab_size") if settings.need("architectures")[0] in WITH_LOGITS else 0,
+        n_logits=settings.need("vocab_size") if logits and settings.need("architectures")[0] in WITH_LOGITS else 0,
         activation=settings.pick("hidden_act", "relu", ACTIVATION_NAMES),
         norm_eps=settings.get("layer_norm_eps", 1e-12),
     )

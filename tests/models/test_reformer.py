@@ -10,7 +10,11 @@ import torch
 from torch import Tensor, nn
 from transformers.models.reformer import modeling_reformer
 
+from export.bundle import export_bundle
+from export.errors import ExportError
 from export.graph import OPSET, quiet
+from export.maps_of_checkpoint import maps_of_checkpoint
+from models.checkpoint import load_checkpoint
 from models.families.reformer import load_reformer
 from models.folder import CheckpointError
 from tests.models import tiny
@@ -136,6 +140,38 @@ def test_onnxruntime_gives_the_same_numbers(tmp_path: Path) -> None:
         with torch.no_grad():
             reference = model(ids, mask).numpy()
         assert np.abs(ours - reference)[mask.numpy() == 1].max() <= 1e-4
+
+
+@pytest.mark.parametrize("architecture", ["ReformerModel", "ReformerModelWithLMHead", "ReformerForMaskedLM"])
+@torch.no_grad()
+def test_a_folder_is_an_encoder_with_pooling(architecture: str, tmp_path: Path) -> None:
+    """Of the model inside, where it has a head: the mean of its token vectors, which are 2 D wide."""
+    folder = tiny.save(tiny.build(architecture, TINY | {"is_decoder": architecture == "ReformerModelWithLMHead"}), tmp_path)
+    checkpoint = load_checkpoint(folder, dtype=torch.float64)
+    assert (checkpoint.kind, checkpoint.architecture, checkpoint.max_tokens) == ("encoder", architecture, TINY["max_position_embeddings"])
+    ids, mask = texts(24)
+    mask[1, 9:] = 0
+    tokens = load_reformer(folder, dtype=torch.float64, logits=False)(ids, mask)
+    mean = tokens[1, :9].mean(0)
+    output = checkpoint.model(ids, mask)
+    assert output.embedding.shape == (2, 2 * TINY["hidden_size"])
+    assert (output.pooled[1] - mean).abs().max() <= EXACT
+    assert (output.embedding[1] - mean / mean.norm()).abs().max() <= EXACT
+    with pytest.raises(CheckpointError, match="attention='linear' cannot replace lsh"):
+        load_checkpoint(folder, attention="linear")
+
+
+def test_it_is_exported(tmp_path: Path) -> None:
+    """As any encoder is, but for maps; the export holds the graph against torch at every size."""
+    folder = tiny.save(tiny.build("ReformerModel", TINY | {"is_decoder": False, "num_hashes": 2}), tmp_path / "reformer")
+    manifest = export_bundle(folder, tmp_path / "bundle")
+    assert (manifest.kind, manifest.width, manifest.source.attention) == ("encoder", 2 * TINY["hidden_size"], "lsh")
+    assert manifest.parity.max_abs_error <= 1e-4
+    assert "packed" not in manifest.graph.optimisation
+    with pytest.raises(ExportError, match="ReformerModel has no attention maps"):
+        export_bundle(folder, tmp_path / "maps", maps=True)
+    with pytest.raises(ExportError, match="ReformerModel has no attention maps"):
+        maps_of_checkpoint(folder, "w3 w4")
 
 
 def test_gradients_reach_every_weight(tmp_path: Path) -> None:
