@@ -1,0 +1,47 @@
+"""The service on a GPU: it says of each model where it computes, and a decoder beside the encoder computes on the CPU."""
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnxruntime as ort
+import pytest
+
+from service.runtime import CUDA
+from tests.service.live import LiveService, live
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.service,
+    pytest.mark.skipif(CUDA not in ort.get_available_providers(), reason="this onnxruntime has no CUDA (README, On a GPU)"),
+]
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="module", params=["single", "split"])
+def on_gpu(request: pytest.FixtureRequest, minilm_bundle: Path, decoder_bundle: Path) -> Iterator[LiveService]:
+    with live([minilm_bundle, decoder_bundle], "--provider", "cuda", "--profile", request.param) as running:
+        yield running
+
+
+def ask(service: LiveService, path: str, body: dict[str, Any] | None = None) -> tuple[Any, dict[str, str]]:
+    """The answer and its headers."""
+    data = json.dumps(body).encode() if body else None
+    request = urllib.request.Request(f"{service.url}{path}", data, {"content-type": "application/json"})
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+        return json.load(answer), {name.lower(): value for name, value in answer.headers.items()}
+
+
+def test_an_encoder_says_that_it_computes_on_the_gpu(on_gpu: LiveService) -> None:
+    (vector,), headers = ask(on_gpu, "/embed", {"inputs": "three red birds"})
+    assert len(vector) == 384
+    assert headers["x-compute-type"] == "gpu+optimized"
+    assert ask(on_gpu, "/info")[0]["provider"] == CUDA
+
+
+def test_a_decoder_beside_it_computes_on_the_cpu_and_the_log_says_so(on_gpu: LiveService) -> None:
+    answer, _ = ask(on_gpu, "/v1/completions", {"model": "tiny-decoder", "prompt": "one", "max_tokens": 3, "ignore_eos": True})
+    assert answer["usage"]["completion_tokens"] == 3
+    assert on_gpu.output.count("computes on the CPU, as every decoder and encoder-decoder does") == 1
