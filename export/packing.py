@@ -99,10 +99,8 @@ def first_tokens(block: Block, x: Tensor, packing: Packing, pairs: dict[str, Any
     answers = packing._replace(position=first)  # packs the answers of these positions and unpacks as before
     kept = x.index_select(0, packing.row.index_select(0, first))
     if block.pre_norm:
-        y = kept + block.attention(block.attention_norm(x), answers, **pairs)
-        return y + block.feedforward(block.feedforward_norm(y))
-    y = block.attention_norm(kept + block.attention(x, answers, **pairs))
-    return block.feedforward_norm(y + block.feedforward(y))
+        return block.thought(kept + block.attention(block.attention_norm(x), answers, **pairs))
+    return block.thought(block.attention_norm(kept + block.attention(x, answers, **pairs)))
 
 
 def packed(block: Block, separate_projections: bool) -> Block:

@@ -28,7 +28,7 @@ class EncoderConfig:
     d_model: int
     n_layers: int
     n_heads: int
-    d_feedforward: int
+    d_feedforward: int  # 0: no such layers, where gated attention units take their place too
     n_positions: int  # longest input in tokens, for every kind of position
     d_head: int | None = None  # None: d_model / n_heads
     attention: str = "softmax"  # a name in LAYERS, not a causal one
@@ -51,9 +51,9 @@ class EncoderConfig:
     feedforward_bias: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("vocab_size", "d_model", "n_layers", "n_heads", "d_feedforward", "n_positions"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        for name, least in {"vocab_size": 1, "d_model": 1, "n_layers": 1, "n_heads": 1, "d_feedforward": 0, "n_positions": 1}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
         seeing_both_ways = [name for name, layer in LAYERS.items() if not issubclass(layer, CausalLayer)]
         if self.attention not in seeing_both_ways:
             raise ValueError(f"attention={self.attention!r} is not one of {', '.join(seeing_both_ways)}")
@@ -174,14 +174,10 @@ class Block(nn.Module):
         # Pre-norm embeddings that are normalised already need no norm before their first attention (ModernBERT).
         skip = self.pre_norm and c.embedding_norm and layer == 0
         self.attention_norm = nn.Identity() if skip else _norm(c)
-        self.feedforward = FeedForward(
-            c.d_model,
-            c.d_feedforward,
-            activation=c.activation,
-            gated=c.gated,
-            bias=c.feedforward_bias,
-        )
-        self.feedforward_norm = _norm(c)
+        self.feedforward = self.feedforward_norm = None
+        if c.d_feedforward:
+            self.feedforward = FeedForward(c.d_model, c.d_feedforward, activation=c.activation, gated=c.gated, bias=c.feedforward_bias)
+            self.feedforward_norm = _norm(c)
 
     def forward(
         self,
@@ -195,10 +191,14 @@ class Block(nn.Module):
         """The arguments are those of `SoftmaxAttention.forward`."""
         seen = self.attention_norm(x) if self.pre_norm else x
         attended = self.attention(seen, key_mask, rotation=rotation, pair_mask=pair_mask, pair_bias=pair_bias)
+        return self.thought(x + attended if self.pre_norm else self.attention_norm(x + attended))
+
+    def thought(self, x: Tensor) -> Tensor:
+        """The feed-forward half, of each token by itself: (.., D) -> (.., D)."""
+        if self.feedforward is None:
+            return x
         if self.pre_norm:
-            x = x + attended
             return x + self.feedforward(self.feedforward_norm(x))
-        x = self.attention_norm(x + attended)
         return self.feedforward_norm(x + self.feedforward(x))
 
 

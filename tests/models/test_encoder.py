@@ -32,6 +32,7 @@ CONFIGS = {
     "nomic": replace(CONFIG, positions="rotary", d_head=6, n_token_types=2, gated=True, activation="silu"),
     "sinusoidal": replace(CONFIG, positions="sinusoidal", embedding_norm=False, norm="pre"),
     "no-positions": replace(CONFIG, positions="none", activation="relu"),
+    "gated-units": replace(CONFIG, attention="gau", d_feedforward=0, norm="pre", embedding_norm=False),
     **{f"bert-{name}": replace(CONFIG, attention=name) for name in ("narrow", "wide", "linear")},
 }
 
@@ -51,6 +52,20 @@ def batch(*lengths: int, N: int | None = None, pad_id: int = 1) -> tuple[Tensor,
     mask = torch.arange(N or max(lengths))[None, :] < torch.tensor(lengths)[:, None]
     ids = torch.randint(2, 30, mask.shape, generator=torch.Generator().manual_seed(0))
     return torch.where(mask, ids, pad_id), mask.long()
+
+
+@pytest.mark.parametrize("norm", ["pre", "post"])
+@torch.no_grad()
+def test_gated_units_may_stand_without_feedforward_layers(norm: str) -> None:
+    """They are a block each: all that a block has is its unit and one norm."""
+    encoder = make(replace(CONFIGS["gated-units"], norm=norm))
+    ids, mask = batch(9)
+    x = encoder.embeddings(ids, torch.arange(9), None)
+    for block in encoder.blocks:
+        unit, norm_ = block.attention, block.attention_norm
+        x = x + unit(norm_(x), mask != 0) if norm == "pre" else norm_(x + unit(x, mask != 0))
+    assert (encoder(ids, mask) - x).abs().max() <= EXACT
+    assert not any("feedforward" in name for name in encoder.state_dict())
 
 
 @every_encoder
@@ -168,6 +183,7 @@ def test_too_many_tokens_are_refused_with_the_limit() -> None:
     [
         ({"d_model": 100, "n_heads": 8}, "d_model=100 is not divisible by n_heads=8"),
         ({"n_layers": 0}, "n_layers=0 must be at least 1"),
+        ({"d_feedforward": -1}, "d_feedforward=-1 must be at least 0"),
         ({"attention": "magic"}, "attention='magic' is not one of softmax, narrow, wide, dot, "),
         ({"attention": "causal_linear"}, "attention='causal_linear' is not one of softmax, narrow, wide, dot, "),
         ({"activation": "swoosh"}, "activation='swoosh' is not one of gelu"),
