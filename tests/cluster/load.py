@@ -4,7 +4,9 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,7 @@ import httpx
 
 PATIENCE_S = 60.0
 STREAM_TOKENS = 200
+HELD_STREAMS, HELD_TOKENS = 8, 5000  # seconds of work
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,37 @@ class Load:
         return client.stream("POST", f"{url}/v1/completions", json=asked)
 
 
-def missing(kind: str, body: str) -> str:
+@contextmanager
+def held(urls: Sequence[str]) -> Iterator[None]:
+    """At every moment of the block so many streams are under way, one after the other without a pause, and each is whole. Of sessions of
+    their own, so that every generator has some."""
+    begun, over = [threading.Event() for _ in range(HELD_STREAMS)], threading.Event()
+
+    def follow(number: int) -> str:
+        asked = {"model": "tiny-decoder", "prompt": f"{number}", "max_tokens": HELD_TOKENS, "seed": number, "ignore_eos": True}
+        asked |= {"stream": True, "stream_options": {"include_usage": True}}
+        url, headers = f"{urls[number % len(urls)]}/v1/completions", {"x-session-id": f"held-{number}"}
+        problem = ""
+        while not (problem or over.is_set()):
+            lines = []
+            with httpx.stream("POST", url, json=asked, headers=headers, timeout=PATIENCE_S) as answer:
+                for line in answer.iter_lines():
+                    lines.append(line)
+                    begun[number].set()
+            problem = missing("stream", "\n".join(lines), HELD_TOKENS)
+        return problem
+
+    with ThreadPoolExecutor(HELD_STREAMS) as clients:
+        streams = [clients.submit(follow, number) for number in range(HELD_STREAMS)]
+        try:
+            assert all(each.wait(PATIENCE_S) for each in begun), "a stream did not begin"
+            yield
+        finally:
+            over.set()
+        assert [stream.result() for stream in streams] == [""] * HELD_STREAMS
+
+
+def missing(kind: str, body: str, tokens: int = STREAM_TOKENS) -> str:
     """What a 200 lacks; nothing where it is whole."""
     if kind == "embedding":
         vectors = [each["embedding"] for each in json.loads(body)["data"]]
@@ -104,4 +137,4 @@ def missing(kind: str, body: str) -> str:
     if not events or events[-1] != "[DONE]":
         return f"a stream without its end: {events[-1:]}"
     drawn = json.loads(events[-2])["usage"]["completion_tokens"]
-    return "" if drawn == STREAM_TOKENS else f"{drawn} tokens of {STREAM_TOKENS}"
+    return "" if drawn == tokens else f"{drawn} tokens of {tokens}"

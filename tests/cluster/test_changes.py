@@ -16,7 +16,7 @@ import pytest
 from loadtest.cluster import Cluster
 from tests.bundles import tiny_encoder_bundle
 from tests.cluster.conftest import WORKERS
-from tests.cluster.load import Load
+from tests.cluster.load import Load, held
 
 pytestmark = [pytest.mark.service, pytest.mark.cluster, pytest.mark.alone]
 DEPLOYMENTS = ("gateway", "encoder", "generator")
@@ -42,7 +42,9 @@ def names(cluster: Cluster) -> set[str]:
 def test_a_rolling_update_costs_nothing(cluster: Cluster, load: Load) -> None:
     """A setting that is read at start: every replica of every deployment is replaced, one after the other."""
     before = names(cluster)
-    cluster.deploy(args={"bulk_delay_s": 1.5})
+    with held([cluster.url(name) for name in WORKERS]):
+        cluster.deploy(args={"bulk_delay_s": 1.5})
+        cluster.until(partial(leaving, cluster, before), "replicas of every deployment leave, under streams")
     cluster.until(lambda: cluster.settled() and not names(cluster) & before, "every replica is a new one")
     load.more(20)
     assert load.failures() == []
@@ -73,6 +75,10 @@ def test_live_settings_change_in_place(cluster: Cluster, load: Load) -> None:
 
 def test_scaling_costs_nothing(cluster: Cluster, load: Load) -> None:
     """Down: who leaves finishes what it has. Up: the new ones get their share when they are ready."""
+    before = names(cluster)
+    with held([cluster.url(name) for name in WORKERS]):
+        cluster.deploy(**{name: {"num_replicas": 1} for name in DEPLOYMENTS})
+        cluster.until(partial(leaving, cluster, before), "a replica of every deployment leaves, under streams")
     for number in (1, 2):
         cluster.deploy(**{name: {"num_replicas": number} for name in DEPLOYMENTS})
         cluster.until(partial(scaled, cluster, number), f"there are {number} of each")
@@ -125,6 +131,11 @@ def queued(cluster: Cluster) -> Iterator[None]:
             over.set()
         for client in asking:
             client.result()
+
+
+def leaving(cluster: Cluster, before: set[str]) -> bool:
+    """Of every deployment, one of these replicas runs no more."""
+    return all(len(before & {each["replica_id"] for each in cluster.replicas(name)}) < 2 for name in DEPLOYMENTS)
 
 
 def scaled(cluster: Cluster, number: int, *deployments: str) -> bool:
