@@ -186,6 +186,34 @@ def test_listens_on_loopback_alone(service: LiveService) -> None:
     assert [name.startswith("ray::Serve") for name, _ in outside] in ([], [True]), outside
 
 
+def test_who_only_hangs_keeps_nobody_else_from_an_answer(service: LiveService) -> None:
+    """200 connections say nothing, and 5 clients do not read the streams that they have; slots are free again when they are gone."""
+    endless = {"model": "tiny-decoder", "prompt": "a", "max_tokens": 1_000_000, "stream": True, "ignore_eos": True}
+    short = {"model": "tiny-decoder", "prompt": "a", "max_tokens": 8, "ignore_eos": True}
+    with ExitStack() as crowd:
+        for _ in range(200):
+            crowd.enter_context(socket.create_connection(("127.0.0.1", service.port)))
+        for _ in range(5):
+            slow = crowd.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=30))
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            body = json.dumps(endless).encode()
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            slow.sendall(head.encode() + body)
+            assert slow.recv(12) == b"HTTP/1.1 200"
+        with closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=30)) as connection:
+            for number in range(20):
+                assert post(connection, f"beside a crowd {number}")[0] == 200
+            connection.request("POST", "/v1/completions", json.dumps(short), {"content-type": "application/json"})
+            assert json.loads(connection.getresponse().read())["usage"]["completion_tokens"] == 8
+    for _ in range(300):
+        if (match := re.search(r"^vllm:num_requests_running\{[^}]*tiny-decoder[^}]*\} (\S+)$", metrics(service), re.MULTILINE)) is None:
+            pytest.fail("there is no such metric")
+        if match[1] == "0.0":
+            break
+    else:
+        pytest.fail("the runs of clients that are gone go on")
+
+
 def test_taken_port_stops_the_start(tiny: Path, service: LiveService) -> None:
     second = LiveService([tiny], port=service.port)
     second.process.wait(60)
