@@ -33,8 +33,8 @@ ROWS = (
 def bench_split(
     encoder: Annotated[Path, typer.Option(help="Bundle of an encoder.")] = Path("bundles/all-MiniLM-L6-v2"),
     decoder: Annotated[Path, typer.Option(help="Bundle of a decoder.")] = Path("bundles/python-gated-delta"),
-    encoders: Annotated[int, typer.Option(min=1, help="Replicas of the encoder.")] = 2,
-    generators: Annotated[int, typer.Option(min=1, help="Replicas of the decoder.")] = 2,
+    encoders: Annotated[int, typer.Option(min=1, help="Replicas of the encoder.")] = 1,
+    generators: Annotated[int, typer.Option(min=1, help="Replicas of the decoder.")] = 1,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; figures are medians over them.")] = 3,
     seconds: Annotated[float, typer.Option(min=1, help="Length of each run of the load generator.")] = 5,
     out: Annotated[Path, typer.Option(help="Directory for the JSON of this run.")] = Path("out/bench-split"),

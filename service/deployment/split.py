@@ -173,8 +173,9 @@ def build(settings: Settings, log_file: Path | None, *, own_keys: bool = False) 
 
 
 def threads(settings: Settings) -> int:
-    """Runtime threads of one replica: those of this machine, shared out, where no number is set."""
-    return settings.threads or max(share_out(available_cpus()).runtime_threads // (settings.encoders + settings.generators), 1)
+    """Runtime threads of one replica where no number is set: those of this machine, shared out in its pool. The other pool has them too:
+    one that is idle would keep its share from the other's lone request."""
+    return settings.threads or max(share_out(available_cpus()).runtime_threads // max(settings.encoders, settings.generators), 1)
 
 
 def cpus(settings: Settings) -> int:
