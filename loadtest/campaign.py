@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -126,6 +127,7 @@ class Runs:
     def __init__(self, out: Path, encoder: Path, decoder: Path, scale: float) -> None:
         self._out, self._encoder, self._decoder, self._scale = out, encoder, decoder, scale
         self._machine = f"{len(cores())} x {machine.cpu_model().partition(' (')[0]}"
+        self._seeds = count()  # texts that another run has sent would be answered by the service's cache
         self._bundles = [contract.verify(bundle).fingerprint for bundle in (encoder, decoder)]
 
     def make(self, steps: Sequence[Step]) -> dict[str, str]:
@@ -166,7 +168,8 @@ class Runs:
             folder.mkdir(parents=True)
             (folder / _CONDITIONS).write_text(json.dumps(conditions, indent=1) + "\n")
             command = [sys.executable, "-m", "loadtest.load", "--url", url, "--shape", step.shape, "--out", str(folder), *step.arguments]
-            command += ["--minutes", str(conditions["minutes"]), *(["--knee", str(rate)] if rate else [])]
+            command += ["--seed", str(next(self._seeds)), "--minutes", str(conditions["minutes"])]
+            command += ["--knee", str(rate)] if rate else []
             if (status := ended(command)) not in _MISSED or not list(folder.glob("*/run.json")):
                 raise LoadtestError(f"{step.name} could not be measured: attnserve load ended with {status}")
             if self.found(step):

@@ -97,6 +97,7 @@ def test_a_ramp_is_repeated_until_its_knee_is_within(runs: Runs, load: Load, tmp
     load.knees = [None, {"rate": 40, "reached": False}, {"rate": 55, "reached": True}]
     assert runs.make([EVERYTHING]) == {}
     assert [each.get("--knee") for each in load.calls] == [None, "40.0", "60.0"]
+    assert len({each["--seed"] for each in load.calls}) == 3, "else the service's cache would answer"
     assert runs.conditions(CROWD)["knee"] == 55
     assert len(list((tmp_path / "everything").glob("*/run.json"))) == 1, "of the other two nothing is left"
 
