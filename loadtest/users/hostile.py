@@ -60,9 +60,9 @@ def no_such_tokens(client: Hostile, answer: Answer) -> None:
 
 
 def huge(client: Hostile, answer: Answer) -> None:
-    """Announces a tebibyte: refused before it is sent. Some proxies only hang up."""
+    """Announces a tebibyte and begins, with more than a proxy holds back: refused before it is sent. Some proxies only hang up."""
     with connect(client.plan) as connection:
-        connection.sendall(head(client.plan, "/v1/embeddings", _HUGE_BYTES) + b"{" * 1000)
+        connection.sendall(head(client.plan, "/v1/embeddings", _HUGE_BYTES) + b"{" * 32_768)
         first = connection.recv(65536)
     answer.status = int(first.split()[1]) if first else 413
     if answer.status != 413:
