@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -76,13 +76,15 @@ class WritingEngine(EngineThread):
         self._stepped = 0.0
         self._said: list[Callable[[], None]] = []
         metrics.slots.set(limits.rows)
-        metrics.running.set_function(lambda: len(self._batch.jobs))
+        metrics.running.set_function(self._taken)
         metrics.waiting.set_function(self._waiting)
 
     @property
     def load(self) -> float:
-        """Sources that are worked on or wait, as a share of all rows."""
-        return (len(self._batch.jobs) + self._waiting()) / self.limits.rows
+        """Rows that are taken or waited for, as a share of all."""
+        with self._changed:
+            waited_for = _rows(job for lane in self._lanes.values() for job in lane)
+        return (self._taken() + waited_for) / self.limits.rows
 
     # On the event loop -----------------------------------------------------------------------------------------------------------------
 
@@ -153,6 +155,9 @@ class WritingEngine(EngineThread):
     def _waiting(self) -> int:
         return sum(map(len, self._lanes.values()))
 
+    def _taken(self) -> int:
+        return _rows(self._batch.jobs)
+
     def _close(self) -> None:
         with self._changed:
             self._closed = True
@@ -202,8 +207,8 @@ class WritingEngine(EngineThread):
                     self._finished(run, "abort")
 
     def _admit(self) -> None:
-        """Rows to those who wait, the interactive first; a beam counts with all it may come to have."""
-        new, taken = [], sum(job.request.beams for job in self._batch.jobs)
+        """Rows to those who wait, the interactive first."""
+        new, taken = [], self._taken()
         with self._changed:
             for lane in Lane:
                 waiting = self._lanes[lane]
@@ -285,6 +290,11 @@ class WritingEngine(EngineThread):
         if self._said:
             said, self._said = self._said, []
             self._post(_tell, said)
+
+
+def _rows(jobs: Iterable[Job]) -> int:
+    """A beam counts with all it may come to have."""
+    return sum(job.request.beams for job in jobs)
 
 
 def _over(job: Job, now: float) -> bool:

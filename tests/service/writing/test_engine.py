@@ -153,6 +153,20 @@ async def test_the_queue_has_a_bound_and_interactive_goes_first(vocabulary: Voca
         assert quick.usage.finished <= bulk.usage.started
 
 
+async def test_a_beam_counts_with_all_its_rows(vocabulary: Vocabulary) -> None:
+    """For who scales: eight rows of which two beams of four are followed are all taken."""
+    session = TorchSession(random_encoder_decoder())
+    async with running(session, vocabulary, rows=8) as engine:
+        session.hold()
+        runs = await engine.open([asked(beams=4), asked(beams=4), asked(beams=2, n=2)])
+        assert await asyncio.to_thread(session.arrived.wait, PATIENCE_S)
+        assert engine.load == 1.25
+        assert [sample.value for metric in engine.metrics.running.collect() for sample in metric.samples] == [8]
+        session.open()
+        await asyncio.gather(*map(written, runs))
+        assert engine.load == 0
+
+
 async def test_a_deadline_ends_who_waits_and_who_runs(vocabulary: Vocabulary) -> None:
     session = TorchSession(random_encoder_decoder())
     async with running(session, vocabulary, rows=1) as engine:
