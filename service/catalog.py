@@ -29,7 +29,10 @@ from service.runtime import CUDA, Array, OnnxSession, Session
 from service.selftest import SelfTest, check_golden, measure_rate
 from service.settings import Settings, changed
 from service.tokenization import Cut, Cutting, Encoded, Input, TextEncoder, size_of
+from service.writing.engine import WritingEngine, WritingLimits
 from service.writing.model import WritingModel
+from service.writing.selftest import check_golden as check_writer
+from service.writing.session import OnnxWritingSession
 
 if TYPE_CHECKING:
     from service.tracing import Tracer
@@ -293,7 +296,7 @@ class Catalog:
 
     def _load(self, bundle: Path, manifest: contract.Manifest) -> Served:
         if manifest.encoder_decoder is not None:
-            return WritingModel(bundle, manifest, self.settings, self.metrics, threads=self.budget.runtime_threads, tracer=self.tracer)
+            return WritingModel(bundle, manifest, self.metrics, self.open_writer)
         if manifest.decoder is None:
             return Model(bundle, manifest, self)
         return GeneratorModel(bundle, manifest, self.settings, self.metrics, self.open_generator)
@@ -354,6 +357,13 @@ class Catalog:
             metrics=model.metrics,
             tracer=self.tracer,
         )
+
+    def open_writer(self, model: WritingModel) -> Generating:
+        """The engine of an encoder-decoder, tested."""
+        session = OnnxWritingSession(model.bundle, model.manifest, threads=self.budget.runtime_threads, provider=self.settings.provider)
+        check_writer(model.bundle, session)
+        limits = WritingLimits(rows=max(self.settings.slots, 8))
+        return WritingEngine(session, model.vocabulary, limits=limits, metrics=model.metrics, tracer=self.tracer)
 
     async def attention(self, model: Served, ids: Sequence[int], layers: Sequence[int], deadline: float) -> list[Array]:
         """What these layers attend to in a text, (H, N, N) each; the model has an attention graph."""

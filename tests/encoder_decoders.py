@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from export import contract
 from export.bundle import export_bundle
 from models.byte_tokenizer import byte_tokenizer
 from models.encoder_decoder.checkpoint import save_encoder_decoder
@@ -37,6 +38,16 @@ def tiny_encoder_decoder(folder: Path, kind: str = "additive", **changes: int) -
     """A checkpoint folder."""
     save_encoder_decoder(folder, random_encoder_decoder(kind, **changes), tokenizer=byte_tokenizer().to_str(), examples=EXAMPLES)
     return folder
+
+
+def endless_writer_bundle(path: Path) -> Path:
+    """One that goes round in circles, as long as it may: its end is a byte that is none of them."""
+    tiny_encoder_decoder_bundle(path, name="endless-writer", end_token_id=255)
+    manifest = contract.read_manifest(path)
+    assert manifest.encoder_decoder is not None
+    both = manifest.encoder_decoder.model_copy(update={"max_output": 1_000_000})  # after the export, which tries all of it
+    (path / contract.MANIFEST).write_text(contract.dump(manifest.model_copy(update={"encoder_decoder": both})), encoding="utf-8")
+    return path
 
 
 def tiny_encoder_decoder_bundle(path: Path, kind: str = "additive", *, name: str = "tiny-writer", **changes: int) -> Path:

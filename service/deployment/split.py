@@ -151,8 +151,6 @@ def build(settings: Settings, log_file: Path | None, *, own_keys: bool = False) 
     """The Serve application. Where there is no bundle of a kind, there is no pool for it. `own_keys`: a gateway has those of its node."""
     path = log_file and str(log_file)
     kinds = {bundle: contract.read_manifest(bundle).kind for bundle in settings.bundles}
-    if writers := [str(bundle) for bundle, kind in kinds.items() if kind == "encoder_decoder"]:
-        raise SettingsError(f"{', '.join(writers)}: encoder-decoders are not served in profile split: serve them in single")
     computing = settings.model_copy(update={"threads": threads(settings), "aliases": {}, "api_keys": ()})
     encoders = tuple(bundle for bundle, kind in kinds.items() if kind in ENCODER_KINDS)
     generators = tuple(bundle for bundle, kind in kinds.items() if kind not in ENCODER_KINDS)

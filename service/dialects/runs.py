@@ -12,7 +12,7 @@ from service.alarm import Alarm
 from service.call import Call
 from service.chat_template import ChatTemplate
 from service.errors import ServiceError
-from service.generation.request import Delta, GenerationRequest, TokenLogprob, Usage
+from service.generation.request import Attention, Delta, GenerationRequest, TokenLogprob, Usage
 from service.generation.run import join
 from service.generation.text import Vocabulary
 
@@ -22,8 +22,10 @@ _UNHURRIED_S = 1.0  # between two looks at runs of which only the end matters
 class Run(Protocol):
     """One generation; see `service/generation/run.py`."""
 
+    request: GenerationRequest
     usage: Usage
     prompt_logprobs: list[TokenLogprob | None]
+    attention: Attention | None
 
     def listen(self, tell: Callable[[bool], None]) -> None: ...
 

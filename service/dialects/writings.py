@@ -13,11 +13,11 @@ from service.call import Call
 from service.catalog import Catalog
 from service.dialects import generation
 from service.dialects.chunks import Chunks
-from service.dialects.runs import Runs
+from service.dialects.runs import Run, Runs
 from service.errors import BatchTooLarge, InvalidRequest
 from service.generation.request import Delta, Sampling
 from service.writing.model import WritingModel
-from service.writing.request import WritingRequest, WritingRun
+from service.writing.request import WritingRequest
 
 if TYPE_CHECKING:
     from service.dialects.completions import CompletionRequest
@@ -98,12 +98,11 @@ class _Answer(Chunks):
             choice["attention"] = self._matrix(self.runs.runs[index])
         return choice
 
-    def _matrix(self, run: Any) -> dict[str, Any]:
-        assert isinstance(run, WritingRun)
+    def _matrix(self, run: Run) -> dict[str, Any]:
         assert run.attention is not None
         return {
             "source": [generation.token_text(token, self.model) for token in run.request.prompt],
-            "tokens": [generation.token_text(token, self.model) for token in run.attention.tokens],
+            "tokens": [generation.token_text(token, self.model) for token in run.attention.token_ids],
             "weights": [[round(float(weight), 4) for weight in row] for row in run.attention.weights],
         }
 

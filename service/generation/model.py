@@ -16,7 +16,7 @@ from service.settings import Settings
 
 
 class Generating(Protocol):
-    """What a decoder needs of its engine, wherever that is; see `engine.py`."""
+    """What a decoder or an encoder-decoder needs of its engine, wherever that is; see `engine.py` and `service/writing/engine.py`."""
 
     @property
     def healthy(self) -> bool: ...

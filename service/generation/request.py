@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from service.batching import Lane
 
 FinishReason = Literal["stop", "length"]
@@ -88,6 +91,13 @@ class Token(NamedTuple):
     token_id: int
     logprob: TokenLogprob | None = None
     finish_reason: FinishReason | None = None
+
+
+class Attention(NamedTuple):
+    """What each token of an encoder-decoder's output was written from: T tokens, (T, N), N the length of the source."""
+
+    token_ids: tuple[int, ...]
+    weights: NDArray[np.float32]
 
 
 @dataclass(slots=True)

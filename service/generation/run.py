@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import TracebackType
 
 from service.errors import ServiceError
-from service.generation.request import Delta, GenerationRequest, Token, TokenLogprob, Usage
+from service.generation.request import Attention, Delta, GenerationRequest, Token, TokenLogprob, Usage
 from service.generation.text import TextStream
 
 
@@ -21,6 +21,7 @@ class Run:
         self.request = request
         self.usage = usage
         self.prompt_logprobs: list[TokenLogprob | None] = []  # one for each prompt token, None for the first; complete with the first delta
+        self.attention: Attention | None = None  # where it was asked for; there with the last delta
         self.cancelled = False
         self.unread_since: float | None = None  # when the first of what waits to be taken was made
         self._cancel = cancel

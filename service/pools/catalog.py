@@ -11,6 +11,7 @@ from service.metrics import Metrics
 from service.pools.client import Pool, PoolClient, PoolEncoder, PoolGenerator, ask_attention, limits_of, selftest_of
 from service.runtime import Array
 from service.settings import Settings
+from service.writing.model import WritingModel
 
 # How long replicas of a gateway's own bundles may take to come up, as a rolling update brings them; and between two looks.
 _EXCHANGE_S, _AGAIN_S = 600.0, 0.5
@@ -64,11 +65,13 @@ class GatewayCatalog(Catalog):
         engine = PoolEncoder(self._encoders, model.name, model.manifest.fingerprint, limits_of(described))
         return Opened(engine, described["provider"], selftest_of(described))
 
-    def open_generator(self, model: GeneratorModel) -> Generating:
+    def open_generator(self, model: GeneratorModel | WritingModel) -> Generating:
         assert self._generators is not None
         return PoolGenerator(self._generators, model.name, model.manifest.fingerprint)
 
+    open_writer = open_generator
+
     async def attention(self, model: Served, ids: Sequence[int], layers: Sequence[int], deadline: float) -> list[Array]:
-        client = self._generators if model.manifest.decoder is not None else self._encoders
+        client = self._encoders if isinstance(model, Model) else self._generators
         assert client is not None
         return await ask_attention(client, (model.name, model.manifest.fingerprint), ids, layers, deadline)

@@ -21,6 +21,7 @@ from service.pools import wire
 from service.runtime import Array
 from service.selftest import SelfTest
 from service.tokenization import Encoded
+from service.writing.request import WritingRequest
 
 log = logging.getLogger("attnserve")
 
@@ -246,7 +247,7 @@ class PoolEncoder(_PoolEngine):
 
 
 class PoolGenerator(_PoolEngine):
-    """A `GeneratorEngine` elsewhere."""
+    """A `GeneratorEngine` or a `WritingEngine` elsewhere."""
 
     async def open(self, requests: Sequence[GenerationRequest], key: str) -> list[Run]:
         """As `GeneratorEngine.open`: all runs of a request are one stream of one replica, that of `key`."""
@@ -291,7 +292,11 @@ class _Stream:
 
     def __init__(self, requests: Sequence[GenerationRequest], messages: AsyncGenerator[Any, None]) -> None:
         now = time.monotonic()
-        self.runs = [Run(request, Usage(len(request.prompt), submitted=now, started=now), self._leave) for request in requests]
+        self.runs = [
+            Run(request, Usage(len(request.prompt), submitted=now, started=now), self._leave)
+            for request in requests
+            for _ in range(request.n if isinstance(request, WritingRequest) else 1)
+        ]
         self._wanted = len(self.runs)
         self._messages = messages
         self._following = asyncio.create_task(self._follow())

@@ -110,7 +110,7 @@ class Host:
                 message = []
                 for at, delta in made:
                     run = runs.runs[at]
-                    message.append(wire.pack_made(at, delta, run.usage, () if at in begun else run.prompt_logprobs))
+                    message.append(wire.pack_made(at, delta, run.usage, () if at in begun else run.prompt_logprobs, run.attention))
                     begun.add(at)
                 yield "made", message
             yield ("ended",)
@@ -133,7 +133,7 @@ class Host:
             raise RuntimeFailed(reason)
 
     def load(self) -> float:
-        """How busy this replica is: 1 is as much as one should have. Encoders: a second of queued tokens; decoders: every slot."""
+        """How busy this replica is: 1 is as much as one should have. Encoders: a second of queued tokens; generators: every slot."""
         return max((model.engine.load for model in self.catalog.models.values()), default=0.0)
 
     # ---------------------------------------------------------------------------------------------------------------------------------

@@ -15,15 +15,18 @@ from pydantic import BaseModel, ConfigDict
 
 from service import errors
 from service.errors import NotReady, Overloaded, ServiceError
-from service.generation.request import Delta, GenerationRequest, TokenLogprob, Usage
+from service.generation.request import Attention, Delta, GenerationRequest, TokenLogprob, Usage
 from service.generation.run import Run
 from service.runtime import Array
 from service.tokenization import Encoded
+from service.writing.request import WritingRequest
 
 _KINDS = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, ServiceError)}
 
 Refusal = tuple[str, str, str | None, float]  # kind, message, param, retry_after_s
-Made = tuple[int, str, tuple[int, ...], tuple[Any, ...], str | None, str | int | None, tuple[int, int, int], tuple[Any, ...]]
+Made = tuple[
+    int, str, tuple[int, ...], tuple[Any, ...], str | None, str | int | None, tuple[int, int, int], tuple[Any, ...], tuple[Any, ...] | None
+]
 
 
 def seconds_left(deadline: float) -> float:
@@ -71,29 +74,32 @@ def unpack_rows(packed: Sequence[Any]) -> list[Array | ServiceError]:
     return [unpack_error(row) if isinstance(row, tuple) else row for row in packed]
 
 
-# A decoder's requests and deltas -------------------------------------------------------------------------------------------------------
+# Requests for text, and deltas --------------------------------------------------------------------------------------------------------
 
 
 class _Asked(BaseModel):
-    """All runs of one request; each `deadline` is the seconds that are left."""
+    """All of one request, for a decoder or for an encoder-decoder; each `deadline` is the seconds that are left."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
-    requests: tuple[GenerationRequest, ...]
+    generations: tuple[GenerationRequest, ...] = ()
+    writings: tuple[WritingRequest, ...] = ()
 
 
 def pack_requests(requests: Sequence[GenerationRequest]) -> bytes:
-    asked = tuple(replace(request, deadline=seconds_left(request.deadline)) for request in requests)
-    return _Asked(requests=asked).model_dump_json().encode()
+    asked = [replace(request, deadline=seconds_left(request.deadline)) for request in requests]
+    writings = tuple(request for request in asked if isinstance(request, WritingRequest))
+    generations = tuple(request for request in asked if not isinstance(request, WritingRequest))
+    return _Asked(generations=generations, writings=writings).model_dump_json().encode()
 
 
 def unpack_requests(packed: bytes) -> list[GenerationRequest]:
     asked = _Asked.model_validate_json(packed)
-    return [replace(request, deadline=deadline_in(request.deadline)) for request in asked.requests]
+    return [replace(request, deadline=deadline_in(request.deadline)) for request in (*asked.generations, *asked.writings)]
 
 
-def pack_made(index: int, delta: Delta, usage: Usage, prompt_logprobs: Sequence[TokenLogprob | None]) -> Made:
-    """A delta of the run at `index` with what its usage is now, and once in a run the log-probabilities of its prompt."""
+def pack_made(index: int, delta: Delta, usage: Usage, prompt_logprobs: Sequence[TokenLogprob | None], attention: Attention | None) -> Made:
+    """A delta of the run at `index` with what its usage is now, and once in a run the log-probabilities of its prompt and the attention."""
     return (
         index,
         delta.text,
@@ -103,16 +109,19 @@ def pack_made(index: int, delta: Delta, usage: Usage, prompt_logprobs: Sequence[
         delta.stop_reason,
         (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens),
         _plain(prompt_logprobs),
+        None if attention is None else tuple(attention),
     )
 
 
 def unpack_made(made: Made, runs: Sequence[Run]) -> None:
     """Give the delta to the run that waits for it here."""
-    index, text, token_ids, logprobs, finish_reason, stop_reason, usage, prompt_logprobs = made
+    index, text, token_ids, logprobs, finish_reason, stop_reason, usage, prompt_logprobs, attention = made
     run = runs[index]
     _note(run.usage, usage)
     if prompt_logprobs:
         run.prompt_logprobs = [None if each is None else TokenLogprob(*each) for each in prompt_logprobs]
+    if attention is not None:
+        run.attention = Attention(*attention)
     delta = Delta(text, token_ids, tuple([TokenLogprob(*each) for each in logprobs]), finish_reason, stop_reason)  # type: ignore[arg-type]
     run.give(delta)
 

@@ -13,17 +13,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from service.batching import Lane
 from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed, ServiceError
 from service.generation.admission import stopping
 from service.generation.averages import averaged
 from service.generation.engine_thread import EngineThread
-from service.generation.request import GenerationRequest, Sampling, Token, Usage
+from service.generation.request import Attention, GenerationRequest, Sampling, Token, Usage
+from service.generation.run import Run
 from service.generation.text import TextStream, Vocabulary
 from service.logs import traces
 from service.metrics import GeneratorMetrics
 from service.writing.batch import Batch
-from service.writing.request import Attention, WritingRequest, WritingRun
+from service.writing.request import WritingRequest
 from service.writing.search import Path, Search
 from service.writing.session import WritingSession
 
@@ -46,7 +49,7 @@ class Job:
     """One source and the runs that want its outputs."""
 
     request: WritingRequest
-    runs: list[WritingRun]
+    runs: list[Run]
     search: Search
     wanted: bool = True  # by any of the runs; set on the loop
 
@@ -88,7 +91,7 @@ class WritingEngine(EngineThread):
 
     # On the event loop -----------------------------------------------------------------------------------------------------------------
 
-    async def open(self, requests: Sequence[GenerationRequest], key: str = "") -> list[WritingRun]:
+    async def open(self, requests: Sequence[GenerationRequest], key: str = "") -> list[Run]:
         """Queue all sources of one request or none: `n` runs of each, one after the other. `key` says whose they are; all are equal here.
 
         Raises InvalidRequest, NeverFits, Overloaded, DeadlineExceeded or NotReady.
@@ -144,7 +147,7 @@ class WritingEngine(EngineThread):
         for _ in range(request.n):
             text = TextStream(self._vocabulary, stop=(), include_stop=False, skip_special_tokens=request.skip_special_tokens)
             usage = Usage(size, submitted=time.monotonic())
-            job.runs.append(WritingRun(request, usage, lambda run: self._leave(job), text))
+            job.runs.append(Run(request, usage, lambda run: self._leave(job), text))
         return job
 
     def _leave(self, job: Job) -> None:
@@ -270,7 +273,7 @@ class WritingEngine(EngineThread):
                 new[-1] = new[-1]._replace(finish_reason=path.finish_reason)
                 self._finished(run, path.finish_reason)
                 if job.request.attention:
-                    attention = Attention(list(path.tokens), list(path.weights))
+                    attention = Attention(path.tokens, np.stack(path.weights))
                     self._said.append(partial(setattr, run, "attention", attention))
             self._said += [partial(run.give, token) for token in new]
 
@@ -279,7 +282,7 @@ class WritingEngine(EngineThread):
             self._finished(run, "error")
             self._said.append(partial(run.fail, error))
 
-    def _finished(self, run: WritingRun, reason: Literal["stop", "length", "abort", "error"]) -> None:
+    def _finished(self, run: Run, reason: Literal["stop", "length", "abort", "error"]) -> None:
         """A run has ended: its trace is written on the loop, not between two steps."""
         run.usage.finished = time.monotonic()
         self.metrics.finished(reason, run.usage)

@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.generation.request import FinishReason, TokenLogprob
-from service.writing.request import Weights
+
+Weights = NDArray[np.float32]  # (N,), what of a source one token was written from
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,9 @@ import io
 import pickle
 import threading
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from typing import Any, Literal
 
+from service.catalog import Catalog
 from service.engine import EncoderEngine
 from service.pools.catalog import GatewayCatalog
 from service.pools.client import PoolGenerator
@@ -46,13 +47,13 @@ def crossed(value: Any) -> Any:
     return _Foreign(io.BytesIO(pickle.dumps(value))).load()
 
 
-class FakeGateway(GatewayCatalog):
-    """A gateway before fake sessions in one replica; tests hold, break and read those as if they were its own."""
+class LoopbackGateway(GatewayCatalog):
+    """A gateway before one replica, which has the engines of `behind`. Says when it has started."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.behind = fakes.FakeCatalog(settings)
-        self._host = Host(self.behind)
-        super().__init__(settings, encoders=Loopback(self._host), generators=None)
+    def __init__(self, behind: Catalog, pool: Literal["encoders", "generators"]) -> None:
+        self.behind = behind
+        self._host = Host(behind)
+        super().__init__(behind.settings, **{"encoders": None, "generators": None, pool: Loopback(self._host)})
         self.settled = threading.Event()
 
     async def connect(self) -> None:
@@ -66,6 +67,15 @@ class FakeGateway(GatewayCatalog):
     async def stop(self) -> None:
         await super().stop()
         await self.behind.stop()
+
+
+class FakeGateway(LoopbackGateway):
+    """Before fake sessions; tests hold, break and read those as if they were its own."""
+
+    behind: fakes.FakeCatalog
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(fakes.FakeCatalog(settings), "encoders")
 
     def session(self, name: str) -> fakes.FakeSession:
         return self.behind.session(name)

@@ -17,10 +17,13 @@ import yaml
 
 from service.settings import LIVE
 from tests.bundles import tiny_encoder_bundle
+from tests.encoder_decoders import endless_writer_bundle
 from tests.service.live import LiveService, live
+from tests.service.test_writing_clients import expect_what_torch_writes
 
 pytestmark = pytest.mark.service
 PATIENCE_S = 60
+ENDLESS: list[dict[str, Any]] = [{"model": "tiny-decoder", "extra_body": {"ignore_eos": True}}, {"model": "endless-writer"}]
 
 
 @pytest.fixture(scope="module")
@@ -29,11 +32,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def split(tiny: Path, decoder_bundle: Path) -> Iterator[LiveService]:
+def split(tiny: Path, decoder_bundle: Path, writer_bundle: Path) -> Iterator[LiveService]:
     """Two encoders and two generators, for all tests of this file."""
-    with live(
-        [tiny, decoder_bundle], "--profile", "split", "--encoders", "2", "--generators", "2", "--set", "max_queue_tokens=4000"
-    ) as made:
+    bundles = [tiny, decoder_bundle, writer_bundle, endless_writer_bundle(tiny.with_name("endless-writer"))]
+    with live(bundles, "--profile", "split", "--encoders", "2", "--generators", "2", "--set", "max_queue_tokens=4000") as made:
         yield made
 
 
@@ -76,6 +78,10 @@ def test_openais_client_streams_the_text_it_would_get_at_once(client: openai.Ope
     assert (whole.usage.completion_tokens, whole.choices[0].finish_reason) == (40, "length")
 
 
+def test_openais_client_has_an_encoder_decoder_write(client: openai.OpenAI) -> None:
+    expect_what_torch_writes(client)
+
+
 def test_what_a_replica_refuses_comes_as_it_was_said(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as bad:
         client.completions.create(model="tiny-decoder", prompt="a", logit_bias={"999999": 1})
@@ -83,26 +89,26 @@ def test_what_a_replica_refuses_comes_as_it_was_said(client: openai.OpenAI) -> N
     with pytest.raises(openai.APIStatusError) as large:
         client.embeddings.create(model="tiny-encoder", input=["three red birds " * 30] * 200)
     assert large.value.status_code == 413
+    with pytest.raises(openai.APIStatusError, match="41 tokens and this model reads 40 at most") as long:
+        client.completions.create(model="tiny-writer", prompt="x" * 41)
+    assert long.value.status_code == 413
+
+
+@pytest.mark.parametrize("endless", ENDLESS, ids=lambda endless: str(endless["model"]))
+def test_a_text_that_is_late_is_given_up(client: openai.OpenAI, endless: dict[str, Any]) -> None:
     with pytest.raises(openai.APIStatusError) as late:
-        client.completions.create(
-            model="tiny-decoder",
-            prompt="a",
-            max_tokens=1_000_000,
-            extra_body={"ignore_eos": True},
-            extra_headers={"x-request-timeout-ms": "300"},
-        )
+        client.completions.create(**endless, prompt="a", max_tokens=1_000_000, extra_headers={"x-request-timeout-ms": "300"})
     assert late.value.status_code == 504
 
 
-def test_a_client_that_leaves_frees_its_slot(split: LiveService, client: openai.OpenAI) -> None:
+@pytest.mark.parametrize("endless", ENDLESS, ids=lambda endless: str(endless["model"]))
+def test_a_client_that_leaves_frees_its_slot(client: openai.OpenAI, endless: dict[str, Any]) -> None:
     """More streams than there are slots, one after the other, none read to its end."""
     for number in range(80):
-        stream = client.completions.create(
-            model="tiny-decoder", prompt="a", max_tokens=100_000, stream=True, seed=number, extra_body={"ignore_eos": True}
-        )
+        stream = client.completions.create(**endless, prompt="a", max_tokens=100_000, stream=True, seed=number)
         assert next(iter(stream))
         stream.close()
-    last = client.completions.create(model="tiny-decoder", prompt="a", max_tokens=3, extra_body={"ignore_eos": True})
+    last = client.completions.create(**endless, prompt="a", max_tokens=3)
     assert last.usage is not None
     assert last.usage.completion_tokens == 3
 
@@ -144,26 +150,25 @@ def test_an_encoder_killed_under_load_costs_no_request(split: LiveService, clien
 
 
 def test_a_generator_killed_ends_its_streams_with_an_error_and_no_others(split: LiveService, client: openai.OpenAI) -> None:
-    """Sessions are spread over both; those of the dead one are told, and what comes next is taken by the other."""
+    """Each session is in one of the two, with all its streams; those of the dead one are told, the other takes what comes next."""
     streams = [
         client.completions.create(
-            model="tiny-decoder",
-            prompt="a",
-            max_tokens=100_000,
-            stream=True,
-            extra_body={"ignore_eos": True},
-            extra_headers={"x-session-id": f"session-{number}"},
+            **endless, prompt="a", max_tokens=100_000, stream=True, extra_headers={"x-session-id": f"session-{number}"}
         )
         for number in range(12)
+        for endless in ENDLESS
     ]
     for stream in streams:
         assert next(iter(stream))
     replicas(split, "generator")[0].kill()
-    again = client.completions.create(model="tiny-decoder", prompt="a", max_tokens=3, extra_body={"ignore_eos": True})
-    assert again.choices[0].finish_reason == "length"
-    errors = [error for stream in streams if (error := error_of(stream)) is not None]
-    assert 0 < len(errors) < len(streams)
-    assert all("gone" in error for error in errors)
+    for endless in ENDLESS:
+        again = client.completions.create(**endless, prompt="a", max_tokens=3)
+        assert again.choices[0].finish_reason == "length"
+    errors = [error_of(stream) for stream in streams]
+    told = [error for error in errors if error is not None]
+    assert 0 < len(told) < len(streams)
+    assert all("gone" in error for error in told)
+    assert errors[::2] == errors[1::2], "decoder and encoder-decoder of a session are in one replica"
     until_there_are(split, "generator", 2)
 
 

@@ -27,7 +27,7 @@ from service.catalog import Catalog
 from service.settings import Settings, freeze
 from service.tracing import Tracer
 from tests.service.fakes import FakeCatalog, FakeSession, client, fake_app, fake_bundle, until
-from tests.service.pool_fakes import FakeGateway
+from tests.service.pool_fakes import FakeGateway, LoopbackGateway
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{PARENT}-01", f"00-{TRACE}-{PARENT}-00"
@@ -313,6 +313,22 @@ async def test_an_encoder_decoders_run_has_the_same_spans(writer_bundle: Path) -
     assert parent_of(generate) == id_of(spans.one("POST /v1/completions"))
     assert [parent_of(spans.one(name)) for name in ("queue", "prefill", "decode")] == [id_of(generate)] * 3
     assert (generate.attributes or {})["gen_ai.usage.output_tokens"] == answer.json()["usage"]["completion_tokens"]
+
+
+async def test_a_writing_behind_a_gateway_is_of_the_same_trace(writer_bundle: Path) -> None:
+    gateway, replica = Spans(), Spans()
+    catalog: Any = LoopbackGateway(Catalog(Settings(bundles=(writer_bundle,), threads=1)), "generators")
+    catalog.tracer, catalog.behind.tracer = gateway.tracer, replica.tracer
+    app = build_app(catalog, on_failure=catalog.settled.set)
+    app.state.catalog = catalog
+    async with client(app) as http:
+        answer = await http.post("/v1/completions", json={"model": "tiny-writer", "prompt": "one"})
+        assert answer.status_code == 200, answer.text
+        await until(lambda: replica.named("generate"))
+    assert gateway.names == ["POST /v1/completions"]
+    assert sorted(replica.names) == ["decode", "generate", "prefill", "queue"]
+    assert parent_of(replica.one("generate")) == id_of(gateway.one("POST /v1/completions"))
+    assert trace_of(replica.one("decode")) == trace_of(gateway.one("POST /v1/completions"))
 
 
 async def test_every_choice_is_a_run_of_its_own(decoder_settings: Settings) -> None:

@@ -3,15 +3,17 @@
 import math
 import time
 
+import numpy as np
 import pytest
 
 from service.batching import Lane
 from service.errors import InvalidRequest, NotReady, Overloaded, RuntimeFailed, ServiceError, TokenizationFailed
-from service.generation.request import Delta, GenerationRequest, Grammar, Sampling, TokenLogprob, Usage
+from service.generation.request import Attention, Delta, GenerationRequest, Grammar, Sampling, TokenLogprob, Usage
 from service.generation.run import Run
 from service.pools import wire
 from service.pools.client import ReplicaLost
 from service.tokenization import Encoded
+from service.writing.request import WritingRequest
 from tests.service.pool_fakes import crossed
 
 
@@ -49,6 +51,8 @@ def test_a_request_arrives_as_it_was() -> None:
         lane=Lane.BULK,
     )
     assert wire.unpack_requests(crossed(wire.pack_requests([request, request]))) == [request, request]
+    writing = WritingRequest(prompt=(1, 2), sampling=sampling, max_tokens=9, n=2, beams=4, attention=True, traceparent="00-1-2-01")
+    assert wire.unpack_requests(crossed(wire.pack_requests([writing, writing]))) == [writing, writing]
 
 
 def test_a_deadline_arrives_as_the_time_that_is_left() -> None:
@@ -69,9 +73,13 @@ def test_deltas_arrive_in_the_run_that_waits_for_them() -> None:
     runs = [Run(request, Usage(2), lambda run: None) for _ in range(2)]
     delta = Delta("ab", (7, 8), (TokenLogprob(7, -0.5, ((7, -0.5), (9, -1.0))), TokenLogprob(8, -2.0)), "stop", "b")
     prompt_logprobs = [None, TokenLogprob(2, -0.25)]
-    made = wire.pack_made(1, delta, Usage(2, completion_tokens=2, cached_tokens=1), prompt_logprobs)
+    attention = Attention((7, 8), np.array([[0.25, 0.75], [1.0, 0.0]], np.float32))
+    made = wire.pack_made(1, delta, Usage(2, completion_tokens=2, cached_tokens=1), prompt_logprobs, attention)
     wire.unpack_made(crossed(made), runs)
     assert runs[1].take() == delta
     assert runs[1].prompt_logprobs == prompt_logprobs
+    assert runs[1].attention is not None
+    assert runs[1].attention.token_ids == attention.token_ids
+    np.testing.assert_array_equal(runs[1].attention.weights, attention.weights)
     assert (runs[1].usage.completion_tokens, runs[1].usage.cached_tokens) == (2, 1)
     assert runs[0].take() is None

@@ -14,11 +14,11 @@ from models.encoder_decoder.search import attended, beam, greedy
 from service.batching import Lane
 from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed
 from service.generation.request import Sampling
-from service.generation.run import join
+from service.generation.run import Run, join
 from service.generation.text import Vocabulary
 from service.metrics import GeneratorMetrics, Metrics
 from service.writing.engine import WritingEngine, WritingLimits
-from service.writing.request import WritingRequest, WritingRun
+from service.writing.request import WritingRequest
 from tests.encoder_decoders import END, KINDS, random_encoder_decoder
 from tests.service.fakes import PATIENCE_S, until
 from tests.service.generation.fake_steps import byte_tokenizer
@@ -48,7 +48,7 @@ def asked(text: str = "forty-two", **fields: Any) -> WritingRequest:
     return WritingRequest(**{"prompt": tuple(text.encode()), "sampling": Sampling(seed=0), "max_tokens": 100, **fields})
 
 
-async def written(run: WritingRun) -> list[int]:
+async def written(run: Run) -> list[int]:
     return list(join([delta async for delta in run]).token_ids)
 
 
@@ -74,8 +74,8 @@ async def test_all_together_get_what_torch_writes_for_each_alone(kind: str, voca
         expected, weights = attended(model, *tensors(text))
         assert tokens == cut(expected[0].tolist())
         assert run.attention is not None
-        assert run.attention.tokens == tokens
-        np.testing.assert_allclose(np.stack(run.attention.weights), weights[0, : len(tokens)].numpy(), atol=TOLERANCE)
+        assert list(run.attention.token_ids) == tokens
+        np.testing.assert_allclose(run.attention.weights, weights[0, : len(tokens)].numpy(), atol=TOLERANCE)
     for text, first, second in zip(SOURCES, got[len(SOURCES) :: 2], got[len(SOURCES) + 1 :: 2], strict=True):
         assert first == cut(beam(model, *tensors(text), width=4).tokens[0].tolist())
         assert second != first

@@ -1,7 +1,6 @@
 """`/v1/completions` of an encoder-decoder, over its real bundle: greedy, beams, streams, attention, and what is refused."""
 
 import threading
-import warnings
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -14,23 +13,15 @@ from models.byte_tokenizer import byte_tokenizer
 from models.encoder_decoder.search import attended, beam
 from service.app import build_app
 from service.catalog import Catalog
-from service.settings import Settings, SettingsError
+from service.settings import Settings
 from tests.encoder_decoders import END, random_encoder_decoder
 from tests.service.fakes import client
 from tests.service.generation_fakes import events
-
-with warnings.catch_warnings():  # Ray's own, at import
-    warnings.simplefilter("ignore")
-    from service.deployment.split import build
+from tests.service.pool_fakes import LoopbackGateway
 
 PROMPT = "forty-two"
 TOKENIZER = byte_tokenizer()
 TOLERANCE = 1e-3  # what is sent has four digits
-
-
-@pytest.fixture
-def bundle(writer_bundle: Path) -> Path:
-    return writer_bundle
 
 
 class LoadedCatalog(Catalog):
@@ -46,8 +37,9 @@ class LoadedCatalog(Catalog):
 
 
 @pytest.fixture
-async def http(bundle: Path) -> AsyncIterator[httpx.AsyncClient]:
-    catalog = LoadedCatalog(Settings(bundles=(bundle,), threads=1, stream_interval_s=0, aliases={"words": "tiny-writer"}))
+async def http(writer_bundle: Path, where: str) -> AsyncIterator[httpx.AsyncClient]:
+    settings = Settings(bundles=(writer_bundle,), threads=1, stream_interval_s=0, aliases={"words": "tiny-writer"})
+    catalog = LoadedCatalog(settings) if where == "here" else LoopbackGateway(Catalog(settings), "generators")
     app: Any = build_app(catalog, on_failure=catalog.settled.set)
     app.state.catalog = catalog
     async with client(app) as made:
@@ -185,9 +177,3 @@ async def test_other_routes_say_of_which_kind_it_is(http: httpx.AsyncClient) -> 
     assert [model["id"] for model in listed] == ["tiny-writer", "words"]
     assert (await http.get("/health/ready")).status_code == 200
     assert 'model_name="tiny-writer"' in (await http.get("/metrics")).text
-
-
-def test_profile_split_refuses_it_at_its_start(bundle: Path) -> None:
-    """Before anything is started, with what to do."""
-    with pytest.raises(SettingsError, match="not served in profile split: serve them in single"):
-        build(Settings(bundles=(bundle,), profile="split"), None)
