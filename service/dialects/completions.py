@@ -4,7 +4,6 @@ Beyond it, with vLLM's names: the sampling fields of `SamplingFields`, `prompt_l
 the text that is sent, as in vLLM.
 """
 
-import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -16,6 +15,7 @@ from service import sse
 from service.catalog import Catalog
 from service.dialects import generation, writings
 from service.dialects.chunks import Chunks
+from service.dialects.completion_logprobs import Logprobs
 from service.dialects.generation_schemas import (
     MAX_TOKENS,
     STREAM,
@@ -30,7 +30,6 @@ from service.dialects.openai import ERRORS
 from service.dialects.runs import Generator, Runs
 from service.errors import BatchTooLarge, InvalidRequest
 from service.generation.request import Delta, TokenLogprob
-from service.generation.text import Vocabulary
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
 
 MOST_RUNS = 256  # choices of all prompts of a request together
@@ -160,7 +159,7 @@ async def _prompts(body: CompletionRequest, model: Generator, catalog: Catalog) 
 class _Sent:
     """What has left of one choice."""
 
-    offsets: "_Offsets"
+    logprobs: Logprobs
     begun: bool = False
 
 
@@ -169,8 +168,7 @@ class _Answer(Chunks):
 
     def __init__(self, body: CompletionRequest, model: Generator, prompts: Sequence[tuple[str, list[int]]], runs: Runs) -> None:
         self._body, self._prompts = body, prompts
-        hidden = model.vocabulary.special if body.skip_special_tokens else frozenset[int]()
-        self._sent = [_Sent(_Offsets(model.vocabulary, hidden)) for _ in prompts]
+        self._sent = [_Sent(Logprobs(model, skip_special_tokens=body.skip_special_tokens)) for _ in prompts]
         super().__init__(model, runs, body.stream_options, id_prefix="cmpl-", object_="text_completion")
 
     def choice(self, index: int, delta: Delta) -> dict[str, Any]:
@@ -187,34 +185,13 @@ class _Answer(Chunks):
         choice: dict[str, Any] = {
             "index": index,
             "text": text,
-            "logprobs": None if self._body.logprobs is None else self._logprobs(logprobs, sent.offsets),
+            "logprobs": None if self._body.logprobs is None else sent.logprobs.of(logprobs),
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
         }
         if self._body.prompt_logprobs is not None:
             choice["prompt_logprobs"] = generation.prompt_logprobs(run.prompt_logprobs, self.model)
         return choice
-
-    def _logprobs(self, tokens: Sequence[tuple[int, TokenLogprob | None]], offsets: "_Offsets") -> dict[str, Any]:
-        return {
-            "tokens": [self._token(token_id) for token_id, _ in tokens],
-            "token_logprobs": [None if each is None else generation.finite(each.logprob) for _, each in tokens],
-            "top_logprobs": [None if each is None else self._top(each) for _, each in tokens],
-            "text_offset": [offsets.of(token_id) for token_id, _ in tokens],
-        }
-
-    def _top(self, each: TokenLogprob) -> dict[str, float]:
-        """The likeliest tokens and the drawn one, which may be none of them."""
-        ids = {each.token_id: each.logprob, **dict(each.top)}
-        return {self._token(token_id): generation.finite(logprob) for token_id, logprob in ids.items()}
-
-    def _token(self, token_id: int) -> str:
-        """The token's text; what is a part of a character is written as OpenAI does, `bytes:\\xc3`, since all parts look alike as text."""
-        data = self.model.vocabulary[token_id]
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
     # As a stream -----------------------------------------------------------------------------------------------------------------------
 
@@ -223,19 +200,3 @@ class _Answer(Chunks):
 
     def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:
         return b"".join(self.chunk([self.choice(index, delta)]) for index, delta in pieces if generation.worth_sending(delta))
-
-
-class _Offsets:
-    """Where each token begins in the text, in characters. Tokens that share a character begin where it begins."""
-
-    def __init__(self, vocabulary: Vocabulary, hidden: frozenset[int]) -> None:
-        """`hidden`: tokens that are not in the text."""
-        self._vocabulary, self._hidden = vocabulary, hidden
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._at = 0
-
-    def of(self, token_id: int) -> int:
-        begin = self._at
-        if token_id not in self._hidden:
-            self._at += len(self._decoder.decode(self._vocabulary[token_id]))
-        return begin

@@ -1,7 +1,8 @@
 """`/v1/completions` of an encoder-decoder: the prompt is a source, and what is written from it is the completion.
 
 The likeliest output, found greedily or, with `num_beams`, by a beam ranked by the mean log-probability of a token; `n` of the beam's
-outputs, best first. `attention` asks for what each token was written from. All other fields that would change the output are refused.
+outputs, best first. `logprobs` asks for the log-probability of each token and of the likeliest in its place, `attention` for what it was
+written from. All other fields that would change the output are refused.
 """
 
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from service.call import Call
 from service.catalog import Catalog
 from service.dialects import generation
 from service.dialects.chunks import Chunks
+from service.dialects.completion_logprobs import Logprobs
 from service.dialects.runs import Run, Runs
 from service.errors import BatchTooLarge, InvalidRequest
 from service.generation.request import Delta, Sampling
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
     from service.dialects.completions import CompletionRequest
 
 MOST_WEIGHTS = 2**20  # numbers of all attention matrices of an answer
-_TAKEN = {"model", "prompt", "max_tokens", "n", "num_beams", "attention", "stream", "stream_options", "user", "seed", "skip_special_tokens"}
+_TAKEN = {"model", "prompt", "max_tokens", "n", "num_beams", "stream", "stream_options", "user", "seed", "skip_special_tokens"}
+_TAKEN |= {"logprobs", "attention"}  # which tell more of the same output
 
 
 async def complete(
@@ -41,6 +44,7 @@ async def complete(
             n=body.n,
             beams=body.num_beams or body.n,
             attention=body.attention,
+            top_logprobs=body.logprobs,
             skip_special_tokens=body.skip_special_tokens,
             lane=Lane.INTERACTIVE if call.lane is None else call.lane,
             deadline=call.deadline,
@@ -82,19 +86,21 @@ class _Answer(Chunks):
     """Choices from deltas; also the script of the stream."""
 
     def __init__(self, body: "CompletionRequest", model: WritingModel, runs: Runs) -> None:
-        self._attention = body.attention
+        self._body = body
+        self._logprobs = [Logprobs(model, skip_special_tokens=body.skip_special_tokens) for _ in runs.runs]
         super().__init__(model, runs, body.stream_options, id_prefix="cmpl-", object_="text_completion")
 
     def choice(self, index: int, delta: Delta) -> dict[str, Any]:
         """What this delta adds; with the last one comes the attention."""
+        logprobs = [(each.token_id, each) for each in delta.logprobs]
         choice = {
             "index": index,
             "text": delta.text,
-            "logprobs": None,
+            "logprobs": None if self._body.logprobs is None else self._logprobs[index].of(logprobs),
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
         }
-        if self._attention and delta.finish_reason is not None:
+        if self._body.attention and delta.finish_reason is not None:
             choice["attention"] = self._matrix(self.runs.runs[index])
         return choice
 

@@ -9,7 +9,7 @@ from service.generation.request import GenerationRequest
 class WritingRequest(GenerationRequest):
     """One source, `n` outputs of it, best first. `n` runs are its answer: a greedy one comes token by token, a beam's all at its end.
 
-    Of what it inherits, `prompt`, `max_tokens`, `lane` and `deadline` count: the likeliest output is written, nothing is drawn.
+    The likeliest output is written and nothing is drawn: of what it inherits, what says how to draw or when to stop does not count.
     """
 
     n: int = 1

@@ -114,9 +114,39 @@ async def test_attention_has_a_row_for_each_token_written(http: httpx.AsyncClien
     assert "attention" not in (await whole(http))["choices"][0]
 
 
+def scores(tokens: list[int]) -> torch.Tensor:
+    """Of each of these tokens, written in this order, log p of all that could stand in its place: (T, V)."""
+    model, (ids, mask) = random_encoder_decoder(), source()
+    with torch.inference_mode():
+        memory, state = model.read(ids, mask)
+        rows = []
+        for previous in [model.config.begin_token_id, *tokens[:-1]]:
+            logits, state, _ = model.step(torch.tensor([previous]), state, memory, mask)
+            rows.append(logits[0].log_softmax(0))
+    return torch.stack(rows)
+
+
+@pytest.mark.parametrize("fields", [{}, {"num_beams": 4}])
+async def test_log_probabilities_are_the_models_own_of_the_tokens_that_it_wrote(http: httpx.AsyncClient, fields: dict[str, Any]) -> None:
+    found = beam(random_encoder_decoder(), *source(), width=fields.get("num_beams", 1)).tokens[0].tolist()
+    tokens = found[: found.index(END) + 1] if END in found else found
+    expected = scores(tokens)
+    (choice,) = (await whole(http, logprobs=2, **fields))["choices"]
+    logprobs = choice["logprobs"]
+    assert {name: len(values) for name, values in logprobs.items()} == dict.fromkeys(
+        ("tokens", "token_logprobs", "top_logprobs", "text_offset"), len(tokens)
+    )
+    torch.testing.assert_close(torch.tensor(logprobs["token_logprobs"]), expected[range(len(tokens)), tokens], atol=TOLERANCE, rtol=0)
+    for top, row, token in zip(logprobs["top_logprobs"], expected, tokens, strict=True):
+        wanted = sorted({*row.topk(2).values.tolist(), float(row[token])})
+        assert sorted(top.values()) == pytest.approx(wanted, abs=TOLERANCE)
+    assert logprobs["text_offset"] == sorted(logprobs["text_offset"])
+    assert (await whole(http, **fields))["choices"][0]["logprobs"] is None
+
+
 @pytest.mark.parametrize("fields", [{}, {"num_beams": 3, "n": 2}])
 async def test_a_stream_is_the_answer_in_pieces_with_its_attention_at_the_end(http: httpx.AsyncClient, fields: dict[str, Any]) -> None:
-    fields = {**fields, "attention": True}
+    fields = {**fields, "attention": True, "logprobs": 1}
     want = await whole(http, **fields)
     body = {"model": "tiny-writer", "prompt": PROMPT, "stream": True, "stream_options": {"include_usage": True}, **fields}
     *pieces, usage, done = events((await http.post("/v1/completions", json=body)).text)
@@ -127,6 +157,8 @@ async def test_a_stream_is_the_answer_in_pieces_with_its_attention_at_the_end(ht
         assert "".join(piece["text"] for piece in own) == choice["text"]
         assert own[-1]["finish_reason"] == choice["finish_reason"]
         assert own[-1]["attention"] == choice["attention"]
+        for name, values in choice["logprobs"].items():
+            assert [value for piece in own for value in piece["logprobs"][name]] == values
         assert not any("attention" in piece for piece in own[:-1])
 
 
@@ -135,7 +167,7 @@ async def test_a_stream_is_the_answer_in_pieces_with_its_attention_at_the_end(ht
     [
         ({"temperature": 0.7}, "temperature", "writes the likeliest text"),
         ({"top_p": 0.5}, "top_p", "writes the likeliest text"),
-        ({"logprobs": 2}, "logprobs", "leave it out"),
+        ({"prompt_logprobs": 2}, "prompt_logprobs", "leave it out"),
         ({"echo": True}, "echo", "leave it out"),
         ({"stop": ["a"]}, "stop", "leave it out"),
         ({"num_beams": 9}, "num_beams", "less than or equal to 8"),
