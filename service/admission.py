@@ -12,7 +12,10 @@ from service.errors import DeadlineExceeded, NeverFits, Overloaded, QueueTooLong
 from service.patience import Patience
 
 _RATE_MEMORY = 0.9  # weight of the past in the moving average of tokens a second
-_TIRED = 4.0  # times as long as the queue may stand: what has waited longer was there before it had to be so short
+_TIRED = 3.0  # times as long as the queue may stand: what has waited longer was there before it had to be so short
+# Of `max_batch_tokens`, under overload. Whoever is taken waits for the run before his own, and for that: so runs are short, and the queue
+# is no longer than one of them.
+_SHORT_RUNS, _BUSY = 0.5, 0.375
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +55,7 @@ class Admission:
         self.tokens_per_s = limits.tokens_per_s  # of all runs side by side, moving average
         self._running = self._running_tokens = 0
         self._patience = (Patience(limits.max_wait_s), Patience(limits.max_bulk_wait_s))  # by lane
+        self._request_tokens = 0.0  # of an interactive request, moving average
         # Bulk work has what interactive work leaves: seconds between two of its tokens, moving average, and when the last one was drawn.
         self._bulk_token_s = 0.0
         self._bulk_drawn = 0.0
@@ -63,11 +67,21 @@ class Admission:
 
     @property
     def busy_s(self) -> float:
-        """How long a queue is that holds half a full batch: with that, no thread finds it empty, and runs stay short."""
-        return 0.5 * self.limits.max_batch_tokens / self.tokens_per_s
+        """How long a queue is that no thread finds empty and that goes into one short run."""
+        return _BUSY * self.limits.max_batch_tokens / self.tokens_per_s
 
     def check(self, lane: Lane, now: float) -> None:
-        """QueueTooLong when there is no room in this lane for anything more."""
+        """QueueTooLong when there is no room in this lane for anything more, of a request whose tokens were not counted yet."""
+        try:
+            self._check(lane, now)
+        except QueueTooLong:
+            self._came(lane, now, self._request_tokens)
+            raise
+
+    def _came(self, lane: Lane, now: float, tokens: float) -> None:
+        self._patience[lane].came(now, tokens / self.tokens_per_s)
+
+    def _check(self, lane: Lane, now: float) -> None:
         if lane == Lane.BULK and len(self.queue) and self._patience[Lane.INTERACTIVE].standing(now):
             raise QueueTooLong("Model is overloaded: interactive work leaves nothing for bulk work", retry_after_s=max(self.busy_s, 1.0))
         queue_s = self.queue.tokens_before(lane) / self.tokens_per_s
@@ -84,7 +98,9 @@ class Admission:
             return
         if (left_s := deadline - now) <= 0:
             raise DeadlineExceeded("the request's deadline passed before it was queued")
-        self.check(lane, now)
+        self._request_tokens = _RATE_MEMORY * self._request_tokens + (1 - _RATE_MEMORY) * tokens
+        self._came(lane, now, tokens)
+        self._check(lane, now)
         if (excess := self.queue.tokens + tokens - limit) > 0:
             raise Overloaded(
                 f"Model is overloaded: {self.queue.tokens} of {limit} tokens are queued and the request has {tokens}",
@@ -104,6 +120,7 @@ class Admission:
         """The next batch; `ended` is to be called when its run has."""
         standing = self._patience[Lane.INTERACTIVE].standing(now)
         self.queue.patience_s = _TIRED * self.busy_s if standing else math.inf
+        self.queue.max_batch_tokens = int(self.limits.max_batch_tokens * (_SHORT_RUNS if standing else 1))
         batch, dropped = self.queue.take(now)
         draw = Draw(batch, dropped, alone=not self._running and not len(self.queue), leaves_some=len(self.queue) > 0)
         self._running += bool(batch)

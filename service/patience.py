@@ -3,6 +3,7 @@
 A queue is for bursts, and a burst may wait `max_wait_s`. A queue that has come to that is no burst but more load than there is service, and
 then its length does nothing but delay everybody. So from a refusal on, until none was needed for `_CALM_S`, the queue stands no longer than
 what keeps the runtime busy. (The idea is CoDel's: Nichols and Jacobson, ACM Queue 10(5), 2012; for servers: Maurer, ACM Queue 13(8), 2015.)
+The same holds, long before the queue says so, while work comes far faster than it can be done.
 
 Moments are those of one clock, given by the caller.
 """
@@ -12,6 +13,30 @@ import math
 from service.errors import Overloaded, QueueTooLong
 
 _CALM_S = 1.0
+# So many times the work that can be done is no burst when it comes in each of three stretches in a row, none shorter or of fewer requests.
+_EXCESS, _STRETCHES, _STRETCH_S, _STRETCH_REQUESTS = 1.5, 3, 0.1, 10
+
+
+class Inflow:
+    """How fast work comes. Clients who wait for their answers cannot send more than is done for long, so they never make an excess."""
+
+    def __init__(self) -> None:
+        self._since = -math.inf
+        self._requests, self._work_s = 0, 0.0  # since then
+        self._fast = 0  # stretches before that, in a row, with too much work
+
+    def came(self, now: float, work_s: float) -> None:
+        """A request whose work takes the runtime so long, whether it was taken or refused."""
+        if now - self._since > _CALM_S:
+            self._since, self._requests, self._work_s, self._fast = now, 0, 0.0, 0
+        self._requests += 1
+        self._work_s += work_s
+        if (passed_s := now - self._since) >= _STRETCH_S and self._requests >= _STRETCH_REQUESTS:
+            self._fast = self._fast + 1 if self._work_s > _EXCESS * passed_s else 0
+            self._since, self._requests, self._work_s = now, 0, 0.0
+
+    def excessive(self, now: float) -> bool:
+        return self._fast >= _STRETCHES and now - self._since <= _CALM_S
 
 
 class Patience:
@@ -19,7 +44,12 @@ class Patience:
 
     def __init__(self, max_wait_s: float) -> None:
         self._max_wait_s = max_wait_s
-        self._refused = -math.inf  # when somebody last was
+        self._inflow = Inflow()
+        self._refused = -math.inf  # when somebody last was for a queue that had grown too long
+
+    def came(self, now: float, work_s: float) -> None:
+        """A request whose work takes the runtime so long, whether it was taken or refused."""
+        self._inflow.came(now, work_s)
 
     def bound_s(self, now: float, busy_s: float) -> float:
         """How long the queue may be. `busy_s` of it keep the runtime busy."""
@@ -27,15 +57,17 @@ class Patience:
 
     def standing(self, now: float) -> bool:
         """Whether there is more load than service."""
-        return now - self._refused < _CALM_S
+        return now - self._refused < _CALM_S or self._inflow.excessive(now)
 
     def check(self, now: float, queue_s: float, busy_s: float) -> None:
         """QueueTooLong for who comes to a queue of `queue_s` that is too long; whoever comes to an empty one is taken."""
         bound_s = self.bound_s(now, busy_s)
         if queue_s > bound_s:
-            self._refused = now
+            if not self._inflow.excessive(now):  # which ends by itself
+                self._refused = now
             raise QueueTooLong(
-                f"Model is overloaded: the queue needs about {queue_s:.2f} s and may need {bound_s:.2f} s", retry_after_s=queue_s
+                f"Model is overloaded: the queue needs about {queue_s:.2f} s and may need {bound_s:.2f} s",
+                retry_after_s=max(queue_s, _CALM_S) if self.standing(now) else queue_s,  # sooner, it would be part of the overload
             )
 
 

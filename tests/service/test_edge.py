@@ -3,7 +3,6 @@
 import asyncio
 import json
 import logging
-import math
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -319,7 +318,7 @@ async def test_over_the_queue_the_answer_is_429_with_both_retry_headers(bundle: 
 
 
 async def test_in_overload_a_text_is_refused_before_it_is_tokenised(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.patience._CALM_S", math.inf)
+    monkeypatch.setattr("service.patience._CALM_S", 3600.0)
     app = fake_app(bundle, threads=1, max_wait_s=0)
     async with client(app) as http:
         catalog = app.state.catalog

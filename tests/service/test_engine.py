@@ -280,7 +280,7 @@ async def test_bulk_work_in_the_queue_does_not_count_against_an_interactive_dead
 
 
 async def test_when_the_queue_must_be_short_what_has_waited_too_long_is_refused_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.patience._CALM_S", math.inf)
+    monkeypatch.setattr("service.patience._CALM_S", 3600.0)
     session = FakeSession()
     async with running(session, max_batch_tokens=4, tokens_per_s=1e6, max_wait_s=5e-6) as engine:
         held = await busy(engine, session)
