@@ -41,7 +41,7 @@ from models.training.run import hardware
 
 RUN, CHECKPOINTS, CURVE, CARD = "run.json", "checkpoints", "curve.png", "README.md"
 LOOK = 6  # every so many held-out texts for the looks on the way
-BEYOND = (1_024, 2_048)  # tokens: what a teacher with repeated positions makes of long texts
+BEYOND = (1_024, 2_048, 4_096, 8_192)  # tokens: what a teacher with repeated positions makes of long texts
 BEYOND_TEXTS = 6
 OF_A_KIND = 60  # held-out texts that the last look takes
 
@@ -159,15 +159,14 @@ def _last_look(teacher: Embedder, student: Embedder, rows: Sequence[Sequence[int
 
 
 def _beyond(teacher: Embedder, student: Embedder, pieces: Sequence[Piece], tokenizer: Tokenizer, limit: int) -> dict[str, dict[str, Any]]:
-    """The first N tokens of long texts: the student beside the teacher with repeated positions, and beside the mean of the teacher's
-    embeddings of pieces of its own limit.
+    """Texts of N tokens: the student beside the teacher with repeated positions, and beside the mean of the teacher's embeddings of pieces
+    of its own limit.
     """
     found = {}
     for N in BEYOND:
-        rows = [row for row in tokenize([piece for piece in pieces if piece.kind == "long"], tokenizer, longest=N) if len(row) == N]
-        if not rows[:BEYOND_TEXTS]:
+        rows = texts_of(N, tokenize([piece for piece in pieces if piece.kind == "long"], tokenizer, longest=N))[:BEYOND_TEXTS]
+        if not rows or student.encoder.config.n_positions < N:
             continue
-        rows = rows[:BEYOND_TEXTS]
         ours, wanted = embed(student, rows), embed(teacher, rows)
         cut = torch.stack([_mean_of_pieces(teacher, row, limit) for row in rows])
         found[str(N)] = {
@@ -176,6 +175,17 @@ def _beyond(teacher: Embedder, student: Embedder, pieces: Sequence[Piece], token
             "teacher_to_pieces": asdict(likeness(wanted, cut)),
         }
     return found
+
+
+def texts_of(N: int, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Token ids with a first and a last special one -> the same of N tokens each: shorter texts are joined, and no text is in two."""
+    made, inner = [], list[int]()
+    for row in rows:
+        inner += row[1:-1]
+        if len(inner) >= N - 2:
+            made.append([row[0], *inner[: N - 2], row[-1]])
+            inner = []
+    return made
 
 
 def _mean_of_pieces(teacher: Embedder, row: Sequence[int], limit: int) -> torch.Tensor:

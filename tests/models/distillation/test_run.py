@@ -17,7 +17,7 @@ from models.distillation.delta import DESCRIPTION, WEIGHTS, assemble, read_stude
 from models.distillation.evaluation import embed
 from models.distillation.objectives import Embedder
 from models.distillation.plan import Plan
-from models.distillation.run import run
+from models.distillation.run import run, texts_of
 from models.folder import CheckpointError
 from models.training.checkpoints import ResumeError, newest
 from tests.checkpoints import tiny_encoder
@@ -85,3 +85,9 @@ def test_a_difference_with_tensors_missing_is_refused(made: Path, teacher: Path,
     save_file({name: tensor for name, tensor in tensors.items() if "log_gain" not in name}, tmp_path / WEIGHTS)
     with pytest.raises(CheckpointError, match="log_gain is missing or has no place"):
         read_student(tmp_path, load_checkpoint(teacher))
+
+
+def test_texts_of_a_length_are_joined_of_shorter_ones_and_none_is_in_two() -> None:
+    rows = [[1, 5, 6, 7, 2], [1, 8, 9, 2], [1, *range(10, 20), 2], [1, 20, 2]]
+    assert texts_of(6, rows) == [[1, 5, 6, 7, 8, 2], [1, 10, 11, 12, 13, 2]]
+    assert texts_of(100, rows) == []
