@@ -4,7 +4,8 @@ near(i): i's block of C tokens, the one before it and the one after it; far(i): 
 o_i = (sum_{j near} exp(s_ij) v_j + g φ_q(q_i)ᵀ S_i) / (sum_{j near} exp(s_ij) + g φ_q(q_i)ᵀ z_i),   s_ij = q_iᵀ k_j / √D_k
 S_i = sum_{j far} φ_k(k_j) v_jᵀ,   z_i = sum_{j far} φ_k(k_j),   the same for all of a block
 Zhang et al. 2024 (LoLCATs), arXiv:2410.10254, there looking back only; φ as in learned_maps.py, g a number for each head.
-O(N (3 C + D_φ) D_k) time a head. A text of up to 2 C tokens has nothing far: it gets softmax attention, to the bit of rounding.
+O(N (3 C + D_φ) D_k) time a head. A text of up to 2 C tokens has nothing far: it gets softmax attention, to the bit of rounding, in two
+blocks of half its length.
 """
 
 import torch
@@ -40,10 +41,11 @@ def attend_hybrid(
     dtype, q, k, v = v.dtype, q.to(exact), k.to(exact), v.to(exact)
     if block == 0:
         return attend_features(phi_q(q), phi_k(k), v, key_mask=key_mask, eps=torch.finfo(exact).tiny).to(dtype)
+    C = torch.sym_min(block, (q.shape[2] + 1) // 2)  # all is near in two blocks: those of a short text are as short as can be
     present = keys_present(k, key_mask)  # (B, 1, N, 1)
     v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1) * present  # (B, H, N, D_v + 1): the last column counts the weights
-    q_blocks, k_blocks, v_blocks = (in_blocks(x, block) for x in (q, k, v))  # (B, H, n, C, ..): filled up before they are mapped
-    features_q, features_k = (phi(x.flatten(2, 3)).unflatten(2, (-1, block)) for phi, x in ((phi_q, q_blocks), (phi_k, k_blocks)))
+    q_blocks, k_blocks, v_blocks = (in_blocks(x, C) for x in (q, k, v))  # (B, H, n, C, ..): filled up before they are mapped
+    features_q, features_k = (phi(x.flatten(2, 3)).unflatten(2, (-1, C)) for phi, x in ((phi_q, q_blocks), (phi_k, k_blocks)))
     sums = features_k.mT @ v_blocks  # (B, H, n, D_φ, D_v + 1): [S | z] of every block
     far = features_q @ beyond_neighbours(sums)  # (B, H, n, C, D_v + 1)
     o = _near_and_far(q_blocks * scale_of(q, scale), k, v[..., :-1], present, far, gain)
@@ -51,14 +53,15 @@ def attend_hybrid(
 
 
 def beyond_neighbours(x: Tensor) -> Tensor:
-    """For each of n blocks, the sum over the blocks that are neither itself nor next to it: (B, H, n, ..) -> the same shape.
+    """For each of n blocks, the sum over the blocks that are neither itself nor next to it: (B, H, n, D_φ, D_v) -> the same shape.
 
-    Sums from the left and from the right: taking the near ones away from the sum of all would leave a remainder of rounding.
+    Sums from the left and from the right: taking the near ones away from the sum of all would leave a remainder of rounding. In a text of
+    two blocks there is nothing to sum.
     """
-    none = torch.zeros_like(x[:, :, :1])
     n = x.shape[2]
-    left = torch.cat([none, none, x], dim=2).cumsum(2)[:, :, :n]  # at b: blocks 0 .. b - 2
-    right = torch.cat([none, none, x.flip(2)], dim=2).cumsum(2)[:, :, :n].flip(2)
+    none, far = torch.sym_min(2, n), torch.sym_max(0, n - 2)
+    left = F.pad(x[:, :, :far].cumsum(2), (0, 0, 0, 0, none, 0))  # at b: blocks 0 .. b - 2
+    right = F.pad(x[:, :, n - far :].flip(2).cumsum(2).flip(2), (0, 0, 0, 0, 0, none))
     return left + right
 
 

@@ -42,8 +42,9 @@ def test_is_one_matrix_of_weights(N: int) -> None:
 
 
 def test_what_is_beyond_the_neighbours() -> None:
-    x = torch.tensor([1.0, 10.0, 100.0, 1_000.0, 10_000.0])[None, None, :, None]
+    x = torch.tensor([1.0, 10.0, 100.0, 1_000.0, 10_000.0])[None, None, :, None, None]
     assert beyond_neighbours(x).flatten().tolist() == [11_100.0, 11_000.0, 10_001.0, 11.0, 111.0]
+    assert all(not beyond_neighbours(x[:, :, :n]).any() and beyond_neighbours(x[:, :, :n]).shape[2] == n for n in (1, 2))
 
 
 @pytest.mark.parametrize("N", [1, C, 2 * C])
@@ -51,6 +52,13 @@ def test_up_to_two_blocks_it_is_softmax_attention_whatever_the_map(N: int) -> No
     q, k, v = heads(N)
     o = attend_hybrid(q, k, v, phi_q, phi_k, block=C)
     assert (o - dense(q, k, v, torch.ones(N, N, dtype=torch.bool))).abs().max() <= EXACT
+
+
+@pytest.mark.parametrize("N", [1, 2, 15, 16, 63, 64, 65, 127, 128])
+def test_up_to_two_blocks_it_fills_up_by_a_token_at_most(N: int) -> None:
+    mapped = []
+    attend_hybrid(*heads(N), phi_q, lambda x: phi_k(mapped.append(x.shape[2]) or x), block=64)
+    assert N <= mapped[0] <= N + 1
 
 
 def test_without_blocks_it_is_linear_attention() -> None:
