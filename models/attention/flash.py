@@ -43,9 +43,10 @@ def attend_in_groups(
     quad_q, quad_k, lin_q, lin_k, v = (x.to(exact) for x in (quad_q, quad_k, lin_q, lin_k, v))
     seen = torch.ones_like(v[:, 0, :, 0]) if key_mask is None else key_mask.to(exact)  # (B, N)
     v = v * seen[:, None, :, None]  # a masked key writes nothing, wherever
-    quad_q, quad_k, lin_q, lin_k, v = (_in_groups(x, group) for x in (quad_q, quad_k, lin_q, lin_k, v))  # (B, 1, groups, G, ..)
+    C = torch.sym_min(group, N)  # a text that is shorter than a group is not filled up to one
+    quad_q, quad_k, lin_q, lin_k, v = (_in_groups(x, C) for x in (quad_q, quad_k, lin_q, lin_k, v))  # (B, 1, groups, C, ..)
     scores = quad_q @ quad_k.mT / (group if quad_divisor is None else quad_divisor)
-    A = F.relu(scores if bias is None else scores + bias).square()
+    A = F.relu(scores if bias is None else scores + bias[:C, :C]).square()
     sums = lin_k.mT @ v  # (B, 1, groups, s, e)
     sums = sums.cumsum(2) - sums if causal else sums.sum(2, keepdim=True)
     n_seen = (seen.cumsum(1) if causal else seen.sum(1, keepdim=True)).clamp_min(1)[:, None, :, None]  # (B, 1, N or 1, 1)

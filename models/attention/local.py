@@ -5,6 +5,7 @@ Child et al. 2019, arXiv:1904.10509; Beltagy et al. 2020, arXiv:2004.05150, sect
 Tokens at the ends have fewer keys. Looking back only, token by token: `sliding_window.py`, whose window of w + 1 counts the token itself.
 """
 
+import torch
 from torch import Tensor
 
 from models.attention.blocks import in_blocks, keys_present, near, out_of_blocks, spans
@@ -30,10 +31,11 @@ def attend_local(
     """
     before = -(-window // block)  # blocks to a side
     reach = {"before": before, "after": 0 if causal else before}
-    q_blocks = in_blocks(q, block)  # (B, H, n, C, D_k)
+    C = torch.sym_min(block, max(q.shape[2], k.shape[2]))  # what is shorter than a block is not filled up to one
+    q_blocks = in_blocks(q, C)  # (B, H, n, C, D_k)
     n = q_blocks.shape[2]
-    keys, values, present = (spans(x, n, block, **reach) for x in (k, v, keys_present(k, key_mask)))  # (B, H, n, span, ..)
-    seen = near(block, **reach, window=window, causal=causal).to(q.device) & present.mT  # (B, 1, n, C, span)
+    keys, values, present = (spans(x, n, C, **reach) for x in (k, v, keys_present(k, key_mask)))  # (B, H, n, span, ..)
+    seen = near(C, **reach, window=window, causal=causal).to(q.device) & present.mT  # (B, 1, n, C, span)
     return out_of_blocks(attend(q_blocks, keys, values, scale=scale, mask=seen), q.shape[2])
 
 

@@ -75,7 +75,7 @@ def _windows(
     N = q.shape[2]
     q, k, v, in_windows = (_classes(x, dilation) for x in (q, k, v, in_windows))
     k_G, v_G, sees_G = (x.repeat_interleave(dilation, dim=0).unsqueeze(2) for x in (k_G, v_G, sees_G))  # (B, H, 1, G, ..)
-    before = -(-radius // C)
+    before, C = -(-radius // C), torch.sym_min(C, q.shape[2])  # what is shorter than a block is not filled up to one
     reach = {"before": before, "after": before}
     q_blocks = in_blocks(q, C, spare=1) * scale  # (B, H, n, C, D_k)
     n = q_blocks.shape[2]

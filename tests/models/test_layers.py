@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from models import LAYERS
 from models.attention.causal import CausalLayer
@@ -47,6 +48,18 @@ def tokens(B: int, N: int, *, dtype: torch.dtype = torch.float64, seed: int = 1)
 
 def lengths_mask(*lengths: int) -> Tensor:
     return torch.arange(max(lengths))[None, :] < torch.tensor(lengths)[:, None]
+
+
+@pytest.mark.parametrize("name", ["local", "longformer", "hybrid", "flash"])
+def test_a_text_shorter_than_a_block_is_not_filled_up_to_one(name: str) -> None:
+    """By default, blocks have 64 tokens or more: below, pairs cost N², beside projections that cost N."""
+
+    def products(N: int) -> int:
+        with FlopCounterMode(display=False) as counter:
+            LAYERS[name](8, 2)(torch.randn(1, N, 8))
+        return counter.get_total_flops()
+
+    assert products(64) > 8 * products(16)
 
 
 # The mechanisms as loops: one row, one head, one query, one key at a time
