@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models.attention.blocks import in_blocks, keys_present, out_of_blocks
-from models.attention.capabilities import Capabilities
+from models.attention.capabilities import Capabilities, refuse_cross
 from models.attention.pattern import PatternAttention, at_least
 from models.attention.scaled_dot_product import attend
 
@@ -25,6 +25,7 @@ def attend_atrous(
     causal: bool = False,
 ) -> Tensor:
     """(B, H, N, D_k), the same, (B, H, N, D_v), bool (B, N) -> (B, H, N, D_v); 0 without any key. causal: only j <= i."""
+    refuse_cross("atrous attention", q=q, k=k, v=v)
     q_r, k_r, v_r, present = (residues(x, rate) for x in (q, k, v, keys_present(k, key_mask)))  # (B, H, r, n, ..)
     seen = present.mT  # (B, 1, r, 1, n)
     if causal:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.attention.blocks import in_blocks, keys_present, out_of_blocks
-from models.attention.capabilities import Capabilities
+from models.attention.capabilities import Capabilities, refuse_cross
 from models.attention.pattern import PatternAttention, at_least
 from models.attention.scaled_dot_product import attend
 
@@ -58,6 +58,7 @@ def attend_to_lists(
 
     What is below 0, not below n_blocks, or named before, does not count. The first and the last block of a row see everything.
     """
+    refuse_cross("BigBird", q=q, k=k, v=v)
     B, H, N, _ = q.shape
     q, k_b, v_b = (in_blocks(x, block) for x in (q, k, v))  # (B, H, n, b, ..)
     present = keys_present(k, key_mask).expand(B, -1, -1, -1)  # (B, 1, N, 1)

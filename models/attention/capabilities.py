@@ -23,6 +23,15 @@ class Capabilities:
     averages: bool = True  # the weights of a query sum to 1: what all values have in common passes through, to a gate if there is one
 
 
+def refuse_cross(name: str, **tensors: Tensor) -> None:
+    """Raises ValueError, with both numbers, where these (B, H, N, ..) of the mechanism called `name`, which has no `cross`, differ in N."""
+    (first, one), *others = tensors.items()
+    for other, x in others:
+        if x.shape[2] != one.shape[2]:
+            told = f"{first} has {one.shape[2]} tokens and {other} has {x.shape[2]}"
+            raise ValueError(f"{name} is within one sequence, and {told}; give as many of both, or take softmax attention across sequences")
+
+
 def refuse_pairs(name: str, rotation: Rotation | None, pair_mask: Tensor | None, pair_bias: Tensor | None) -> None:
     """Raises ValueError if any of the three is given to the layer called `name`, which cannot `pairs`."""
     if rotation is not None or pair_mask is not None or pair_bias is not None:

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.capabilities import Capabilities
+from models.attention.capabilities import Capabilities, refuse_cross
 from models.attention.multi_head import EqualHeads
 from models.attention.recurrence import chunkwise
 from models.positions import Rotation
@@ -87,6 +87,7 @@ def attend_causal_features(
     (B, H, N, D_φ), same, (B, H, N, D_v), [S | z] (B, H, D_φ, D_v + 1), bool (B, N) -> (B, H, N, D_v), the new [S | z]. past None: zeros.
     decay: a, (B, H, N); None: 0. Masked are the features and not the keys, since φ(0) is seldom 0.
     """
+    refuse_cross("causal linear attention", phi_q=phi_q, phi_k=phi_k, v=v)
     past = no_past(v, phi_k.shape[-1], v.shape[-1] + 1) if past is None else past
     o, S = recurrence(phi_q, zero_padding(phi_k, mask), with_ones(v), past, decay=decay)
     return (o[..., :-1] / (o[..., -1:] + eps)).to(v.dtype), S

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from models.attention.capabilities import Capabilities
+from models.attention.capabilities import Capabilities, refuse_cross
 from models.attention.causal import EqualHeadsLayer, State, at_least_float32, no_past, zero_padding
 from models.attention.multi_head import merge_heads, split_heads
 from models.attention.recurrence import chunkwise
@@ -35,6 +35,7 @@ def attend_causal_efficient(
 
     past None: zeros.
     """
+    refuse_cross("causal efficient attention", q=q, k=k, v=v)
     if past is None:
         D_k = k.shape[-1]
         past = ColumnSums(no_past(v, D_k, v.shape[-1]), no_past(v, D_k), no_past(v, D_k))

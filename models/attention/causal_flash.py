@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.attention.capabilities import Capabilities
+from models.attention.capabilities import Capabilities, refuse_cross
 from models.attention.causal import CausalLayer, State, at_least_float32, zero_padding
 from models.attention.flash import Divisor, check_group
 from models.attention.gau import DistanceBias, GatedProjections
@@ -44,6 +44,7 @@ def attend_causal_in_groups(
 
     past None: no token yet. bias, divisor, quad_divisor: as in `flash.attend_in_groups`.
     """
+    refuse_cross("causal FLASH", quad_q=quad_q, quad_k=quad_k, lin_q=lin_q, lin_k=lin_k, v=v)
     exact, given = at_least_float32(v.dtype), v.dtype
     quad_q, quad_k, lin_q, lin_k, v = (x.to(exact) for x in (quad_q, quad_k, lin_q, lin_k, v))
     if past is None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from models.attention.capabilities import Capabilities
+from models.attention.capabilities import Capabilities, refuse_cross
 from models.attention.causal import EqualHeadsLayer, State, at_least_float32
 from models.attention.longformer import copy_to_global
 from models.attention.multi_head import merge_heads, split_heads
@@ -38,6 +38,7 @@ def attend_causal_longformer(
     """
     given, exact = local[2].dtype, at_least_float32(local[2].dtype)
     q, k, v, q_g, k_g, v_g = (x.to(exact) for x in (*local, *of_globals))
+    refuse_cross("the causal Longformer", q=q, k=k, v=v, q_g=q_g, k_g=k_g, v_g=v_g)
     if past is None:
         past = {name: q.new_zeros(len(q), *shape) for name, shape in shapes_of_past(q.shape[1], q.shape[3], window, n_global).items()}
     n, lengths, n_kept = past["n"], lengths_of(q[:, 0], mask), window - 1  # (B, 1) both

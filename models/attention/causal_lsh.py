@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from models.attention.capabilities import Capabilities
+from models.attention.capabilities import Capabilities, refuse_cross
 from models.attention.causal import CausalLayer, State, at_least_float32
 from models.attention.lsh import EPS, SELF_LOGIT, unit_keys
 from models.attention.lsh_buckets import Buckets, angular_buckets, draw_rotations, factors_of
@@ -38,6 +38,7 @@ def attend_lsh_to_cache(
     A token in the bucket -1 is padding: no token sees it, now or later. state None: no token yet. eps: of `lsh.unit_keys`.
     """
     new = {"qk": qk, "v": v, "buckets": buckets}
+    refuse_cross("causal LSH attention", **new)
     state = new if state is None else {name: torch.cat([state[name], x], dim=2) for name, x in new.items()}  # (B, H, t + N, ..)
     slots = torch.arange(state["qk"].shape[2], device=qk.device)
     own = slots[-qk.shape[2] :, None]  # (N, 1)

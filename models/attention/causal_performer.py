@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from models.attention.capabilities import Capabilities
+from models.attention.capabilities import Capabilities, refuse_cross
 from models.attention.causal import CausalLayer, State, attend_causal_features, no_past
 from models.attention.multi_head import merge_heads, split_heads
 from models.attention.random_features import Kernel, RandomFeatures, log_features, relu_features
@@ -47,6 +47,7 @@ def attend_causal_performer(
 
     past None: zeros. scale None: D_k^-1/2.
     """
+    refuse_cross("the causal Performer", q=q, k=k, v=v)
     if past is None:
         n_features = projection.shape[-2] * (2 if kernel == "hyperbolic" else 1)
         past = FeatureSums(no_past(v, n_features, v.shape[-1] + 1), no_past(v, 1))

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.attention.capabilities import Capabilities
+from models.attention.capabilities import Capabilities, refuse_cross
 from models.attention.causal import EqualHeadsLayer, State, at_least_float32, no_past, with_ones, zero_padding
 from models.attention.codebook import Codebook, straight_through
 from models.attention.multi_head import merge_heads, split_heads
@@ -36,6 +36,7 @@ def attend_causal_to_codes(
 
     past None: zeros. scale None: D_k^-1/2. mask bool (B, N): tokens; a row gets 0 before them. products: q . c, (B, H, N, Z), if known.
     """
+    refuse_cross("causal attention to codes", q=q, codes=codes, v=v)
     exact, Z = at_least_float32(v.dtype), codebook.shape[-2]
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     past = no_past(v, Z, v.shape[-1] + 1) if past is None else past

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.attention.capabilities import Capabilities, refuse_pairs
+from models.attention.capabilities import Capabilities, refuse_cross, refuse_pairs
 from models.attention.gau import DistanceBias, GatedProjections
 from models.positions import Rotation
 
@@ -39,6 +39,7 @@ def attend_in_groups(
     divisor: of V_lin. `tokens`: how many unmasked ones the query sees, all N unless causal; `group`: G. quad_divisor: of the scores within
     a group; None: G.
     """
+    refuse_cross("FLASH", quad_q=quad_q, quad_k=quad_k, lin_q=lin_q, lin_k=lin_k, v=v)
     N, given, exact = v.shape[2], v.dtype, torch.promote_types(v.dtype, torch.float32)  # half precision counts to 2,048
     quad_q, quad_k, lin_q, lin_k, v = (x.to(exact) for x in (quad_q, quad_k, lin_q, lin_k, v))
     seen = torch.ones_like(v[:, 0, :, 0]) if key_mask is None else key_mask.to(exact)  # (B, N)

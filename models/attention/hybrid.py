@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention.blocks import in_blocks, keys_present, out_of_blocks
-from models.attention.capabilities import Capabilities
+from models.attention.capabilities import Capabilities, refuse_cross
 from models.attention.learned_maps import Kind, LearnedMap
 from models.attention.linear import FeatureMap, attend_features
 from models.attention.pattern import PatternAttention, at_least
@@ -37,6 +37,7 @@ def attend_hybrid(
     block: C; with 0, no token is near. gain: g, a number or (H, 1, 1, 1). Products of phi_q(q) and phi_k(k) must not be negative. In
     float32 at least.
     """
+    refuse_cross("hybrid attention", q=q, k=k, v=v)
     exact = torch.promote_types(v.dtype, torch.float32)
     dtype, q, k, v = v.dtype, q.to(exact), k.to(exact), v.to(exact)
     if block == 0:

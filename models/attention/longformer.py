@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention.blocks import in_blocks, keys_present, near, out_of_blocks, spans
-from models.attention.capabilities import Capabilities, refuse_pairs
+from models.attention.capabilities import Capabilities, refuse_cross, refuse_pairs
 from models.attention.multi_head import merge_heads, split_heads
 from models.attention.pattern import PatternAttention, at_least
 from models.attention.scaled_dot_product import attend, masked_softmax, scale_of
@@ -40,6 +40,8 @@ def attend_longformer(
     heads, or one for each. block: C, which changes the speed only.
     """
     q, k, v = local
+    q_g, k_g, v_g = of_globals
+    refuse_cross("the Longformer", q=q, k=k, v=v, q_g=q_g, k_g=k_g, v_g=v_g)
     present = keys_present(k, key_mask)  # (B, 1, N, 1)
     is_global, take = _first(n_global, q) if global_mask is None else _anywhere(global_mask)
     scale = scale_of(q, scale)
@@ -50,7 +52,6 @@ def attend_longformer(
         )
         for heads, d in _by_dilation(dilation, q.shape[1])
     ]
-    q_g, k_g, v_g = of_globals
     global_rows = attend(take(q_g), k_g, v_g, scale=scale, mask=present.mT)  # (B, H, G, D_v)
     number = (is_global.cumsum(2) - 1).clamp_min(0)  # of each global token among them, (B, 1, N, 1)
     global_rows = global_rows.gather(2, number.expand(*v.shape))

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.capabilities import Capabilities, refuse_pairs
+from models.attention.capabilities import Capabilities, refuse_cross, refuse_pairs
 from models.attention.lsh_buckets import Buckets, angular_buckets, draw_rotations
 from models.attention.lsh_chunks import at, by_bucket, n_rounds_seeing, neighbours
 from models.attention.multi_head import head_width, merge_heads, split_heads
@@ -50,6 +50,7 @@ def attend_lsh(
     either side. eps: of `unit_keys`. Raises ValueError for a rule or sizes that there are not.
     """
     _check(rule, chunk, before, after)
+    refuse_cross("LSH attention", qk=qk, v=v, buckets=buckets.mT)
     B, H, N, _ = qk.shape
     given, exact = v.dtype, torch.promote_types(v.dtype, torch.float32)
     n_chunks = (N + chunk - 1) // chunk

@@ -25,6 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from models.attention.capabilities import refuse_cross
+
 CHUNK = 64
 CHUNK_OF_ROWS = 8  # where every row of S has a decay of its own: its C² differences are then taken D_k times over
 
@@ -36,6 +38,7 @@ def _in_full_precision(execution: Callable) -> Callable:
     def run(
         q: Tensor, k: Tensor, v: Tensor, S: Tensor, *, decay: Tensor | None = None, beta: Tensor | None = None, **chunk: int
     ) -> tuple[Tensor, Tensor]:
+        refuse_cross("a recurrence", q=q, k=k, v=v)
         exact = torch.promote_types(torch.promote_types(v.dtype, S.dtype), torch.float32)
         if decay is not None:
             decay = (decay if decay.dim() == 4 else decay.unsqueeze(-1)).to(exact)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from models.attention.atrous import attend_atrous, residues
 from models.attention.blocks import in_blocks, keys_present, near, out_of_blocks, spans
-from models.attention.capabilities import Capabilities
+from models.attention.capabilities import Capabilities, refuse_cross
 from models.attention.local import attend_local
 from models.attention.pattern import PatternAttention, at_least
 from models.attention.scaled_dot_product import attend, masked_softmax, scale_of
@@ -40,6 +40,7 @@ def attend_sparse(
     stride: l. n_summaries: c, of `fixed` only. n_heads_a: heads of type A, all or none where layers take turns; None: half, rounded up.
     Of a head of type B in `fixed`, the tokens before the first end of a block see nothing if they look back only.
     """
+    refuse_cross("sparse attention", q=q, k=k, v=v)
     options = {"scale": scale_of(q, scale), "causal": causal}
     if mode == "union":
         return _union(q, k, v, stride=stride, key_mask=key_mask, **options)

@@ -14,10 +14,13 @@ def attend_to_windows(q: Tensor, k: Tensor, v: Tensor, *, scale: float, present:
     """(B, H, N, D_k), (B, H, window - 1 + N, D_k), the same, present bool (B, window - 1 + N) -> (B, H, N, D_k).
 
     With seen_first, bool (B, N, n_first), as many slots stand in front of these in k and v, and it says which query sees which of them.
-    Every query must see a key, if only its own.
+    Every query must see a key, if only its own. Raises ValueError for fewer keys than queries.
     """
     N, n_first = q.shape[2], 0 if seen_first is None else seen_first.shape[-1]
     n_kept = k.shape[2] - n_first - N
+    if n_kept < 0 or v.shape[2] != k.shape[2]:
+        n_k, n_v = (x.shape[2] - n_first for x in (k, v))
+        raise ValueError(f"{N} queries, {n_k} keys and {n_v} values: give a key and a value to each query")
     pieces = []
     for start in range(0, max(N, 1), n_kept + 1):
         end = min(start + n_kept + 1, N)
