@@ -36,7 +36,8 @@ class DecoderConfig:
     d_head: int | None = None  # None: d_model / n_heads
     window: int = 128  # tokens that a sliding_window layer sees, the token itself included
     layer_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # layer name -> keywords of its constructor, n_heads too
-    positions: Literal["rotary", "sinusoidal", "none"] = "rotary"
+    positions: Literal["rotary", "sinusoidal", "learned", "none"] = "rotary"
+    n_positions: int | None = None  # N_max, tokens that a table of learned positions has rows for; the others have no last
     rotary_base: float = 10_000.0
     rotary_width: int | None = None  # columns of a head that turn; None: all
     norm: Literal["rms", "layer"] = "rms"
@@ -59,9 +60,16 @@ class DecoderConfig:
                 raise ValueError(f"layers={name!r} is not one of {', '.join(causal)}")
         if self.d_head is None and self.d_model % self.n_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}; give d_head, or change one of them")
-        for name, choices in (("positions", ("rotary", "sinusoidal", "none")), ("norm", ("rms", "layer")), ("activation", ACTIVATIONS)):
+        positions = ("rotary", "sinusoidal", "learned", "none")
+        for name, choices in (("positions", positions), ("norm", ("rms", "layer")), ("activation", ACTIVATIONS)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(choices)}")
+        if self.positions == "learned" and not (isinstance(self.n_positions, int) and self.n_positions >= 1):
+            raise ValueError(f"n_positions={self.n_positions!r}, but positions='learned' are a table; give its rows, 1 or more")
+        if self.positions != "learned" and self.n_positions is not None:
+            raise ValueError(
+                f"n_positions={self.n_positions} are rows of a table, and positions={self.positions!r} have none; leave it out"
+            )
         if self.positions == "rotary" and not any(LAYERS[name].capabilities.rotates for name in self.layer_names):
             raise ValueError(
                 f"positions='rotary', but no layer of {', '.join(sorted(set(self.layer_names)))} turns its q and k; use 'none'"
@@ -101,6 +109,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = c = config
         self.embedding = nn.Embedding(c.vocab_size, c.d_model)
+        self.position_embedding = nn.Embedding(c.n_positions, c.d_model) if c.n_positions is not None else None
         self.blocks = nn.ModuleList(Block(c, name) for name in c.layer_names)
         self.final_norm = _norm(c)
         self.unembedding = nn.Linear(c.d_model, c.vocab_size, bias=False)
@@ -137,13 +146,17 @@ class Decoder(nn.Module):
         tokens (B, N) int64. lengths (B,) int64: how many of a row's tokens count, from the left, 0 to N; None: all. states: those of
         `init_states` or of the call before; None: the beginning. positions (B,) int64: tokens of each row before this call; None: 0.
         wanted (B, M) int64: the indices among the N whose logits are given, (B, M, V); None: all, (B, N, V). A token beyond its row's
-        length leaves the states as they are, and its logits may be anything.
+        length leaves the states as they are, and its logits may be anything. Raises ValueError for a token beyond the last position.
         """
-        B, N = tokens.shape
+        c, (B, N) = self.config, tokens.shape
         ahead = torch.arange(N, device=tokens.device)
         mask = None if lengths is None else ahead < lengths[:, None]  # (B, N)
         states = self.init_states(B) if states is None else states
         t = ahead.expand(B, N) if positions is None else positions[:, None] + ahead
+        if c.n_positions is not None and not torch.compiler.is_exporting() and t.numel():
+            last = int((t if mask is None else t * mask).max())
+            if last >= c.n_positions:
+                raise ValueError(f"a token at position {last}, but n_positions={c.n_positions}; cut the text, or build the model for more")
         x, rotation = self._embed(tokens, t)
         new_states = []
         for block, state in zip(self.blocks, states, strict=True):
@@ -157,6 +170,9 @@ class Decoder(nn.Module):
         """Tokens and their positions, (B, N) each -> (B, N, D), and what turns q and k."""
         c = self.config
         x = self.embedding(tokens)
+        if c.n_positions is not None:
+            assert self.position_embedding is not None
+            x = x + self.position_embedding(t.clamp_max(c.n_positions - 1))  # padding may stand behind the last one
         if c.positions == "sinusoidal":
             # Scaled as in Vaswani et al. 2017, section 3.4: the waves are of size 1 and would drown embeddings that begin at 0.02.
             x = x * c.d_model**0.5 + sinusoids_at(t, c.d_model).to(x.dtype)
@@ -165,8 +181,9 @@ class Decoder(nn.Module):
     def _draw_weights(self) -> None:
         std = 0.02
         residual_std = std / (2 * self.config.n_layers) ** 0.5
-        for weight in (self.embedding.weight, self.unembedding.weight):
-            nn.init.normal_(weight, std=std)
+        tables = [self.embedding, self.unembedding] + ([] if self.position_embedding is None else [self.position_embedding])
+        for table in tables:
+            nn.init.normal_(table.weight, std=std)
         for block in self.blocks:
             into = [getattr(block.layer, name) for name in DRAWN if hasattr(block.layer, name)] + [block.feedforward.up]
             into += [] if block.feedforward.gate is None else [block.feedforward.gate]
@@ -199,7 +216,7 @@ class Block(nn.Module):
         return x + self.feedforward(self.feedforward_norm(x)), state
 
 
-# Positions computed from their number: a sequence without end has no table
+# Positions computed from their number: a sequence without end has no table, unless one was learned
 
 
 def sinusoids_at(t: Tensor, d_model: int) -> Tensor:

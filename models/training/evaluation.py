@@ -2,7 +2,8 @@
 
 Each document starts from <|endoftext|> and an empty state, and every token of it counts once, its <|endoftext|> at the end included; the
 sum is divided by the bytes of the text. A document is read in chunks with the state carried on, all of it (`context=None`), or is cut
-into windows of `context` tokens that begin with an empty state and the token before them: what the model was trained for, and no more.
+into windows of `context` tokens that begin with an empty state and the token before them: what the model was trained for, and no more. A
+model that has learned its positions has no others, and reads in windows of n_positions at most.
 """
 
 import math
@@ -14,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.decoder import Decoder
 from models.training.corpus import TokenDocument
 
 CHUNK = 256  # tokens of a call
@@ -40,6 +42,8 @@ def evaluate(
 ) -> BitsPerByte:
     """Read all documents. `show` gets the share that is done."""
     device = next(model.parameters()).device
+    longest = model.config.n_positions if isinstance(model, Decoder) else None
+    context = min((limit for limit in (context, longest) if limit is not None), default=None)
     stretches = [stretch for i, document in enumerate(documents) for stretch in _stretches(i, document, end_of_text, context)]
     stretches.sort(key=lambda stretch: -len(stretch[1]))  # neighbours are about equally long; what does not fit shows at once
     bits, done, total = np.zeros(len(documents)), 0, sum(len(document.tokens) for document in documents)

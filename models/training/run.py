@@ -88,6 +88,9 @@ def build(config: TrainingConfig, config_file: Path) -> Decoder:
         model = Decoder(DecoderConfig(vocab_size=config.vocab_size, **shape))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{config_file}: model: {error}") from error
+    longest = model.config.n_positions
+    if longest is not None and config.context > longest:
+        raise ConfigError(f"{config_file}: context={config.context} is more than n_positions={longest}; shorten one, or enlarge the other")
     if config.chunk is not None:
         for module in model.modules():
             if isinstance(module, CausalLayer):

@@ -6,6 +6,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
+from models.decoder import Decoder
+
 PROMPTS = (
     "import os\nimport json\n\n\ndef read_config(path):\n",
     "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n",
@@ -26,7 +28,8 @@ def continuations(model: nn.Module, tokenizer_file: Path, *, end_of_text: int, s
 
 def _continue(model: nn.Module, tokenizer: Tokenizer, prompt: str, end_of_text: int, random: torch.Generator, device: torch.device) -> str:
     fresh, states, written, position = [end_of_text, *tokenizer.encode(prompt).ids], None, [], 0
-    while len(written) < N_TOKENS:
+    longest = model.config.n_positions if isinstance(model, Decoder) else None
+    while len(written) < N_TOKENS and (longest is None or position + len(fresh) <= longest):
         logits, states = model(torch.tensor([fresh], device=device), None, states, torch.tensor([position], device=device))
         position += len(fresh)
         chances = (logits[0, -1].float().cpu() / TEMPERATURE).softmax(dim=-1)

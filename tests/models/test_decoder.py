@@ -31,6 +31,7 @@ CONFIGS = {
     "gated_delta-window": of_layers("gated_delta", "sliding_window", "gated_delta"),
     "linear-softmax": of_layers("causal_linear", "causal_softmax"),
     "sinusoidal-layer_norm": replace(CONFIG, positions="sinusoidal", norm="layer", bias=True, tied=False),
+    "learned": replace(CONFIG, positions="learned", n_positions=2000),
     "no-positions-gelu": replace(CONFIG, positions="none", gated=False, activation="gelu", d_head=6),
 }
 every_decoder = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
@@ -222,10 +223,37 @@ def test_positions_have_no_last(positions: str) -> None:
 
 @torch.no_grad()
 def test_positions_matter_only_to_those_who_take_them() -> None:
-    for positions in ("rotary", "sinusoidal", "none"):
-        decoder, tokens = make(replace(CONFIG, positions=positions)), random_tokens(1, 5)
+    for positions in ("rotary", "sinusoidal", "learned", "none"):
+        n_positions = 12 if positions == "learned" else None
+        decoder, tokens = make(replace(CONFIG, positions=positions, n_positions=n_positions)), random_tokens(1, 5)
         moved = error(decoder(tokens, None, None, torch.tensor([7]))[0], decoder(tokens)[0]) > 1e-6
         assert decoder.takes_positions is moved is (positions != "none")
+
+
+@torch.no_grad()
+def test_a_learned_position_is_a_row_that_is_added() -> None:
+    decoder, tokens = make(replace(CONFIG, positions="learned", n_positions=12)), random_tokens(2, 5)
+    late, _ = decoder(tokens, None, None, torch.tensor([7, 2]))
+    table = decoder.position_embedding.weight
+    for row, start in enumerate((7, 2)):
+        table.copy_(table.roll(-start, 0))
+        assert error(decoder(tokens[row : row + 1])[0], late[row : row + 1]) <= EXACT
+        table.copy_(table.roll(start, 0))
+    table.zero_()
+    bare = make(replace(CONFIG, positions="none"))
+    bare.load_state_dict({name: tensor for name, tensor in decoder.state_dict().items() if name != "position_embedding.weight"})
+    assert torch.equal(decoder(tokens)[0], bare(tokens)[0])
+
+
+@torch.no_grad()
+def test_a_token_beyond_the_last_learned_position_is_refused_and_padding_is_not() -> None:
+    decoder, tokens = make(replace(CONFIG, positions="learned", n_positions=12)), random_tokens(2, 5)
+    with pytest.raises(ValueError, match=r"a token at position 12, but n_positions=12; cut the text, or build the model for more"):
+        decoder(random_tokens(1, 13))
+    with pytest.raises(ValueError, match=r"a token at position 12, "):
+        decoder(tokens, None, None, torch.tensor([0, 8]))
+    padded, _ = decoder(tokens, torch.tensor([5, 4]), None, torch.tensor([0, 8]))
+    assert error(padded[1:, :4], decoder(tokens[1:, :4], None, None, torch.tensor([8]))[0]) <= EXACT
 
 
 # How it begins and how it learns
@@ -235,7 +263,7 @@ def test_weights_begin_as_in_gpt2() -> None:
     """N(0, 0.02), and a factor of 1/sqrt(2 L) less for what leads back into the residual stream; norms and biases at 1 and 0."""
     torch.manual_seed(0)
     shape = {"d_model": 128, "d_feedforward": 256, "n_heads": 4, "n_layers": 8, "layers": "causal_linear", "norm": "layer", "bias": True}
-    decoder = Decoder(replace(CONFIG, vocab_size=500, **shape))
+    decoder = Decoder(replace(CONFIG, vocab_size=500, positions="learned", n_positions=400, **shape))
     spread = {name: float(parameter.detach().std()) for name, parameter in decoder.named_parameters() if parameter.dim() == 2}
     for name, std in spread.items():
         expected = 0.02 / 4 if "to_out" in name or "down" in name else 0.02
@@ -285,7 +313,10 @@ def test_it_learns(name: str) -> None:
         ({"layers": "softmax"}, "layers='softmax' is not one of causal_softmax"),
         ({"layers": ("causal_linear", "magic")}, "layers='magic' is not one of"),
         ({"layers": ("causal_linear",)}, "layers has 1 entries for n_layers=2"),
-        ({"positions": "learned"}, "positions='learned' is not one of rotary, sinusoidal, none"),
+        ({"positions": "magic"}, "positions='magic' is not one of rotary, sinusoidal, learned, none"),
+        ({"positions": "learned"}, "n_positions=None, but positions='learned' are a table; give its rows"),
+        ({"positions": "learned", "n_positions": 0}, "n_positions=0, but positions='learned' are a table"),
+        ({"n_positions": 9}, "n_positions=9 are rows of a table, and positions='rotary' have none; leave it out"),
         ({"norm": "post"}, "norm='post' is not one of rms, layer"),
         ({"activation": "swoosh"}, "activation='swoosh' is not one of gelu"),
         ({"d_head": 5}, "d_head=5 is odd"),

@@ -19,6 +19,7 @@ CONFIG = DecoderConfig(vocab_size=31, d_model=12, n_layers=2, n_heads=3, d_feedf
 CONFIGS = {
     "tied": CONFIG,
     "untied": replace(CONFIG, tied=False, bias=True, norm="layer", positions="sinusoidal"),
+    "learned": replace(CONFIG, positions="learned", n_positions=11),
     "hybrid": replace(
         CONFIG, layers=("gated_delta", "sliding_window"), window=7, layer_options={"gated_delta": {"d_value": 5, "kernel": 3}}
     ),

@@ -36,11 +36,10 @@ def document(length: int, *, package: str = "p", size_bytes: int = 100, seed: in
     return TokenDocument(package=package, file=f"{seed}.py", size_bytes=size_bytes, tokens=tokens)
 
 
-def decoder(layers: str, seed: int = 0) -> Decoder:
-    torch.manual_seed(seed)
-    positions = "none" if layers == "gated_delta" else "rotary"
-    config = DecoderConfig(vocab_size=V, d_model=16, n_layers=2, n_heads=2, d_feedforward=32, layers=layers, positions=positions)
-    model = Decoder(config)
+def decoder(layers: str, **positions: object) -> Decoder:
+    torch.manual_seed(0)
+    positions = positions or {"positions": "none" if layers == "gated_delta" else "rotary"}
+    model = Decoder(DecoderConfig(vocab_size=V, d_model=16, n_layers=2, n_heads=2, d_feedforward=32, layers=layers, **positions))
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.dim() >= 2:
@@ -90,6 +89,13 @@ def test_windows_forget_what_lies_before_them() -> None:
         bits += evaluate(model, [part], end_of_text=before).overall
     assert evaluate(model, [whole], end_of_text=0, context=16).overall == pytest.approx(bits, rel=TOLERANCE)
     assert evaluate(model, [whole], end_of_text=0).overall != pytest.approx(bits, rel=TOLERANCE)
+
+
+def test_a_model_with_learned_positions_reads_as_far_as_they_go() -> None:
+    model, whole = decoder("causal_linear", positions="learned", n_positions=16), document(40, size_bytes=1)
+    windows = evaluate(model, [whole], end_of_text=0, context=16)
+    assert evaluate(model, [whole], end_of_text=0) == windows == evaluate(model, [whole], end_of_text=0, context=1000)
+    assert evaluate(model, [whole], end_of_text=0, context=8) != windows
 
 
 def test_a_model_in_training_stays_in_training() -> None:

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 from models.decoder_checkpoint import load_decoder
 from models.training.checkpoints import ResumeError
 from models.training.compare import CompareError, compare
-from models.training.config import TrainingConfig
+from models.training.config import ConfigError, TrainingConfig
 from models.training.corpus import Tokens
 from models.training.evaluation import evaluate
-from models.training.run import run
+from models.training.run import build, run
 from service.cli import app
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -67,6 +67,15 @@ def test_the_result_is_a_checkpoint_that_gives_the_bits_it_states(
     assert set(stated["carried"]["packages"]) == {"q0", "q1"}
     rounded = [parameter.to(dtype).float().equal(parameter) for parameter in loaded.model.parameters()]
     assert all(rounded)
+
+
+def test_a_context_beyond_the_learned_positions_is_an_error() -> None:
+    shape = {"d_model": 8, "n_layers": 1, "n_heads": 2, "d_feedforward": 8, "layers": "causal_linear", "positions": "learned"}
+    values = {"name": "a", "vocab_size": 300, "context": 24, "batch": 1, "learning_rate": 0.1, "max_steps": 1}
+    config = TrainingConfig(**values, model={**shape, "n_positions": 23})
+    with pytest.raises(ConfigError, match=r"a.yaml: context=24 is more than n_positions=23; shorten one, or enlarge the other"):
+        build(config, Path("a.yaml"))
+    assert build(config.model_copy(update={"context": 23}), Path("a.yaml")).config.n_positions == 23
 
 
 def test_the_card_says_what_a_stranger_has_to_know(runs: dict[str, Path]) -> None:
