@@ -176,6 +176,7 @@ class Decoder(Part):
 
     states: tuple[StateTensor, ...]
     takes_positions: bool = Field(description="the graph has the input `positions`")
+    n_positions: int | None = Field(None, ge=1, description="tokens of a sequence that the graph has positions for; any number if None")
     bos_token_id: int | None = Field(None, description="put before every prompt by the tokenizer's own template, if at all")
     eos_token_ids: tuple[int, ...] = ()
     chat_template: FileName | None = Field(None, description="a Jinja file of the bundle")
@@ -262,7 +263,7 @@ class Manifest(Part):
         """A part that came later and that this bundle does not have is not among its words, or older bundles would seem changed."""
         absent: dict[str, Any] = {name: True for name in ("decoder", "encoder_decoder", "attention_graph") if getattr(self, name) is None}
         if self.decoder is not None:
-            absent["decoder"] = {name for name in ("image", "held_out") if getattr(self.decoder, name) is None}
+            absent["decoder"] = {name for name in ("image", "held_out", "n_positions") if getattr(self.decoder, name) is None}
         return absent
 
 

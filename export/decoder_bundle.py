@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from export import contract
 from export.attention_bundle import add_attention_graph
-from export.decoder_parity import SIZES, TOLERANCE, Steps, compare, inexact
+from export.decoder_parity import TOLERANCE, Steps, compare, inexact, sizes_within
 from export.errors import ExportError
 from export.folder import files_of, now, tools
 from export.golden import PASSAGES, DecoderExamples, cosines
@@ -111,7 +111,7 @@ def write_decoder(
     if maps:
         progress("maps", None)
         vocab_size = subject.source.config.vocab_size
-        graph_of_maps = add_attention_graph(subject.source.model, folder, scratch, max_tokens=UNLIMITED, vocab_size=vocab_size)
+        graph_of_maps = add_attention_graph(subject.source.model, folder, scratch, max_tokens=subject.longest, vocab_size=vocab_size)
     manifest = subject.manifest(folder, name, precision, checked, fp32, graph_of_maps)
     (folder / contract.MANIFEST).write_text(contract.dump(manifest), encoding="utf-8")
     return manifest
@@ -153,8 +153,15 @@ class Subject:
             raise ExportError(
                 f"{source.tokenizer_file} has {size} tokens, and the model {source.config.vocab_size}: they are not of one kind"
             )
-        reference = Steps(torch_reference(source.model), inputs)
+        _check_image(source, tokenizer)
+        reference = Steps(torch_reference(source.model), inputs, n_positions=source.config.n_positions)
         return cls(source, held_out, inputs, outputs_of(source.model), tokenizer, reference, DecoderExamples(tokenizer, reference))
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a sequence."""
+        n_positions: int | None = self.source.config.n_positions
+        return n_positions or UNLIMITED
 
     def check(self, graph: Path, bar: Bar, read: Callable[[float], None]) -> Checked:
         """Names, axes, shapes, values, and then exactness. Raises ExportError for the first thing that differs from the model."""
@@ -169,7 +176,7 @@ class Subject:
         parity = contract.Parity(
             max_abs_error=error,
             min_cosine=float(likeness.min()),
-            shapes=tuple(first for first, _ in SIZES),
+            shapes=tuple(first for first, _ in sizes_within(self.source.config.n_positions)),
             tolerance=bar.tolerance,
         )
         what = inexact(lambda threads: self._steps(graph, threads), vocab_size=vocab_size)
@@ -192,7 +199,7 @@ class Subject:
             precision=precision,
             files=files_of(folder),
             graph=describe(folder / contract.GRAPH, self.inputs, self.outputs, HOW[precision]),
-            limits=contract.Limits(max_tokens=UNLIMITED, vocab_size=source.config.vocab_size),
+            limits=contract.Limits(max_tokens=self.longest, vocab_size=source.config.vocab_size),
             source=contract.Source(
                 architecture=source.architecture,
                 checkpoint=source.folder.resolve().name,
@@ -205,6 +212,7 @@ class Subject:
             decoder=contract.Decoder(
                 states=states_of(source.model),
                 takes_positions=source.model.takes_positions,
+                n_positions=source.config.n_positions,
                 bos_token_id=source.bos_token_id,
                 eos_token_ids=source.eos_token_ids,
                 chat_template=None if source.chat_template is None else source.chat_template.name,
@@ -227,7 +235,7 @@ class Subject:
         return bits_per_byte(steps, self.tokenizer, text, bos_token_id=self.source.bos_token_id, eos_token_id=eos_token_id, show=read)
 
     def _steps(self, graph: Path, threads: int) -> Steps:
-        return Steps(answers(open_graph(graph, threads=threads), self.outputs), self.inputs)
+        return Steps(answers(open_graph(graph, threads=threads), self.outputs), self.inputs, n_positions=self.source.config.n_positions)
 
 
 def torch_reference(decoder: Decoder) -> Reference:
@@ -254,6 +262,16 @@ def _int8(graph: Path, scratch: Path) -> Path:
     """The optimised fp32 graph, whose weights are constants, with 8-bit products."""
     save(per_block(onnx.load(graph), {}, block=BLOCK), scratch / "int8.onnx")
     return optimise(scratch / "int8.onnx", scratch / "int8")
+
+
+def _check_image(source: DecoderCheckpoint, tokenizer: Tokenizer) -> None:
+    """Raises ExportError for a picture whose last pixels have no position."""
+    image, n_positions = source.image, source.config.n_positions
+    if image is None or n_positions is None:
+        return
+    longest = max(len(tokenizer.encode(prompt).ids) for prompt in image.prompts) + image.n_pixels - 1  # the last pixel is not read
+    if longest > n_positions:
+        raise ExportError(f"{source.folder}: a prompt and its pixels need {longest} positions, and the model has n_positions={n_positions}")
 
 
 def _growing(names: tuple[str, ...]) -> str:

@@ -32,8 +32,10 @@ PIECES = (64, 7)
 class Steps:
     """A step graph, or torch in its place, called with plain arrays."""
 
-    def __init__(self, answer: Reference, inputs: Tensors) -> None:
+    def __init__(self, answer: Reference, inputs: Tensors, *, n_positions: int | None = None) -> None:
+        """n_positions: how many tokens of a sequence it takes; None: any number."""
         self.answer = answer
+        self.n_positions = n_positions
         self.takes_positions = any(tensor.name == contract.POSITIONS for tensor in inputs)
         self.states = [tensor for tensor in inputs if tensor.name.startswith("state_")]
 
@@ -56,9 +58,9 @@ def compare(graph: Steps, reference: Steps, *, vocab_size: int, tolerance: float
     """The largest |graph - reference| of logits and states. Raises ExportError for the first tensor beyond the tolerance."""
     random = np.random.default_rng(0)
     largest = 0.0
-    for (B, N), N_after in SIZES:
+    for (B, N), N_after in sizes_within(graph.n_positions):
         got = want = graph.begin(B)
-        positions = np.array(STARTS[:B])
+        positions = np.array([_start(b, N + N_after, graph) for b in range(B)])
         for n in (N, N_after):
             tokens, lengths = random.integers(0, vocab_size, (B, n)), _lengths(B, n)
             got_logits, got = graph.run(tokens, lengths, positions, got)
@@ -76,6 +78,16 @@ def compare(graph: Steps, reference: Steps, *, vocab_size: int, tolerance: float
     return largest
 
 
+def sizes_within(n_positions: int | None) -> tuple[tuple[tuple[int, int], int], ...]:
+    """Those of SIZES whose two calls there are positions for."""
+    return tuple(size for size in SIZES if n_positions is None or size[0][1] + size[1] <= n_positions)
+
+
+def _start(row: int, N: int, steps: Steps) -> int:
+    """Where a row begins that gets N tokens: where they still have positions."""
+    return STARTS[row] if steps.n_positions is None else min(STARTS[row], steps.n_positions - N)
+
+
 def _lengths(B: int, N: int) -> Ids:
     """From N down to 1; a batch of five has a row that gets nothing."""
     lengths = [max(1, N * (B - i) // B) for i in range(B)]
@@ -91,7 +103,8 @@ def inexact(open_steps: Callable[[int], Steps], *, vocab_size: int) -> str | Non
     """
     one, two = open_steps(1), open_steps(2)
     random = np.random.default_rng(1)
-    rows = [Row(random.integers(0, vocab_size, n), start) for n, start in zip(PROMPTS, STARTS, strict=True)]
+    lengths = [min(n, one.n_positions or n) for n in PROMPTS]
+    rows = [Row(random.integers(0, vocab_size, n), _start(b, n, one)) for b, n in enumerate(lengths)]
     whole = [row.alone(one, [len(row.tokens)]) for row in rows]
     for what, got in _ways(rows, one, two):
         for row, a, b in zip(rows, got, whole, strict=True):

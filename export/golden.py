@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 
 from export import contract
 from export.decoder_parity import Steps
+from export.errors import ExportError
 from export.parity import Feed, Reference, Tensors
 
 TEXTS = (
@@ -227,12 +228,19 @@ def _logit_cosines(got: NDArray[np.float32], want: NDArray[np.float32]) -> NDArr
 
 
 class DecoderExamples:
-    """Prompts with what the reference makes of them: logits (n, V) after each, and its likeliest continuation."""
+    """Prompts with what the reference makes of them: logits (n, V) after each, and its likeliest continuation.
+
+    Raises ExportError where it has positions for none of them.
+    """
 
     def __init__(self, tokenizer: Tokenizer, reference: Steps) -> None:
+        longest = reference.n_positions
         cut = [(prompt, tokenizer.encode(prompt).ids) for prompt in PROMPTS]
-        self.prompts = tuple(prompt for prompt, ids in cut if ids)
-        self.token_ids = [ids for _, ids in cut if ids]
+        fitting = [(prompt, ids) for prompt, ids in cut if ids and (longest is None or len(ids) + N_CONTINUED <= longest)]
+        if not fitting:
+            raise ExportError(f"n_positions={longest} have no room for a prompt and the {N_CONTINUED} tokens after it that prove a server")
+        self.prompts = tuple(prompt for prompt, _ in fitting)
+        self.token_ids = [ids for _, ids in fitting]
         runs = [greedy(reference, ids, N_CONTINUED) for ids in self.token_ids]
         self.logits = np.stack([logits for logits, _ in runs])
         self.continuations = [tokens for _, tokens in runs]

@@ -1,8 +1,9 @@
 """What a precision costs: the bits per byte of a text, as the graph that will be served predicts it.
 
 The definition is that of models/training/evaluation.py, so that a trained model's figure is found again: a document starts from the token
-that begins a text and from an empty state, which is carried through all of it; each of its tokens counts once, the one that ends the text
-included; and the sum is divided by the bytes of the text. Where no token begins a text, a document's first one is not predicted.
+that begins a text and from an empty state, which is carried through all of it or, where positions end, through windows of as many tokens;
+each of its tokens counts once, the one that ends the text included; and the sum is divided by the bytes of the text. Where no token begins
+a text, a document's first one is not predicted.
 """
 
 import hashlib
@@ -65,7 +66,7 @@ def bits_per_byte(
     """Read all documents, many at a time. A model that has learned one token between texts has no other to begin them with."""
     end = [] if eos_token_id is None else [eos_token_id]
     begin = end if bos_token_id is None else [bos_token_id]
-    rows = [np.array([*begin, *ids, *end]) for ids in _encoded(tokenizer, text)]
+    rows = [row for ids in _encoded(tokenizer, text) for row in _windows(np.array([*begin, *ids, *end]), steps.n_positions)]
     rows.sort(key=len, reverse=True)  # neighbours are about equally long
     chunk = min(CHUNK, max(1, LOGITS // tokenizer.get_vocab_size()))
     beside = min(ROWS, max(1, LOGITS // (chunk * tokenizer.get_vocab_size())))
@@ -81,6 +82,12 @@ def bits_per_byte(
 def _encoded(tokenizer: Tokenizer, text: Text) -> list[list[int]]:
     """Without the special tokens that a tokenizer puts around a prompt."""
     return [encoding.ids for encoding in tokenizer.encode_batch(list(text.documents), add_special_tokens=False)]
+
+
+def _windows(tokens: Ids, n_positions: int | None) -> list[Ids]:
+    """A document of more tokens than there are positions, cut so that each token but the first is predicted once."""
+    longest = n_positions or len(tokens)
+    return [tokens[start : start + longest + 1] for start in range(0, max(len(tokens) - 1, 1), max(longest, 1))]
 
 
 def _bits(steps: Steps, rows: Sequence[Ids], chunk: int) -> float:

@@ -52,7 +52,8 @@ def _known(manifest: contract.Manifest) -> Iterator[tuple[str, str]]:
         yield "labels", f"{', '.join(manifest.id2label.values())}; scores by {manifest.score_activation}"
     if manifest.prompts:
         yield "prompts", ", ".join(f"{name}: {text!r}" for name, text in manifest.prompts.items())
-    tokens = "any number of" if manifest.decoder is not None else manifest.limits.max_tokens
+    unlimited = manifest.decoder is not None and manifest.decoder.n_positions is None
+    tokens = "any number of" if unlimited else manifest.limits.max_tokens
     yield "limits", f"{tokens} tokens, vocabulary of {manifest.limits.vocab_size:,}"
     yield "inputs", _tensors(graph.inputs)
     yield "outputs", _tensors(graph.outputs)

@@ -9,7 +9,7 @@ from export.decoder_bundle import is_decoder
 from export.errors import ExportError
 from export.heatmaps import Maps, tokens_of
 from models.attention_maps import attention_maps
-from models.checkpoint import load_checkpoint
+from models.checkpoint import UNLIMITED, load_checkpoint
 from models.decoder_checkpoint import load_decoder
 from models.encoder import Encoder
 
@@ -18,7 +18,7 @@ def maps_of_checkpoint(checkpoint: Path, text: str) -> Maps:
     """Of an encoder's or a decoder's folder. Raises CheckpointError for the folder, ExportError for a text that is too long or empty."""
     if is_decoder(checkpoint):
         decoder = load_decoder(checkpoint)
-        model, file, longest = decoder.model, decoder.tokenizer_file, LONGEST_ATTENTION
+        model, file, longest = decoder.model, decoder.tokenizer_file, min(LONGEST_ATTENTION, decoder.config.n_positions or UNLIMITED)
     else:
         encoder = load_checkpoint(checkpoint)
         if not isinstance(encoder.model.encoder, Encoder):

@@ -96,10 +96,12 @@ class TwinStep(nn.Module):  # type: ignore[misc]
 
 
 def trace_twin(decoder: Decoder, file: Path) -> None:
-    """Raises ExportError for a decoder with other layers."""
+    """Raises ExportError for a decoder with other layers, or with learned positions."""
     layers = [block.layer for block in decoder.blocks]
     if not all(isinstance(layer, CausalSoftmaxAttention) for layer in layers):
         raise ExportError(f"the twin of {', '.join(sorted(set(decoder.config.layer_names)))} has only causal_softmax layers: train one")
+    if (longest := decoder.config.n_positions) is not None:
+        raise ExportError(f"n_positions={longest} learned positions end, and a twin is for texts without end: train one with others")
     B, N, M, T = (torch.export.Dim(letter) for letter in "BNMT")
     names = [f"state_{number}_{name}" for number in range(len(layers)) for name in ("k", "v")]
     caches = [torch.zeros(3, layer.n_heads, 11, layer.d_head) for layer in layers for _ in ("k", "v")]

@@ -13,6 +13,7 @@ from export import contract, decoder_bundle
 from export.bundle import export_bundle
 from export.decoder_parity import Steps
 from export.errors import ExportError
+from export.golden import N_CONTINUED, PROMPTS
 from export.inspection import render
 from export.parity import answers, open_graph
 from tests import decoders
@@ -145,6 +146,60 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_the_layers_of_a_decoder_are_not_swapped(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="attention='linear' is for encoders"):
         export_bundle(checkpoint, tmp_path / "bundle", attention="linear")
+
+
+# Learned positions
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with 40 positions, which is less than some golden prompts, passages and sizes of the comparison take."""
+    checkpoint = tmp_path_factory.mktemp("learned") / "checkpoint"
+    decoders.tiny_decoder(checkpoint, layers="causal_linear", positions="learned", n_positions=40)
+    export_bundle(checkpoint, checkpoint.with_name("bundle"), maps=True)
+    return checkpoint.with_name("bundle")
+
+
+def test_learned_positions_are_a_limit_of_the_bundle(numbered: Path) -> None:
+    manifest, golden = contract.verify(numbered), contract.read_decoder_golden(numbered)
+    assert (manifest.decoder.n_positions, manifest.limits.max_tokens, manifest.attention_graph.max_tokens) == (40, 40, 40)
+    assert manifest.decoder.takes_positions
+    assert manifest.decoder.exact
+    assert manifest.parity.shapes == ((1, 1), (2, 1), (1, 9))
+    assert 0 < len(golden.prompts) < len(PROMPTS)
+    assert max(len(ids) + N_CONTINUED for ids in golden.token_ids) <= 40
+    assert 7 < manifest.decoder.bits_per_byte < 16
+    console = Console(width=160, file=StringIO())
+    with console.capture() as capture:
+        console.print(render(numbered))
+    assert "40 tokens, vocabulary of 256" in capture.get()
+
+
+def test_padding_behind_the_last_position_is_only_padding(numbered: Path) -> None:
+    graph, tokens = steps(numbered), np.arange(40)[None]
+    whole, _ = graph.run(tokens, np.array([40]), np.array([0]), graph.begin(1))
+    padded, _ = graph.run(np.pad(tokens, ((0, 0), (0, 9))), np.array([40]), np.array([0]), graph.begin(1))
+    assert np.array_equal(padded[:, :40], whole)
+
+
+def test_too_few_positions_to_prove_a_server_are_refused(tmp_path: Path) -> None:
+    checkpoint = decoders.tiny_decoder(tmp_path / "checkpoint", positions="learned", n_positions=19)
+    with pytest.raises(ExportError, match="n_positions=19 have no room for a prompt and the 16 tokens after it"):
+        export_bundle(checkpoint, tmp_path / "bundle")
+
+
+def test_a_picture_has_a_position_for_every_pixel_it_reads(tmp_path: Path) -> None:
+    checkpoint = decoders.tiny_decoder(
+        tmp_path / "checkpoint", positions="learned", n_positions=29, image=decoders.tiny_image(width=6, height=5)
+    )
+    with pytest.raises(ExportError, match="a prompt and its pixels need 30 positions, and the model has n_positions=29"):
+        export_bundle(checkpoint, tmp_path / "bundle")
+
+
+def test_a_decoder_without_a_last_position_has_no_word_of_it_in_its_manifest(bundle: Path) -> None:
+    """So a bundle from before there were learned positions keeps its fingerprint."""
+    assert contract.verify(bundle).decoder.n_positions is None
+    assert '"n_positions"' not in (bundle / contract.MANIFEST).read_text()
 
 
 # Pixels

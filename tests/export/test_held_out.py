@@ -8,11 +8,14 @@ from rich.console import Console
 
 from export import contract, decoder_bundle, held_out
 from export.bundle import export_bundle
+from export.decoder_bundle import torch_reference
 from export.decoder_parity import Steps
 from export.errors import ExportError
 from export.held_out import Text, bits_per_byte, read_text
 from export.inspection import render
 from export.parity import Arrays, Feed, answers, open_graph
+from export.step_graph import inputs_of
+from models.decoder import Decoder
 from models.decoder_checkpoint import load_decoder
 from models.training.corpus import CorpusError, Document, TokenDocument, write_texts
 from models.training.evaluation import evaluate
@@ -60,15 +63,26 @@ def measured(steps: Steps, text: Text = TEXT, *, bos: int | None = None, eos: in
     return bits_per_byte(steps, byte_tokenizer(), text, bos_token_id=bos, eos_token_id=eos)
 
 
-def test_it_is_the_figure_that_training_gives(checkpoint: Path, bundle: Path) -> None:
+def trained(decoder: Decoder) -> float:
+    """The figure that training gives."""
     encoded = [byte_tokenizer().encode(document).ids for document in DOCUMENTS]
     documents = [
         TokenDocument(package="p", file=str(at), size_bytes=len(text.encode()), tokens=np.array([*ids, EOS], np.uint16))
         for at, (text, ids) in enumerate(zip(DOCUMENTS, encoded, strict=True))
     ]
-    trained = evaluate(load_decoder(checkpoint).model, documents, end_of_text=EOS).overall
-    assert measured(steps(bundle)) == pytest.approx(trained, rel=RELATIVE)
+    return evaluate(decoder, documents, end_of_text=EOS).overall
+
+
+def test_it_is_the_figure_that_training_gives(checkpoint: Path, bundle: Path) -> None:
+    assert measured(steps(bundle)) == pytest.approx(trained(load_decoder(checkpoint).model), rel=RELATIVE)
     assert measured(served(bundle)) == measured(steps(bundle)), "and what the service runs"
+
+
+def test_with_learned_positions_too(tmp_path: Path) -> None:
+    """In windows of as many tokens as there are positions."""
+    decoder = load_decoder(tiny_decoder(tmp_path, layers="causal_linear", positions="learned", n_positions=40)).model
+    read = Steps(torch_reference(decoder), inputs_of(decoder), n_positions=40)
+    assert measured(read) == pytest.approx(trained(decoder), rel=RELATIVE)
 
 
 @pytest.mark.parametrize(("chunk", "rows", "logits"), [(1000, 1, 1 << 24), (7, 3, 1 << 24), (256, 16, 256 * 20), (256, 16, 1)])

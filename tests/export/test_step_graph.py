@@ -24,6 +24,7 @@ from tests.models.mechanisms import SETTLES
 
 CONFIGS = {
     "no positions": {"positions": "none", "norm": "layer", "bias": True, "tied": False, "gated": False, "activation": "gelu"},
+    "learned positions": {"positions": "learned", "n_positions": 80, "layers": ("causal_linear", "sliding_window"), "n_layers": 2},
     "sinusoids": {"positions": "sinusoidal", "layers": "gated_delta", "layer_options": {"gated_delta": {"n_key_heads": 1, "d_value": 6}}},
 }
 VOCAB = 61
@@ -37,10 +38,11 @@ class Exported:
         self.decoder, self.file = decoder, file
         self.vocab_size = decoder.config.vocab_size
         self.inputs, self.outputs = inputs_of(decoder), outputs_of(decoder)
-        self.reference = Steps(torch_reference(decoder), self.inputs)
+        self.n_positions = decoder.config.n_positions
+        self.reference = Steps(torch_reference(decoder), self.inputs, n_positions=self.n_positions)
 
     def steps(self, threads: int = 1) -> Steps:
-        return Steps(answers(open_graph(self.file, threads=threads), self.outputs), self.inputs)
+        return Steps(answers(open_graph(self.file, threads=threads), self.outputs), self.inputs, n_positions=self.n_positions)
 
 
 @pytest.fixture(scope="module", params=["every layer", *CONFIGS])

@@ -49,3 +49,9 @@ def test_the_folder_holds_the_graph_and_nothing_that_is_left_over(twin: Path) ->
 def test_a_decoder_with_other_layers_has_no_twin(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match="only causal_softmax layers"):
         export_twin(tiny_decoder(tmp_path / "checkpoint"), tmp_path / "twin")
+
+
+def test_learned_positions_have_no_twin(tmp_path: Path) -> None:
+    checkpoint = tiny_decoder(tmp_path / "checkpoint", layers="causal_softmax", positions="learned", n_positions=64)
+    with pytest.raises(ExportError, match="n_positions=64 learned positions end, and a twin is for texts without end"):
+        export_twin(checkpoint, tmp_path / "twin")
