@@ -170,6 +170,9 @@ class GeneratorEngine(EngineThread):
             raise InvalidRequest("the prompt has no tokens", param="prompt")
         if size > limit:
             raise NeverFits(f"the prompt has {size} tokens and the most is {limit}: shorten it", param="prompt")
+        n_positions = self._session.decoder.n_positions
+        if n_positions is not None and size > n_positions:
+            raise NeverFits(f"the prompt has {size} tokens, and this model positions for {n_positions}: shorten it", param="prompt")
         vocab_size = self._session.vocab_size
         for name, ids in (("prompt", request.prompt), ("stop_token_ids", request.stop_token_ids)):
             if ids and ((worst := max(ids)) >= vocab_size or (worst := min(ids)) < 0):
@@ -194,6 +197,7 @@ class GeneratorEngine(EngineThread):
             matcher=self._grammars.matcher(request.grammar) if request.grammar is not None else None,
             ends=frozenset((*(() if request.ignore_eos else self._eos), *request.stop_token_ids)),
             order=self._arrivals,
+            n_positions=self._session.decoder.n_positions,
         )
 
     def _queue(self, sequence: Sequence) -> Run:

@@ -55,7 +55,7 @@ class GeneratorModel:
         self.manifest = manifest
         self.name = manifest.name
         self.eos_token_ids = manifest.decoder.eos_token_ids
-        self.max_context = settings.max_prompt_tokens
+        self.max_context = min(settings.max_prompt_tokens, manifest.decoder.n_positions or settings.max_prompt_tokens)
         file = bundle / contract.TOKENIZER
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(file))
         self.vocabulary = Vocabulary(file)

@@ -20,12 +20,19 @@ class Sequence:
     ends: frozenset[int]  # token ids that end it
     order: int  # of arrival
     come_from: Condition | None = None  # what it goes on from, until it has a slot
+    n_positions: int | None = None  # tokens that the model has positions for; None: any number
     position: int = 0  # tokens that its state has seen
     completion: list[int] = field(default_factory=list)
     request: GenerationRequest = field(init=False)
 
     def __post_init__(self) -> None:
         self.request = self.run.request
+
+    @property
+    def most(self) -> int:
+        """Tokens that may be drawn. The last of them is not fed, and so needs no position."""
+        asked = self.request.max_tokens
+        return asked if self.n_positions is None else min(asked, self.n_positions - len(self.request.prompt) + 1)
 
     @property
     def left_of_prompt(self) -> int:
@@ -46,7 +53,7 @@ class Sequence:
         finish: FinishReason | None = None
         if self.matcher is not None and _complete(self.matcher, token_id):
             finish = "stop"
-        elif len(self.completion) >= self.request.max_tokens:
+        elif len(self.completion) >= self.most:
             finish = "length"
         return Token(token_id, logprob, finish) if self.stops is None else self._watched(self.stops, Token(token_id, logprob, finish))
 

@@ -22,13 +22,14 @@ EOS = 0
 class FakeSteps:
     """Logits are a fixed random projection of the state; S <- 0.75 S + E[token], and the second state counts the tokens."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, n_positions: int | None = None) -> None:
         self.decoder = contract.Decoder(
             states=(
                 contract.StateTensor(name="state_0_S", shape=(2, 4)),
                 contract.StateTensor(name="state_0_n", shape=(1,), dtype="int64"),
             ),
             takes_positions=True,
+            n_positions=n_positions,
             eos_token_ids=(EOS,),
             exact=True,
         )
@@ -58,6 +59,7 @@ class FakeSteps:
         for row in range(len(tokens)):
             S, n = states[0][row].copy(), states[1][row].copy()
             assert n[0] == positions[row], "the state is not of this position"
+            assert self.decoder.n_positions is None or n[0] + lengths[row] <= self.decoder.n_positions, "there is no such position"
             for at, token in enumerate(tokens[row, : lengths[row]]):
                 S = np.float32(0.75) * S + self._embedding[token]
                 n += 1

@@ -114,6 +114,21 @@ async def test_a_seed_gives_the_same_tokens_alone_and_among_others_in_any_order(
     assert len(set(alone)) > 5, "the draw is random"
 
 
+@pytest.mark.parametrize(("prompt", "drawn"), [(range(1, 6), 6), (range(1, 11), 1), (range(1, 4), 8)])
+async def test_a_run_ends_where_positions_end(tokenizer: Path, prompt: range, drawn: int) -> None:
+    """The last token drawn is not fed. A run that asks for less is not touched."""
+    steps = FakeSteps(n_positions=10)
+    async with running(steps, tokenizer) as engine:
+        answer = await all_of(engine.submit(ask(*prompt, max_tokens=8)))
+    assert (list(answer.token_ids), answer.finish_reason) == (steps.expected(prompt, drawn), "length")
+
+
+async def test_a_prompt_longer_than_positions_is_refused(tokenizer: Path) -> None:
+    async with running(FakeSteps(n_positions=10), tokenizer) as engine:
+        with pytest.raises(NeverFits, match="the prompt has 11 tokens, and this model positions for 10: shorten it"):
+            engine.submit(ask(*[1] * 11))
+
+
 # Ends ------------------------------------------------------------------------------------------------------------------------------------
 
 
