@@ -2,7 +2,8 @@
 
 k^_j = c_{z_j},   z_j = argmin_s ||k_j - c_s||²,   o_i = softmax_j(scale q_i . k^_j) V = sum_s e_is U_s / sum_s e_is L_s
 e_is = exp(scale q_i . c_s),   U_s = sum of the values with code s,   L_s = how many they are,   scale = D_k^-1/2
-Lingle 2023, arXiv:2309.16354, section 3. q and k are layer-normed, as there; the paper's gates, position biases and windows are left out.
+Lingle 2023, arXiv:2309.16354, section 3. q and k are layer-normed, as there; the paper's gates are left out, its position bias is a
+function of its own (vq_near.py).
 O(N Z D_k) time a head for Z codes, and no N x N matrix. The codebook is no parameter: it follows the keys by moving means (codebook.py).
 """
 

@@ -126,6 +126,9 @@ MECHANISMS = {
         ("q", "codes", "v", "codebook", "past", "scale", "mask", "products", "recurrence"),
         layers=("causal_vq",),
     ),
+    "vector-quantised, causal, with a position bias": Mechanism(
+        "models.attention.vq_near.attend_causal_to_codes_and_near", ("q", "codes", "v", "codebook", "bias", "scale", "mask")
+    ),
     "reseeded codebook": Mechanism("models.attention.codebook.reseeded", ("sums", "counts", "k", "key_mask", "least", "drawn")),
     "codes of a codebook": Mechanism("models.attention.codebook.codes_of", ("sums", "counts", "least")),
     "moving codebook": Mechanism("models.attention.codebook.moved", ("sums", "counts", "k", "codes", "key_mask", "decay")),

@@ -38,6 +38,9 @@ CALLS: dict[str, Call] = {
     "LSH": lambda f, q, k, v: f(q, v, codes(k.shape[2]).unsqueeze(2)),
     "LSH, with a cache": lambda f, q, k, v: f(q, v, codes(k.shape[2]).unsqueeze(3).double()),
     "vector-quantised, causal": lambda f, q, k, v: f(q, codes(k.shape[2]), v, drawn(H, 3, D_K, seed=4)),
+    "vector-quantised, causal, with a position bias": lambda f, q, k, v: f(
+        q, codes(k.shape[2]), v, drawn(H, 3, D_K, seed=4), torch.zeros(1, 4)
+    ),
     "Efficient, causal": EQUALLY,
     "Performer, causal": lambda f, q, k, v: f(q, k, v, drawn(8, D_K, seed=4)),
     "linear, causal, features given": EQUALLY,
