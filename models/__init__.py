@@ -1,7 +1,7 @@
 """What each attention layer computes, in torch, and the models built from them. Read the layers below in their order; then for encoders
 `positions.py`, `xpos.py`, `feedforward.py`, `encoder.py` (the blocks), `gau_alpha.py` (an encoder of gated units), `pooling.py` and
 `heads.py` (what is served), `families/` (how a published checkpoint names its parts), `checkpoint.py` (a folder becomes a model) and
-`encoder_file.py` (a description becomes one); and for decoders `decoder.py` and `decoder_checkpoint.py`. The Reformer is
+`encoder_file.py` (a description becomes one); and for decoders `scale_norm.py`, `decoder.py` and `decoder_checkpoint.py`. The Reformer is
 a model of its own: `reversible.py`, `reformer.py`. Nothing here knows of ONNX or HTTP.
 
 Letters: B batch, H heads, H_k heads of keys where they are fewer, N length in tokens (N_q, N_k when they differ, N_max the largest), C

@@ -19,6 +19,7 @@ from models.attention.causal_longformer import CausalLongformerAttention
 from models.attention.longformer import copy_to_global
 from models.feedforward import ACTIVATIONS, FeedForward
 from models.positions import Rotation
+from models.scale_norm import ScaleNorm
 
 DRAWN = ("to_q", "to_k", "to_v")  # projections that begin as the model's other weights do, where a layer has them
 
@@ -40,7 +41,7 @@ class DecoderConfig:
     n_positions: int | None = None  # N_max, tokens that a table of learned positions has rows for; the others have no last
     rotary_base: float = 10_000.0
     rotary_width: int | None = None  # columns of a head that turn; None: all
-    norm: Literal["rms", "layer"] = "rms"
+    norm: Literal["rms", "layer", "scale"] = "rms"
     norm_eps: float = 1e-6
     bias: bool = False  # in projections and feed-forward layers
     gated: bool = True
@@ -61,7 +62,7 @@ class DecoderConfig:
         if self.d_head is None and self.d_model % self.n_heads:
             raise ValueError(f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}; give d_head, or change one of them")
         positions = ("rotary", "sinusoidal", "learned", "none")
-        for name, choices in (("positions", positions), ("norm", ("rms", "layer")), ("activation", ACTIVATIONS)):
+        for name, choices in (("positions", positions), ("norm", ("rms", "layer", "scale")), ("activation", ACTIVATIONS)):
             if getattr(self, name) not in choices:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(choices)}")
         if self.positions == "learned" and not (isinstance(self.n_positions, int) and self.n_positions >= 1):
@@ -240,4 +241,6 @@ def _angles(t: Tensor, width: int, *, base: float) -> Tensor:
 def _norm(c: DecoderConfig) -> nn.Module:
     if c.norm == "rms":
         return nn.RMSNorm(c.d_model, eps=c.norm_eps)
+    if c.norm == "scale":
+        return ScaleNorm(c.d_model, eps=c.norm_eps)
     return nn.LayerNorm(c.d_model, eps=c.norm_eps, bias=c.bias)

@@ -25,6 +25,7 @@ from tests.models.mechanisms import SETTLES
 CONFIGS = {
     "no positions": {"positions": "none", "norm": "layer", "bias": True, "tied": False, "gated": False, "activation": "gelu"},
     "learned positions": {"positions": "learned", "n_positions": 80, "layers": ("causal_linear", "sliding_window"), "n_layers": 2},
+    "scale norm": {"norm": "scale", "layers": "causal_linear"},
     "sinusoids": {"positions": "sinusoidal", "layers": "gated_delta", "layer_options": {"gated_delta": {"n_key_heads": 1, "d_value": 6}}},
 }
 VOCAB = 61

@@ -243,6 +243,7 @@ MECHANISMS = {
     "sinusoids": Mechanism("models.positions.sinusoids", ("n_positions", "d_model")),
     "rotation": Mechanism("models.positions.rotate", ("x", "rotation", "interleaved")),
     "xPos": Mechanism("models.xpos.xpos", ("rotation", "t", "gamma", "scale_base")),
+    "ScaleNorm": Mechanism("models.scale_norm.ScaleNorm", ("d_model", "eps")),
     "distance buckets": Mechanism("models.positions.distance_buckets", ("distances", "n_buckets", "max_distance", "causal")),
     "relative bias": Mechanism("models.positions.RelativeBias", ("n_positions", "n_heads", "n_buckets", "max_distance", "causal", "scale")),
     "reversible block": Mechanism("models.reversible.ReversibleBlock", ("F", "G")),

@@ -31,6 +31,7 @@ CONFIGS = {
     "gated_delta-window": of_layers("gated_delta", "sliding_window", "gated_delta"),
     "linear-softmax": of_layers("causal_linear", "causal_softmax"),
     "sinusoidal-layer_norm": replace(CONFIG, positions="sinusoidal", norm="layer", bias=True, tied=False),
+    "scale_norm": replace(CONFIG, norm="scale"),
     "learned": replace(CONFIG, positions="learned", n_positions=2000),
     "no-positions-gelu": replace(CONFIG, positions="none", gated=False, activation="gelu", d_head=6),
 }
@@ -317,7 +318,7 @@ def test_it_learns(name: str) -> None:
         ({"positions": "learned"}, "n_positions=None, but positions='learned' are a table; give its rows"),
         ({"positions": "learned", "n_positions": 0}, "n_positions=0, but positions='learned' are a table"),
         ({"n_positions": 9}, "n_positions=9 are rows of a table, and positions='rotary' have none; leave it out"),
-        ({"norm": "post"}, "norm='post' is not one of rms, layer"),
+        ({"norm": "post"}, "norm='post' is not one of rms, layer, scale"),
         ({"activation": "swoosh"}, "activation='swoosh' is not one of gelu"),
         ({"d_head": 5}, "d_head=5 is odd"),
         ({"layers": "gated_delta"}, "positions='rotary', but no layer of gated_delta turns its q and k"),
