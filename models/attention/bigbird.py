@@ -60,19 +60,10 @@ def attend_to_lists(
     """
     refuse_cross("BigBird", q=q, k=k, v=v)
     B, H, N, _ = q.shape
-    q, k_b, v_b = (in_blocks(x, block) for x in (q, k, v))  # (B, H, n, b, ..)
-    present = keys_present(k, key_mask).expand(B, -1, -1, -1)  # (B, 1, N, 1)
-    n, L = q.shape[2], lists.shape[3]
-
-    place = torch.arange(L, device=q.device)
-    repeated = ((lists[..., :, None] == lists[..., None, :]) & (place < place[:, None])).any(-1)
-    counts = (lists >= 0) & (lists < n_blocks[..., None]) & ~repeated  # (B, H, n, L)
-    lists = lists.clamp_min(0).minimum(torch.full_like(lists, n - 1)).expand(B, -1, -1, -1)
-    row = torch.arange(B, device=q.device)[:, None, None, None]
-    head = torch.arange(H, device=q.device)[:, None, None]
-    keys, values = (x.flatten(0, 2)[(row * H + head) * n + lists].flatten(3, 4) for x in (k_b, v_b))  # (B, H, n, L * b, ..)
-    seen = in_blocks(present, block).squeeze(-1).flatten(0, 2)[row * n + lists] & counts.unsqueeze(-1)  # (B, H, n, L, b)
-    o = attend(q, keys, values, scale=scale, mask=seen.flatten(3, 4).unsqueeze(3))  # (B, H, n, b, D_v)
+    q = in_blocks(q, block)  # (B, H, n, b, D_k)
+    n, present = q.shape[2], keys_present(k, key_mask).expand(B, -1, -1, -1)  # (B, 1, N, 1)
+    keys, values, seen = keys_of_lists(k, v, present, lists, n_blocks, block=block)
+    o = attend(q, keys, values, scale=scale, mask=seen.unsqueeze(3))  # (B, H, n, b, D_v)
 
     last = (n_blocks - 1).clamp_min(0)[..., None, None]  # (B or 1, 1, 1, 1, 1)
     q_last = q.gather(2, last.expand(B, H, 1, *q.shape[3:]))
@@ -80,6 +71,24 @@ def attend_to_lists(
     i = torch.arange(n, device=q.device)[:, None, None]
     o = torch.where(i == 0, ends[:, :, :1], torch.where(i == last, ends[:, :, 1:], o))
     return out_of_blocks(o, N)
+
+
+def keys_of_lists(k: Tensor, v: Tensor, present: Tensor, lists: Tensor, n_blocks: Tensor, *, block: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The blocks that lists name, side by side: keys and values (B, H, n, L b, ..), and which of them count, bool (B, H, n, L b).
+
+    (B, H, N, D_k), (B, H, N, D_v), bool (B, 1, N, 1), lists and n_blocks as above.
+    """
+    k, v, present = (in_blocks(x, block) for x in (k, v, present))  # (B, H, n, b, ..)
+    B, H, n = k.shape[:3]
+    place = torch.arange(lists.shape[3], device=k.device)
+    repeated = ((lists[..., :, None] == lists[..., None, :]) & (place < place[:, None])).any(-1)
+    counts = (lists >= 0) & (lists < n_blocks[..., None]) & ~repeated  # (B, H, n, L)
+    lists = lists.clamp_min(0).minimum(torch.full_like(lists, n - 1)).expand(B, -1, -1, -1)
+    row = torch.arange(B, device=k.device)[:, None, None, None]
+    head = torch.arange(H, device=k.device)[:, None, None]
+    keys, values = (x.flatten(0, 2)[(row * H + head) * n + lists].flatten(3, 4) for x in (k, v))
+    seen = present.squeeze(-1).flatten(0, 2)[row * n + lists] & counts.unsqueeze(-1)  # (B, H, n, L, b)
+    return keys, values, seen.flatten(3, 4)
 
 
 def random_blocks(draws: Tensor, n_blocks: Tensor) -> Tensor:

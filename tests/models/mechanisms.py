@@ -160,6 +160,9 @@ MECHANISMS = {
     "bigbird": Mechanism(
         "models.attention.bigbird.attend_bigbird", ("q", "k", "v", "table", "block", "scale", "key_mask", "full_up_to"), layers=("bigbird",)
     ),
+    "bigbird, with global tokens": Mechanism(
+        "models.attention.bigbird_etc.attend_bigbird_etc", ("q", "k", "v", "table", "n_global", "block", "scale", "key_mask")
+    ),
     "hybrid": Mechanism(
         "models.attention.hybrid.attend_hybrid", ("q", "k", "v", "phi_q", "phi_k", "block", "scale", "gain", "key_mask"), layers=("hybrid",)
     ),
