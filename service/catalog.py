@@ -18,11 +18,12 @@ from service.cache import VectorCache
 from service.call import Call
 from service.engine import EncoderEngine
 from service.errors import BatchTooLarge, DeadlineExceeded, EmptyInput, InputTooLong, ModelNotFound, NotReady, ServiceError, WrongKind
+from service.generation.device import open_steps
 from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.grammar import Grammars
 from service.generation.model import Generating, GeneratorModel
 from service.generation.selftest import check_golden as check_decoder
-from service.generation.session import OnnxStepSession, StepSession
+from service.generation.session import StepSession
 from service.maps import AttentionMaps
 from service.metrics import Metrics, ModelMetrics
 from service.runtime import CUDA, Array, OnnxSession, Session
@@ -251,7 +252,7 @@ class Catalog:
         metrics: Metrics | None = None,
         *,
         open_session: Callable[..., Session] = OnnxSession,
-        open_steps: Callable[..., StepSession] = OnnxStepSession,
+        open_steps: Callable[..., StepSession[Any]] = open_steps,
     ) -> None:
         self.settings = settings
         self.tracer: Tracer | None = None  # of `load`, where traces are wanted
@@ -288,7 +289,8 @@ class Catalog:
                     f"{bundle} and {models[model.name].bundle} are both called {model.name}: export one under another --name"
                 )
             models[model.name] = model
-            log.info("loaded", extra={"model": model.name, "kind": model.manifest.kind, "fingerprint": model.manifest.fingerprint[:12]})
+            told = {"model": model.name, "kind": manifest.kind, "fingerprint": manifest.fingerprint[:12], "provider": model.provider}
+            log.info("loaded", extra=told)
         for alias, name in self.settings.aliases.items():
             if name not in models:
                 raise contract.BundleError(f"alias {alias} names model {name}, which is not served. Served: {', '.join(models)}")
@@ -341,7 +343,14 @@ class Catalog:
 
     def open_generator(self, model: GeneratorModel) -> Generating:
         """The engine of a decoder, tested."""
-        session = self.open_steps(model.bundle, model.manifest, threads=self.budget.runtime_threads, provider=self.settings.provider)
+        session = self.open_steps(
+            model.bundle,
+            model.manifest,
+            threads=self.budget.runtime_threads,
+            provider=self.settings.provider,
+            slots=self.settings.slots,
+            gpu_memory_gib=self.settings.gpu_memory_gib,
+        )
         check_decoder(model.bundle, session)
         return GeneratorEngine(
             session,

@@ -2,10 +2,10 @@
 
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("attnserve")
 
 Array = NDArray[np.float32]
+Opened = TypeVar("Opened")
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+DEVICES = {CPU: "cpu", CUDA: "cuda"}  # what ONNX Runtime calls the device of a provider
 
 _CUDA_FAILURE = re.compile(r"CUDA failure (\d+)")
 # Of cudaError_t, those whose description says that the process must be ended: memory, hardware and launches that went wrong.
@@ -45,8 +47,8 @@ class Session(Protocol):
         ...
 
 
-def open_graph(graph: Path, *, threads: int, provider: str = CPU, gpu_memory_gib: float | None = None) -> "ort.InferenceSession":
-    """Its threads spin inside a call and stop when it ends: between two of them they belong to HTTP.
+def open_graph(graph: Path | bytes, *, threads: int, provider: str = CPU, gpu_memory_gib: float | None = None) -> "ort.InferenceSession":
+    """A file, or a graph of the service's own. Threads spin inside a call and stop when it ends: between two of them they belong to HTTP.
 
     SettingsConflict where `provider` cannot be had. ONNX Runtime offers CUDA wherever it was built in, and without a driver, a device or a
     library it would compute on the CPU and say nothing to its caller.
@@ -62,7 +64,7 @@ def open_graph(graph: Path, *, threads: int, provider: str = CPU, gpu_memory_gib
     if provider == CUDA:
         ort.preload_dlls()  # of the packages that onnxruntime-gpu[cuda,cudnn] brings, which no loader looks into by itself
     try:
-        session = ort.InferenceSession(str(graph), options, providers=asked, enable_fallback=0)
+        session = ort.InferenceSession(graph, options, providers=asked, enable_fallback=0)
     except RuntimeError as error:
         if provider == CPU:
             raise
@@ -85,9 +87,10 @@ def cuda_options(memory_gib: float | None) -> dict[str, str]:
     return options
 
 
-def _no_provider(graph: Path, provider: str, why: str) -> SettingsConflict:
+def _no_provider(graph: Path | bytes, provider: str, why: str) -> SettingsConflict:
+    where = graph if isinstance(graph, Path) else "copies of states"
     return SettingsConflict(
-        f"{graph}: {provider} was asked for and cannot be had: {why}. See that nvidia-smi shows a device here and that the libraries of "
+        f"{where}: {provider} was asked for and cannot be had: {why}. See that nvidia-smi shows a device here and that the libraries of "
         "CUDA and cuDNN are found (README, On a GPU), or set provider=cpu."
     )
 
@@ -103,24 +106,13 @@ class OnnxSession:
         self, bundle: Path, manifest: contract.Manifest, *, threads: int, provider: str = "auto", gpu_memory_gib: float | None = None
     ) -> None:
         """`provider` "cuda": on a GPU, or SettingsConflict; "auto": on a GPU where one can be had. The attribute says what it became."""
-        import onnxruntime as ort
+        graph = bundle / manifest.graph.file
 
-        one_runtime()
-        self.provider = choose_provider(provider, ort.get_available_providers())
+        def opened(chosen: str) -> tuple[str, "ort.InferenceSession"]:
+            return chosen, open_graph(graph, threads=1, provider=chosen, gpu_memory_gib=gpu_memory_gib)
 
-        def opened(width: int) -> ort.InferenceSession:
-            return open_graph(bundle / manifest.graph.file, threads=width, provider=self.provider, gpu_memory_gib=gpu_memory_gib)
-
-        try:
-            self._narrow = opened(1)
-        except SettingsConflict as conflict:
-            if provider != "auto":
-                raise
-            why = {"model": manifest.name, "why": str(conflict)}
-            log.warning("computes on the CPU, since provider=auto found no GPU that works", extra=why)
-            self.provider = CPU
-            self._narrow = opened(1)
-        self._wide = opened(threads) if threads > 1 and self.provider == CPU else self._narrow
+        self.provider, self._narrow = with_provider(provider, manifest.name, opened)
+        self._wide = open_graph(graph, threads=threads) if threads > 1 and self.provider == CPU else self._narrow
         self._typed = any(tensor.name == contract.TOKEN_TYPE_IDS for tensor in manifest.graph.inputs)
         self._pad = manifest.pad_token_id
 
@@ -154,6 +146,21 @@ def pad(
     return input_ids, mask, types
 
 
+def with_provider(wanted: str, model: str, opened: Callable[[str], Opened]) -> Opened:
+    """What `opened` gives for the provider that `wanted` means. "auto" means the CPU where the GPU raises SettingsConflict, and warns."""
+    import onnxruntime as ort
+
+    one_runtime()
+    chosen = choose_provider(wanted, ort.get_available_providers())
+    try:
+        return opened(chosen)
+    except SettingsConflict as conflict:
+        if wanted != "auto" or chosen == CPU:
+            raise
+        log.warning("computes on the CPU, since provider=auto found no GPU that works", extra={"model": model, "why": str(conflict)})
+        return opened(CPU)
+
+
 def choose_provider(wanted: str, available: Sequence[str]) -> str:
     if wanted == "cuda" and CUDA not in available:
         raise SettingsConflict(
@@ -176,7 +183,7 @@ def stays_on_the_cpu(model: str, wanted: str) -> None:
     import onnxruntime as ort
 
     if wanted != "cpu" and CUDA in ort.get_available_providers():
-        log.info("computes on the CPU, as every decoder and encoder-decoder does", extra={"model": model, "provider": wanted})
+        log.info("computes on the CPU, as every encoder-decoder does", extra={"model": model, "provider": wanted})
 
 
 def device_lost(error: BaseException) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 
 from export import contract
-from service.generation.session import OnnxStepSession, zeros
+from service.generation.session import OnnxStepSession
 
 WARM_STEPS = 20
 LEAST_STEPS = 2  # a median is taken of
@@ -36,12 +36,12 @@ class Stretch:
 
 def open_steps(bundle: Path, threads: int, *, share_out: bool = False) -> OnnxStepSession:
     """`share_out`: as the engine has it; otherwise a call is one of the runtime's."""
-    return OnnxStepSession(bundle, contract.read_manifest(bundle), threads=threads, provider="cpu", share_out=share_out)
+    return OnnxStepSession(bundle, contract.read_manifest(bundle), threads=threads, share_out=share_out)
 
 
 def stepping(session: OnnxStepSession, rows: int, *, width: int = 1, warm_steps: int = WARM_STEPS) -> Callable[[], None]:
     """A function that feeds the next `width` tokens to each of `rows` sequences and asks for the logits after the last."""
-    one, other = zeros(session.decoder, rows), zeros(session.decoder, rows)
+    one, other = session.states(rows), session.states(rows)
     tokens = np.random.default_rng(0).integers(0, session.vocab_size, (rows, width))
     lengths, wanted, positions = np.full(rows, width), np.full((rows, 1), width - 1), np.zeros(rows, np.int64)
     logits = np.empty((rows, 1, session.vocab_size), np.float32)

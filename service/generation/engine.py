@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from service.batching import Lane
 from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, RuntimeFailed, ServiceError
@@ -27,7 +27,7 @@ from service.generation.run import Run
 from service.generation.running import Running
 from service.generation.sampling import check_sampling
 from service.generation.sequence import Sequence
-from service.generation.session import StepSession, zeros
+from service.generation.session import StepSession, beginning
 from service.generation.text import TextStream, Vocabulary
 from service.logs import traces
 from service.metrics import GeneratorMetrics
@@ -60,7 +60,7 @@ class GeneratorEngine(EngineThread):
 
     def __init__(
         self,
-        session: StepSession,
+        session: StepSession[Any],
         vocabulary: Vocabulary,
         *,
         eos_token_ids: tuple[int, ...],
@@ -71,6 +71,7 @@ class GeneratorEngine(EngineThread):
     ) -> None:
         super().__init__("generator", metrics)
         self.limits = limits
+        self.provider = session.provider
         self._tracer = tracer
         self._session = session
         self._vocabulary = vocabulary
@@ -290,7 +291,7 @@ class GeneratorEngine(EngineThread):
         elif sequence.come_from is not None:
             return sequence.come_from
         else:  # from the beginning, also where log-probabilities of the prompt were told to this caller and the next one wants all of them
-            states, position = [state[0] for state in zeros(self._session.decoder, 1)], 0
+            states, position = beginning(self._session.decoder), 0
         return Condition(
             request=sequence.request,
             completion=tuple(sequence.completion),
@@ -315,11 +316,15 @@ class GeneratorEngine(EngineThread):
         if condition is None:
             self._prefill.add(sequence, None)
             return
+        self._guarded(partial(self._place_again, sequence, condition), [sequence])
+
+    def _place_again(self, sequence: Sequence, condition: Condition) -> None:
+        """Its states go to where the graph runs."""
         sequence.position = condition.position
         if condition.logits is None:
             self._prefill.add(sequence, condition.states if condition.position else None)
         else:
-            self._running.join(sequence, list(condition.states), condition.logits)
+            self._running.join(sequence, condition.states, condition.logits)
 
     def _feed_some(self) -> None:
         """Pieces of prompts, as many tokens of them as may pass before the next step."""

@@ -19,6 +19,9 @@ class Generating(Protocol):
     """What a decoder or an encoder-decoder needs of its engine, wherever that is; see `engine.py` and `service/writing/engine.py`."""
 
     @property
+    def provider(self) -> str: ...
+
+    @property
     def healthy(self) -> bool: ...
 
     @property
@@ -62,6 +65,11 @@ class GeneratorModel:
         self.chat_template = self._template(bundle, manifest.decoder)
         self.metrics = GeneratorMetrics(metrics, self.name)
         self.engine = open_engine(self)
+
+    @property
+    def provider(self) -> str:
+        """Of ONNX Runtime: where its engine computes."""
+        return self.engine.provider
 
     def _template(self, bundle: Path, decoder: contract.Decoder) -> ChatTemplate | None:
         if decoder.chat_template is None:

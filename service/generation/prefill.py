@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +16,8 @@ from numpy.typing import NDArray
 from service.generation.averages import averaged
 from service.generation.sampling import logprobs_of
 from service.generation.sequence import Sequence
-from service.generation.session import Ids, Logits, State, StepSession, zeros
-from service.generation.slots import Slots
+from service.generation.session import Ids, Logits, State, StepSession, beginning
+from service.generation.slots import Row, Slots
 
 LEAST_PIECE, _MOST_PIECE = 16, 1024  # tokens of prompts in one call
 _PIECE_STEPS = 1.0  # how many decode steps a piece may take the time of, while others stream
@@ -43,17 +44,17 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Fed:
-    """A prompt that is done: its runs, their state, and the logits (V,) of their first token."""
+    """A prompt that is done: its runs, where their state is, and the logits (V,) of their first token."""
 
     sequences: list[Sequence]
-    states: list[State]
+    states: Row
     logits: NDArray[np.float32]
 
 
 class Prefill:
     """Prompts being fed, in order of arrival."""
 
-    def __init__(self, session: StepSession) -> None:
+    def __init__(self, session: StepSession[Any]) -> None:
         self._session = session
         self._prompts: list[Prompt] = []
         self._turn = 0
@@ -77,7 +78,7 @@ class Prefill:
             return
         prompt = Prompt(request.prompt, request.prompt_logprobs, sequence.order, states is None, sequence.position, [sequence])
         if states is not None:
-            prompt.slots = Slots(self._session.decoder, 1)
+            prompt.slots = Slots(self._session, 1)
             prompt.slots.add(prompt, list(states), prompt.position)
         self._prompts.append(prompt)
 
@@ -91,7 +92,7 @@ class Prefill:
     def states(self, sequence: Sequence) -> list[State]:
         """A copy, without B."""
         slots = self._of(sequence).slots
-        return [state[0] for state in zeros(self._session.decoder, 1)] if slots is None else slots.state(0)
+        return beginning(self._session.decoder) if slots is None else slots.state(0)
 
     def budget(self, step_s: float | None) -> int:
         """Tokens to feed before the next step: what takes about as long as `step_s`, that of those who stream. None: nobody does."""
@@ -122,8 +123,7 @@ class Prefill:
         slots.check(prompts, [prompt.position for prompt in prompts])
         every = prompts[0].n_top is not None  # and then it is alone
         wanted: Ids = np.arange(size, dtype=np.int64)[None] if every else lengths[:, None] - 1
-        states, out = slots.views()
-        logits = self._session.run(tokens, lengths, slots.positions[: len(prompts)], wanted, states, out)
+        logits = self._session.run(tokens, lengths, slots.positions[: len(prompts)], wanted, *slots.sets)
         slots.stepped(lengths)
         self.token_s = averaged(self.token_s, (time.perf_counter() - started) / tokens.size)
         if every:
@@ -135,7 +135,7 @@ class Prefill:
                 sequence.position = prompt.position
             if not prompt.left:
                 self._prompts.remove(prompt)
-                done.append(Fed(prompt.sequences, slots.state(row), logits[row, -1]))
+                done.append(Fed(prompt.sequences, Row(slots, row), logits[row, -1]))
         return done
 
     def _under_way(self, sequence: Sequence) -> Prompt | None:
@@ -150,7 +150,7 @@ class Prefill:
         """A single prompt keeps its state from piece to piece; several begin and end with this call."""
         if len(prompts) == 1 and prompts[0].slots is not None:
             return prompts[0].slots
-        slots: Slots[Prompt] = Slots(self._session.decoder, len(prompts))
+        slots: Slots[Prompt] = Slots(self._session, len(prompts))
         for prompt in prompts:
             slots.add(prompt)
         if len(prompts) == 1:

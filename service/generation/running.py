@@ -1,6 +1,8 @@
 """The runs that draw: one row for each in the states, the logits, the sampler and the drawn tokens, the rows in use in front."""
 
 from collections.abc import Callable
+from collections.abc import Sequence as Several
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -8,26 +10,27 @@ from numpy.typing import NDArray
 from service.generation.sampling import Drawn, Sampler
 from service.generation.sequence import Sequence
 from service.generation.session import Ids, State, StepSession
-from service.generation.slots import Slots
+from service.generation.slots import Row, Slots
 
 
 class Running:
     """`draw` a token for every row, `remove` who ends with it, `step` the others: logits for the draw after that."""
 
-    def __init__(self, session: StepSession, size: int) -> None:
+    def __init__(self, session: StepSession[Any], size: int) -> None:
         self.sequences: list[Sequence] = []  # by row
         self._session = session
-        self._slots: Slots[Sequence] = Slots(session.decoder, size)
+        self._slots: Slots[Sequence] = Slots(session, size)
+        self._batches = [min(session.batch(rows), size) for rows in range(size + 1)]  # rows of a step, by how many are in use
         self._sampler = Sampler(session.vocab_size, size)
         self._logits = np.zeros((size, session.vocab_size), np.float32)  # of each row's next token
         self._tokens: Ids = np.zeros((size, 1), np.int64)  # drawn, and not yet fed
         self._ones, self._zeros = np.ones(size, np.int64), np.zeros((size, 1), np.int64)
-        self._calls: dict[tuple[int, bool], Callable[[], None]] = {}  # by how many rows there are, and which memory is in front
+        self._calls: dict[tuple[int, bool], Callable[[], None]] = {}  # by how many rows it has, and which memory is in front
 
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def join(self, sequence: Sequence, states: list[State], logits: NDArray[np.float32]) -> None:
+    def join(self, sequence: Sequence, states: Several[State] | Row, logits: NDArray[np.float32]) -> None:
         """A row for a run whose next token has these logits (V,)."""
         row = self._slots.add(sequence, states, sequence.position)
         self.sequences.append(sequence)
@@ -60,14 +63,14 @@ class Running:
 
     def step(self) -> None:
         """Feed every row the token it drew."""
-        rows = len(self.sequences)
+        used = len(self.sequences)
+        rows = self._batches[used]
         self._slots.check(self.sequences, [sequence.position for sequence in self.sequences])
         call = self._calls.get(key := (rows, self._slots.flipped))
         if call is None:
-            states, out = self._slots.views()
-            bound = self._tokens[:rows], self._ones[:rows], self._slots.positions[:rows], self._zeros[:rows], states, out
+            bound = self._tokens[:rows], self._ones[:rows], self._slots.positions[:rows], self._zeros[:rows], *self._slots.sets
             call = self._calls[key] = self._session.bind(*bound, self._logits[:rows, None])
         call()
-        self._slots.stepped(self._ones[:rows])
+        self._slots.stepped(self._ones[:used])
         for sequence in self.sequences:
             sequence.position += 1

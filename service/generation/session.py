@@ -1,65 +1,114 @@
-"""One call of a decoder's step graph: tokens and states in, logits and new states out, without a copy of either."""
+"""One call of a decoder's step graph: tokens and states in, logits and new states out, without a copy of either.
+
+`StepSession` and `States` are all that the engine knows of where a decoder computes. Here is their form on CPUs; `device.py` has the other.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from export import contract
 from service.generation.side_by_side import SideBySide
-from service.runtime import one_runtime, open_graph, stays_on_the_cpu
+from service.runtime import CPU, one_runtime, open_graph
 
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-State = NDArray[Any]  # (B, ...) of one state tensor
+State = NDArray[Any]  # of one state tensor, on the host
 Ids = NDArray[np.int64]
 Logits = NDArray[np.float32]
 
 LEAST_ROWS = 4  # for each core; with fewer, to wake the cores takes longer than what they share (docs/log.md, 2026-11-21)
 
 
-class StepSession(Protocol):
+class States(Protocol):
+    """The states of so many sequences, row by row, in the memory that their session computes in."""
+
+    def put(self, row: int, states: Sequence[State] | None) -> None:
+        """Into a row: these, each without B; None: those of a sequence that has not begun."""
+        ...
+
+    def copy(self, row: int, source: Self, of: int) -> None:
+        """Into a row: row `of` of `source`, another one or other memory of the same session."""
+        ...
+
+    def read(self, row: int) -> list[State]:
+        """A copy of a row, each without B."""
+        ...
+
+
+S = TypeVar("S", bound=States)
+
+
+class StepSession(Protocol[S]):
     """What the engine needs of a runtime. Calls come from one thread."""
 
     decoder: contract.Decoder
     vocab_size: int
+    provider: str  # of ONNX Runtime
 
-    def bind(
-        self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: Sequence[State], out: Sequence[State], logits: Logits
-    ) -> Callable[[], None]:
-        """A call that feeds each row its first `lengths[b]` tokens: (B, N), (B,), (B,), (B, M), states (B, ...) -> logits (B, M, V).
+    def states(self, rows: int) -> S:
+        """Memory for so many rows, which belongs to nobody yet."""
+        ...
 
-        It reads and writes these arrays in place, as often as it is called: all are C-contiguous, and the new states go into `out`, which
-        is other memory than `states`. `positions[b]` is how many tokens the row has had before.
+    def batch(self, rows: int) -> int:
+        """How many rows a step for so many sequences should have: more where shapes that repeat are worth spare rows at the end."""
+        ...
+
+    def bind(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: S, out: S, logits: Logits) -> Callable[[], None]:
+        """A call that feeds each row its first `lengths[b]` tokens: (B, N), (B,), (B,), (B, M), B rows of `states` -> logits (B, M, V).
+
+        It reads `tokens` and `positions` and writes `logits` in place, as often as it is called; the arrays are C-contiguous. `lengths` and
+        `wanted` stay as they are. The new states go into `out`, which is other memory than `states`. `positions[b]` is how many tokens the
+        row has had before.
         """
         ...
 
-    def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: Sequence[State], out: Sequence[State]) -> Logits:
+    def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: S, out: S) -> Logits:
         """The same, once."""
         ...
 
 
-def zeros(decoder: contract.Decoder, rows: int) -> list[State]:
-    """The states of `rows` sequences that have not begun."""
-    return [np.zeros((rows, *state.shape), state.dtype) for state in decoder.states]
+def beginning(decoder: contract.Decoder) -> list[State]:
+    """The states of a sequence that has not begun, each without B."""
+    return [np.zeros(state.shape, state.dtype) for state in decoder.states]
+
+
+class HostStates:
+    """Arrays (B, ...), one for each state tensor."""
+
+    def __init__(self, decoder: contract.Decoder, rows: int) -> None:
+        self.arrays: list[State] = [np.zeros((rows, *state.shape), state.dtype) for state in decoder.states]
+
+    def put(self, row: int, states: Sequence[State] | None) -> None:
+        for at, array in enumerate(self.arrays):
+            array[row] = 0 if states is None else states[at]
+
+    def copy(self, row: int, source: "HostStates", of: int) -> None:
+        for array, other in zip(self.arrays, source.arrays, strict=True):
+            array[row] = other[of]
+
+    def read(self, row: int) -> list[State]:
+        return [array[row].copy() for array in self.arrays]
 
 
 class OnnxStepSession:
-    """A bundle's step graph in ONNX Runtime, with every input and output bound to memory of the caller's.
+    """A bundle's step graph in ONNX Runtime on the CPU, with every input and output bound to memory of the caller's.
 
     It is opened twice over the same weights. A call of few rows is spread over `threads`. The rows of a larger one are shared out among
     them, so that the cores wait for each other once a step and not at every operator.
     """
 
-    def __init__(self, bundle: Path, manifest: contract.Manifest, *, threads: int, provider: str = "auto", share_out: bool = True) -> None:
-        """On the CPU, whatever `provider` is. `share_out` False: every call is one of the runtime's, spread over `threads`."""
+    provider = CPU
+
+    def __init__(self, bundle: Path, manifest: contract.Manifest, *, threads: int, share_out: bool = True) -> None:
+        """`share_out` False: every call is one of the runtime's, spread over `threads`."""
         one_runtime()
-        stays_on_the_cpu(manifest.name, provider)
         assert manifest.decoder is not None
         self.decoder = manifest.decoder
         self.vocab_size = manifest.limits.vocab_size
@@ -72,21 +121,27 @@ class OnnxStepSession:
         self._narrow = opened(1) if self._parts > 1 else self._wide
         self._side_by_side = SideBySide(self._parts)
 
+    def states(self, rows: int) -> HostStates:
+        return HostStates(self.decoder, rows)
+
+    def batch(self, rows: int) -> int:
+        return rows
+
     def bind(
-        self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: Sequence[State], out: Sequence[State], logits: Logits
+        self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates, logits: Logits
     ) -> Callable[[], None]:
         B, P = len(tokens), self._parts
+
+        def of_rows(part: slice, session: "ort.InferenceSession") -> Callable[[], None]:
+            own, own_out = [array[part] for array in states.arrays], [array[part] for array in out.arrays]
+            return self._bound(session, tokens[part], lengths[part], positions[part], wanted[part], own, own_out, logits[part])
+
         if P == 1 or B < LEAST_ROWS * P:
-            return self._bound(self._wide, tokens, lengths, positions, wanted, states, out, logits)
-
-        def of_rows(part: slice) -> Callable[[], None]:
-            own, own_out = [state[part] for state in states], [state[part] for state in out]
-            return self._bound(self._narrow, tokens[part], lengths[part], positions[part], wanted[part], own, own_out, logits[part])
-
+            return of_rows(slice(B), self._wide)
         ends = [B * part // P for part in range(P + 1)]
-        return partial(self._side_by_side, [of_rows(slice(begin, end)) for begin, end in pairwise(ends)])
+        return partial(self._side_by_side, [of_rows(slice(begin, end), self._narrow) for begin, end in pairwise(ends)])
 
-    def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: Sequence[State], out: Sequence[State]) -> Logits:
+    def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates) -> Logits:
         logits: Logits = np.empty((*wanted.shape, self.vocab_size), np.float32)
         self.bind(tokens, lengths, positions, wanted, states, out, logits)()
         return logits

@@ -1,16 +1,16 @@
 """Memory for the states of many sequences, bound to the step graph as it is.
 
-Two sets of arrays: a step reads one and writes the other, then they change places, so no state is copied between steps. Rows in use are the
+Two sets of states: a step reads one and writes the other, then they change places, so no state is copied between steps. Rows in use are the
 first ones, so a batch is a view. A row that leaves is filled with the last one: the one copy there is, once a sequence.
 """
 
 from collections.abc import Sequence
-from typing import Generic, TypeVar
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from export import contract
-from service.generation.session import Ids, State, zeros
+from service.generation.session import Ids, State, States, StepSession
 
 Owner = TypeVar("Owner")
 
@@ -19,25 +19,36 @@ class WrongOwner(RuntimeError):
     """A row is not at the position where its owner believes it to be: somebody else's state, or a lost step."""
 
 
+@dataclass(frozen=True)
+class Row:
+    """What a row of other slots holds, as long as these are not used any further."""
+
+    slots: "Slots[Any]"
+    at: int
+
+
 class Slots(Generic[Owner]):
     """Up to `size` rows, each with its owner and the number of tokens that its state has seen."""
 
-    def __init__(self, decoder: contract.Decoder, size: int) -> None:
+    def __init__(self, session: StepSession[Any], size: int) -> None:
         self.size = size
         self.owners: list[Owner] = []
         self.positions: Ids = np.zeros(size, np.int64)
         self.flipped = False  # which of the two sets of memory is in front
-        self._front, self._back = zeros(decoder, size), zeros(decoder, size)
+        self._front: States = session.states(size)
+        self._back: States = session.states(size)
 
     def __len__(self) -> int:
         return len(self.owners)
 
-    def add(self, owner: Owner, states: list[State] | None = None, position: int = 0) -> int:
+    def add(self, owner: Owner, states: Sequence[State] | Row | None = None, position: int = 0) -> int:
         """A row for `owner`: zeroed, or with a copy of `states` (each without B), which have seen `position` tokens."""
         assert len(self.owners) < self.size
         row = len(self.owners)
-        for at, array in enumerate(self._front):
-            array[row] = 0 if states is None else states[at]
+        if isinstance(states, Row):
+            self._front.copy(row, states.slots._front, states.at)
+        else:
+            self._front.put(row, states)
         self.positions[row] = position
         self.owners.append(owner)
         return row
@@ -46,8 +57,7 @@ class Slots(Generic[Owner]):
         """Free a row. Returns the row that was moved into its place, None if it was the last."""
         last = len(self.owners) - 1
         if row != last:
-            for array in self._front:
-                array[row] = array[last]
+            self._front.copy(row, self._front, last)
             self.positions[row] = self.positions[last]
             self.owners[row] = self.owners[last]
         self.owners.pop()
@@ -55,12 +65,12 @@ class Slots(Generic[Owner]):
 
     def state(self, row: int) -> list[State]:
         """A copy of a row's states, each without B."""
-        return [array[row].copy() for array in self._front]
+        return self._front.read(row)
 
-    def views(self) -> tuple[list[State], list[State]]:
-        """What a step over all rows in use reads, and what it writes."""
-        rows = len(self.owners)
-        return [array[:rows] for array in self._front], [array[:rows] for array in self._back]
+    @property
+    def sets(self) -> tuple[Any, Any]:
+        """The states that a step reads, and those that it writes: of the session's own kind, the rows in use in front."""
+        return self._front, self._back
 
     def stepped(self, lengths: Ids) -> None:
         """The graph has written new states for the rows in use: they are the states from now on."""

@@ -249,6 +249,11 @@ class PoolEncoder(_PoolEngine):
 class PoolGenerator(_PoolEngine):
     """A `GeneratorEngine` or a `WritingEngine` elsewhere."""
 
+    @property
+    def provider(self) -> str:
+        """As the replica that was asked has it; all are made alike, but `auto` may find a GPU on some nodes only."""
+        return str(self._client.described[self._name]["provider"])
+
     async def open(self, requests: Sequence[GenerationRequest], key: str) -> list[Run]:
         """As `GeneratorEngine.open`: all runs of a request are one stream of one replica, that of `key`."""
         self._client.check()

@@ -139,10 +139,10 @@ class Host:
     # ---------------------------------------------------------------------------------------------------------------------------------
 
     def _described(self, model: Served) -> dict[str, Any]:
-        described: dict[str, Any] = {"fingerprint": model.manifest.fingerprint}
+        described: dict[str, Any] = {"fingerprint": model.manifest.fingerprint, "provider": model.provider}
         if isinstance(model, Model):
             selftest = {name: value for name, value in asdict(model.selftest).items() if value is None or math.isfinite(value)}
-            described |= {"provider": model.provider, "selftest": selftest, "limits": asdict(model.engine.limits)}
+            described |= {"selftest": selftest, "limits": asdict(model.engine.limits)}
         return described
 
     def _found(self, key: Key) -> Served:

@@ -10,6 +10,7 @@ from service.chat_template import ChatTemplate
 from service.generation.model import Generating
 from service.generation.text import Vocabulary
 from service.metrics import GeneratorMetrics, Metrics
+from service.runtime import CPU
 
 
 class WritingModel:
@@ -26,6 +27,7 @@ class WritingModel:
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(bundle / contract.TOKENIZER))
         self.vocabulary = Vocabulary(bundle / contract.TOKENIZER)
         self.metrics = GeneratorMetrics(metrics, self.name)
+        self.provider = CPU
         self.engine = open_engine(self)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

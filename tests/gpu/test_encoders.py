@@ -4,7 +4,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 from export import contract
@@ -13,11 +12,9 @@ from service.runtime import CUDA, OnnxSession
 from service.selftest import check_golden
 from service.tokenization import TextEncoder
 from tests.conftest import Once
+from tests.gpu import ON_A_GPU
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(CUDA not in ort.get_available_providers(), reason="this onnxruntime has no CUDA (README, On a GPU)"),
-]
+pytestmark = ON_A_GPU
 
 
 @pytest.fixture(scope="session")

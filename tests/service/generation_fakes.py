@@ -228,6 +228,7 @@ class FakeGenerator:
         self.metrics = GeneratorMetrics(Metrics(), name)
         self.chat_template = ChatTemplate(template, bos_token="<s>", eos_token="</s>") if template is not None else None
         self.max_context: int | None = 131_072
+        self.provider = "CPUExecutionProvider"
         self.eos_token_ids = (EOS,)
 
     def need(self, *kinds: str) -> None:

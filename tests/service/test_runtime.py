@@ -2,6 +2,7 @@
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from onnx import TensorProto, helper
 
 from export import contract
 from service import runtime
+from service.generation.device import open_steps
 from service.generation.session import OnnxStepSession
 from service.runtime import OnnxSession, SettingsConflict, check_install, choose_provider, cuda_options, one_runtime, pad
 from service.writing.session import OnnxWritingSession
@@ -37,6 +39,11 @@ def weighted_sum(bundle: Path, *, typed: bool) -> None:
     outputs = [helper.make_tensor_value_info(contract.LOGITS, TensorProto.FLOAT, ["B", 1])]
     graph = helper.make_graph(nodes, "weighted_sum", inputs, outputs, constants)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), bundle / contract.GRAPH)
+
+
+def steps(bundle: Path, provider: str) -> Any:
+    """Of a decoder."""
+    return open_steps(bundle, contract.read_manifest(bundle), threads=2, provider=provider, slots=2, gpu_memory_gib=None)
 
 
 def session(folder: Path, *, typed: bool = False, provider: str = "cpu") -> OnnxSession:
@@ -117,9 +124,13 @@ def test_the_provider_is_the_one_asked_for_and_by_default_the_gpu_where_there_is
     assert choose_provider(wanted, available) == chosen
 
 
-def test_a_gpu_that_is_asked_for_and_not_there_stops_the_start() -> None:
-    with pytest.raises(SettingsConflict, match="offers only CPUExecutionProvider: install onnxruntime-gpu in its place"):
-        choose_provider("cuda", [CPU])
+def test_a_gpu_that_is_asked_for_and_not_there_stops_the_start(
+    tmp_path: Path, decoder_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [CPU])
+    for opened in (partial(session, tmp_path), partial(steps, decoder_bundle)):
+        with pytest.raises(SettingsConflict, match="offers only CPUExecutionProvider: install onnxruntime-gpu in its place"):
+            opened(provider="cuda")
 
 
 def test_a_gpu_is_looked_for_before_anything_is_started() -> None:
@@ -156,20 +167,22 @@ def broken_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     return str(why)
 
 
-def test_a_gpu_that_does_not_work_stops_the_start_where_it_was_asked_for(broken_gpu: str, tmp_path: Path) -> None:
-    with pytest.raises(SettingsConflict, match=f"CUDAExecutionProvider was asked for and cannot be had: .*{broken_gpu}.* nvidia-smi"):
-        session(tmp_path, provider="cuda")
+def test_a_gpu_that_does_not_work_stops_the_start_where_it_was_asked_for(broken_gpu: str, tmp_path: Path, decoder_bundle: Path) -> None:
+    for opened in (partial(session, tmp_path), partial(steps, decoder_bundle)):
+        with pytest.raises(SettingsConflict, match=f"CUDAExecutionProvider was asked for and cannot be had: .*{broken_gpu}.* nvidia-smi"):
+            opened(provider="cuda")
 
 
 def test_by_default_a_gpu_that_does_not_work_is_told_and_the_cpu_computes(
-    broken_gpu: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    broken_gpu: str, tmp_path: Path, decoder_bundle: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING, "attnserve"):
-        graph = session(tmp_path, provider="auto")
-    assert graph.provider == CPU
+        graph, decoder = session(tmp_path, provider="auto"), steps(decoder_bundle, "auto")
+    assert graph.provider == decoder.provider == CPU
     assert graph.run([contract.LOGITS], [[1, 2, 3]], None)[contract.LOGITS].tolist() == [[6]]
-    (record,) = caplog.records
-    assert broken_gpu in record.__dict__["why"]
+    assert isinstance(decoder, OnnxStepSession)
+    assert len(caplog.records) == 2
+    assert all(broken_gpu in record.__dict__["why"] for record in caplog.records)
 
 
 def test_a_session_takes_of_a_gpu_what_it_needs_and_no_more_than_it_may() -> None:
@@ -180,14 +193,13 @@ def test_a_session_takes_of_a_gpu_what_it_needs_and_no_more_than_it_may() -> Non
 
 @pytest.mark.parametrize("provider", ["auto", "cuda"])
 def test_a_model_without_a_form_for_gpus_computes_on_the_cpu_and_says_so_once(
-    provider: str, decoder_bundle: Path, writer_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    provider: str, writer_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, CPU])
     with caplog.at_level(logging.INFO, "attnserve"):
-        OnnxStepSession(decoder_bundle, contract.read_manifest(decoder_bundle), threads=2, provider=provider)
         OnnxWritingSession(writer_bundle, contract.read_manifest(writer_bundle), threads=1, provider=provider)
     told = [(record.__dict__["model"], record.message) for record in caplog.records]
-    assert told == [(name, "computes on the CPU, as every decoder and encoder-decoder does") for name in ("tiny-decoder", "tiny-writer")]
+    assert told == [("tiny-writer", "computes on the CPU, as every encoder-decoder does")]
 
 
 def test_two_runtimes_side_by_side_stop_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

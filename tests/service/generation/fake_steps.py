@@ -12,7 +12,8 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from export import contract
-from service.generation.session import Ids, Logits, State
+from service.generation.session import HostStates, Ids, Logits, State
+from service.runtime import CPU
 from tests.service.fakes import PATIENCE_S
 
 VOCAB_SIZE = 300
@@ -34,6 +35,7 @@ class FakeSteps:
             exact=True,
         )
         self.vocab_size = VOCAB_SIZE
+        self.provider = CPU
         random = np.random.default_rng(0)
         self._embedding = random.standard_normal((VOCAB_SIZE, 2, 4)).astype(np.float32)
         self._unembedding = random.standard_normal((8, VOCAB_SIZE)).astype(np.float32)
@@ -44,7 +46,13 @@ class FakeSteps:
         self._changed = threading.Condition()
         self._permits: int | None = None  # None: no gate
 
-    def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: Sequence[State], out: Sequence[State]) -> Logits:
+    def states(self, rows: int) -> HostStates:
+        return HostStates(self.decoder, rows)
+
+    def batch(self, rows: int) -> int:
+        return rows
+
+    def run(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates) -> Logits:
         with self._changed:
             number = len(self.calls)
             self.calls.append([row[:length].tolist() for row, length in zip(tokens, lengths, strict=True)])
@@ -57,7 +65,7 @@ class FakeSteps:
             raise self.failures[number]
         logits = np.zeros((*wanted.shape, VOCAB_SIZE), np.float32)
         for row in range(len(tokens)):
-            S, n = states[0][row].copy(), states[1][row].copy()
+            S, n = (array[row].copy() for array in states.arrays)
             assert n[0] == positions[row], "the state is not of this position"
             assert self.decoder.n_positions is None or n[0] + lengths[row] <= self.decoder.n_positions, "there is no such position"
             for at, token in enumerate(tokens[row, : lengths[row]]):
@@ -65,11 +73,11 @@ class FakeSteps:
                 n += 1
                 for place in np.flatnonzero(wanted[row] == at):
                     logits[row, place] = np.nan if int(token) in self.bad_tokens else self.logits(S)
-            out[0][row], out[1][row] = S, n
+            out.arrays[0][row], out.arrays[1][row] = S, n
         return logits
 
     def bind(
-        self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: Sequence[State], out: Sequence[State], logits: Logits
+        self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: HostStates, out: HostStates, logits: Logits
     ) -> Callable[[], None]:
         def call() -> None:
             logits[:] = self.run(tokens, lengths, positions, wanted, states, out)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from export import contract
-from service.generation.session import LEAST_ROWS, OnnxStepSession, zeros
+from service.generation.session import LEAST_ROWS, OnnxStepSession
 from tests.decoders import tiny_decoder_bundle
 
 THREADS = 2
@@ -24,11 +24,11 @@ def stepped(session: OnnxStepSession, rows: int, width: int) -> list[np.ndarray]
     """The logits and states of `rows` sequences after some steps of `width` tokens."""
     tokens = np.random.default_rng(0).integers(0, session.vocab_size, (STEPS, rows, width))
     lengths, wanted = np.full(rows, width), np.full((rows, 1), width - 1)
-    states, out = zeros(session.decoder, rows), zeros(session.decoder, rows)
+    states, out = session.states(rows), session.states(rows)
     for step in range(STEPS):
         logits = session.run(tokens[step], lengths, lengths * step, wanted, states, out)
         states, out = out, states
-    return [logits, *states]
+    return [logits, *states.arrays]
 
 
 @pytest.mark.parametrize("rows", [1, LEAST_ROWS * THREADS - 1, LEAST_ROWS * THREADS, LEAST_ROWS * THREADS + 1, 33])

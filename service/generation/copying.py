@@ -1,0 +1,61 @@
+"""Copies of single rows of states, wherever they are: a graph that changes nothing, run over addresses.
+
+ONNX Runtime's Python copies no part of a tensor, but it binds inputs and outputs to any address. So a graph of one Identity for each state
+tensor, whose inputs are a row here and whose outputs are a row there, is a copy on the device itself, from the host or to it. The graph is
+written in protobuf's own bytes, since `onnx` is none of the service's libraries.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from export import contract
+from service.generation.session import State
+from service.runtime import DEVICES, open_graph
+
+Place = State | int  # of one state tensor of one row: an array on the host, or an address on the device
+
+_ELEMENT_TYPES = {"float32": 1, "int64": 7}  # onnx.TensorProto.DataType
+_IR_VERSION, _OPSET = 8, 13
+
+
+class RowCopies:
+    """Copies rows of one decoder's states to, from and on the device of `provider`."""
+
+    def __init__(self, decoder: contract.Decoder, provider: str) -> None:
+        self._states, self._device = decoder.states, DEVICES[provider]
+        self._session = open_graph(identities(decoder), threads=1, provider=provider)
+
+    def __call__(self, sources: Sequence[Place], targets: Sequence[Place]) -> None:
+        """Each source into its target, in the order of the decoder's states. Arrays are C-contiguous."""
+        binding = self._session.io_binding()
+        for state, source, target in zip(self._states, sources, targets, strict=True):
+            dtype = np.dtype(state.dtype).type
+            if isinstance(source, int):
+                binding.bind_input(state.name, self._device, 0, dtype, state.shape, source)
+            else:
+                binding.bind_cpu_input(state.name, source)
+            device, address = (self._device, target) if isinstance(target, int) else ("cpu", target.ctypes.data)
+            binding.bind_output(state.output, device, 0, dtype, state.shape, address)
+        self._session.run_with_iobinding(binding)
+
+
+def identities(decoder: contract.Decoder) -> bytes:
+    """The model: an Identity for each state tensor, of any shape."""
+    graph = [_field(2, b"rows")]
+    for state in decoder.states:
+        graph.append(_field(1, _field(1, state.name.encode()) + _field(2, state.output.encode()) + _field(4, b"Identity")))
+        element = _field(2, _field(1, _field(1, _ELEMENT_TYPES[state.dtype])))
+        graph += _field(11, _field(1, state.name.encode()) + element), _field(12, _field(1, state.output.encode()) + element)
+    return _field(1, _IR_VERSION) + _field(7, b"".join(graph)) + _field(8, _field(2, _OPSET))
+
+
+def _field(number: int, value: int | bytes) -> bytes:
+    """One field of a protobuf message."""
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    return _varint(number << 3 | 2) + _varint(len(value)) + value
+
+
+def _varint(number: int) -> bytes:
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + _varint(number >> 7)

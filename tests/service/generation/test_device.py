@@ -1,0 +1,239 @@
+"""Decoders whose states stay on a device: the same bits as on the host for who joins, leaves, goes elsewhere or shares a prompt."""
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from export import contract
+from service.errors import RuntimeFailed
+from service.generation.condition import Condition
+from service.generation.device import DeviceStates, DeviceStepSession, left_of
+from service.generation.engine import GeneratorEngine, GeneratorLimits
+from service.generation.grammar import Grammars
+from service.generation.request import Delta, GenerationRequest, Sampling
+from service.generation.run import Run, join
+from service.generation.session import Ids, Logits, OnnxStepSession, StepSession, beginning
+from service.generation.text import Vocabulary
+from service.metrics import GeneratorMetrics, Metrics
+from service.runtime import CPU, CUDA, SettingsConflict
+from tests.gpu import ON_A_GPU
+from tests.service.fakes import PATIENCE_S
+
+SLOTS = 5  # no power of two
+TOKENS = 24
+BUNDLES = ("decoder_bundle", "constant_states_bundle", "image_bundle")
+
+
+class Spoilt(DeviceStates):
+    """What is nobody's is no number."""
+
+    def __init__(self, decoder: contract.Decoder, rows: int, *rest: Any) -> None:
+        super().__init__(decoder, rows, *rest)
+        for row in range(rows):
+            self.put(row, [np.full(state.shape, np.nan if state.dtype == "float32" else -1, state.dtype) for state in decoder.states])
+
+
+class OnDevice(DeviceStepSession):
+    """Remembers how many rows its calls had, and can be held between two of them."""
+
+    def __init__(self, bundle: Path, provider: str = CPU) -> None:
+        super().__init__(bundle, contract.read_manifest(bundle), provider=provider)
+        self.rows: set[int] = set()
+        self.calls = 0
+        self.hold_at: int | None = None
+        self.held, self.go_on = threading.Event(), threading.Event()
+        self.full = False
+
+    def states(self, rows: int) -> DeviceStates:
+        if self.full:
+            return DeviceStepSession.states(self, 2**60)
+        return Spoilt(self.decoder, rows, self._copies, self._device)
+
+    def bind(
+        self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: DeviceStates, out: DeviceStates, logits: Logits
+    ) -> Callable[[], None]:
+        call = super().bind(tokens, lengths, positions, wanted, states, out, logits)
+        if tokens.shape[1] == 1:
+            self.rows.add(len(tokens))
+
+        def counted() -> None:
+            if self.calls == self.hold_at:
+                self.held.set()
+                assert self.go_on.wait(PATIENCE_S)
+            self.calls += 1
+            call()
+
+        return counted
+
+
+def on_host(bundle: Path) -> OnnxStepSession:
+    return OnnxStepSession(bundle, contract.read_manifest(bundle), threads=1)
+
+
+@pytest.fixture(params=[CPU, pytest.param(CUDA, marks=ON_A_GPU)])
+def provider(request: pytest.FixtureRequest) -> str:
+    if request.param == CPU:
+        request.getfixturevalue("afar")
+    return str(request.param)
+
+
+@asynccontextmanager
+async def running(session: StepSession[Any], bundle: Path) -> AsyncIterator[GeneratorEngine]:
+    file = bundle / contract.TOKENIZER
+    engine = GeneratorEngine(
+        session,
+        Vocabulary(file),
+        eos_token_ids=(),
+        grammars=Grammars(file, ()),
+        limits=GeneratorLimits(slots=SLOTS),
+        metrics=GeneratorMetrics(Metrics(), "b"),
+    )
+    engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
+
+
+def asked(number: int, **changes: Any) -> GenerationRequest:
+    """Prompts of 1, 6, 11 .. tokens, and as many tokens drawn that rows are free at different steps."""
+    prompt = tuple((3 * number + at) % 256 for at in range(1 + 5 * number))
+    request = GenerationRequest(prompt=prompt, sampling=Sampling(seed=number), max_tokens=4 + 7 * number % TOKENS, top_logprobs=2)
+    return dataclasses.replace(request, **changes)
+
+
+async def all_of(run: Run) -> Delta:
+    return join([delta async for delta in run])
+
+
+async def answers(session: StepSession[Any], bundle: Path, requests: Sequence[GenerationRequest]) -> list[tuple[Delta, Any]]:
+    """What each run says, with its log-probabilities and those of its prompt."""
+    async with running(session, bundle) as engine:
+        runs = [engine.submit(request) for request in requests]
+        return [(await all_of(run), run.prompt_logprobs) for run in runs]
+
+
+@pytest.mark.parametrize("name", BUNDLES)
+async def test_runs_of_many_lengths_say_what_they_say_on_the_host(name: str, request: pytest.FixtureRequest, afar: None) -> None:
+    """To the bit, as the log-probabilities show, while they join, leave and move to other rows."""
+    bundle: Path = request.getfixturevalue(name)
+    requests = [asked(number) for number in range(14)] + [asked(40, prompt_logprobs=1), asked(300, max_tokens=3)]
+    session = OnDevice(bundle)
+    assert await answers(session, bundle, requests) == await answers(on_host(bundle), bundle, requests)
+    assert session.rows >= {1, 4, SLOTS}
+    assert session.rows <= {1, 2, 4, SLOTS}, "a step has one of a few shapes"
+
+
+async def test_only_what_is_fed_comes_from_the_host_in_a_step(decoder_bundle: Path, afar: None) -> None:
+    session = OnDevice(decoder_bundle)
+    await answers(session, decoder_bundle, [asked(number) for number in range(8)])
+    assert set(session._session.from_host) == {contract.TOKENS, contract.LENGTHS, contract.WANTED}
+    rows_from_host = len(session._copies._session.from_host) / len(session.decoder.states)
+    spoilt = 2 * SLOTS + 2 * 8
+    assert rows_from_host == spoilt + 8, "a row of zeros for each prompt; from there to its slot it goes on the device"
+
+
+async def test_runs_with_one_prompt_share_the_reading_of_it(constant_states_bundle: Path, provider: str) -> None:
+    prompt = tuple(at % 256 for at in range(1500))
+    session = OnDevice(constant_states_bundle, provider)
+    session.hold_at = 0  # in the first of two pieces
+    async with running(session, constant_states_bundle) as engine:
+        runs = [engine.submit(asked(1, prompt=prompt, sampling=Sampling(seed=seed))) for seed in range(2)]
+        assert await asyncio.to_thread(session.held.wait, PATIENCE_S)
+        late = engine.submit(asked(1, prompt=prompt, sampling=Sampling(seed=0)))
+        session.go_on.set()
+        first, other, again = [await all_of(run) for run in [*runs, late]]
+        alone = await all_of(engine.submit(asked(1, prompt=prompt, sampling=Sampling(seed=1))))
+    assert late.usage.cached_tokens == 1024
+    assert again == first
+    assert other.token_ids == alone.token_ids
+
+
+@pytest.mark.parametrize("held_at", [0, 6], ids=["in its prompt", "in its text"])
+@pytest.mark.parametrize("there", ["host", "device"])
+async def test_a_run_goes_on_elsewhere_from_its_packed_condition(
+    constant_states_bundle: Path, held_at: int, there: str, afar: None
+) -> None:
+    """From the device to the host and back again, with the same bits."""
+    request = asked(1, prompt=tuple(at % 256 for at in range(1500)), max_tokens=TOKENS)
+    whole = (await answers(on_host(constant_states_bundle), constant_states_bundle, [request]))[0][0]
+    session = OnDevice(constant_states_bundle)
+    session.hold_at = held_at
+    async with running(session, constant_states_bundle) as engine:
+        run = engine.submit(request)
+        assert await asyncio.to_thread(session.held.wait, PATIENCE_S)
+        taking = asyncio.create_task(engine.take(run))
+        await asyncio.sleep(0)
+        session.go_on.set()
+        condition = Condition.unpack((await taking).pack())
+        said = [delta async for delta in run]
+        assert (condition.logits is None) == (held_at == 0)
+    again = on_host(constant_states_bundle) if there == "host" else OnDevice(constant_states_bundle)
+    async with running(again, constant_states_bundle) as engine:
+        beside = engine.submit(asked(3))
+        rest = await all_of(engine.resume(condition))
+        await all_of(beside)
+    both = join([*said, rest])
+    assert (both.token_ids, both.logprobs) == (whole.token_ids, whole.logprobs)
+    assert rest.token_ids
+
+
+async def test_who_leaves_takes_nobody_along(decoder_bundle: Path, provider: str) -> None:
+    session = OnDevice(decoder_bundle, provider)
+    session.hold_at = 4
+    async with running(session, decoder_bundle) as engine:
+        runs = [engine.submit(asked(number, max_tokens=TOKENS)) for number in range(SLOTS)]
+        assert await asyncio.to_thread(session.held.wait, PATIENCE_S)
+        for number in (0, 2):
+            runs[number].cancel()
+        session.go_on.set()
+        rest = [(await all_of(runs[number])).token_ids for number in (1, 3, 4)]
+        assert rest == [(await all_of(engine.submit(asked(number, max_tokens=TOKENS)))).token_ids for number in (1, 3, 4)]
+
+
+# What cannot be --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_state_that_would_not_stay_on_the_device_stops_the_start(decoder_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Elsewhere:
+        name = "Cuda"
+
+    places = lambda session: [Elsewhere()] * len(session.get_inputs())  # noqa: E731
+    monkeypatch.setattr(ort.InferenceSession, "get_input_memory_infos", places)
+    with pytest.raises(SettingsConflict, match=r"no kernel for what reads state_0_S, state_0_conv, .*set provider=auto"):
+        OnDevice(decoder_bundle)
+
+
+async def test_memory_that_runs_out_ends_the_run_that_asked_for_it_and_no_other(decoder_bundle: Path, afar: None) -> None:
+    session = OnDevice(decoder_bundle)
+    begun = Condition(request=asked(3), completion=(), position=5, states=tuple(beginning(session.decoder)), logits=None)
+    async with running(session, decoder_bundle) as engine:
+        session.full = True
+        for refused in (engine.submit(asked(1)), engine.resume(begun)):
+            with pytest.raises(RuntimeFailed):
+                await all_of(refused)
+        session.full = False
+        assert (await all_of(engine.resume(begun))).token_ids
+    with pytest.raises(SettingsConflict, match=r"the states of 1152921504606846976 sequences, .* Set fewer slots"):
+        DeviceStepSession.states(session, 2**60)
+
+
+def test_memory_of_the_gpu_is_for_states_too(decoder_bundle: Path) -> None:
+    manifest = contract.read_manifest(decoder_bundle)
+    assert manifest.decoder is not None
+    MiB = 2**20
+    slots = MiB // manifest.decoder.state_bytes + 1
+    assert left_of(None, manifest, slots) is None
+    left = left_of(1.0, manifest, slots)
+    assert left is not None
+    assert 1 - left == pytest.approx(4 / 1024, rel=0.05)
+    with pytest.raises(SettingsConflict, match=f"gpu_memory_gib=0.003 is not enough for tiny-decoder: the states of slots={slots} "):
+        left_of(0.003, manifest, slots)
