@@ -85,6 +85,7 @@ class Info(BaseModel):
     cache: CacheState
     engine: EngineLimits
     models: list[str] = Field(description="All served models; `?model=` asks about another one.")
+    providers: dict[str, str] = Field(description="Where each of them computes; a decoder is none of this dialect's, and is told here.")
 
 
 def describe(model: Model, catalog: Catalog) -> Info:
@@ -116,6 +117,7 @@ def describe(model: Model, catalog: Catalog) -> Info:
         cache=CacheState(vectors=len(catalog.cache), size_bytes=catalog.cache.size_bytes, max_bytes=catalog.cache.max_bytes),
         engine=limits,
         models=list(catalog.models),
+        providers={name: each.provider for name, each in catalog.models.items()},
     )
 
 

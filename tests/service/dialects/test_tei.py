@@ -433,6 +433,7 @@ async def test_info_has_the_fields_of_text_embeddings_inference_and_ours(http: h
     assert info["self_test"] == {"n_texts": 3, "min_cosine": pytest.approx(1), "max_abs_error": None}
     assert info["engine"]["max_queue_tokens"] == 524_288
     assert info["models"] == [*MODELS, "tags"]
+    assert info["providers"] == dict.fromkeys(info["models"], info["provider"])
 
 
 @pytest.mark.parametrize("kind", ["reranker", "classifier", "token_classifier"])
