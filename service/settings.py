@@ -77,10 +77,10 @@ class Settings(BaseModel):
 
     threads: int | None = Field(None, ge=1, le=1024, description="Runtime threads. Default: what affinity and cgroup quota leave.")
     provider: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="Where encoders compute; auto takes a GPU that works. Decoders and encoder-decoders compute on the CPU."
+        "auto", description="Where encoders and decoders compute; auto takes a GPU that works. Encoder-decoders compute on the CPU."
     )
     gpu_memory_gib: float | None = Field(
-        None, gt=0, le=1024, description="Most memory of a GPU for each encoder bundle of a process. Default: what there is."
+        None, gt=0, le=1024, description="Most memory of a GPU for each bundle of a process. Default: what there is."
     )
     stuck_after_s: float = Field(
         120.0, gt=0, le=86_400, description="A replica whose runtime call has not ended after so long counts as stuck, and is replaced."
@@ -94,7 +94,10 @@ class Settings(BaseModel):
     max_encoders: int | None = Field(None, ge=1, le=10_000, description="Most of them, by queued tokens. Default: no scaling.")
     max_generators: int | None = Field(None, ge=1, le=10_000, description="Most of them, by used slots. Default: no scaling.")
     replica_gpus: float | None = Field(
-        None, ge=0, le=64, description="GPUs of each encoder, or its share of one; profile split. Default: 1 with provider=cuda, else 0."
+        None,
+        ge=0,
+        le=64,
+        description="GPUs of each encoder and generator, or its share of one; profile split. Default: 1 with provider=cuda, else 0.",
     )
     lean: bool = Field(False, description="No HAProxy: about 100 MiB less memory; the replica's own server holds the port.")
     drain_timeout_s: float = Field(30.0, ge=0, le=3600, description="How long SIGTERM waits for accepted requests.")

@@ -8,8 +8,8 @@ from service.deployment.running import StartFailed
 from service.settings import Settings
 
 
-def encoder_gpus(settings: Settings) -> float:
-    """GPUs of one encoder, or its share of one. Generators have none: they compute on the CPU."""
+def replica_gpus(settings: Settings) -> float:
+    """GPUs of one encoder or generator, or its share of one."""
     return settings.replica_gpus if settings.replica_gpus is not None else float(settings.provider == "cuda")
 
 
@@ -23,13 +23,21 @@ def gpus_here() -> int:
 
 
 def check_gpus(settings: Settings, there: int) -> None:
-    """StartFailed where the encoders, at their most, need more GPUs than there are: Ray would wait for another machine."""
-    each, replicas = encoder_gpus(settings), max(settings.encoders, settings.max_encoders or 0)
-    if not each or not any(contract.read_manifest(bundle).kind in ENCODER_KINDS for bundle in settings.bundles):
+    """StartFailed where the replicas, at their most, need more GPUs than there are: Ray would wait for another machine."""
+    each = replica_gpus(settings)
+    if not each:
         return
+    kinds = {contract.read_manifest(bundle).kind for bundle in settings.bundles}
+    pools = {}  # that there is a bundle for
+    if kinds & {*ENCODER_KINDS}:
+        pools["encoders"] = max(settings.encoders, settings.max_encoders or 0)
+    if "decoder" in kinds:
+        pools["generators"] = max(settings.generators, settings.max_generators or 0)
+    replicas = sum(pools.values())
     needed = math.ceil(replicas / int(1 / each) if each < 1 else replicas * each)  # a share is always of one GPU
     if needed > there:
+        asked = ", ".join(f"{name}={most}" for name, most in pools.items())
         raise StartFailed(
-            f"encoders={replicas} and replica_gpus={each:g} need {needed} GPUs, and this machine has {there}. See what nvidia-smi and "
-            "CUDA_VISIBLE_DEVICES say; or set fewer encoders, a smaller replica_gpus, or provider=cpu."
+            f"{asked} and replica_gpus={each:g} need {needed} GPUs, and this machine has {there}. See what nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES say; or set fewer of them, a smaller replica_gpus, or provider=cpu."
         )

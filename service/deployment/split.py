@@ -19,7 +19,7 @@ from ray.serve.metrics import Gauge
 from export import contract
 from service.budget import available_cpus, share_out
 from service.catalog import ENCODER_KINDS, Catalog
-from service.deployment.gpus import encoder_gpus
+from service.deployment.gpus import replica_gpus
 from service.deployment.ingress import WarmIngress
 from service.deployment.scaling import LOAD, ByLoad
 from service.errors import CANNOT_START
@@ -156,11 +156,11 @@ def build(settings: Settings, log_file: Path | None, *, own_keys: bool = False) 
     generators = tuple(bundle for bundle, kind in kinds.items() if kind not in ENCODER_KINDS)
     pools: list[Any] = [None, None]
     if encoders:
-        options = _pool(settings, settings.encoders, settings.max_encoders, _ENCODER_LOAD, gpus=encoder_gpus(settings))
+        options = _pool(settings, settings.encoders, settings.max_encoders, _ENCODER_LOAD)
         frozen = freeze(computing.model_copy(update={"bundles": encoders}))
         pools[0] = Replica.options(name="encoder", **options).bind(frozen, path)  # type: ignore[attr-defined]
     if generators:
-        options = _pool(settings, settings.generators, settings.max_generators, _GENERATOR_LOAD, gpus=0)
+        options = _pool(settings, settings.generators, settings.max_generators, _GENERATOR_LOAD)
         frozen = freeze(computing.model_copy(update={"bundles": generators}))
         router = {"request_router_class": _ROUTER, "request_router_kwargs": {"num_fallback_replicas": 1}}
         pools[1] = Replica.options(name="generator", request_router_config=router, **options).bind(frozen, path)  # type: ignore[attr-defined]
@@ -195,8 +195,8 @@ def _common(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _pool(settings: Settings, least: int, most: int | None, target: float, *, gpus: float) -> dict[str, Any]:
-    options = {**_common(settings), "ray_actor_options": {"num_cpus": threads(settings), "num_gpus": gpus}}
+def _pool(settings: Settings, least: int, most: int | None, target: float) -> dict[str, Any]:
+    options = {**_common(settings), "ray_actor_options": {"num_cpus": threads(settings), "num_gpus": replica_gpus(settings)}}
     if most is None:
         return {**options, "num_replicas": least}
     scaling = {

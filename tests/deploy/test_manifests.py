@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from service import settings
-from service.deployment.gpus import encoder_gpus
+from service.deployment.gpus import replica_gpus
 from service.deployment.running import CLUSTER_FLAGS
 from tests.deploy.rendered import (
     ALL,
@@ -192,7 +192,7 @@ def test_limits() -> None:
 
 @pytest.mark.parametrize("overlay", RAY_OVERLAYS)
 def test_replicas_fit_the_workers(overlay: str) -> None:
-    """As many replicas of each pool as workers, one on each; they leave a CPU for what runs beside them, and the encoder has the GPU."""
+    """As many replicas of each pool as workers, one on each; they leave a CPU for what runs beside them, and share the GPU."""
     (group,) = ray_service(overlay)["rayClusterConfig"]["workerGroupSpecs"]
     known, limits = environment(manifests(overlay), serving(overlay)), serving(overlay).container["resources"]["limits"]
     for deployment in deployments(overlay).values():
@@ -201,7 +201,7 @@ def test_replicas_fit_the_workers(overlay: str) -> None:
     computing = len(deployments(overlay).keys() - {"gateway"})
     assert 1 + computing * int(known["ATTNSERVE_THREADS"]) == int(limits["cpu"]) - 1
     asked = {name: known[f"ATTNSERVE_{name.upper()}"] for name in ("provider", "replica_gpus") if f"ATTNSERVE_{name.upper()}" in known}
-    assert encoder_gpus(settings.Settings(**asked)) == int(limits.get("nvidia.com/gpu", 0))
+    assert computing * replica_gpus(settings.Settings(**asked)) == int(limits.get("nvidia.com/gpu", 0))
     assert ray_service(overlay)["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
 
 

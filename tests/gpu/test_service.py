@@ -1,4 +1,4 @@
-"""The service on a GPU: it says of each model where it computes, and a decoder beside the encoder computes on the CPU."""
+"""The service on a GPU: it says of each model where it computes."""
 
 import json
 import urllib.request
@@ -6,23 +6,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import onnxruntime as ort
 import pytest
 
 from service.runtime import CUDA
+from tests.gpu import ON_A_GPU
 from tests.service.live import LiveService, live
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.service,
-    pytest.mark.skipif(CUDA not in ort.get_available_providers(), reason="this onnxruntime has no CUDA (README, On a GPU)"),
-]
+pytestmark = [*ON_A_GPU, pytest.mark.service]
 PATIENCE_S = 60
 
 
 @pytest.fixture(scope="module", params=["single", "split"])
 def on_gpu(request: pytest.FixtureRequest, minilm_bundle: Path, decoder_bundle: Path) -> Iterator[LiveService]:
-    with live([minilm_bundle, decoder_bundle], "--provider", "cuda", "--profile", request.param) as running:
+    """Encoder and decoder share a GPU, in profile split as two processes."""
+    with live([minilm_bundle, decoder_bundle], "--provider", "cuda", "--profile", request.param, "--set", "replica_gpus=0.5") as running:
         yield running
 
 
@@ -38,10 +35,11 @@ def test_an_encoder_says_that_it_computes_on_the_gpu(on_gpu: LiveService) -> Non
     (vector,), headers = ask(on_gpu, "/embed", {"inputs": "three red birds"})
     assert len(vector) == 384
     assert headers["x-compute-type"] == "gpu+optimized"
-    assert ask(on_gpu, "/info")[0]["provider"] == CUDA
+    info, _ = ask(on_gpu, "/info")
+    assert info["provider"] == CUDA
+    assert info["providers"] == {"all-MiniLM-L6-v2": CUDA, "tiny-decoder": CUDA}
 
 
-def test_a_decoder_beside_it_computes_on_the_cpu_and_the_log_says_so(on_gpu: LiveService) -> None:
+def test_a_decoder_beside_it_continues_a_text(on_gpu: LiveService) -> None:
     answer, _ = ask(on_gpu, "/v1/completions", {"model": "tiny-decoder", "prompt": "one", "max_tokens": 3, "ignore_eos": True})
     assert answer["usage"]["completion_tokens"] == 3
-    assert on_gpu.output.count("computes on the CPU, as every decoder and encoder-decoder does") == 1

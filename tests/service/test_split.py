@@ -212,7 +212,7 @@ def test_the_configuration_is_one_that_serve_takes(tiny: Path, decoder_bundle: P
     deployments = {each["name"]: each for each in application["deployments"]}
     assert set(deployments) == {"gateway", "encoder", "generator"}
     assert deployments["encoder"]["ray_actor_options"]["num_cpus"] == application["args"]["threads"] == 3
-    assert (deployments["encoder"]["ray_actor_options"]["num_gpus"], deployments["generator"]["ray_actor_options"]["num_gpus"]) == (1, 0)
+    assert [deployments[pool]["ray_actor_options"]["num_gpus"] for pool in ("encoder", "generator")] == [1, 1]
     scaling = deployments["encoder"]["autoscaling_config"]
     assert (scaling["min_replicas"], scaling["max_replicas"]) == (2, 5)
     assert set(deployments["gateway"]["user_config"]) == set(LIVE)
