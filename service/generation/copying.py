@@ -37,6 +37,7 @@ class RowCopies:
                 binding.bind_cpu_input(state.name, source)
             device, address = (self._device, target) if isinstance(target, int) else ("cpu", target.ctypes.data)
             binding.bind_output(state.output, device, 0, dtype, state.shape, address)
+        binding.synchronize_inputs()
         self._session.run_with_iobinding(binding)
 
 

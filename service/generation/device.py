@@ -126,6 +126,7 @@ class DeviceStepSession:
         def call(_: object = (states, out, logits)) -> None:  # a binding keeps no memory alive
             for name, array in fed.items():
                 binding.bind_cpu_input(name, array)  # which is when it is copied to a device that is not the host
+            binding.synchronize_inputs()
             session.run_with_iobinding(binding)
 
         return call

@@ -203,10 +203,12 @@ async def test_who_leaves_takes_nobody_along(decoder_bundle: Path, provider: str
 
 
 def test_a_state_that_would_not_stay_on_the_device_stops_the_start(decoder_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Elsewhere:
+    class Place:
         name = "Cuda"
 
-    places = lambda session: [Elsewhere()] * len(session.get_inputs())  # noqa: E731
+    def places(session: ort.InferenceSession) -> list[Place]:
+        return [Place()] * len(session.get_inputs())
+
     monkeypatch.setattr(ort.InferenceSession, "get_input_memory_infos", places)
     with pytest.raises(SettingsConflict, match=r"no kernel for what reads state_0_S, state_0_conv, .*set provider=auto"):
         OnDevice(decoder_bundle)
