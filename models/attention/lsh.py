@@ -52,6 +52,7 @@ def attend_lsh(
     _check(rule, chunk, before, after)
     refuse_cross("LSH attention", qk=qk, v=v, buckets=buckets.mT)
     B, H, N, _ = qk.shape
+    chunk = torch.sym_min(chunk, N)  # what is shorter than a chunk is not filled up to one
     given, exact = v.dtype, torch.promote_types(v.dtype, torch.float32)
     n_chunks = (N + chunk - 1) // chunk
     more = n_chunks * chunk - N

@@ -27,7 +27,7 @@ def neighbours(order: Tensor, n_filled: Tensor, n_chunks: int, chunk: int, befor
     source = (torch.arange(n_chunks, device=order.device)[:, None] + offset) % n_filled  # (B, chunks, W)
     places = source.unsqueeze(-1) * chunk + torch.arange(chunk, device=order.device)  # (B, chunks, W, C)
     places = places.flatten(1)[:, None, None].expand(-1, *order.shape[1:3], -1)
-    is_once = (offset + before < n_filled).repeat_interleave(chunk, dim=-1)  # (B, 1, W C)
+    is_once = (offset + before < n_filled).unsqueeze(-1).expand(-1, -1, -1, chunk).flatten(2)  # (B, 1, W C)
     return order.gather(-1, places).unflatten(-1, (-1, len(offset) * chunk)), is_once[:, :, None, None]
 
 

@@ -50,7 +50,7 @@ def lengths_mask(*lengths: int) -> Tensor:
     return torch.arange(max(lengths))[None, :] < torch.tensor(lengths)[:, None]
 
 
-@pytest.mark.parametrize("name", ["local", "longformer", "hybrid", "flash"])
+@pytest.mark.parametrize("name", ["local", "longformer", "hybrid", "lsh", "flash"])
 def test_a_text_shorter_than_a_block_is_not_filled_up_to_one(name: str) -> None:
     """By default, blocks have 64 tokens or more: below, pairs cost N², beside projections that cost N."""
 
