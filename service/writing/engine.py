@@ -25,6 +25,7 @@ from service.generation.run import Run
 from service.generation.text import TextStream, Vocabulary
 from service.logs import traces
 from service.metrics import GeneratorMetrics
+from service.runtime import CPU
 from service.writing.batch import Batch
 from service.writing.request import WritingRequest
 from service.writing.search import Path, Search
@@ -68,6 +69,7 @@ class WritingEngine(EngineThread):
     ) -> None:
         super().__init__("writer", metrics)
         self.limits = limits
+        self.provider = CPU  # the only one that sessions of this kind have
         self._tracer = tracer
         self._session, self._vocabulary = session, vocabulary
         self._changed = threading.Condition()

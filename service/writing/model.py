@@ -10,7 +10,6 @@ from service.chat_template import ChatTemplate
 from service.generation.model import Generating
 from service.generation.text import Vocabulary
 from service.metrics import GeneratorMetrics, Metrics
-from service.runtime import CPU
 
 
 class WritingModel:
@@ -27,8 +26,12 @@ class WritingModel:
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(bundle / contract.TOKENIZER))
         self.vocabulary = Vocabulary(bundle / contract.TOKENIZER)
         self.metrics = GeneratorMetrics(metrics, self.name)
-        self.provider = CPU
         self.engine = open_engine(self)
+
+    @property
+    def provider(self) -> str:
+        """Of ONNX Runtime: where its engine computes."""
+        return self.engine.provider
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
