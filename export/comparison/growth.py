@@ -1,6 +1,7 @@
 """Time and memory of a layer against N, and the exponent with which they grow."""
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -16,10 +17,16 @@ GROWTH_FROM = 1024  # tokens: below, what does not depend on N is most of a run
 FASTEST = 2.0  # no mechanism here grows faster than N²
 
 
+class Killed(ExportError):
+    """The system ended the run, as it does with what takes more memory than there is."""
+
+
 def measure(name: str, graph: Path, plan: Plan, N: int) -> Point:
-    """One length. Raises ExportError, with what the process said, where it cannot be run."""
+    """One length. Raises ExportError, with what the process said, where it cannot be run, and Killed where it was too large."""
     request = {"mechanism": name, "graph": str(graph), "plan": plan.model_dump(mode="json"), "N": N, "seconds": plan.seconds}
     done = subprocess.run([sys.executable, "-m", "export.comparison.child", json.dumps(request)], capture_output=True, text=True)
+    if done.returncode == -signal.SIGKILL:
+        raise Killed(f"the system killed the run at N={N:,}, as for memory")
     if done.returncode:
         said = (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]
         raise ExportError(f"{name} cannot be run at N={N} in {plan.runtime}: {said}")

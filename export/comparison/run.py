@@ -74,7 +74,11 @@ def _grow(result: Result, graph: Path, plan: Plan, out: Path, begin: Callable[[s
             result.ended = reason
             break
         begin(f"{result.name}: N = {N:,}")
-        result.points.append(growth.measure(result.name, graph, plan, N))
+        try:
+            result.points.append(growth.measure(result.name, graph, plan, N))
+        except growth.Killed as killed:
+            result.ended = str(killed)
+            break
         results.save(out / RESULTS, result)
     result.ended = result.ended or ""
     results.save(out / RESULTS, result)

@@ -1,5 +1,6 @@
 """A whole comparison on tiny sizes: measured once, stopped and taken up again, and written as a page."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -99,6 +100,16 @@ def test_operators_are_counted(found: dict[str, Result]) -> None:
 def test_a_state_has_a_size(found: dict[str, Result]) -> None:
     assert found["softmax"].state_bytes == {}
     assert found["causal_linear"].state_bytes == {64: 2 * 4 * 5 * 4, 128: 2 * 4 * 5 * 4}  # H D_k (D_v + 1) float32
+
+
+def test_a_length_at_which_the_system_kills_the_run_ends_the_growth(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    killed = tmp_path / "python"
+    killed.write_text("#!/bin/sh\nkill -9 $$\n")
+    killed.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(killed))
+    run.run(("causal_linear",), PLAN, tmp_path)
+    found = results.load(tmp_path / run.RESULTS, "causal_linear", PLAN)
+    assert (found.points, found.ended) == ([], "the system killed the run at N=8, as for memory")
 
 
 def test_torch_is_measured_too(tmp_path: Path) -> None:
