@@ -15,7 +15,7 @@ _RATE_MEMORY = 0.9  # weight of the past in the moving average of tokens a secon
 _TIRED = 3.0  # times as long as the queue may stand: what has waited longer was there before it had to be so short
 # Of `max_batch_tokens`, under overload. Whoever is taken waits for the run before his own, and for that: so runs are short, and the queue
 # is no longer than one of them.
-_SHORT_RUNS, _BUSY = 0.5, 0.375
+_SHORT_RUNS, _BUSY = 0.5, 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ class Admission:
             raise
 
     def _came(self, lane: Lane, now: float, tokens: float) -> None:
-        self._patience[lane].came(now, tokens / self.tokens_per_s)
+        self._patience[lane].inflow.came(now, tokens / self.tokens_per_s)
 
     def _check(self, lane: Lane, now: float) -> None:
         if lane == Lane.BULK and len(self.queue) and self._patience[Lane.INTERACTIVE].standing(now):
@@ -123,6 +123,8 @@ class Admission:
         self.queue.max_batch_tokens = int(self.limits.max_batch_tokens * (_SHORT_RUNS if standing else 1))
         batch, dropped = self.queue.take(now)
         draw = Draw(batch, dropped, alone=not self._running and not len(self.queue), leaves_some=len(self.queue) > 0)
+        if batch:
+            self._patience[batch[0].lane].inflow.begun(draw.tokens / self.tokens_per_s)
         self._running += bool(batch)
         self._running_tokens += draw.tokens
         if batch and batch[0].lane == Lane.BULK:

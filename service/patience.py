@@ -13,30 +13,39 @@ import math
 from service.errors import Overloaded, QueueTooLong
 
 _CALM_S = 1.0
-# So many times the work that can be done is no burst when it comes in each of three stretches in a row, none shorter or of fewer requests.
+# Work that is so many times what is begun meanwhile, and more than can be done, is no burst when it comes in each of three stretches in a row,
+# none shorter or of fewer requests.
 _EXCESS, _STRETCHES, _STRETCH_S, _STRETCH_REQUESTS = 1.5, 3, 0.1, 10
 
 
 class Inflow:
-    """How fast work comes. Clients who wait for their answers cannot send more than is done for long, so they never make an excess."""
+    """Whether work comes far faster than it is done. Clients who wait for their answers cannot send more than is done for long."""
 
     def __init__(self) -> None:
         self._since = -math.inf
-        self._requests, self._work_s = 0, 0.0  # since then
+        self._requests, self._came_s, self._begun_s = 0, 0.0, 0.0  # since then
         self._fast = 0  # stretches before that, in a row, with too much work
 
     def came(self, now: float, work_s: float) -> None:
         """A request whose work takes the runtime so long, whether it was taken or refused."""
         if now - self._since > _CALM_S:
-            self._since, self._requests, self._work_s, self._fast = now, 0, 0.0, 0
+            self._begin(now)
+            self._fast = 0
         self._requests += 1
-        self._work_s += work_s
+        self._came_s += work_s
         if (passed_s := now - self._since) >= _STRETCH_S and self._requests >= _STRETCH_REQUESTS:
-            self._fast = self._fast + 1 if self._work_s > _EXCESS * passed_s else 0
-            self._since, self._requests, self._work_s = now, 0, 0.0
+            self._fast = self._fast + 1 if self._came_s > max(passed_s, _EXCESS * self._begun_s) else 0
+            self._begin(now)
+
+    def begun(self, work_s: float) -> None:
+        """So much of it."""
+        self._begun_s += work_s
 
     def excessive(self, now: float) -> bool:
         return self._fast >= _STRETCHES and now - self._since <= _CALM_S
+
+    def _begin(self, now: float) -> None:
+        self._since, self._requests, self._came_s, self._begun_s = now, 0, 0.0, 0.0
 
 
 class Patience:
@@ -44,12 +53,8 @@ class Patience:
 
     def __init__(self, max_wait_s: float) -> None:
         self._max_wait_s = max_wait_s
-        self._inflow = Inflow()
+        self.inflow = Inflow()
         self._refused = -math.inf  # when somebody last was for a queue that had grown too long
-
-    def came(self, now: float, work_s: float) -> None:
-        """A request whose work takes the runtime so long, whether it was taken or refused."""
-        self._inflow.came(now, work_s)
 
     def bound_s(self, now: float, busy_s: float) -> float:
         """How long the queue may be. `busy_s` of it keep the runtime busy."""
@@ -57,13 +62,13 @@ class Patience:
 
     def standing(self, now: float) -> bool:
         """Whether there is more load than service."""
-        return now - self._refused < _CALM_S or self._inflow.excessive(now)
+        return now - self._refused < _CALM_S or self.inflow.excessive(now)
 
     def check(self, now: float, queue_s: float, busy_s: float) -> None:
         """QueueTooLong for who comes to a queue of `queue_s` that is too long; whoever comes to an empty one is taken."""
         bound_s = self.bound_s(now, busy_s)
         if queue_s > bound_s:
-            if not self._inflow.excessive(now):  # which ends by itself
+            if not self.inflow.excessive(now):  # which ends by itself
                 self._refused = now
             raise QueueTooLong(
                 f"Model is overloaded: the queue needs about {queue_s:.2f} s and may need {bound_s:.2f} s",

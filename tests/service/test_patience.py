@@ -58,7 +58,7 @@ def test_work_that_comes_far_faster_than_it_is_done_shortens_the_queue_before_it
     patience = Patience(MOST_S)
     for n in range(64):  # each of twice the work that can be done meanwhile
         assert taken(patience, n / 64, 0.5) == (n < 30), "three times ten of them"
-        patience.came(n / 64, 2 / 64)
+        patience.inflow.came(n / 64, 2 / 64)
     assert taken(patience, 1.0, 0.1), "what keeps the runtime busy"
     with pytest.raises(QueueTooLong, match=r"may need 0.10 s") as refused:
         patience.check(1.0, 0.2, BUSY_S)
@@ -68,20 +68,21 @@ def test_work_that_comes_far_faster_than_it_is_done_shortens_the_queue_before_it
 def test_when_it_comes_slower_again_the_queue_may_be_as_long_as_before() -> None:
     patience = Patience(MOST_S)
     for n in range(64):
-        patience.came(n / 64, 2 / 64)
+        patience.inflow.came(n / 64, 2 / 64)
     assert not taken(patience, 1.0, 0.9)
     for n in range(64, 80):
-        patience.came(n / 64, 1 / 64)
+        patience.inflow.begun(1 / 64)
+        patience.inflow.came(n / 64, 1 / 64)
     assert taken(patience, 1.25, 0.9)
 
 
 def test_few_requests_or_all_at_once_are_no_sign_of_overload() -> None:
     patience = Patience(MOST_S)
     for n in range(5):  # more work than time, but so few that chance may have brought them
-        patience.came(n / 10, 0.5)
+        patience.inflow.came(n / 10, 0.5)
     assert taken(patience, 0.5, 0.9)
     for _ in range(200):
-        patience.came(0.6, 0.01)
+        patience.inflow.came(0.6, 0.01)
     assert taken(patience, 0.6, 0.9)
 
 
