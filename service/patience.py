@@ -13,8 +13,8 @@ import math
 from service.errors import Overloaded, QueueTooLong
 
 _CALM_S = 1.0
-# Work that is so many times what is begun meanwhile, and more than can be done, is no burst when it comes in each of three stretches in a row,
-# none shorter or of fewer requests.
+# Work that is so many times what is begun meanwhile, and more than can be done, is no burst when it comes in each of three stretches in a
+# row, none shorter or of fewer requests.
 _EXCESS, _STRETCHES, _STRETCH_S, _STRETCH_REQUESTS = 1.5, 3, 0.1, 10
 
 
