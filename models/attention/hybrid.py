@@ -44,7 +44,8 @@ def attend_hybrid(
         return attend_features(phi_q(q), phi_k(k), v, key_mask=key_mask, eps=torch.finfo(exact).tiny).to(dtype)
     C = torch.sym_min(block, (q.shape[2] + 1) // 2)  # all is near in two blocks: those of a short text are as short as can be
     present = keys_present(k, key_mask)  # (B, 1, N, 1)
-    v = torch.cat([v, torch.ones_like(v[..., :1])], dim=-1) * present  # (B, H, N, D_v + 1): the last column counts the weights
+    counts = present.to(exact).expand(*v.shape[:3], 1)
+    v = torch.cat([v * present, counts], dim=-1)  # (B, H, N, D_v + 1): the last column counts the weights
     q_blocks, k_blocks, v_blocks = (in_blocks(x, C) for x in (q, k, v))  # (B, H, n, C, ..): filled up before they are mapped
     features_q, features_k = (phi(x.flatten(2, 3)).unflatten(2, (-1, C)) for phi, x in ((phi_q, q_blocks), (phi_k, k_blocks)))
     sums = features_k.mT @ v_blocks  # (B, H, n, D_φ, D_v + 1): [S | z] of every block
@@ -56,14 +57,14 @@ def attend_hybrid(
 def beyond_neighbours(x: Tensor) -> Tensor:
     """For each of n blocks, the sum over the blocks that are neither itself nor next to it: (B, H, n, D_φ, D_v) -> the same shape.
 
-    Sums from the left and from the right: taking the near ones away from the sum of all would leave a remainder of rounding. In a text of
-    two blocks there is nothing to sum.
+    Sums from the left and from the right: taking the near ones away from the sum of all would leave a remainder of rounding.
     """
     n = x.shape[2]
-    none, far = torch.sym_min(2, n), torch.sym_max(0, n - 2)
-    left = F.pad(x[:, :, :far].cumsum(2), (0, 0, 0, 0, none, 0))  # at b: blocks 0 .. b - 2
-    right = F.pad(x[:, :, n - far :].flip(2).cumsum(2).flip(2), (0, 0, 0, 0, 0, none))
-    return left + right
+    at = torch.arange(n, device=x.device)
+    x = F.pad(x, (0, 0, 0, 0, 0, 1))  # at n: nothing
+    left = x.index_select(2, torch.where(at < 2, n, at - 2)).cumsum(2)  # at b: blocks 0 .. b - 2
+    right = x.index_select(2, torch.where(at < 2, n, n + 1 - at)).cumsum(2)  # at b: blocks n - 1 down to n + 1 - b
+    return left + right.index_select(2, n - 1 - at)
 
 
 def _near_and_far(q: Tensor, k: Tensor, v: Tensor, present: Tensor, far: Tensor, gain: Tensor | float) -> Tensor:
@@ -74,27 +75,36 @@ def _near_and_far(q: Tensor, k: Tensor, v: Tensor, present: Tensor, far: Tensor,
     end and the far one a 1, so that what arrives there is the far key's share.
     """
     least, D_k, D_v = torch.finfo(q.dtype).min, k.shape[-1], v.shape[-1]
-    n, C = q.shape[2:4]
+    rows = _rows_seen(*q.shape[2:4], k.shape[2])  # (n, 3 C + 1)
     is_any = far[..., -1:] > torch.finfo(q.dtype).tiny  # less is nothing: its digits are lost, and 1 / weight overflows
     weight = torch.where(is_any, far[..., -1:], 1.0)
     log_weight = torch.where(is_any, (weight * gain).log(), least)
     queries = torch.cat([q, log_weight, torch.ones_like(log_weight)], dim=-1)  # (B, H, n, C, D_k + 2)
-    k, v = _with_neighbours(k, n, C), _with_neighbours(F.pad(v, (0, 1)), n, C)  # (B, H, n + 2, C, ..)
-    absent = ((1 - _with_neighbours(present.to(q.dtype), n, C)) * least).expand_as(k[..., :1])
-    keys = _spans_and_far(torch.cat([k, torch.zeros_like(absent), absent], dim=-1), n, one_at=D_k)
-    o = torch.softmax(queries @ keys.mT, dim=-1) @ _spans_and_far(v, n, one_at=D_v)  # (B, H, n, C, D_v + 1)
-    return o[..., :-1] + o[..., -1:] * (far[..., :-1] / weight)
+    absent = ((1 - present.to(q.dtype)) * least).expand_as(k[..., :1])
+    k = torch.cat([k, torch.zeros_like(absent), absent], dim=-1)
+    keys = _spans(k, _one_at(D_k + 1, k) * least, _one_at(D_k, k), rows)
+    v = F.pad(v, (0, 1))
+    values = _spans(v, torch.zeros_like(v[0, 0, 0]), _one_at(D_v, v), rows)
+    o = torch.softmax(queries @ keys.mT, dim=-1) @ values  # (B, H, n, C, D_v + 1)
+    return o[..., :-1] + (o[..., -1:] / weight) * far[..., :-1]
 
 
-def _with_neighbours(x: Tensor, n: int, C: int) -> Tensor:
-    """Blocks, and an empty one before and after them: (B, H, N, D_k) -> (B, H, n + 2, C, D_k)."""
-    return F.pad(x, (0, 0, C, (n + 1) * C - x.shape[2])).unflatten(2, (-1, C))
+def _rows_seen(n: int, C: int, N: int) -> Tensor:
+    """What each block sees: three blocks of tokens, N where there is none, and N + 1 for all that is far. (n, 3 C + 1)."""
+    near = torch.arange(n).unsqueeze(1) * C + torch.arange(-C, 2 * C)
+    near = torch.where((near < 0) | (near >= N), N, near)
+    return torch.cat([near, torch.zeros_like(near[:, :1]) + N + 1], dim=1)
 
 
-def _spans_and_far(x: Tensor, n: int, *, one_at: int) -> Tensor:
-    """What each block sees, and one row more, 1 at one place and 0 elsewhere: (B, H, n + 2, C, D_k) -> (B, H, n, 3 C + 1, D_k)."""
-    row = (torch.arange(x.shape[-1], device=x.device) == one_at).to(x.dtype)
-    return torch.cat([x[:, :, :n], x[:, :, 1 : n + 1], x[:, :, 2 : n + 2], row.expand_as(x[:, :, :n, :1])], dim=3)
+def _spans(x: Tensor, absent: Tensor, far: Tensor, rows: Tensor) -> Tensor:
+    """One gather, where slices of three blocks and their union would copy all of it twice: (B, H, N, D_k) -> (B, H, n, 3 C + 1, D_k)."""
+    x = torch.cat([x, torch.stack([absent, far]).expand(*x.shape[:2], -1, -1)], dim=2)
+    return x.index_select(2, rows.flatten().to(x.device)).unflatten(2, rows.shape)
+
+
+def _one_at(place: int, x: Tensor) -> Tensor:
+    """A row of x that has 1 there and 0 elsewhere."""
+    return (torch.arange(x.shape[-1], device=x.device) == place).to(x.dtype)
 
 
 class HybridAttention(PatternAttention):
