@@ -51,10 +51,11 @@ def served(bundle: Path) -> Steps:
     session = OnnxStepSession(bundle, manifest, threads=1)
 
     def answer(feed: Feed) -> Arrays:
-        states = [np.ascontiguousarray(feed[state.name]) for state in session.decoder.states]
-        out = [np.empty_like(state) for state in states]
+        states, out = (session.states(len(feed["tokens"])) for _ in range(2))
+        for state, array in zip(session.decoder.states, states.arrays, strict=True):
+            array[:] = feed[state.name]
         logits = session.run(*(feed[name] for name in ("tokens", "lengths", "positions", "wanted")), states, out)
-        return {"logits": logits.copy(), **{state.output: new for state, new in zip(session.decoder.states, out, strict=True)}}
+        return {"logits": logits.copy(), **{state.output: new for state, new in zip(session.decoder.states, out.arrays, strict=True)}}
 
     return Steps(answer, manifest.graph.inputs)
 
