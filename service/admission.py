@@ -79,7 +79,8 @@ class Admission:
             raise
 
     def _came(self, lane: Lane, now: float, tokens: float) -> None:
-        self._patience[lane].inflow.came(now, tokens / self.tokens_per_s)
+        if lane == Lane.INTERACTIVE:  # bulk work may come far faster than it is done: that is what its long queue is for
+            self._patience[lane].inflow.came(now, tokens / self.tokens_per_s)
 
     def _check(self, lane: Lane, now: float) -> None:
         if lane == Lane.BULK and len(self.queue) and self._patience[Lane.INTERACTIVE].standing(now):
@@ -98,7 +99,8 @@ class Admission:
             return
         if (left_s := deadline - now) <= 0:
             raise DeadlineExceeded("the request's deadline passed before it was queued")
-        self._request_tokens = _RATE_MEMORY * self._request_tokens + (1 - _RATE_MEMORY) * tokens
+        if lane == Lane.INTERACTIVE:
+            self._request_tokens = _RATE_MEMORY * self._request_tokens + (1 - _RATE_MEMORY) * tokens
         self._came(lane, now, tokens)
         self._check(lane, now)
         if (excess := self.queue.tokens + tokens - limit) > 0:

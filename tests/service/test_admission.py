@@ -138,6 +138,16 @@ def test_clients_who_were_taken_for_an_overload_while_they_began_are_none_from_t
     assert max(played.refused) < 1
 
 
+def test_bulk_work_may_come_far_faster_than_it_is_done() -> None:
+    """Sixty requests of a third of a second's work each within half a second; nor is a single text refused for them."""
+    admission = Admission(LIMITS)
+    work = items(32, Lane.BULK, length=128)
+    for number in range(60):
+        admission.check(Lane.BULK, number / 120)
+        admission.put(work, Lane.BULK, number / 120, math.inf)
+    admission.check(Lane.INTERACTIVE, 0.5)
+
+
 # One request after the other ----------------------------------------------------------------------------------------------------------
 
 
