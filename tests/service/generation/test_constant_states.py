@@ -1,42 +1,26 @@
 """Every layer whose state has a constant size runs in the engine as it is: one bundle with a block of each."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from export import contract
 from models import LAYERS
 from service.generation.condition import Condition
-from service.generation.engine import GeneratorEngine, GeneratorLimits
-from service.generation.grammar import Grammars
+from service.generation.engine import GeneratorEngine
 from service.generation.request import GenerationRequest, Sampling
 from service.generation.run import Run
 from service.generation.session import OnnxStepSession
-from service.generation.text import Vocabulary
-from service.metrics import GeneratorMetrics, Metrics
 from tests.decoders import EVERY_CONSTANT_STATE
+from tests.service.generation import real_engine
 
 N_RUNS = 17
 TOKENS = 24
 
 
-@asynccontextmanager
-async def running(bundle: Path) -> AsyncIterator[GeneratorEngine]:
-    file = bundle / contract.TOKENIZER
-    engine = GeneratorEngine(
-        OnnxStepSession(bundle, contract.read_manifest(bundle), threads=2),
-        Vocabulary(file),
-        eos_token_ids=(),
-        grammars=Grammars(file, ()),
-        limits=GeneratorLimits(slots=N_RUNS),
-        metrics=GeneratorMetrics(Metrics(), "b"),
-    )
-    engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.stop()
+def running(bundle: Path) -> AbstractAsyncContextManager[GeneratorEngine]:
+    session = OnnxStepSession(bundle, contract.read_manifest(bundle), threads=2)
+    return real_engine.running(session, bundle, slots=N_RUNS)
 
 
 def asked(number: int) -> GenerationRequest:

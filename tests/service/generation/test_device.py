@@ -3,8 +3,7 @@
 import asyncio
 import dataclasses
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +15,13 @@ from export import contract
 from service.errors import RuntimeFailed
 from service.generation.condition import Condition
 from service.generation.device import DeviceStates, DeviceStepSession, left_of
-from service.generation.engine import GeneratorEngine, GeneratorLimits
-from service.generation.grammar import Grammars
 from service.generation.request import Delta, GenerationRequest, Sampling
 from service.generation.run import Run, join
 from service.generation.session import Ids, Logits, OnnxStepSession, StepSession, beginning
-from service.generation.text import Vocabulary
-from service.metrics import GeneratorMetrics, Metrics
 from service.runtime import CPU, CUDA, SettingsConflict
 from tests.gpu import ON_A_GPU
 from tests.service.fakes import PATIENCE_S
+from tests.service.generation.real_engine import running
 
 SLOTS = 5  # no power of two
 TOKENS = 24
@@ -85,24 +81,6 @@ def provider(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@asynccontextmanager
-async def running(session: StepSession[Any], bundle: Path) -> AsyncIterator[GeneratorEngine]:
-    file = bundle / contract.TOKENIZER
-    engine = GeneratorEngine(
-        session,
-        Vocabulary(file),
-        eos_token_ids=(),
-        grammars=Grammars(file, ()),
-        limits=GeneratorLimits(slots=SLOTS),
-        metrics=GeneratorMetrics(Metrics(), "b"),
-    )
-    engine.start()
-    try:
-        yield engine
-    finally:
-        await engine.stop()
-
-
 def asked(number: int, **changes: Any) -> GenerationRequest:
     """Prompts of 1, 6, 11 .. tokens, and as many tokens drawn that rows are free at different steps."""
     prompt = tuple((3 * number + at) % 256 for at in range(1 + 5 * number))
@@ -116,7 +94,7 @@ async def all_of(run: Run) -> Delta:
 
 async def answers(session: StepSession[Any], bundle: Path, requests: Sequence[GenerationRequest]) -> list[tuple[Delta, Any]]:
     """What each run says, with its log-probabilities and those of its prompt."""
-    async with running(session, bundle) as engine:
+    async with running(session, bundle, slots=SLOTS) as engine:
         runs = [engine.submit(request) for request in requests]
         return [(await all_of(run), run.prompt_logprobs) for run in runs]
 
@@ -145,7 +123,7 @@ async def test_runs_with_one_prompt_share_the_reading_of_it(constant_states_bund
     prompt = tuple(at % 256 for at in range(1500))
     session = OnDevice(constant_states_bundle, provider)
     session.hold_at = 0  # in the first of two pieces
-    async with running(session, constant_states_bundle) as engine:
+    async with running(session, constant_states_bundle, slots=SLOTS) as engine:
         runs = [engine.submit(asked(1, prompt=prompt, sampling=Sampling(seed=seed))) for seed in range(2)]
         assert await asyncio.to_thread(session.held.wait, PATIENCE_S)
         late = engine.submit(asked(1, prompt=prompt, sampling=Sampling(seed=0)))
@@ -167,7 +145,7 @@ async def test_a_run_goes_on_elsewhere_from_its_packed_condition(
     whole = (await answers(on_host(constant_states_bundle), constant_states_bundle, [request]))[0][0]
     session = OnDevice(constant_states_bundle)
     session.hold_at = held_at
-    async with running(session, constant_states_bundle) as engine:
+    async with running(session, constant_states_bundle, slots=SLOTS) as engine:
         run = engine.submit(request)
         assert await asyncio.to_thread(session.held.wait, PATIENCE_S)
         taking = asyncio.create_task(engine.take(run))
@@ -177,7 +155,7 @@ async def test_a_run_goes_on_elsewhere_from_its_packed_condition(
         said = [delta async for delta in run]
         assert (condition.logits is None) == (held_at == 0)
     again = on_host(constant_states_bundle) if there == "host" else OnDevice(constant_states_bundle)
-    async with running(again, constant_states_bundle) as engine:
+    async with running(again, constant_states_bundle, slots=SLOTS) as engine:
         beside = engine.submit(asked(3))
         rest = await all_of(engine.resume(condition))
         await all_of(beside)
@@ -189,7 +167,7 @@ async def test_a_run_goes_on_elsewhere_from_its_packed_condition(
 async def test_who_leaves_takes_nobody_along(decoder_bundle: Path, provider: str) -> None:
     session = OnDevice(decoder_bundle, provider)
     session.hold_at = 4
-    async with running(session, decoder_bundle) as engine:
+    async with running(session, decoder_bundle, slots=SLOTS) as engine:
         runs = [engine.submit(asked(number, max_tokens=TOKENS)) for number in range(SLOTS)]
         assert await asyncio.to_thread(session.held.wait, PATIENCE_S)
         for number in (0, 2):
@@ -217,7 +195,7 @@ def test_a_state_that_would_not_stay_on_the_device_stops_the_start(decoder_bundl
 async def test_memory_that_runs_out_ends_the_run_that_asked_for_it_and_no_other(decoder_bundle: Path, afar: None) -> None:
     session = OnDevice(decoder_bundle)
     begun = Condition(request=asked(3), completion=(), position=5, states=tuple(beginning(session.decoder)), logits=None)
-    async with running(session, decoder_bundle) as engine:
+    async with running(session, decoder_bundle, slots=SLOTS) as engine:
         session.full = True
         for refused in (engine.submit(asked(1)), engine.resume(begun)):
             with pytest.raises(RuntimeFailed):

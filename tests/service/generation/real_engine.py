@@ -1,0 +1,31 @@
+"""An engine over a real session of a bundle."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from export import contract
+from service.generation.engine import GeneratorEngine, GeneratorLimits
+from service.generation.grammar import Grammars
+from service.generation.session import StepSession
+from service.generation.text import Vocabulary
+from service.metrics import GeneratorMetrics, Metrics
+
+
+@asynccontextmanager
+async def running(session: StepSession[Any], bundle: Path, *, slots: int) -> AsyncIterator[GeneratorEngine]:
+    file = bundle / contract.TOKENIZER
+    engine = GeneratorEngine(
+        session,
+        Vocabulary(file),
+        eos_token_ids=(),
+        grammars=Grammars(file, ()),
+        limits=GeneratorLimits(slots=slots),
+        metrics=GeneratorMetrics(Metrics(), "b"),
+    )
+    engine.start()
+    try:
+        yield engine
+    finally:
+        await engine.stop()
