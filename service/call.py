@@ -14,6 +14,7 @@ TIMEOUT_HEADER = "x-request-timeout-ms"
 LANE_HEADER = "x-lane"
 SESSION_HEADER = "x-session-id"
 RECEIVED_HEADER = "x-received-ms"  # since the epoch: when the proxy on this machine had the request
+CONNECTION_HEADER = "x-connection"  # the client's `address:port`, which the proxy in front of this process overwrites on every request
 ITEM_ERRORS_HEADER = "x-item-errors"
 TRUNCATED_HEADER = "x-truncated-inputs"
 NDJSON = "application/x-ndjson"
@@ -32,6 +33,8 @@ class Call:
     deadline: float = math.inf
     lane: Lane | None = None
     session: str = ""  # requests of one session go to the same replica of a pool
+    client: str = ""  # whose share of queues and slots this is: an API key's digest, or the connection where there are no keys
+    host: str = ""  # whose share of bodies this is: an API key's digest, or the address where there are no keys
     item_errors: bool = False
     ndjson: bool = False
     model: str = ""

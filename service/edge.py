@@ -1,6 +1,7 @@
 """What happens to every request before a route sees it and after it has answered: identity, key, size, deadline, counting, logging."""
 
 import asyncio
+import hashlib
 import hmac
 import logging
 import random
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from service.call import Call, from_headers, waited_s
+from service.call import CONNECTION_HEADER, Call, from_headers, waited_s
 from service.catalog import Catalog
 from service.dialects import Dialect, dialect_of
 from service.errors import BodyTooLarge, DeadlineExceeded, NotReady, Overloaded, ServiceError, Unauthorized
@@ -66,7 +67,7 @@ class Edge:
             call = from_headers(headers, request_id, self.catalog.settings.request_timeout_s)
             if span is not None:
                 span.mark(call)
-            self._admit(scope, headers)
+            self._admit(scope, headers, call)
             if scope["method"] in _WITH_BODY:
                 self._lag.check(call.started, waited_s(headers))
             body = await self._body(headers, receive, call) if scope["method"] in _WITH_BODY else b""
@@ -102,19 +103,32 @@ class Edge:
         span.mark(call)
         return span
 
-    def _admit(self, scope: Scope, headers: dict[str, str]) -> None:
+    def _admit(self, scope: Scope, headers: dict[str, str], call: Call) -> None:
+        """Refuse what may not come in now, and note on `call` whose request it is."""
         if scope["path"].startswith(_OPEN):
             return
         if self.catalog.draining:
             raise NotReady("the service is shutting down: send the request to another replica")
+        call.client, call.host = self._connection(scope, headers)
         if self._keys:
-            scheme, _, key = headers.get("authorization", "").partition(" ")
-            given = key.strip().encode("latin-1")
-            # Every key is compared, in constant time: the answer's delay tells nothing about how much of a guess was right.
-            if scheme.lower() != "bearer" or not any([hmac.compare_digest(given, known) for known in self._keys]):
-                raise Unauthorized(
-                    "an API key is needed: send it as `Authorization: Bearer KEY`" if not given else "the API key is not known"
-                )
+            call.client = call.host = self._key(headers)
+
+    def _key(self, headers: dict[str, str]) -> str:
+        """The digest of the request's API key. Raises Unauthorized when it is missing or unknown."""
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = key.strip().encode("latin-1")
+        # Every key is compared, in constant time: the answer's delay tells nothing about how much of a guess was right.
+        if scheme.lower() != "bearer" or not any([hmac.compare_digest(given, known) for known in self._keys]):
+            raise Unauthorized("an API key is needed: send it as `Authorization: Bearer KEY`" if not given else "the API key is not known")
+        return f"key:{hashlib.sha256(given).hexdigest()[:16]}"
+
+    def _connection(self, scope: Scope, headers: dict[str, str]) -> tuple[str, str]:
+        """The client's `address:port`, and its address. With `lean` there is no proxy, and a client could have sent the header."""
+        connection = "" if self.catalog.settings.lean else headers.get(CONNECTION_HEADER, "")
+        if not connection:
+            address, port = scope.get("client") or ("", 0)
+            return f"{address}:{port}", address
+        return connection, connection.rpartition(":")[0]
 
     async def _body(self, headers: dict[str, str], receive: Receive, call: Call) -> bytes:
         """The whole body, bounded in bytes and in time."""

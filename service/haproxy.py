@@ -24,6 +24,8 @@ _EVERYWHERE = (
     (r"^defaults$", lambda found: f"{found[0]}\n    timeout http-request 10s\n{_error(408)}"),
     # A request of up to 16 KB is there as a whole before a gateway has any of it: if that one dies, another can be asked.
     (r"^frontend http_frontend$", r"\g<0>\n    option http-buffer-request"),
+    # Whose connection it is, so that clients without a key share fairly; see `service/edge.py`.
+    (r"^frontend http_frontend$", r"\g<0>\n    http-request set-header x-connection %[src]:%[src_port]"),
     # Ray's template says 500, in plain text, for these.
     (r"^ *errorfile (50[234]) .*$", lambda found: _error(int(found[1]))),
 )

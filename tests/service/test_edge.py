@@ -12,6 +12,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from service.call import Call
 from tests.service.fakes import PATIENCE_S, client, fake_app, fake_bundle, until
 
 KEY, OTHER = "first-key-0123", "second-key-0123"
@@ -455,3 +456,43 @@ async def test_requests_in_progress_are_counted_down_whatever_happens(bundle: Pa
         await embeddings(http, headers={"authorization": "Bearer nobody"})
         await http.get("/nowhere")
         assert app.state.catalog.active == 0
+
+
+async def whose(bundle: Path, headers: dict[str, str], **settings: Any) -> tuple[str, str]:
+    """Client and host of a request's call, as a route sees them."""
+    seen: list[Call] = []
+    app = fake_app(bundle, **settings)
+    async with client(app):
+        route = app.edge.exact["POST", "/v1/embeddings"]
+        answer = route.answer
+
+        async def note(body: bytes, call: Call, catalog: Any) -> Any:
+            seen.append(call)
+            return await answer(body, call, catalog)
+
+        route.answer = note
+        caller = Caller(app, headers=headers)
+        caller.incoming.put_nowait({"type": "http.request", "body": b'{"input": "cat"}', "more_body": False})
+        await caller.task
+    return seen[0].client, seen[0].host
+
+
+async def test_a_request_belongs_to_its_connection(bundle: Path) -> None:
+    assert await whose(bundle, {}) == ("127.0.0.1:1", "127.0.0.1")
+
+
+async def test_behind_the_proxy_a_request_belongs_to_the_connection_that_the_proxy_names(bundle: Path) -> None:
+    assert await whose(bundle, {"x-connection": "10.0.0.7:4711"}) == ("10.0.0.7:4711", "10.0.0.7")
+    assert await whose(bundle, {"x-connection": "fe80::1:4711"}) == ("fe80::1:4711", "fe80::1")
+
+
+async def test_without_a_proxy_nobody_can_pass_for_another_connection(bundle: Path) -> None:
+    assert await whose(bundle, {"x-connection": "10.0.0.7:4711"}, lean=True) == ("127.0.0.1:1", "127.0.0.1")
+
+
+async def test_with_keys_a_request_belongs_to_its_key_and_the_key_is_not_in_the_name(bundle: Path) -> None:
+    client_, host = await whose(bundle, {"authorization": f"Bearer {KEY}"}, api_keys=(KEY, OTHER))
+    other, _ = await whose(bundle, {"authorization": f"Bearer {OTHER}"}, api_keys=(KEY, OTHER))
+    assert client_ == host != other
+    assert client_.startswith("key:")
+    assert KEY not in client_

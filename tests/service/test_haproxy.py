@@ -132,7 +132,8 @@ def test_rays_template_has_every_line_that_is_edited() -> None:
 def test_a_cluster_keeps_its_own_clock_and_ports() -> None:
     text = haproxy.edited(RAYS, one_machine=False)
     assert "del-header x-received-ms" in text
-    assert "set-header" not in text
+    assert "set-header x-received-ms" not in text
+    assert "set-header x-connection %[src]:%[src_port]" in text
     assert "bind *:{stats}" in text
     assert "local0 info" in text
     assert "option http-buffer-request" in text
