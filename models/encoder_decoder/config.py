@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from models.feedforward import ACTIVATIONS
+
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
@@ -16,7 +18,7 @@ class Config:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, int) and not name.endswith("_token_id") and value < 1:
+            if type(value) is int and not name.endswith("_token_id") and value < 1:
                 raise ValueError(f"{name}={value} must be at least 1")
         for name in ("begin_token_id", "end_token_id"):
             if not 0 <= getattr(self, name) < self.vocab_size:
@@ -45,15 +47,22 @@ class RecurrentConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(Config):
-    """Pre-norm blocks on both sides; rotary positions."""
+    """Blocks on both sides, and rotary positions. norm="post", activation="relu" and attention_bias=True are the block of the paper."""
 
     d_model: int
     n_heads: int
     d_feedforward: int
     n_encoder_layers: int
     n_decoder_layers: int
+    norm: Literal["pre", "post"] = "pre"
+    activation: str = "gelu"  # a name in ACTIVATIONS
+    attention_bias: bool = False  # of the decoder's projections; the encoder's have one
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.norm not in ("pre", "post"):
+            raise ValueError(f"norm={self.norm!r} is not one of pre, post")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation={self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
         if self.d_model % self.n_heads or self.d_model // self.n_heads % 2:
             raise ValueError(f"d_model={self.d_model} must divide into n_heads={self.n_heads} heads of an even width; change one of them")

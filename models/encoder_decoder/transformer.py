@@ -2,9 +2,10 @@
 
 encoder block:  x = x + self(norm(x));  x = x + feedforward(norm(x))
 decoder block:  y = y + causal(norm(y));  y = y + cross(norm(y), memory);  y = y + feedforward(norm(y))
-Vaswani et al. 2017, arXiv:1706.03762, section 3.1, with the norms in front and rotary positions (Su et al. 2021, arXiv:2104.09864) in place
-of sinusoids. The memory is each block's keys and values of the source, computed once; the state has room for all keys and values of the
-longest output, and so its size is constant.
+with norm="post":  x = norm(x + self(x)), and so on, and no norm behind the last block
+Vaswani et al. 2017, arXiv:1706.03762, section 3.1, with rotary positions (Su et al. 2021, arXiv:2104.09864) in place of sinusoids. The
+memory is each block's keys and values of the source, computed once; the state has room for all keys and values of the longest output, and
+so its size is constant.
 """
 
 import torch
@@ -31,7 +32,7 @@ class TransformerEncoderDecoder(EncoderDecoder):
         self.encoder = Encoder(_encoder_config(c))
         self.embedding = nn.Embedding(c.vocab_size, c.d_model)
         self.blocks = nn.ModuleList(Block(c) for _ in range(c.n_decoder_layers))
-        self.final_norm = nn.LayerNorm(c.d_model)
+        self.final_norm = nn.LayerNorm(c.d_model) if c.norm == "pre" else nn.Identity()
         self.to_logits = nn.Linear(c.d_model, c.vocab_size)
         self.rotations = RotationTable(c.max_output, c.d_model // c.n_heads, base=10_000.0)
         self.apply(_draw_weights)
@@ -72,16 +73,17 @@ class Block(nn.Module):
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
         c = config
+        self.pre_norm = c.norm == "pre"
         self.own_norm, self.cross_norm, self.feedforward_norm = (nn.LayerNorm(c.d_model) for _ in range(3))
-        self.own = CausalSoftmaxAttention(c.d_model, c.n_heads)
-        self.cross = CrossAttention(c.d_model, c.n_heads, d_memory=c.d_model, bias=False)
-        self.feedforward = FeedForward(c.d_model, c.d_feedforward, activation="gelu", gated=False, bias=True)
+        self.own = CausalSoftmaxAttention(c.d_model, c.n_heads, bias=c.attention_bias)
+        self.cross = CrossAttention(c.d_model, c.n_heads, d_memory=c.d_model, bias=c.attention_bias)
+        self.feedforward = FeedForward(c.d_model, c.d_feedforward, activation=c.activation, gated=False, bias=True)
 
     def forward(self, y: Tensor, rotation: Rotation, h: Tensor, mask: Tensor) -> Tensor:
         """All outputs at once: (B, T, D), angles of T places, (B, N, D), (B, N) -> (B, T, D)."""
-        y = y + self.own(self.own_norm(y), rotation=rotation)[0]
-        y = y + self.cross(self.cross_norm(y), h, mask)
-        return y + self.feedforward(self.feedforward_norm(y))
+        y = self._joined(self.own_norm, y, self.own(self._seen(self.own_norm, y), rotation=rotation)[0])
+        y = self._joined(self.cross_norm, y, self.cross(self._seen(self.cross_norm, y), h, mask))
+        return self._fed_forward(y)
 
     def step(
         self,
@@ -94,17 +96,28 @@ class Block(nn.Module):
         mask: Tensor,
     ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
         """One output (B, 1, D) -> (B, 1, D), keys and values with its own at `place`, and the weights on the source (B, N)."""
-        own, cross, x = self.own, self.cross, self.own_norm(y)
+        own, cross, x = self.own, self.cross, self._seen(self.own_norm, y)
         q, k, v = (split_heads(project(x), own.n_heads) for project in (own.to_q, own.to_k, own.to_v))  # (B, H, 1, D_k)
         here = place[:, None, :, None]
         keys, values = (old + here * new for old, new in zip(past, (rotate(k, rotation), v), strict=True))
         o = attend(rotate(q, rotation), keys, values, scale=own.d_head**-0.5, mask=known[:, None, None])
-        y = y + own.to_out(merge_heads(o))
-        q = split_heads(cross.to_q(self.cross_norm(y)), cross.n_heads)
+        y = self._joined(self.own_norm, y, own.to_out(merge_heads(o)))
+        q = split_heads(cross.to_q(self._seen(self.cross_norm, y)), cross.n_heads)
         k, v = (split_heads(each, cross.n_heads) for each in source)  # (B, H, N, D_k)
         weights = masked_softmax((q * cross.scale) @ k.mT, mask[:, None, None])  # (B, H, 1, N)
-        y = y + cross.to_out(merge_heads(weights @ v))
-        return y + self.feedforward(self.feedforward_norm(y)), (keys, values), weights.mean(1).squeeze(1)
+        y = self._joined(self.cross_norm, y, cross.to_out(merge_heads(weights @ v)))
+        return self._fed_forward(y), (keys, values), weights.mean(1).squeeze(1)
+
+    def _fed_forward(self, y: Tensor) -> Tensor:
+        return self._joined(self.feedforward_norm, y, self.feedforward(self._seen(self.feedforward_norm, y)))
+
+    def _seen(self, norm: nn.Module, y: Tensor) -> Tensor:
+        """What a sublayer reads."""
+        return norm(y) if self.pre_norm else y
+
+    def _joined(self, norm: nn.Module, y: Tensor, o: Tensor) -> Tensor:
+        """y and what its sublayer gives."""
+        return y + o if self.pre_norm else norm(y + o)
 
 
 def _draw_weights(module: nn.Module) -> None:
@@ -127,7 +140,8 @@ def _encoder_config(c: TransformerConfig) -> EncoderConfig:
         n_positions=c.max_source,
         positions="rotary",
         embedding_norm=False,
-        norm="pre",
+        norm=c.norm,
         norm_eps=1e-5,
-        final_norm=True,
+        final_norm=c.norm == "pre",
+        activation=c.activation,
     )

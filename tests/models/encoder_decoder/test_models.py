@@ -7,6 +7,7 @@ import torch
 
 from models.encoder_decoder.config import RecurrentConfig, TransformerConfig
 from models.encoder_decoder.recurrent import RecurrentEncoderDecoder, turned
+from models.positions import Rotation
 from tests.models.encoder_decoder.tiny import KINDS, RECURRENT, TRANSFORMER, VOCABULARY, sources, tiny
 
 TOLERANCE = 1e-10  # float64
@@ -130,6 +131,41 @@ def test_a_row_read_backwards() -> None:
 def test_a_shape_that_cannot_be_is_named(changes: dict, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         RecurrentConfig(**(VOCABULARY | RECURRENT | changes))
+
+
+@torch.no_grad()
+def test_the_papers_decoder_block_is_torchs() -> None:
+    """Post-norm, ReLU and biases, beside torch's own layer, where no position turns anything."""
+    block = tiny("transformer of the paper").blocks[0]
+    for parameter in block.parameters():
+        parameter += 0.3 * torch.randn_like(parameter)
+    theirs = torch.nn.TransformerDecoderLayer(8, 2, 12, dropout=0.0, batch_first=True, norm_first=False, dtype=torch.float64)
+    state = {}
+    for name, ours in (("self_attn", block.own), ("multihead_attn", block.cross)):
+        for part in ("weight", "bias"):
+            state[f"{name}.in_proj_{part}"] = torch.cat([ours.get_parameter(f"{to}.{part}") for to in ("to_q", "to_k", "to_v")])
+            state[f"{name}.out_proj.{part}"] = ours.get_parameter(f"to_out.{part}")
+    pairs = {
+        "norm1": "own_norm",
+        "norm2": "cross_norm",
+        "norm3": "feedforward_norm",
+        "linear1": "feedforward.up",
+        "linear2": "feedforward.down",
+    }
+    state |= {f"{their}.{part}": block.get_parameter(f"{our}.{part}") for their, our in pairs.items() for part in ("weight", "bias")}
+    theirs.load_state_dict(state)
+    y, h = torch.randn(2, 4, 8, dtype=torch.float64), torch.randn(2, 5, 8, dtype=torch.float64)
+    still = Rotation(torch.ones(1, 1, 4, 2, dtype=torch.float64), torch.zeros(1, 1, 4, 2, dtype=torch.float64))
+    future = torch.ones(4, 4, dtype=torch.bool).triu(1)
+    torch.testing.assert_close(
+        block(y, still, h, torch.ones(2, 5, dtype=torch.bool)), theirs(y, h, tgt_mask=future), atol=TOLERANCE, rtol=0
+    )
+
+
+@pytest.mark.parametrize("changes", [{"norm": "both"}, {"activation": "sine"}])
+def test_a_block_that_there_is_not_is_named(changes: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(changes.values()))):
+        tiny("transformer", **changes)
 
 
 def test_heads_of_an_odd_width_are_refused() -> None:

@@ -1,5 +1,7 @@
 """Encoder-decoders small enough to be compared entry by entry."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -11,13 +13,16 @@ from models.encoder_decoder.transformer import TransformerEncoderDecoder
 VOCABULARY = {"vocab_size": 11, "begin_token_id": 1, "end_token_id": 2, "max_source": 20, "max_output": 6}
 RECURRENT = {"d_embedding": 5, "d_encoder": 4, "d_state": 8, "d_hidden": 3}
 TRANSFORMER = {"d_model": 8, "n_heads": 2, "d_feedforward": 12, "n_encoder_layers": 2, "n_decoder_layers": 2}
-KINDS = ("additive", "dot", "transformer")
+PAPERS_BLOCK = {"norm": "post", "activation": "relu", "attention_bias": True}  # Vaswani et al. 2017
+KINDS = ("additive", "dot", "transformer", "transformer of the paper")
 
 
-def tiny(kind: str, **changes: int) -> EncoderDecoder:
+def tiny(kind: str, **changes: Any) -> EncoderDecoder:
     """In float64, from a fixed seed."""
     torch.manual_seed(0)
-    if kind == "transformer":
+    if kind == "transformer of the paper":
+        changes = PAPERS_BLOCK | changes
+    if kind.startswith("transformer"):
         return TransformerEncoderDecoder(TransformerConfig(**(VOCABULARY | TRANSFORMER | changes))).double().eval()
     return RecurrentEncoderDecoder(RecurrentConfig(score=kind, **(VOCABULARY | RECURRENT | changes))).double().eval()
 
