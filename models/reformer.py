@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.attention.blocks import in_blocks, out_of_blocks
 from models.attention.lsh import LSHAttention
 from models.attention.lsh_buckets import Buckets
 from models.attention.multi_head import merge_heads, split_heads
@@ -142,9 +143,10 @@ class Thought(nn.Module):
 
 
 class ChunkAttention(nn.Module):
-    """Softmax attention to one's own chunk and its neighbours in a circle: the first chunk comes after the last one.
+    """Softmax attention to a token's own chunk and its neighbours in a circle: the first chunk follows the last one.
 
-    That circle is what published weights were trained with; looking back only, nobody sees across its seam.
+    Published weights were trained with that circle. A row's circle has the chunks that hold its own tokens, so that padding does not
+    change it. With `causal`, no token sees across the seam.
     """
 
     def __init__(self, d_model: int, n_heads: int, d_head: int, *, chunks: Chunks, causal: bool) -> None:
@@ -159,18 +161,22 @@ class ChunkAttention(nn.Module):
     def forward(self, x: Tensor, key_mask: Tensor) -> Tensor:
         """(B, N, D), bool (B, N) -> (B, N, D)."""
         N, C = x.shape[1], self.chunks.length
-        more = (N + C - 1) // C * C - N
-        in_chunks = lambda y: F.pad(y, (0, 0, 0, more)).unflatten(2, (-1, C))  # noqa: E731  # (.., N, D_k) -> (.., chunks, C, D_k)
-        q, k, v = (in_chunks(split_heads(to(x), self.n_heads)) for to in (self.to_q, self.to_k, self.to_v))
-        present = in_chunks(key_mask[:, None, :, None])  # (B, 1, chunks, C, 1)
-        position = torch.arange(N + more, device=x.device).unflatten(0, (-1, C))[:, :, None]  # (chunks, C, 1)
-        nth = torch.arange(self.chunks.before + 1 + self.chunks.after, device=x.device).repeat_interleave(C)
-        seen = self._around(present, 2).mT & (nth < position.shape[0])  # a circle of less than W chunks: each is seen once
+        q, k, v = (in_blocks(split_heads(to(x), self.n_heads), C) for to in (self.to_q, self.to_k, self.to_v))  # (B, H, n, C, D_k)
+        n, place = k.shape[2], torch.arange(N, device=x.device) + 1
+        n_filled = ((F.pad(place * key_mask, (1, 0)).amax(1) + C - 1) // C).clamp_min(1)[:, None, None]  # (B, 1, 1)
+        offset = torch.arange(-self.chunks.before, self.chunks.after + 1, device=x.device)
+        source = (torch.arange(n, device=x.device)[:, None] + offset) % n_filled  # (B, n, W)
+        is_once = offset + self.chunks.before < n_filled  # (B, 1, W): a circle of fewer than W chunks has each of them once
+        here = in_blocks(key_mask[:, None, :, None], C)[:, 0, :, :, 0]  # (B, n, C)
+        seen = (_gathered(here.unsqueeze(1), source) & is_once.repeat_interleave(C, -1).unsqueeze(1)).unsqueeze(3)  # (B, 1, n, 1, W C)
         if self.causal:
-            seen = seen & (self._around(position, 0).mT <= position)
-        o = attend(q, self._around(k, 2), self._around(v, 2), scale=self.scale, mask=seen)
-        return self.to_out(merge_heads(o.flatten(2, 3)[:, :, :N]))
+            position = torch.arange(n * C, device=x.device).unflatten(0, (-1, C))  # (n, C)
+            seen = seen & (_gathered(position.expand(x.shape[0], 1, -1, -1), source).unsqueeze(3) <= position.unsqueeze(-1))
+        o = attend(q, _gathered(k, source), _gathered(v, source), scale=self.scale, mask=seen)
+        return self.to_out(merge_heads(out_of_blocks(o, N)))
 
-    def _around(self, x: Tensor, axis: int) -> Tensor:
-        """Every chunk with its neighbours: (.., chunks, C, D_k) -> (.., chunks, W C, D_k), W = before + 1 + after."""
-        return torch.cat([x.roll(-offset, axis) for offset in range(-self.chunks.before, self.chunks.after + 1)], dim=axis + 1)
+
+def _gathered(x: Tensor, source: Tensor) -> Tensor:
+    """The chunks that `source` int64 (B, n, W) names, side by side: (B, H, n, C, ..) -> (B, H, n, W C, ..)."""
+    at = source.flatten(1).view(x.shape[0], 1, -1, *[1] * (x.dim() - 3)).expand(-1, x.shape[1], -1, *x.shape[3:])
+    return x.gather(2, at).unflatten(2, source.shape[1:]).flatten(3, 4)

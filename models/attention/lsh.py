@@ -1,10 +1,11 @@
 """LSH attention (Reformer): a token looks for its keys only where they are likely to be, among those with the same hash.
 
 q_i = x_i W_q,   k_j = q_j / |q_j|,   h_r(i) the bucket of q_i in round r.   In every round r the tokens are sorted by (bucket, position)
-and cut into chunks of C; i sees its own chunk and the one before, the first chunk the last one:
+and cut into chunks of C; i sees its own chunk and `before` chunks ahead of it, `after` behind it:
     o_i^r = softmax over the seen j of (q_i . k_j - log N_ij) of v_j,   o_i = sum_r exp(lse_i^r - logsumexp_r lse_i^r) o_i^r
 Rule `paper`: only j with h_r(j) = h_r(i), and N_ij is the number of rounds in which i sees j, so that the rounds together are one
-softmax over all that i sees in any of them. Rule `chunk`, that of the public code: everything in the two chunks, and N_ij = 1.
+softmax over all that i sees in any of them; the first chunk of a round follows the last one of the same round. Rule `chunk`, that of
+the public code: everything in these chunks, and N_ij = 1; the first chunk of a round follows the last one of the round before.
 A token is its own last resort: q_i . k_i is replaced by -10^5, below every score. No 1/sqrt(D_k): keys have length 1.
 
 Kitaev et al. 2020, arXiv:2001.04451, eqs. 3-6 and appendix A. O(R N C D_k + R N log N) time, O(R N C) memory, and O(R² N C) for N_ij.
@@ -17,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.capabilities import Capabilities, refuse_cross, refuse_pairs
+from models.attention.capabilities import Capabilities, of_nothing, refuse_cross, refuse_pairs
 from models.attention.lsh_buckets import Buckets, angular_buckets, draw_rotations
 from models.attention.lsh_chunks import at, by_bucket, n_rounds_seeing, neighbours
 from models.attention.multi_head import head_width, merge_heads, split_heads
@@ -51,6 +52,8 @@ def attend_lsh(
     """
     _check(rule, chunk, before, after)
     refuse_cross("LSH attention", qk=qk, v=v, buckets=buckets.mT)
+    if (nothing := of_nothing(qk, qk, v)) is not None:
+        return nothing
     B, H, N, _ = qk.shape
     chunk = torch.sym_min(chunk, N)  # what is shorter than a chunk is not filled up to one
     given, exact = v.dtype, torch.promote_types(v.dtype, torch.float32)
@@ -64,7 +67,7 @@ def attend_lsh(
     n_filled = ((real[:, :1].sum(-1, keepdim=True) + chunk - 1) // chunk).clamp_min(1)  # (B, 1, 1): chunks with a token
 
     i = order.unflatten(-1, (-1, chunk))  # (B, H, R, chunks, C)
-    j, is_once = neighbours(order, n_filled, n_chunks, chunk, before, after)  # (B, H, R, chunks, W C), the same of bools
+    j, is_once = neighbours(order, n_filled, n_chunks, chunk, before, after, across_rounds=rule == "chunk")  # (B, H, R, chunks, W C) each
     i_, j_ = i.unsqueeze(-1), j.unsqueeze(-2)
     allowed = is_once.unsqueeze(-2) & at(real, i).unsqueeze(-1) & at(real, j).unsqueeze(-2)
     if causal:

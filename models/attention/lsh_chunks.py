@@ -17,18 +17,28 @@ def by_bucket(buckets: Tensor, real: Tensor) -> Tensor:
     return torch.where(real.unsqueeze(2), buckets * N, PADDING).add(position).argsort(-1)
 
 
-def neighbours(order: Tensor, n_filled: Tensor, n_chunks: int, chunk: int, before: int, after: int) -> tuple[Tensor, Tensor]:
+def neighbours(
+    order: Tensor, n_filled: Tensor, n_chunks: int, chunk: int, before: int, after: int, *, across_rounds: bool = False
+) -> tuple[Tensor, Tensor]:
     """The W C tokens in the W = before + 1 + after chunks around each chunk, and which of them count: (B, H, R, chunks, W C) each.
 
-    Chunks with a token are a circle of n_filled, for each row of a batch: what it sees does not depend on how far it is padded. Where the
-    circle is shorter than W, its first n_filled chunks are all there are, each once.
+    The chunks with a token are a circle, for each row of a batch: what it sees does not depend on how far it is padded. A round's n_filled
+    chunks are a circle of their own or, with `across_rounds`, all rounds' chunks are one: the first chunk of a round then comes after the
+    last one of the round before. A row of one chunk has full attention in every round. Where the circle is shorter than W, each of its
+    chunks counts once.
     """
-    offset = torch.arange(-before, after + 1, device=order.device)  # (W,)
-    source = (torch.arange(n_chunks, device=order.device)[:, None] + offset) % n_filled  # (B, chunks, W)
-    places = source.unsqueeze(-1) * chunk + torch.arange(chunk, device=order.device)  # (B, chunks, W, C)
-    places = places.flatten(1)[:, None, None].expand(-1, *order.shape[1:3], -1)
-    is_once = (offset + before < n_filled).unsqueeze(-1).expand(-1, -1, -1, chunk).flatten(2)  # (B, 1, W C)
-    return order.gather(-1, places).unflatten(-1, (-1, len(offset) * chunk)), is_once[:, :, None, None]
+    n, offset = n_filled.unsqueeze(1), torch.arange(-before, after + 1, device=order.device)  # (B, 1, 1, 1), (W,)
+    shifted = torch.arange(n_chunks, device=order.device)[:, None] + offset  # (chunks, W)
+    rounds = torch.arange(order.shape[2], device=order.device)[:, None, None]
+    if across_rounds:
+        crossed = (rounds + torch.div(shifted, n, rounding_mode="floor")) % order.shape[2]
+        rounds = torch.where(n > 1, crossed, rounds)  # (B, R, chunks, W)
+    places = (rounds * order.shape[3] + shifted % n * chunk).unsqueeze(-1) + torch.arange(chunk, device=order.device)
+    places = places.flatten(1)[:, None].expand(-1, order.shape[1], -1)  # of all rounds' tokens, one round after the other
+    found = order.flatten(2).gather(-1, places).unflatten(-1, (order.shape[2], -1, len(offset) * chunk))
+    circle = torch.where(n_filled > 1, order.shape[2] * n_filled, 1) if across_rounds else n_filled  # (B, 1, 1)
+    is_once = (offset + before < circle).unsqueeze(-1).expand(-1, -1, -1, chunk).flatten(2)  # (B, 1, W C)
+    return found, is_once[:, :, None, None]
 
 
 def n_rounds_seeing(i: Tensor, j: Tensor, buckets: Tensor, chunks: Tensor, n_filled: Tensor, before: int, after: int) -> Tensor:

@@ -36,16 +36,31 @@ def lengths_mask(*lengths: int, N: int) -> Tensor:
     return torch.arange(N) < torch.tensor(lengths)[:, None]
 
 
-def seen_sets(buckets: list[int], real: list[bool], *, chunk: int, before: int, after: int, rule: str, causal: bool) -> dict[int, set[int]]:
-    """In one round of one head: which tokens each token sees."""
+def chunks_of(buckets: list[int], real: list[bool], chunk: int) -> list[list[int]]:
+    """The real tokens of one round, sorted by bucket and cut."""
     order = sorted((i for i in range(len(real)) if real[i]), key=lambda i: (buckets[i], i))
-    chunks = [order[first : first + chunk] for first in range(0, len(order), chunk)]
-    seen: dict[int, set[int]] = {}
-    for c, members in enumerate(chunks):
-        around = {j for offset in range(-before, after + 1) for j in chunks[(c + offset) % len(chunks)]}
-        for i in members:
-            seen[i] = {j for j in around if (rule == "chunk" or buckets[i] == buckets[j]) and (j <= i or not causal)}
-    return seen
+    return [order[first : first + chunk] for first in range(0, len(order), chunk)]
+
+
+def seen_in_rounds(
+    rounds: list[list[int]], real: list[bool], *, chunk: int, before: int, after: int, rule: str, causal: bool
+) -> list[dict[int, list[int]]]:
+    """In each round of one head: which tokens each token sees; by the rule of chunks, a token of two rounds' chunks counts twice."""
+    cut = [chunks_of(buckets, real, chunk) for buckets in rounds]
+    n = len(cut[0])
+    across = rule == "chunk" and n > 1
+    found: list[dict[int, list[int]]] = []
+    for r, buckets in enumerate(rounds):
+        circle = [members for each in cut for members in each] if across else cut[r]
+        begin = r * n if across else 0
+        seen: dict[int, list[int]] = {}
+        for c, members in enumerate(cut[r]):
+            numbers = {(begin + c + offset) % len(circle) for offset in range(-before, after + 1)}
+            around = [j for number in numbers for j in circle[number]]
+            for i in members:
+                seen[i] = [j for j in around if (rule == "chunk" or buckets[i] == buckets[j]) and (j <= i or not causal)]
+        found.append(seen)
+    return found
 
 
 def by_loops(qk: Tensor, v: Tensor, buckets: Tensor, key_mask: Tensor, *, scale: float = 1.0, **how: object) -> Tensor:
@@ -53,7 +68,7 @@ def by_loops(qk: Tensor, v: Tensor, buckets: Tensor, key_mask: Tensor, *, scale:
     for b in range(B):
         for h in range(H):
             real = key_mask[b].tolist()
-            rounds = [seen_sets(round_, real, **how) for round_ in buckets[b, h].tolist()]  # type: ignore[arg-type]
+            rounds = seen_in_rounds(buckets[b, h].tolist(), real, **how)  # type: ignore[arg-type]
             for i in (i for i in range(len(real)) if real[i]):
                 logits, values = [], []
                 for seen in rounds:
@@ -106,10 +121,10 @@ def test_a_mask_may_have_holes() -> None:
 @pytest.mark.parametrize("N", [1, 3, 4, 7, 8])
 @pytest.mark.parametrize("causal", [False, True])
 def test_one_bucket_in_at_most_two_chunks_is_full_attention(N: int, causal: bool) -> None:
-    """By both rules, and by the rule of chunks whatever the buckets."""
+    """By both rules, and by the rule of chunks whatever the buckets of one round."""
     qk, v = heads(N)
     expected = full(qk, v, everything(N).tril() if causal else everything(N))
-    for rule, buckets in (("paper", torch.zeros(B, H, 3, N, dtype=torch.int64)), ("chunk", random_buckets(N))):
+    for rule, buckets in (("paper", torch.zeros(B, H, 3, N, dtype=torch.int64)), ("chunk", random_buckets(N, n_rounds=1))):
         assert (attend_lsh(qk, v, buckets, rule=rule, chunk=4, causal=causal) - expected).abs().max() <= EXACT
 
 
