@@ -2,7 +2,7 @@
 in forms that give a number the same bits wherever it stands in a tensor.
 
 A user's state must not depend on how a prompt was cut or on who else was in the batch, down to the last bit. `LinearAttention`,
-`CausalConvWithState`, MatMul, Exp, Sigmoid, Tanh, Erf, the norms and Softmax of onnxruntime's CPU provider are so by themselves. Elu, Log,
+`CausalConvWithState`, MatMul, Exp, Sigmoid, Tanh, Erf, the norms and Softmax of onnxruntime's CPU provider are so by themselves. Log,
 Softplus, Sin and Cos are not: they take four numbers at a time and finish what is left over by another formula (docs/log.md).
 """
 
@@ -67,7 +67,7 @@ def linear_attention(
         shapes=((B, N, H * D_v), S.shape),
         version=1,
     )
-    return split_heads(o, H).to(v.dtype), S_new
+    return split_heads(o, H), S_new
 
 
 def _heads_last(x: Tensor | None) -> Tensor | None:
@@ -132,13 +132,6 @@ def products_with_codes(codebook: Codebook) -> Callable[[Tensor], Tensor]:
     return products
 
 
-def _elu(x: FLOAT, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0) -> FLOAT:
-    """x, or e^x - 1 below 0. `models` uses no other alpha and scale."""
-    assert alpha == scale == input_scale == 1.0, "only the elu of linear attention has an exact form here"
-    zero, one = op.CastLike(0.0, x), op.CastLike(1.0, x)
-    return op.Where(op.Greater(x, zero), x, op.Sub(op.Exp(op.Min(x, zero)), one))
-
-
 def _add(x: Any, y: Any, alpha: float = 1.0) -> Any:
     """x + alpha y. The exporter drops a constant addend below 1e-8, and with it what keeps 0 / 0 away; it leaves `Sum` alone."""
     if isinstance(y, float) and 0 < abs(y) < LEAST_ADDEND:
@@ -166,7 +159,6 @@ LEAST_ADDEND = 1e-7
 
 FORMS: dict[Any, Callable[..., Any]] = {
     torch.ops.aten.add.Tensor: _add,
-    torch.ops.aten.elu.default: _elu,
     torch.ops.aten.softplus.default: _softplus,
     torch.ops.aten.log_sigmoid.default: _log_sigmoid,
 }

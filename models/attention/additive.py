@@ -8,7 +8,7 @@ A numbers, is what fills the memory: it is made for some of the queries at a tim
 import torch
 from torch import Tensor, nn
 
-from models.attention.capabilities import Capabilities
+from models.attention.capabilities import Capabilities, of_nothing
 from models.attention.causal_scored import CausalScoredAttention
 from models.attention.scaled_dot_product import masked_softmax
 from models.attention.scored import ScoredAttention
@@ -47,6 +47,8 @@ def attend_hidden(
     queries_at_once: int | None = QUERIES_AT_ONCE,
 ) -> Tensor:
     """`attend_additive` of W_q q (B, H, N_q, A) and W_k k (B, H, N_k, A), which a source that is asked again is multiplied with once."""
+    if (nothing := of_nothing(q, k, v)) is not None:
+        return nothing
     C = queries_at_once
     if C is None or torch.compiler.is_exporting():  # a graph for every N has no loop over N
         return _attend_all(q, k, v, w_v, mask, bias)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.attention.blocks import in_blocks, keys_present, out_of_blocks
-from models.attention.capabilities import Capabilities, refuse_cross
+from models.attention.capabilities import Capabilities, of_nothing, refuse_cross
 from models.attention.pattern import PatternAttention, at_least
 from models.attention.scaled_dot_product import attend
 
@@ -59,6 +59,8 @@ def attend_to_lists(
     What is below 0, not below n_blocks, or named before, does not count. The first and the last block of a row see everything.
     """
     refuse_cross("BigBird", q=q, k=k, v=v)
+    if (nothing := of_nothing(q, k, v)) is not None:
+        return nothing
     B, H, N, _ = q.shape
     q = in_blocks(q, block)  # (B, H, n, b, D_k)
     n, present = q.shape[2], keys_present(k, key_mask).expand(B, -1, -1, -1)  # (B, 1, N, 1)
@@ -107,7 +109,7 @@ def random_blocks(draws: Tensor, n_blocks: Tensor) -> Tensor:
         for earlier in ranks:
             rank = torch.where(rank == earlier, largest, rank)
         ranks.append(rank)
-    rank = torch.stack(ranks, dim=-1) if ranks else draws
+    rank = torch.stack(ranks, dim=-1) if ranks else draws.expand(*legal.shape[:-2], -1, -1, -1)
     return torch.where(rank < before[:, None], rank + 1, rank - before[:, None] + i[:, None] + 2)
 
 
@@ -150,7 +152,7 @@ class BigBirdAttention(PatternAttention):
             raise ValueError(f"N={N} tokens, but the layer has n_positions={self.n_positions}; cut the input, or build it for more")
         n = (N + self.block - 1) // self.block
         place = torch.arange(N, device=q.device) + 1
-        lengths = (place * key_mask).amax(1) if key_mask is not None else place[-1:]  # (B or 1,)
+        lengths = F.pad(place * key_mask, (1, 0)).amax(1) if key_mask is not None else place[-1:]  # (B or 1,)
         n_blocks = ((lengths + self.block - 1) // self.block)[:, None, None]
         lists = self.lists(n, n_blocks)
         return attend_to_lists(q, k, v, lists, n_blocks, block=self.block, key_mask=key_mask)

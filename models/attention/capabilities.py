@@ -10,7 +10,10 @@ from models.positions import Rotation
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """Of one class in `LAYERS`. The defaults are those of an encoder's layer that knows tokens by their content alone."""
+    """Of one class in `LAYERS` with its default options; a layer built with others has `capabilities` of its own where they differ.
+
+    The defaults are those of an encoder's layer that knows tokens by their content alone.
+    """
 
     causal: bool = False  # a token sees itself and its past, in the interface of `CausalLayer`; otherwise past and future
     cross: bool = True  # its function takes N_q queries of one sequence to N_k keys of another
@@ -30,6 +33,11 @@ def refuse_cross(name: str, **tensors: Tensor) -> None:
         if x.shape[2] != one.shape[2]:
             told = f"{first} has {one.shape[2]} tokens and {other} has {x.shape[2]}"
             raise ValueError(f"{name} is within one sequence, and {told}; give as many of both, or take softmax attention across sequences")
+
+
+def of_nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
+    """What every mechanism answers where there is no query or no key: 0, (B, H, N_q, D_v). None where there are both."""
+    return v.new_zeros(*q.shape[:3], v.shape[-1]) if 0 in (q.shape[0], q.shape[2], k.shape[2]) else None
 
 
 def refuse_pairs(name: str, rotation: Rotation | None, pair_mask: Tensor | None, pair_bias: Tensor | None) -> None:

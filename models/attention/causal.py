@@ -1,6 +1,7 @@
 """What every causal layer promises: a token sees itself and its past, and the past is a state that can be taken out and put back."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +53,12 @@ class CausalLayer(nn.Module):
         absolute positions, angles (B, 1, N, D_k/2); a layer that does not rotate ignores it.
         """
         raise NotImplementedError
+
+    def __call__(self, x: Tensor, mask: Tensor | None = None, state: State | None = None, **options: Any) -> tuple[Tensor, State]:
+        """`forward`, but for 0 rows or 0 tokens, which give 0 outputs and leave the state as it was."""
+        if 0 in x.shape[:2]:
+            return torch.zeros_like(x), self.new_state(x) if state is None else state
+        return super().__call__(x, mask, state, **options)
 
     def prefill(self, x: Tensor, state: State, *, rotation: Rotation | None = None) -> tuple[Tensor, State]:
         """Tokens (B, N, D), none of them padding, after those that a state holds; `init_state` has the state before the first."""

@@ -5,6 +5,8 @@ Hua et al. 2022, arXiv:2202.10447, section 3. The t-th token costs O(t (s + e)),
 which divides by the N of the whole sequence, has no causal form here: no token knows how many will follow.
 """
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from models.attention.capabilities import Capabilities
@@ -40,6 +42,7 @@ class CausalGatedAttentionUnit(GatedProjections, CausalLayer):
         if normalisation not in CAUSAL_NORMALISATIONS:
             raise ValueError(f"normalisation={normalisation!r} is not one of {', '.join(CAUSAL_NORMALISATIONS)}, which have a causal form")
         self.normalisation = normalisation
+        self.capabilities = replace(self.capabilities, averages=normalisation in ("softmax", "softmax_plus"))
         self.least_length = least_length
         self.bias = DistanceBias(scale=d_model**0.5, causal=True) if relative_bias else None
 

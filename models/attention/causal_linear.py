@@ -5,11 +5,13 @@ Katharopoulos et al. 2020, arXiv:2006.16236, eqs. 16-20; φ(x) = elu(x) + 1 > 0 
 `causal.py` has the function of given features. O(N (C + D_φ) D_v) time a head; a token costs the same however long its past is.
 """
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from models.attention.capabilities import Capabilities
 from models.attention.causal import EqualHeadsLayer, State, attend_causal_features
-from models.attention.feature_maps import map_named, n_features
+from models.attention.feature_maps import MAY_BE_ZERO, map_named, n_features
 from models.attention.multi_head import merge_heads, split_heads
 from models.positions import Rotation, rotate
 
@@ -26,6 +28,7 @@ class CausalLinearAttention(EqualHeadsLayer):
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, feature_map: str = "elu") -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
         self.feature_map = feature_map
+        self.capabilities = replace(self.capabilities, averages=feature_map not in MAY_BE_ZERO)
         self.n_features = n_features(feature_map, self.d_head)
 
     @property

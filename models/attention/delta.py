@@ -49,4 +49,4 @@ class DeltaNet(EqualHeadsLayer):
             q, k = rotate(q, rotation), rotate(k, rotation)
         beta = zero_padding(self.to_beta(x).sigmoid().transpose(1, 2), mask)  # (B, H, N)
         o, S = self.recurrence(q * self.d_head**-0.5, zero_padding(k, mask), v, state["S"], beta=beta)
-        return self.to_out(merge_heads(self.norm(o))), {"S": S}
+        return self.to_out(merge_heads(self.norm(o)).to(x.dtype)), {"S": S}

@@ -6,6 +6,7 @@ scaling: ρ_q(Q) = Q / √n, ρ_k(K) = K / √n, n = number of keys
 Shen et al. 2018, arXiv:1812.01243, eqs. 3 and 4. Nothing else is scaled: there is no D_k^-1/2. O(N D_k D_v) time a head.
 """
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -65,6 +66,7 @@ class EfficientAttention(EqualHeads):
         if normalisation not in NORMALISATIONS:
             raise ValueError(f"normalisation={normalisation!r} is not one of {', '.join(NORMALISATIONS)}")
         self.normalisation = normalisation
+        self.capabilities = replace(self.capabilities, averages=normalisation == "softmax")
 
     def forward(
         self,

@@ -1,13 +1,14 @@
 """Feature maps φ of linear attention, by name: what stands in the place of the softmax's exponential, so that a sum over keys can be kept.
 
-elu           elu(x) + 1 > 0             Katharopoulos et al. 2020, arXiv:2006.16236, eq. 7
+elu           elu(x) + 1                 Katharopoulos et al. 2020, arXiv:2006.16236, eq. 7
 relu          max(x, 0)                  the same paper's remark on eq. 7: its gradient is 0 for x < 0
 relu_squared  max(x, 0)²                 sharper: a pair counts by its largest common columns
 exp           e^x, x up to 30            φ(q)ᵀφ(k) = sum_d exp(q_d + k_d)
 taylor_1      [1, x / |x|]               φ(q)ᵀφ(k) = 1 + cos(q, k) >= 0: e^s up to its first power
 taylor_2      `based.taylor`             1 + s + s²/2 with s = qᵀk / √D_k: up to its second
 
-Each is (.., D_k) -> (.., D_φ), never negative in its products. relu and relu_squared may give a query no weight at all, and it then gets 0.
+Each is (.., D_k) -> (.., D_φ), never negative in its products. relu and relu_squared may give a query no weight at all, and it then gets 0;
+so does elu for x below -87 in float32, where e^x is 0.
 """
 
 from collections.abc import Callable
@@ -23,8 +24,8 @@ LARGEST_EXPONENT = 30.0  # e^(30 + 30) a column leaves room in float32, which en
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
-    """D_φ = D_k."""
-    return F.elu(x) + 1
+    """D_φ = D_k. Not as `elu(x) + 1`: e^x - 1 + 1 loses the digits of a small e^x, and is 0 from x = -18 on in float32."""
+    return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 
 def relu_squared(x: Tensor) -> Tensor:
@@ -57,6 +58,8 @@ FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "taylor_1": taylor_1,
     "taylor_2": taylor_2,
 }
+
+MAY_BE_ZERO = ("relu", "relu_squared")  # may give a query no weight at all
 
 
 def map_named(name: str) -> Callable[[Tensor], Tensor]:

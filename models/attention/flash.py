@@ -2,7 +2,7 @@
 
 quad_q, quad_k, lin_q, lin_k: four affine maps of z (gau.py);   y = (u ⊙ (V_quad + V_lin)) W_o,   for a token of group g
 V_quad = relu(quad_q quad_kᵀ / G + b)² V_g                          within the group
-V_lin  = lin_q (sum over all groups of lin_kᵀ V) / N                past and future
+V_lin  = lin_q (sum over all groups of lin_kᵀ V) / n                past and future; n is how many tokens are not masked, or G
 V_lin  = lin_q (sum over the groups before g of lin_kᵀ V) / t       causal; t is how many tokens are seen, the token included, or G
 Hua et al. 2022, arXiv:2202.10447, section 4. O(N G (s + e) + N s e) time. Two units take the place of one block, as in gau.py.
 """
@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.attention.capabilities import Capabilities, refuse_cross, refuse_pairs
+from models.attention.capabilities import Capabilities, of_nothing, refuse_cross, refuse_pairs
 from models.attention.gau import DistanceBias, GatedProjections
 from models.positions import Rotation
 
@@ -40,6 +40,8 @@ def attend_in_groups(
     a group; None: G.
     """
     refuse_cross("FLASH", quad_q=quad_q, quad_k=quad_k, lin_q=lin_q, lin_k=lin_k, v=v)
+    if (nothing := of_nothing(quad_q, quad_k, v)) is not None:
+        return nothing
     N, given, exact = v.shape[2], v.dtype, torch.promote_types(v.dtype, torch.float32)  # half precision counts to 2,048
     quad_q, quad_k, lin_q, lin_k, v = (x.to(exact) for x in (quad_q, quad_k, lin_q, lin_k, v))
     seen = torch.ones_like(v[:, 0, :, 0]) if key_mask is None else key_mask.to(exact)  # (B, N)

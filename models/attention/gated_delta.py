@@ -81,7 +81,7 @@ class GatedDeltaNet(CausalLayer):
         beta = zero_padding(self.to_beta(x).sigmoid().transpose(1, 2), mask)  # (B, H, N)
         decay = zero_padding(self._decay(x), mask)
         o, S = self.recurrence(q * self.d_head**-0.5, zero_padding(k, mask), v, state["S"], decay=decay, beta=beta)
-        y = self.to_out(merge_heads(self.norm(o)) * F.silu(self.to_gate(x)))
+        y = self.to_out(merge_heads(self.norm(o)).to(x.dtype) * F.silu(self.to_gate(x)))
         return y, {"S": S, "conv": conv}
 
     def _decay(self, x: Tensor) -> Tensor:

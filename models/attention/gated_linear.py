@@ -49,7 +49,7 @@ class GatedLinearAttention(EqualHeadsLayer):
             q, k = rotate(q, rotation), rotate(k, rotation)
         a = split_heads(F.logsigmoid(self.to_decay(self.to_low(x)) + self.decay_bias) / TEMPERATURE, self.n_heads)
         o, S = self.recurrence(q * self.d_head**-0.5, zero_padding(k, mask), v, state["S"], decay=zero_padding(a, mask))
-        return self.to_out(F.silu(self.to_gate(x)) * merge_heads(self.norm(o))), {"S": S}
+        return self.to_out(F.silu(self.to_gate(x)) * merge_heads(self.norm(o)).to(x.dtype)), {"S": S}
 
 
 def _first_biases(n_heads: int) -> Tensor:

@@ -7,6 +7,7 @@ O(N² (s + e)) time. Two units take the place of one block of attention and feed
 """
 
 import math
+from dataclasses import replace
 from typing import Literal, get_args
 
 import torch
@@ -138,6 +139,7 @@ class GatedAttentionUnit(GatedProjections):
         if normalisation not in get_args(Normalisation):
             raise ValueError(f"normalisation={normalisation!r} is not one of {', '.join(get_args(Normalisation))}")
         self.normalisation = normalisation
+        self.capabilities = replace(self.capabilities, averages=normalisation in ("softmax", "softmax_plus"))
         self.least_length = least_length
         self.bias = DistanceBias(scale=d_model**0.5, causal=False) if relative_bias else None
 

@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention.blocks import in_blocks, keys_present, out_of_blocks
-from models.attention.capabilities import Capabilities, refuse_cross
+from models.attention.capabilities import Capabilities, of_nothing, refuse_cross
 from models.attention.learned_maps import Kind, LearnedMap
-from models.attention.linear import FeatureMap, attend_features
+from models.attention.linear import FeatureMap
 from models.attention.pattern import PatternAttention, at_least
+from models.attention.performer import balanced_features
 from models.attention.scaled_dot_product import scale_of
 
 
@@ -38,20 +39,41 @@ def attend_hybrid(
     float32 at least.
     """
     refuse_cross("hybrid attention", q=q, k=k, v=v)
+    if (nothing := of_nothing(q, k, v)) is not None:
+        return nothing
     exact = torch.promote_types(v.dtype, torch.float32)
     dtype, q, k, v = v.dtype, q.to(exact), k.to(exact), v.to(exact)
-    if block == 0:
-        return attend_features(phi_q(q), phi_k(k), v, key_mask=key_mask, eps=torch.finfo(exact).tiny).to(dtype)
-    C = torch.sym_min(block, (q.shape[2] + 1) // 2)  # all is near in two blocks: those of a short text are as short as can be
     present = keys_present(k, key_mask)  # (B, 1, N, 1)
     counts = present.to(exact).expand(*v.shape[:3], 1)
     v = torch.cat([v * present, counts], dim=-1)  # (B, H, N, D_v + 1): the last column counts the weights
+    if block == 0:
+        features_q, features_k, _ = features_of(q, k, phi_q, phi_k, present)
+        sums = features_q @ (features_k.mT @ v)  # (B, H, N, D_v + 1)
+        return (sums[..., :-1] / torch.where(_is_any(sums), sums[..., -1:], 1.0)).to(dtype)
+    C = torch.sym_min(block, (q.shape[2] + 1) // 2)  # all is near in two blocks: those of a short text are as short as can be
     q_blocks, k_blocks, v_blocks = (in_blocks(x, C) for x in (q, k, v))  # (B, H, n, C, ..): filled up before they are mapped
-    features_q, features_k = (phi(x.flatten(2, 3)).unflatten(2, (-1, C)) for phi, x in ((phi_q, q_blocks), (phi_k, k_blocks)))
+    present_blocks = in_blocks(present, C).flatten(2, 3)
+    features = features_of(q_blocks.flatten(2, 3), k_blocks.flatten(2, 3), phi_q, phi_k, present_blocks)
+    features_q, features_k, log_scale = (x.unflatten(2, (-1, C)) for x in features)
     sums = features_k.mT @ v_blocks  # (B, H, n, D_φ, D_v + 1): [S | z] of every block
-    far = features_q @ beyond_neighbours(sums)  # (B, H, n, C, D_v + 1)
-    o = _near_and_far(q_blocks * scale_of(q, scale), k, v[..., :-1], present, far, gain)
+    far = features_q @ beyond_neighbours(sums)  # (B, H, n, C, D_v + 1), divided by exp(log_scale)
+    o = _near_and_far(q_blocks * scale_of(q, scale), k, v[..., :-1], present, far, log_scale, gain)
     return out_of_blocks(o, q.shape[2]).to(dtype)
+
+
+def features_of(q: Tensor, k: Tensor, phi_q: FeatureMap, phi_k: FeatureMap, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """φ_q(q) / exp(m), φ_k(k) and m: (B, H, N, D_k) twice, bool (B, 1, N, 1) -> (B, H, N, D_φ) twice, (B, H, N, 1).
+
+    Maps whose features are exponentials are balanced, so that no weight underflows; m is 0 for the others.
+    """
+    if getattr(phi_q, "has_log", False) and getattr(phi_k, "has_log", False):
+        return balanced_features(phi_q.log(q), phi_k.log(k, present))
+    return phi_q(q), phi_k(k), torch.zeros_like(q[..., :1])
+
+
+def _is_any(far: Tensor) -> Tensor:
+    """Whether the weight in the last column is above the least normal number. Below it digits are lost, and 1 / weight overflows."""
+    return far[..., -1:] > torch.finfo(far.dtype).tiny
 
 
 def beyond_neighbours(x: Tensor) -> Tensor:
@@ -67,7 +89,7 @@ def beyond_neighbours(x: Tensor) -> Tensor:
     return left + right.index_select(2, n - 1 - at)
 
 
-def _near_and_far(q: Tensor, k: Tensor, v: Tensor, present: Tensor, far: Tensor, gain: Tensor | float) -> Tensor:
+def _near_and_far(q: Tensor, k: Tensor, v: Tensor, present: Tensor, far: Tensor, log_scale: Tensor, gain: Tensor | float) -> Tensor:
     """All that is far stands in the softmax as one more key, whose score is the logarithm of its weight: (B, H, n, C, D_v).
 
     It comes in by columns of the products, which cost little beside the (B, H, n, C, 3 C) weights. A query is [scale q, log weight of the
@@ -76,9 +98,9 @@ def _near_and_far(q: Tensor, k: Tensor, v: Tensor, present: Tensor, far: Tensor,
     """
     least, D_k, D_v = torch.finfo(q.dtype).min, k.shape[-1], v.shape[-1]
     rows = _rows_seen(*q.shape[2:4], k.shape[2])  # (n, 3 C + 1)
-    is_any = far[..., -1:] > torch.finfo(q.dtype).tiny  # less is nothing: its digits are lost, and 1 / weight overflows
+    is_any = _is_any(far)
     weight = torch.where(is_any, far[..., -1:], 1.0)
-    log_weight = torch.where(is_any, (weight * gain).log(), least)
+    log_weight = torch.where(is_any, (weight * gain).log() + log_scale, least)
     queries = torch.cat([q, log_weight, torch.ones_like(log_weight)], dim=-1)  # (B, H, n, C, D_k + 2)
     absent = ((1 - present.to(q.dtype)) * least).expand_as(k[..., :1])
     k = torch.cat([k, torch.zeros_like(absent), absent], dim=-1)

@@ -36,7 +36,19 @@ class LearnedMap(nn.Module):
         self.bias = nn.Parameter(torch.zeros(n_heads, 1, weight.shape[0]))
 
     def forward(self, x: Tensor) -> Tensor:
-        return FUNCTIONS[self.kind](x, self.weight.to(x.dtype) * self.scale, self.bias.to(x.dtype), self.scale)
+        return FUNCTIONS[self.kind](x, *self._parameters_for(x))
+
+    @property
+    def has_log(self) -> bool:
+        """Whether every feature is an exponential, whose exponents `log` gives."""
+        return self.kind == "positive"
+
+    def log(self, x: Tensor, present: Tensor | None = None) -> Tensor:
+        """log φ, for a map that `has_log`. present: bool (B, 1, N, 1); an absent token gets the least exponents, about -10³⁸."""
+        return _log_positive(x, *self._parameters_for(x), present)
+
+    def _parameters_for(self, x: Tensor) -> tuple[Tensor, Tensor, float]:
+        return self.weight.to(x.dtype) * self.scale, self.bias.to(x.dtype), self.scale
 
 
 def _elu(x: Tensor, weight: Tensor, bias: Tensor, scale: float) -> Tensor:
@@ -53,12 +65,17 @@ def _taylor(x: Tensor, weight: Tensor, bias: Tensor, scale: float) -> Tensor:
 
 
 def _positive(x: Tensor, weight: Tensor, bias: Tensor, scale: float) -> Tensor:
-    """|x'|², b and D_φ come in by columns of the one product: a pass over the features costs more than that."""
-    squares = (x * x).sum(-1, keepdim=True)
-    x = torch.cat([x, squares, torch.ones_like(squares)], dim=-1)  # (B, H, N, D_k + 2)
+    return _log_positive(x, weight, bias, scale).clamp(max=LARGEST_EXPONENT).exp()
+
+
+def _log_positive(x: Tensor, weight: Tensor, bias: Tensor, scale: float, present: Tensor | None = None) -> Tensor:
+    """|x'|², b, D_φ and `present` come in by columns of the one product: a pass over the features costs more than that."""
+    halves = (x * x).sum(-1, keepdim=True) * (scale**2 / 2)  # |x'|² / 2
+    if present is not None:
+        halves = torch.where(present, halves, -torch.finfo(x.dtype).min / 4)  # a quarter: room for the other addends
+    x = torch.cat([x, halves, torch.ones_like(halves)], dim=-1)  # (B, H, N, D_k + 2)
     bias = (bias - math.log(weight.shape[1]) / 2).mT  # (H, D_φ, 1)
-    weight = torch.cat([weight, torch.full_like(bias, -(scale**2) / 2), bias], dim=-1)  # (H, D_φ, D_k + 2)
-    return (x @ weight.mT).clamp(max=LARGEST_EXPONENT).exp()
+    return x @ torch.cat([weight, torch.full_like(bias, -1.0), bias], dim=-1).mT
 
 
 FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {  # of x, W D_k^(-1/4), b, D_k^(-1/4)

@@ -6,12 +6,13 @@ O(N D_φ D_v) time a head, and no N x N matrix.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from models.attention.capabilities import Capabilities, refuse_pairs
-from models.attention.feature_maps import map_named
+from models.attention.feature_maps import MAY_BE_ZERO, map_named
 from models.attention.multi_head import EqualHeads, merge_heads, split_heads
 from models.positions import Rotation
 
@@ -53,6 +54,7 @@ class LinearAttention(EqualHeads):
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
         map_named(feature_map)  # refused here, and not at the first text
         self.feature_map = feature_map
+        self.capabilities = replace(self.capabilities, averages=feature_map not in MAY_BE_ZERO)
 
     def forward(
         self,

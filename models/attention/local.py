@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from models.attention.blocks import in_blocks, keys_present, near, out_of_blocks, spans
-from models.attention.capabilities import Capabilities
+from models.attention.capabilities import Capabilities, of_nothing
 from models.attention.pattern import PatternAttention, at_least
 from models.attention.scaled_dot_product import attend
 
@@ -29,6 +29,8 @@ def attend_local(
 
     window: how far to either side a token sees. block: C, which changes the speed only. With N_q other than N_k: the band |i - j| <= w.
     """
+    if (nothing := of_nothing(q, k, v)) is not None:
+        return nothing
     before = -(-window // block)  # blocks to a side
     reach = {"before": before, "after": 0 if causal else before}
     C = torch.sym_min(block, max(q.shape[2], k.shape[2]))  # what is shorter than a block is not filled up to one

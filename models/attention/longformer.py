@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention.blocks import in_blocks, keys_present, near, out_of_blocks, spans
-from models.attention.capabilities import Capabilities, refuse_cross, refuse_pairs
+from models.attention.capabilities import Capabilities, of_nothing, refuse_cross, refuse_pairs
 from models.attention.multi_head import merge_heads, split_heads
 from models.attention.pattern import PatternAttention, at_least
 from models.attention.scaled_dot_product import attend, masked_softmax, scale_of
@@ -42,6 +42,8 @@ def attend_longformer(
     q, k, v = local
     q_g, k_g, v_g = of_globals
     refuse_cross("the Longformer", q=q, k=k, v=v, q_g=q_g, k_g=k_g, v_g=v_g)
+    if (nothing := of_nothing(q, k, v)) is not None:
+        return nothing
     present = keys_present(k, key_mask)  # (B, 1, N, 1)
     is_global, take = _first(n_global, q) if global_mask is None else _anywhere(global_mask)
     scale = scale_of(q, scale)

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.capabilities import Capabilities, refuse_pairs
+from models.attention.capabilities import Capabilities, of_nothing, refuse_pairs
 from models.attention.landmarks import Landmarks, segment_means
 from models.attention.multi_head import EqualHeads, merge_heads, split_heads
 from models.attention.scaled_dot_product import masked_softmax
@@ -67,6 +67,8 @@ def attend_nystrom(
     In a row of no more than N_l queries, each is a landmark of its own, and R V is softmax attention: that is then given as it is, unless
     `short_by_softmax` is False or landmarks are given. conv: the kernel of the convolution, (H, 1, K, 1), K odd; N_q is then N_k.
     """
+    if (nothing := of_nothing(q, k, v)) is not None:
+        return nothing
     exact = torch.promote_types(v.dtype, torch.float32)  # the rounds cube their matrix
     dtype, scale = v.dtype, q.shape[-1] ** -0.5 if scale is None else scale
     q, k, v = q.to(exact), k.to(exact), v.to(exact)

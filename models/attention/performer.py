@@ -13,7 +13,7 @@ The estimate of exp is unbiased, that of the weights, a quotient, is not; and it
 import torch
 from torch import Tensor
 
-from models.attention.capabilities import Capabilities, refuse_pairs
+from models.attention.capabilities import Capabilities, of_nothing, refuse_pairs
 from models.attention.linear import attend_features
 from models.attention.multi_head import merge_heads, split_heads
 from models.attention.random_features import Kernel, RandomFeatures, log_features, relu_features
@@ -36,18 +36,20 @@ def attend_performer(
 
     scale None: D_k^-1/2. eps is in the denominator only.
     """
+    if (nothing := of_nothing(q, k, v)) is not None:
+        return nothing
     if kernel == "relu":
         phi_q, phi_k = (relu_features(x, projection, scale=scale, relu_eps=relu_eps) for x in (q, k))
     else:
-        phi_q, phi_k = balanced_features(*(log_features(x, projection, kernel=kernel, scale=scale) for x in (q, k)), key_mask)
+        phi_q, phi_k, _ = balanced_features(*(log_features(x, projection, kernel=kernel, scale=scale) for x in (q, k)), key_mask)
     return attend_features(phi_q, phi_k, v, key_mask=key_mask, eps=eps)
 
 
-def balanced_features(log_q: Tensor, log_k: Tensor, key_mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """φ(q) and φ(k) up to a factor for each query, which cancels: (B, H, N_q, D_φ), (B, H, N_k, D_φ) -> the same shapes, in 0 .. 1.
+def balanced_features(log_q: Tensor, log_k: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """φ(q) / exp(m), φ(k) and m: (B, H, N_q, D_φ), (B, H, N_k, D_φ) -> the same shapes, in 0 .. 1, and (B, H, N_q, 1).
 
     c_d, the largest of column d over the keys, moves from the keys to the queries, exp(log_q + c) · exp(log_k - c), and of each query its
-    largest exponent is taken away. So φ(q)ᵀz >= 1 wherever there is a key, however long q and k are.
+    largest exponent m is taken away. So φ(q)ᵀz >= 1 wherever there is a key, however long q and k are.
     """
     least = torch.finfo(log_k.dtype).min
     if key_mask is not None:
@@ -55,7 +57,8 @@ def balanced_features(log_q: Tensor, log_k: Tensor, key_mask: Tensor | None) -> 
     c = log_k.amax(-2, keepdim=True).detach()  # (B, H, 1, D_φ)
     c = torch.where(c > least, c, 0.0)
     log_q = log_q + c
-    return (log_q - log_q.amax(-1, keepdim=True).detach()).exp(), (log_k - c).exp()
+    m = log_q.amax(-1, keepdim=True).detach()
+    return (log_q - m).exp(), (log_k - c).exp(), m
 
 
 class PerformerAttention(RandomFeatures):

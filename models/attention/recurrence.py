@@ -9,9 +9,10 @@ Katharopoulos et al. 2020, arXiv:2006.16236, eqs. 16-20; Sun et al. 2023, arXiv:
 Yang et al. 2024, arXiv:2406.06484 (the delta rule in chunks) and arXiv:2412.06464 (with a gate).
 
 `parallel`, `chunkwise` and `recurrent` are the same function. They take q, k (B, H, N, D_k), v (B, H, N, D_v), S (B, H, D_k, D_v), and by
-keyword decay (B, H, N) or (B, H, N, D_k) and beta (B, H, N); which of the two are given chooses the rule. They give o (B, H, N, D_v) in the
-dtype of v, and the new S. Whatever the inputs' dtype, sums are taken in float32 at least (S grows like N, and a half-precision sum stalls),
-under autocast too. Nothing is scaled. A token with k = 0, decay 0 and beta 0 is padding: it leaves S bit for bit as it was.
+keyword decay (B, H, N) or (B, H, N, D_k) and beta (B, H, N); which of the two are given chooses the rule. They give o (B, H, N, D_v) and
+the new S, in float32 at least whatever the inputs' dtype, and under autocast too: S and o grow like N, so that a half-precision sum stalls
+and a half-precision o overflows before the norm that follows it. Nothing is scaled. A token with k = 0, decay 0 and beta 0 is padding: it
+leaves S bit for bit as it was.
 
 A head costs O(N²) in parallel, O(N C) in chunks of C, O(N D_k D_v) one by one; every exponent that is taken is <= 0.
 """
@@ -25,14 +26,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.attention.capabilities import refuse_cross
+from models.attention.capabilities import of_nothing, refuse_cross
 
 CHUNK = 64
 CHUNK_OF_ROWS = 8  # where every row of S has a decay of its own: its C² differences are then taken D_k times over
 
 
 def _in_full_precision(execution: Callable) -> Callable:
-    """Cast the inputs to float32 or, where one of them is, to float64; (B, H, N) become (B, H, N, 1); o goes back to the dtype of v."""
+    """Cast the inputs to float32 or, where one of them is, to float64; (B, H, N) become (B, H, N, 1)."""
 
     @wraps(execution)
     def run(
@@ -40,6 +41,8 @@ def _in_full_precision(execution: Callable) -> Callable:
     ) -> tuple[Tensor, Tensor]:
         refuse_cross("a recurrence", q=q, k=k, v=v)
         exact = torch.promote_types(torch.promote_types(v.dtype, S.dtype), torch.float32)
+        if (nothing := of_nothing(q, k, v)) is not None:
+            return nothing.to(exact), S.to(exact)
         if decay is not None:
             decay = (decay if decay.dim() == 4 else decay.unsqueeze(-1)).to(exact)
         if beta is not None:
@@ -47,8 +50,7 @@ def _in_full_precision(execution: Callable) -> Callable:
         device = v.device.type
         mixed = torch.is_autocast_enabled(device)
         with torch.autocast(device, enabled=False) if mixed else nullcontext():
-            o, S = execution(q.to(exact), k.to(exact), v.to(exact), S.to(exact), decay=decay, beta=beta, **chunk)
-        return o.to(v.dtype), S
+            return execution(q.to(exact), k.to(exact), v.to(exact), S.to(exact), decay=decay, beta=beta, **chunk)
 
     return run
 

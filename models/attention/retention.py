@@ -51,4 +51,4 @@ class Retention(EqualHeadsLayer):
         decay = log_gammas(self.n_heads, x.device)[None, :, None].expand(q.shape[:3])
         o, S = self.recurrence(q * self.d_head**-0.5, zero_padding(k, mask), v, state["S"], decay=zero_padding(decay, mask))
         o = F.layer_norm(o, (self.d_head,), eps=EPS)
-        return self.to_out(F.silu(self.to_gate(x)) * merge_heads(o)), {"S": S}
+        return self.to_out(F.silu(self.to_gate(x)) * merge_heads(o).to(x.dtype)), {"S": S}

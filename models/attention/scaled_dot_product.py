@@ -39,7 +39,4 @@ def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
 
     The finite minimum of the dtype stands in for -inf, since -inf - (-inf) is NaN, forwards and backwards.
     """
-    scores = torch.where(mask, scores, torch.finfo(scores.dtype).min)
-    exps = torch.exp(scores - scores.amax(-1, keepdim=True)) * mask  # of a forbidden row: exp(0) * 0
-    total = exps.sum(-1, keepdim=True)
-    return exps / (total + (total == 0))
+    return torch.softmax(torch.where(mask, scores, torch.finfo(scores.dtype).min), dim=-1) * mask  # of a forbidden row: 1 / N_k * 0

@@ -8,6 +8,7 @@ They are not the same for s + c: the 0 takes part in the maximum that is subtrac
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from models.attention.capabilities import Capabilities
@@ -20,9 +21,7 @@ def softmax1(scores: Tensor, mask: Tensor | None = None) -> Tensor:
     """Over the last axis, counting only what `mask` (bool, True = count) allows; a row that it forbids altogether is 0."""
     if mask is not None:
         scores = torch.where(mask, scores, torch.finfo(scores.dtype).min)
-    top = scores.amax(-1, keepdim=True).clamp_min(0)
-    exps = torch.exp(scores - top)
-    return exps / (torch.exp(-top) + exps.sum(-1, keepdim=True))
+    return torch.softmax(F.pad(scores, (0, 1)), dim=-1)[..., :-1]  # the 1 is one more key, of score 0, that has no value
 
 
 def attend_softmax1(

@@ -209,3 +209,25 @@ def _row_constants(synthesizer: nn.Module) -> Tensor:
     """log softmax(L) is L less a number a row: (H, N, 1)."""
     L = synthesizer.scores(tokens(), torch.arange(N)[None], None, N)[0]
     return L.logsumexp(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "averages"),
+    [
+        ("linear", {"feature_map": "relu"}, False),
+        ("linear", {"feature_map": "taylor_2"}, True),
+        ("causal_linear", {"feature_map": "relu_squared"}, False),
+        ("efficient", {"normalisation": "scaling"}, False),
+        ("gau", {"normalisation": "softmax"}, True),
+        ("gau", {"normalisation": "length"}, False),
+        ("causal_gau", {"normalisation": "softmax_plus"}, True),
+    ],
+)
+@torch.no_grad()
+def test_an_option_that_changes_what_weights_sum_to_says_so(name: str, options: dict, averages: bool) -> None:
+    torch.manual_seed(0)
+    layer = LAYERS[name](D, H, bias=True, **options).double()
+    sums = attention_matrix(layer, tokens()).sum(-1)
+    assert layer.capabilities.averages is averages
+    assert bool((sums - 1).abs().max() <= WITH_EPS) is averages
+    assert LAYERS[name](D, H).capabilities == LAYERS[name].capabilities

@@ -138,3 +138,12 @@ def test_too_long_inputs_and_options_that_make_no_pattern_are_refused() -> None:
         BigBirdAttention(8, 2, block=0)
     with pytest.raises(ValueError, match="n_random=-1 must be at least 0"):
         BigBirdAttention(8, 2, n_random=-1)
+
+
+@torch.no_grad()
+def test_without_random_blocks_it_is_a_window_with_both_ends() -> None:
+    layer = BigBirdAttention(8, 2, block=BLOCK, n_random=0).double()
+    x = torch.randn(2, 30, 8, dtype=torch.float64)
+    q, k, v = (split_heads(to(x), 2) for to in (layer.to_q, layer.to_k, layer.to_v))
+    seen = pattern(torch.empty(2, 8, 0, dtype=torch.int64), 30)
+    assert (layer(x) - layer.to_out(merge_heads(dense(q, k, v, seen)))).abs().max() <= EXACT

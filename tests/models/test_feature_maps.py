@@ -126,3 +126,14 @@ def test_a_direction_of_nothing_is_no_number_less() -> None:
 def test_an_unknown_map_is_refused_with_the_known_ones(kind: str) -> None:
     with pytest.raises(ValueError, match="feature_map='softmax' is not one of elu, relu, relu_squared, exp, taylor_1, taylor_2"):
         LAYERS[kind](D, H, feature_map="softmax")
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
+def test_elu_keeps_its_digits_where_it_is_small(dtype: torch.dtype, tolerance: float) -> None:
+    """e^x - 1 + 1 would be 0 from x = -18 on in float32, and from -7 on in bfloat16."""
+    x = torch.arange(-80, 8, dtype=torch.float32).to(dtype).requires_grad_()
+    y = map_named("elu")(x)
+    exact = torch.where(x > 0, x.detach().double() + 1, x.detach().double().exp())
+    assert ((y.double() - exact) / exact).abs().max() <= tolerance
+    y.sum().backward()
+    assert ((x.grad.double() - torch.where(x > 0, 1.0, exact)) / exact).abs().max() <= tolerance

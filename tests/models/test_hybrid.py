@@ -104,6 +104,32 @@ def test_gradients() -> None:
     assert torch.autograd.gradcheck(lambda *qkv: attend_hybrid(*qkv, phi_q, phi_k, block=1, key_mask=some_keys(5)), given)
 
 
+@pytest.mark.parametrize("sigma", [1, 4, 5, 10])
+@pytest.mark.parametrize("block", [0, C])
+@torch.no_grad()
+def test_the_positive_map_does_not_underflow(sigma: float, block: int) -> None:
+    """exp(-|x'|² / 2) of q and of k is 0 in float32 from 5 sigma on, at heads of 32; the weights are not."""
+    generator = torch.Generator().manual_seed(0)
+    qkv = [sigma * torch.randn(2, 2, 40, 32, generator=generator) for _ in range(3)]
+    maps = [LearnedMap("positive", 2, 32, seed=seed) for seed in range(2)]
+    mask = torch.arange(40) < torch.tensor([[40], [23]])
+    o = attend_hybrid(*qkv, *maps, block=block, key_mask=mask)
+    exact = attend_hybrid(*(x.double() for x in qkv), *(phi.double() for phi in maps), block=block, key_mask=mask)
+    assert exact.abs().amax() > sigma / 10
+    assert (o - exact).abs().max() <= 1e-5 * sigma * exact.abs().max()
+
+
+@pytest.mark.parametrize("kind", MAPS)
+@pytest.mark.parametrize("block", [0, 2])
+def test_a_row_without_keys_has_zero_and_finite_gradients(kind: str, block: int) -> None:
+    q, k, v = (x.float().requires_grad_() for x in heads(9))
+    maps = [LearnedMap(kind, 2, 4) for _ in range(2)]
+    o = attend_hybrid(q, k, v, *maps, block=block, key_mask=torch.arange(9) < torch.tensor([[9], [0]]))
+    o.sum().backward()
+    assert not o[1].any()
+    assert all(x.grad.isfinite().all() for x in (q, k, v, *(p for phi in maps for p in phi.parameters())))
+
+
 # The maps
 
 
