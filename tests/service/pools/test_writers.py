@@ -17,8 +17,9 @@ from service.pools.client import PoolGenerator
 from service.pools.host import Host
 from service.pools.replicas import ReplicaLost, Replicas
 from service.settings import Settings
-from service.writing.engine import WritingEngine, WritingLimits
+from service.writing.engine import WritingEngine
 from service.writing.model import WritingModel
+from service.writing.waiting import WritingLimits
 from tests.encoder_decoders import random_encoder_decoder
 from tests.service.fakes import PATIENCE_S, until
 from tests.service.pools.test_client import Mortal
@@ -32,7 +33,7 @@ class Replica(Catalog):
     def __init__(self, bundle: Path, **limits: int) -> None:
         super().__init__(Settings(bundles=(bundle,), threads=1, stream_interval_s=0))
         self.session = TorchSession(random_encoder_decoder())
-        self._limits = WritingLimits(**limits)
+        self._limits = WritingLimits(max_wait_s=PATIENCE_S, **limits)
 
     def open_writer(self, model: WritingModel) -> Generating:
         return WritingEngine(self.session, model.vocabulary, limits=self._limits, metrics=model.metrics)
