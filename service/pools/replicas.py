@@ -30,6 +30,8 @@ Key = tuple[str, str]  # a model's name and its bundle's fingerprint
 class ReplicaLost(NotReady):
     """The replica that had the request is gone or silent."""
 
+    elsewhere = True
+
 
 class Pool(Protocol):
     """Replicas of one kind. `service/deployment/split.py` has Ray behind it."""

@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from service.call import Call
+from service.dialects.runs import Runs
 from service.errors import NotReady
 from service.generation.run import Run
 from service.pools import replicas as module
@@ -33,7 +35,7 @@ class Freezing(Loopback):
     def __init__(self, host: Host, names: tuple[str, ...] = ("one", "other")) -> None:
         super().__init__(host, names)
         self.asked: Counter[tuple[str, str]] = Counter()
-        self._running = {name: asyncio.Event() for name in names}
+        self._running: dict[str, asyncio.Event] = {}
         for name in names:
             self.thaw(name)
 
@@ -41,7 +43,7 @@ class Freezing(Loopback):
         self._running[name].clear()
 
     def thaw(self, name: str) -> None:
-        self._running[name].set()
+        self._running.setdefault(name, asyncio.Event()).set()
 
     async def call(self, replica: str, method: str, *arguments: Any) -> Any:
         self.asked[replica, method] += 1
@@ -107,6 +109,11 @@ async def read(run: Run) -> str:
     return "".join([delta.text async for delta in run])
 
 
+async def to_the_end(runs: Runs) -> None:
+    while not runs.done:
+        await runs.take()
+
+
 async def test_what_a_silent_encoder_was_asked_for_is_asked_of_another(tmp_path: Path) -> None:
     async with encoding(tmp_path) as (gateway, pool):
         pool.freeze("one")
@@ -136,7 +143,6 @@ async def test_while_all_are_silent_requests_are_refused_at_once(tmp_path: Path)
         assert refused.value.retry_after_s >= 1
         assert pool.asked["one", "encode"] == asked["one", "encode"]
         pool.names = ("third",)  # which has taken their place
-        pool._running["third"] = asyncio.Event()
         pool.thaw("third")
         assert await ask(gateway, "dog") is not None, "a replica that has just come is asked without waiting for its heartbeat"
 
@@ -163,6 +169,24 @@ async def test_what_a_silent_generator_had_not_accepted_is_asked_of_another() ->
             (run,) = await engine.open([REQUEST], "session")
             assert await read(run) == "Once "
         assert pool.asked["one", "generate"] == pool.asked["other", "generate"] == 1
+
+
+async def test_a_text_that_is_wanted_as_a_whole_is_begun_anew_and_one_that_is_streamed_is_not() -> None:
+    async with generating() as (engine, pool, model, _):
+        model.engine.hold(after=2)
+        served = SimpleNamespace(name="wordy", engine=engine)
+        whole, streamed = [await Runs.submit(served, [REQUEST], Call("a", 0.0), n=1, prompt_field="prompt") for _ in range(2)]  # type: ignore[arg-type]
+        both = asyncio.create_task(whole.all())
+        async with asyncio.timeout(PATIENCE_S):
+            assert await streamed.take()
+            for name in [name for name in pool.names if pool.asked[name, "generate"]]:
+                pool.freeze(name)
+            with pytest.raises(ReplicaLost):
+                await to_the_end(streamed)
+            model.engine.release()
+            (delta,) = await both
+        assert delta.text == "Once "
+        assert sum(pool.asked[name, "generate"] for name in pool.names) == 3
 
 
 async def test_a_gateway_that_stood_still_itself_calls_no_replica_silent() -> None:
