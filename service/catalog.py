@@ -30,10 +30,11 @@ from service.runtime import CUDA, Array, OnnxSession, Session
 from service.selftest import SelfTest, check_golden, measure_rate
 from service.settings import Settings, changed
 from service.tokenization import Cut, Cutting, Encoded, Input, TextEncoder, size_of
-from service.writing.engine import WritingEngine, WritingLimits
+from service.writing.engine import WritingEngine
 from service.writing.model import WritingModel
 from service.writing.selftest import check_golden as check_writer
 from service.writing.session import OnnxWritingSession
+from service.writing.waiting import WritingLimits
 
 if TYPE_CHECKING:
     from service.tracing import Tracer
@@ -371,7 +372,9 @@ class Catalog:
         """The engine of an encoder-decoder, tested."""
         session = OnnxWritingSession(model.bundle, model.manifest, threads=self.budget.runtime_threads, provider=self.settings.provider)
         check_writer(model.bundle, session)
-        limits = WritingLimits(rows=max(self.settings.slots, 8))
+        limits = WritingLimits(
+            rows=max(self.settings.slots, 8), max_wait_s=self.settings.max_wait_s, max_bulk_wait_s=self.settings.max_bulk_wait_s
+        )
         return WritingEngine(session, model.vocabulary, limits=limits, metrics=model.metrics, tracer=self.tracer)
 
     async def attention(self, model: Served, ids: Sequence[int], layers: Sequence[int], deadline: float) -> list[Array]:

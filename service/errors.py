@@ -119,6 +119,7 @@ class NotReady(ServiceError):
 
     status = 503
     code = "not_ready"
+    elsewhere = False  # whether the same request may be answered at once by another replica
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)

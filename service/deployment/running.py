@@ -24,6 +24,7 @@ from urllib.request import urlopen
 
 from service import haproxy
 from service.errors import CANNOT_START
+from service.pools.limits import MESSAGE_BYTES
 from service.ports import free_ports
 from service.settings import Settings
 
@@ -45,8 +46,11 @@ CLUSTER_FLAGS = {
     # A gateway that is gone before the first byte of its answer: HAProxy asks another, if it has all of the
     # request (deploy/faults.md). No route has effects, so twice is as good as once.
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
-    # Rows of a large request, in bytes; `service/pools/client.py` bounds what is asked for at a time.
-    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": 256 * 1024 * 1024,
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": MESSAGE_BYTES,
+    # A replica that fails its checks cannot finish what it has; Serve would give it the time of the longest stream for that. And Ray
+    # would wait 5 s for an answer of a process that is to be killed.
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": 1,
+    "RAY_kill_worker_timeout_milliseconds": 500,
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": 2,
     "RAY_USAGE_STATS_ENABLED": 0,
     "MALLOC_ARENA_MAX": 2,  # threads of a process share their heaps: less memory in each of Ray's processes

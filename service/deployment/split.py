@@ -1,7 +1,7 @@
 """Profile `split`: gateways take requests, and pools of replicas compute. Only gateways know HTTP, only replicas have sessions.
 
-Encoders get the next request by the power of two choices, generators by a consistent hash of the request's session, so that what a session
-left behind is where its next request comes. Calls go by value over gRPC; see `service/pools/` for what they carry.
+A gateway chooses the replica of each call (`service/pools/replicas.py`) and Serve's router sends it there (`routing.py`). Calls go by value
+over gRPC; see `service/pools/` for what they carry.
 """
 
 import asyncio
@@ -21,54 +21,62 @@ from service.budget import available_cpus, share_out
 from service.catalog import ENCODER_KINDS, Catalog
 from service.deployment.gpus import replica_gpus
 from service.deployment.ingress import WarmIngress
+from service.deployment.routing import NAMES, ByName, NotThere
 from service.deployment.scaling import LOAD, ByLoad
-from service.errors import CANNOT_START
+from service.errors import CANNOT_START, NeverFits
 from service.logs import to_file
 from service.mirror import Mirror
 from service.pools.catalog import GatewayCatalog
-from service.pools.client import ReplicaLost
 from service.pools.host import Host
+from service.pools.limits import MESSAGE_BYTES
+from service.pools.replicas import ReplicaLost
 from service.settings import Settings, SettingsError, freeze, live, load
 
 APPLICATION = "attnserve"
 # At these loads of its replicas a pool is as large as it should be: half a second of queued tokens, seven slots in ten.
 _ENCODER_LOAD, _GENERATOR_LOAD = 0.5, 0.7
-_ROUTER = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+_ROUTER = f"{ByName.__module__}.{ByName.__name__}"
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 class HandlePool:
-    """A `service.pools.client.Pool`: the replicas behind a Serve handle."""
+    """A `service.pools.replicas.Pool`: the replicas behind a Serve handle."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
+        self._deployment = handle.deployment_name
         self._unary: Any = handle.options(_by_reference=False, request_serialization="pickle", response_serialization="pickle")
         self._streaming: Any = self._unary.options(stream=True)
 
-    async def call(self, method: str, *arguments: Any) -> Any:
-        response = getattr(self._unary, method).remote(*arguments)
+    def replicas(self) -> tuple[str, ...]:
+        return NAMES.get(self._deployment, ())
+
+    async def call(self, replica: str, method: str, *arguments: Any) -> Any:
+        response = self._unary.options(method_name=method, session_id=replica).remote(*arguments)
         try:
             return await response
         except asyncio.CancelledError:
             response.cancel()
             raise
-        except (RayActorError, grpc.aio.AioRpcError) as error:
-            raise _lost(error) from None
+        except (NotThere, RayActorError, grpc.aio.AioRpcError) as error:
+            raise _said(error) from None
 
-    async def stream(self, method: str, *arguments: Any, key: str) -> AsyncGenerator[Any, None]:
-        response = self._streaming.options(method_name=method, session_id=key).remote(*arguments)
+    async def stream(self, replica: str, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
+        response = self._streaming.options(method_name=method, session_id=replica).remote(*arguments)
         try:
             async for message in response:
                 yield message
-        except (RayActorError, grpc.aio.AioRpcError) as error:
-            raise _lost(error) from None
+        except (NotThere, RayActorError, grpc.aio.AioRpcError) as error:
+            raise _said(error) from None
         finally:
             response.cancel()
 
 
-def _lost(error: RayActorError | grpc.aio.AioRpcError) -> Exception:
-    """ReplicaLost where that is what the error means."""
-    if isinstance(error, RayActorError) or error.code() in _LOST:
+def _said(error: NotThere | RayActorError | grpc.aio.AioRpcError) -> Exception:
+    """What a call failed with, in our terms."""
+    if not isinstance(error, grpc.aio.AioRpcError) or error.code() in _LOST:
         return ReplicaLost("the replica that worked on the request is gone: send the request again")
+    if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return NeverFits(f"the request or its answer has more than the {MESSAGE_BYTES} bytes of a message to a replica: send it in parts")
     return RuntimeError(f"a call to a replica failed: {error}")
 
 
@@ -162,8 +170,7 @@ def build(settings: Settings, log_file: Path | None, *, own_keys: bool = False) 
     if generators:
         options = _pool(settings, settings.generators, settings.max_generators, _GENERATOR_LOAD)
         frozen = freeze(computing.model_copy(update={"bundles": generators}))
-        router = {"request_router_class": _ROUTER, "request_router_kwargs": {"num_fallback_replicas": 1}}
-        pools[1] = Replica.options(name="generator", request_router_config=router, **options).bind(frozen, path)  # type: ignore[attr-defined]
+        pools[1] = Replica.options(name="generator", **options).bind(frozen, path)  # type: ignore[attr-defined]
     gateway = Gateway.options(  # type: ignore[attr-defined]
         name="gateway", num_replicas=settings.gateways, ray_actor_options={"num_cpus": 1}, **_common(settings)
     )
@@ -189,14 +196,20 @@ def _common(settings: Settings) -> dict[str, Any]:
         "user_config": live(settings),
         "graceful_shutdown_wait_loop_s": 0.1,
         "graceful_shutdown_timeout_s": settings.request_timeout_s + 5,  # no stream is longer
-        "health_check_period_s": 5,
-        "health_check_timeout_s": 10,
+        # Three checks that fail in a row end a replica: one that is silent is replaced seven seconds after its last answer, a little after
+        # gateways have given it up (`SILENCE_S`). No request keeps an event loop busy for a fraction of that.
+        "health_check_period_s": 1,
+        "health_check_timeout_s": 2,
         "logging_config": {"encoding": "JSON", "enable_access_log": False, "log_level": "WARNING"},
     }
 
 
 def _pool(settings: Settings, least: int, most: int | None, target: float) -> dict[str, Any]:
-    options = {**_common(settings), "ray_actor_options": {"num_cpus": threads(settings), "num_gpus": replica_gpus(settings)}}
+    options = {
+        **_common(settings),
+        "ray_actor_options": {"num_cpus": threads(settings), "num_gpus": replica_gpus(settings)},
+        "request_router_config": {"request_router_class": _ROUTER},
+    }
     if most is None:
         return {**options, "num_replicas": least}
     scaling = {

@@ -1,7 +1,7 @@
 """The runs of one request, read together: n choices for each of its prompts. The first error ends all of them."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -11,7 +11,7 @@ from export import contract
 from service.alarm import Alarm
 from service.call import Call
 from service.chat_template import ChatTemplate
-from service.errors import ServiceError
+from service.errors import NotReady, ServiceError
 from service.generation.request import Attention, Delta, GenerationRequest, TokenLogprob, Usage
 from service.generation.run import join
 from service.generation.text import Vocabulary
@@ -69,24 +69,34 @@ class Runs:
         call.model = model.name
         if call.traceparent is not None:
             requests = [replace(request, traceparent=call.traceparent) for request in requests]
+
+        async def opened() -> Sequence[Run]:
+            return await model.engine.open(requests, call.session)
+
         try:
-            runs = await model.engine.open(requests, call.session)
+            runs = await opened()
         except ServiceError as error:
             if error.param == "prompt":
                 error.param = prompt_field
             elif error.param == "grammar" and (grammar := requests[0].grammar) is not None:  # which all of them share
                 error.param = grammar.param
             raise
-        return cls(runs, call, n=n)
+        made = cls(runs, call, n=n)
+        made._open_again = opened
+        return made
 
     def __init__(self, runs: Sequence[Run], call: Call, *, n: int) -> None:
         """Of runs that were queued. See `submit`."""
-        self.runs = runs
         self._call = call
         self._n = n
+        self._loop = asyncio.get_running_loop()
+        self._open_again: Callable[[], Awaitable[Sequence[Run]]] | None = None
+        self._listen_to(runs)
+
+    def _listen_to(self, runs: Sequence[Run]) -> None:
+        self.runs = runs
         self._left = len(runs)  # runs that have not ended, or whose end was not taken
         self._error: Exception | None = None
-        self._loop = asyncio.get_running_loop()
         self._waiter: asyncio.Future[None] | None = None
         self._there = self._ending = False  # something to take, and an end among it
         self._not_before = 0.0  # when what has come may be taken, unless it is an end
@@ -115,15 +125,25 @@ class Runs:
         return taken
 
     async def all(self) -> list[Delta]:
-        """Every run to its end, as one delta each."""
+        """Every run to its end, as one delta each. Where the replica that had them is lost, they are begun anew in another: once, since the
+        request itself may be what ended it."""
         try:
-            made: list[list[Delta]] = [[] for _ in self.runs]
-            while not self.done:
-                for index, delta in await self.take(interval_s=_UNHURRIED_S):
-                    made[index].append(delta)
-            return [join(deltas) for deltas in made]
+            try:
+                return await self._whole()
+            except NotReady as error:
+                if not error.elsewhere or self._open_again is None:
+                    raise
+                self._listen_to(await self._open_again())
+                return await self._whole()
         finally:
             self.close()
+
+    async def _whole(self) -> list[Delta]:
+        made: list[list[Delta]] = [[] for _ in self.runs]
+        while not self.done:
+            for index, delta in await self.take(interval_s=_UNHURRIED_S):
+                made[index].append(delta)
+        return [join(deltas) for deltas in made]
 
     def close(self) -> None:
         """Cancel what still runs. What was counted until now is the request's account."""

@@ -48,6 +48,7 @@ async def complete(
             skip_special_tokens=body.skip_special_tokens,
             lane=Lane.INTERACTIVE if call.lane is None else call.lane,
             deadline=call.deadline,
+            client=call.client,
         )
         for prompt in prompts
     ]

@@ -8,7 +8,8 @@ from export import contract
 from service.catalog import Catalog, Model, Opened, Served
 from service.generation.model import Generating, GeneratorModel
 from service.metrics import Metrics
-from service.pools.client import Pool, PoolClient, PoolEncoder, PoolGenerator, ask_attention, limits_of, selftest_of
+from service.pools.client import PoolEncoder, PoolGenerator, ask_attention, limits_of, row_bytes, selftest_of
+from service.pools.replicas import Pool, Replicas
 from service.runtime import Array
 from service.settings import Settings
 from service.writing.model import WritingModel
@@ -23,27 +24,27 @@ class GatewayCatalog(Catalog):
     def __init__(self, settings: Settings, *, encoders: Pool | None, generators: Pool | None, metrics: Metrics | None = None) -> None:
         """A pool may be left out where there is no bundle of its kind."""
         super().__init__(settings, metrics)
-        self._encoders = None if encoders is None else PoolClient(encoders)
-        self._generators = None if generators is None else PoolClient(generators)
-        self._clients = [client for client in (self._encoders, self._generators) if client is not None]
+        self._encoders = None if encoders is None else Replicas(encoders)
+        self._generators = None if generators is None else Replicas(generators)
+        self._pools = [pool for pool in (self._encoders, self._generators) if pool is not None]
 
     async def connect(self) -> None:
         """Wait until every pool has a replica that answers and serves the gateway's own bundles: while these are exchanged, gateways and
         replicas are replaced side by side, and the first that answers may be an older one. BundleError when that takes too long."""
-        await asyncio.gather(*(client.connect() for client in self._clients))
+        await asyncio.gather(*(pool.connect() for pool in self._pools))
         deadline = time.monotonic() + _EXCHANGE_S
         while (missing := await asyncio.to_thread(self._missing)) and time.monotonic() < deadline:
             self.failure = missing  # of no lasting kind: it says why this gateway is not ready yet
             await asyncio.sleep(_AGAIN_S)
-            for client in self._clients:
-                await client.describe()
+            for pool in self._pools:
+                await pool.describe()
         if missing:
             raise contract.BundleError(missing)
         self.failure = None
 
     def _missing(self) -> str | None:
         """What the replicas that have answered do not serve, in a sentence."""
-        served = {name: model for client in self._clients for name, model in client.described.items()}
+        served = {name: model for pool in self._pools for name, model in pool.described.items()}
         for bundle in self.settings.bundles:
             manifest = contract.read_manifest(bundle)
             fingerprint = served.get(manifest.name, {}).get("fingerprint")
@@ -55,14 +56,14 @@ class GatewayCatalog(Catalog):
         return None
 
     async def stop(self) -> None:
-        for client in self._clients:
-            await client.stop()
+        for pool in self._pools:
+            await pool.stop()
         await super().stop()
 
     def open_encoder(self, model: Model) -> Opened:
         assert self._encoders is not None
         described = self._encoders.described[model.name]
-        engine = PoolEncoder(self._encoders, model.name, model.manifest.fingerprint, limits_of(described))
+        engine = PoolEncoder(self._encoders, model.name, model.manifest.fingerprint, limits_of(described), row_bytes(model.manifest))
         return Opened(engine, described["provider"], selftest_of(described))
 
     def open_generator(self, model: GeneratorModel | WritingModel) -> Generating:
@@ -72,6 +73,6 @@ class GatewayCatalog(Catalog):
     open_writer = open_generator
 
     async def attention(self, model: Served, ids: Sequence[int], layers: Sequence[int], deadline: float) -> list[Array]:
-        client = self._encoders if isinstance(model, Model) else self._generators
-        assert client is not None
-        return await ask_attention(client, (model.name, model.manifest.fingerprint), ids, layers, deadline)
+        pool = self._encoders if isinstance(model, Model) else self._generators
+        assert pool is not None
+        return await ask_attention(pool, (model.name, model.manifest.fingerprint), ids, layers, deadline)

@@ -1,16 +1,19 @@
 """A gateway's end: engines that stand where local ones would, and have their work done by a pool of replicas.
 
-What is lost with a replica before it was accepted is asked for once more, elsewhere; encodes also after that, since asking twice changes
-nothing. A generation that was accepted ends with an error.
+What a lost replica had not accepted is asked for once more, elsewhere; encodes also after that, since asking twice changes nothing. Not
+more often, since the request itself may be what ends replicas. A generation that was accepted ends with an error.
 """
 
 import asyncio
 import contextlib
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
+from export import contract
 from service.admission import EngineLimits
 from service.batching import Lane, Spent
 from service.engine import NO_DEADLINE
@@ -18,6 +21,8 @@ from service.errors import DeadlineExceeded, NeverFits, NotReady, QueueTooLong, 
 from service.generation.request import GenerationRequest, Usage
 from service.generation.run import Run
 from service.pools import wire
+from service.pools.limits import PART_BYTES
+from service.pools.replicas import Replica, ReplicaLost, Replicas
 from service.runtime import Array
 from service.selftest import SelfTest
 from service.tokenization import Encoded
@@ -25,95 +30,19 @@ from service.writing.request import WritingRequest
 
 log = logging.getLogger("attnserve")
 
-_HEARTBEAT_S, _SILENCE_S = 1.0, 10.0  # between two questions to a pool; how long it may leave them unanswered
 _PART_INPUTS, _PART_TOKENS = 64, 8192  # of what one replica is asked at a time: a bulk request is spread over the pool
 _REFUSING_S = 0.05  # a refusal of one replica holds for the pool so long: less than what is queued there by then
 _ADMISSION_S = 30.0  # to be accepted by a replica, a grammar's compilation included
 
 
-class ReplicaLost(NotReady):
-    """The replica that had the request is gone."""
-
-
-class Pool(Protocol):
-    """Replicas, any of which may answer. `split.py` has Ray behind it."""
-
-    async def call(self, method: str, *arguments: Any) -> Any:
-        """The answer of the replica with the least to do. Ends with its caller. Raises ReplicaLost."""
-        ...
-
-    def stream(self, method: str, *arguments: Any, key: str) -> AsyncGenerator[Any, None]:
-        """The messages of the replica that `key` belongs to. Closing ends the work there. Raises ReplicaLost."""
-        ...
-
-
-class PoolClient:
-    """A pool, its models as it describes them, and whether it answers."""
-
-    def __init__(self, pool: Pool) -> None:
-        self.pool = pool
-        self.described: Mapping[str, dict[str, Any]] = {}
-        self._healthy: dict[str, bool] = {}
-        self._heard = -_SILENCE_S
-        self._beating: asyncio.Task[None] | None = None
-
-    async def connect(self) -> None:
-        """Wait until a replica answers, then keep asking."""
-        while not self.described:
-            await self.describe()
-        self._beating = asyncio.create_task(self._beat())
-
-    async def describe(self) -> None:
-        """Learn from one of the replicas what it serves, and whether that is healthy."""
-        with contextlib.suppress(ReplicaLost):
-            self.described = await self.pool.call("describe")
-            await self.ask()
-
-    async def stop(self) -> None:
-        if self._beating is not None:
-            self._beating.cancel()
-
-    async def ask(self) -> None:
-        """Whether its models are healthy; silence is remembered as such."""
-        with contextlib.suppress(ReplicaLost, TimeoutError):
-            async with asyncio.timeout(_SILENCE_S):
-                self._healthy = await self.pool.call("healthy")
-                self._heard = time.monotonic()
-
-    def doubt(self, model: str) -> None:
-        """One of its runs has failed: not healthy until it says that it is."""
-        self._healthy[model] = False
-
-    def healthy(self, model: str) -> bool:
-        return self.answering and self._healthy.get(model, False)
-
-    @property
-    def answering(self) -> bool:
-        return time.monotonic() - self._heard < _SILENCE_S
-
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(_HEARTBEAT_S)
-            try:
-                await self.ask()
-            except Exception:  # of the way there: silence, whose reason the log has
-                log.exception("a pool of replicas could not be asked")
-
-    def check(self) -> None:
-        """NotReady where waiting for the pool is of no use."""
-        if not self.answering:
-            raise NotReady(f"no replica has answered for {_SILENCE_S:g} s; they are being replaced")
-
-
 _Take = Callable[[int, Array | ServiceError], None]
-_Ask = Callable[[tuple[Any, ...], _Take], Awaitable[tuple[Any, ...]]]
 
 
 class _PoolEngine:
     """What engines of both kinds have in common here."""
 
-    def __init__(self, client: PoolClient, name: str, fingerprint: str) -> None:
-        self._client = client
+    def __init__(self, replicas: Replicas, name: str, fingerprint: str) -> None:
+        self._replicas = replicas
         self._name = name
         self._key = (name, fingerprint)
 
@@ -125,7 +54,7 @@ class _PoolEngine:
 
     @property
     def healthy(self) -> bool:
-        return self._client.healthy(self._name)
+        return self._replicas.healthy(self._key)
 
     @property
     def alive(self) -> bool:
@@ -143,9 +72,13 @@ class _PoolEngine:
 class PoolEncoder(_PoolEngine):
     """An `EncoderEngine` elsewhere."""
 
-    def __init__(self, client: PoolClient, name: str, fingerprint: str, limits: EngineLimits) -> None:
-        super().__init__(client, name, fingerprint)
+    def __init__(
+        self, replicas: Replicas, name: str, fingerprint: str, limits: EngineLimits, row_bytes: Mapping[str, tuple[int, int]]
+    ) -> None:
+        """`row_bytes`: by output, the bytes of a row that are always there, and those that each token of its input adds."""
+        super().__init__(replicas, name, fingerprint)
         self.limits = limits  # of one replica
+        self._row_bytes = row_bytes
         self._refused: dict[Lane, tuple[float, QueueTooLong]] = {}  # when a replica last did, and its words
 
     def check(self, lane: Lane) -> None:
@@ -168,32 +101,46 @@ class PoolEncoder(_PoolEngine):
         traceparent: str | None = None,
     ) -> list[Array | ServiceError]:
         """As `EncoderEngine.run`. Rows arrive part by part."""
-        self._client.check()
+        self._replicas.check()
         tokens, limit = sum(len(each.ids) for each in inputs), self.limits.max_queue_tokens
         if tokens > limit:
             raise NeverFits(f"the request has {tokens} tokens and the queue holds {limit}: send it in parts")
         rows: list[Array | ServiceError] = [NotReady("not computed")] * len(inputs)
 
-        async def part(first: int, last: int) -> None:
-            packed = wire.pack_inputs(inputs[first:last])
-            arguments = (self._key, packed, output, int(lane), wire.seconds_left(deadline), use_cache, traceparent)
-            missing = set(range(first, last))
+        async def compute(part: _Part) -> None:
+            packed = wire.pack_inputs(inputs[part.first : part.last])
+            missing = set(range(part.first, part.last))
 
             def take(at: int, row: Array | ServiceError) -> None:
-                if first + at in missing:  # else it had come before its replica was lost
-                    missing.remove(first + at)
-                    rows[first + at] = row
+                if part.first + at in missing:  # else it had come before its replica was lost
+                    missing.remove(part.first + at)
+                    rows[part.first + at] = row
                     if on_result:
-                        on_result(first + at, row)
+                        on_result(part.first + at, row)
 
-            queue_s, inference_s = await self._asked(self._by_row if on_result else self._at_once, arguments, take, deadline)
+            ask = self._by_row if on_result or part.size_bytes > PART_BYTES else self._at_once
+            for again in (True, False):
+                replica = self._replicas.least(self._key)
+                options = wire.pack_options(output=output, lane=lane, deadline=deadline, use_cache=use_cache, traceparent=traceparent)
+                try:
+                    async with replica.asked(deadline, part.tokens):
+                        kind, *content = await ask(replica, packed, options, take)
+                    break
+                except ReplicaLost:
+                    if not again:
+                        raise
+            if kind == "refused":
+                raise wire.unpack_error(content[0])
+            last_rows, queue_s, inference_s = content
+            for at, row in enumerate(wire.unpack_rows(last_rows)):
+                self._received(replica, at, row, take)
             if spent is not None:
                 spent.queue_s += queue_s
                 spent.inference_s += inference_s
 
-        parts, answered = _parts(inputs), False
+        parts, answered = self._parts(inputs, output), False
         while parts:
-            refusals = await _all([_refusal(part(*each)) for each in parts])
+            refusals = await _all([_refusal(compute(each)) for each in parts])
             parts, before = [each for each, refusal in zip(parts, refusals, strict=True) if refusal], len(parts)
             answered |= len(parts) < before
             if len(parts) == before:
@@ -206,44 +153,60 @@ class PoolEncoder(_PoolEngine):
 
     async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None:
         """Ask the pool anew."""
-        await self._client.ask()
+        await self._replicas.ask()
 
-    async def _asked(self, ask: "_Ask", arguments: tuple[Any, ...], take: "_Take", deadline: float) -> tuple[float, float]:
-        """Have a replica compute, another if that one is lost; seconds queued and computed."""
-        for again in (True, False):
-            try:
-                async with asyncio.timeout(None if deadline == NO_DEADLINE else max(wire.seconds_left(deadline), 0)):
-                    kind, *content = await ask(arguments, take)
-                break
-            except ReplicaLost:
-                if not again:
-                    raise
-            except TimeoutError:
-                raise DeadlineExceeded("the request's deadline passed before its answer was there") from None
-        if kind == "refused":
-            raise wire.unpack_error(content[0])
-        rows, queue_s, inference_s = content
-        for at, row in enumerate(wire.unpack_rows(rows)):
-            self._received(at, row, take)
-        return queue_s, inference_s
-
-    async def _at_once(self, arguments: tuple[Any, ...], take: "_Take") -> tuple[Any, ...]:
-        answer: tuple[Any, ...] = await self._client.pool.call("encode", *arguments)
+    async def _at_once(self, replica: Replica, packed: Any, options: dict[str, Any], take: "_Take") -> tuple[Any, ...]:
+        answer: tuple[Any, ...] = await self._replicas.pool.call(replica.name, "encode", self._key, packed, options)
         return answer
 
-    async def _by_row(self, arguments: tuple[Any, ...], take: "_Take") -> tuple[Any, ...]:
-        async with contextlib.aclosing(self._client.pool.stream("encode_by_row", *arguments, key="")) as messages:
-            async for message in messages:
-                if message[0] != "rows":
-                    return tuple(message)
-                for at, row in message[1]:
-                    self._received(at, wire.unpack_rows([row])[0], take)
+    async def _by_row(self, replica: Replica, packed: Any, options: dict[str, Any], take: "_Take") -> tuple[Any, ...]:
+        pieces = wire.Pieces()
+        async with contextlib.aclosing(self._replicas.pool.stream(replica.name, "encode_by_row", self._key, packed, options)) as messages:
+            async for kind, *content in messages:
+                if kind == "rows":
+                    for at, row in content[0]:
+                        self._received(replica, at, wire.unpack_rows([row])[0], take)
+                elif kind == "piece":
+                    at = content[0]
+                    if (whole := pieces.join(*content)) is not None:
+                        self._received(replica, at, whole, take)
+                else:
+                    return kind, *content
         raise ReplicaLost("the replica ended before its rows were complete: send the request again")
 
-    def _received(self, at: int, row: Array | ServiceError, take: "_Take") -> None:
+    def _received(self, replica: Replica, at: int, row: Array | ServiceError, take: "_Take") -> None:
         if isinstance(row, RuntimeFailed):
-            self._client.doubt(self._name)
+            replica.doubt(self._key)
         take(at, row)
+
+    def _parts(self, inputs: Sequence[Encoded], output: str) -> list["_Part"]:
+        """The inputs in runs, each short enough for one call. A row that is itself larger than a message comes in pieces."""
+        fixed, by_token = self._row_bytes[output]
+        parts: list[_Part] = []
+        for at, each in enumerate(inputs):
+            tokens = len(each.ids)
+            size_bytes = fixed + by_token * tokens
+            last = parts[-1] if parts else None
+            if (
+                last is None
+                or at - last.first == _PART_INPUTS
+                or last.tokens + tokens > _PART_TOKENS
+                or last.size_bytes + size_bytes > PART_BYTES
+            ):
+                parts.append(_Part(at, at + 1, tokens, size_bytes))
+            else:
+                last.last, last.tokens, last.size_bytes = at + 1, last.tokens + tokens, last.size_bytes + size_bytes
+        return parts
+
+
+@dataclass(slots=True)
+class _Part:
+    """Inputs that one replica is asked for at a time: first and last + 1, their tokens, and the bytes of their rows."""
+
+    first: int
+    last: int
+    tokens: int
+    size_bytes: int
 
 
 class PoolGenerator(_PoolEngine):
@@ -252,50 +215,57 @@ class PoolGenerator(_PoolEngine):
     @property
     def provider(self) -> str:
         """As the replica that was asked has it; all are made alike, but `auto` may find a GPU on some nodes only."""
-        return str(self._client.described[self._name]["provider"])
+        return str(self._replicas.described[self._name]["provider"])
 
     async def open(self, requests: Sequence[GenerationRequest], key: str) -> list[Run]:
         """As `GeneratorEngine.open`: all runs of a request are one stream of one replica, that of `key`."""
-        self._client.check()
+        latest = time.monotonic() + _ADMISSION_S
+        deadline = min(latest, *(request.deadline for request in requests))
         for again in (True, False):
-            messages = self._client.pool.stream("generate", self._key, wire.pack_requests(requests), key, key=key)
+            replica = self._replicas.owner(key, self._key)
+            messages = self._replicas.pool.stream(replica.name, "generate", self._key, wire.pack_requests(requests), key)
             try:
-                async with asyncio.timeout(_ADMISSION_S):
+                async with replica.asked(deadline):
                     first = await anext(messages)
                 break
             except ReplicaLost:
                 if not again:
                     raise
-            except TimeoutError:
+            except DeadlineExceeded:
+                if deadline < latest:
+                    raise
                 raise NotReady(f"no replica took the request within {_ADMISSION_S:g} s") from None
         if first[0] == "failed":
             raise wire.unpack_error(first[1])
-        return _Stream(requests, messages).runs
+        return _Stream(requests, replica, messages).runs
 
     async def probe(self, deadline: float) -> None:
         """Ask the pool anew."""
-        await self._client.ask()
+        await self._replicas.ask()
 
 
 async def ask_attention(
-    client: PoolClient, key: tuple[str, str], ids: Sequence[int], layers: Sequence[int], deadline: float
+    replicas: Replicas, key: tuple[str, str], ids: Sequence[int], layers: Sequence[int], deadline: float
 ) -> list[Array]:
     """What layers attend to, from any replica. Raises what the replica does, DeadlineExceeded, ReplicaLost."""
-    client.check()
-    try:
-        async with asyncio.timeout(None if deadline == NO_DEADLINE else max(wire.seconds_left(deadline), 0)):
-            kind, content = await client.pool.call("attention", key, list(ids), list(layers), wire.seconds_left(deadline))
-    except TimeoutError:
-        raise DeadlineExceeded("the request's deadline passed before its answer was there") from None
-    if kind == "refused":
-        raise wire.unpack_error(content)
-    return list(content)
+    replica = replicas.least(key)
+    pieces, maps = wire.Pieces(), dict[int, Array]()
+    asked = replicas.pool.stream(replica.name, "attention", key, list(ids), list(layers), wire.seconds_left(deadline))
+    async with replica.asked(deadline, len(ids)), contextlib.aclosing(asked) as messages:
+        async for kind, *content in messages:
+            if kind == "refused":
+                raise wire.unpack_error(content[0])
+            if (whole := pieces.join(*content)) is not None:
+                maps[content[0]] = whole
+    if len(maps) < len(layers):
+        raise ReplicaLost("the replica ended before its answer was complete: send the request again")
+    return [maps[at] for at in range(len(layers))]
 
 
 class _Stream:
     """The runs of one request, filled from one stream of messages, which ends when all of them are left."""
 
-    def __init__(self, requests: Sequence[GenerationRequest], messages: AsyncGenerator[Any, None]) -> None:
+    def __init__(self, requests: Sequence[GenerationRequest], replica: Replica, messages: AsyncGenerator[Any, None]) -> None:
         now = time.monotonic()
         self.runs = [
             Run(request, Usage(len(request.prompt), submitted=now, started=now), self._leave)
@@ -303,6 +273,7 @@ class _Stream:
             for _ in range(request.n if isinstance(request, WritingRequest) else 1)
         ]
         self._wanted = len(self.runs)
+        self._replica = replica
         self._messages = messages
         self._following = asyncio.create_task(self._follow())
 
@@ -312,13 +283,19 @@ class _Stream:
             self._following.cancel()
 
     async def _follow(self) -> None:
+        weights = wire.Pieces()
         try:
-            async for kind, *content in self._messages:
-                if kind == "made":
-                    for made in content[0]:
-                        wire.unpack_made(made, self.runs)
-                elif kind == "failed":
-                    raise wire.unpack_error(content[0])
+            async with self._replica.asked(), contextlib.aclosing(self._messages) as messages:
+                async for kind, *content in messages:
+                    if kind == "made":
+                        for made in content[0]:
+                            wire.unpack_made(made, self.runs)
+                    elif kind == "prompt":
+                        wire.unpack_prompt_logprobs(self.runs, *content)
+                    elif kind == "attention":
+                        wire.unpack_attention(self.runs, weights, *content)
+                    elif kind == "failed":
+                        raise wire.unpack_error(content[0])
         except ServiceError as error:
             self._fail(error)
         except Exception:
@@ -329,19 +306,7 @@ class _Stream:
 
     def _fail(self, error: ServiceError) -> None:
         for run in self.runs:
-            run.fail(error)  # which does nothing to who has ended
-
-
-def _parts(inputs: Sequence[Encoded]) -> list[tuple[int, int]]:
-    """Runs of inputs, first and last + 1 of each."""
-    parts: list[tuple[int, int]] = []
-    first = tokens = 0
-    for at, each in enumerate(inputs):
-        if at > first and (at - first == _PART_INPUTS or tokens + len(each.ids) > _PART_TOKENS):
-            parts.append((first, at))
-            first, tokens = at, 0
-        tokens += len(each.ids)
-    return [*parts, (first, len(inputs))] if inputs else []
+            run.fail(error)  # which does nothing to a run that has ended
 
 
 async def _refusal(part: Awaitable[None]) -> QueueTooLong | None:
@@ -371,3 +336,13 @@ def selftest_of(described: Mapping[str, Any]) -> SelfTest:
 
 def limits_of(described: Mapping[str, Any]) -> EngineLimits:
     return EngineLimits(**described["limits"])
+
+
+def row_bytes(manifest: contract.Manifest) -> dict[str, tuple[int, int]]:
+    """Of each output of an encoder's graph, the bytes of a row that are always there, and those that each token of its input adds."""
+    sizes = {}
+    for output in manifest.graph.outputs:
+        axes = output.shape[1:]
+        size = 4 * math.prod(axis for axis in axes if isinstance(axis, int))  # float32
+        sizes[output.name] = (0, size) if any(isinstance(axis, str) for axis in axes) else (size, 0)
+    return sizes

@@ -7,14 +7,15 @@ from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import Any
 
-from service.batching import Lane, Spent
+from service.batching import Spent
 from service.call import Call
 from service.catalog import Catalog, Model, Served
 from service.dialects.runs import Runs
 from service.errors import NotReady, RuntimeFailed, ServiceError
 from service.pools import wire
+from service.pools.replicas import Key
 
-Key = tuple[str, str]  # a model's name and its bundle's fingerprint
+_PROBE_S = 0.5
 
 
 class Host:
@@ -22,6 +23,7 @@ class Host:
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
+        self._probing: dict[str, asyncio.Task[bool]] = {}
 
     async def start(self) -> None:
         """Load, test and time every bundle; raises what keeps one from it."""
@@ -32,46 +34,41 @@ class Host:
         """What a gateway tells of each model, in JSON's terms."""
         return {name: self._described(model) for name, model in self.catalog.models.items()}
 
-    async def healthy(self) -> dict[str, bool]:
-        """Of each model, whether it answers. One whose last run failed is asked for something short."""
-        return {name: await self.catalog.answers(model) for name, model in self.catalog.models.items()}
+    async def heartbeat(self) -> list[tuple[str, str, bool]]:
+        """Of each model its name, its bundle's fingerprint and whether it answers. One whose last run failed is asked for something short;
+        a heartbeat does not wait long for that, since a gateway takes a late one for silence."""
+        names = list(self.catalog.models)
+        for name in names:
+            if name not in self._probing or self._probing[name].done():
+                self._probing[name] = asyncio.create_task(self.catalog.answers(self.catalog.models[name]))
+        if names:
+            await asyncio.wait([self._probing[name] for name in names], timeout=_PROBE_S)
+        return [
+            (name, model.manifest.fingerprint, self._probing[name].done() and self._probing[name].result())
+            for name, model in self.catalog.models.items()
+        ]
 
-    async def encode(
-        self, key: Key, inputs: list[Any], output: str, lane: int, left_s: float, use_cache: bool, traceparent: str | None
-    ) -> tuple[Any, ...]:
+    async def encode(self, key: Key, inputs: list[Any], options: dict[str, Any]) -> tuple[Any, ...]:
         """("rows", rows, seconds queued, seconds computed) or ("refused", error)."""
         spent = Spent()
         try:
-            rows = await self._encoder(key).engine.run(
-                wire.unpack_inputs(inputs),
-                output=output,
-                lane=Lane(lane),
-                deadline=wire.deadline_in(left_s),
-                spent=spent,
-                use_cache=use_cache,
-                traceparent=traceparent,
-            )
+            rows = await self._encoder(key).engine.run(wire.unpack_inputs(inputs), spent=spent, **wire.unpack_options(options))
         except ServiceError as error:
             return "refused", wire.pack_error(error)
         return "rows", wire.pack_rows(rows), spent.queue_s, spent.inference_s
 
-    async def encode_by_row(
-        self, key: Key, inputs: list[Any], output: str, lane: int, left_s: float, use_cache: bool, traceparent: str | None
-    ) -> AsyncIterator[tuple[Any, ...]]:
-        """The same for who has use of a row before all are there: ("rows", [(index, row), ..]) as runs end, then what `encode` gives."""
+    async def encode_by_row(self, key: Key, inputs: list[Any], options: dict[str, Any]) -> AsyncIterator[tuple[Any, ...]]:
+        """The same where a row is of use before all are there, or is larger than a message: ("rows", [(index, row), ..]) as runs end,
+        ("piece", index, shape, numbers) of a large one, then what `encode` gives."""
         there: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()
         spent = Spent()
         try:
             work = asyncio.create_task(
                 self._encoder(key).engine.run(
                     wire.unpack_inputs(inputs),
-                    output=output,
-                    lane=Lane(lane),
-                    deadline=wire.deadline_in(left_s),
                     on_result=lambda at, row: there.put_nowait((at, row)),
                     spent=spent,
-                    use_cache=use_cache,
-                    traceparent=traceparent,
+                    **wire.unpack_options(options),
                 )
             )
         except ServiceError as error:
@@ -85,8 +82,8 @@ class Host:
                 while not there.empty():
                     some.append(there.get_nowait())
                 ended = some[-1] is None
-                if rows := [each for each in some if each is not None]:
-                    yield "rows", [(at, wire.pack_rows([row])[0]) for at, row in rows]
+                for message in wire.rows_in_messages([each for each in some if each is not None]):
+                    yield message
             await work
             yield "done", [], spent.queue_s, spent.inference_s
         except ServiceError as error:
@@ -97,6 +94,7 @@ class Host:
     async def generate(self, key: Key, requests: bytes, request_id: str) -> AsyncIterator[tuple[Any, ...]]:
         """("accepted",) once all runs are queued, then ("made", deltas) as they come, at the end ("ended",); or ("failed", error).
 
+        Before a run's first delta ("prompt", index, log-probabilities) where they were asked for, before its last ("attention", ..).
         The first deltas leave at once, what follows is gathered for `stream_interval_s`: a message has its price, however little is in it.
         """
         runs: Runs | None = None
@@ -106,13 +104,18 @@ class Host:
             yield ("accepted",)
             begun: set[int] = set()
             while not runs.done:
-                made = await runs.take(interval_s=self.catalog.settings.stream_interval_s)
-                message = []
-                for at, delta in made:
+                taken = await runs.take(interval_s=self.catalog.settings.stream_interval_s)
+                for at, delta in taken:
                     run = runs.runs[at]
-                    message.append(wire.pack_made(at, delta, run.usage, () if at in begun else run.prompt_logprobs, run.attention))
-                    begun.add(at)
-                yield "made", message
+                    if at not in begun:
+                        begun.add(at)
+                        for logprobs in wire.pack_prompt_logprobs(at, run.prompt_logprobs):
+                            yield "prompt", *logprobs
+                    if run.attention is not None and delta.finish_reason is not None:
+                        for attention in wire.pack_attention(at, run.attention):
+                            yield "attention", *attention
+                for made in wire.in_messages([wire.pack_made(at, delta, runs.runs[at].usage) for at, delta in taken]):
+                    yield "made", made
             yield ("ended",)
         except ServiceError as error:
             yield "failed", wire.pack_error(error)
@@ -120,12 +123,16 @@ class Host:
             if runs is not None:
                 runs.close()
 
-    async def attention(self, key: Key, ids: list[int], layers: list[int], left_s: float) -> tuple[str, Any]:
-        """("maps", [(H, N, N), ..]), a matrix of each head for each of the layers, or ("refused", error)."""
+    async def attention(self, key: Key, ids: list[int], layers: list[int], left_s: float) -> AsyncIterator[tuple[Any, ...]]:
+        """("piece", layer, shape, numbers) of (H, N, N), a matrix of each head for each of the layers, or ("refused", error)."""
         try:
-            return "maps", await self.catalog.attention(self._found(key), ids, layers, wire.deadline_in(left_s))
+            maps = await self.catalog.attention(self._found(key), ids, layers, wire.deadline_in(left_s))
         except ServiceError as error:
-            return "refused", wire.pack_error(error)
+            yield "refused", wire.pack_error(error)
+            return
+        for at, each in enumerate(maps):
+            for piece in wire.pieces_of(at, each):
+                yield "piece", *piece
 
     async def check_health(self) -> None:
         """RuntimeFailed for what only another process can mend."""

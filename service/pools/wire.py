@@ -5,8 +5,9 @@ Moments (`time.monotonic()`) mean nothing elsewhere: a deadline crosses as the s
 """
 
 import inspect
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +15,11 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from service import errors
-from service.errors import NotReady, Overloaded, ServiceError
+from service.batching import Lane
+from service.errors import NeverFits, NotReady, Overloaded, ServiceError
 from service.generation.request import Attention, Delta, GenerationRequest, TokenLogprob, Usage
 from service.generation.run import Run
+from service.pools.limits import ASKED_BYTES, PART_BYTES
 from service.runtime import Array
 from service.tokenization import Encoded
 from service.writing.request import WritingRequest
@@ -24,9 +27,7 @@ from service.writing.request import WritingRequest
 _KINDS = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, ServiceError)}
 
 Refusal = tuple[str, str, str | None, float]  # kind, message, param, retry_after_s
-Made = tuple[
-    int, str, tuple[int, ...], tuple[Any, ...], str | None, str | int | None, tuple[int, int, int], tuple[Any, ...], tuple[Any, ...] | None
-]
+Made = tuple[int, str, tuple[int, ...], tuple[Any, ...], str | None, str | int | None, tuple[int, int, int]]
 
 
 def seconds_left(deadline: float) -> float:
@@ -74,32 +75,110 @@ def unpack_rows(packed: Sequence[Any]) -> list[Array | ServiceError]:
     return [unpack_error(row) if isinstance(row, tuple) else row for row in packed]
 
 
+def pack_options(*, output: str, lane: Lane, deadline: float, use_cache: bool, traceparent: str | None) -> dict[str, Any]:
+    """What `EncoderEngine.run` takes beside the inputs, by its names there."""
+    return {"output": output, "lane": int(lane), "deadline": seconds_left(deadline), "use_cache": use_cache, "traceparent": traceparent}
+
+
+def unpack_options(packed: dict[str, Any]) -> dict[str, Any]:
+    return {**packed, "lane": Lane(packed["lane"]), "deadline": deadline_in(packed["deadline"])}
+
+
+# Arrays that are larger than a message -------------------------------------------------------------------------------------------------
+
+Piece = tuple[int, tuple[int, ...], Any]  # which array it is of, that one's shape, and the next numbers of it, flat
+
+
+def pieces_of(index: int, array: Array) -> Iterator[Piece]:
+    """The array in runs of numbers, each short enough for a message."""
+    flat = array.reshape(-1)
+    step = PART_BYTES // array.itemsize
+    for first in range(0, max(len(flat), 1), step):
+        yield index, array.shape, flat[first : first + step]
+
+
+class Pieces:
+    """Puts arrays together again, as the pieces of each come in their order."""
+
+    def __init__(self) -> None:
+        self._there: dict[int, list[Any]] = {}
+
+    def join(self, index: int, shape: tuple[int, ...], numbers: Any) -> Array | None:
+        """The array, once its last piece is there."""
+        there = self._there.setdefault(index, [])
+        there.append(numbers)
+        if sum(map(len, there)) < math.prod(shape):
+            return None
+        del self._there[index]
+        whole: Array = (there[0] if len(there) == 1 else np.concatenate(there)).reshape(shape)
+        return whole
+
+
+def rows_in_messages(rows: Sequence[tuple[int, Array | ServiceError]]) -> Iterator[tuple[Any, ...]]:
+    """("rows", [(index, row), ..]) with as many as a message can hold, and ("piece", ..) of each row that is larger."""
+    message: list[tuple[int, Any]] = []
+    size_bytes = 0
+    for at, row in rows:
+        nbytes = 0 if isinstance(row, ServiceError) else row.nbytes
+        if isinstance(row, np.ndarray) and nbytes > PART_BYTES:
+            for piece in pieces_of(at, row):
+                yield "piece", *piece
+            continue
+        if message and size_bytes + nbytes > PART_BYTES:
+            yield "rows", message
+            message, size_bytes = [], 0
+        message.append((at, pack_rows([row])[0]))
+        size_bytes += nbytes
+    if message:
+        yield "rows", message
+
+
 # Requests for text, and deltas --------------------------------------------------------------------------------------------------------
+
+_LOGPROBS_AT_A_TIME = PART_BYTES // 64  # a token and its log-probability, pickled, with room to spare
 
 
 class _Asked(BaseModel):
-    """All of one request, for a decoder or for an encoder-decoder; each `deadline` is the seconds that are left."""
+    """All of one request, for a decoder or for an encoder-decoder. Runs that differ by their seeds alone cross as one with many seeds, so
+    that 128 runs of a long prompt carry it once. Each `deadline` is the seconds that are left."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
-    generations: tuple[GenerationRequest, ...] = ()
-    writings: tuple[WritingRequest, ...] = ()
+    generations: tuple[tuple[GenerationRequest, tuple[int, ...]], ...] = ()
+    writings: tuple[tuple[WritingRequest, tuple[int, ...]], ...] = ()
 
 
 def pack_requests(requests: Sequence[GenerationRequest]) -> bytes:
-    asked = [replace(request, deadline=seconds_left(request.deadline)) for request in requests]
-    writings = tuple(request for request in asked if isinstance(request, WritingRequest))
-    generations = tuple(request for request in asked if not isinstance(request, WritingRequest))
-    return _Asked(generations=generations, writings=writings).model_dump_json().encode()
+    """Raises NeverFits for what is larger than a message may be."""
+    groups: list[tuple[GenerationRequest, list[int]]] = []
+    for request in requests:
+        alike = replace(request, sampling=replace(request.sampling, seed=0))
+        if groups and groups[-1][0] == alike:
+            groups[-1][1].append(request.sampling.seed)
+        else:
+            groups.append((alike, [request.sampling.seed]))
+    asked = [(replace(request, deadline=seconds_left(request.deadline)), tuple(seeds)) for request, seeds in groups]
+    writings = tuple((request, seeds) for request, seeds in asked if isinstance(request, WritingRequest))
+    generations = tuple((request, seeds) for request, seeds in asked if not isinstance(request, WritingRequest))
+    packed = _Asked(generations=generations, writings=writings).model_dump_json().encode()
+    if len(packed) > ASKED_BYTES:
+        raise NeverFits(
+            f"the request has {len(packed)} bytes on its way to a replica and the most is {ASKED_BYTES}: send its prompts in parts"
+        )
+    return packed
 
 
 def unpack_requests(packed: bytes) -> list[GenerationRequest]:
     asked = _Asked.model_validate_json(packed)
-    return [replace(request, deadline=deadline_in(request.deadline)) for request in (*asked.generations, *asked.writings)]
+    requests = []
+    for request, seeds in (*asked.generations, *asked.writings):
+        here = replace(request, deadline=deadline_in(request.deadline))
+        requests += [replace(here, sampling=replace(here.sampling, seed=seed)) for seed in seeds]
+    return requests
 
 
-def pack_made(index: int, delta: Delta, usage: Usage, prompt_logprobs: Sequence[TokenLogprob | None], attention: Attention | None) -> Made:
-    """A delta of the run at `index` with what its usage is now, and once in a run the log-probabilities of its prompt and the attention."""
+def pack_made(index: int, delta: Delta, usage: Usage) -> Made:
+    """A delta of the run at `index`, with what its usage is now."""
     return (
         index,
         delta.text,
@@ -108,22 +187,54 @@ def pack_made(index: int, delta: Delta, usage: Usage, prompt_logprobs: Sequence[
         delta.finish_reason,
         delta.stop_reason,
         (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens),
-        _plain(prompt_logprobs),
-        None if attention is None else tuple(attention),
     )
+
+
+def in_messages(made: Sequence[Made]) -> Iterator[list[Made]]:
+    """The deltas, so many at a time that a message can hold them."""
+    message: list[Made] = []
+    numbers = 0
+    for each in made:
+        size = sum([1 + len(logprob[2]) for logprob in each[3]]) + len(each[2]) + len(each[1])
+        if message and numbers + size > _LOGPROBS_AT_A_TIME:
+            yield message
+            message, numbers = [], 0
+        message.append(each)
+        numbers += size
+    if message:
+        yield message
 
 
 def unpack_made(made: Made, runs: Sequence[Run]) -> None:
     """Give the delta to the run that waits for it here."""
-    index, text, token_ids, logprobs, finish_reason, stop_reason, usage, prompt_logprobs, attention = made
+    index, text, token_ids, logprobs, finish_reason, stop_reason, usage = made
     run = runs[index]
     _note(run.usage, usage)
-    if prompt_logprobs:
-        run.prompt_logprobs = [None if each is None else TokenLogprob(*each) for each in prompt_logprobs]
-    if attention is not None:
-        run.attention = Attention(*attention)
     delta = Delta(text, token_ids, tuple([TokenLogprob(*each) for each in logprobs]), finish_reason, stop_reason)  # type: ignore[arg-type]
     run.give(delta)
+
+
+def pack_prompt_logprobs(index: int, logprobs: Sequence[TokenLogprob | None]) -> Iterator[tuple[int, tuple[Any, ...]]]:
+    """Those of the run at `index`, as many at a time as a message can hold; before its first delta."""
+    each = 1 + max((len(logprob.top) for logprob in logprobs if logprob is not None), default=0)
+    step = max(_LOGPROBS_AT_A_TIME // each, 1)
+    for first in range(0, len(logprobs), step):
+        yield index, _plain(logprobs[first : first + step])
+
+
+def unpack_prompt_logprobs(runs: Sequence[Run], index: int, logprobs: Sequence[Any]) -> None:
+    runs[index].prompt_logprobs += [None if each is None else TokenLogprob(*each) for each in logprobs]
+
+
+def pack_attention(index: int, attention: Attention) -> Iterator[tuple[tuple[int, ...], Piece]]:
+    """That of the run at `index`; before its last delta."""
+    for piece in pieces_of(index, attention.weights):
+        yield attention.token_ids, piece
+
+
+def unpack_attention(runs: Sequence[Run], pieces: Pieces, token_ids: tuple[int, ...], piece: Piece) -> None:
+    if (weights := pieces.join(*piece)) is not None:
+        runs[piece[0]].attention = Attention(token_ids, weights)
 
 
 def _note(usage: Usage, counts: tuple[int, int, int]) -> None:

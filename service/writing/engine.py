@@ -9,14 +9,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from service.batching import Lane
-from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed, ServiceError
+from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, RuntimeFailed, ServiceError
 from service.generation.admission import stopping
 from service.generation.averages import averaged
 from service.generation.engine_thread import EngineThread
@@ -30,29 +28,12 @@ from service.writing.batch import Batch
 from service.writing.request import WritingRequest
 from service.writing.search import Path, Search
 from service.writing.session import WritingSession
+from service.writing.waiting import Asked, Job, Waiting, WritingLimits
 
 if TYPE_CHECKING:
     from service.tracing import Tracer
 
 log = logging.getLogger("attnserve")
-
-
-@dataclass(frozen=True, kw_only=True)
-class WritingLimits:
-    """Bounds of one engine."""
-
-    rows: int = 32  # of a step; a beam of K outputs has up to K
-    max_waiting: int = 256  # sources without a row
-
-
-@dataclass(eq=False)
-class Job:
-    """One source and the runs that want its outputs."""
-
-    request: WritingRequest
-    runs: list[Run]
-    search: Search
-    wanted: bool = True  # by any of the runs; set on the loop
 
 
 class WritingEngine(EngineThread):
@@ -73,7 +54,7 @@ class WritingEngine(EngineThread):
         self._tracer = tracer
         self._session, self._vocabulary = session, vocabulary
         self._changed = threading.Condition()
-        self._lanes: dict[Lane, deque[Job]] = {lane: deque() for lane in Lane}
+        self._queue = Waiting(limits)
         self._closed = False
         self._job_s = 0.1  # from a row to the end, moving average
         # The thread's own.
@@ -82,35 +63,36 @@ class WritingEngine(EngineThread):
         self._said: list[Callable[[], None]] = []
         metrics.slots.set(limits.rows)
         metrics.running.set_function(self._taken)
-        metrics.waiting.set_function(self._waiting)
+        metrics.waiting.set_function(lambda: len(self._queue))
 
     @property
     def load(self) -> float:
         """Rows that are taken or waited for, as a share of all."""
         with self._changed:
-            waited_for = _rows(job for lane in self._lanes.values() for job in lane)
+            waited_for = _rows(self._queue.jobs)
         return (self._taken() + waited_for) / self.limits.rows
 
     # On the event loop -----------------------------------------------------------------------------------------------------------------
 
     async def open(self, requests: Sequence[GenerationRequest], key: str = "") -> list[Run]:
-        """Queue all sources of one request or none: `n` runs of each, one after the other. `key` says whose they are; all are equal here.
+        """Queue all sources of one request or none: `n` runs of each, one after the other. `key` is the request's session, of no use here.
 
         Raises InvalidRequest, NeverFits, Overloaded, DeadlineExceeded or NotReady.
         """
-        jobs = [self._job(request) for request in requests if isinstance(request, WritingRequest)]
+        now = time.monotonic()
+        asked = Asked(requests[0].client, requests[0].lane, now, deque())
+        jobs = [self._job(request, asked) for request in requests if isinstance(request, WritingRequest)]
         assert len(jobs) == len(requests), "this engine takes WritingRequests"
+        asked.jobs.extend(jobs)
         with self._changed:
             if self._closed:
                 raise stopping()
-            if (waiting := self._waiting()) and waiting + len(jobs) > self.limits.max_waiting:
-                raise Overloaded(
-                    f"Model is overloaded: {waiting} sources wait, and the most is {self.limits.max_waiting}",
-                    retry_after_s=waiting * self._job_s / self.limits.rows,
-                )
-            for job in jobs:
-                self._lanes[job.request.lane].append(job)
+            lost = self._queue.put(asked, now, free=self.limits.rows - self._taken(), job_s=self._expected_s(now))
             self._changed.notify()
+        for job in lost:
+            for run in job.runs:
+                self._finished(run, "error")
+                run.fail(self._queue.full())
         return [run for job in jobs for run in job.runs]
 
     async def probe(self, deadline: float) -> None:
@@ -119,7 +101,7 @@ class WritingEngine(EngineThread):
         async for _ in run:
             pass
 
-    def _job(self, request: WritingRequest) -> Job:
+    def _job(self, request: WritingRequest, asked: Asked) -> Job:
         if self._loop is None:
             raise NotReady("the model is still being started")
         size, limit, vocab_size = len(request.prompt), self._session.max_source, self._session.vocab_size
@@ -145,7 +127,7 @@ class WritingEngine(EngineThread):
             end_token_id=both.end_token_id,
             top_logprobs=request.top_logprobs,
         )
-        job = Job(request, [], search)
+        job = Job(request, [], search, asked)
         for _ in range(request.n):
             text = TextStream(self._vocabulary, stop=(), include_stop=False, skip_special_tokens=request.skip_special_tokens)
             usage = Usage(size, submitted=time.monotonic())
@@ -157,8 +139,10 @@ class WritingEngine(EngineThread):
             job.wanted = not all(run.cancelled for run in job.runs)
             self._changed.notify()
 
-    def _waiting(self) -> int:
-        return sum(map(len, self._lanes.values()))
+    def _expected_s(self, now: float) -> float:
+        """How long a source keeps its rows: as those did that have ended, or have so far that have not."""
+        ages = [now - (job.runs[0].usage.started or now) for job in list(self._batch.jobs)]
+        return max(self._job_s, sum(ages) / len(ages) if ages else 0.0)
 
     def _taken(self) -> int:
         return _rows(self._batch.jobs)
@@ -175,6 +159,7 @@ class WritingEngine(EngineThread):
             while self._wait():
                 self._sweep()
                 self._admit()
+                self._refuse_overdue()
                 if self._batch.jobs:
                     self._guarded(self._step, list(self._batch.jobs))
                 self._publish()
@@ -182,7 +167,7 @@ class WritingEngine(EngineThread):
             log.exception("the engine's thread has died")
         with self._changed:
             self._closed = True
-            waiting = [job for lane in self._lanes.values() for job in lane]
+            waiting = self._queue.jobs
         for job in [*self._batch.jobs, *waiting]:
             self._fail(job, stopping())
         self._publish()
@@ -190,7 +175,7 @@ class WritingEngine(EngineThread):
     def _wait(self) -> bool:
         """Until there is something to do; False when it is closed."""
         with self._changed:
-            while not (self._batch.jobs or self._closed or self._waiting()):
+            while not (self._batch.jobs or self._closed or len(self._queue)):
                 self._changed.wait()
             return not self._closed
 
@@ -198,9 +183,9 @@ class WritingEngine(EngineThread):
         """Take out whom nobody wants any more, and who has no time left."""
         now = time.monotonic()
         with self._changed:
-            gone = [job for lane in self._lanes.values() for job in lane if _over(job, now)]
+            gone = [job for job in self._queue.jobs if _over(job, now)]
             for job in gone:
-                self._lanes[job.request.lane].remove(job)
+                self._queue.remove(job)
         for job in [each for each in self._batch.jobs if _over(each, now)]:
             self._batch.leave(job)
             gone.append(job)
@@ -212,22 +197,28 @@ class WritingEngine(EngineThread):
                     self._finished(run, "abort")
 
     def _admit(self) -> None:
-        """Rows to those who wait, the interactive first."""
-        new, taken = [], self._taken()
+        """Rows to those whose turn it is."""
+        new: list[Job] = []
+        now, taken = time.monotonic(), self._taken()
         with self._changed:
-            for lane in Lane:
-                waiting = self._lanes[lane]
-                while waiting and taken + waiting[0].request.beams <= self.limits.rows:
-                    new.append(waiting.popleft())
-                    taken += new[-1].request.beams
+            while (job := self._queue.next(now, (*self._batch.jobs, *new))) and taken + job.request.beams <= self.limits.rows:
+                self._queue.take(job)
+                new.append(job)
+                taken += job.request.beams
         if new:
-            now = time.monotonic()
             for job in new:
                 for run in job.runs:
                     run.usage.started = now
                 self.metrics.queue_s.observe(now - job.runs[0].usage.submitted)
                 self.metrics.prompt_tokens.inc(len(job.request.prompt))
             self._guarded(partial(self._batch.join, new, [list(job.request.prompt) for job in new]), new)
+
+    def _refuse_overdue(self) -> None:
+        """After rows were given out: who comes to an idle engine has not waited, however long the last step took."""
+        with self._changed:
+            overdue = self._queue.overdue(time.monotonic())
+        for job, error in overdue:
+            self._fail(job, error)
 
     def _guarded(self, call: Callable[[], None], took_part: list[Job]) -> None:
         """A call of the runtime. What it raises belongs to those who took part."""

@@ -1,4 +1,4 @@
-"""A pool of one replica in this process: everything between gateway and replica but Ray."""
+"""A pool of replicas in this process: everything between gateway and replica but Ray."""
 
 import asyncio
 import copy
@@ -19,15 +19,19 @@ from tests.service.generation_fakes import FakeGenerator, FakeGeneratorCatalog
 
 
 class Loopback:
-    """A `service.pools.client.Pool`. What crosses is copied, and may be of no class of ours."""
+    """A `service.pools.replicas.Pool` whose replicas are one host. What crosses is copied, and may be of no class of ours."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: Host, names: tuple[str, ...] = ("one",)) -> None:
         self.host = host
+        self.names = names
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    def replicas(self) -> tuple[str, ...]:
+        return self.names
+
+    async def call(self, replica: str, method: str, *arguments: Any) -> Any:
         return crossed(await getattr(self.host, method)(*crossed(arguments)))
 
-    async def stream(self, method: str, *arguments: Any, key: str) -> AsyncGenerator[Any, None]:
+    async def stream(self, replica: str, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
         messages = getattr(self.host, method)(*crossed(arguments))
         try:
             async for message in messages:
@@ -97,10 +101,10 @@ class FakeGeneratorGateway(FakeGeneratorCatalog):
         await self._gateway.connect()
 
     def load(self) -> None:
-        (client,) = self._gateway._clients
+        (replicas,) = self._gateway._pools
         for generator in self._generators:
             there = copy.copy(generator)
-            there.engine = PoolGenerator(client, generator.name, generator.manifest.fingerprint)  # type: ignore[assignment]
+            there.engine = PoolGenerator(replicas, generator.name, generator.manifest.fingerprint)  # type: ignore[assignment]
             self.models[generator.name] = there  # type: ignore[assignment]
 
     async def stop(self) -> None:

@@ -1,5 +1,6 @@
 """Profile split as it is run: real replicas behind Ray's handles, clients that know nothing of it, and replicas that die."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -46,7 +47,13 @@ def client(split: LiveService) -> Iterator[openai.OpenAI]:
 
 
 def replicas(service: LiveService, pool: str) -> list[psutil.Process]:
-    return [process for process in service.family() if f"ServeReplica:attnserve:{pool}" in " ".join(process.cmdline()[:1])]
+    """The processes of its replicas that run or are stopped."""
+    found = []
+    for process in service.family():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if f"ServeReplica:attnserve:{pool}" in " ".join(process.cmdline()[:1]):
+                found.append(process)
+    return found
 
 
 def until_there_are(service: LiveService, pool: str, number: int) -> None:

@@ -16,8 +16,9 @@ from service.pools import catalog as catalogs
 from service.pools import client as pools
 from service.pools import wire
 from service.pools.catalog import GatewayCatalog
-from service.pools.client import PoolClient, PoolGenerator, ReplicaLost
+from service.pools.client import PoolGenerator
 from service.pools.host import Host
+from service.pools.replicas import ReplicaLost, Replicas
 from service.settings import Settings
 from tests.service.fakes import PATIENCE_S, fake_bundle, fake_catalog
 from tests.service.generation_fakes import FakeGenerator, FakeGeneratorCatalog
@@ -30,7 +31,7 @@ class Mortal(Loopback):
     """Dies so many times: of each method, before it has answered, or after so many messages."""
 
     def __init__(self, host: Host) -> None:
-        super().__init__(host)
+        super().__init__(host, ("one", "other"))
         self.deaths: dict[str, int] = {}
         self.after_messages = 0
         self.asked: list[str] = []
@@ -40,14 +41,14 @@ class Mortal(Loopback):
         self.deaths[method] = self.deaths.get(method, 0) - 1
         return self.deaths[method] >= 0
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    async def call(self, replica: str, method: str, *arguments: Any) -> Any:
         if self._dies(method):
             raise ReplicaLost("gone")
-        return await super().call(method, *arguments)
+        return await super().call(replica, method, *arguments)
 
-    async def stream(self, method: str, *arguments: Any, key: str) -> AsyncGenerator[Any, None]:
+    async def stream(self, replica: str, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
         left = self.after_messages if self._dies(method) else -1
-        async for message in super().stream(method, *arguments, key=key):
+        async for message in super().stream(replica, method, *arguments):
             if not left:
                 raise ReplicaLost("gone")
             left -= 1
@@ -77,6 +78,7 @@ async def test_what_an_encoder_took_with_it_is_asked_for_once_more(tmp_path: Pat
     pool.deaths = {"encode": 1}
     row = (await gateway.get("mini").answer(["cat"], Call("a", 0.0))).rows[0]
     assert (row == expected).all()
+    await gateway.get("mini").engine.probe([], "", 0.0)  # which finds the lost one well again
     pool.deaths = {"encode": 2}
     with pytest.raises(NotReady, match="gone"):
         await gateway.get("mini").answer(["cat"], Call("a", 0.0))
@@ -94,17 +96,21 @@ async def test_a_row_that_came_before_its_replica_was_lost_comes_once(tmp_path: 
     await stop(gateway, pool)
 
 
-async def test_a_pool_that_is_silent_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pool_that_is_lost_is_not_waited_for(tmp_path: Path) -> None:
     gateway, pool = await encoding(tmp_path)
     assert await gateway.ready()
-    monkeypatch.setattr(pools, "_SILENCE_S", 0.0)
-    pool.deaths = {"healthy": 1000}
-    assert not await gateway.ready()
-    with pytest.raises(NotReady, match="no replica has answered"):
+    pool.deaths = {"encode": 2, "heartbeat": 1000}
+    with pytest.raises(NotReady, match="gone"):
         await gateway.get("mini").answer(["cat"], Call("a", 0.0))
-    monkeypatch.undo()
+    assert not await gateway.ready()
+    asked = pool.asked.count("encode")
+    with pytest.raises(NotReady, match="no replica answers") as refused:
+        await gateway.get("mini").answer(["cat"], Call("a", 0.0))
+    assert refused.value.retry_after_s > 1
+    assert pool.asked.count("encode") == asked
     pool.deaths = {}
     assert await gateway.ready()
+    assert (await gateway.get("mini").answer(["cat"], Call("a", 0.0))).rows
     await stop(gateway, pool)
 
 
@@ -113,11 +119,11 @@ class Refusing(Mortal):
 
     refusals: list[bool]
 
-    async def call(self, method: str, *arguments: Any) -> Any:
+    async def call(self, replica: str, method: str, *arguments: Any) -> Any:
         if method == "encode" and self.refusals and self.refusals.pop(0):
             self.asked.append("refused")
             return "refused", wire.pack_error(QueueTooLong("full", retry_after_s=0.001))
-        return await super().call(method, *arguments)
+        return await super().call(replica, method, *arguments)
 
 
 async def refusing(folder: Path, *refusals: bool) -> tuple[GatewayCatalog, Refusing]:
@@ -206,10 +212,10 @@ async def generating() -> tuple[PoolGenerator, Mortal, FakeGenerator]:
     host = Host(FakeGeneratorCatalog([model], Settings(threads=1, stream_interval_s=0)))
     await host.start()
     pool = Mortal(host)
-    client = PoolClient(pool)
-    await client.connect()
-    await client.stop()  # its heartbeat
-    return PoolGenerator(client, "wordy", model.manifest.fingerprint), pool, model
+    replicas = Replicas(pool)
+    await replicas.connect()
+    await replicas.stop()  # its heartbeat
+    return PoolGenerator(replicas, "wordy", model.manifest.fingerprint), pool, model
 
 
 async def test_a_run_that_was_not_accepted_is_asked_for_once_more() -> None:

@@ -1,17 +1,20 @@
 """What crosses arrives as it was, and is plain."""
 
 import math
+import pickle
 import time
+from typing import Any
 
 import numpy as np
 import pytest
 
 from service.batching import Lane
-from service.errors import InvalidRequest, NotReady, Overloaded, RuntimeFailed, ServiceError, TokenizationFailed
+from service.errors import InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed, ServiceError, TokenizationFailed
 from service.generation.request import Attention, Delta, GenerationRequest, Grammar, Sampling, TokenLogprob, Usage
 from service.generation.run import Run
 from service.pools import wire
-from service.pools.client import ReplicaLost
+from service.pools.limits import MESSAGE_BYTES
+from service.pools.replicas import ReplicaLost
 from service.tokenization import Encoded
 from service.writing.request import WritingRequest
 from tests.service.pool_fakes import crossed
@@ -74,8 +77,14 @@ def test_deltas_arrive_in_the_run_that_waits_for_them() -> None:
     delta = Delta("ab", (7, 8), (TokenLogprob(7, -0.5, ((7, -0.5), (9, -1.0))), TokenLogprob(8, -2.0)), "stop", "b")
     prompt_logprobs = [None, TokenLogprob(2, -0.25)]
     attention = Attention((7, 8), np.array([[0.25, 0.75], [1.0, 0.0]], np.float32))
-    made = wire.pack_made(1, delta, Usage(2, completion_tokens=2, cached_tokens=1), prompt_logprobs, attention)
-    wire.unpack_made(crossed(made), runs)
+    for logprobs in wire.pack_prompt_logprobs(1, prompt_logprobs):
+        wire.unpack_prompt_logprobs(runs, *crossed(logprobs))
+    pieces = wire.Pieces()
+    for piece in wire.pack_attention(1, attention):
+        wire.unpack_attention(runs, pieces, *crossed(piece))
+    for message in wire.in_messages([wire.pack_made(1, delta, Usage(2, completion_tokens=2, cached_tokens=1))]):
+        for made in crossed(message):
+            wire.unpack_made(made, runs)
     assert runs[1].take() == delta
     assert runs[1].prompt_logprobs == prompt_logprobs
     assert runs[1].attention is not None
@@ -83,3 +92,46 @@ def test_deltas_arrive_in_the_run_that_waits_for_them() -> None:
     np.testing.assert_array_equal(runs[1].attention.weights, attention.weights)
     assert (runs[1].usage.completion_tokens, runs[1].usage.cached_tokens) == (2, 1)
     assert runs[0].take() is None
+
+
+def size_of(message: Any) -> int:
+    return len(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+
+def test_no_message_is_larger_than_a_process_takes() -> None:
+    """The most of each kind: log-probabilities of a long prompt and of many tokens, and arrays of any size."""
+    logprob = TokenLogprob(70_000, -1.25, tuple((70_000 + at, -1.25 - at) for at in range(20)), 4)
+    messages = list(wire.pack_prompt_logprobs(0, [None, *[logprob] * 100_000]))
+    assert len(messages) > 1
+    assert max(map(size_of, messages)) < MESSAGE_BYTES
+    deltas = [wire.pack_made(at, Delta("a" * 1000, (7,) * 1000, (logprob,) * 1000), Usage(2)) for at in range(40)]
+    made = list(wire.in_messages(deltas))
+    assert len(made) > 1
+    assert [each for message in made for each in message] == deltas
+    assert max(map(size_of, made)) < MESSAGE_BYTES
+    rows = [(at, np.full((at + 1, 1 << 18), at, np.float32)) for at in (0, 1, 40, 2)]  # a megabyte for each number of rows
+    pieces, there = wire.Pieces(), {}
+    for kind, *content in wire.rows_in_messages([*rows, (5, RuntimeFailed("no"))]):
+        assert size_of(content) < MESSAGE_BYTES
+        if kind == "rows":
+            there |= {at: wire.unpack_rows([row])[0] for at, row in content[0]}
+        elif (whole := pieces.join(*content)) is not None:
+            there[content[0]] = whole
+    assert isinstance(there.pop(5), RuntimeFailed)
+    assert {at: row.tolist() == there[at].tolist() for at, row in rows if at != 40} == {0: True, 1: True, 2: True}
+    assert there[40].shape == (41, 1 << 18)
+    assert (there[40] == 40).all()
+
+
+def test_many_runs_of_a_long_prompt_carry_it_once() -> None:
+    prompt = tuple(range(100_000))
+    runs = [GenerationRequest(prompt=prompt, sampling=Sampling(seed=seed), max_tokens=5) for seed in range(128)]
+    packed = wire.pack_requests(runs)
+    assert len(packed) < 1_000_000
+    assert wire.unpack_requests(packed) == runs
+
+
+def test_a_request_that_no_message_holds_is_refused() -> None:
+    runs = [GenerationRequest(prompt=(100_000 + at,) * 100_000, sampling=Sampling(seed=0), max_tokens=5) for at in range(60)]
+    with pytest.raises(NeverFits, match=r"the most is \d+: send its prompts in parts"):
+        wire.pack_requests(runs)

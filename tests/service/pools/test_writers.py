@@ -13,11 +13,13 @@ from models.encoder_decoder.search import attended
 from service.catalog import Catalog
 from service.errors import DeadlineExceeded, NotReady, Overloaded, RuntimeFailed
 from service.generation.model import Generating
-from service.pools.client import PoolClient, PoolGenerator, ReplicaLost
+from service.pools.client import PoolGenerator
 from service.pools.host import Host
+from service.pools.replicas import ReplicaLost, Replicas
 from service.settings import Settings
-from service.writing.engine import WritingEngine, WritingLimits
+from service.writing.engine import WritingEngine
 from service.writing.model import WritingModel
+from service.writing.waiting import WritingLimits
 from tests.encoder_decoders import random_encoder_decoder
 from tests.service.fakes import PATIENCE_S, until
 from tests.service.pools.test_client import Mortal
@@ -31,7 +33,7 @@ class Replica(Catalog):
     def __init__(self, bundle: Path, **limits: int) -> None:
         super().__init__(Settings(bundles=(bundle,), threads=1, stream_interval_s=0))
         self.session = TorchSession(random_encoder_decoder())
-        self._limits = WritingLimits(**limits)
+        self._limits = WritingLimits(max_wait_s=PATIENCE_S, **limits)
 
     def open_writer(self, model: WritingModel) -> Generating:
         return WritingEngine(self.session, model.vocabulary, limits=self._limits, metrics=model.metrics)
@@ -52,12 +54,12 @@ def writing(writer_bundle: Path) -> Writing:
         """The gateway's engine, the way there, and what is behind it."""
         replica = Replica(writer_bundle, **limits)
         pool = Mortal(Host(replica))
-        client = PoolClient(pool)
+        replicas = Replicas(pool)
         await pool.host.start()
-        await client.connect()
-        await client.stop()  # its heartbeat
+        await replicas.connect()
+        await replicas.stop()  # its heartbeat
         try:
-            yield PoolGenerator(client, "tiny-writer", client.described["tiny-writer"]["fingerprint"]), pool, replica
+            yield PoolGenerator(replicas, "tiny-writer", replicas.described["tiny-writer"]["fingerprint"]), pool, replica
         finally:
             replica.session.open()
             await replica.stop()
@@ -134,9 +136,9 @@ async def test_a_step_that_fails_is_told_and_the_model_recovers(writing: Writing
         (run,) = await engine.open([asked()], "key")
         with pytest.raises(RuntimeFailed):
             await written(run)
-        assert await pool.host.healthy() == {"tiny-writer": False}
+        assert [healthy for *_, healthy in await pool.host.heartbeat()] == [False]
         replica.session.error = None
-        assert await pool.host.healthy() == {"tiny-writer": True}
+        assert [healthy for *_, healthy in await pool.host.heartbeat()] == [True]
         assert await written((await engine.open([asked()], "key"))[0])
 
 

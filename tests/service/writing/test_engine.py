@@ -12,13 +12,14 @@ import torch
 
 from models.encoder_decoder.search import attended, beam, greedy
 from service.batching import Lane
-from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed
+from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed
 from service.generation.request import Sampling
 from service.generation.run import Run, join
 from service.generation.text import Vocabulary
 from service.metrics import GeneratorMetrics, Metrics
-from service.writing.engine import WritingEngine, WritingLimits
+from service.writing.engine import WritingEngine
 from service.writing.request import WritingRequest
+from service.writing.waiting import WritingLimits
 from tests.encoder_decoders import END, KINDS, random_encoder_decoder
 from tests.service.fakes import PATIENCE_S, until
 from tests.service.generation.fake_steps import byte_tokenizer
@@ -34,8 +35,10 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 
 
 @asynccontextmanager
-async def running(session: TorchSession, vocabulary: Vocabulary, **limits: int) -> AsyncIterator[WritingEngine]:
-    engine = WritingEngine(session, vocabulary, limits=WritingLimits(**limits), metrics=GeneratorMetrics(Metrics(), "fake"))
+async def running(session: TorchSession, vocabulary: Vocabulary, **limits: float) -> AsyncIterator[WritingEngine]:
+    engine = WritingEngine(
+        session, vocabulary, limits=WritingLimits(**{"max_wait_s": PATIENCE_S, **limits}), metrics=GeneratorMetrics(Metrics(), "fake")
+    )
     engine.start()
     try:
         yield engine
@@ -151,6 +154,37 @@ async def test_the_queue_has_a_bound_and_interactive_goes_first(vocabulary: Voca
         session.open()
         await asyncio.gather(*map(written, (first, bulk, quick)))
         assert quick.usage.finished <= bulk.usage.started
+
+
+async def test_a_client_with_many_sources_lets_another_one_pass(vocabulary: Vocabulary) -> None:
+    """Its request has all rows and the queue; the other's is written as soon as a row is free."""
+    session = TorchSession(random_encoder_decoder())
+    async with running(session, vocabulary, rows=2) as engine:
+        session.hold()
+        many = await engine.open([asked(client="many") for _ in range(20)])
+        assert await asyncio.to_thread(session.arrived.wait, PATIENCE_S)
+        (one,) = await engine.open([asked(client="one")])
+        session.open()
+        await asyncio.gather(*map(written, (*many, one)))
+    assert sum(run.usage.started < one.usage.started for run in many) == 2
+    assert one.usage.finished < many[4].usage.finished
+
+
+async def test_a_request_that_got_no_row_in_its_time_is_refused(vocabulary: Vocabulary) -> None:
+    """All of it; and an idle engine refuses none, however short the time."""
+    session = TorchSession(random_encoder_decoder())
+    async with running(session, vocabulary, rows=1, max_wait_s=0) as engine:
+        session.hold()
+        begun = await engine.open([asked()])
+        assert await asyncio.to_thread(session.arrived.wait, PATIENCE_S)
+        late = await engine.open([asked(client="other"), asked(client="other")])
+        session.open()
+        for run in late:
+            with pytest.raises(QueueTooLong, match="may wait 0 s") as refused:
+                await written(run)
+            assert refused.value.retry_after_s >= 1
+        assert all(await asyncio.gather(*map(written, begun)))
+        assert await written((await engine.open([asked()]))[0])
 
 
 async def test_a_beam_counts_with_all_its_rows(vocabulary: Vocabulary) -> None:

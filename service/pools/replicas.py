@@ -1,0 +1,224 @@
+"""What a gateway knows of each replica of a pool, and which of them it asks.
+
+Every replica is sent a heartbeat of its own, side by side with the others. One whose connection broke gets no calls until it answers a
+heartbeat; of one that has answered none for `SILENCE_S`, the calls it has end too, with ReplicaLost.
+"""
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import math
+import random
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from typing import Any, Protocol
+
+from service.errors import DeadlineExceeded, NotReady
+
+log = logging.getLogger("attnserve")
+
+HEARTBEAT_S = 1.0
+# Longer than an event loop is kept busy by any request, and with the time for a second attempt well under ten seconds.
+SILENCE_S = 5.0
+_FRESH_S = 2.5  # a replica that has missed two heartbeats gets no new calls while there are others
+_RETRY_AFTER_S = 5.0  # about what Serve takes to replace a replica
+
+Key = tuple[str, str]  # a model's name and its bundle's fingerprint
+
+
+class ReplicaLost(NotReady):
+    """The replica that had the request is gone or silent."""
+
+    elsewhere = True
+
+
+class Pool(Protocol):
+    """Replicas of one kind. `service/deployment/split.py` has Ray behind it."""
+
+    def replicas(self) -> tuple[str, ...]:
+        """Names of those that can be asked now; the same object until they change. A replica that takes another's place has a new name."""
+        ...
+
+    async def call(self, replica: str, method: str, *arguments: Any) -> Any:
+        """Its answer. Cancelling the caller ends the work there. Raises ReplicaLost."""
+        ...
+
+    def stream(self, replica: str, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
+        """Its messages. Closing ends the work there. Raises ReplicaLost."""
+        ...
+
+
+class Replica:
+    """One of them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.heard = time.monotonic()  # Serve names a replica once it has passed its first check
+        self.lost = False
+        self.load = 0  # tokens that this gateway waits for
+        self.models: Mapping[Key, bool] | None = None  # by its last heartbeat, whether each is healthy
+        self.beating: asyncio.Task[None] | None = None
+        self._calls: set[asyncio.Timeout] = set()
+
+    def fits(self, key: Key) -> bool:
+        """Whether it serves this model, and well; assumed of a replica that has not said anything yet."""
+        return self.models is None or self.models.get(key, False)
+
+    def doubt(self, key: Key) -> None:
+        """One of the model's runs has failed: not healthy until the replica says that it is."""
+        self.models = {**(self.models or {}), key: False}
+
+    def hear(self) -> None:
+        if self.lost:
+            log.info("a replica answers again", extra={"replica": self.name})
+        self.heard, self.lost = time.monotonic(), False
+
+    def give_up(self) -> None:
+        """End all calls it has."""
+        self.lost = True
+        now = asyncio.get_running_loop().time()
+        for call in self._calls:
+            call.reschedule(now)
+
+    @contextlib.asynccontextmanager
+    async def asked(self, deadline: float = math.inf, tokens: int = 0) -> AsyncIterator[None]:
+        """Around a call of it. Raises ReplicaLost as soon as it is lost, DeadlineExceeded at `deadline` (time.monotonic())."""
+        self.load += tokens
+        left_s = deadline - time.monotonic()
+        call = asyncio.timeout(None if left_s == math.inf else max(left_s, 0))
+        try:
+            async with call:
+                self._calls.add(call)
+                try:
+                    yield
+                finally:
+                    self._calls.discard(call)
+        except TimeoutError:
+            if time.monotonic() >= deadline:
+                raise DeadlineExceeded("the request's deadline passed before its answer was there") from None
+            raise ReplicaLost(f"the replica that had the request has been silent for {SILENCE_S:g} s: send it again") from None
+        except ReplicaLost:
+            self.lost = True  # other calls may go on: one that is being stopped finishes what it has
+            raise
+        finally:
+            self.load -= tokens
+
+
+class Replicas:
+    """Of one pool, and what they serve as they describe it."""
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.described: Mapping[str, dict[str, Any]] = {}
+        self._names: tuple[str, ...] = ()
+        self._replicas: dict[str, Replica] = {}
+        self._beating: asyncio.Task[None] | None = None
+
+    async def connect(self) -> None:
+        """Wait until a replica answers, then keep listening to all of them."""
+        self._beating = asyncio.create_task(self._beat())
+        while not self.described:
+            await self.describe()
+            await asyncio.sleep(0 if self.described else 0.05)
+
+    async def describe(self) -> None:
+        """Learn from one of the replicas what it serves."""
+        with contextlib.suppress(NotReady):
+            replica = self.least(None)
+            async with replica.asked():
+                self.described = await self.pool.call(replica.name, "describe")
+            await self.ask()
+
+    async def stop(self) -> None:
+        if self._beating is not None:
+            self._beating.cancel()
+        for replica in self._replicas.values():
+            if replica.beating is not None:
+                replica.beating.cancel()
+
+    # Which replica is asked ------------------------------------------------------------------------------------------------------------
+
+    def least(self, key: Key | None) -> Replica:
+        """The one from which this gateway waits for the fewest tokens. NotReady where there is none."""
+        return min(self._able(key), key=lambda replica: (replica.load, random.random()))
+
+    def owner(self, session: str, key: Key) -> Replica:
+        """The one that a session belongs to, for every gateway the same: by rendezvous hashing (Thaler and Ravishankar 1998), so that
+        a replica that comes or goes moves no sessions but its own. NotReady where there is none."""
+        return max(self._able(key), key=lambda replica: hashlib.blake2b(f"{replica.name} {session}".encode(), digest_size=8).digest())
+
+    def check(self) -> None:
+        """NotReady where no replica answers."""
+        if not self._living():
+            raise NotReady("no replica answers; they are being replaced: send the request again", retry_after_s=_RETRY_AFTER_S)
+
+    def _able(self, key: Key | None) -> list[Replica]:
+        """Those that answer, serve the model and have a healthy one, as far as there are such."""
+        self.check()
+        living, now = self._living(), time.monotonic()
+        fresh = [replica for replica in living if now - replica.heard < _FRESH_S] or living
+        return [replica for replica in fresh if key is None or replica.fits(key)] or fresh
+
+    def _living(self) -> list[Replica]:
+        if (names := self.pool.replicas()) is not self._names:
+            self._follow(names)
+        return [replica for replica in self._replicas.values() if not replica.lost]
+
+    def _follow(self, names: tuple[str, ...]) -> None:
+        """Those that are there now. What left while it was silent is gone; what left in order finishes the calls it has."""
+        now = time.monotonic()
+        for replica in self._replicas.values():
+            if replica.name not in names and now - replica.heard > _FRESH_S:
+                replica.give_up()
+        self._replicas = {name: self._replicas.get(name) or Replica(name) for name in names}
+        self._names = names
+
+    # Whether they answer ---------------------------------------------------------------------------------------------------------------
+
+    def healthy(self, key: Key) -> bool:
+        """Whether any replica has answered that this model is."""
+        return any(replica.models is not None and replica.models.get(key, False) for replica in self._living())
+
+    async def ask(self) -> None:
+        """Whether their models are healthy, now: a heartbeat of each; silent ones are not waited for."""
+        self._living()
+        beats = [self._heartbeat(replica) for replica in self._replicas.values()]
+        if beats:
+            await asyncio.wait(beats, timeout=HEARTBEAT_S)
+
+    async def _beat(self) -> None:
+        expected = time.monotonic()
+        while True:
+            now = time.monotonic()
+            self._living()
+            for replica in self._replicas.values():
+                replica.heard += max(now - expected - HEARTBEAT_S, 0)  # while this process stood still, nothing could be heard
+                if now - replica.heard > SILENCE_S:
+                    if not replica.lost:
+                        log.warning("a replica is silent", extra={"replica": replica.name, "seconds": round(now - replica.heard, 1)})
+                    replica.give_up()
+                self._heartbeat(replica)
+            expected = now + HEARTBEAT_S
+            await asyncio.sleep(HEARTBEAT_S)
+
+    def _heartbeat(self, replica: Replica) -> "asyncio.Task[None]":
+        """One at a time to each."""
+        if replica.beating is None or replica.beating.done():
+            replica.beating = asyncio.create_task(self._ask(replica))
+        return replica.beating
+
+    async def _ask(self, replica: Replica) -> None:
+        try:
+            async with asyncio.timeout(2 * SILENCE_S):
+                said = await self.pool.call(replica.name, "heartbeat")
+        except TimeoutError:
+            return
+        except ReplicaLost:
+            replica.lost = True
+            return
+        except Exception:  # of the way there: silence, whose reason the log has
+            log.exception("a replica could not be asked")
+            return
+        replica.models = {(name, fingerprint): healthy for name, fingerprint, healthy in said}
+        replica.hear()

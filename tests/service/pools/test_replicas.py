@@ -1,0 +1,246 @@
+"""Which replica of a pool is asked, and what becomes of the calls of one that is silent."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from service.call import Call
+from service.dialects.runs import Runs
+from service.errors import NotReady
+from service.generation.run import Run
+from service.pools import replicas as module
+from service.pools.catalog import GatewayCatalog
+from service.pools.client import PoolGenerator
+from service.pools.host import Host
+from service.pools.replicas import ReplicaLost, Replicas
+from service.settings import Settings
+from tests.service.fakes import PATIENCE_S, fake_bundle, fake_catalog, until
+from tests.service.generation_fakes import FakeGenerator, FakeGeneratorCatalog
+from tests.service.pool_fakes import Loopback
+from tests.service.pools.test_client import REQUEST
+
+KEY = ("mini", "abc")
+
+
+class Freezing(Loopback):
+    """Replicas that say nothing while they are frozen, as a stopped process; what they are asked meanwhile waits."""
+
+    def __init__(self, host: Host, names: tuple[str, ...] = ("one", "other")) -> None:
+        super().__init__(host, names)
+        self.asked: Counter[tuple[str, str]] = Counter()
+        self._running: dict[str, asyncio.Event] = {}
+        for name in names:
+            self.thaw(name)
+
+    def freeze(self, name: str) -> None:
+        self._running[name].clear()
+
+    def thaw(self, name: str) -> None:
+        self._running.setdefault(name, asyncio.Event()).set()
+
+    async def call(self, replica: str, method: str, *arguments: Any) -> Any:
+        self.asked[replica, method] += 1
+        await self._running[replica].wait()
+        answer = await super().call(replica, method, *arguments)
+        await self._running[replica].wait()
+        return answer
+
+    async def stream(self, replica: str, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
+        self.asked[replica, method] += 1
+        await self._running[replica].wait()
+        async for message in super().stream(replica, method, *arguments):
+            await self._running[replica].wait()
+            yield message
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence after a fraction of a second."""
+    monkeypatch.setattr(module, "HEARTBEAT_S", 0.02)
+    monkeypatch.setattr(module, "SILENCE_S", 0.3)
+    monkeypatch.setattr(module, "_FRESH_S", 60.0)  # so that a frozen one is still asked
+
+
+@asynccontextmanager
+async def encoding(folder: Path) -> AsyncIterator[tuple[GatewayCatalog, Freezing]]:
+    """A gateway that is ready before two encoders."""
+    behind = fake_catalog(fake_bundle(folder / "mini"))
+    host = Host(behind)
+    await host.start()
+    pool = Freezing(host)
+    gateway = GatewayCatalog(behind.settings, encoders=pool, generators=None)
+    await gateway.connect()
+    await asyncio.to_thread(gateway.load)
+    try:
+        yield gateway, pool
+    finally:
+        await gateway.stop()
+        await behind.stop()
+
+
+@asynccontextmanager
+async def generating() -> AsyncIterator[tuple[PoolGenerator, Freezing, FakeGenerator, Replicas]]:
+    """A gateway's engine before two generators, which share one fake."""
+    model = FakeGenerator("wordy")
+    host = Host(FakeGeneratorCatalog([model], Settings(threads=1, stream_interval_s=0)))
+    await host.start()
+    pool = Freezing(host)
+    replicas = Replicas(pool)
+    await replicas.connect()
+    try:
+        yield PoolGenerator(replicas, "wordy", model.manifest.fingerprint), pool, model, replicas
+    finally:
+        await replicas.stop()
+
+
+async def ask(gateway: GatewayCatalog, text: str) -> Any:
+    async with asyncio.timeout(PATIENCE_S):
+        return (await gateway.get("mini").answer([text], Call("a", 0.0))).rows[0]
+
+
+async def read(run: Run) -> str:
+    return "".join([delta.text async for delta in run])
+
+
+async def to_the_end(runs: Runs) -> None:
+    while not runs.done:
+        await runs.take()
+
+
+async def test_what_a_silent_encoder_was_asked_for_is_asked_of_another(tmp_path: Path) -> None:
+    async with encoding(tmp_path) as (gateway, pool):
+        pool.freeze("one")
+        rows = await asyncio.gather(*(ask(gateway, f"cat {number}") for number in range(20)))
+        assert len(rows) == 20
+        assert pool.asked["one", "encode"], "none of the twenty waited for the silent one"
+        before = pool.asked["one", "encode"]
+        await asyncio.gather(*(ask(gateway, f"dog {number}") for number in range(20)))
+        assert pool.asked["one", "encode"] == before, "a lost replica was asked"
+        assert await gateway.ready()
+        pool.thaw("one")
+        await until(lambda: not any(replica.lost for replica in gateway._pools[0]._replicas.values()))
+        await asyncio.gather(*(ask(gateway, f"cow {number}") for number in range(20)))
+        assert pool.asked["one", "encode"] > before
+
+
+async def test_while_all_are_silent_requests_are_refused_at_once(tmp_path: Path) -> None:
+    async with encoding(tmp_path) as (gateway, pool):
+        for name in pool.names:
+            pool.freeze(name)
+        with pytest.raises(NotReady):
+            await ask(gateway, "cat")
+        assert not await gateway.ready()
+        asked = pool.asked.copy()
+        with pytest.raises(NotReady, match="no replica answers") as refused:
+            await ask(gateway, "dog")
+        assert refused.value.retry_after_s >= 1
+        assert pool.asked["one", "encode"] == asked["one", "encode"]
+        pool.names = ("third",)  # which has taken their place
+        pool.thaw("third")
+        assert await ask(gateway, "dog") is not None, "a replica that has just come is asked without waiting for its heartbeat"
+
+
+async def test_streams_of_a_silent_generator_end_with_an_error_and_others_go_on() -> None:
+    async with generating() as (engine, pool, model, replicas):
+        model.engine.hold(after=1)
+        sessions = {replicas.owner(f"session {number}", engine._key).name: f"session {number}" for number in range(50)}
+        runs = {name: (await engine.open([REQUEST], sessions[name]))[0] for name in pool.names}
+        pool.freeze("one")
+        with pytest.raises(ReplicaLost, match="silent"):
+            await asyncio.wait_for(read(runs["one"]), PATIENCE_S)
+        model.engine.release()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await read(runs["other"]) == "Once "
+            (again,) = await engine.open([REQUEST], sessions["one"])
+            assert await read(again) == "Once "
+
+
+async def test_what_a_silent_generator_had_not_accepted_is_asked_of_another() -> None:
+    async with generating() as (engine, pool, _, replicas):
+        pool.freeze(replicas.owner("session", engine._key).name)
+        async with asyncio.timeout(PATIENCE_S):
+            (run,) = await engine.open([REQUEST], "session")
+            assert await read(run) == "Once "
+        assert pool.asked["one", "generate"] == pool.asked["other", "generate"] == 1
+
+
+async def test_a_text_that_is_wanted_as_a_whole_is_begun_anew_and_one_that_is_streamed_is_not() -> None:
+    async with generating() as (engine, pool, model, _):
+        model.engine.hold(after=2)
+        served = SimpleNamespace(name="wordy", engine=engine)
+        whole, streamed = [await Runs.submit(served, [REQUEST], Call("a", 0.0), n=1, prompt_field="prompt") for _ in range(2)]  # type: ignore[arg-type]
+        both = asyncio.create_task(whole.all())
+        async with asyncio.timeout(PATIENCE_S):
+            assert await streamed.take()
+            for name in [name for name in pool.names if pool.asked[name, "generate"]]:
+                pool.freeze(name)
+            with pytest.raises(ReplicaLost):
+                await to_the_end(streamed)
+            model.engine.release()
+            (delta,) = await both
+        assert delta.text == "Once "
+        assert sum(pool.asked[name, "generate"] for name in pool.names) == 3
+
+
+async def test_a_gateway_that_stood_still_itself_calls_no_replica_silent() -> None:
+    async with generating() as (_, pool, _, replicas):
+        await until(lambda: pool.asked["one", "heartbeat"] > 1)
+        time.sleep(0.7)  # noqa: ASYNC251  which is what happens
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert not any(replica.lost for replica in replicas._replicas.values())
+
+
+class Named:
+    """A pool of names alone."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def replicas(self) -> tuple[str, ...]:
+        return self.names
+
+    async def call(self, replica: str, method: str, *arguments: Any) -> Any:
+        raise NotImplementedError
+
+    stream = call
+
+
+def test_a_session_moves_only_with_its_replica() -> None:
+    pool = Named("a", "b", "c")
+    one, other = Replicas(pool), Replicas(Named("c", "a", "b"))  # type: ignore[arg-type]
+    sessions = [f"session {number}" for number in range(300)]
+    owners = {session: one.owner(session, KEY).name for session in sessions}
+    assert owners == {session: other.owner(session, KEY).name for session in sessions}, "gateways agree"
+    assert all(count > 60 for count in Counter(owners.values()).values())
+    pool.names = ("a", "c")
+    assert all(one.owner(session, KEY).name == owner for session, owner in owners.items() if owner != "b")
+
+
+def test_a_replica_that_serves_another_version_or_is_sick_is_asked_last() -> None:
+    replicas = Replicas(Named("old", "sick", "well"))  # type: ignore[arg-type]
+    replicas.least(KEY)
+    replicas._replicas["old"].models = {("mini", "of another age"): True}
+    replicas._replicas["sick"].models = {KEY: False}
+    replicas._replicas["well"].models = {KEY: True}
+    assert {replicas.least(KEY).name for _ in range(50)} == {"well"}
+    replicas._replicas["well"].lost = True
+    assert {replicas.least(KEY).name for _ in range(50)} == {"old", "sick"}, "which say what is wrong"
+
+
+async def test_the_replica_with_the_least_to_do_is_next() -> None:
+    replicas = Replicas(Named("a", "b"))  # type: ignore[arg-type]
+    first = replicas.least(KEY)
+    async with first.asked(tokens=100):
+        second = replicas.least(KEY)
+        assert second is not first
+        async with second.asked(tokens=50):
+            assert replicas.least(KEY) is second
+    assert (first.load, second.load) == (0, 0)
