@@ -61,6 +61,7 @@ class GenerationRequest:
     lane: Lane = Lane.INTERACTIVE
     deadline: float = math.inf  # time.monotonic()
     traceparent: str | None = None  # W3C, of the request that asks for this; None: not traced
+    client: str = ""  # whose share of the slots this is; equal prompts are read once within a client, never across
 
 
 class TokenLogprob(NamedTuple):
