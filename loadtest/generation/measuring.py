@@ -4,7 +4,7 @@ import statistics
 from dataclasses import replace
 from typing import Any
 
-from loadtest.generation import batches, engine, latency, steps, streams
+from loadtest.generation import batches, engine, latency, sharing, steps, streams
 from loadtest.generation.contestants import NEW_TOKENS, Contestants
 from loadtest.generation.plan import Plan
 from loadtest.generation.shapes import POSITIONS
@@ -55,6 +55,17 @@ class Measuring:
         self._note("latency", "p99_s", figure=latency.percentile(waits.undisturbed, 99))
         self._note("latency", "disturbed p99_s", figure=latency.percentile(waits.during, 99))
         self._note("latency", "prompt_s", figure=waits.prompt_s)
+
+    def sharing(self) -> None:
+        plan = self.plan
+        with attnserve(plan.bundle, plan.model) as served:
+            server = replace(served, path="/v1/completions")
+            waits = {"alone": sharing.first_tokens_s(server, plan.seconds)}
+            with sharing.all_slots_taken(server, plan.slots):
+                waits["beside"] = sharing.first_tokens_s(server, plan.seconds)
+        for which, found in waits.items():
+            for percent in (50, 99):
+                self._note("sharing", which, f"p{percent}_s", figure=latency.percentile(found, percent))
 
     def transformers(self) -> None:
         plan, gpt2 = self.plan, self.contestants.gpt2

@@ -12,6 +12,7 @@ class Part(StrEnum):
     service = "service"
     prefill = "prefill"
     latency = "latency"
+    sharing = "sharing"
     transformers = "transformers"
     paper = "paper"
     batches = "batches"

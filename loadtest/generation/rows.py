@@ -13,6 +13,7 @@ from loadtest.report import Bar, Row
 
 FLAT = 1.05  # how much dearer the last thousand tokens may be than the first
 DISTURBED = 3.0  # how much longer a token may take while a prompt is fed
+SHARED = 4.0  # how much longer a first token may take while one request wants all slots
 PER_S = "tokens/s"
 MiB, GiB = 2**20, 2**30
 
@@ -28,6 +29,8 @@ def rows(plan: Plan, figures: Figures, ours: Sequence[Stretch], twins: Sequence[
         made += _prefill(figures)
     if Part.latency in plan.parts:
         made += _latency(figures)
+    if Part.sharing in plan.parts:
+        made += _sharing(figures, plan.slots)
     if Part.transformers in plan.parts:
         made.append(_transformers(figures, left_out.get(Part.transformers, "")))
     for shape in plan.shapes:
@@ -78,6 +81,20 @@ def _latency(figures: Figures) -> list[Row]:
         _row(f"{between}, undisturbed, p99", "ms", _ms(p99_s)),
         _row(f"{between} {beside}, p99", "ms", _ms(disturbed_s)),
         _row("that prompt, to its first token", "ms", _ms(prompt_s)),
+    ]
+
+
+def _sharing(figures: Figures, slots: int) -> list[Row]:
+    told, beside = "another client's first token", f"beside one request for {slots} endless texts"
+    alone, disturbed = _of(figures, "sharing", "alone", "p99_s"), _of(figures, "sharing", "beside", "p99_s")
+    ratios = tuple(p99 / undisturbed for p99, undisturbed in zip(disturbed, alone, strict=True))
+    return [
+        _row(f"p99 to {told} {beside}, against undisturbed", "times as long", ratios, bar=Bar(at_most=SHARED)),
+        *(
+            _row(f"{told}{where}, {name}", "ms", _ms(_of(figures, "sharing", which, f"{name}_s")))
+            for which, where in (("alone", ", undisturbed"), ("beside", f" {beside}"))
+            for name in ("p50", "p99")
+        ),
     ]
 
 

@@ -67,9 +67,10 @@ def requests(
     check_ids(body.stop_token_ids, vocab_size, "stop_token_ids")
     check_ids(body.allowed_token_ids, vocab_size, "allowed_token_ids")
     seeds = [secrets.randbits(63) if body.seed is None else body.seed for _ in prompts]
+    allowed = tuple(body.allowed_token_ids)
     return [
         GenerationRequest(
-            prompt=tuple(prompt),
+            prompt=prompt,
             sampling=Sampling(
                 seed=seed_of(seed, index),
                 temperature=body.temperature,
@@ -81,7 +82,7 @@ def requests(
                 frequency_penalty=body.frequency_penalty,
                 presence_penalty=body.presence_penalty,
                 logit_bias=bias,
-                allowed_token_ids=tuple(body.allowed_token_ids),
+                allowed_token_ids=allowed,
             ),
             max_tokens=max_tokens,
             min_tokens=body.min_tokens,
@@ -93,9 +94,10 @@ def requests(
             grammar=grammar,
             lane=Lane.INTERACTIVE if call.lane is None else call.lane,
             deadline=call.deadline,
+            client=call.client,
             **options,
         )
-        for prompt, seed in zip(prompts, seeds, strict=True)
+        for prompt, seed in zip(map(tuple, prompts), seeds, strict=True)  # one tuple for n choices, which the engine checks and counts once
         for index in range(n)
     ]
 

@@ -1,64 +1,130 @@
-"""Between the event loop and the engine's thread: who waits for a slot, and what is wanted of those who have one.
+"""Between the event loop and the engine's thread: which runs wait for a slot, whose turn it is, and what is wanted of those that have one.
+
+Slots are shared by client, and within a client by request. A free slot goes to the client that has the fewest. Where none is free, a client
+that has two more than the one that waits gives one back at once; one that has one more gives it back once it has had it for a quantum. So
+slots pass round where there are more clients, or more requests of a client, than slots, and a run alone keeps its own for as long as it
+needs. Requests that never had a slot and those that gave one back take turns: both go on however many come of the other kind.
 
 Both sides come here, under one lock that is held for microseconds.
 """
 
 import asyncio
+import heapq
 import math
 import threading
-from collections import deque
+from collections import Counter
+from collections.abc import Mapping
+from collections.abc import Sequence as Several
+from typing import NamedTuple
 
 from service.batching import Lane
-from service.errors import InvalidRequest, NotReady, Overloaded
+from service.errors import InvalidRequest, NotReady, Overloaded, QueueTooLong
 from service.generation.condition import Condition
 from service.generation.run import Run
-from service.generation.sequence import Sequence
+from service.generation.sequence import Asked, Sequence
 from service.patience import Patience
+
+_BACKLOG = 16  # times `max_waiting`: runs without a slot, of requests that have begun
+_LEAST_HELD = 16  # tokens that a bulk run has gone on by before it gives way to interactive work
+_TRIED = 8  # requests, those whose turn is nearest, for which a slot is looked for
+
+
+class Turn(NamedTuple):
+    """A run that gets a slot, and the one that gives it; None where one is free."""
+
+    run: Sequence
+    instead_of: Sequence | None
+
+
+class Holding(NamedTuple):
+    """Slots, as the event loop sees them."""
+
+    slots: int
+    by_client: Mapping[str, int]
+    turn_s: float  # that a run keeps its slot for, at most, where others wait
+
+    @property
+    def free(self) -> int:
+        return self.slots - sum(self.by_client.values())
 
 
 class Admission:
-    """Two lanes with a bound on runs, on the tokens of their prompts and, for whole requests, on the time that they would wait."""
+    """Requests in two lanes, with a bound on their runs, on the tokens of their prompts and on how long each waits for its first slot."""
 
     def __init__(
         self, *, max_waiting: int, max_waiting_tokens: int, max_wait_s: float, max_bulk_wait_s: float, bulk_delay_s: float
     ) -> None:
         self._max_waiting, self._max_tokens, self._bulk_delay_s = max_waiting, max_waiting_tokens, bulk_delay_s
-        self._patience = (Patience(max_wait_s), Patience(max_bulk_wait_s))  # by lane
+        self._max_wait_s = {Lane.INTERACTIVE: max_wait_s, Lane.BULK: max_bulk_wait_s}
+        self._patience = {lane: Patience(bound_s) for lane, bound_s in self._max_wait_s.items()}
         self._changed = threading.Condition()
-        self._lanes: dict[Lane, deque[Sequence]] = {lane: deque() for lane in Lane}
-        self._tokens = 0
+        self._asked: dict[Asked, None] = {}  # requests that have a run without a slot, in order of arrival
+        self._waiting = 0  # runs of them
+        self._turns = 0
         self._left: set[Run] = set()
         self._taken: dict[Run, asyncio.Future[Condition]] = {}
         self._closed = False
+        self.aside = 0  # runs that gave their slot back
+        self.arrived = False  # something, since the thread last looked
 
     def __len__(self) -> int:
-        return sum(map(len, self._lanes.values()))
+        return self._waiting
 
     # On the event loop -----------------------------------------------------------------------------------------------------------------
 
-    def check(self, lane: Lane, now: float, *, free: int, slot_s: float, token_s: float) -> None:
-        """QueueTooLong when a request would wait too long for its first slot. `free` slots go to those who wait already, from then on one
-        comes free every `slot_s`; a token of a prompt takes `token_s`."""
+    def check(self, client: str, lane: Lane, now: float, holding: Holding) -> None:
+        """QueueTooLong when a request of this client would wait too long for its first slot, by the turns of those before it."""
         with self._changed:
-            before = [sequence for each in Lane if each <= lane for sequence in self._lanes[each]]
-            tokens = sum(sequence.left_of_prompt for sequence in before)
-            self._patience[lane].check(now, max(len(before) - free, 0) * slot_s + tokens * token_s, math.inf)
+            before = Counter(asked.client for asked in self._asked if asked.lane <= lane and not asked.begun)
+            behind = Counter(asked.client for asked in self._asked if asked.lane <= lane and asked.begun)
+            wanted = Counter(holding.by_client)
+            for asked in self._asked:
+                wanted[asked.client] += len(asked)
+        if before.total() < holding.free:
+            return
+        wanted[client] += 1
+        share = fair_share(wanted, holding.slots)[client]
+        if share >= 1:  # whatever others have, it gets these
+            ahead, slots = max(before[client] - max(int(share) - holding.by_client.get(client, 0), 0), 0), share
+            ahead += min(behind[client], ahead)  # which take turns with them
+        else:
+            ahead, slots = sum(min(count, before[client] + 1) for count in before.values()), holding.slots
+            ahead += min(behind.total(), ahead)
+        self._patience[lane].check(now, ahead * holding.turn_s / slots, math.inf)
 
-    def queue(self, sequence: Sequence, *, retry_after_s: float) -> None:
-        """Raises Overloaded when there is no room, and NotReady when there will be none."""
-        tokens = sequence.left_of_prompt
+    def queue(self, asked: Asked, *, retry_after_s: float) -> list[Asked]:
+        """A request with all its runs; those that it takes the place of, since their client has more runs here. Where nothing waits,
+        any request is taken. Raises Overloaded when there is no room, and NotReady when there will be none."""
         with self._changed:
             if self._closed:
                 raise stopping()
-            waiting = len(self)
-            if waiting >= self._max_waiting or (waiting and self._tokens + tokens > self._max_tokens):
+            new = [each for each in self._asked if not each.begun]
+            gone: list[Asked] = []
+            while new and not self._fits([*new, asked]):
+                by_client = Counter({each.client: 0 for each in new})
+                for each in new:
+                    by_client[each.client] += len(each)
+                longest, most = by_client.most_common(1)[0]
+                if by_client[asked.client] + len(asked) >= most:
+                    break
+                gone.append(next(each for each in reversed(new) if each.client == longest))
+                new.remove(gone[-1])
+            backlog = sum(len(each.fresh) for each in self._asked if each.begun)
+            if (new and not self._fits([*new, asked])) or (len(asked) > 1 and backlog + len(asked) > _BACKLOG * self._max_waiting):
+                waiting, tokens = sum(map(len, new)) + backlog, sum(each.tokens for each in new)
                 raise Overloaded(
-                    f"Model is overloaded: {waiting} requests with {self._tokens} prompt tokens wait for a slot",
-                    retry_after_s=retry_after_s,
+                    f"Model is overloaded: {waiting} requests with {tokens} prompt tokens wait for a slot", retry_after_s=retry_after_s
                 )
-            self._lanes[sequence.request.lane].append(sequence)
-            self._tokens += tokens
+            for each in gone:
+                self._drop(each)
+            self._asked[asked] = None
+            self._waiting += len(asked)
+            self.arrived = True
             self._changed.notify()
+            return gone
+
+    def _fits(self, new: Several[Asked]) -> bool:
+        return sum(map(len, new)) <= self._max_waiting and sum(each.tokens for each in new) <= self._max_tokens
 
     def leave(self, run: Run) -> None:
         """Nobody wants this run any more."""
@@ -86,7 +152,7 @@ class Admission:
     def wait(self, *, busy: bool) -> bool:
         """Until there is something to do, at once for who is busy; False when it is closed."""
         with self._changed:
-            while not (busy or self._closed or self._left or self._taken or len(self)):
+            while not (busy or self._closed or self._left or self._taken or self._waiting):
                 self._changed.wait()
             return not self._closed
 
@@ -101,25 +167,117 @@ class Admission:
 
     def waiting(self) -> list[Sequence]:
         with self._changed:
-            return [sequence for lane in self._lanes.values() for sequence in lane]
+            return [run for asked in self._asked for run in (*asked.aside, *asked.fresh)]
 
-    def next(self, now: float) -> Sequence | None:
-        """Whose turn it is: the interactive first, but for bulk that has waited long enough."""
-        if not len(self):
-            return None
+    def turn(self, now: float, holders: Several[Sequence], *, free: bool, quantum: int, room: bool) -> Turn | None:
+        """Whose turn it is, if anybody's. `holders` have slots; none is taken from a run before it has gone on by `quantum` tokens, unless
+        its client has far more than its share. `room`: one more run may be set aside."""
         with self._changed:
-            interactive, bulk = self._lanes[Lane.INTERACTIVE], self._lanes[Lane.BULK]
-            overdue = bool(bulk) and now - bulk[0].run.usage.submitted > self._bulk_delay_s
-            sequence = (bulk if overdue or not interactive else interactive).popleft()
-            self._tokens -= sequence.left_of_prompt
-            return sequence
+            self.arrived = False
+            clients = Counter(holder.request.client for holder in holders)
+            requests = Counter(holder.asked for holder in holders)
+            fresh_first = self._turns % 2 == 0
+
+            def rank(asked: Asked) -> tuple[int, int, int, bool, float]:
+                return (self._lane(asked, now), clients[asked.client], requests[asked], asked.begun == fresh_first, asked.since)
+
+            if free:
+                chosen = min(self._asked, key=rank, default=None)
+                return None if chosen is None else Turn(self._pop(chosen, now), None)
+            for asked in heapq.nsmallest(_TRIED, (each for each in self._asked if room or each.aside), key=rank):
+                giving = [
+                    (
+                        holder.request.lane > self._lane(asked, now),
+                        clients[holder.request.client],
+                        requests[holder.asked],
+                        holder.gone_on,
+                        at,
+                    )
+                    for at, holder in enumerate(holders)
+                    if self._gives_way(holder, asked, self._lane(asked, now), clients, requests, quantum)
+                ]
+                if giving:
+                    return Turn(self._pop(asked, now), holders[max(giving)[-1]])
+            return None
+
+    def _lane(self, asked: Asked, now: float) -> Lane:
+        """Bulk work that has been passed for long enough is passed no more."""
+        return Lane.INTERACTIVE if now - asked.since > self._bulk_delay_s else asked.lane
+
+    def _gives_way(
+        self, holder: Sequence, asked: Asked, lane: Lane, clients: Mapping[str, int], requests: Mapping[Asked, int], quantum: int
+    ) -> bool:
+        if holder.asked is asked or holder.request.lane < lane:
+            return False
+        if holder.request.lane > asked.lane:
+            return holder.gone_on >= _LEAST_HELD or clients[holder.request.client] > clients[asked.client] + 1
+        if holder.request.client == asked.client:
+            more = requests[holder.asked] - requests[asked]
+        else:
+            more = clients[holder.request.client] - clients[asked.client]
+        return more > 1 or (more == 1 and holder.gone_on >= quantum)
+
+    def set_aside(self, sequence: Sequence, now: float) -> None:
+        """It has given its slot back, and waits for the next one."""
+        with self._changed:
+            sequence.aside = True
+            sequence.asked.aside.append(sequence)
+            sequence.asked.since = now
+            self._asked[sequence.asked] = None
+            self._waiting += 1
+            self.aside += 1
+
+    def overdue(self, now: float) -> list[tuple[Asked, QueueTooLong]]:
+        """Requests of which no run has had a slot for longer than they may wait, taken out, with what they are told."""
+        with self._changed:
+            late = [asked for asked in self._asked if not asked.begun and now - asked.submitted > self._max_wait_s[asked.lane]]
+            for asked in late:
+                self._drop(asked)
+        return [(asked, _too_late(now - asked.submitted, self._max_wait_s[asked.lane])) for asked in late]
 
     def remove(self, sequence: Sequence) -> None:
         """Does nothing for who does not wait."""
         with self._changed:
-            if sequence in (lane := self._lanes[sequence.request.lane]):
-                lane.remove(sequence)
-                self._tokens -= sequence.left_of_prompt
+            asked = sequence.asked
+            if sequence in (where := asked.aside if sequence.aside else asked.fresh):
+                where.remove(sequence)
+                self._less(asked, sequence)
+
+    def _pop(self, asked: Asked, now: float) -> Sequence:
+        sequence = (asked.aside or asked.fresh).popleft()
+        self._less(asked, sequence)
+        asked.begun, asked.since = True, now
+        self._turns += 1
+        return sequence
+
+    def _less(self, asked: Asked, sequence: Sequence) -> None:
+        self._waiting -= 1
+        self.aside -= sequence.aside
+        sequence.aside = False
+        if not len(asked):
+            del self._asked[asked]
+
+    def _drop(self, asked: Asked) -> None:
+        """A request that has not begun."""
+        del self._asked[asked]
+        self._waiting -= len(asked)
+
+
+def fair_share(wanted: Mapping[str, int], slots: int) -> dict[str, float]:
+    """Slots of each client: as many as it wants, as far as none of the others that want more has fewer."""
+    shares: dict[str, float] = {}
+    left = float(slots)
+    for at, (client, count) in enumerate(sorted(wanted.items(), key=lambda each: each[1])):
+        shares[client] = min(float(count), left / (len(wanted) - at))
+        left -= shares[client]
+    return shares
+
+
+def _too_late(waited_s: float, bound_s: float) -> QueueTooLong:
+    return QueueTooLong(
+        f"Model is overloaded: the request has waited {waited_s:.2f} s for a slot and may wait {bound_s:g} s",
+        retry_after_s=max(waited_s, 1.0),
+    )
 
 
 def stopping() -> NotReady:

@@ -86,6 +86,7 @@ class DeviceStepSession:
         assert manifest.decoder is not None
         self.decoder = manifest.decoder
         self.vocab_size = manifest.limits.vocab_size
+        self.fingerprint = manifest.fingerprint
         self.provider = provider
         self._device = DEVICES[provider]
         graph = bundle / manifest.graph.file

@@ -9,14 +9,17 @@ Speculative decoding would sit in `_step`: the graph gives logits at any positio
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from numpy.typing import NDArray
+
 from service.batching import Lane
-from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, RuntimeFailed, ServiceError
-from service.generation.admission import Admission, stopping
+from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed, ServiceError
+from service.generation.admission import Admission, Holding, stopping
 from service.generation.averages import averaged
 from service.generation.condition import Condition
 from service.generation.engine_thread import EngineThread
@@ -25,8 +28,8 @@ from service.generation.prefill import LEAST_PIECE, Prefill, Prompt
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling, Token, Usage
 from service.generation.run import Run
 from service.generation.running import Running
-from service.generation.sampling import check_sampling
-from service.generation.sequence import Sequence
+from service.generation.sampling import Edits, check_ids, check_sampling
+from service.generation.sequence import Asked, Held, Sequence
 from service.generation.session import StepSession, beginning
 from service.generation.text import TextStream, Vocabulary
 from service.logs import traces
@@ -39,6 +42,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("attnserve")
 
 _SWEEP_S = 0.02  # between two looks at deadlines
+_LOOK = 8  # steps between two looks at whether a run that waits is to have the slot of another one
+_QUANTUM = (4, 128)  # tokens, at least and at most, that a run keeps its slot for where others wait
+_QUANTA = 4  # in `max_wait_s`, as far as these allow it
+_LONG_PROMPT = 4096  # tokens: after a check of so many, the event loop is let go on with other things
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,13 +53,15 @@ class GeneratorLimits:
     """Bounds of one engine."""
 
     slots: int = 32
-    max_waiting: int = 256  # runs without a slot
+    max_waiting: int = 256  # runs of requests that have not begun
     max_waiting_tokens: int = 262_144  # of their prompts
     max_prompt_tokens: int = 131_072
-    max_wait_s: float = 1.0  # of a request for the first slot, by how long runs took
+    max_wait_s: float = 1.0  # of a request for its first slot
     max_bulk_wait_s: float = 30.0
     bulk_delay_s: float = 2.0  # a bulk run is passed by interactive ones for so long
     unread_s: float = 60.0  # a run whose text nobody takes for so long is ended
+    max_aside: int = 256  # runs that have given their slot back and wait for the next one
+    max_aside_bytes: int = 256 * 2**20  # of their states, or as much as those of all slots where that is more
 
 
 class GeneratorEngine(EngineThread):
@@ -86,12 +95,17 @@ class GeneratorEngine(EngineThread):
         )
         self._run_s = 1.0  # of a whole run, moving average
         self._arrivals = 0
+        state_bytes = session.decoder.state_bytes
+        aside_bytes = max(limits.max_aside_bytes, limits.slots * state_bytes)
+        self._max_aside = min(limits.max_aside, aside_bytes // (state_bytes + 4 * session.vocab_size))
         # The thread's own.
         self._running = Running(session, limits.slots)
         self._prefill = Prefill(session)
         self._step_s = 0.0
         self._swept = 0.0
+        self._steps = 0
         self._drew = 0.0
+        self._back: list[Sequence] = []  # runs that have drawn no token since they got a slot again
         self._said: list[tuple[Run, Token | Delta | ServiceError]] = []
         metrics.slots.set(limits.slots)
         metrics.running.set_function(lambda: len(self._running) + len(self._prefill))
@@ -110,40 +124,48 @@ class GeneratorEngine(EngineThread):
 
     def submit(self, request: GenerationRequest) -> Run:
         """Queue a run. Raises InvalidRequest, NeverFits, Overloaded, DeadlineExceeded or NotReady, with nothing queued."""
-        return self._queue(self._sequence(request))
+        sequence = self._sequence(request, _asked(request), _Once())
+        self._queue(sequence.asked)
+        return sequence.run
 
-    def check(self, lane: Lane) -> None:
-        """QueueTooLong when a request would wait too long for its first slot, by how long runs took."""
-        free = self.limits.slots - len(self._running) - len(self._prefill)
-        slot_s = self._run_s / self.limits.slots
-        self._admission.check(lane, time.monotonic(), free=free, slot_s=slot_s, token_s=self._prefill.token_s)
+    def check(self, client: str, lane: Lane) -> None:
+        """QueueTooLong when a request of this client would wait too long for its first slot."""
+        holders = [*self._running.sequences, *self._prefill.sequences]
+        by_client = Counter(holder.request.client for holder in holders)
+        self._admission.check(client, lane, time.monotonic(), Holding(self.limits.slots, by_client, self._turn_s(holders)))
+
+    def _turn_s(self, holders: list[Sequence]) -> float:
+        """How long a run keeps its slot where others wait: a quantum, or to its end. Runs that have not ended count with their age."""
+        if self._admission.aside < self._max_aside:
+            return min(self._run_s, self._quantum * self._step_s) if self._step_s else self._run_s
+        now = time.monotonic()
+        ages = [now - (holder.run.usage.started or now) for holder in holders]
+        return max(self._run_s, sum(ages) / max(len(ages), 1))
 
     async def open(self, requests: Iterable[GenerationRequest], key: str = "") -> list[Run]:
         """Queue all runs of one request or none, their grammars compiled before. `key` says whose they are; here is one engine for all.
 
         Raises what `submit` and `check` do.
         """
-        asked = list(requests)
-        for lane in {request.lane for request in asked}:
-            self.check(lane)
-        for grammar in {request.grammar for request in asked if request.grammar is not None}:
+        requests = list(requests)
+        for client, lane in {(request.client, request.lane) for request in requests}:
+            self.check(client, lane)
+        for grammar in {request.grammar for request in requests if request.grammar is not None}:
             await self.prepare(grammar)
-        runs: list[Run] = []
-        try:
-            for request in asked:
-                runs.append(self.submit(request))
-        except BaseException:
-            for run in runs:
-                run.cancel()
-            raise
-        return runs
+        asked, once, tokens = _asked(requests[0]), _Once(), 0
+        for request in requests:
+            tokens += 0 if id(request.prompt) in once.checked else len(request.prompt)
+            if tokens > _LONG_PROMPT:
+                tokens = await asyncio.sleep(0, 0)
+            self._sequence(request, asked, once)
+        self._queue(asked)
+        return [sequence.run for sequence in asked.fresh]
 
     def resume(self, condition: Condition) -> Run:
         """Go on with a run that was taken out, here or elsewhere; its deltas continue where the others ended. Raises what `submit` does."""
-        sequence = self._sequence(condition.request)
-        condition.check(self._session.decoder, self._session.vocab_size)
-        sequence.go_on_from(condition)
-        return self._queue(sequence)
+        sequence = self._sequence(condition.request, _asked(condition.request), _Once(), condition)
+        self._queue(sequence.asked)
+        return sequence.run
 
     async def probe(self, deadline: float) -> None:
         """Draw one token. Raises what keeps it from coming, as a ServiceError."""
@@ -163,7 +185,7 @@ class GeneratorEngine(EngineThread):
         finally:
             run.cancel()  # its reader sees the end; and nothing runs on for a caller who did not wait
 
-    def _check(self, request: GenerationRequest) -> None:
+    def _check(self, request: GenerationRequest, checked: set[int]) -> None:
         if self._loop is None:
             raise NotReady("the model is still being started")
         size, limit = len(request.prompt), self.limits.max_prompt_tokens
@@ -176,35 +198,56 @@ class GeneratorEngine(EngineThread):
             raise NeverFits(f"the prompt has {size} tokens, and this model positions for {n_positions}: shorten it", param="prompt")
         vocab_size = self._session.vocab_size
         for name, ids in (("prompt", request.prompt), ("stop_token_ids", request.stop_token_ids)):
-            if ids and ((worst := max(ids)) >= vocab_size or (worst := min(ids)) < 0):
-                raise InvalidRequest(f"token id {worst} of {name} is outside this model's vocabulary of {vocab_size}", param=name)
+            if id(ids) not in checked:
+                check_ids(ids, vocab_size, name)
+                checked.add(id(ids))
+        for name in ("max_tokens", "min_tokens"):
+            if (value := getattr(request, name)) < 0:
+                raise InvalidRequest(f"{name} is {value} and must be 0 or more", param=name)
+        for name in ("top_logprobs", "prompt_logprobs"):
+            if (wanted := getattr(request, name)) is not None and not 0 <= wanted <= vocab_size:
+                raise InvalidRequest(f"{name} is {wanted} and must be from 0 to {vocab_size}, the size of the vocabulary", param=name)
         if not all(request.stop):
             raise InvalidRequest("a stop string is empty, and every text ends with it: leave it out", param="stop")
-        check_sampling(request.sampling, vocab_size)
+        check_sampling(request.sampling, vocab_size, checked)
         if request.deadline <= time.monotonic():
             raise DeadlineExceeded("the request's deadline passed before it was queued")
 
-    def _sequence(self, request: GenerationRequest) -> Sequence:
-        """A run at its beginning, once it is known that it can be one of this model."""
-        self._check(request)
+    def _sequence(self, request: GenerationRequest, asked: Asked, once: "_Once", condition: Condition | None = None) -> Sequence:
+        """One more run of a request, at its beginning or where `condition` was, once it is known that it can be one of this model."""
+        self._check(request, once.checked)
+        completion: tuple[int, ...] = ()
+        if condition is not None:
+            condition.check(self._session.decoder, self._session.vocab_size, self._session.fingerprint)
+            completion = condition.completion
         self._arrivals += 1
         text = TextStream(
             self._vocabulary, stop=request.stop, include_stop=request.include_stop, skip_special_tokens=request.skip_special_tokens
         )
-        usage = Usage(len(request.prompt), submitted=time.monotonic())
-        return Sequence(
+        usage = Usage(len(request.prompt), submitted=asked.submitted)
+        sequence = Sequence(
             run=Run(request, usage, self._admission.leave, None if request.stop else text),
             stops=text if request.stop else None,
             matcher=self._grammars.matcher(request.grammar) if request.grammar is not None else None,
             ends=frozenset((*(() if request.ignore_eos else self._eos), *request.stop_token_ids)),
             order=self._arrivals,
+            asked=asked,
             n_positions=self._session.decoder.n_positions,
+            edits=Edits.of(request.sampling, self._session.vocab_size, request.prompt, completion, once.made),
         )
+        if condition is not None:
+            sequence.go_on_from(condition)
+        asked.fresh.append(sequence)
+        return sequence
 
-    def _queue(self, sequence: Sequence) -> Run:
-        retry_after_s = self._run_s / self.limits.slots + sequence.left_of_prompt * self._prefill.token_s
-        self._admission.queue(sequence, retry_after_s=retry_after_s)
-        return sequence.run
+    def _queue(self, asked: Asked) -> None:
+        retry_after_s = self._run_s / self.limits.slots + self._prefill.price.of(asked.tokens)
+        for gone in self._admission.queue(asked, retry_after_s=retry_after_s):
+            told = Overloaded("Model is overloaded: a client with fewer requests took the place of this one", retry_after_s=retry_after_s)
+            for sequence in gone.fresh:
+                sequence.run.usage.finished = time.monotonic()
+                self.metrics.finished("error", sequence.run.usage)
+                sequence.run.fail(told)
 
     def _close(self) -> None:
         self._admission.close()
@@ -214,8 +257,10 @@ class GeneratorEngine(EngineThread):
     def _work(self) -> None:
         try:
             while self._admission.wait(busy=bool(len(self._running) or len(self._prefill))):
+                self._steps += 1
                 self._heed()
                 self._admit()
+                self._refuse()
                 self._feed_some()
                 if len(self._running):
                     self._guarded(self._step, self._running.sequences)
@@ -231,7 +276,6 @@ class GeneratorEngine(EngineThread):
         self._began = time.monotonic()
         try:
             call()
-            self._last_call_failed = False
         except BaseException as error:  # not even SystemExit ends this thread: everybody would wait for it for good
             asked = traces(sequence.run.request.traceparent for sequence in everybody)
             log.exception("step failed", extra={"runs": len(everybody), **asked})
@@ -250,10 +294,8 @@ class GeneratorEngine(EngineThread):
         """Free what nobody wants any more, hand over what is asked for, and now and then end what has taken too long."""
         now = time.monotonic()
         left, taken = self._admission.wishes()
-        sweep = now - self._swept > _SWEEP_S
-        if not (left or taken or sweep):
+        if not (left or taken or now - self._swept > _SWEEP_S):
             return
-        self._swept = now
         for sequence in [*self._running.sequences, *self._prefill.sequences, *self._admission.waiting()]:
             run = sequence.run
             if run in left:
@@ -274,76 +316,129 @@ class GeneratorEngine(EngineThread):
         for future in taken.values():
             self._hand_over(future, InvalidRequest("the run has ended: there is nothing to take out"))
 
+    def _refuse(self) -> None:
+        """Requests that have waited too long for their first slot, now that those whose turn it is have one."""
+        now = time.monotonic()
+        if now - self._swept > _SWEEP_S:
+            self._swept = now
+            for asked, refusal in self._admission.overdue(now):
+                for sequence in asked.fresh:
+                    self._say(sequence.run, refusal)
+
     def _forget(self, sequence: Sequence) -> None:
+        self._admission.remove(sequence)
         if sequence in self._running.sequences:
             self._running.remove(sequence)
-        elif sequence in self._prefill.sequences:
+        elif sequence in self._prefill:
             self._prefill.remove(sequence)
-        else:
-            self._admission.remove(sequence)
+        if sequence in self._back:
+            self._back.remove(sequence)
 
     def _condition(self, sequence: Sequence) -> Condition:
-        logits, position = None, sequence.position
-        if sequence in self._running.sequences:
+        logits = before = None
+        if sequence.held is not None:
+            states, logits = sequence.held.states, sequence.held.logits
+        elif sequence in self._running.sequences:
             states, logits = self._running.condition(sequence)
-        elif sequence in self._prefill.sequences and sequence.request.prompt_logprobs is None:
-            states = self._prefill.states(sequence)
+        elif sequence in self._prefill:
+            states, before = self._prefill.condition(sequence)
         elif sequence.come_from is not None:
             return sequence.come_from
-        else:  # from the beginning, also where log-probabilities of the prompt were told to this caller and the next one wants all of them
-            states, position = beginning(self._session.decoder), 0
+        else:
+            states = beginning(self._session.decoder)
         return Condition(
             request=sequence.request,
             completion=tuple(sequence.completion),
-            position=position,
+            position=sequence.position,
             states=tuple(states),
             logits=logits,
+            fingerprint=self._session.fingerprint,
+            prompt_logprobs=tuple(sequence.run.prompt_logprobs),
+            before=before,
         )
 
+    @property
+    def _quantum(self) -> int:
+        """Tokens that a run keeps its slot for where others wait."""
+        least, most = _QUANTUM
+        return most if not self._step_s else max(least, min(most, int(self.limits.max_wait_s / _QUANTA / self._step_s)))
+
     def _admit(self) -> None:
-        """Slots to those who wait."""
+        """Slots to those whose turn it is. Where all are taken, a look at who waits is for when somebody came, and for every few steps."""
+        if not len(self._admission):
+            return
+        holders = [*self._running.sequences, *self._prefill.sequences]
+        if len(holders) >= self.limits.slots and not self._admission.arrived and self._steps % _LOOK:
+            return
         now = time.monotonic()
-        while len(self._running) + len(self._prefill) < self.limits.slots:
-            sequence = self._admission.next(now)
-            if sequence is None:
+        while True:
+            free, room = len(holders) < self.limits.slots, self._admission.aside < self._max_aside
+            turn = self._admission.turn(now, holders, free=free, quantum=self._quantum, room=room)
+            if turn is None:
                 return
-            self._place(sequence)
-            sequence.run.usage.started = now
-            self.metrics.queue_s.observe(now - sequence.run.usage.submitted)
+            if turn.instead_of is not None:
+                self._guarded(partial(self._set_aside, turn.instead_of, now), [turn.instead_of])
+                holders.remove(turn.instead_of)
+            self._guarded(partial(self._place, turn.run), [turn.run])
+            holders.append(turn.run)
+            if (usage := turn.run.run.usage).started is None:
+                usage.started = now
+                self.metrics.queue_s.observe(now - usage.submitted)
+
+    def _set_aside(self, sequence: Sequence, now: float) -> None:
+        """Another one gets its slot. What it is by now is kept, and it goes on from there in its turn."""
+        if sequence in self._running.sequences:
+            sequence.held = Held(*self._running.condition(sequence))
+            self._running.remove(sequence)
+            if sequence in self._back:  # it has drawn nothing since
+                self._back.remove(sequence)
+            else:
+                sequence.drew = self._drew
+            self._admission.set_aside(sequence, now)
+        else:
+            self._admission.set_aside(sequence, now)
+            self._prefill.set_aside(sequence)
 
     def _place(self, sequence: Sequence) -> None:
-        condition, sequence.come_from = sequence.come_from, None
-        if condition is None:
-            self._prefill.add(sequence, None)
-            return
-        self._guarded(partial(self._place_again, sequence, condition), [sequence])
-
-    def _place_again(self, sequence: Sequence, condition: Condition) -> None:
         """Its states go to where the graph runs."""
-        sequence.position = condition.position
-        if condition.logits is None:
-            self._prefill.add(sequence, condition.states if condition.position else None)
-        else:
+        condition, sequence.come_from = sequence.come_from, None
+        held, sequence.held = sequence.held, None
+        if held is not None:
+            self._running.join(sequence, held.states, held.logits)
+            if sequence.drew:
+                self._back.append(sequence)
+        elif condition is not None and condition.logits is not None:
             self._running.join(sequence, condition.states, condition.logits)
+        elif sequence in self._prefill:
+            self._prefill.back(sequence)
+        else:
+            self._prefill.add(sequence, condition)
+        sequence.placed_at = sequence.position
 
     def _feed_some(self) -> None:
         """Pieces of prompts, as many tokens of them as may pass before the next step."""
         budget = self._prefill.budget(self._step_s if len(self._running) else None)
-        while len(self._prefill) and budget > 0:
+        while budget > 0 and len(self._prefill):
             prompts, size = self._prefill.next(budget)
             self._guarded(partial(self._feed, prompts, size), [sequence for prompt in prompts for sequence in prompt.sequences])
-            budget -= len(prompts) * max(size, LEAST_PIECE)  # a call has its price, however little it is given
+            budget -= max(len(prompts) * size, LEAST_PIECE) + int(self._prefill.price.call_tokens)
 
     def _feed(self, prompts: list[Prompt], size: int) -> None:
-        """A piece of each prompt; the runs of those that are done begin to draw."""
+        """A piece of each prompt; the runs of those that are done begin to draw, or wait to where they have no slot now."""
         before = sum(prompt.left for prompt in prompts)
         for fed in self._prefill.feed(prompts, size):
+            held = Held(fed.states.slots.state(fed.states.at), fed.logits) if any(each.aside for each in fed.sequences) else None
             for sequence in fed.sequences:
-                if sequence.request.max_tokens:
-                    self._running.join(sequence, fed.states, fed.logits)
-                else:
+                if not sequence.request.max_tokens:
+                    self._admission.remove(sequence)
                     self._say(sequence.run, Delta("", finish_reason="length"))
+                elif sequence.aside:
+                    sequence.held = held
+                else:
+                    self._running.join(sequence, fed.states, fed.logits)
+                    sequence.placed_at = sequence.position
         self.metrics.prompt_tokens.inc(before - sum(prompt.left for prompt in prompts))
+        self._last_call_failed = False
 
     def _step(self) -> None:
         """One token for everybody: draw it, say it, and feed those who go on."""
@@ -353,6 +448,7 @@ class GeneratorEngine(EngineThread):
             started = time.perf_counter()
             self._running.step()
             self._step_s = averaged(self._step_s, time.perf_counter() - started)
+        self._last_call_failed = False
 
     def _draw(self) -> None:
         """The next token of every row, said; those who end with it, or for whom there is none, are gone."""
@@ -373,6 +469,10 @@ class GeneratorEngine(EngineThread):
             if made.finish_reason is not None:
                 self._run_s = averaged(self._run_s, now - (usage.started or now))
                 self._running.remove(sequence)
+        for sequence in self._back:  # which drew before they gave their slots back
+            self.metrics.between_tokens_s.observe(now - sequence.drew, 1)
+            n_first += 1
+        self._back.clear()
         n_drawn = len(sequences) - len(drawn.failures)
         self.metrics.between_tokens_s.observe(now - self._drew, n_drawn - n_first)  # who drew before drew at every step since
         self.metrics.generation_tokens.inc(n_drawn)
@@ -408,6 +508,19 @@ class GeneratorEngine(EngineThread):
         self._publish()
         for future in taken.values():
             self._hand_over(future, stopping())
+
+
+@dataclass
+class _Once:
+    """What is done once for all runs of a request, by the identity of what they share: ids that were checked, arrays that were made."""
+
+    checked: set[int] = field(default_factory=set)
+    made: dict[int, NDArray[Any]] = field(default_factory=dict)
+
+
+def _asked(request: GenerationRequest) -> Asked:
+    now = time.monotonic()
+    return Asked(request.client, request.lane, submitted=now, since=now)
 
 
 def _tell(said: list[tuple[Run, Token | Delta | ServiceError]]) -> None:

@@ -1,11 +1,11 @@
-"""Prompts on their way into states: in pieces, the short ones together, equal ones once.
+"""Prompts on their way into states: in pieces, the short ones together, equal ones of a client once.
 
-A piece is so small that those who stream wait for it about as long as for a step of their own. The pieces go in turn to the prompt that has
-waited longest and to the one that is nearest its end, so that a long prompt neither blocks short ones nor starves.
+A piece is so small that those who stream wait for it about as long as for a step of their own. The pieces go in turn to the client that has
+been fed least, its oldest prompt first, and to the prompt that is nearest its end: a long prompt neither blocks short ones nor starves, and
+many prompts of one client do not hold up those of others.
 """
 
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.generation.averages import averaged
+from service.generation.condition import Condition
+from service.generation.price import Price
 from service.generation.sampling import logprobs_of
 from service.generation.sequence import Sequence
 from service.generation.session import Ids, Logits, State, StepSession, beginning
@@ -26,20 +27,27 @@ _WITH_LOGPROBS = 64  # the most where logits of every position are wanted: V num
 
 @dataclass(eq=False)
 class Prompt:
-    """Tokens to be fed for one run, or for several that asked for the same ones while it was under way."""
+    """Tokens to be fed for one run, or for several of a client that asked for the same ones while it was under way."""
 
     tokens: tuple[int, ...]
     n_top: int | None  # prompt_logprobs
+    client: str
     order: int  # of arrival
     shared: bool  # it begins with an empty state, so that others may join
     position: int = 0
     sequences: list[Sequence] = field(default_factory=list)
-    slots: "Slots[Prompt] | None" = None  # of one row; None: nothing was fed yet
+    slots: "Slots[Prompt] | None" = None  # of one row; None: nothing was fed yet, or it rests
+    resting: list[State] | None = None  # its states, without B, while none of its runs has a slot
     before: NDArray[np.float32] | None = None  # logits (V,) of the last token fed, where log-probabilities need them
 
     @property
     def left(self) -> int:
         return len(self.tokens) - self.position
+
+    @property
+    def wanted(self) -> bool:
+        """By a run that has a slot."""
+        return not all(sequence.aside for sequence in self.sequences)
 
 
 @dataclass(frozen=True)
@@ -52,58 +60,104 @@ class Fed:
 
 
 class Prefill:
-    """Prompts being fed, in order of arrival."""
+    """Prompts being fed, in order of arrival, and those that rest while their runs have given their slots back."""
 
     def __init__(self, session: StepSession[Any]) -> None:
         self._session = session
         self._prompts: list[Prompt] = []
+        self._resting: list[Prompt] = []
+        self._fed: dict[str, int] = {}  # tokens of each client that has a prompt here
         self._turn = 0
-        self.token_s = 0.0  # moving average of a token's time
+        self.price = Price()  # of a call
 
     def __len__(self) -> int:
-        """Runs, each of which needs a slot in the end."""
-        return sum(len(prompt.sequences) for prompt in self._prompts)
+        """Runs that have a slot."""
+        return len(self.sequences) if self._prompts else 0
 
     @property
     def sequences(self) -> list[Sequence]:
-        return [sequence for prompt in self._prompts for sequence in prompt.sequences]
+        """Those that have a slot."""
+        return [sequence for prompt in self._prompts for sequence in prompt.sequences if not sequence.aside]
 
-    def add(self, sequence: Sequence, states: Iterable[State] | None) -> None:
-        """Begin with a prompt, or go on with one from `states` that have seen `sequence.position` tokens of it."""
+    def __contains__(self, sequence: Sequence) -> bool:
+        return any(sequence in prompt.sequences for prompt in (*self._prompts, *self._resting))
+
+    def add(self, sequence: Sequence, condition: Condition | None) -> None:
+        """Begin with a prompt, or go on with one from where it was taken out."""
         request = sequence.request
-        if states is None and (found := self._under_way(sequence)) is not None:
+        begun = condition is not None and condition.position > 0
+        if not begun and (found := self._under_way(sequence)) is not None:
             found.sequences.append(sequence)
             sequence.position = sequence.run.usage.cached_tokens = found.position
             sequence.run.prompt_logprobs.extend(found.sequences[0].run.prompt_logprobs)
+            self._wake(found)
             return
-        prompt = Prompt(request.prompt, request.prompt_logprobs, sequence.order, states is None, sequence.position, [sequence])
-        if states is not None:
-            prompt.slots = Slots(self._session, 1)
-            prompt.slots.add(prompt, list(states), prompt.position)
-        self._prompts.append(prompt)
+        prompt = Prompt(request.prompt, request.prompt_logprobs, request.client, sequence.order, not begun, sequence.position, [sequence])
+        if begun and condition is not None:
+            prompt.resting, prompt.before = list(condition.states), condition.before
+        self._resting.append(prompt)
+        self._wake(prompt)
+
+    def set_aside(self, sequence: Sequence) -> None:
+        """The run, which is marked so, has no slot any more: nothing is fed for it alone."""
+        self._rest(self._of(sequence))
+
+    def back(self, sequence: Sequence) -> None:
+        """It has one again."""
+        self._wake(self._of(sequence))
 
     def remove(self, sequence: Sequence) -> None:
         """The run goes; its prompt too, if nobody else wants it."""
         prompt = self._of(sequence)
         prompt.sequences.remove(sequence)
-        if not prompt.sequences:
-            self._prompts.remove(prompt)
+        if prompt.sequences:
+            self._rest(prompt)
+        else:
+            (self._prompts if prompt in self._prompts else self._resting).remove(prompt)
+            self._forget_fed()
 
-    def states(self, sequence: Sequence) -> list[State]:
-        """A copy, without B."""
-        slots = self._of(sequence).slots
-        return beginning(self._session.decoder) if slots is None else slots.state(0)
+    def condition(self, sequence: Sequence) -> tuple[list[State], NDArray[np.float32] | None]:
+        """States, without B, and the logits (V,) that log-probabilities of the rest of the prompt need. The arrays stay as they are."""
+        prompt = self._of(sequence)
+        if prompt.slots is None:
+            return prompt.resting or beginning(self._session.decoder), prompt.before
+        return prompt.slots.state(0), prompt.before
+
+    def _rest(self, prompt: Prompt) -> None:
+        """Where nobody with a slot wants the prompt, its state goes to the host, out of the memory that is for slots."""
+        if prompt in self._prompts and not prompt.wanted:
+            if prompt.slots is not None:
+                prompt.resting, prompt.slots = prompt.slots.state(0), None
+            self._prompts.remove(prompt)
+            self._resting.append(prompt)
+            self._forget_fed()
+
+    def _wake(self, prompt: Prompt) -> None:
+        if prompt in self._resting:
+            if prompt.resting is not None:
+                slots: Slots[Prompt] = Slots(self._session, 1)
+                slots.add(prompt, prompt.resting, prompt.position)
+                prompt.slots, prompt.resting = slots, None
+            self._resting.remove(prompt)
+            self._prompts.append(prompt)
+            self._fed.setdefault(prompt.client, min(self._fed.values(), default=0))  # what it was fed before it came counts for nothing
+
+    def _forget_fed(self) -> None:
+        here = {prompt.client for prompt in self._prompts}
+        self._fed = {client: tokens for client, tokens in self._fed.items() if client in here}
 
     def budget(self, step_s: float | None) -> int:
         """Tokens to feed before the next step: what takes about as long as `step_s`, that of those who stream. None: nobody does."""
-        if step_s is None or not self.token_s:
+        if step_s is None or not self.price.token_s:
             return _MOST_PIECE
-        return max(LEAST_PIECE, min(_MOST_PIECE, int(_PIECE_STEPS * step_s / self.token_s)))
+        tokens = (_PIECE_STEPS * step_s - self.price.call_s) / self.price.token_s
+        return max(LEAST_PIECE, min(_MOST_PIECE, int(tokens)))
 
     def next(self, budget: int) -> tuple[list[Prompt], int]:
         """Whose turn it is, and how many tokens of each: a piece of one, or several that end with it."""
         self._turn += 1
-        first = min(self._prompts, key=lambda prompt: prompt.order if self._turn % 2 else prompt.left)
+        by_age = self._turn % 2
+        first = min(self._prompts, key=lambda prompt: (self._fed[prompt.client], prompt.order) if by_age else (prompt.left, 0))
         size = min(first.left, budget, _MOST_PIECE if first.n_top is None else _WITH_LOGPROBS)
         if not _short(first, size):
             return [first], size
@@ -125,26 +179,32 @@ class Prefill:
         wanted: Ids = np.arange(size, dtype=np.int64)[None] if every else lengths[:, None] - 1
         logits = self._session.run(tokens, lengths, slots.positions[: len(prompts)], wanted, *slots.sets)
         slots.stepped(lengths)
-        self.token_s = averaged(self.token_s, (time.perf_counter() - started) / tokens.size)
+        self.price.paid(tokens.size, time.perf_counter() - started)
         if every:
             _tell(prompts[0], tokens[0].tolist(), logits[0])
         done: list[Fed] = []
         for row, (prompt, length) in enumerate(zip(prompts, lengths.tolist(), strict=True)):
             prompt.position += length
+            self._fed[prompt.client] += length
             for sequence in prompt.sequences:
                 sequence.position = prompt.position
             if not prompt.left:
                 self._prompts.remove(prompt)
                 done.append(Fed(prompt.sequences, Row(slots, row), logits[row, -1]))
+        if done:
+            self._forget_fed()
         return done
 
     def _under_way(self, sequence: Sequence) -> Prompt | None:
+        """Of the same client alone: how much of a prompt was read already would tell one client what another one asks."""
         asked = sequence.request
-        alike = (each for each in self._prompts if each.shared and each.n_top == asked.prompt_logprobs and each.tokens == asked.prompt)
-        return next(alike, None)
+        for each in (*self._prompts, *self._resting):
+            if each.shared and (each.client, each.n_top) == (asked.client, asked.prompt_logprobs) and each.tokens == asked.prompt:
+                return each
+        return None
 
     def _of(self, sequence: Sequence) -> Prompt:
-        return next(prompt for prompt in self._prompts if sequence in prompt.sequences)
+        return next(prompt for prompt in (*self._prompts, *self._resting) if sequence in prompt.sequences)
 
     def _slots_of(self, prompts: list[Prompt]) -> Slots[Prompt]:
         """A single prompt keeps its state from piece to piece; several begin and end with this call."""

@@ -36,7 +36,8 @@ class Running:
         self.sequences.append(sequence)
         self._logits[row] = logits
         asked = sequence.request
-        self._sampler.put(row, asked.sampling, prompt=asked.prompt, completion=sequence.completion, top_logprobs=asked.top_logprobs)
+        position = len(asked.prompt) + len(sequence.completion)
+        self._sampler.go_on(row, asked.sampling, sequence.edits, position=position, top_logprobs=asked.top_logprobs)
 
     def remove(self, sequence: Sequence) -> None:
         row = self.sequences.index(sequence)

@@ -1,13 +1,49 @@
 """One run inside the engine: how far it is, and what of its text may leave."""
 
+from collections import deque
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from service.batching import Lane
 from service.errors import InvalidRequest
 from service.generation.condition import Condition
 from service.generation.grammar import Matcher
 from service.generation.request import Delta, FinishReason, GenerationRequest, Token, TokenLogprob
 from service.generation.run import Run
+from service.generation.sampling import Edits
+from service.generation.session import State
 from service.generation.text import TextStream
+
+
+@dataclass(eq=False)
+class Asked:
+    """The runs of one request that have no slot, in the order in which they get one: those that had one before come first."""
+
+    client: str
+    lane: Lane
+    submitted: float  # time.monotonic()
+    since: float  # when it came, and then when one of its runs last got a slot or gave one back
+    fresh: "deque[Sequence]" = field(default_factory=deque)
+    aside: "deque[Sequence]" = field(default_factory=deque)
+    begun: bool = False  # one of its runs has had a slot
+
+    def __len__(self) -> int:
+        return len(self.fresh) + len(self.aside)
+
+    @property
+    def tokens(self) -> int:
+        """That are to be fed before it draws: a prompt that several runs have in common is read once."""
+        return sum({id(run.request.prompt): run.left_of_prompt for run in self.fresh}.values())
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a run is between two steps, while it has no slot. The arrays may belong to several runs, and stay as they are."""
+
+    states: list[State]  # without B
+    logits: NDArray[np.float32]  # (V,) of the next token
 
 
 @dataclass(eq=False)
@@ -19,9 +55,15 @@ class Sequence:
     matcher: Matcher | None
     ends: frozenset[int]  # token ids that end it
     order: int  # of arrival
+    asked: Asked  # the request that it is a run of
     come_from: Condition | None = None  # what it goes on from, until it has a slot
     n_positions: int | None = None  # tokens that the model has positions for; None: any number
+    edits: Edits | None = None  # what it changes in its logits
     position: int = 0  # tokens that its state has seen
+    placed_at: int = 0  # the position at which it got its slot
+    aside: bool = False  # it had a slot, gave it back, and waits for the next one
+    held: Held | None = None  # meanwhile, once its prompt is done
+    drew: float = 0.0  # when it last drew a token before that, by the engine's clock
     completion: list[int] = field(default_factory=list)
     request: GenerationRequest = field(init=False)
 
@@ -36,7 +78,12 @@ class Sequence:
 
     @property
     def left_of_prompt(self) -> int:
-        return len(self.request.prompt) - self.position
+        return max(len(self.request.prompt) - self.position, 0)
+
+    @property
+    def gone_on(self) -> int:
+        """Tokens that its state has seen since it got its slot."""
+        return self.position - self.placed_at
 
     @property
     def banned(self) -> tuple[int, ...]:
@@ -63,7 +110,8 @@ class Sequence:
             if self.accept(token_id, None).finish_reason is not None:
                 raise InvalidRequest("the run has ended: there is nothing to go on with")
         self.run.said(condition.completion)
-        self.come_from = condition
+        self.run.prompt_logprobs.extend(condition.prompt_logprobs)
+        self.come_from, self.position = condition, condition.position
         self.run.usage.completion_tokens = len(condition.completion)
 
     def _watched(self, stops: TextStream, token: Token) -> Delta:

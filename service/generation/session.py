@@ -50,6 +50,7 @@ class StepSession(Protocol[S]):
 
     decoder: contract.Decoder
     vocab_size: int
+    fingerprint: str  # of the bundle
     provider: str  # of ONNX Runtime
 
     def states(self, rows: int) -> S:
@@ -112,6 +113,7 @@ class OnnxStepSession:
         assert manifest.decoder is not None
         self.decoder = manifest.decoder
         self.vocab_size = manifest.limits.vocab_size
+        self.fingerprint = manifest.fingerprint
 
         def opened(width: int) -> "ort.InferenceSession":
             return open_graph(bundle / manifest.graph.file, threads=width)

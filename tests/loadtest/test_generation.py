@@ -28,7 +28,7 @@ from tests.decoders import tiny_decoder
 
 TINY_SHAPE = Shape(name="MNIST", steps=20, n_layers=1, d_model=16, n_heads=2, d_feedforward=24, paper_ms=7.0, paper_times=19)
 MEMORY_BYTES = 2**15
-WITHOUT_SERVICE = [part for part in Part if part is not Part.service]  # it starts Ray and takes half a minute
+WITHOUT_SERVICE = [part for part in Part if part not in (Part.service, Part.sharing)]  # which start Ray and take half a minute
 
 
 def plan(*parts: Part, bundle: Path = Path("b"), **more: Any) -> Plan:
@@ -208,6 +208,15 @@ def test_streams_may_stutter_three_times_the_median(disturbed_s: float, verdict:
     ratio, *told = made(Part.latency, figures | {("latency", "disturbed p99_s"): [disturbed_s]})
     assert (ratio.verdict, ratio.figure) == (verdict, pytest.approx(100 * disturbed_s))
     assert [row.figure for row in told] == pytest.approx([10, 20, 1000 * disturbed_s, 1000])
+
+
+@pytest.mark.parametrize(("beside_s", "verdict"), [(0.040, Verdict.passed), (0.041, Verdict.failed)])
+def test_a_first_token_may_take_four_times_as_long_beside_a_request_for_all_slots(beside_s: float, verdict: Verdict) -> None:
+    found = {"alone": (0.005, 0.01), "beside": (0.02, beside_s)}
+    figures = {("sharing", which, f"p{at}_s"): [s] for which, both in found.items() for at, s in zip((50, 99), both, strict=True)}
+    ratio, *told = made(Part.sharing, figures)
+    assert (ratio.verdict, ratio.figure) == (verdict, pytest.approx(100 * beside_s))
+    assert [row.figure for row in told] == pytest.approx([5, 10, 20, 1000 * beside_s])
 
 
 @pytest.mark.parametrize(("texts_per_s", "verdict"), [(300.0, Verdict.passed), (290.0, Verdict.failed)])

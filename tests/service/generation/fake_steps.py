@@ -35,6 +35,7 @@ class FakeSteps:
             exact=True,
         )
         self.vocab_size = VOCAB_SIZE
+        self.fingerprint = "fake"
         self.provider = CPU
         random = np.random.default_rng(0)
         self._embedding = random.standard_normal((VOCAB_SIZE, 2, 4)).astype(np.float32)

@@ -8,7 +8,7 @@ from service.errors import InvalidRequest
 from service.generation.condition import Condition
 from service.generation.request import Delta, GenerationRequest, Sampling, Usage
 from service.generation.run import Run
-from service.generation.sequence import Sequence
+from service.generation.sequence import Asked, Sequence
 from service.generation.text import TextStream, Vocabulary
 from tests.service.generation.fake_steps import EOS, byte_tokenizer
 
@@ -23,12 +23,14 @@ def begun(vocabulary: Vocabulary, **options: Any) -> Sequence:
     text = TextStream(vocabulary, stop=request.stop, include_stop=request.include_stop, skip_special_tokens=True)
     ends = frozenset((EOS, *request.stop_token_ids))
     read = None if request.stop else text
-    return Sequence(Run(request, Usage(1), lambda run: None, read), text if request.stop else None, matcher=None, ends=ends, order=0)
+    asked = Asked(request.client, request.lane, 0.0, 0.0)
+    run = Run(request, Usage(1), lambda run: None, read)
+    return Sequence(run, text if request.stop else None, matcher=None, ends=ends, order=0, asked=asked)
 
 
 def left_by(sequence: Sequence) -> Condition:
     """What the engine takes out of it."""
-    return Condition(request=sequence.request, completion=tuple(sequence.completion), position=1, states=(), logits=None)
+    return Condition(request=sequence.request, completion=tuple(sequence.completion), position=1, states=(), logits=None, fingerprint="")
 
 
 def token(letter: str, vocabulary: Vocabulary) -> int:

@@ -1,0 +1,396 @@
+"""Slots shared among clients: who gets one, who gives one back, and that a run that gave its slot back goes on with the same bits."""
+
+import asyncio
+import dataclasses
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from service.batching import Lane
+from service.errors import DeadlineExceeded, Overloaded, QueueTooLong
+from service.generation.admission import Admission, Holding, fair_share
+from service.generation.engine import GeneratorEngine
+from service.generation.request import GenerationRequest, Sampling
+from service.generation.run import Run
+from service.generation.sequence import Asked
+from tests.service.fakes import PATIENCE_S, until
+from tests.service.generation.fake_steps import FakeSteps, byte_tokenizer
+from tests.service.generation.test_engine import GREEDY, RANDOM, all_of, ask, begun, running, tokens_of
+
+ENDLESS = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return byte_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
+
+
+@pytest.fixture
+def steps() -> FakeSteps:
+    return FakeSteps()
+
+
+@asynccontextmanager
+async def held(engine: GeneratorEngine, requests: Sequence[GenerationRequest]) -> AsyncIterator[list[Run]]:
+    """Runs that go on for as long as the block, each of a request of its own or all of one where they have one client; all have begun."""
+    runs = await engine.open(requests)
+    try:
+        await until(lambda: sum(run.usage.completion_tokens > 0 for run in runs) >= min(len(runs), engine.limits.slots))
+        yield runs
+    finally:
+        for run in runs:
+            run.cancel()
+
+
+def holders(engine: GeneratorEngine) -> Counter[str]:
+    return Counter(sequence.request.client for sequence in [*engine._running.sequences, *engine._prefill.sequences])
+
+
+# One request and others ------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_that_takes_all_slots_gives_one_to_the_next_client_and_goes_on_with_the_same_tokens(
+    steps: FakeSteps, tokenizer: Path
+) -> None:
+    greedy = [ask(at, max_tokens=250, client="many") for at in range(1, 3)]
+    drawn = [ask(at, max_tokens=250, client="many", sampling=dataclasses.replace(RANDOM, seed=at)) for at in range(5, 7)]
+    async with running(steps, tokenizer, slots=4) as engine, asyncio.timeout(3 * PATIENCE_S):
+        alone = [await tokens_of(run) for run in await engine.open(drawn)]
+        runs = await engine.open([*greedy, *drawn])
+        await until(lambda: len(engine._running) == 4)
+        for at in range(3):
+            calls = len(steps.calls)
+            assert await tokens_of(engine.submit(ask(20 + at, max_tokens=2, client="one"))) == steps.expected((20 + at,), 2)
+            assert len(steps.calls) - calls < 12, "it does not wait for a quantum, let alone for an end"
+        answers = await asyncio.gather(*map(tokens_of, runs))
+    assert answers[:2] == [steps.expected(request.prompt, 250) for request in greedy]
+    assert answers[2:] == alone
+
+
+async def test_two_clients_have_half_each(steps: FakeSteps, tokenizer: Path) -> None:
+    many, three = ([ask(at + 1, max_tokens=ENDLESS, client=client) for at in range(n)] for client, n in (("a", 32), ("b", 3)))
+    async with asyncio.timeout(3 * PATIENCE_S), running(steps, tokenizer, slots=8) as engine, held(engine, many):
+        assert holders(engine) == {"a": 8}, "all are used as long as nobody else wants one"
+        async with held(engine, three):
+            assert holders(engine) == {"a": 5, "b": 3}
+            others = [await engine.open([ask(at + 1, max_tokens=ENDLESS, client="b")]) for at in range(5)]
+            await until(lambda: holders(engine) == {"a": 4, "b": 4})
+            for (run,) in others:
+                run.cancel()
+        await until(lambda: holders(engine) == {"a": 8})
+
+
+@pytest.mark.parametrize("client", ["its own", "the same"])
+async def test_long_streams_and_others_all_go_on(steps: FakeSteps, tokenizer: Path, client: str) -> None:
+    """More streams without an end than slots, each of a connection of its own or all of one key; then short ones."""
+    async with running(steps, tokenizer, slots=4) as engine, asyncio.timeout(3 * PATIENCE_S):
+
+        def of(at: int) -> str:
+            return str(at) if client == "its own" else ""
+
+        long = [(await engine.open([ask(at + 1, max_tokens=ENDLESS, client=of(at))]))[0] for at in range(6)]
+        await until(lambda: all(run.usage.completion_tokens for run in long))
+        short = [(await engine.open([ask(at + 1, max_tokens=3, client=of(at))]))[0] for at in range(100, 110)]
+        assert await asyncio.gather(*map(tokens_of, short)) == [steps.expected((at + 1,), 3) for at in range(100, 110)]
+        before = [run.usage.completion_tokens for run in long]
+        await until(lambda: all(run.usage.completion_tokens > count for run, count in zip(long, before, strict=True)))
+        for run in long:
+            run.cancel()
+
+
+async def test_long_runs_go_on_however_many_short_ones_come(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer, slots=2) as engine, asyncio.timeout(3 * PATIENCE_S):
+        long = [engine.submit(ask(at + 1, max_tokens=300, client=str(at))) for at in range(3)]
+        ended = asyncio.gather(*map(tokens_of, long))
+
+        async def come(first: int) -> None:
+            for at in range(first, ENDLESS, 4):
+                await tokens_of(engine.submit(ask(1, max_tokens=2, client=f"new {at}")))
+
+        coming = [asyncio.create_task(come(at)) for at in range(4)]
+        assert await ended == [steps.expected((at + 1,), 300) for at in range(3)]
+        for task in coming:
+            task.cancel()
+
+
+async def test_bulk_gives_way_to_interactive_work_of_the_same_client_and_still_goes_on(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer, slots=2, bulk_delay_s=0.05) as engine, asyncio.timeout(3 * PATIENCE_S):
+        bulk = await engine.open([ask(at + 1, max_tokens=ENDLESS, lane=Lane.BULK) for at in range(2)])
+        await until(lambda: all(run.usage.completion_tokens > 20 for run in bulk))
+        interactive = await engine.open([ask(at + 1, max_tokens=ENDLESS) for at in range(2)])
+        await until(lambda: all(run.usage.completion_tokens for run in interactive))
+        before = [run.usage.completion_tokens for run in bulk]
+        await until(lambda: all(run.usage.completion_tokens > count for run, count in zip(bulk, before, strict=True)))
+        for run in (*bulk, *interactive):
+            run.cancel()
+
+
+async def test_any_mix_of_clients_draws_what_each_draws_alone(steps: FakeSteps, tokenizer: Path) -> None:
+    """Prompts of all lengths, penalties, grammars of none, log-probabilities: set aside wherever their turn ends."""
+    dice = random.Random(3)
+    manners = [GREEDY, RANDOM, dataclasses.replace(RANDOM, repetition_penalty=1.3), dataclasses.replace(RANDOM, typical_p=0.7)]
+    requests = [
+        ask(
+            *[dice.randrange(1, 290) for _ in range(dice.choice((1, 5, 40, 600)))],
+            max_tokens=dice.choice((1, 30, 120)),
+            sampling=dataclasses.replace(dice.choice(manners), seed=at),
+            client=dice.choice("abc"),
+            lane=dice.choice((Lane.INTERACTIVE, Lane.INTERACTIVE, Lane.BULK)),
+            top_logprobs=dice.choice((None, 1)),
+            prompt_logprobs=dice.choice((None, None, 0)),
+            stop=dice.choice(((), ("no such text",))),
+        )
+        for at in range(14)
+    ]
+    async with running(steps, tokenizer, slots=14) as engine:
+        alone = []
+        for request in requests:
+            run = engine.submit(request)
+            alone.append((await all_of(run), run.prompt_logprobs))
+    async with running(FakeSteps(), tokenizer, slots=3, bulk_delay_s=0.01, max_wait_s=1000, max_bulk_wait_s=1000) as engine:
+        engine.__class__ = _Hasty
+        runs = [engine.submit(request) for request in requests]
+        answers = list(zip(await asyncio.gather(*map(all_of, runs)), [run.prompt_logprobs for run in runs], strict=True))
+    assert answers == alone
+
+
+class _Hasty(GeneratorEngine):
+    """Whose runs give their slots back after a few tokens, so that a short test sees it happen often."""
+
+    _quantum = 5  # type: ignore[assignment]
+
+
+# While it has no slot --------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_run_set_aside_can_be_left_taken_out_and_ends_at_its_deadline(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer, slots=1) as engine, asyncio.timeout(3 * PATIENCE_S):
+
+        async def aside(**options: Any) -> tuple[Run, Run]:
+            """A run without a slot that had one, and the one that has it now."""
+            first = engine.submit(ask(7, max_tokens=ENDLESS, client="a", lane=Lane.BULK, **options))
+            await until(lambda: first.usage.completion_tokens > 20)
+            second = engine.submit(ask(8, max_tokens=ENDLESS, client="b"))
+            await until(lambda: second.usage.completion_tokens > 0)
+            assert engine._admission.aside == 1
+            return first, second
+
+        left, holder = await aside()
+        left.cancel()
+        await until(lambda: engine._admission.aside == 0)
+        holder.cancel()
+
+        taken, holder = await aside()
+        condition = await engine.take(taken)
+        assert list(condition.completion) == steps.expected((7,), len(condition.completion))
+        holder.cancel()
+        request = dataclasses.replace(condition.request, max_tokens=len(condition.completion) + 9)
+        rest = await tokens_of(engine.resume(dataclasses.replace(condition, request=request)))
+        assert [*condition.completion, *rest] == steps.expected((7,), request.max_tokens)
+
+        late, holder = await aside(deadline=time.monotonic() + 1)
+        with pytest.raises(DeadlineExceeded):
+            await tokens_of(late)
+        holder.cancel()
+        assert await tokens_of(engine.submit(ask(9, max_tokens=2))) == steps.expected((9,), 2)
+
+
+async def test_a_prompt_that_is_half_read_is_set_aside_and_read_on(steps: FakeSteps, tokenizer: Path) -> None:
+    long = list(range(1, 280)) * 20
+    async with running(steps, tokenizer, slots=1) as engine, asyncio.timeout(3 * PATIENCE_S):
+        steps.hold()
+        runs = [engine.submit(ask(*long, max_tokens=3, client="a"))]
+        steps.release(1)
+        await begun(steps, 2)
+        runs += [engine.submit(ask(5, max_tokens=2, client="b"))]
+        steps.open()
+        answers = await asyncio.gather(*map(tokens_of, runs))
+    assert answers == [steps.expected(long, 3), steps.expected((5,), 2)]
+    assert steps.calls.index([[5]]) < 4, "before the long one is read"
+    assert sum(len(row) for call in steps.calls for row in call if len(row) > 1) == len(long), "no token twice"
+
+
+async def test_runs_of_one_prompt_that_have_no_slot_get_its_state_when_it_is_read(steps: FakeSteps, tokenizer: Path) -> None:
+    prompt = list(range(1, 280)) * 8
+    async with running(steps, tokenizer, slots=4) as engine, asyncio.timeout(3 * PATIENCE_S):
+        steps.hold()
+        many = await engine.open([ask(*prompt, max_tokens=4, client="a") for _ in range(6)])
+        await begun(steps, 1)
+        others = [engine.submit(ask(at, max_tokens=40, client="b")) for at in (1, 2)]
+        steps.open()
+        assert await asyncio.gather(*map(tokens_of, many)) == [steps.expected(prompt, 4)] * 6
+        assert await asyncio.gather(*map(tokens_of, others)) == [steps.expected((at,), 40) for at in (1, 2)]
+    read = sum(len(row) for call in steps.calls for row in call if len(row) > 1)
+    assert read <= 2 * len(prompt), "once for those that had a slot meanwhile, once for those that came later"
+
+
+async def test_a_prompt_is_never_shared_across_clients(steps: FakeSteps, tokenizer: Path) -> None:
+    """How much of it was read already would tell one what the other one asks."""
+    prompt = list(range(1, 280)) * 8
+    async with running(steps, tokenizer) as engine, asyncio.timeout(3 * PATIENCE_S):
+        steps.hold()
+        first = engine.submit(ask(*prompt, max_tokens=1, client="a"))
+        steps.release(1)
+        await begun(steps, 2)
+        same, other = [engine.submit(ask(*prompt, max_tokens=1, client=client)) for client in "ab"]
+        steps.open()
+        await asyncio.gather(*map(tokens_of, (first, same, other)))
+    assert same.usage.cached_tokens > 0
+    assert other.usage.cached_tokens == 0
+
+
+async def test_a_clients_prompt_is_not_held_up_by_many_long_ones_of_another(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer, slots=8) as engine, asyncio.timeout(3 * PATIENCE_S):
+        steps.hold()
+        many = await engine.open([ask(*[at + 1] * 4000, max_tokens=1, client="a") for at in range(6)])
+        await begun(steps, 1)
+        one = engine.submit(ask(*[99] * 4100, max_tokens=1, client="b"))
+        steps.open()
+        assert await tokens_of(one) == steps.expected([99] * 4100, 1)
+        assert sum(run.usage.completion_tokens for run in many) <= 3, "half of the pieces, and those that are nearest their end"
+        for run in many:
+            run.cancel()
+
+
+# Refusals --------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_that_found_no_slot_in_time_is_refused_with_a_time_to_come_back(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer, slots=1, max_wait_s=0.05, max_aside=0) as engine, asyncio.timeout(3 * PATIENCE_S):
+        long = engine.submit(ask(1, max_tokens=ENDLESS, client="a"))
+        await until(lambda: long.usage.completion_tokens > 0)
+        runs = [engine.submit(ask(2, client="b")) for _ in range(2)]
+        for run in runs:
+            with pytest.raises(QueueTooLong, match=r"has waited .* for a slot and may wait 0.05 s") as refused:
+                await tokens_of(run)
+            assert refused.value.retry_after_s >= 1
+        assert len(engine._admission) == 0
+        long.cancel()
+        assert await tokens_of(engine.submit(ask(2, client="b", max_tokens=2))) == steps.expected((2,), 2)
+
+
+async def test_the_runs_of_a_request_that_has_begun_wait_for_as_long_as_it_takes(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer, slots=1, max_wait_s=0.02) as engine, asyncio.timeout(3 * PATIENCE_S):
+        runs = await engine.open([ask(at + 1, max_tokens=150) for at in range(4)])
+        assert await asyncio.gather(*map(tokens_of, runs)) == [steps.expected((at + 1,), 150) for at in range(4)]
+
+
+@pytest.mark.parametrize("lengths", [(300,) * 32, (1,) * 32, (3000, 1, 1, 500)])
+async def test_an_engine_with_free_slots_refuses_nobody(steps: FakeSteps, tokenizer: Path, lengths: Sequence[int]) -> None:
+    """Whatever was learned of prices before, and however long the prompts are that were asked for in the same moment."""
+    async with running(steps, tokenizer, max_wait_s=1) as engine, asyncio.timeout(3 * PATIENCE_S):
+        for _ in range(12):
+            await tokens_of(engine.submit(ask(1, max_tokens=1)))
+        steps.hold()
+        runs = [run for at, length in enumerate(lengths) for run in await engine.open([ask(*[1 + at] * length, max_tokens=1)])]
+        for run in runs:
+            run.cancel()
+        steps.open()
+
+
+async def test_an_idle_engine_takes_any_request(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer, slots=2, max_waiting=8, max_waiting_tokens=100) as engine, asyncio.timeout(3 * PATIENCE_S):
+        prompt = [5] * 90
+        runs = await engine.open([ask(*prompt, max_tokens=1) for _ in range(40)])
+        assert await asyncio.gather(*map(tokens_of, runs)) == [steps.expected(prompt, 1)] * 40
+
+
+async def test_a_full_queue_makes_room_for_a_client_with_fewer_requests(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer, slots=1, max_waiting=4) as engine, asyncio.timeout(3 * PATIENCE_S):
+        steps.hold()
+        holder = engine.submit(ask(1, max_tokens=1))
+        await begun(steps, 1)
+        many = [engine.submit(ask(2, max_tokens=1, client="many")) for _ in range(4)]
+        with pytest.raises(Overloaded, match="4 requests"):
+            engine.submit(ask(2, client="many"))
+        other = engine.submit(ask(3, max_tokens=1, client="one"))
+        with pytest.raises(Overloaded, match="took the place"):
+            await tokens_of(many.pop())
+        steps.open()
+        assert all(await asyncio.gather(*map(tokens_of, [holder, *many, other])))
+
+
+async def test_what_waits_of_a_run_is_what_is_left_of_its_prompt(steps: FakeSteps, tokenizer: Path) -> None:
+    """Runs that were taken out behind their prompt wait for a slot alone."""
+    long = [3] * 5000
+    async with running(steps, tokenizer, slots=1, max_waiting_tokens=6000) as engine, asyncio.timeout(3 * PATIENCE_S):
+        conditions = []
+        for _ in range(2):
+            run = engine.submit(ask(*long, max_tokens=ENDLESS))
+            await until(lambda run=run: run.usage.completion_tokens > 2)
+            conditions.append(await engine.take(run))
+        steps.hold()
+        calls = len(steps.calls)
+        runs = [engine.submit(ask(9, max_tokens=1, client="b"))]
+        await begun(steps, calls + 1)
+        runs += [engine.resume(condition) for condition in conditions]
+        runs += await engine.open([ask(4, 5, 6, max_tokens=1, client="c")])
+        for run in runs[1:3]:
+            run.cancel()
+        steps.open()
+        await asyncio.gather(*map(tokens_of, (runs[0], runs[3])))
+
+
+# The rule --------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "shares"),
+    [
+        ({"a": 32}, {"a": 32}),
+        ({"a": 100, "b": 1}, {"a": 31, "b": 1}),
+        ({"a": 100, "b": 100, "c": 4}, {"a": 14, "b": 14, "c": 4}),
+        ({str(at): 1 for at in range(64)}, {str(at): 0.5 for at in range(64)}),
+    ],
+)
+def test_a_fair_share_is_what_is_wanted_as_far_as_nobody_has_less(wanted: dict[str, int], shares: dict[str, float]) -> None:
+    assert fair_share(wanted, 32) == pytest.approx(shares)
+
+
+def waiting(**counts: int) -> Admission:
+    """Requests of one run each, so many of each client."""
+    admission = Admission(max_waiting=1000, max_waiting_tokens=10**6, max_wait_s=1, max_bulk_wait_s=30, bulk_delay_s=2)
+    for client, count in counts.items():
+        for _ in range(count):
+            asked = Asked(client, Lane.INTERACTIVE, 0.0, 0.0)
+            asked.fresh.append(_Waits(asked))  # type: ignore[arg-type]
+            admission.queue(asked, retry_after_s=0)
+    return admission
+
+
+class _Waits:
+    """As much of a sequence as a queue looks at."""
+
+    left_of_prompt, aside = 1, False
+
+    def __init__(self, asked: Asked) -> None:
+        self.asked, self.request = asked, GenerationRequest(prompt=(1,), sampling=Sampling(seed=0), max_tokens=1, client=asked.client)
+
+
+@pytest.mark.parametrize(
+    ("held", "others", "wait_s"),
+    [
+        ({}, {}, 0),
+        ({"hog": 32}, {}, 0),  # a share of the hog's slots is there at once
+        ({"hog": 32}, {"hog": 100}, 0),
+        ({"hog": 16, "me": 16}, {"me": 8}, 8 * 0.25 / 16),
+        ({str(at): 1 for at in range(32)}, {f"new {at}": 1 for at in range(40)}, 40 * 0.25 / 32),
+        ({str(at): 1 for at in range(32)}, {"new": 100}, 0.25 / 32),
+    ],
+)
+def test_a_wait_is_estimated_by_the_turns_of_those_before(held: dict[str, int], others: dict[str, int], wait_s: float) -> None:
+    admission, checked = waiting(**others), list[float]()
+
+    class Noted:
+        def check(self, now: float, queue_s: float, busy_s: float) -> None:
+            checked.append(queue_s)
+
+    admission._patience = {lane: Noted() for lane in Lane}  # type: ignore[assignment]
+    admission.check("me", Lane.INTERACTIVE, 0.0, Holding(32, held, 0.25))
+    assert (checked or [0.0]) == pytest.approx([wait_s])
