@@ -396,6 +396,8 @@ class Catalog:
     async def stop(self) -> None:
         for model in self.models.values():
             await model.engine.stop()
+            if not isinstance(model, Model) and model.chat_template is not None:
+                model.chat_template.close()
         self.tokenizers.shutdown(wait=False)
         self.maps.close()
         if self.tracer is not None:

@@ -77,7 +77,7 @@ class GeneratorModel:
         source = (bundle / decoder.chat_template).read_text(encoding="utf-8")
         bos, eos = decoder.bos_token_id, next(iter(decoder.eos_token_ids), None)
         bos_token, eos_token = ("" if at is None else self.vocabulary[at].decode() for at in (bos, eos))
-        return ChatTemplate(source, bos_token=bos_token, eos_token=eos_token)
+        return ChatTemplate(source, model=self.name, bos_token=bos_token, eos_token=eos_token)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
