@@ -114,7 +114,7 @@ class OnnxStepSession:
         self.vocab_size = manifest.limits.vocab_size
 
         def opened(width: int) -> "ort.InferenceSession":
-            return open_graph(bundle / manifest.graph.file, threads=width)
+            return open_graph(bundle / manifest.graph.file, threads=width, promised=manifest.graph)
 
         self._wide = opened(threads)
         self._parts = threads if share_out else 1
