@@ -14,12 +14,15 @@ so one changed byte anywhere changes it. Nothing heavier than pydantic is import
 import hashlib
 import json
 import math
+import os
 import reprlib
+import stat
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 FORMAT: Literal["attnserve.bundle/1"] = "attnserve.bundle/1"
 MANIFEST = "manifest.json"
@@ -59,7 +62,30 @@ Kind = Literal["encoder", "reranker", "classifier", "token_classifier", "decoder
 Precision = Literal["fp32", "fp16", "int8"]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"  # of a model, as clients send it
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]  # one directory, no way out of it
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)]  # one directory, no way out of it
+
+# No model is as large as this; a bundle that claims more is broken, and its sizes are not to be allocated.
+MOST_JSON_BYTES = 16 * 2**20  # of manifest.json and golden.json, which are read whole
+MOST_TOKENIZER_BYTES = 64 * 2**20
+MOST_TEMPLATE_BYTES = 2**20
+MOST_STATE_BYTES = 2**30  # of one sequence
+MOST_PIXELS = 1024  # of an image's side
+Size = Annotated[int, Field(ge=1, le=2**24)]  # of a vocabulary, a width, a length
+Count = Annotated[int, Field(ge=0, le=2**62)]  # of parameters, bytes, documents
+TokenId = Annotated[int, Field(ge=0, lt=2**24)]
+Text = Annotated[str, Field(max_length=100_000)]
+
+
+def _moment(text: str) -> str:
+    """ISO 8601 with a time zone, since the epoch. Raises ValueError."""
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None or moment.year < 1970:
+        raise ValueError("the moment needs a time zone and a year from 1970 on")
+    moment.timestamp()
+    return text
+
+
+Moment = Annotated[str, Field(max_length=64), AfterValidator(_moment)]
 
 
 def attention_output(layer: int) -> str:
@@ -74,37 +100,37 @@ class BundleError(ValueError):
 class Part(BaseModel):
     """Base of every piece of the manifest: frozen, and an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Tensor(Part):
     """A graph input or output. A dynamic axis carries its letter ("B", "N"), a fixed one its size."""
 
-    name: str
+    name: str = Field(max_length=255)
     dtype: Literal["int64", "float32"]
-    shape: tuple[str | int, ...]
+    shape: tuple[str | Size, ...] = Field(max_length=16)
 
 
 class File(Part):
     name: FileName
     sha256: Sha256
-    size_bytes: int = Field(ge=0)
+    size_bytes: int = Field(ge=0, le=2**62)
 
 
 class Graph(Part):
     """The ONNX graph: its file, what goes in and out, and which operators it is made of."""
 
     file: FileName
-    opset: int
+    opset: int = Field(ge=1, le=1000)
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
-    operators: dict[str, int]
+    operators: dict[str, Size]
     optimisation: str = Field(description="what was done to the graph after export, in words")
 
 
 class Limits(Part):
-    max_tokens: int = Field(ge=1, description="longest input in tokens, special tokens included")
-    vocab_size: int = Field(ge=1)
+    max_tokens: Size = Field(description="longest input in tokens, special tokens included")
+    vocab_size: Size
 
 
 class Parity(Part):
@@ -125,9 +151,9 @@ class Trial(Part):
     recipe: str
     min_cosine: float
     mean_cosine: float
-    size_bytes: int
-    texts_per_s: float = Field(description="16-token texts a second of one core's time on the exporting machine, in batches of 8")
-    baseline_texts_per_s: float = Field(description="the same of the fp32 graph")
+    size_bytes: Count
+    texts_per_s: float = Field(ge=0, description="16-token texts a second of one core's time on the exporting machine, in batches of 8")
+    baseline_texts_per_s: float = Field(gt=0, description="the same of the fp32 graph")
     kept: bool
 
 
@@ -145,7 +171,7 @@ class StateTensor(Part):
     """One tensor of what a decoder remembers of a sequence: its size never grows, and zeros are its beginning."""
 
     name: str = Field(pattern=r"^state_[0-9]+_[A-Za-z0-9_]+$", description="the graph input; the output is called new_ and this")
-    shape: tuple[int, ...] = Field(description="of one sequence; the graph's tensor has B in front")
+    shape: tuple[Size, ...] = Field(max_length=16, description="of one sequence; the graph's tensor has B in front")
     dtype: Literal["float32", "int64"] = "float32"
 
     @property
@@ -156,32 +182,32 @@ class StateTensor(Part):
 class Image(Part):
     """What a decoder of pixels draws: `width * height` tokens after a prompt, row by row from the upper left, each a grey level."""
 
-    width: int = Field(ge=1)
-    height: int = Field(ge=1)
-    level_token_ids: tuple[int, ...] = Field(min_length=2, max_length=256, description="of the grey levels, black first, in even steps")
-    prompts: tuple[str, ...] = Field(min_length=1, description="all that can be asked for")
+    width: int = Field(ge=1, le=MOST_PIXELS)
+    height: int = Field(ge=1, le=MOST_PIXELS)
+    level_token_ids: tuple[TokenId, ...] = Field(min_length=2, max_length=256, description="of the grey levels, black first, in even steps")
+    prompts: tuple[Text, ...] = Field(min_length=1, max_length=10_000, description="all that can be asked for")
 
 
 class HeldOut(Part):
     """A text that the bits per byte are of."""
 
     name: str = Field(description="of its file or folder")
-    documents: int = Field(ge=1)
-    size_bytes: int = Field(ge=1)
+    documents: Count
+    size_bytes: Count
     sha256: Sha256 = Field(description="of the documents, one after the other")
 
 
 class Decoder(Part):
     """What only a decoder has."""
 
-    states: tuple[StateTensor, ...]
+    states: tuple[StateTensor, ...] = Field(min_length=1)
     takes_positions: bool = Field(description="the graph has the input `positions`")
-    n_positions: int | None = Field(None, ge=1, description="tokens of a sequence that the graph has positions for; any number if None")
-    bos_token_id: int | None = Field(None, description="put before every prompt by the tokenizer's own template, if at all")
-    eos_token_ids: tuple[int, ...] = ()
+    n_positions: Size | None = Field(None, description="tokens of a sequence that the graph has positions for; any number if None")
+    bos_token_id: TokenId | None = Field(None, description="put before every prompt by the tokenizer's own template, if at all")
+    eos_token_ids: tuple[TokenId, ...] = ()
     chat_template: FileName | None = Field(None, description="a Jinja file of the bundle")
     exact: bool = Field(description="prompt, chunks and single steps, alone and in a batch, gave the same bits when exported")
-    parameters: int | None = Field(None, description="trained numbers of the checkpoint, tied ones counted once")
+    parameters: Count | None = Field(None, description="trained numbers of the checkpoint, tied ones counted once")
     bits_per_byte: float | None = Field(None, description="of the held-out text, as this graph predicts it; of the golden passages if None")
     fp32_bits_per_byte: float | None = Field(None, description="the same of the fp32 graph")
     held_out: HeldOut | None = None
@@ -198,7 +224,7 @@ class AttentionLayer(Part):
     """One layer of the attention graph."""
 
     attention: str = Field(description="of which kind")
-    heads: int = Field(ge=1)
+    heads: Size
     effective: bool = Field(description="the layer forms no such matrix: it is how much of each token's value is in each token's answer")
 
 
@@ -206,8 +232,8 @@ class AttentionGraph(Part):
     """A second graph, for looking: what every layer attends to. Opened when somebody asks."""
 
     file: FileName
-    layers: tuple[AttentionLayer, ...]
-    max_tokens: int = Field(ge=1, description="longest text it takes")
+    layers: tuple[AttentionLayer, ...] = Field(min_length=1)
+    max_tokens: int = Field(ge=1, le=LONGEST_ATTENTION, description="longest text it takes")
     max_abs_error: float = Field(description="largest difference of a weight from the torch model's")
 
 
@@ -215,17 +241,17 @@ class EncoderDecoder(Part):
     """What only an encoder-decoder has. `Manifest.graph` is its step graph, `Limits.max_tokens` its longest source."""
 
     reader: Graph = Field(description="reads a source once; its outputs are the memory and the first state of the step graph")
-    begin_token_id: int = Field(ge=0, description="the token before the first one that is written")
-    end_token_id: int = Field(ge=0, description="ends what is written")
-    max_output: int = Field(ge=1, description="tokens that are written at most, the end included")
-    parameters: int = Field(description="trained numbers of the checkpoint")
+    begin_token_id: TokenId = Field(description="the token before the first one that is written")
+    end_token_id: TokenId = Field(description="ends what is written")
+    max_output: Size = Field(description="tokens that are written at most, the end included")
+    parameters: Count = Field(description="trained numbers of the checkpoint")
 
 
 class Manifest(Part):
     """The whole description of a bundle; see the module docstring for the files beside it."""
 
     format: Literal["attnserve.bundle/1"] = FORMAT
-    name: str = Field(pattern=NAME)
+    name: str = Field(pattern=NAME, max_length=256)
     kind: Kind
     precision: Precision
     files: tuple[File, ...]
@@ -239,13 +265,13 @@ class Manifest(Part):
     attention_graph: AttentionGraph | None = None
     pooling: str | None = None
     normalized: bool = Field(False, description="the checkpoint's own pipeline ends in a normalisation")
-    width: int = Field(description="D of an embedding, L of a classifier's logits, D_model of a decoder")
-    pad_token_id: int = 0
-    prompts: dict[str, str] = {}
+    width: Size = Field(description="D of an embedding, L of a classifier's logits, D_model of a decoder")
+    pad_token_id: TokenId = 0
+    prompts: Annotated[dict[Annotated[str, Field(max_length=256)], Text], Field(max_length=1_000)] = {}
     default_prompt: str | None = None
-    id2label: dict[int, str] = {}
+    id2label: dict[int, Annotated[str, Field(max_length=1_000)]] = {}
     score_activation: Literal["sigmoid", "softmax", "identity"] = "identity"
-    created: str = Field(description="UTC, ISO 8601")
+    created: Moment = Field(description="UTC, ISO 8601")
     tool: str = Field(description="attnserve and library versions that wrote the bundle")
 
     @property
@@ -267,6 +293,15 @@ class Manifest(Part):
         return absent
 
 
+MOST_GOLDEN = 1_000  # texts; every start runs them
+Tokens = Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=100_000)]
+
+
+def _same_lengths(**lists: tuple[Any, ...]) -> None:
+    if len(set(map(len, lists.values()))) > 1:
+        raise ValueError(" and ".join(f"{name} has {len(each)}" for name, each in lists.items()) + " entries, and they must have as many")
+
+
 class Golden(Part):
     """Inputs with the fp32 torch model's outputs, so that a server can prove itself on start.
 
@@ -274,11 +309,20 @@ class Golden(Part):
     `pairs`); token classifiers keep the logits of the first token.
     """
 
-    texts: tuple[str, ...]
-    pairs: tuple[str, ...] | None = None
+    texts: tuple[Text, ...] = Field(min_length=1, max_length=MOST_GOLDEN)
+    pairs: tuple[Text, ...] | None = None
     outputs: tuple[tuple[float, ...], ...]
-    min_cosine: float | None = Field(None, description="encoder: a server whose row falls below this cosine must not start")
-    max_abs_error: float | None = Field(None, description="classifiers: the same for the largest difference of a logit")
+    min_cosine: float | None = Field(None, ge=-1, le=1, description="encoder: a server whose row falls below this cosine must not start")
+    max_abs_error: float | None = Field(None, ge=0, description="classifiers: the same for the largest difference of a logit")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        _same_lengths(texts=self.texts, outputs=self.outputs, **({} if self.pairs is None else {"pairs": self.pairs}))
+        if self.min_cosine is None and self.max_abs_error is None:
+            raise ValueError("one of min_cosine and max_abs_error is needed")
+        if len(widths := {len(row) for row in self.outputs}) > 1:
+            raise ValueError(f"outputs has rows of {min(widths)} to {max(widths)} numbers, and they must be of one width")
+        return self
 
 
 class DecoderGolden(Part):
@@ -288,12 +332,25 @@ class DecoderGolden(Part):
     that are nearly as likely: so a token of a continuation must, given all before it, have a logit within `max_abs_error` of the largest.
     """
 
-    prompts: tuple[str, ...]
-    token_ids: tuple[tuple[int, ...], ...] = Field(description="of each prompt, as the bundle's tokenizer gives them")
-    continuations: tuple[tuple[int, ...], ...] = Field(description="the likeliest tokens after each prompt, one after the other")
-    top_token_ids: tuple[tuple[int, ...], ...] = Field(description="the likeliest after each prompt, the first of them first")
+    prompts: tuple[Text, ...] = Field(min_length=1, max_length=MOST_GOLDEN)
+    token_ids: tuple[Tokens, ...] = Field(description="of each prompt, as the bundle's tokenizer gives them")
+    continuations: tuple[tuple[TokenId, ...], ...] = Field(description="the likeliest tokens after each prompt, one after the other")
+    top_token_ids: tuple[Tokens, ...] = Field(description="the likeliest after each prompt, the first of them first")
     top_logits: tuple[tuple[float, ...], ...] = Field(description="of these tokens")
-    max_abs_error: float = Field(description="a server with a logit further off must not start")
+    max_abs_error: float = Field(ge=0, description="a server with a logit further off must not start")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        _same_lengths(
+            prompts=self.prompts,
+            token_ids=self.token_ids,
+            continuations=self.continuations,
+            top_token_ids=self.top_token_ids,
+            top_logits=self.top_logits,
+        )
+        for ids, logits in zip(self.top_token_ids, self.top_logits, strict=True):
+            _same_lengths(top_token_ids=ids, top_logits=logits)
+        return self
 
 
 class EncoderDecoderGolden(Part):
@@ -302,12 +359,22 @@ class EncoderDecoderGolden(Part):
     A server feeds the same tokens and must give logits as near as `max_abs_error`.
     """
 
-    texts: tuple[str, ...]
-    token_ids: tuple[tuple[int, ...], ...] = Field(description="of each text, as the bundle's tokenizer gives them")
-    outputs: tuple[tuple[int, ...], ...] = Field(description="tokens up to and with the end, or as many as fit")
+    texts: tuple[Text, ...] = Field(min_length=1, max_length=MOST_GOLDEN)
+    token_ids: tuple[Tokens, ...] = Field(description="of each text, as the bundle's tokenizer gives them")
+    outputs: tuple[Tokens, ...] = Field(description="tokens up to and with the end, or as many as fit")
     logits: tuple[tuple[tuple[float, ...], ...], ...] = Field(description="[text][step]: of `top_token_ids` there")
-    top_token_ids: tuple[tuple[tuple[int, ...], ...], ...] = Field(description="[text][step]: the likeliest, the one written first")
-    max_abs_error: float = Field(description="a server with a logit further off must not start")
+    top_token_ids: tuple[tuple[Tokens, ...], ...] = Field(description="[text][step]: the likeliest, the one written first")
+    max_abs_error: float = Field(ge=0, description="a server with a logit further off must not start")
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        rows = {"outputs": self.outputs, "logits": self.logits, "top_token_ids": self.top_token_ids}
+        _same_lengths(texts=self.texts, token_ids=self.token_ids, **rows)
+        for output, logits, top in zip(*rows.values(), strict=True):
+            _same_lengths(outputs=output, logits=logits, top_token_ids=top)
+            for step, ids in zip(logits, top, strict=True):
+                _same_lengths(logits=step, top_token_ids=ids)
+        return self
 
 
 def no_attention_graph(manifest: Manifest) -> str:
@@ -317,41 +384,169 @@ def no_attention_graph(manifest: Manifest) -> str:
 
 
 def verify(bundle: Path) -> Manifest:
-    """The manifest of a bundle whose every byte is as exported. BundleError names the first file that is missing or differs."""
+    """The manifest of a bundle whose every byte is as exported. BundleError names the first file that is missing, unknown or differs."""
     manifest = read_manifest(bundle)
     for file in manifest.files:
-        path = bundle / file.name
-        if not path.is_file():
-            raise BundleError(f"{path} is missing. Export the bundle again.")
+        path = regular(bundle, file.name)
         if (size := path.stat().st_size) != file.size_bytes:
             raise BundleError(f"{path} has {size} bytes where the manifest says {file.size_bytes}. Export the bundle again.")
         if (digest := sha256(path)) != file.sha256:
             raise BundleError(
                 f"{path} was changed after export: sha256 {digest[:12]}…, expected {file.sha256[:12]}…. Export the bundle again."
             )
+    # A graph can name any file beside it as its weights.
+    if unknown := sorted(set(os.listdir(bundle)) - {file.name for file in manifest.files} - {MANIFEST}):
+        raise BundleError(f"{bundle} has {unknown[0]!r}, which its manifest does not list: take it out, or export the bundle again.")
     return manifest
 
 
+def regular(bundle: Path, name: str, *, most_bytes: int | None = None) -> Path:
+    """The path of a file of the bundle. BundleError for one that is missing, too large, no regular file, or elsewhere behind a link."""
+    path = bundle / name
+    try:
+        found = path.resolve(strict=True)
+        about = found.stat()
+        if not found.is_relative_to(bundle.resolve(strict=True)):
+            raise BundleError(f"{path} is a link out of the bundle, which is not followed. Copy the bundle with its files.")
+    except (FileNotFoundError, NotADirectoryError):
+        raise BundleError(f"{path} is missing. Export the bundle again.") from None
+    except (OSError, RuntimeError, ValueError) as error:  # a link to itself, a name too long
+        raise BundleError(f"{path} cannot be read: {error}. Export the bundle again.") from None
+    if not stat.S_ISREG(about.st_mode):
+        raise BundleError(f"{path} is no regular file. Export the bundle again.")
+    if most_bytes is not None and about.st_size > most_bytes:
+        raise BundleError(f"{path} has {about.st_size} bytes, and {most_bytes} are the most. Export the bundle again.")
+    return path
+
+
+def read_text(bundle: Path, name: str, *, most_bytes: int = MOST_JSON_BYTES) -> str:
+    """Of a file of the bundle. BundleError as `regular`, and for what is no UTF-8."""
+    path = regular(bundle, name, most_bytes=most_bytes)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise BundleError(f"{path} cannot be read: {error}. Export the bundle again.") from error
+
+
 def read_manifest(bundle: Path) -> Manifest:
-    """The manifest, the files it names not yet looked at. BundleError when it is missing, does not parse or was changed."""
+    """The manifest, the files it names not yet looked at. BundleError when it is missing, does not parse, was changed or contradicts
+    itself."""
     path = bundle / MANIFEST
-    if not path.is_file():
+    if not path.exists():
         raise BundleError(
             f"{bundle} is not a bundle: it has no {MANIFEST}. Make one with `attnserve export --checkpoint DIR --out {bundle}`."
         )
+    text = read_text(bundle, MANIFEST)
     try:
-        text = path.read_text(encoding="utf-8")
         content = json.loads(text)
         if isinstance(content, dict):
             content.pop("fingerprint", None)
         manifest = Manifest.model_validate(content)
+        written = dump(manifest)
     except ValidationError as error:
         raise BundleError(f"{path} cannot be read: {_sentence(error)}. Export the bundle again.") from error
+    except RecursionError:
+        raise BundleError(f"{path} cannot be read: it is nested too deeply. Export the bundle again.") from None
     except ValueError as error:
         raise BundleError(f"{path} cannot be read: {error}. Export the bundle again.") from error
-    if text != dump(manifest):
+    if text != written:
         raise BundleError(f"{path} was changed after export: its text does not match its fingerprint. Export the bundle again.")
+    if (problem := next(_contradictions(manifest), None)) is not None:
+        raise BundleError(f"{path} contradicts itself: {problem}. Export the bundle again.")
     return manifest
+
+
+def _contradictions(manifest: Manifest) -> Iterator[str]:
+    """What a manifest says in one place and denies in another: each would be a bundle that starts and then cannot answer."""
+    decoder, both, kind = manifest.decoder, manifest.encoder_decoder, manifest.kind
+    for name, part in (("decoder", decoder), ("encoder_decoder", both)):
+        if (part is not None) != (kind == name):
+            yield f"kind is {kind} and `{name}` is {'absent' if part is None else 'there'}"
+            return
+    yield from _contradictions_of_files(manifest)
+    yield from _contradictions_of_tokens(manifest)
+    wanted_inputs, wanted_outputs = _interface(manifest)
+    for way, found, wanted in (("inputs", manifest.graph.inputs, wanted_inputs), ("outputs", manifest.graph.outputs, wanted_outputs)):
+        if found != wanted:
+            yield f"the graph of this kind has the {way} {_shapes(wanted)}, and graph.{way} are {_shapes(found)}"
+    labels = manifest.id2label
+    if kind in ("reranker", "classifier", "token_classifier") and (len(labels) != manifest.width or set(labels) != set(range(len(labels)))):
+        yield f"width is {manifest.width} and id2label names {len(labels)} labels, where each of 0 to {manifest.width - 1} needs one"
+    if kind == "reranker" and manifest.width != 1:
+        yield f"a reranker has one label, and width is {manifest.width}"
+    if manifest.default_prompt is not None and manifest.default_prompt not in manifest.prompts:
+        yield f"default_prompt={manifest.default_prompt!r:.80} is not one of the prompts"
+    if decoder is not None and decoder.state_bytes > MOST_STATE_BYTES:
+        yield f"a sequence has a state of {decoder.state_bytes} bytes, and {MOST_STATE_BYTES} are the most"
+
+
+def _contradictions_of_files(manifest: Manifest) -> Iterator[str]:
+    decoder, both, maps = manifest.decoder, manifest.encoder_decoder, manifest.attention_graph
+    names = [file.name for file in manifest.files]
+    needed = [manifest.graph.file, TOKENIZER, GOLDEN]
+    needed += [both.reader.file] if both is not None else []
+    needed += [maps.file] if maps is not None else []
+    needed += [decoder.chat_template] if decoder is not None and decoder.chat_template is not None else []
+    if missing := [name for name in needed if name not in names]:
+        yield f"files does not list {missing[0]}, which would be served unchecked"
+    if len(set(names)) < len(names) or MANIFEST in names:
+        yield f"files lists {MANIFEST if MANIFEST in names else next(name for name in names if names.count(name) > 1)}, or a name twice"
+
+
+def _contradictions_of_tokens(manifest: Manifest) -> Iterator[str]:
+    decoder, both, vocab_size = manifest.decoder, manifest.encoder_decoder, manifest.limits.vocab_size
+    ids = {"pad_token_id": manifest.pad_token_id}
+    if decoder is not None:
+        ids |= {f"eos_token_ids.{at}": token for at, token in enumerate(decoder.eos_token_ids)}
+        ids |= {} if decoder.bos_token_id is None else {"bos_token_id": decoder.bos_token_id}
+        levels = () if decoder.image is None else decoder.image.level_token_ids
+        ids |= {f"level_token_ids.{at}": token for at, token in enumerate(levels)}
+        if len(set(levels)) < len(levels):
+            yield "level_token_ids has a token twice"
+    if both is not None:
+        ids |= {"begin_token_id": both.begin_token_id, "end_token_id": both.end_token_id}
+    for name, token in ids.items():
+        if token >= vocab_size:
+            yield f"{name}={token} is not in the vocabulary, 0 to {vocab_size - 1}"
+
+
+def _interface(manifest: Manifest) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """The inputs and outputs of the served graph, by the kind; of the step graph of an encoder-decoder, by its reader."""
+    decoder, both, width = manifest.decoder, manifest.encoder_decoder, manifest.width
+    inputs: list[Tensor]
+    if decoder is not None:
+        axes: dict[str, tuple[str, ...]] = {TOKENS: ("B", "N"), LENGTHS: ("B",), POSITIONS: ("B",), WANTED: ("B", "M")}
+        inputs = [_int64(name, *shape) for name, shape in axes.items() if name != POSITIONS or decoder.takes_positions]
+        inputs += [Tensor(name=state.name, dtype=state.dtype, shape=("B", *state.shape)) for state in decoder.states]
+        new = [Tensor(name=state.output, dtype=state.dtype, shape=("B", *state.shape)) for state in decoder.states]
+        return tuple(inputs), (_float32(STEP_LOGITS, "B", "M", manifest.limits.vocab_size), *new)
+    if both is not None:
+        made = both.reader.outputs
+        states = [tensor for tensor in made if not tensor.name.startswith("memory_")]
+        new = [tensor.model_copy(update={"name": f"new_{tensor.name}"}) for tensor in states]
+        logits, attention = _float32(STEP_LOGITS, "B", manifest.limits.vocab_size), _float32(ATTENTION, "B", "N")
+        return (_int64(PREVIOUS, "B"), _int64(ATTENTION_MASK, "B", "N"), *made), (logits, attention, *new)
+    typed = any(tensor.name == TOKEN_TYPE_IDS for tensor in manifest.graph.inputs)
+    inputs = [_int64(name, "B", "N") for name in (INPUT_IDS, ATTENTION_MASK, *([TOKEN_TYPE_IDS] if typed else []))]
+    if manifest.kind != "encoder":
+        per_token = ("N",) if manifest.kind == "token_classifier" else ()
+        return tuple(inputs), (_float32(LOGITS, "B", *per_token, width),)
+    d_model = next((tensor.shape[-1] for tensor in manifest.graph.outputs[2:] if tensor.shape), "D")
+    vectors = _float32(EMBEDDING, "B", width), _float32(POOLED, "B", width)
+    return tuple(inputs), (*vectors, _float32(TOKEN_EMBEDDINGS, "B", "N", d_model))
+
+
+def _int64(name: str, *shape: str | int) -> Tensor:
+    return Tensor(name=name, dtype="int64", shape=shape)
+
+
+def _float32(name: str, *shape: str | int) -> Tensor:
+    return Tensor(name=name, dtype="float32", shape=shape)
+
+
+def _shapes(tensors: tuple[Tensor, ...]) -> str:
+    told = [f"{tensor.name} ({', '.join(map(str, tensor.shape))})" for tensor in tensors[:6]]
+    return ", ".join(told)[:300] + (", .." if len(tensors) > 6 else "") or "none"
 
 
 def _sentence(error: ValidationError) -> str:
@@ -376,15 +571,26 @@ def dump(manifest: Manifest) -> str:
 
 
 def read_golden(bundle: Path) -> Golden:
-    return Golden.model_validate_json((bundle / GOLDEN).read_bytes())
+    return _golden(bundle, Golden)
 
 
 def read_decoder_golden(bundle: Path) -> DecoderGolden:
-    return DecoderGolden.model_validate_json((bundle / GOLDEN).read_bytes())
+    return _golden(bundle, DecoderGolden)
 
 
 def read_encoder_decoder_golden(bundle: Path) -> EncoderDecoderGolden:
-    return EncoderDecoderGolden.model_validate_json((bundle / GOLDEN).read_bytes())
+    return _golden(bundle, EncoderDecoderGolden)
+
+
+G = TypeVar("G", bound=Part)
+
+
+def _golden(bundle: Path, kind: type[G]) -> G:
+    """BundleError for what does not parse, is empty or does not fit together."""
+    try:
+        return kind.model_validate_json(read_text(bundle, GOLDEN))
+    except ValidationError as error:
+        raise BundleError(f"{bundle / GOLDEN} cannot be read: {_sentence(error)}. Export the bundle again.") from error
 
 
 def sha256(path: Path) -> str:

@@ -115,7 +115,7 @@ def _operators(operators: dict[str, int]) -> Table:
     table.add_column(style="cyan", no_wrap=True)
     most = max(operators.values(), default=1)
     for name, count in sorted(operators.items(), key=lambda item: -item[1]):
-        table.add_row(name, str(count), "█" * max(1, round(BAR * count / most)))
+        table.add_row(escape(name), str(count), "█" * max(1, round(BAR * count / most)))
     return table
 
 

@@ -24,9 +24,9 @@ from service.generation.grammar import Grammars
 from service.generation.model import Generating, GeneratorModel
 from service.generation.selftest import check_golden as check_decoder
 from service.generation.session import StepSession
-from service.maps import AttentionMaps
+from service.maps import AttentionMaps, check_maps
 from service.metrics import Metrics, ModelMetrics
-from service.runtime import CUDA, Array, OnnxSession, Session
+from service.runtime import CUDA, Array, OnnxSession, Session, SettingsConflict, in_a_line
 from service.selftest import SelfTest, check_golden, measure_rate
 from service.settings import Settings, changed
 from service.tokenization import Cut, Cutting, Encoded, Input, TextEncoder, size_of
@@ -283,19 +283,32 @@ class Catalog:
         models: dict[str, Served] = {}
         with ThreadPoolExecutor() as readers:  # every byte of every bundle is hashed, which leaves Python to others
             manifests = list(readers.map(contract.verify, self.settings.bundles))
-        for bundle, manifest in zip(self.settings.bundles, manifests, strict=True):
-            model = self._load(bundle, manifest)
-            if model.name in models:
-                raise contract.BundleError(
-                    f"{bundle} and {models[model.name].bundle} are both called {model.name}: export one under another --name"
-                )
-            models[model.name] = model
-            told = {"model": model.name, "kind": manifest.kind, "fingerprint": manifest.fingerprint[:12], "provider": model.provider}
-            log.info("loaded", extra=told)
+            checks = [readers.submit(self.check_maps, *each) for each in zip(self.settings.bundles, manifests, strict=True)]
+            for bundle, manifest in zip(self.settings.bundles, manifests, strict=True):
+                model = self._whole(bundle, manifest)
+                if model.name in models:
+                    raise contract.BundleError(
+                        f"{bundle} and {models[model.name].bundle} are both called {model.name}: export one under another --name"
+                    )
+                models[model.name] = model
+                told = {"model": model.name, "kind": manifest.kind, "fingerprint": manifest.fingerprint[:12], "provider": model.provider}
+                log.info("loaded", extra=told)
+            for check in checks:
+                check.result()
         for alias, name in self.settings.aliases.items():
             if name not in models:
                 raise contract.BundleError(f"alias {alias} names model {name}, which is not served. Served: {', '.join(models)}")
         self.models = models
+
+    def _whole(self, bundle: Path, manifest: contract.Manifest) -> Served:
+        """`_load`, its failures as one sentence. What a broken file makes libraries raise cannot be listed: they have no common base."""
+        try:
+            return self._load(bundle, manifest)
+        except (contract.BundleError, SettingsConflict):
+            raise
+        except Exception as error:
+            log.exception("a bundle cannot be served", extra={"model": manifest.name})
+            raise contract.BundleError(f"{bundle} cannot be served: {type(error).__name__}: {in_a_line(error)}") from error
 
     def _load(self, bundle: Path, manifest: contract.Manifest) -> Served:
         if manifest.encoder_decoder is not None:
@@ -352,7 +365,7 @@ class Catalog:
             slots=self.settings.slots,
             gpu_memory_gib=self.settings.gpu_memory_gib,
         )
-        check_decoder(model.bundle, session)
+        check_decoder(model.bundle, session, model.encode)
         return GeneratorEngine(
             session,
             model.vocabulary,
@@ -371,11 +384,15 @@ class Catalog:
     def open_writer(self, model: WritingModel) -> Generating:
         """The engine of an encoder-decoder, tested."""
         session = OnnxWritingSession(model.bundle, model.manifest, threads=self.budget.runtime_threads, provider=self.settings.provider)
-        check_writer(model.bundle, session)
+        check_writer(model.bundle, session, model.encode)
         limits = WritingLimits(
             rows=max(self.settings.slots, 8), max_wait_s=self.settings.max_wait_s, max_bulk_wait_s=self.settings.max_bulk_wait_s
         )
         return WritingEngine(session, model.vocabulary, limits=limits, metrics=model.metrics, tracer=self.tracer)
+
+    def check_maps(self, bundle: Path, manifest: contract.Manifest) -> None:
+        """BundleError for an attention graph that does not answer; beside the loading, on another thread."""
+        check_maps(bundle, manifest)
 
     async def attention(self, model: Served, ids: Sequence[int], layers: Sequence[int], deadline: float) -> list[Array]:
         """What these layers attend to in a text, (H, N, N) each; the model has an attention graph."""
@@ -399,6 +416,8 @@ class Catalog:
     async def stop(self) -> None:
         for model in self.models.values():
             await model.engine.stop()
+            if not isinstance(model, Model) and model.chat_template is not None:
+                model.chat_template.close()
         self.tokenizers.shutdown(wait=False)
         self.maps.close()
         if self.tracer is not None:

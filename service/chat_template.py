@@ -1,157 +1,225 @@
 """Messages to a prompt, by the Jinja template that came with a checkpoint.
 
-What a template may use is what `transformers` gives it (`apply_chat_template`): `messages`, `tools`, `add_generation_prompt`, the special
-tokens, `raise_exception`, `strftime_now`, `tojson`, loop controls, blocks trimmed. A template is code of whoever made the checkpoint, and
-what it works on is a client's: it runs in Jinja's immutable sandbox, with a bound on its output and on its time. The time is looked at
-wherever the template calls, looks up, adds or multiplies something; `range` is the sandbox's, with at most 100,000 steps.
+A template is code of a checkpoint's author and works on what a client sends, so it is compiled and rendered in a process of its own
+(`template_child.py`), which the kernel holds to a share of time and memory. A template that uses up its share costs the request that made
+it do so an error, and the next request a new process; nothing of it runs on the event loop.
 """
 
+import asyncio
 import json
+import os
+import select
+import signal
+import subprocess
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
-import jinja2
-import jinja2.meta
-from jinja2.ext import loopcontrols
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from service.errors import InvalidRequest
+from service import template_child
+from service.errors import InvalidRequest, Overloaded
 
 MAX_CHARACTERS = 16 * 1024 * 1024
 MAX_S = 2.0
+MEMORY_BYTES = 512 * 1024 * 1024
+
+_PATIENCE_S = 20.0  # for a process that gets no CPU time: it starts or renders beside other work
+_MOST_WAITING = 1_000  # requests for one template; a prompt takes it a fraction of a millisecond
+_RETRY_AFTER_S = 1.0
+_ENVIRONMENT = ("TZ", "LD_LIBRARY_PATH")  # of ours, what the process needs: keys and addresses are not its business
+_PIECE_BYTES = 1 << 20
+_PROBE = [{"role": "user", "content": "Hello"}]
 
 Message = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """One template, compiled. `bos_token` and `eos_token` are what it knows under these names."""
+    """One template. `bos_token` and `eos_token` are what it knows under these names, `model` is its name in errors."""
 
     def __init__(
         self,
         source: str,
         *,
+        model: str = "",
         bos_token: str = "",
         eos_token: str = "",
         max_characters: int = MAX_CHARACTERS,
         max_s: float = MAX_S,
     ) -> None:
-        """ValueError when the template does not compile."""
-        environment = _Environment(max_characters, max_s)
-        try:
-            variables = jinja2.meta.find_undeclared_variables(environment.parse(source))
-            self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise ValueError(f"the chat template does not compile: {error}") from error
-        self.takes_tools = "tools" in variables
+        """ValueError for a template that does not compile, or that finds no end or too much to say for one short message."""
+        self._name = f"the chat template of model {model}" if model else "the chat template"
+        self._max_s, self._max_bytes = max_s, 6 * max_characters + _PIECE_BYTES  # a character of JSON has six bytes at most
+        tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._first = _frame({"source": source, "tokens": tokens, "max_characters": max_characters})
         self._knows_developer = "developer" in source
-        self._environment = environment
-        self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
+        self._waiting = 0  # of the event loop
+        self._lock = threading.Lock()  # around the child
+        self._child: _Child | None = None
+        try:
+            self.takes_tools = bool(self._ask(None)["takes_tools"])
+            self._ask(_frame(self._variables(_PROBE, None, True)))
+        except _Refused as refused:
+            # A template may well want other messages than these, but must come to its end.
+            if not str(refused).startswith("does not take"):
+                self.close()
+                raise ValueError(f"{self._name} {refused}") from None
+
+    async def prompt(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool = True
+    ) -> str:
+        """`render` on a thread of the template's own. Overloaded where too many requests wait for it."""
+        if self._waiting >= _MOST_WAITING:
+            raise Overloaded(f"{self._waiting} requests wait for {self._name}, which is the most", retry_after_s=_RETRY_AFTER_S)
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._thread, lambda: self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+            )
+        finally:
+            self._waiting -= 1
 
     def render(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool = True
     ) -> str:
-        """The prompt, its special tokens written out. InvalidRequest with the template's own words where it refuses the messages.
+        """The prompt, its special tokens written out. Blocks. InvalidRequest with the template's own words where it refuses the messages.
 
         `developer` is what OpenAI calls the system's role now: a template that has not heard of it is told `system`.
         """
-        known = [message if self._knows_developer else _as_system(message) for message in messages]
-        variables = {"messages": known, "tools": list(tools) if tools else None, "add_generation_prompt": add_generation_prompt}
-        self._environment.begin()
-        pieces: list[str] = []
-        size = 0
         try:
-            for piece in self._template.generate(**variables, **self._tokens):
-                size += len(piece)
-                self._environment.check_size(size)
-                self._environment.check_time()
-                pieces.append(piece)
-        except _Bound as error:
-            raise InvalidRequest(f"the chat template was stopped: {error}; send fewer or shorter messages", param="messages") from None
-        except RecursionError:
-            raise InvalidRequest("the chat template was stopped: it calls itself too deeply", param="messages") from None
-        except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-            # The template's code, on what a client sent: whatever it trips over is in the messages.
-            raise InvalidRequest(f"the chat template does not take these messages: {error}", param="messages") from None
-        return "".join(pieces)
+            prompt: str = self._ask(_frame(self._variables(messages, tools, add_generation_prompt)))["prompt"]
+        except _Refused as refused:
+            advice = "; send fewer or shorter messages" if str(refused).startswith("was stopped") else ""
+            raise InvalidRequest(f"{self._name} {refused}{advice}", param="messages") from None
+        return prompt
+
+    def close(self) -> None:
+        """End its process; a rendering under way fails, and a later one would begin another."""
+        if (child := self._child) is not None:
+            child.kill()
+            with self._lock:  # the pipes belong to the thread that asks
+                child.end()
+
+    def _variables(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool) -> Any:
+        known = [message if self._knows_developer else _as_system(message) for message in messages]
+        return {"messages": known, "tools": list(tools) if tools else None, "add_generation_prompt": add_generation_prompt}
+
+    def _ask(self, question: bytes | None) -> dict[str, Any]:
+        """The answer to a frame; None: to the source alone. _Refused where there is none; then the next question has a new process."""
+        with self._lock:
+            if self._child is None or self._child.ended:
+                self._child = _Child(self._max_s, self._max_bytes)
+                first = self._child.ask(self._first)
+                if question is None:
+                    return first
+            assert question is not None
+            return self._child.ask(question)
+
+
+class _Refused(Exception):
+    """What there is instead of a prompt, as the end of a sentence about the template."""
+
+
+class _Child:
+    """The process. One thread asks at a time."""
+
+    def __init__(self, max_s: float, max_bytes: int) -> None:
+        self.ended = False
+        self._max_s, self._max_bytes = max_s, max_bytes
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", str(Path(template_child.__file__)), str(MEMORY_BYTES), str(max_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            cwd="/",
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+            start_new_session=True,  # Ctrl-C is for the service, which finishes what it accepted
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._into, self._out_of = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._into, False)
+        # Also where nobody closes the template: the end of this process, and the collector.
+        self._finalizer = weakref.finalize(self, _end, self._process)
+
+    def ask(self, frame: bytes) -> dict[str, Any]:
+        """_Refused where the process says so, or is no more."""
+        until = time.monotonic() + self._max_s + _PATIENCE_S
+        try:
+            self._send(frame, until)
+            size = int.from_bytes(self._receive(8, until), "big")
+            if size > self._max_bytes:
+                raise _Gone
+            answer: dict[str, Any] = json.loads(self._receive(size, until))
+        except (_Gone, OSError):
+            self.end()
+            raise _Refused(f"was stopped: {self._cause()}") from None
+        if (reason := answer.get("refused")) is not None:
+            raise _Refused(reason)
+        return answer
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def end(self) -> None:
+        self.ended = True
+        self._finalizer()
+
+    def _cause(self) -> str:
+        """Why the process is no more: the kernel's signal ends its CPU time, ours our patience; else it died of memory."""
+        if self._process.returncode in (-signal.SIGPROF, -signal.SIGKILL):
+            return f"it took more than {self._max_s:g} s"
+        return f"it needs more than {MEMORY_BYTES >> 20} MiB"
+
+    def _send(self, frame: bytes, until: float) -> None:
+        left = memoryview(frame)
+        while left:
+            _wait(self._into, select.POLLOUT, until)
+            left = left[os.write(self._into, left) :]
+
+    def _receive(self, size: int, until: float) -> bytes:
+        content = bytearray()
+        while len(content) < size:
+            _wait(self._out_of, select.POLLIN, until)
+            piece = os.read(self._out_of, min(size - len(content), _PIECE_BYTES))
+            if not piece:
+                raise _Gone
+            content += piece
+        return bytes(content)
+
+
+class _Gone(Exception):
+    """The process has ended, or takes too long."""
+
+
+def _wait(descriptor: int, event: int, until: float) -> None:
+    poll = select.poll()
+    poll.register(descriptor, event)
+    if not poll.poll(max(until - time.monotonic(), 0) * 1000):
+        raise _Gone
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Close the pipes and see the process off. One that has died by itself keeps its own exit status."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+    try:
+        process.wait(timeout=0.05)  # a moment for one that is dying
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _frame(content: Any) -> bytes:
+    encoded = json.dumps(content).encode()
+    return len(encoded).to_bytes(8, "big") + encoded
 
 
 def _as_system(message: Message) -> Message:
     return {**message, "role": "system"} if message.get("role") == "developer" else message
-
-
-class _Bound(Exception):
-    """A template went beyond what it may take."""
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox with a clock, one for each thread that renders."""
-
-    intercepted_binops = frozenset(("+", "*", "**"))
-
-    def __init__(self, max_characters: int, max_s: float) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        self.max_characters, self.max_s = max_characters, max_s
-        self._clock = threading.local()
-        self.filters["tojson"] = _tojson
-        self.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
-
-    def begin(self) -> None:
-        self._clock.until = time.monotonic() + self.max_s
-
-    def check_time(self) -> None:
-        if time.monotonic() > self._clock.until:
-            raise _Bound(f"it took more than {self.max_s:g} s")
-
-    def check_size(self, size: int) -> None:
-        if size > self.max_characters:
-            raise _Bound(f"its output has more than {self.max_characters} characters")
-
-    def call(self, *arguments: Any, **named: Any) -> Any:
-        self.check_time()
-        return super().call(*arguments, **named)
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        self.check_time()
-        return super().getattr(obj, attribute)
-
-    def getitem(self, obj: Any, argument: Any) -> Any:
-        self.check_time()
-        return super().getitem(obj, argument)
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """Texts, lists and powers are where a few characters become gigabytes."""
-        self.check_time()
-        if operator == "+" and _long(left) and _long(right):
-            self.check_size(len(left) + len(right))
-        elif operator == "*" and (_long(left) or _long(right)):
-            text, times = (left, right) if _long(left) else (right, left)
-            self.check_size(len(text) * times if isinstance(times, int) else 0)
-        elif operator == "**" and (abs(right) > 64 or abs(left) > 2**32):
-            raise _Bound(f"{left} ** {right} is too large")
-        return super().call_binop(context, operator, left, right)
-
-
-def _long(value: Any) -> bool:
-    return isinstance(value, str | list | tuple)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """Jinja's own escapes HTML, which no prompt wants. `indent` is bounded: it is multiplied by the depth."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent and min(indent, 16), separators=separators, sort_keys=sort_keys)
-
-
-def _raise_exception(message: str) -> None:
-    raise jinja2.TemplateError(message)
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)

@@ -13,7 +13,7 @@ import numpy as np
 from export import contract
 from service.engine import NO_DEADLINE
 from service.errors import DeadlineExceeded, Overloaded, RuntimeFailed
-from service.runtime import Array
+from service.runtime import Array, in_a_line
 
 log = logging.getLogger("attnserve")
 
@@ -61,13 +61,33 @@ class AttentionMaps:
         return found
 
     def _open(self, bundle: Path, manifest: contract.Manifest) -> Any:
-        import onnxruntime as ort
-
-        assert manifest.attention_graph is not None
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1  # beside the engines' own threads
-        options.log_severity_level = 3
-        session = ort.InferenceSession(str(bundle / manifest.attention_graph.file), options, providers=["CPUExecutionProvider"])
-        self._sessions[manifest.fingerprint] = session
+        session = self._sessions[manifest.fingerprint] = _opened(bundle, manifest)
         log.info("opened attention graph", extra={"model": manifest.name})
         return session
+
+
+def check_maps(bundle: Path, manifest: contract.Manifest) -> None:
+    """Open the attention graph and ask it about two tokens. BundleError for one that does not answer as the manifest says."""
+    if manifest.attention_graph is None:
+        return
+    graph = bundle / manifest.attention_graph.file
+    wanted = {contract.attention_output(at): (layer.heads, 2, 2) for at, layer in enumerate(manifest.attention_graph.layers)}
+    try:
+        made = _opened(bundle, manifest, optimised=False).run(list(wanted), {contract.INPUT_IDS: np.zeros((1, 2), np.int64)})
+    except Exception as error:  # ONNX Runtime's own have no base but this
+        raise contract.BundleError(f"{graph}: self-test failed: {in_a_line(error)}. Export the bundle again.") from error
+    for (name, shape), A in zip(wanted.items(), made, strict=True):
+        if A.shape != shape or not np.isfinite(A).all():
+            raise contract.BundleError(f"{graph}: self-test failed, {name} is {A.shape} and should be {shape}, all of it finite")
+
+
+def _opened(bundle: Path, manifest: contract.Manifest, *, optimised: bool = True) -> Any:
+    import onnxruntime as ort
+
+    assert manifest.attention_graph is not None
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # beside the engines' own threads
+    options.log_severity_level = 3
+    if not optimised:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return ort.InferenceSession(str(bundle / manifest.attention_graph.file), options, providers=["CPUExecutionProvider"])

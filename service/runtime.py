@@ -2,6 +2,7 @@
 
 import logging
 import re
+import threading
 from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -46,11 +47,23 @@ class Session(Protocol):
         """
         ...
 
+    def begin(self, ids: list[int], *, within_s: float) -> None:
+        """Run one input, for so long at most. Raises what the runtime raises about it until then."""
+        ...
 
-def open_graph(graph: Path | bytes, *, threads: int, provider: str = CPU, gpu_memory_gib: float | None = None) -> "ort.InferenceSession":
+
+def open_graph(
+    graph: Path | bytes,
+    *,
+    threads: int,
+    provider: str = CPU,
+    gpu_memory_gib: float | None = None,
+    promised: contract.Graph | None = None,
+) -> "ort.InferenceSession":
     """A file, or a graph of the service's own. Threads spin inside a call and stop when it ends: between two of them they belong to HTTP.
 
-    SettingsConflict where `provider` cannot be had. ONNX Runtime offers CUDA wherever it was built in, and without a driver, a device or a
+    BundleError for a file that is no graph, or not the one that is `promised`. SettingsConflict where
+    `provider` cannot be had. ONNX Runtime offers CUDA wherever it was built in, and without a driver, a device or a
     library it would compute on the CPU and say nothing to its caller.
     """
     import onnxruntime as ort
@@ -65,13 +78,43 @@ def open_graph(graph: Path | bytes, *, threads: int, provider: str = CPU, gpu_me
         ort.preload_dlls()  # of the packages that onnxruntime-gpu[cuda,cudnn] brings, which no loader looks into by itself
     try:
         session = ort.InferenceSession(graph, options, providers=asked, enable_fallback=0)
-    except RuntimeError as error:
-        if provider == CPU:
+    except Exception as error:  # ONNX Runtime's own have no base but this
+        if provider == CPU and isinstance(graph, Path):
+            raise contract.BundleError(f"{graph} cannot be opened by ONNX Runtime: {in_a_line(error)}. Export the bundle again.") from error
+        if provider == CPU or not isinstance(error, RuntimeError):
             raise
         raise _no_provider(graph, provider, str(error)) from error
+    if promised is not None:
+        _check_interface(session, promised, str(graph))
     if provider not in (got := session.get_providers()):
         raise _no_provider(graph, provider, f"the session has only {', '.join(got)}")
     return session
+
+
+def in_a_line(error: BaseException) -> str:
+    """What an error of a library says, without its further lines and the source files in which it was raised."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _check_interface(session: "ort.InferenceSession", promised: contract.Graph, graph: str) -> None:
+    """BundleError for the first tensor that is not as the manifest has it. What the graph leaves open may be of any size."""
+    for way, found, wanted in (("input", session.get_inputs(), promised.inputs), ("output", session.get_outputs(), promised.outputs)):
+        if (names := [node.name for node in found]) != (told := [tensor.name for tensor in wanted]):
+            raise contract.BundleError(
+                f"{graph}: the {way}s are {names!s:.300}, and the manifest says {told!s:.300}. Export the bundle again."
+            )
+        for node, tensor in zip(found, wanted, strict=True):
+            same = len(node.shape) == len(tensor.shape) and all(
+                size == axis or not isinstance(size, int) for size, axis in zip(node.shape, tensor.shape, strict=True)
+            )
+            if not same or _TYPES.get(node.type) != tensor.dtype:
+                raise contract.BundleError(
+                    f"{graph}: the {way} {node.name} is {node.type} {tuple(node.shape)}, and the manifest says {tensor.dtype} "
+                    f"{tensor.shape}. Export the bundle again."
+                )
+
+
+_TYPES = {"tensor(int64)": "int64", "tensor(float)": "float32"}
 
 
 def cuda_options(memory_gib: float | None) -> dict[str, str]:
@@ -109,7 +152,7 @@ class OnnxSession:
         graph = bundle / manifest.graph.file
 
         def opened(chosen: str) -> tuple[str, "ort.InferenceSession"]:
-            return chosen, open_graph(graph, threads=1, provider=chosen, gpu_memory_gib=gpu_memory_gib)
+            return chosen, open_graph(graph, threads=1, provider=chosen, gpu_memory_gib=gpu_memory_gib, promised=manifest.graph)
 
         self.provider, self._narrow = with_provider(provider, manifest.name, opened)
         self._wide = open_graph(graph, threads=threads) if threads > 1 and self.provider == CPU else self._narrow
@@ -119,12 +162,31 @@ class OnnxSession:
     def run(
         self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None, *, alone: bool = True
     ) -> dict[str, Array]:
+        session = self._wide if alone else self._narrow
+        return dict(zip(outputs, session.run(outputs, self._feed(ids, type_ids)), strict=True))
+
+    def begin(self, ids: list[int], *, within_s: float) -> None:
+        import onnxruntime as ort
+
+        options = ort.RunOptions()
+        if self.provider == CPU:  # what a long input takes is not kept
+            options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        end = threading.Timer(within_s, setattr, (options, "terminate", True))
+        end.start()
+        try:
+            self._narrow.run(None, self._feed([ids], None), options)
+        except Exception:
+            if not options.terminate:
+                raise
+        finally:
+            end.cancel()
+
+    def _feed(self, ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None) -> dict[str, NDArray[np.int64]]:
         input_ids, mask, types = pad(ids, type_ids, self._pad)
         feed = {contract.INPUT_IDS: input_ids, contract.ATTENTION_MASK: mask}
         if self._typed:
             feed[contract.TOKEN_TYPE_IDS] = types if types is not None else np.zeros_like(input_ids)
-        session = self._wide if alone else self._narrow
-        return dict(zip(outputs, session.run(outputs, feed), strict=True))
+        return feed
 
 
 def pad(

@@ -9,10 +9,12 @@ import numpy as np
 
 from export import contract
 from service.errors import ServiceError
-from service.runtime import Array, Session
+from service.runtime import Array, Session, in_a_line
 from service.tokenization import Cut, TextEncoder
 
 _SHORT, _LONG, _MANY = 16, 64, 8  # tokens of a short and a longer input, inputs of a batch
+_ANY_TOKEN = 0
+_LONGEST, _BEGIN_S = 2_048, 0.05  # an input that has no positions fails at once; one that has them need not come to its end
 _LEAST_RUNS, _MOST_RUNS, _ENOUGH_S = 3, 7, 0.1  # for one point: a slow model is timed well by fewer, and every start waits
 
 
@@ -34,9 +36,14 @@ class Rate:
 
 
 def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, session: Session) -> SelfTest:
-    """Run the golden inputs. BundleError when any row is further off than the bundle allows."""
+    """Run the golden inputs, and once what else is served. BundleError when any row is further off than the bundle allows."""
     golden = contract.read_golden(bundle)
     output = contract.EMBEDDING if manifest.kind == "encoder" else contract.LOGITS
+    bound = "min_cosine" if manifest.kind == "encoder" else "max_abs_error"
+    if getattr(golden, bound) is None:
+        raise contract.BundleError(f"{bundle / contract.GOLDEN} has no {bound}, by which a bundle of kind {manifest.kind} is judged")
+    if (width := len(golden.outputs[0])) != manifest.width:
+        raise contract.BundleError(f"{bundle / contract.GOLDEN} has rows of {width} numbers, and the manifest width={manifest.width}")
     inputs = list(golden.texts) if golden.pairs is None else list(zip(golden.texts, golden.pairs, strict=True))
     ids, types = [], []
     for item in inputs:
@@ -59,8 +66,31 @@ def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, 
         )
     if golden.max_abs_error is not None and not error <= golden.max_abs_error:
         raise contract.BundleError(f"{bundle}: self-test failed, a logit is off by {error:.3g}, allowed {golden.max_abs_error}")
+    _check_served(bundle, manifest, session, ids[0], types[0])
     encoder = manifest.kind == "encoder"
     return SelfTest(len(inputs), cosine if encoder else None, None if encoder else error)
+
+
+def _check_served(bundle: Path, manifest: contract.Manifest, session: Session, ids: list[int], types: list[int]) -> None:
+    """Every output that a route may ask for, and an input as long as the manifest says. BundleError for one that does not come."""
+    sizes = {"B": 1, "N": len(ids)}
+    named = [tensor.name for tensor in manifest.graph.outputs]
+    made = session.run(named, [ids], [types], alone=True)
+    for tensor in manifest.graph.outputs:
+        got = made[tensor.name]
+        wanted = tuple(sizes.get(str(axis), axis) for axis in tensor.shape)
+        if got.shape != wanted:
+            raise contract.BundleError(f"{bundle}: self-test failed, {tensor.name} has the shape {got.shape}, and should have {wanted}")
+        if not np.isfinite(got).all():
+            raise contract.BundleError(f"{bundle}: self-test failed, {tensor.name} has numbers that are not finite")
+    length = min(manifest.limits.max_tokens, _LONGEST)
+    try:
+        session.begin([_ANY_TOKEN] * length, within_s=_BEGIN_S)
+    except Exception as error:  # ONNX Runtime's own have no base but this
+        raise contract.BundleError(
+            f"{bundle}: self-test failed, an input of {length} tokens fails, and the manifest allows {manifest.limits.max_tokens}: "
+            f"{in_a_line(error)}"
+        ) from error
 
 
 def measure_rate(session: Session, output: str, max_tokens: int) -> Rate:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tokenizers import Tokenizer
-
 from service.errors import EmptyInput, InputTooLong, InvalidRequest, ServiceError, TokenizationFailed
+from service.tokenizer_file import open_tokenizer, panicked
 
 Side = Literal["left", "right", "none"]
 Text = str
@@ -57,9 +56,7 @@ class TextEncoder:
     def __init__(
         self, file: Path, *, max_tokens: int, vocab_size: int, pair_types: bool, prompts: Mapping[str, str], default_prompt: str | None
     ) -> None:
-        self.tokenizer = Tokenizer.from_file(str(file))
-        self.tokenizer.no_padding()
-        self.tokenizer.no_truncation()
+        self.tokenizer = open_tokenizer(file, vocab_size)
         self.max_tokens = max_tokens
         self.vocab_size = vocab_size
         self.prompts = prompts
@@ -96,6 +93,10 @@ class TextEncoder:
             return TokenizationFailed(
                 f"input {index} is not valid Unicode: it has half of a surrogate pair; send whole characters", param="input"
             )
+        except BaseException as error:
+            if not panicked(error):
+                raise
+            return TokenizationFailed(f"input {index} takes this model's tokenizer too many steps: change or shorten it", param="input")
 
     def _text(self, item: Text | Pair, index: int, limit: int, side: Side, prompt: str) -> Encoded:
         if isinstance(item, str):

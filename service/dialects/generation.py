@@ -230,11 +230,8 @@ async def encode_chat(
         )
     if tools and not template.takes_tools:
         raise InvalidRequest(f"the chat template of model {model.name} has no place for tools: send none", param="tools")
-    size = sum(len(message.get("content") or "") for message in messages)
     try:
-        prompt = await inline_or_aside(
-            catalog, size, lambda: template.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
-        )
+        prompt = await template.prompt(messages, tools=tools, add_generation_prompt=add_generation_prompt)
     except InvalidRequest as error:
         error.param = param
         raise

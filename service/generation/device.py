@@ -90,7 +90,7 @@ class DeviceStepSession:
         self.provider = provider
         self._device = DEVICES[provider]
         graph = bundle / manifest.graph.file
-        self._session = open_graph(graph, threads=1, provider=provider, gpu_memory_gib=gpu_memory_gib)
+        self._session = open_graph(graph, threads=1, provider=provider, gpu_memory_gib=gpu_memory_gib, promised=manifest.graph)
         self._copies = RowCopies(self.decoder, provider)
         places = zip(self._session.get_inputs(), self._session.get_input_memory_infos(), strict=True)
         elsewhere = [node.name for node, place in places if node.name.startswith("state_") and place.name.lower() != self._device]

@@ -13,6 +13,7 @@ from service.generation.run import Run
 from service.generation.text import Vocabulary
 from service.metrics import GeneratorMetrics, Metrics
 from service.settings import Settings
+from service.tokenizer_file import open_tokenizer
 
 
 class Generating(Protocol):
@@ -60,7 +61,7 @@ class GeneratorModel:
         self.eos_token_ids = manifest.decoder.eos_token_ids
         self.max_context = min(settings.max_prompt_tokens, manifest.decoder.n_positions or settings.max_prompt_tokens)
         file = bundle / contract.TOKENIZER
-        self.tokenizer: Tokenizer = Tokenizer.from_file(str(file))
+        self.tokenizer: Tokenizer = open_tokenizer(file, manifest.limits.vocab_size)
         self.vocabulary = Vocabulary(file)
         self.chat_template = self._template(bundle, manifest.decoder)
         self.metrics = GeneratorMetrics(metrics, self.name)
@@ -74,10 +75,10 @@ class GeneratorModel:
     def _template(self, bundle: Path, decoder: contract.Decoder) -> ChatTemplate | None:
         if decoder.chat_template is None:
             return None
-        source = (bundle / decoder.chat_template).read_text(encoding="utf-8")
+        source = contract.read_text(bundle, decoder.chat_template, most_bytes=contract.MOST_TEMPLATE_BYTES)
         bos, eos = decoder.bos_token_id, next(iter(decoder.eos_token_ids), None)
-        bos_token, eos_token = ("" if at is None else self.vocabulary[at].decode() for at in (bos, eos))
-        return ChatTemplate(source, bos_token=bos_token, eos_token=eos_token)
+        bos_token, eos_token = ("" if at is None else self.vocabulary[at].decode(errors="replace") for at in (bos, eos))
+        return ChatTemplate(source, model=self.name, bos_token=bos_token, eos_token=eos_token)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids

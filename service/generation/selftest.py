@@ -1,5 +1,6 @@
 """What a decoder's bundle must show before it is served: the logits it gave at export, for prompts and for what follows them."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,16 @@ from service.generation.session import Logits, StepSession
 from service.generation.slots import Slots
 
 
-def check_golden(bundle: Path, session: StepSession[Any]) -> None:
-    """Feed the golden prompts, then their continuations token by token. BundleError when a logit is further off than the bundle allows."""
+def check_golden(bundle: Path, session: StepSession[Any], encode: Callable[[str], Sequence[int]] | None = None) -> None:
+    """Feed the golden prompts, then their continuations token by token. BundleError when a logit is further off than the bundle allows,
+    or when the tokenizer's `encode` makes other tokens of a prompt."""
     golden = contract.read_decoder_golden(bundle)
+    for ids in (*golden.token_ids, *golden.continuations, *golden.top_token_ids):
+        if max(ids, default=0) >= session.vocab_size:
+            raise contract.BundleError(f"{bundle / contract.GOLDEN} has a token {max(ids)}, and the model {session.vocab_size}")
+    for text, ids in zip(golden.prompts, golden.token_ids, strict=True):
+        if encode is not None and tuple(encode(text)) != ids:
+            raise contract.BundleError(f"{bundle}: self-test failed, the tokenizer makes other tokens of {text!r:.80} than at export")
     rows = zip(golden.token_ids, golden.continuations, golden.top_token_ids, golden.top_logits, strict=True)
     for prompt, continuation, top_ids, top_logits in rows:
         slots: Slots[str] = Slots(session, 1)

@@ -116,7 +116,7 @@ class OnnxStepSession:
         self.fingerprint = manifest.fingerprint
 
         def opened(width: int) -> "ort.InferenceSession":
-            return open_graph(bundle / manifest.graph.file, threads=width)
+            return open_graph(bundle / manifest.graph.file, threads=width, promised=manifest.graph)
 
         self._wide = opened(threads)
         self._parts = threads if share_out else 1

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from export import contract
 from service.catalog import Catalog, Model, Opened, Served
@@ -71,6 +72,9 @@ class GatewayCatalog(Catalog):
         return PoolGenerator(self._generators, model.name, model.manifest.fingerprint)
 
     open_writer = open_generator
+
+    def check_maps(self, bundle: Path, manifest: contract.Manifest) -> None:
+        """The replicas do it, whose graphs these are."""
 
     async def attention(self, model: Served, ids: Sequence[int], layers: Sequence[int], deadline: float) -> list[Array]:
         pool = self._encoders if isinstance(model, Model) else self._generators

@@ -10,6 +10,7 @@ from service.chat_template import ChatTemplate
 from service.generation.model import Generating
 from service.generation.text import Vocabulary
 from service.metrics import GeneratorMetrics, Metrics
+from service.tokenizer_file import open_tokenizer
 
 
 class WritingModel:
@@ -23,7 +24,7 @@ class WritingModel:
         assert manifest.encoder_decoder is not None
         self.bundle, self.manifest, self.name = bundle, manifest, manifest.name
         self.max_context = manifest.limits.max_tokens
-        self.tokenizer: Tokenizer = Tokenizer.from_file(str(bundle / contract.TOKENIZER))
+        self.tokenizer: Tokenizer = open_tokenizer(bundle / contract.TOKENIZER, manifest.limits.vocab_size)
         self.vocabulary = Vocabulary(bundle / contract.TOKENIZER)
         self.metrics = GeneratorMetrics(metrics, self.name)
         self.engine = open_engine(self)

@@ -1,5 +1,6 @@
 """What an encoder-decoder's bundle must show before it is served: the logits it gave at export, step by step."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,16 @@ from export import contract
 from service.writing.session import WritingSession
 
 
-def check_golden(bundle: Path, session: WritingSession) -> None:
-    """Read the golden sources and write their outputs. BundleError when a logit is further off than the bundle allows."""
+def check_golden(bundle: Path, session: WritingSession, encode: Callable[[str], Sequence[int]]) -> None:
+    """Read the golden sources and write their outputs. BundleError when a logit is further off than the bundle allows, or when the
+    tokenizer's `encode` makes other tokens of a source."""
     golden = contract.read_encoder_decoder_golden(bundle)
+    for text, ids in zip(golden.texts, golden.token_ids, strict=True):
+        if tuple(encode(text)) != ids:
+            raise contract.BundleError(f"{bundle}: self-test failed, the tokenizer makes other tokens of {text!r:.80} than at export")
+    used = [*golden.token_ids, *golden.outputs, *(ids for top in golden.top_token_ids for ids in top)]
+    if (worst := max(map(max, used))) >= session.vocab_size:
+        raise contract.BundleError(f"{bundle / contract.GOLDEN} has a token {worst}, and the model {session.vocab_size}")
     for ids, output, top, logits in zip(golden.token_ids, golden.outputs, golden.top_token_ids, golden.logits, strict=True):
         rows, previous = session.read([list(ids)]), session.both.begin_token_id
         for token, wanted_ids, wanted in zip(output, top, logits, strict=True):

@@ -63,10 +63,10 @@ class OnnxWritingSession:
         self.vocab_size, self.max_source = manifest.limits.vocab_size, manifest.limits.max_tokens
         self._pad = manifest.pad_token_id
 
-        def opened(file: str) -> "ort.InferenceSession":
-            return open_graph(bundle / file, threads=threads)
+        def opened(graph: contract.Graph) -> "ort.InferenceSession":
+            return open_graph(bundle / graph.file, threads=threads, promised=graph)
 
-        self._reader, self._step = opened(self.both.reader.file), opened(manifest.graph.file)
+        self._reader, self._step = opened(self.both.reader), opened(manifest.graph)
         self._made = [tensor.name for tensor in self.both.reader.outputs]
         self._stepped = [tensor.name for tensor in manifest.graph.outputs]
 

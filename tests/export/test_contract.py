@@ -35,8 +35,14 @@ def manifest_of(folder: Path) -> contract.Manifest:
         graph=contract.Graph(
             file=contract.GRAPH,
             opset=20,
-            inputs=(contract.Tensor(name=contract.INPUT_IDS, dtype="int64", shape=("B", "N")),),
-            outputs=(contract.Tensor(name=contract.EMBEDDING, dtype="float32", shape=("B", 2)),),
+            inputs=tuple(
+                contract.Tensor(name=name, dtype="int64", shape=("B", "N")) for name in (contract.INPUT_IDS, contract.ATTENTION_MASK)
+            ),
+            outputs=(
+                contract.Tensor(name=contract.EMBEDDING, dtype="float32", shape=("B", 2)),
+                contract.Tensor(name=contract.POOLED, dtype="float32", shape=("B", 2)),
+                contract.Tensor(name=contract.TOKEN_EMBEDDINGS, dtype="float32", shape=("B", "N", 4)),
+            ),
             operators={"Gather": 1},
             optimisation="none",
         ),

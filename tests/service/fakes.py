@@ -39,7 +39,7 @@ _WORDS = (
 WORDS = _WORDS.split()
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
 _MARKS = ".,:;!?-_'\"()[]{}<>/\\@#$%^&*+=|~`"
-VOCABULARY = [*SPECIAL, *WORDS, *_LETTERS, *(f"##{letter}" for letter in _LETTERS), *_MARKS, "é", "日", "本"]
+VOCABULARY = list(dict.fromkeys([*SPECIAL, *WORDS, *_LETTERS, *(f"##{letter}" for letter in _LETTERS), *_MARKS, "é", "日", "本"]))
 PROMPTS = {"query": "query: ", "document": "passage: "}
 
 
@@ -88,6 +88,9 @@ class FakeSession:
         if self.broken:
             raise RuntimeError("scripted failure")
         return {name: self._rows(name, ids) for name in outputs}
+
+    def begin(self, ids: list[int], *, within_s: float) -> None:
+        """Any length is good."""
 
     def _rows(self, output: str, ids: Sequence[list[int]]) -> Array:
         longest = max(map(len, ids))
