@@ -160,6 +160,9 @@ def _answers(operation: dict[str, Any], *, has_body: bool) -> None:
     responses = operation["responses"]
     if "HTTPValidationError" in str(responses.get("422")):
         del responses["422"]
+    for answer in responses.values():
+        if (events := answer.get("content", {}).get("text/event-stream")) is not None:
+            events.setdefault("schema", {"type": "string", "description": "Events: `data: {..}`, and an empty line after each."})
     if has_body and "413" in responses:
         refused = {**responses["413"], "description": f"Unsupported Media Type: a content-encoding other than {ACCEPTED}"}
         operation["responses"] = dict(sorted({**responses, "415": refused}.items()))
