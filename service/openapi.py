@@ -45,6 +45,9 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/tokenize": {"inputs": _TEXT},
     "/detokenize": {"tokens": [100, 101, 102]},
     "/decode": {"ids": [101, 2054, 102]},
+    "/v1/embed": {"texts": [_TEXT], "input_type": "search_query"},
+    "/generate": {"inputs": _CODE, "parameters": {"max_new_tokens": 32}},
+    "/generate_stream": {"inputs": _CODE, "parameters": {"max_new_tokens": 32}},
     "/v2/models/{model}/infer": {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [_TEXT]}]},
 }
 _PARAMETERS = {"model": "all-MiniLM-L6-v2", "response_id": "resp_0123456789abcdef"}

@@ -101,7 +101,7 @@ def test_every_body_has_an_example_that_its_schema_takes(document: dict[str, Any
     from jsonschema import Draft202012Validator
 
     bodies = [(path, operation["requestBody"]["content"]) for path, _, operation in operations(document) if "requestBody" in operation]
-    assert {path for path, content in bodies if "application/json" in content} == set(openapi.EXAMPLES)
+    assert {path for path, content in bodies if "application/json" in content} <= set(openapi.EXAMPLES)
     for _, content in bodies:
         body = content["application/json"]
         Draft202012Validator({**body["schema"], "components": document["components"]}).validate(body["example"])
