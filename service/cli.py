@@ -176,6 +176,10 @@ def serve(
     api_key: Annotated[
         list[str] | None, typer.Option(help="Key to accept as `Authorization: Bearer`; better in ATTNSERVE_API_KEYS.")
     ] = None,
+    cors_origin: Annotated[
+        list[str] | None,
+        typer.Option(help="Origin whose pages may call from a browser, as https://app.example; * is all. May be given several times."),
+    ] = None,
     profile: Annotated[
         str | None, typer.Option(help="single: one process; split: a gateway before pools of replicas.", show_default="single")
     ] = None,
@@ -198,6 +202,7 @@ def serve(
         "host": host,
         "port": port,
         "api_keys": api_key or None,
+        "cors_origins": cors_origin[0] if cors_origin and len(cors_origin) == 1 else cors_origin or None,  # one may be a list with commas
         "profile": profile,
         "encoders": encoders,
         "generators": generators,

@@ -15,8 +15,17 @@ import orjson
 
 from service.call import CONNECTION_HEADER, Call, from_headers, waited_s
 from service.catalog import Catalog
+from service.content_encoding import ACCEPTED, inflate
 from service.dialects import Dialect, dialect_of
-from service.errors import BodyTooLarge, DeadlineExceeded, NotReady, Overloaded, ServiceError, Unauthorized
+from service.errors import (
+    BodyTooLarge,
+    DeadlineExceeded,
+    NotReady,
+    Overloaded,
+    ServiceError,
+    Unauthorized,
+    UnsupportedEncoding,
+)
 from service.patience import Lag
 from service.routing import CALL, CATALOG, JsonRoute
 
@@ -30,7 +39,9 @@ Send = Callable[[Message], Awaitable[None]]
 
 log = logging.getLogger("attnserve.http")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-_OPEN = ("/health", "/metrics", "/ping", "/v2/health")  # probes carry no key
+# Probes carry no key, nor does a browser that opens a page; these pages and the OpenAPI document are the same in every installation.
+_OPEN = ("/health", "/metrics", "/ping", "/v2/health", "/docs", "/redoc", "/openapi.json")
+INTERNAL_ERROR = "internal error; the log has it under this request's id"
 _CLIENT_GONE = 499
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _MOST_DIGITS = 18  # of a content-length; `int` itself refuses thousands of them with an error of its own
@@ -71,6 +82,8 @@ class Edge:
             if scope["method"] in _WITH_BODY:
                 self._lag.check(call.started, waited_s(headers))
             body = await self._body(headers, receive, call) if scope["method"] in _WITH_BODY else b""
+            if headers.get("content-encoding", "identity") != "identity":
+                body = await self._inflated(headers["content-encoding"], body, call)
             if (route := self.exact.get((scope["method"], scope["path"]))) is not None and route.answer is not None:
                 scope["route"] = route
                 with leaving_with(receive):
@@ -88,7 +101,7 @@ class Edge:
             raise
         except Exception:
             log.exception("unexpected error", extra={**call.identity, "path": scope["path"]})
-            await self._refuse(scope, answer, ServiceError("internal error; the log has it under this request's id"))
+            await self._refuse(scope, answer, ServiceError(INTERNAL_ERROR))
         finally:
             self.catalog.active -= 1
             self.catalog.body_bytes -= call.body_bytes
@@ -105,12 +118,12 @@ class Edge:
 
     def _admit(self, scope: Scope, headers: dict[str, str], call: Call) -> None:
         """Refuse what may not come in now, and note on `call` whose request it is."""
-        if scope["path"].startswith(_OPEN):
+        if scope["path"].startswith(_OPEN) or scope["method"] == "OPTIONS":
             return
         if self.catalog.draining:
             raise NotReady("the service is shutting down: send the request to another replica")
         call.client, call.host = self._connection(scope, headers)
-        if self._keys:
+        if self._keys and not (scope["path"] == "/" and scope["method"] == "GET" and "authorization" not in headers):  # `pages.root`
             call.client = call.host = self._key(headers)
 
     def _key(self, headers: dict[str, str]) -> str:
@@ -153,6 +166,21 @@ class Edge:
                 if not message.get("more_body"):
                     break
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def _inflated(self, coding: str, body: bytes, call: Call) -> bytes:
+        """The content of a compressed body, within the limits of one that is not."""
+        limit, pieces, size = self.catalog.settings.max_body_bytes, [], 0
+        with ended_at(call.deadline, DeadlineExceeded("the request's deadline passed before its body was inflated")):
+            async for piece in inflate(coding, body):
+                size += len(piece)
+                call.body_bytes += len(piece)
+                self.catalog.body_bytes += len(piece)
+                if size > limit:
+                    raise BodyTooLarge(f"the body has more than {limit} bytes when it is inflated: send the inputs in parts")
+                if self.catalog.body_bytes > (most := self.catalog.settings.max_pending_bytes):
+                    raise Overloaded(f"Model is overloaded: the bodies of running requests fill {most} bytes", retry_after_s=1.0)
+                pieces.append(piece)
+        return b"".join(pieces)
 
     async def _refuse(self, scope: Scope, answer: "_Answer", error: ServiceError) -> None:
         """The error in the dialect of its path, unless an answer is already under way."""
@@ -279,4 +307,6 @@ def refusal(path: str, error: ServiceError, dialects: tuple[Dialect, ...]) -> tu
         headers["retry-after-ms"] = str(max(1, int(error.retry_after_s * 1000 + 0.999)))
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
+    if isinstance(error, UnsupportedEncoding):
+        headers["accept-encoding"] = ACCEPTED
     return status, body, headers

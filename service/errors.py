@@ -67,6 +67,13 @@ class BodyTooLarge(ServiceError):
     code = "body_too_large"
 
 
+class UnsupportedEncoding(ServiceError):
+    """A body in a content-encoding that is not read here."""
+
+    status = 415
+    code = "unsupported_content_encoding"
+
+
 class ModelNotFound(ServiceError):
     status = 404
     code = "model_not_found"
@@ -85,6 +92,13 @@ class MethodNotAllowed(ServiceError):
 class Unauthorized(ServiceError):
     status = 401
     code = "invalid_api_key"
+
+
+class OriginRefused(ServiceError):
+    """A browser asks for a page of an origin that may not call this service."""
+
+    status = 403
+    code = "origin_refused"
 
 
 class WrongKind(ServiceError):

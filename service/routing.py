@@ -7,13 +7,14 @@ document, which it draws from the same signature, and the routes with parameters
 
 import inspect
 import reprlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import Annotated, Any, TypeVar
 
 import orjson
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field, ValidationError
+from starlette.types import Message, Scope, Send
 
 from service.call import Call
 from service.catalog import Catalog
@@ -28,6 +29,7 @@ Answer = Callable[[bytes, Call, Catalog], Awaitable[Response]]
 Many = Annotated[list[Element], Field(fail_fast=True)]
 
 CALL, CATALOG = "attnserve.call", "attnserve.catalog"  # their places in the ASGI scope
+METHOD = "attnserve.method"  # there too: HEAD, of a request that goes on as GET
 # Reading JSON holds the event loop, by the number of its values more than by their bytes.
 _LARGE_BYTES, _MOST_VALUES = 1_000_000, 2_000_000
 _SHORT = reprlib.Repr()  # of what was given, in an error
@@ -84,11 +86,42 @@ def exact(routers: Iterable[APIRouter]) -> dict[tuple[str, str], JsonRoute]:
     """The routes that method and path alone decide, by both: the edge calls these itself, past FastAPI's layers of middleware."""
     return {
         (method, route.path): route
-        for router in routers
-        for route in router.routes
+        for route in routes_of(routers)
         if isinstance(route, JsonRoute) and route.answer is not None and "{" not in route.path
         for method in route.methods or ()
     }
+
+
+def routes_of(routers: Iterable[APIRouter]) -> Iterator[APIRoute]:
+    """Every route, also those of routers within routers, in the order of matching."""
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, APIRoute):
+                yield route
+            elif (inner := getattr(route, "original_router", None)) is not None:
+                yield from routes_of([inner])
+
+
+def allowed(path: str, routers: Iterable[APIRouter]) -> list[str]:
+    """The methods that this path takes, sorted; none where there is no such path."""
+    methods = {method for route in routes_of(routers) if route.path_regex.match(path) for method in route.methods or ()}
+    if "GET" in methods:
+        methods.add("HEAD")
+    return sorted(methods | {"OPTIONS"}) if methods else []
+
+
+def canonical(scope: Scope, send: Send) -> tuple[Scope, Send]:
+    """One form of what can be asked in several: without a slash at the end of the path, and HEAD as a GET whose body is not sent."""
+    path: str = scope["path"]
+    if len(path) > 1 and path.endswith("/"):
+        scope = {**scope, "path": path[:-1]}
+    if scope["method"] != "HEAD":
+        return scope, send
+
+    async def send_head(message: Message) -> None:
+        await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+    return {**scope, "method": "GET", METHOD: "HEAD"}, send_head
 
 
 def read(model: type[Body], body: bytes) -> Body:

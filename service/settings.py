@@ -6,6 +6,7 @@ unknown key or a bad value stops the start.
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +17,9 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 PREFIX = "ATTNSERVE_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
+
+
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s,?#@*]+")  # "null" is what pages without an origin send
 
 
 class SettingsError(ValueError):
@@ -37,7 +41,8 @@ class Settings(BaseModel):
         (), description="Keys accepted as `Authorization: Bearer KEY`; none means open."
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
-        (), description="Origins that browsers may call from; none means CORS is off."
+        (),
+        description="Origins whose pages may call from a browser, such as https://app.example; `*` is all, none means CORS is off.",
     )
 
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="Largest request body.")
@@ -110,8 +115,24 @@ class Settings(BaseModel):
     @field_validator("bundles", "api_keys", "cors_origins", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        """`a,b` of an environment variable, beside the lists of YAML and flags."""
-        return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+        """`a,b` or `["a", "b"]` of an environment variable or of --set, beside the lists of YAML and flags."""
+        if not isinstance(value, str):
+            return value
+        if value.lstrip().startswith("["):
+            try:
+                return json.loads(value)
+            except ValueError:
+                raise ValueError('it begins like a JSON list and is none: write ["a", "b"], or a,b') from None
+        return [part.strip() for part in value.split(",") if part.strip()]
+
+    @field_validator("cors_origins", mode="after")
+    @classmethod
+    def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        """As browsers send them: in small letters, without a slash at the end."""
+        origins = tuple(origin.strip().rstrip("/").lower() for origin in value)
+        if bad := [origin for origin in origins if not _ORIGIN.fullmatch(origin)]:
+            raise ValueError(f"{bad[0]!r} is not an origin: write scheme://host or scheme://host:port, without a path, or *")
+        return origins
 
     @field_validator("bundles")
     @classmethod

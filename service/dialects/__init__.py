@@ -21,6 +21,11 @@ class Dialect:
 
 
 def dialect_of(path: str, dialects: tuple[Dialect, ...]) -> Dialect:
-    """The dialect of a path; unknown paths speak the first one."""
-    matches = [(len(prefix), dialect) for dialect in dialects for prefix in dialect.prefixes if (path + "/").startswith(prefix + "/")]
+    """The dialect of a path; unknown paths speak the first one. The prefix "/" is the root alone."""
+    matches = [
+        (len(prefix), dialect)
+        for dialect in dialects
+        for prefix in dialect.prefixes
+        if path == prefix or (prefix != "/" and path.startswith(f"{prefix}/"))
+    ]
     return max(matches, key=lambda match: match[0])[1] if matches else dialects[0]

@@ -9,14 +9,12 @@ from service.routing import CatalogDep, JsonRoute
 router = APIRouter(route_class=JsonRoute, tags=["Operation"], default_response_class=PlainTextResponse)
 
 
-@router.head("/health/live", include_in_schema=False)
 @router.get("/health/live")
 async def live() -> Response:
     """200 as soon as the process answers at all."""
     return PlainTextResponse("live")
 
 
-@router.head("/health/ready", include_in_schema=False)
 @router.get("/health/ready", responses={503: {"description": "Still warming up, failing, or shutting down"}})
 async def ready(catalog: CatalogDep) -> Response:
     """200 when every model is warm and its last run succeeded, 503 otherwise; the body says why where it is known."""

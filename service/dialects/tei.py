@@ -226,12 +226,8 @@ async def info(catalog: CatalogDep, model: Annotated[str | None, Query(descripti
     return describe(found, catalog)
 
 
-@router.head("/health", include_in_schema=False)
-@router.head("/ping", include_in_schema=False)
-@router.head("/", include_in_schema=False)
 @router.get("/health", response_class=Response)
 @router.get("/ping", response_class=Response)
-@router.get("/", response_class=Response)
 async def health(catalog: CatalogDep) -> Any:
     """200 with nothing in it when every model answers, else 503."""
     if await catalog.ready():

@@ -42,7 +42,7 @@ class Caller:
         self.incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.sent: list[dict[str, Any]] = []
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in (headers or {}).items()]
-        scope = {
+        self.scope = {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
             "http_version": "1.1",
@@ -56,7 +56,7 @@ class Caller:
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 80),
         }
-        self.task = asyncio.create_task(app(scope, self.incoming.get, self._send))
+        self.task = asyncio.create_task(app(self.scope, self.incoming.get, self._send))
 
     async def _send(self, message: Any) -> None:
         self.sent.append(message)
@@ -118,9 +118,9 @@ async def test_each_key_opens(bundle: Path, header: str) -> None:
 
 async def test_probes_and_metrics_need_no_key_and_everything_else_does(bundle: Path) -> None:
     async with client(fake_app(bundle, api_keys=(KEY,))) as http:
-        for path in ("/health/live", "/health/ready", "/metrics"):
+        for path in ("/health/live", "/health/ready", "/metrics", "/docs", "/docs/docs.js", "/redoc", "/openapi.json"):
             assert (await http.get(path)).status_code == 200
-        for path in ("/v1/models", "/docs", "/openapi.json", "/info", "/nowhere"):
+        for path in ("/v1/models", "/info", "/nowhere"):
             assert (await http.get(path)).status_code == 401
 
 
@@ -211,12 +211,6 @@ async def test_a_body_of_too_many_values_is_refused_before_it_is_read_as_json(bu
         answer = await http.post("/v1/embeddings", content=b'{"input":[' + b"[1]," * 1_000_001 + b"[1]]}")
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
         assert "1000003 lists and 1000001 values" in answer.json()["error"]["message"]
-
-
-async def test_a_path_with_a_slash_too_many_is_not_found_and_sends_nobody_elsewhere(bundle: Path) -> None:
-    async with client(fake_app(bundle)) as http:
-        answer = await http.post("/v1/embeddings/", json={"input": "cat"}, headers={"host": "elsewhere.example"})
-        assert (answer.status_code, "location" in answer.headers) == (404, False)
 
 
 async def test_a_body_in_many_pieces_is_whole_again(bundle: Path) -> None:
@@ -366,7 +360,7 @@ async def test_errors_of_the_framework_speak_the_dialect_of_their_path(bundle: P
         assert said(await http.get("/v1/nowhere"))[0] == 404
         wrong = await http.get("/v1/embeddings")
         assert said(wrong)[0] == 405
-        assert wrong.headers["allow"] == "POST"
+        assert wrong.headers["allow"] == "OPTIONS, POST"
         assert said(await http.get("/nowhere"))[0] == 404, "paths of nobody speak OpenAI"
 
 

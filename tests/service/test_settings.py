@@ -48,6 +48,38 @@ def test_lists_are_written_with_commas_in_the_environment(monkeypatch: pytest.Mo
     assert settings.aliases == {"text-embedding-3-small": "mini"}
 
 
+A, B = "https://a.example", "http://localhost:3000"
+
+
+@pytest.mark.parametrize(
+    ("value", "origins"),
+    [
+        (f"{A}, {B}/,", (A, B)),
+        (f'["{A}", "{B}"]', (A, B)),
+        (f' ["{A.upper()}"]', (A,)),
+        ("*", ("*",)),
+        ('["*"]', ("*",)),
+        ("null", ("null",)),
+        ("", ()),
+        ("[]", ()),
+    ],
+)
+def test_origins_are_a_list_in_json_or_with_commas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, value: str, origins: Any) -> None:
+    monkeypatch.setenv("ATTNSERVE_CORS_ORIGINS", value)
+    assert load({}).cors_origins == origins
+    monkeypatch.delenv("ATTNSERVE_CORS_ORIGINS")
+    assert load({"cors_origins": value}).cors_origins == origins
+    assert load({"cors_origins": list(origins)}).cors_origins == origins
+    assert load({}, yaml(tmp_path, f"cors_origins: {value!r}")).cors_origins == origins
+
+
+@pytest.mark.parametrize("value", ["app.example", f"{A}/path", '["a"', '{"a": 1}', "https://*.example", f'["{A},{B}"]', "[1]"])
+def test_what_is_no_origin_stops_the_start(value: str) -> None:
+    with pytest.raises(SettingsError, match="cors_origins") as refused:
+        load({"cors_origins": value})
+    assert "\n" not in str(refused.value)
+
+
 def test_lists_are_lists_in_the_file(tmp_path: Path) -> None:
     settings = load({}, yaml(tmp_path, "bundles: [/a, /b]\naliases: {x: y}\n"))
     assert (settings.bundles, settings.aliases) == ((Path("/a"), Path("/b")), {"x": "y"})
@@ -120,7 +152,11 @@ def test_an_unknown_flag_stops_the_start() -> None:
         load({"colour": "red"})
 
 
-@pytest.mark.parametrize("value", [f"{SECRET},short", [SECRET, "short"], {"key": SECRET}], ids=["text", "list", "mapping"])
+@pytest.mark.parametrize(
+    "value",
+    [f"{SECRET},short", [SECRET, "short"], {"key": SECRET}, f'["{SECRET}"', f'["{SECRET}", 1]'],
+    ids=["text", "list", "mapping", "no JSON", "JSON"],
+)
 def test_a_bad_key_is_refused_without_showing_any_key(value: Any) -> None:
     import traceback
 

@@ -1,0 +1,89 @@
+"""Request bodies that are compressed (RFC 9110, section 8.4.1): gzip and deflate, inflated in pieces so that their size can be bounded."""
+
+import asyncio
+import zlib
+from collections.abc import AsyncIterator
+
+from service.errors import MalformedBody, UnsupportedEncoding
+
+ACCEPTED = "gzip, deflate"
+_PIECE_BYTES = 1024 * 1024  # of what is inflated at a time: a few ms
+_INLINE_BYTES = 64 * 1024  # of a body, and of its content: up to here inflating takes no longer than the way to another thread
+_INPUT_BYTES = 256 * 1024  # zlib copies what it was given and has not read yet: keep that short
+_MOST_MEMBERS = 100  # of a gzip body: a new one costs more than its bytes
+_GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
+
+
+async def inflate(coding: str, body: bytes) -> AsyncIterator[bytes]:
+    """The content in pieces of up to 1 MiB. Only the beginning of a short body is inflated on this thread.
+
+    Raises UnsupportedEncoding for another coding, MalformedBody for a body that is not in it or ends early.
+    """
+    name = coding.strip().lower()
+    if name in ("", "identity") or not body:
+        yield body
+        return
+    if name not in ("gzip", "x-gzip", "deflate"):
+        raise UnsupportedEncoding(
+            f"content-encoding {coding[:80]!r} is not accepted: send the body as it is, or with one of {ACCEPTED}", param="content-encoding"
+        )
+    inflater = _Inflater(name, body)
+    try:
+        if len(body) <= _INLINE_BYTES:
+            yield inflater.take(_INLINE_BYTES)
+        while not inflater.done:
+            yield await asyncio.to_thread(inflater.take, _PIECE_BYTES)
+    except zlib.error as error:
+        raise MalformedBody(f"the body is not {name}, as its content-encoding says: {error}", param="content-encoding") from None
+
+
+class _Inflater:
+    """A compressed body and how far it has been read. One thread at a time."""
+
+    def __init__(self, name: str, body: bytes) -> None:
+        self.done = False
+        self._name = name
+        self._body = memoryview(body)
+        self._at = 0
+        self._members = 1
+        self._wbits = _ZLIB if name == "deflate" else _GZIP
+        if name == "deflate" and not _has_zlib_header(body):  # RFC 1951 alone, which some clients call deflate
+            self._wbits = _RAW
+        self._stream = zlib.decompressobj(self._wbits)
+
+    def take(self, most: int) -> bytes:
+        """The next `most` bytes of the content, or fewer at its end. zlib.error for a body that is not in the coding."""
+        pieces: list[bytes] = []
+        while most > 0 and not self.done:
+            given = self._stream.unconsumed_tail or self._read()
+            piece = self._stream.decompress(given, most)
+            pieces.append(piece)
+            most -= len(piece)
+            if self._stream.eof:
+                self._next_member()
+            elif not given and not piece:
+                raise zlib.error("it ends too early")
+        return b"".join(pieces)
+
+    def _read(self) -> bytes:
+        given = bytes(self._body[self._at : self._at + _INPUT_BYTES])
+        self._at += len(given)
+        return given
+
+    def _next_member(self) -> None:
+        """gzip may have several members one after the other; deflate ends here."""
+        self._at -= len(self._stream.unused_data)
+        if self._at == len(self._body):
+            self.done = True
+        elif self._wbits != _GZIP:
+            raise zlib.error("there is more after its end")
+        elif self._members == _MOST_MEMBERS:
+            raise zlib.error(f"it has more than {_MOST_MEMBERS} members")
+        else:
+            self._members += 1
+            self._stream = zlib.decompressobj(self._wbits)
+
+
+def _has_zlib_header(body: bytes) -> bool:
+    """RFC 1950, section 2.2: method 8, and a check that makes the first two bytes a multiple of 31."""
+    return len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2], "big") % 31 == 0
