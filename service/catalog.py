@@ -29,6 +29,7 @@ from service.metrics import Metrics, ModelMetrics
 from service.runtime import CUDA, Array, OnnxSession, Session
 from service.selftest import SelfTest, check_golden, measure_rate
 from service.settings import Settings, changed
+from service.shares import Shares
 from service.tokenization import Cut, Cutting, Encoded, Input, TextEncoder, size_of
 from service.writing.engine import WritingEngine, WritingLimits
 from service.writing.model import WritingModel
@@ -268,7 +269,8 @@ class Catalog:
         self.warm = asyncio.Event()  # `models` answer, or `failure` says why they never will
         self.draining = False
         self.active = 0  # requests between their first byte and their last
-        self.body_bytes = 0  # of these
+        self.body_shares = Shares("bodies", lambda: self.settings.max_pending_bytes)  # of these
+        self.answer_shares = Shares("answers", lambda: self.settings.max_pending_bytes)  # of these, where they are large
         self.metrics.active.set_function(lambda: self.active)
 
     def load(self) -> None:

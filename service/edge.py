@@ -16,9 +16,10 @@ import orjson
 from service.call import CONNECTION_HEADER, Call, from_headers, waited_s
 from service.catalog import Catalog
 from service.dialects import Dialect, dialect_of
-from service.errors import BodyTooLarge, DeadlineExceeded, NotReady, Overloaded, ServiceError, Unauthorized
+from service.errors import BodyTooLarge, BodyTooSlow, DeadlineExceeded, NotReady, Overloaded, ServiceError, Unauthorized
 from service.patience import Lag
 from service.routing import CALL, CATALOG, JsonRoute
+from service.uploads import Uploads
 
 if TYPE_CHECKING:
     from service.tracing import RequestSpan
@@ -49,6 +50,7 @@ class Edge:
         self.exact = exact
         self.catalog = catalog
         self.dialects = dialects
+        self._uploads = Uploads()
         self._lag = Lag(catalog.settings.max_wait_s)
         self._keys = [key.get_secret_value().encode() for key in catalog.settings.api_keys]
 
@@ -71,14 +73,14 @@ class Edge:
             if scope["method"] in _WITH_BODY:
                 self._lag.check(call.started, waited_s(headers))
             body = await self._body(headers, receive, call) if scope["method"] in _WITH_BODY else b""
-            if (route := self.exact.get((scope["method"], scope["path"]))) is not None and route.answer is not None:
-                scope["route"] = route
-                with leaving_with(receive):
+            with leaving_with(receive):
+                if (route := self.exact.get((scope["method"], scope["path"]))) is not None and route.answer is not None:
+                    scope["route"] = route
                     response = await route.answer(body, call, self.catalog)
                     await response(scope, receive, answer)
-            else:
-                scope[CALL], scope[CATALOG] = call, self.catalog
-                await self.app(scope, _replay(body, receive), answer)
+                else:
+                    scope[CALL], scope[CATALOG] = call, self.catalog
+                    await self.app(scope, _replay(body, receive), answer)
         except ServiceError as error:
             await self._refuse(scope, answer, error)
         except ClientGone:
@@ -91,7 +93,8 @@ class Edge:
             await self._refuse(scope, answer, ServiceError("internal error; the log has it under this request's id"))
         finally:
             self.catalog.active -= 1
-            self.catalog.body_bytes -= call.body_bytes
+            self.catalog.body_shares.give(call.host, call.body_bytes)
+            self.catalog.answer_shares.give(call.host, call.answer_bytes)
             self._account(scope, call, answer, span)
 
     def _traced(self, scope: Scope, headers: dict[str, str], call: Call) -> "RequestSpan | None":
@@ -137,21 +140,22 @@ class Edge:
         if length.isdecimal() and (len(length) > _MOST_DIGITS or int(length) > limit):
             raise BodyTooLarge(f"the body has {length} bytes and the limit is {limit}: send the inputs in parts")
         chunks: list[bytes] = []
-        with ended_at(call.deadline, DeadlineExceeded("the request's deadline passed before its body was there")):
+        late = DeadlineExceeded("the request's deadline passed before its body was there")
+        with ended_at(call.deadline, late), self._uploads.begin(self.catalog.settings) as upload:
             while True:
                 message = await receive()
                 chunk = message.get("body", b"")
-                call.body_bytes += len(chunk)
-                self.catalog.body_bytes += len(chunk)
-                if self.catalog.body_bytes > (most := self.catalog.settings.max_pending_bytes):
-                    raise Overloaded(f"Model is overloaded: the bodies of running requests fill {most} bytes", retry_after_s=1.0)
-                if call.body_bytes > limit:
+                size = len(chunk)
+                if call.body_bytes + size > limit:
                     raise BodyTooLarge(f"the body has more than {limit} bytes: send the inputs in parts")
+                self.catalog.body_shares.take(call.host, size, call.body_bytes)
+                call.body_bytes += size
                 chunks.append(chunk)
                 if message["type"] == "http.disconnect":
                     raise ClientGone
                 if not message.get("more_body"):
                     break
+                upload.came(size)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def _refuse(self, scope: Scope, answer: "_Answer", error: ServiceError) -> None:
@@ -277,6 +281,8 @@ def refusal(path: str, error: ServiceError, dialects: tuple[Dialect, ...]) -> tu
     if isinstance(error, Overloaded | NotReady):
         headers["retry-after"] = str(max(1, int(error.retry_after_s + 0.999)))
         headers["retry-after-ms"] = str(max(1, int(error.retry_after_s * 1000 + 0.999)))
+    if isinstance(error, BodyTooSlow):
+        headers["connection"] = "close"  # the rest of the body may never come
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
     return status, body, headers

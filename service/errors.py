@@ -67,6 +67,13 @@ class BodyTooLarge(ServiceError):
     code = "body_too_large"
 
 
+class BodyTooSlow(ServiceError):
+    """The body of a request stopped on its way, or came so slowly that it holds its place for too long."""
+
+    status = 408
+    code = "request_timeout"
+
+
 class ModelNotFound(ServiceError):
     status = 404
     code = "model_not_found"

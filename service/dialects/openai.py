@@ -84,6 +84,7 @@ class ModelList(BaseModel):
 _TYPES = {
     401: "authentication_error",
     404: "invalid_request_error",
+    408: "timeout_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
     504: "timeout_error",
