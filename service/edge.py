@@ -16,8 +16,8 @@ import orjson
 from service.call import CONNECTION_HEADER, Call, from_headers, waited_s
 from service.catalog import Catalog
 from service.dialects import Dialect, dialect_of
-from service.errors import BodyTooLarge, BodyTooSlow, DeadlineExceeded, NotReady, Overloaded, ServiceError, Unauthorized
-from service.patience import Lag
+from service.errors import BodyTooLarge, BodyTooSlow, DeadlineExceeded, NotReady, Overloaded, QueueTooLong, ServiceError, Unauthorized
+from service.patience import Lag, Refusals
 from service.routing import CALL, CATALOG, JsonRoute
 from service.uploads import Uploads
 
@@ -35,6 +35,8 @@ _OPEN = ("/health", "/metrics", "/ping", "/v2/health")  # probes carry no key
 _CLIENT_GONE = 499
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _MOST_DIGITS = 18  # of a content-length; `int` itself refuses thousands of them with an error of its own
+_LARGE_BODY, _PIECE = 262_144, 65_536  # of an answer, in bytes
+_LEAST_DELAY_S = 0.05  # of a refusal
 _UNWATCHED_S = 0.1  # how long a request may run on for a client that has left
 
 
@@ -51,6 +53,7 @@ class Edge:
         self.catalog = catalog
         self.dialects = dialects
         self._uploads = Uploads()
+        self._refusals = Refusals()
         self._lag = Lag(catalog.settings.max_wait_s)
         self._keys = [key.get_secret_value().encode() for key in catalog.settings.api_keys]
 
@@ -82,6 +85,8 @@ class Edge:
                     scope[CALL], scope[CATALOG] = call, self.catalog
                     await self.app(scope, _replay(body, receive), answer)
         except ServiceError as error:
+            if isinstance(error, QueueTooLong) and (delay_s := self._refusals.delay_s(time.monotonic())) > _LEAST_DELAY_S:
+                await asyncio.sleep(delay_s)
             await self._refuse(scope, answer, error)
         except ClientGone:
             answer.status = _CLIENT_GONE
@@ -260,7 +265,14 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *self._ids]
-        await self._send(message)
+        body = message.get("body", b"")
+        if len(body) <= _LARGE_BODY:
+            await self._send(message)
+            return
+        for at in range(0, len(body), _PIECE):  # the server would take all of it at once, and hold it until the client has it
+            part = {"type": "http.response.body", "body": body[at : at + _PIECE]}
+            await self._send({**part, "more_body": at + _PIECE < len(body) or bool(message.get("more_body"))})
+            await asyncio.sleep(0)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

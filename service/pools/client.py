@@ -148,7 +148,7 @@ class PoolEncoder(_PoolEngine):
         self.limits = limits  # of one replica
         self._refused: dict[Lane, tuple[float, QueueTooLong]] = {}  # when a replica last did, and its words
 
-    def check(self, lane: Lane) -> None:
+    def check(self, lane: Lane, client: str = "") -> None:
         """As `EncoderEngine.check`: what a replica refused a moment ago is not tokenised here to be refused there."""
         if lane in self._refused:
             at, refusal = self._refused[lane]
@@ -166,6 +166,7 @@ class PoolEncoder(_PoolEngine):
         spent: Spent | None = None,
         use_cache: bool = True,
         traceparent: str | None = None,
+        client: str = "",
     ) -> list[Array | ServiceError]:
         """As `EncoderEngine.run`. Rows arrive part by part."""
         self._client.check()
@@ -176,7 +177,7 @@ class PoolEncoder(_PoolEngine):
 
         async def part(first: int, last: int) -> None:
             packed = wire.pack_inputs(inputs[first:last])
-            arguments = (self._key, packed, output, int(lane), wire.seconds_left(deadline), use_cache, traceparent)
+            arguments = (self._key, packed, output, int(lane), wire.seconds_left(deadline), use_cache, traceparent, client)
             missing = set(range(first, last))
 
             def take(at: int, row: Array | ServiceError) -> None:

@@ -37,7 +37,7 @@ class Host:
         return {name: await self.catalog.answers(model) for name, model in self.catalog.models.items()}
 
     async def encode(
-        self, key: Key, inputs: list[Any], output: str, lane: int, left_s: float, use_cache: bool, traceparent: str | None
+        self, key: Key, inputs: list[Any], output: str, lane: int, left_s: float, use_cache: bool, traceparent: str | None, client: str
     ) -> tuple[Any, ...]:
         """("rows", rows, seconds queued, seconds computed) or ("refused", error)."""
         spent = Spent()
@@ -50,13 +50,14 @@ class Host:
                 spent=spent,
                 use_cache=use_cache,
                 traceparent=traceparent,
+                client=client,
             )
         except ServiceError as error:
             return "refused", wire.pack_error(error)
         return "rows", wire.pack_rows(rows), spent.queue_s, spent.inference_s
 
     async def encode_by_row(
-        self, key: Key, inputs: list[Any], output: str, lane: int, left_s: float, use_cache: bool, traceparent: str | None
+        self, key: Key, inputs: list[Any], output: str, lane: int, left_s: float, use_cache: bool, traceparent: str | None, client: str
     ) -> AsyncIterator[tuple[Any, ...]]:
         """The same for who has use of a row before all are there: ("rows", [(index, row), ..]) as runs end, then what `encode` gives."""
         there: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()
@@ -72,6 +73,7 @@ class Host:
                     spent=spent,
                     use_cache=use_cache,
                     traceparent=traceparent,
+                    client=client,
                 )
             )
         except ServiceError as error:
