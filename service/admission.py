@@ -16,6 +16,7 @@ _TIRED = 3.0  # times as long as the queue may stand: what has waited longer was
 # Of `max_batch_tokens`, under overload. Whoever is taken waits for the run before his own, and for that: so runs are short, and the queue
 # is no longer than one of them.
 _SHORT_RUNS, _BUSY = 0.5, 0.25
+_SMALL = 1 / 8  # of `max_batch_tokens`: what a client has queued beyond it makes no crowd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,29 +71,43 @@ class Admission:
         """How long a queue is that no thread finds empty and that goes into one short run."""
         return _BUSY * self.limits.max_batch_tokens / self.tokens_per_s
 
-    def check(self, lane: Lane, now: float) -> None:
-        """QueueTooLong when there is no room in this lane for anything more, of a request whose tokens were not counted yet."""
+    def check(self, lane: Lane, now: float, client: str = "") -> None:
+        """QueueTooLong when there is no room in this lane for more of this client, of a request whose tokens were not counted yet."""
         try:
-            self._check(lane, now)
+            self._check(lane, now, client, 1)
         except QueueTooLong:
-            self._came(lane, now, self._request_tokens)
+            if self._crowded(lane, now):
+                self._came(lane, now, self._request_tokens)
             raise
 
     def _came(self, lane: Lane, now: float, tokens: float) -> None:
         if lane == Lane.INTERACTIVE:  # bulk work may come far faster than it is done: that is what its long queue is for
             self._patience[lane].inflow.came(now, tokens / self.tokens_per_s)
 
-    def _check(self, lane: Lane, now: float) -> None:
-        if lane == Lane.BULK and len(self.queue) and self._patience[Lane.INTERACTIVE].standing(now):
-            raise QueueTooLong("Model is overloaded: interactive work leaves nothing for bulk work", retry_after_s=max(self.busy_s, 1.0))
-        queue_s = self.queue.tokens_before(lane) / self.tokens_per_s
+    def _check(self, lane: Lane, now: float, client: str, tokens: int) -> None:
+        patience, queue = self._patience[lane], self.queue.lanes[lane]
+        before = self.queue.tokens_before(lane)
+        queue_s = before / self.tokens_per_s
         if lane == Lane.BULK:
-            queue_s = max(queue_s, self.queue.lanes[lane].tokens * self._bulk_token_s)
-        self._patience[lane].check(now, queue_s, self.busy_s)
+            queue_s = max(queue_s, queue.tokens * self._bulk_token_s)
+        if queue_s <= patience.bound_s(now, self.busy_s):  # there is no need to look who has queued what
+            return
+        if client:
+            ahead = queue.ahead(client, tokens)
+            queue_s = (before - queue.tokens + ahead) / self.tokens_per_s
+            if lane == Lane.BULK:
+                queue_s = max(queue_s, ahead * self._bulk_token_s)
+        patience.check(now, queue_s, self.busy_s, crowded=self._crowded(lane, now))
+
+    def _crowded(self, lane: Lane, now: float) -> bool:
+        """Whether also a small request of a new client would wait too long: else it is a few clients that ask for too much."""
+        waits_s = self.queue.lanes[lane].crowd(_SMALL * self.limits.max_batch_tokens) / self.tokens_per_s
+        return waits_s > self._patience[lane].bound_s(now, self.busy_s)
 
     def put(self, items: Sequence[Item], lane: Lane, now: float, deadline: float) -> None:
         """All of them or none, with Overloaded, NeverFits or DeadlineExceeded."""
         tokens, limit = sum(len(item.ids) for item in items), self.limits.max_queue_tokens
+        client = items[0].client if items else ""
         if tokens > limit:
             raise NeverFits(f"the request has {tokens} tokens and the queue holds {limit}: send it in parts")
         if not items:
@@ -101,8 +116,13 @@ class Admission:
             raise DeadlineExceeded("the request's deadline passed before it was queued")
         if lane == Lane.INTERACTIVE:
             self._request_tokens = _RATE_MEMORY * self._request_tokens + (1 - _RATE_MEMORY) * tokens
+        try:
+            self._check(lane, now, client, tokens)
+        except QueueTooLong:
+            if self._crowded(lane, now):
+                self._came(lane, now, tokens)
+            raise
         self._came(lane, now, tokens)
-        self._check(lane, now)
         if (excess := self.queue.tokens + tokens - limit) > 0:
             raise Overloaded(
                 f"Model is overloaded: {self.queue.tokens} of {limit} tokens are queued and the request has {tokens}",

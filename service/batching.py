@@ -1,21 +1,29 @@
 """Which inputs share one call of the runtime.
 
-The queue is ordered by arrival and drawn by length. The input that has waited longest opens a batch; others join it, nearest length first,
+The queue is ordered by turn and drawn by length. Clients take turns by tokens (`fairness.py`); what one client sends is in the order in
+which it came. The input whose turn it is opens a batch; others join it, nearest length first,
 as long as the padding they add costs less than a run of their own would. That price of a run, counted in tokens, is a property of model and
 machine (a run streams all weights through the core once, however short the input) and is measured at start. No timer is involved: a batch
 is what is there when a worker is free.
 
 Two lanes: interactive work passes bulk work, whose head is drawn as if it had come `bulk_delay_s` later than it did, and later than the
-last bulk batch began. So a long bulk request delays what comes after it by one batch every `bulk_delay_s`, and is never passed for good.
+last bulk batch began, or as soon as seven times as much interactive work was drawn since. So a long bulk request delays what comes after it
+by one batch every `bulk_delay_s`, or one in eight where there is more work than time, and is never passed for good.
 """
 
 import bisect
+import heapq
+import itertools
 import math
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
+
+from service.fairness import FairOrder
+
+# Of what is drawn while interactive work waits too, bulk work has at least one part in so many.
+_BULK_SHARE = 8
 
 
 class Lane(IntEnum):
@@ -91,6 +99,7 @@ class Item:
     arrived: float
     key: bytes
     waiters: list[tuple[Work, int]]
+    client: str = ""
     taken: bool = False
 
     def wanted(self, now: float, patience_s: float = math.inf) -> bool:
@@ -111,6 +120,7 @@ class Queue:
     bulk_delay_s: float
     lanes: tuple["_Lane", "_Lane"] = field(default_factory=lambda: (_Lane(), _Lane()))
     bulk_began: float = -math.inf  # when a bulk batch was last drawn
+    drawn_since_bulk: int = 0  # tokens of interactive work since then
     patience_s: float = math.inf  # an interactive request of which nothing was begun for so long is dropped
 
     def __len__(self) -> int:
@@ -143,6 +153,7 @@ class Queue:
                 longest = max(longest, length)
             else:
                 dropped.append(item)
+        self.drawn_since_bulk = 0 if head.lane == Lane.BULK else self.drawn_since_bulk + sum(len(item.ids) for item in batch)
         return batch, dropped
 
     def _oldest(self, now: float, dropped: list[Item]) -> Item | None:
@@ -167,6 +178,8 @@ class Queue:
         interactive, bulk = self.lanes
         if not (interactive.size and bulk.size):
             return Lane.INTERACTIVE if interactive.size else Lane.BULK
+        if self.drawn_since_bulk >= (_BULK_SHARE - 1) * self.max_batch_tokens:
+            return Lane.BULK
         due = max(bulk.head().arrived, self.bulk_began) + self.bulk_delay_s
         return Lane.BULK if due < interactive.head().arrived else Lane.INTERACTIVE
 
@@ -181,50 +194,74 @@ class Queue:
 
 
 class _Lane:
-    """Items by arrival and, at the same time, by length."""
+    """Items by turn, which clients share fairly, and at the same time by length."""
 
     def __init__(self) -> None:
         self.size = 0
         self.tokens = 0
-        self._by_arrival: deque[Item] = deque()  # items taken by length stay here until they come up
-        self._by_length: dict[int, deque[Item]] = {}
+        self.by_client: dict[str, int] = {}  # queued tokens; those of items without a client are under ""
+        self._order = FairOrder()
+        self._numbers = itertools.count()
+        self._by_turn: list[_Turn] = []  # a heap; items taken by length stay here until they come up
+        self._by_length: dict[int, list[_Turn]] = {}  # heaps
         self._lengths: list[int] = []  # the keys of _by_length, sorted
 
     def put(self, item: Item) -> None:
         length = len(item.ids)
+        turn = self._order.tag(item.client, length), next(self._numbers), item
         if length not in self._by_length:
-            self._by_length[length] = deque()
+            self._by_length[length] = []
             bisect.insort(self._lengths, length)
-        self._by_length[length].append(item)
-        self._by_arrival.append(item)
+        heapq.heappush(self._by_length[length], turn)
+        heapq.heappush(self._by_turn, turn)
         self.size += 1
         self.tokens += length
+        self.by_client[item.client] = self.by_client.get(item.client, 0) + length
 
     def head(self) -> Item:
-        while self._by_arrival[0].taken:
-            self._by_arrival.popleft()
-        return self._by_arrival[0]
+        while self._by_turn[0][2].taken:
+            heapq.heappop(self._by_turn)
+        return self._by_turn[0][2]
 
     def first(self, length: int) -> Item:
-        return self._by_length[length][0]
+        return self._by_length[length][0][2]
 
     def around(self, length: int) -> Iterator[int]:
         """The queued lengths next to `length`: the nearest that is not longer, and the nearest that is."""
         at = bisect.bisect_right(self._lengths, length)
         yield from self._lengths[max(at - 1, 0) : at + 1]
 
+    def ahead(self, client: str, tokens: int) -> int:
+        """Queued tokens that are drawn before a client's next `tokens`: its own, and of each other client as many as those are."""
+        own = self.by_client.get(client, 0)
+        return own + sum(min(queued, own + tokens) if other else queued for other, queued in self.by_client.items() if other != client)
+
+    def crowd(self, most: float) -> float:
+        """Queued tokens, of no client more than `most`; what has no client counts in full."""
+        return sum(min(queued, most) if client else queued for client, queued in self.by_client.items())
+
     def take(self, item: Item) -> Item:
-        """Remove an item that is the first of its length (the oldest of a lane always is)."""
+        """Remove an item that is the first of its length (the head of a lane always is)."""
         length = len(item.ids)
         bucket = self._by_length[length]
-        assert bucket[0] is item
-        bucket.popleft()
+        tag, _, first = heapq.heappop(bucket)
+        assert first is item
         if not bucket:
             del self._by_length[length]
             self._lengths.remove(length)
+        if item is self._by_turn[0][2]:
+            heapq.heappop(self._by_turn)
+            self._order.served(tag)
         item.taken = True
         self.size -= 1
         self.tokens -= length
+        self.by_client[item.client] -= length
+        if not self.by_client[item.client]:
+            del self.by_client[item.client]
         if not self.size:
-            self._by_arrival.clear()
+            self._by_turn.clear()
+            self._order = FairOrder()
         return item
+
+
+_Turn = tuple[float, int, Item]

@@ -41,6 +41,7 @@ class Call:
     tokens: int = 0
     characters: int = 0
     body_bytes: int = 0
+    answer_bytes: int = 0  # that are reserved for a large answer
     tokenization_s: float = 0.0
     spent: Spent = field(default_factory=Spent)
     headers: dict[str, str] = field(default_factory=dict)

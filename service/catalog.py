@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from export import contract
 from service.admission import EngineLimits
+from service.answers import NUMBER_BYTES, expect
 from service.batching import Lane, Spent
 from service.budget import CpuBudget, available_cpus, share_out
 from service.cache import VectorCache
@@ -29,7 +30,9 @@ from service.metrics import Metrics, ModelMetrics
 from service.runtime import CUDA, Array, OnnxSession, Session, SettingsConflict, in_a_line
 from service.selftest import SelfTest, check_golden, measure_rate
 from service.settings import Settings, changed
+from service.shares import Shares
 from service.tokenization import Cut, Cutting, Encoded, Input, TextEncoder, size_of
+from service.tokenizer_threads import LONG_CHARACTERS, Tokenizers
 from service.writing.engine import WritingEngine
 from service.writing.model import WritingModel
 from service.writing.selftest import check_golden as check_writer
@@ -90,7 +93,7 @@ class Encoder(Protocol):
 
     async def stop(self) -> None: ...
 
-    def check(self, lane: Lane) -> None: ...
+    def check(self, lane: Lane, client: str = ...) -> None: ...
 
     async def run(
         self,
@@ -103,6 +106,7 @@ class Encoder(Protocol):
         spent: Spent | None = ...,
         use_cache: bool = ...,
         traceparent: str | None = ...,
+        client: str = ...,
     ) -> list[Array | ServiceError]: ...
 
     async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None: ...
@@ -135,7 +139,8 @@ class Model:
             prompts=manifest.prompts,
             default_prompt=manifest.default_prompt,
         )
-        self._executor = catalog.tokenizers
+        self._tokenizers = catalog.tokenizers
+        self._answers = catalog.answer_shares
         opened = catalog.open_encoder(self)
         self.provider, self.selftest, self.engine = opened.provider, opened.selftest, opened.engine
 
@@ -156,18 +161,26 @@ class Model:
         cut: Cut | None = None,
         prompt: str | None = None,
         on_result: Callable[[int, Array | ServiceError], None] | None = None,
+        width: int | None = None,
+        number_bytes: float = NUMBER_BYTES,
+        padded: bool = False,
     ) -> Answer:
-        """Rows of `output` for `inputs`. Raises the first input's error unless `call.item_errors` asks to have them in the rows."""
+        """Rows of `output` for `inputs`. Raises the first input's error unless `call.item_errors` asks to have them in the rows.
+
+        The answer is bounded before it is computed: `width` numbers of a row (all without it), `number_bytes` for each, and where they are
+        `padded` as many tokens in each row as the longest has.
+        """
         call.model = self.name
         self.check_size(len(inputs))
         lane = call.lane if call.lane is not None else Lane.BULK if len(inputs) > self.settings.bulk_inputs else Lane.INTERACTIVE
-        self.engine.check(lane)  # before the work of tokenising them
+        self.engine.check(lane, call.client)  # before the work of tokenising them
         encoded = await self._encode(inputs, call, cut or self.default_cut(), prompt)
         good = [(at, item) for at, item in enumerate(encoded) if isinstance(item, Encoded)]
         rows: list[Array | ServiceError] = [item if isinstance(item, ServiceError) else NotReady("not computed") for item in encoded]
         _raise_first(encoded, call)
         answer = Answer(rows, encoded)
         call.report(answer.truncated)
+        self._expect(call, [len(item.ids) for _, item in good], output or self.output, width, number_bytes, padded)
         computed = await self.engine.run(
             [item for _, item in good],
             output=output or self.output,
@@ -176,6 +189,7 @@ class Model:
             on_result=on_result and (lambda index, row: on_result(good[index][0], row)),
             spent=call.spent,
             traceparent=call.traceparent,
+            client=call.client,
         )
         _raise_first(computed, call)
         for (at, _), row in zip(good, computed, strict=True):
@@ -186,6 +200,17 @@ class Model:
                     on_result(at, item)
         call.tokens += answer.n_tokens
         return answer
+
+    def _expect(self, call: Call, lengths: Sequence[int], output: str, width: int | None, number_bytes: float, padded: bool) -> None:
+        """Bound the answer of rows of inputs so long, in tokens."""
+        shape = next((tensor.shape for tensor in self.manifest.graph.outputs if tensor.name == output), ())
+        last = shape[-1] if shape and isinstance(shape[-1], int) else self.manifest.width or 1
+        rows, each = len(lengths), "inputs"
+        if len(shape) > 2:
+            rows, each = (len(lengths) * max(lengths, default=0), "padded tokens") if padded else (sum(lengths), "tokens")
+        numbers = rows * (width or last)
+        what = f"{rows} {each} of {width or last} numbers"
+        expect(call, numbers * number_bytes, self.settings.max_answer_bytes, self._answers, what)
 
     def default_cut(self, truncate: bool | None = None) -> Cut:
         """The cut of a request that says only yes, no or nothing."""
@@ -216,7 +241,7 @@ class Model:
                 if time.monotonic() > call.deadline:
                     raise DeadlineExceeded("the request's deadline passed while its inputs were tokenised")
                 encode = partial(self.texts.encode, piece, cut=cut, prompt=prefix, first=first)
-                encoded += await asyncio.get_running_loop().run_in_executor(self._executor, encode)
+                encoded += await self._tokenizers.run(encode, size=sum(map(size_of, piece)), client=call.client)
         elapsed = time.monotonic() - started
         call.tokenization_s += elapsed
         self.metrics.tokenization.observe(elapsed)
@@ -234,11 +259,15 @@ class Model:
             size, limit = size_of(item), self.settings.max_input_characters
             if size > limit:
                 raise InputTooLong(f"input {at} has {size} characters and the most is {limit}: send it in parts", param="input")
+            if characters and characters + size > LONG_CHARACTERS:  # a long text is a piece of its own
+                yield first, inputs[first:at]
+                first, characters = at, 0
             characters += size
             if characters > _PIECE_CHARACTERS:
                 yield first, inputs[first : at + 1]
                 first, characters = at + 1, 0
-        yield first, inputs[first:]
+        if first < len(inputs):
+            yield first, inputs[first:]
 
 
 Served = Model | GeneratorModel | WritingModel
@@ -262,14 +291,15 @@ class Catalog:
         self.metrics = metrics or Metrics()
         self.budget: CpuBudget = share_out(available_cpus(), runtime_threads=settings.threads)
         self.cache = VectorCache(settings.cache_bytes)
-        self.tokenizers = ThreadPoolExecutor(self.budget.tokenizer_threads, thread_name_prefix="tokenizer")
+        self.tokenizers = Tokenizers(self.budget.tokenizer_threads)
         self.maps = AttentionMaps()
         self.models: dict[str, Served] = {}
         self.failure: str | None = None
         self.warm = asyncio.Event()  # `models` answer, or `failure` says why they never will
         self.draining = False
         self.active = 0  # requests between their first byte and their last
-        self.body_bytes = 0  # of these
+        self.body_shares = Shares("bodies", lambda: self.settings.max_pending_bytes)  # of these
+        self.answer_shares = Shares("answers", lambda: self.settings.max_pending_bytes)  # of these, where they are large
         self.metrics.active.set_function(lambda: self.active)
 
     def load(self) -> None:
@@ -394,6 +424,10 @@ class Catalog:
         """BundleError for an attention graph that does not answer; beside the loading, on another thread."""
         check_maps(bundle, manifest)
 
+    def expect(self, call: Call, size_bytes: float, what: str) -> None:
+        """See `answers.expect`."""
+        expect(call, size_bytes, self.settings.max_answer_bytes, self.answer_shares, what)
+
     async def attention(self, model: Served, ids: Sequence[int], layers: Sequence[int], deadline: float) -> list[Array]:
         """What these layers attend to in a text, (H, N, N) each; the model has an attention graph."""
         return await self.maps.of(model.bundle, model.manifest, ids, layers, deadline)
@@ -418,7 +452,7 @@ class Catalog:
             await model.engine.stop()
             if not isinstance(model, Model) and model.chat_template is not None:
                 model.chat_template.close()
-        self.tokenizers.shutdown(wait=False)
+        self.tokenizers.close()
         self.maps.close()
         if self.tracer is not None:
             await asyncio.to_thread(self.tracer.close)

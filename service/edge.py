@@ -19,15 +19,18 @@ from service.content_encoding import ACCEPTED, inflate
 from service.dialects import Dialect, dialect_of
 from service.errors import (
     BodyTooLarge,
+    BodyTooSlow,
     DeadlineExceeded,
     NotReady,
     Overloaded,
+    QueueTooLong,
     ServiceError,
     Unauthorized,
     UnsupportedEncoding,
 )
-from service.patience import Lag
+from service.patience import Lag, Refusals
 from service.routing import CALL, CATALOG, JsonRoute
+from service.uploads import Uploads
 
 if TYPE_CHECKING:
     from service.tracing import RequestSpan
@@ -45,6 +48,8 @@ INTERNAL_ERROR = "internal error; the log has it under this request's id"
 _CLIENT_GONE = 499
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _MOST_DIGITS = 18  # of a content-length; `int` itself refuses thousands of them with an error of its own
+_LARGE_BODY, _PIECE = 262_144, 65_536  # of an answer, in bytes
+_LEAST_DELAY_S = 0.05  # of a refusal
 _UNWATCHED_S = 0.1  # how long a request may run on for a client that has left
 
 
@@ -60,6 +65,8 @@ class Edge:
         self.exact = exact
         self.catalog = catalog
         self.dialects = dialects
+        self._uploads = Uploads()
+        self._refusals = Refusals()
         self._lag = Lag(catalog.settings.max_wait_s)
         self._keys = [key.get_secret_value().encode() for key in catalog.settings.api_keys]
 
@@ -84,15 +91,17 @@ class Edge:
             body = await self._body(headers, receive, call) if scope["method"] in _WITH_BODY else b""
             if headers.get("content-encoding", "identity") != "identity":
                 body = await self._inflated(headers["content-encoding"], body, call)
-            if (route := self.exact.get((scope["method"], scope["path"]))) is not None and route.answer is not None:
-                scope["route"] = route
-                with leaving_with(receive):
+            with leaving_with(receive):
+                if (route := self.exact.get((scope["method"], scope["path"]))) is not None and route.answer is not None:
+                    scope["route"] = route
                     response = await route.answer(body, call, self.catalog)
                     await response(scope, receive, answer)
-            else:
-                scope[CALL], scope[CATALOG] = call, self.catalog
-                await self.app(scope, _replay(body, receive), answer)
+                else:
+                    scope[CALL], scope[CATALOG] = call, self.catalog
+                    await self.app(scope, _replay(body, receive), answer)
         except ServiceError as error:
+            if isinstance(error, QueueTooLong) and (delay_s := self._refusals.delay_s(time.monotonic())) > _LEAST_DELAY_S:
+                await asyncio.sleep(delay_s)
             await self._refuse(scope, answer, error)
         except ClientGone:
             answer.status = _CLIENT_GONE
@@ -104,7 +113,8 @@ class Edge:
             await self._refuse(scope, answer, ServiceError(INTERNAL_ERROR))
         finally:
             self.catalog.active -= 1
-            self.catalog.body_bytes -= call.body_bytes
+            self.catalog.body_shares.give(call.host, call.body_bytes)
+            self.catalog.answer_shares.give(call.host, call.answer_bytes)
             self._account(scope, call, answer, span)
 
     def _traced(self, scope: Scope, headers: dict[str, str], call: Call) -> "RequestSpan | None":
@@ -150,21 +160,22 @@ class Edge:
         if length.isdecimal() and (len(length) > _MOST_DIGITS or int(length) > limit):
             raise BodyTooLarge(f"the body has {length} bytes and the limit is {limit}: send the inputs in parts")
         chunks: list[bytes] = []
-        with ended_at(call.deadline, DeadlineExceeded("the request's deadline passed before its body was there")):
+        late = DeadlineExceeded("the request's deadline passed before its body was there")
+        with ended_at(call.deadline, late), self._uploads.begin(self.catalog.settings) as upload:
             while True:
                 message = await receive()
                 chunk = message.get("body", b"")
-                call.body_bytes += len(chunk)
-                self.catalog.body_bytes += len(chunk)
-                if self.catalog.body_bytes > (most := self.catalog.settings.max_pending_bytes):
-                    raise Overloaded(f"Model is overloaded: the bodies of running requests fill {most} bytes", retry_after_s=1.0)
-                if call.body_bytes > limit:
+                size = len(chunk)
+                if call.body_bytes + size > limit:
                     raise BodyTooLarge(f"the body has more than {limit} bytes: send the inputs in parts")
+                self.catalog.body_shares.take(call.host, size, call.body_bytes)
+                call.body_bytes += size
                 chunks.append(chunk)
                 if message["type"] == "http.disconnect":
                     raise ClientGone
                 if not message.get("more_body"):
                     break
+                upload.came(size)
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def _inflated(self, coding: str, body: bytes, call: Call) -> bytes:
@@ -173,12 +184,10 @@ class Edge:
         with ended_at(call.deadline, DeadlineExceeded("the request's deadline passed before its body was inflated")):
             async for piece in inflate(coding, body):
                 size += len(piece)
-                call.body_bytes += len(piece)
-                self.catalog.body_bytes += len(piece)
                 if size > limit:
                     raise BodyTooLarge(f"the body has more than {limit} bytes when it is inflated: send the inputs in parts")
-                if self.catalog.body_bytes > (most := self.catalog.settings.max_pending_bytes):
-                    raise Overloaded(f"Model is overloaded: the bodies of running requests fill {most} bytes", retry_after_s=1.0)
+                self.catalog.body_shares.take(call.host, len(piece), call.body_bytes)
+                call.body_bytes += len(piece)
                 pieces.append(piece)
         return b"".join(pieces)
 
@@ -284,7 +293,14 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *self._ids]
-        await self._send(message)
+        body = message.get("body", b"")
+        if len(body) <= _LARGE_BODY:
+            await self._send(message)
+            return
+        for at in range(0, len(body), _PIECE):  # the server would take all of it at once, and hold it until the client has it
+            part = {"type": "http.response.body", "body": body[at : at + _PIECE]}
+            await self._send({**part, "more_body": at + _PIECE < len(body) or bool(message.get("more_body"))})
+            await asyncio.sleep(0)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
@@ -305,6 +321,8 @@ def refusal(path: str, error: ServiceError, dialects: tuple[Dialect, ...]) -> tu
     if isinstance(error, Overloaded | NotReady):
         headers["retry-after"] = str(max(1, int(error.retry_after_s + 0.999)))
         headers["retry-after-ms"] = str(max(1, int(error.retry_after_s * 1000 + 0.999)))
+    if isinstance(error, BodyTooSlow):
+        headers["connection"] = "close"  # the rest of the body may never come
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, UnsupportedEncoding):

@@ -118,10 +118,10 @@ class EncoderEngine:
     def tokens_per_s(self) -> float:
         return self._admission.tokens_per_s
 
-    def check(self, lane: Lane) -> None:
-        """QueueTooLong when the queue of this lane is too long for anything more."""
+    def check(self, lane: Lane, client: str = "") -> None:
+        """QueueTooLong when the queue of this lane is too long for anything more of this client."""
         with self._changed:
-            self._admission.check(lane, time.monotonic())
+            self._admission.check(lane, time.monotonic(), client)
 
     async def run(
         self,
@@ -134,8 +134,10 @@ class EncoderEngine:
         spent: Spent | None = None,
         use_cache: bool = True,
         traceparent: str | None = None,
+        client: str = "",
     ) -> list[Array | ServiceError]:
         """The row of each input, in order, or the error that befell it. `deadline` is in `time.monotonic()` seconds; `spent` is added to.
+        `client`: whose share of the queue this takes.
 
         Raises Overloaded or NeverFits before anything is queued, DeadlineExceeded when time runs out; cancelling the caller drops its
         inputs from the queue.
@@ -147,7 +149,7 @@ class EncoderEngine:
             work.on_result = lambda index: on_result(index, work.results[index])
         done = self._loop.create_future()
         work.on_done = lambda: _settle(done)
-        self._submit(work, inputs, output, lane, use_cache)
+        self._submit(work, inputs, output, lane, use_cache, client)
         timer = None
         if deadline != NO_DEADLINE:
             timer = self._loop.call_later(max(deadline - time.monotonic(), 0), _expire, done)
@@ -178,7 +180,7 @@ class EncoderEngine:
             self._changed.notify_all()
         self._deliver(left, [_stopping() for _ in left])
 
-    def _submit(self, work: Work, inputs: Sequence[Encoded], output: str, lane: Lane, use_cache: bool) -> None:
+    def _submit(self, work: Work, inputs: Sequence[Encoded], output: str, lane: Lane, use_cache: bool, client: str) -> None:
         now = work.arrived
         fresh: list[Item] = []
         joined: list[tuple[Item, int]] = []
@@ -191,7 +193,7 @@ class EncoderEngine:
             elif (item := own.get(key) or self._in_flight.get(key)) is not None and (item.taken or item.lane <= lane):
                 joined.append((item, index))
             else:
-                item = own[key] = Item(encoded.ids, encoded.type_ids, output, lane, now, key, [(work, index)])
+                item = own[key] = Item(encoded.ids, encoded.type_ids, output, lane, now, key, [(work, index)], client)
                 fresh.append(item)
         self._admit(fresh, lane, work.deadline)  # raises before anything was changed
         for item, index in joined:

@@ -74,6 +74,13 @@ class UnsupportedEncoding(ServiceError):
     code = "unsupported_content_encoding"
 
 
+class BodyTooSlow(ServiceError):
+    """The body of a request stopped on its way, or came so slowly that it holds its place for too long."""
+
+    status = 408
+    code = "request_timeout"
+
+
 class ModelNotFound(ServiceError):
     status = 404
     code = "model_not_found"

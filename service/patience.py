@@ -13,6 +13,7 @@ import math
 from service.errors import Overloaded, QueueTooLong
 
 _CALM_S = 1.0
+_UNDELAYED_PER_S, _MOST_DELAY_S = 200.0, 1.0  # refusals: so many a second are held back for a second
 # Work that is so many times what is begun meanwhile, and more than can be done, is no burst when it comes in each of three stretches in a
 # row, none shorter or of fewer requests.
 _EXCESS, _STRETCHES, _STRETCH_S, _STRETCH_REQUESTS = 1.5, 3, 0.1, 10
@@ -64,11 +65,14 @@ class Patience:
         """Whether there is more load than service."""
         return now - self._refused < _CALM_S or self.inflow.excessive(now)
 
-    def check(self, now: float, queue_s: float, busy_s: float) -> None:
-        """QueueTooLong for who comes to a queue of `queue_s` that is too long; whoever comes to an empty one is taken."""
+    def check(self, now: float, queue_s: float, busy_s: float, *, crowded: bool = True) -> None:
+        """QueueTooLong where `queue_s` of work come first and that is too long; an empty queue takes everything.
+
+        Where it is not `crowded`, the queue is long for this client alone, and the refusal says nothing about the others.
+        """
         bound_s = self.bound_s(now, busy_s)
         if queue_s > bound_s:
-            if not self.inflow.excessive(now):  # which ends by itself
+            if crowded and not self.inflow.excessive(now):  # which ends by itself
                 self._refused = now
             raise QueueTooLong(
                 f"Model is overloaded: the queue needs about {queue_s:.2f} s and may need {bound_s:.2f} s",
@@ -94,3 +98,21 @@ class Lag:
                 f"Service is overloaded: the request waited {waited_s:.2f} s to be read, and the most is {self._max_wait_s:g} s",
                 retry_after_s=waited_s,
             )
+
+
+class Refusals:
+    """How long a refusal is held back: the longer, the more there are.
+
+    A client that asks again at once, whatever `Retry-After` says, costs half a millisecond each time, on the cores that compute. Held back,
+    each such client is refused about once a second.
+    """
+
+    def __init__(self) -> None:
+        self._at = -math.inf
+        self._rate = 0.0  # a second, moving average over one second
+
+    def delay_s(self, now: float) -> float:
+        """Of a refusal that is made now."""
+        self._rate = self._rate * math.exp(min(self._at - now, 0.0)) + 1
+        self._at = now
+        return min(self._rate / _UNDELAYED_PER_S, _MOST_DELAY_S)

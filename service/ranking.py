@@ -5,10 +5,10 @@ two vectors is worth (1 + c) / 2. Scores are float64, and the order goes by the 
 the same number, as σ does above 36, the better document still stands first.
 """
 
-import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -17,6 +17,8 @@ from service.catalog import Answer, Catalog, Model
 from service.errors import EmptyInput, ServiceError
 from service.runtime import Array
 from service.tokenization import Cut, Cutting, Encoded, TextEncoder
+
+_TOGETHER = 100_000  # characters that one call tokenises
 
 # Names under which checkpoints keep the prompt of a role, the commonest first. A role that is not here has its own name alone.
 _PROMPT_NAMES = {
@@ -106,7 +108,7 @@ async def _cosines(model: Model, call: Call, query: str, documents: Sequence[str
         raise EmptyInput("`documents` cannot be empty, not one of them", param="documents")
     ask, tell = role_prompt(model, "search_query"), role_prompt(model, "search_document")
     # One call for both roles, so each text brings its prompt along.
-    answer = await model.answer([ask + query, *(tell + document for document in documents)], call, cut=Cut(), prompt="")
+    answer = await model.answer([ask + query, *(tell + document for document in documents)], call, cut=Cut(), prompt="", number_bytes=0)
     warnings = [f"{model.name} is an encoder, not a reranker: relevance_score is (1 + cosine) / 2 of the query's and the document's vector"]
     if answer.truncated and (first := answer.truncated[0]).index == 0:
         warnings.append(f"the query was cut: it has {first.tokens} tokens and {first.kept} were kept")
@@ -130,13 +132,20 @@ async def _shorten(catalog: Catalog, texts: TextEncoder, documents: Sequence[str
     """
     if limit is None or limit >= texts.max_tokens:
         return list(documents), [0] * len(documents)
-    loop = asyncio.get_running_loop()
-    pieces = await loop.run_in_executor(catalog.tokenizers, lambda: [_first_tokens(texts, document, limit) for document in documents])
+    together = sum(map(len, documents)) < _TOGETHER
+    pieces: list[tuple[str, int]] = []
+    for some in [documents] if together else [[document] for document in documents]:
+        work = partial(_all_first_tokens, texts, some, limit)
+        pieces += await catalog.tokenizers.run(work, size=sum(map(len, some)))
     return [text for text, _ in pieces], [lost for _, lost in pieces]
 
 
+def _all_first_tokens(texts: TextEncoder, documents: Sequence[str], limit: int) -> list[tuple[str, int]]:
+    return [_first_tokens(texts, document, limit) for document in documents]
+
+
 def _first_tokens(texts: TextEncoder, document: str, limit: int) -> tuple[str, int]:
-    encoding = texts.tokenizer.encode(document, add_special_tokens=False)
+    (encoding,) = texts.tokenizer.encode_batch([document], add_special_tokens=False)  # which, unlike `encode`, leaves Python to others
     if len(encoding) <= limit:
         return document, 0
     return document[: encoding.offsets[limit - 1][1]], len(encoding) - limit

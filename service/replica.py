@@ -29,11 +29,13 @@ def start(frozen: str, log_file: str | None, make_catalog: "Callable[[Settings],
     global catalog, _application
     # Not at the top: Ray's proxy imports this module for `middlewares`, and has no use for the rest in its memory.
     from service.app import build_app
+    from service.connections import install
     from service.logs import to_file
     from service.settings import Settings
 
     settings = Settings.model_validate_json(frozen)
     to_file(Path(log_file) if log_file else None, settings.log_level)
+    install(stall_s=settings.stream_stall_s, behind_proxy=not settings.lean)
     catalog = make_catalog(settings)
     _application = build_app(catalog)
     return _application

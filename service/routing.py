@@ -16,6 +16,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field, ValidationError
 from starlette.types import Message, Scope, Send
 
+from service.answers import JsonPieces
 from service.call import Call
 from service.catalog import Catalog
 from service.errors import BodyTooLarge, EmptyInput, InvalidRequest, MalformedBody
@@ -31,7 +32,7 @@ Many = Annotated[list[Element], Field(fail_fast=True)]
 CALL, CATALOG = "attnserve.call", "attnserve.catalog"  # their places in the ASGI scope
 METHOD = "attnserve.method"  # there too: HEAD, of a request that goes on as GET
 # Reading JSON holds the event loop, by the number of its values more than by their bytes.
-_LARGE_BYTES, _MOST_VALUES = 1_000_000, 2_000_000
+_LARGE_BYTES, _MOST_VALUES = 400_000, 400_000
 _SHORT = reprlib.Repr()  # of what was given, in an error
 _SHORT.maxstring = _SHORT.maxother = 80
 _BRANCHES = ("str", "int", "bool")  # what pydantic puts beside field names when a union has them
@@ -135,7 +136,9 @@ def read(model: type[Body], body: bytes) -> Body:
 
 
 def json_response(content: Any, call: Call, status: int = 200) -> Response:
-    """Content with numpy arrays anywhere in it."""
+    """Content with numpy arrays anywhere in it; in pieces where it was found to be large."""
+    if call.answer_bytes:
+        return JsonPieces(content, status, call.headers)
     return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), status, call.headers, "application/json")
 
 

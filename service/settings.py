@@ -46,7 +46,14 @@ class Settings(BaseModel):
     )
 
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="Largest request body.")
-    max_pending_bytes: int = Field(256 * 1024 * 1024, ge=1024, description="Bodies of all running requests together; over it 429.")
+    max_pending_bytes: int = Field(
+        256 * 1024 * 1024, ge=1024, description="Bodies of all running requests together, and large answers; over it or a host's share 429."
+    )
+    max_answer_bytes: int = Field(64 * 1024 * 1024, ge=1024, description="Largest answer, estimated before it is computed; over it 413.")
+    min_body_bytes_per_s: int = Field(
+        8192, ge=1, description="Slowest body that is waited for, after its first `body_grace_s`; a slower one is answered 408."
+    )
+    body_grace_s: float = Field(5.0, gt=0, le=3600, description="How long a body may stop on its way.")
     max_client_batch: int = Field(2048, ge=1, le=1_000_000, description="Most inputs in one request.")
     max_input_characters: int = Field(1_000_000, ge=1000, description="Most characters of one input, however short it is cut afterwards.")
     max_queue_tokens: int = Field(524_288, ge=1, description="Most tokens waiting for one model; over it 429.")
@@ -211,13 +218,16 @@ def freeze(settings: Settings) -> str:
 LIVE = (
     "access_log",
     "auto_truncate",
+    "body_grace_s",
     "bulk_inputs",
     "default_max_tokens",
     "log_level",
+    "max_answer_bytes",
     "max_body_bytes",
     "max_client_batch",
     "max_input_characters",
     "max_pending_bytes",
+    "min_body_bytes_per_s",
     "request_timeout_s",
     "stream_heartbeat_s",
     "stream_interval_s",

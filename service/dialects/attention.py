@@ -12,6 +12,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field, StrictBool
 
 from export import contract
+from service.answers import NUMBER_BYTES
 from service.catalog import Model, Served
 from service.dialects.openai import ERRORS
 from service.errors import EmptyInput, InputTooLong, InvalidRequest, WrongKind
@@ -77,6 +78,7 @@ async def attention(body: AttentionRequest, call: CallDep, catalog: CatalogDep) 
             "`heads`, for `average_heads`, or send a shorter text",
             param="layers",
         )
+    catalog.expect(call, numbers * NUMBER_BYTES, f"{numbers} numbers for {len(ids)} tokens")
     found = await catalog.attention(model, ids, layers, call.deadline)
     call.model = model.name
     call.tokens += len(ids)

@@ -161,6 +161,8 @@ async def embed(body: EmbedRequest, call: CallDep, catalog: CatalogDep) -> Any:
         output=model.vector_output(True),
         cut=Cut(side=_SIDES[body.truncate], max_tokens=body.max_tokens),
         prompt=role_prompt(model, body.input_type),
+        width=body.output_dimension,
+        number_bytes=sum(vectors.NUMBER_BYTES[form] for form in dict.fromkeys(body.embedding_types)),
     )
     rows = [None if isinstance(row, ServiceError) else vectors.cut(row, body.output_dimension, normalize=True) for row in answer.rows]
     errors = [{"index": index, "message": row.message} for index, row in enumerate(answer.rows) if isinstance(row, ServiceError)]

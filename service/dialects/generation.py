@@ -186,7 +186,7 @@ def check_streaming(stream: bool, options: StreamOptions | None) -> None:
 
 async def inline_or_aside(catalog: Catalog, n_characters: int, work: Callable[[], Result]) -> Result:
     """Work that takes time by the character: short texts at once, long ones on a tokenizer thread."""
-    return work() if n_characters <= _INLINE_CHARACTERS else await aside(catalog, work)
+    return work() if n_characters <= _INLINE_CHARACTERS else await aside(catalog, work, n_characters)
 
 
 async def encode(model: Generator, catalog: Catalog, text: str, param: str, *, add_special_tokens: bool = True) -> list[int]:

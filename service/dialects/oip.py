@@ -15,6 +15,7 @@ from fastapi import APIRouter, Path, Request, Response
 from starlette.convertors import PathConvertor, register_url_convertor
 
 from export import contract
+from service.answers import NUMBER_BYTES
 from service.call import Call
 from service.catalog import Catalog, Model, Served
 from service.dialects import Dialect
@@ -178,7 +179,10 @@ async def infer(model: ModelPath, request: Request, call: CallDep, catalog: Cata
     call.item_errors = False  # a tensor has no room for them
     cut = as_cut(asked.parameters.truncate, found)
     prompt = found.texts.prompt(asked.parameters.prompt_name) if asked.parameters.prompt_name else None
-    answers = [await found.answer(inputs, call, output=output.name, cut=cut, prompt=prompt) for output in wanted]
+    answers = []
+    for output in wanted:
+        size = 4 if _binary(asked, output) else NUMBER_BYTES
+        answers.append(await found.answer(inputs, call, output=output.name, cut=cut, prompt=prompt, padded=True, number_bytes=size))
     return _sent(found, asked, zip(wanted, map(stacked, answers), strict=True), call)
 
 
@@ -187,9 +191,8 @@ def _sent(model: Model, asked: InferRequest, arrays: Iterable[tuple[WantedOutput
     outputs: list[dict[str, Any]] = []
     blobs: list[bytes] = []
     for output, array in arrays:
-        choice = output.parameters.binary_data
         entry: dict[str, Any] = {"name": output.name, "datatype": "FP32", "shape": list(array.shape)}
-        if asked.parameters.binary_data_output if choice is None else choice:
+        if _binary(asked, output):
             blobs.append(array.astype("<f4", copy=False).tobytes())
             entry["parameters"] = {"binary_data_size": len(blobs[-1])}
         else:
@@ -201,6 +204,12 @@ def _sent(model: Model, asked: InferRequest, arrays: Iterable[tuple[WantedOutput
     head = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
     headers = {**call.headers, JSON_LENGTH_HEADER: str(len(head))}
     return Response(b"".join([head, *blobs]), headers=headers, media_type="application/octet-stream")
+
+
+def _binary(asked: InferRequest, output: WantedOutput) -> bool:
+    """Whether this output is sent as bytes after the JSON."""
+    choice = output.parameters.binary_data
+    return bool(asked.parameters.binary_data_output if choice is None else choice)
 
 
 def _check_outputs(model: Model, wanted: Sequence[WantedOutput]) -> None:

@@ -9,6 +9,7 @@ JSON, flat or nested, or as bytes after the JSON; both give the same inputs.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from math import prod
 from typing import Any
 
@@ -18,15 +19,13 @@ from numpy.typing import NDArray
 from export import contract
 from service.catalog import Answer, Model
 from service.dialects.oip_schemas import InferRequest, InputTensor
-from service.errors import InvalidRequest, NeverFits, ServiceError
+from service.errors import InvalidRequest, ServiceError
 from service.routing import read
 from service.runtime import Array
 from service.tokenization import Encoded, Input
 
 TEXT, TEXT_PAIR = "text", "text_pair"
 JSON_LENGTH_HEADER = "inference-header-content-length"
-
-_MAX_PADDED_NUMBERS = 32 * 1024 * 1024  # of a token-level output: one long row among many short ones must not cost gigabytes of zeros
 
 INPUTS: dict[str, dict[str, Any]] = {
     TEXT: {"name": TEXT, "datatype": "BYTES", "shape": [-1]},
@@ -60,7 +59,7 @@ def split(body: bytes, json_length: str | None) -> tuple[InferRequest, bytes]:
 
 
 def inputs_of(model: Model, tensors: Sequence[InputTensor], tail: bytes) -> list[Input]:
-    """What the tensors mean, one input a row."""
+    """What the tensors mean, one input a row. BatchTooLarge for more rows than a request may have, before any of them is looked at."""
     blobs = _blobs(tensors, tail)
     given = {tensor.name: (tensor, blob) for tensor, blob in zip(tensors, blobs, strict=True)}
     ways = ways_of(model)
@@ -69,6 +68,9 @@ def inputs_of(model: Model, tensors: Sequence[InputTensor], tail: bytes) -> list
         raise InvalidRequest(
             f"model {model.name} takes {' or '.join(' with '.join(way) for way in ways)}. Given: {names[:200]}", param="inputs"
         )
+    for tensor in tensors:
+        if 0 not in tensor.shape:  # else it is refused for that
+            model.check_size(tensor.shape[0])
     if contract.INPUT_IDS in given:
         return _rows(_numbers(*given[contract.INPUT_IDS]), _numbers(*given[contract.ATTENTION_MASK]))
     texts = _texts(*given[TEXT])
@@ -99,7 +101,8 @@ def _blobs(tensors: Sequence[InputTensor], tail: bytes) -> list[bytes | None]:
 
 def _texts(tensor: InputTensor, blob: bytes | None) -> list[str]:
     _check_tensor(tensor, "BYTES", "[n] or [n, 1]", fits=len(tensor.shape) == 1 or tensor.shape[1:] == [1])
-    texts = _elements(tensor) if blob is None else list(_strings(tensor.name, blob))
+    # One more than it says: that is enough to see that it has too many.
+    texts = _elements(tensor) if blob is None else list(islice(_strings(tensor.name, blob), prod(tensor.shape) + 1))
     if not all(isinstance(text, str) for text in texts):
         raise InvalidRequest(f"`{tensor.name}` holds something other than strings", param="inputs")
     _check_count(tensor, len(texts))
@@ -114,6 +117,7 @@ def _numbers(tensor: InputTensor, blob: bytes | None) -> NDArray[np.int64]:
         flat: NDArray[np.int64] = np.frombuffer(blob, "<i8").astype(np.int64, copy=False)
     else:
         elements = _elements(tensor)
+        _check_count(tensor, len(elements))
         if not all(type(element) is int and -(2**63) <= element < 2**63 for element in elements):
             raise InvalidRequest(f"`{tensor.name}` holds something other than INT64 numbers", param="inputs")
         flat = np.array(elements, np.int64)
@@ -182,11 +186,6 @@ def stacked(answer: Answer) -> Array:
     if rows[0].ndim == 1:
         return np.stack(rows)
     shape = len(rows), max(map(len, rows)), rows[0].shape[1]
-    if prod(shape) > _MAX_PADDED_NUMBERS:
-        raise NeverFits(
-            f"an output of shape {list(shape)} is over {_MAX_PADDED_NUMBERS} numbers: send the inputs in parts, like lengths together, "
-            "or name other `outputs`"
-        )
     padded: Array = np.zeros(shape, np.float32)
     for at, row in enumerate(rows):
         padded[at, : len(row)] = row

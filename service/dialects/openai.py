@@ -84,6 +84,7 @@ class ModelList(BaseModel):
 _TYPES = {
     401: "authentication_error",
     404: "invalid_request_error",
+    408: "timeout_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
     504: "timeout_error",
@@ -115,6 +116,8 @@ async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep)
         "output": model.vector_output(body.normalize),
         "cut": as_cut(body.truncate, model),
         "prompt": model.texts.prompt(body.prompt_name, body.prompt) if body.prompt_name or body.prompt is not None else None,
+        "width": body.dimensions,
+        "number_bytes": vectors.NUMBER_BYTES[body.encoding_format],
     }
 
     def entry(index: int, row: Any) -> dict[str, Any]:

@@ -97,6 +97,7 @@ async def embed(body: TeiEmbedRequest, call: CallDep, catalog: CatalogDep) -> An
         "output": model.vector_output(body.normalize),
         "cut": as_cut(body, model),
         "prompt": as_prompt(body.prompt_name, model),
+        "width": body.dimensions,
     }
 
     def vector(row: Array) -> Array:
@@ -135,7 +136,8 @@ async def similarity(body: TeiSimilarityRequest, call: CallDep, catalog: Catalog
     model = catalog.get(body.model, "encoder")
     parameters = body.parameters or SimilarityParameters()
     sentences = [body.inputs.source_sentence, *body.inputs.sentences]
-    answer = await model.answer(sentences, call, cut=as_cut(parameters, model), prompt=as_prompt(parameters.prompt_name, model))
+    options: dict[str, Any] = {"cut": as_cut(parameters, model), "prompt": as_prompt(parameters.prompt_name, model)}
+    answer = await model.answer(sentences, call, number_bytes=0, **options)
     source, *others = answer.rows
     if isinstance(source, ServiceError):
         raise source

@@ -1,23 +1,25 @@
 """`/tokenize` and `/decode` of the text-embeddings-inference dialect: texts to tokens and back, without the model."""
 
-import asyncio
-from collections.abc import Callable, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
+import numpy as np
 from fastapi import APIRouter
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
+from service.call import Call
 from service.catalog import Catalog
 from service.dialects.tei_schemas import TeiDecodeRequest, TeiTokenizeRequest
 from service.errors import EmptyInput, NeverFits
-from service.routing import CatalogDep, JsonRoute
+from service.routing import CallDep, CatalogDep, JsonRoute
 
 Result = TypeVar("Result")
+_TOKEN_BYTES = 70  # of a token in JSON, beside its text
 router = APIRouter(route_class=JsonRoute)
 
 
-async def tokenize(body: TeiTokenizeRequest, catalog: Catalog) -> list[list[dict[str, Any]]]:
+async def tokenize(body: TeiTokenizeRequest, call: Call, catalog: Catalog) -> Any:
     """The tokens of each text after its prompt, never cut. Its path is `tokens.tokenize`'s, which another dialect has too."""
     model = catalog.get(body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
@@ -28,11 +30,18 @@ async def tokenize(body: TeiTokenizeRequest, catalog: Catalog) -> list[list[dict
         raise EmptyInput("`inputs` cannot be empty", param="inputs")
     prompt = model.texts.prompt(body.prompt_name)
     tokenizer = model.texts.tokenizer
-    return await aside(catalog, lambda: [tokens_of(tokenizer, prompt + text, body.add_special_tokens) for text in texts])
+    texts = [prompt + text for text in texts]
+    # Unlike `encode` it leaves Python to others meanwhile.
+    encode = partial(tokenizer.encode_batch, texts, add_special_tokens=body.add_special_tokens)
+    encodings = await catalog.tokenizers.run(encode, size=characters, client=call.client)
+    tokens = sum(map(len, encodings))
+    catalog.expect(call, tokens * _TOKEN_BYTES + 2 * characters, f"{tokens} tokens of {_TOKEN_BYTES} bytes")
+    found = [tokens_of(tokenizer, encoding, text) for encoding, text in zip(encodings, texts, strict=True)]
+    return found if call.answer_bytes else [list(each) for each in found]
 
 
 @router.post("/decode", response_model=list[str])
-async def decode(body: TeiDecodeRequest, catalog: CatalogDep) -> Any:
+async def decode(body: TeiDecodeRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """The text of each list of token ids; ids that are not in the vocabulary give nothing."""
     model = catalog.get(body.model)
     lists: list[Any] = [ids for ids in body.ids if isinstance(ids, list)] or [body.ids]
@@ -42,23 +51,31 @@ async def decode(body: TeiDecodeRequest, catalog: CatalogDep) -> Any:
     if (size := sum(map(len, lists))) > (limit := catalog.settings.max_input_characters):
         raise NeverFits(f"there are {size} token ids and the most is {limit}: send them in parts")
     tokenizer = model.texts.tokenizer
-    return await aside(catalog, lambda: [tokenizer.decode(ids, skip_special_tokens=body.skip_special_tokens) for ids in lists])
+    decoding = partial(tokenizer.decode_batch, lists, skip_special_tokens=body.skip_special_tokens)
+    texts = await catalog.tokenizers.run(decoding, size=size, client=call.client)
+    catalog.expect(call, sum(map(len, texts)), f"the text of {size} tokens")
+    return texts
 
 
-def tokens_of(tokenizer: Tokenizer, text: str, add_special_tokens: bool) -> list[dict[str, Any]]:
-    """The tokens with their place in the UTF-8 of `text`; the tokenizer counts in characters."""
-    encoding = tokenizer.encode(text, add_special_tokens=add_special_tokens)
-    at: Sequence[int] = range(len(text) + 1) if text.isascii() else [0, *accumulate(len(letter.encode()) for letter in text)]
-    return [
-        {"id": id_, "text": token, "special": True, "start": None, "stop": None}
-        if special
-        else {"id": id_, "text": text[start:stop], "special": False, "start": at[start], "stop": at[stop]}
-        for id_, token, special, (start, stop) in zip(
-            encoding.ids, encoding.tokens, encoding.special_tokens_mask, encoding.offsets, strict=True
-        )
-    ]
+def tokens_of(tokenizer: Tokenizer, encoding: Encoding, text: str) -> Iterator[dict[str, Any]]:
+    """The tokens, one by one, with their place in the UTF-8 of `text`; the tokenizer counts in characters."""
+    at: Sequence[int] = range(len(text) + 1) if text.isascii() else _places(text)
+    for index, (id_, special) in enumerate(zip(encoding.ids, encoding.special_tokens_mask, strict=True)):
+        # By token: all offsets of a million tokens at once would hold Python for a third of a second.
+        start, stop = (None if special else encoding.token_to_chars(index)) or (0, 0)
+        if special:
+            yield {"id": id_, "text": tokenizer.id_to_token(id_), "special": True, "start": None, "stop": None}
+        else:
+            yield {"id": id_, "text": text[start:stop], "special": False, "start": int(at[start]), "stop": int(at[stop])}
 
 
-async def aside(catalog: Catalog, work: Callable[[], Result]) -> Result:
-    """The work on a tokenizer thread: nobody measures these routes, and a long text must not stop the event loop."""
-    return await asyncio.get_running_loop().run_in_executor(catalog.tokenizers, work)
+def _places(text: str) -> Any:
+    """Where each character begins in the text's UTF-8, and where the last one ends."""
+    points = np.frombuffer(text.encode("utf-32-le"), "<u4")
+    sizes = 1 + (points > 0x7F).astype(np.int64) + (points > 0x7FF) + (points > 0xFFFF)
+    return np.concatenate([[0], np.cumsum(sizes)])
+
+
+async def aside(catalog: Catalog, work: Callable[[], Result], size: int = 0) -> Result:
+    """The work on a tokenizer thread, in its turn by the characters that it is about."""
+    return await catalog.tokenizers.run(work, size=size)

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field, StrictBool
 
+from service.call import Call
 from service.catalog import Catalog
 from service.dialects import generation, openai, tei_tokens
 from service.dialects.chat import ChatMessage, messages_of
@@ -61,6 +62,7 @@ _BODY = {"content": {"application/json": {"schema": {"anyOf": [_schema(TeiTokeni
 _STATUSES = (400, 401, 404, 413, 422, 424, 429, 500, 503, 504)
 _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": TeiError | openai.ErrorResponse} for status in _STATUSES}
 router = APIRouter(route_class=JsonRoute)
+_ID_BYTES, _STRING_BYTES = 7, 24  # of a token in JSON
 
 
 @router.post(
@@ -75,15 +77,15 @@ async def tokenize(request: Request, call: CallDep, catalog: CatalogDep) -> Any:
     body = await request.body()
     glance = read(_Glance, body)
     if glance.prompt is None and glance.messages is None:
-        return json_response(await tei_tokens.tokenize(read(TeiTokenizeRequest, body), catalog), call)
+        return json_response(await tei_tokens.tokenize(read(TeiTokenizeRequest, body), call, catalog), call)
     try:
-        return json_response(await _tokens(read(TokenizeRequest, body), catalog), call)
+        return json_response(await _tokens(read(TokenizeRequest, body), call, catalog), call)
     except ServiceError as error:  # the path speaks the other dialect
         status, content = openai.render(error)
         return json_response(content, call, status)
 
 
-async def _tokens(body: TokenizeRequest, catalog: Catalog) -> dict[str, Any]:
+async def _tokens(body: TokenizeRequest, call: Call, catalog: Catalog) -> dict[str, Any]:
     model = catalog.generator(body.model)
     if body.prompt is not None and body.messages is not None:
         raise InvalidRequest("prompt and messages cannot be combined", param="messages")
@@ -94,7 +96,10 @@ async def _tokens(body: TokenizeRequest, catalog: Catalog) -> dict[str, Any]:
         ids = await generation.encode_chat(model, catalog, messages, None, "messages", add_generation_prompt=body.add_generation_prompt)
     else:
         ids = await generation.encode(model, catalog, body.prompt or "", "prompt", add_special_tokens=body.add_special_tokens is not False)
-    strings = [model.tokenizer.id_to_token(token_id) for token_id in ids] if body.return_token_strs else None
+    catalog.expect(call, len(ids) * (_STRING_BYTES if body.return_token_strs else _ID_BYTES), f"{len(ids)} tokens")
+    strings: Any = (model.tokenizer.id_to_token(token_id) for token_id in ids) if body.return_token_strs else None
+    if strings is not None and not call.answer_bytes:  # else each is made as it is sent
+        strings = list(strings)
     return {"count": len(ids), "max_model_len": model.max_context, "tokens": ids, "token_strs": strings}
 
 

@@ -81,7 +81,7 @@ class PoolEncoder(_PoolEngine):
         self._row_bytes = row_bytes
         self._refused: dict[Lane, tuple[float, QueueTooLong]] = {}  # when a replica last did, and its words
 
-    def check(self, lane: Lane) -> None:
+    def check(self, lane: Lane, client: str = "") -> None:
         """As `EncoderEngine.check`: what a replica refused a moment ago is not tokenised here to be refused there."""
         if lane in self._refused:
             at, refusal = self._refused[lane]
@@ -99,6 +99,7 @@ class PoolEncoder(_PoolEngine):
         spent: Spent | None = None,
         use_cache: bool = True,
         traceparent: str | None = None,
+        client: str = "",
     ) -> list[Array | ServiceError]:
         """As `EncoderEngine.run`. Rows arrive part by part."""
         self._replicas.check()
@@ -121,7 +122,9 @@ class PoolEncoder(_PoolEngine):
             ask = self._by_row if on_result or part.size_bytes > PART_BYTES else self._at_once
             for again in (True, False):
                 replica = self._replicas.least(self._key)
-                options = wire.pack_options(output=output, lane=lane, deadline=deadline, use_cache=use_cache, traceparent=traceparent)
+                options = wire.pack_options(
+                    output=output, lane=lane, deadline=deadline, use_cache=use_cache, traceparent=traceparent, client=client
+                )
                 try:
                     async with replica.asked(deadline, part.tokens):
                         kind, *content = await ask(replica, packed, options, take)

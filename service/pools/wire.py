@@ -75,9 +75,9 @@ def unpack_rows(packed: Sequence[Any]) -> list[Array | ServiceError]:
     return [unpack_error(row) if isinstance(row, tuple) else row for row in packed]
 
 
-def pack_options(*, output: str, lane: Lane, deadline: float, use_cache: bool, traceparent: str | None) -> dict[str, Any]:
+def pack_options(*, lane: Lane, deadline: float, **options: Any) -> dict[str, Any]:
     """What `EncoderEngine.run` takes beside the inputs, by its names there."""
-    return {"output": output, "lane": int(lane), "deadline": seconds_left(deadline), "use_cache": use_cache, "traceparent": traceparent}
+    return {**options, "lane": int(lane), "deadline": seconds_left(deadline)}
 
 
 def unpack_options(packed: dict[str, Any]) -> dict[str, Any]:

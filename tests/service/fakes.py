@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 from export import contract
 from service.app import Application, build_app
 from service.catalog import Catalog
+from service.connections import Connection
 from service.engine import EncoderEngine
 from service.runtime import Array
 from service.settings import Settings
@@ -354,7 +355,8 @@ class _Server(uvicorn.Server):
 @contextmanager
 def serve_in_thread(app: FastAPI) -> Iterator[str]:
     """A real server on a free loopback port, warm; gives its base URL, without a closing slash."""
-    server = _Server(uvicorn.Config(app, host="127.0.0.1", port=0, lifespan="on", ws="none", log_level="warning", access_log=False))
+    settings: dict[str, Any] = {"lifespan": "on", "ws": "none", "log_level": "warning", "access_log": False}
+    server = _Server(uvicorn.Config(app, http=Connection, host="127.0.0.1", port=0, **settings))
     thread = threading.Thread(target=server.run, name="uvicorn", daemon=True)
     thread.start()
     try:

@@ -186,15 +186,71 @@ def test_bulk_work_waits_by_how_fast_bulk_work_was_drawn() -> None:
         admission.check(Lane.BULK, 100)
 
 
-def test_where_interactive_work_is_refused_there_is_nothing_left_for_bulk_work() -> None:
+def test_where_interactive_work_is_refused_bulk_work_has_its_share_all_the_same() -> None:
+    """One token in eight, and no more is accepted than can begin within `max_bulk_wait_s` at that."""
+    admission = make(max_bulk_wait_s=30)
+    admission.put(items(30, Lane.BULK, length=50), Lane.BULK, 0, math.inf)
+    drawn = {Lane.INTERACTIVE: 0, Lane.BULK: 0}
+    refused = 0
+    for tenth in range(200):
+        now = tenth / 10
+        for _ in range(4):  # twice what can be done
+            try:
+                admission.put(items(1, now=now, length=50), Lane.INTERACTIVE, now, math.inf)
+            except QueueTooLong:
+                refused += 1
+        draw = admission.take(now)
+        drawn[draw.batch[0].lane] += draw.tokens
+        admission.ended(draw, 0.1, answered=True)
+    assert refused > 100
+    assert drawn[Lane.BULK] == pytest.approx(sum(drawn.values()) / 8, rel=0.1)
+
+
+# Clients -------------------------------------------------------------------------------------------------------------------------------
+
+
+def sent(client: str, count: int, length: int = LENGTH, now: float = 0.0) -> list[Item]:
+    made = items(count, now=now, length=length)
+    for each in made:
+        each.client = client
+    return made
+
+
+def test_a_client_that_fills_the_queue_neither_delays_others_nor_has_them_refused() -> None:
     admission = make()
-    admission.put(items(1, length=2000), Lane.INTERACTIVE, 0, math.inf)
+    admission.put(sent("greedy", 500), Lane.INTERACTIVE, 0, math.inf)  # of six seconds
+    for n in range(24):
+        admission.check(Lane.INTERACTIVE, 0, f"small-{n}")
+        admission.put(sent(f"small-{n}", 1), Lane.INTERACTIVE, 0, math.inf)
     with pytest.raises(QueueTooLong):
-        admission.check(Lane.INTERACTIVE, 0)
-    with pytest.raises(QueueTooLong, match="nothing for bulk") as refused:
-        admission.check(Lane.BULK, 0.5)
-    assert refused.value.retry_after_s == 1
-    admission.check(Lane.BULK, 1.5)
+        admission.check(Lane.INTERACTIVE, 0, "greedy")
+    with pytest.raises(QueueTooLong):
+        admission.put(sent("greedy too", 500), Lane.INTERACTIVE, 0, math.inf)
+    admission.check(Lane.INTERACTIVE, 0, "one more")  # nor do refusals of the greedy count as an overload
+    drawn: list[str] = []
+    while len(set(drawn)) < 25:
+        drawn += [item.client for item in admission.take(0).batch]
+    assert drawn.count("greedy") < 50, "some of it fills the others' batches"
+
+
+def test_with_many_clients_an_overload_is_one() -> None:
+    admission = make()
+    refused = 0
+    for n in range(200):  # two and a half seconds
+        try:
+            admission.put(sent(f"client-{n}", 1), Lane.INTERACTIVE, 0, math.inf)
+        except QueueTooLong:
+            refused += 1
+    assert refused > 100
+    with pytest.raises(QueueTooLong, match=r"may need 0.03 s"):
+        admission.check(Lane.INTERACTIVE, 0.1, "another")
+
+
+def test_what_one_client_sent_is_drawn_in_its_order() -> None:
+    admission = make(max_batch_tokens=LENGTH)
+    made = sent("a", 5)
+    admission.put(made, Lane.INTERACTIVE, 0, math.inf)
+    assert [admission.take(0).batch[0] for _ in made] == made
 
 
 def test_a_request_that_was_begun_is_not_dropped_for_its_wait() -> None:

@@ -159,20 +159,73 @@ async def test_work_of_a_client_that_left_is_dropped_before_it_runs(bundle: Path
 
 
 async def test_the_bodies_of_all_requests_together_are_bounded(bundle: Path) -> None:
-    """Half a body each, from clients that are slow: the one that would be too much is told to come back, and room is given back."""
-    app = fake_app(bundle, max_body_bytes=2000, max_pending_bytes=3000)
+    """A host's slow bodies hold its share: one more is told to come back, a small one is taken, and room is given back."""
+    app = fake_app(bundle, max_body_bytes=2000, max_pending_bytes=6000)
     async with client(app) as http:
         slow = [Caller(app), Caller(app)]
         for caller in slow:
-            caller.body(b" " * 1400, more=True)
-        await until(lambda: app.state.catalog.body_bytes == 2800)
-        refused = await embeddings(http, json={"input": "one " * 100})
+            caller.body(b" " * 1200, more=True)
+        await until(lambda: app.state.catalog.body_shares.used == 2400)
+        refused = await embeddings(http, json={"input": "one " * 400})
         assert said(refused) == (429, "rate_limit_error", "overloaded")
         assert refused.headers["retry-after"] == "1"
+        assert (await embeddings(http)).status_code == 200
         for caller in slow:
             caller.hang_up()
             await caller.done()
-        assert app.state.catalog.body_bytes == 0
+        assert app.state.catalog.body_shares.used == 0
+
+
+async def test_a_body_that_stops_is_answered_408_in_the_dialect_and_its_connection_closed(bundle: Path) -> None:
+    app = fake_app(bundle, body_grace_s=0.05)
+    async with client(app):
+        for path, message in (("/v1/embeddings", lambda c: c["error"]["message"]), ("/embed", lambda c: c["error"])):
+            caller = Caller(app, path=path)
+            caller.body(b" " * 1000, more=True)
+            await caller.done()
+            assert caller.status == 408
+            assert "stopped after 1000 bytes" in message(caller.content)
+            assert (b"connection", b"close") in caller.sent[0]["headers"]
+        assert app.state.catalog.body_shares.used == 0
+
+
+async def test_bytes_that_came_fast_buy_no_time_for_later(bundle: Path) -> None:
+    """Megabytes, then nothing: as little grace as after the first byte."""
+    app = fake_app(bundle, body_grace_s=0.05, min_body_bytes_per_s=1)
+    async with client(app):
+        caller = Caller(app)
+        caller.body(b" " * 2_000_000, more=True)
+        await caller.done()
+        assert caller.status == 408
+
+
+async def test_a_body_that_trickles_fast_enough_is_waited_for(bundle: Path) -> None:
+    app = fake_app(bundle, body_grace_s=0.6, min_body_bytes_per_s=1)
+    async with client(app):
+        caller = Caller(app)
+        for byte in b'{"input": "cat"}':
+            caller.body(bytes([byte]), more=True)
+            await asyncio.sleep(0.08)
+        caller.body(b"")
+        await caller.done()
+        assert caller.status == 200
+
+
+async def test_of_too_many_bodies_on_their_way_the_one_that_waited_longest_gives_way(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.uploads.MOST_UPLOADS", 20)
+    app = fake_app(bundle)
+    async with client(app) as http:
+        slow = [Caller(app) for _ in range(50)]
+        for caller in slow:
+            caller.body(b" " * 100, more=True)
+        await until(lambda: all(caller.task.done() for caller in slow[:30]))
+        assert {caller.status for caller in slow[:30]} == {429}
+        assert (await embeddings(http)).status_code == 200
+        assert len([caller for caller in slow if caller.sent]) <= 31
+        for caller in slow:
+            caller.hang_up()
+            await caller.done()
+        assert len(app.edge._uploads) == 0
 
 
 async def test_a_body_over_the_limit_is_refused_by_its_header_unread(bundle: Path) -> None:

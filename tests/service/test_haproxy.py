@@ -22,6 +22,7 @@ from service.ports import free_ports
 RAYS = """global
     log 127.0.0.1:514 local0 info
     stats socket {folder}/admin.sock mode 666 level admin
+    maxconn 4096
 defaults
     mode http
     timeout connect 5s
@@ -73,11 +74,27 @@ def ports() -> list[int]:
 @pytest.fixture
 def client(tmp_path: Path, ports: list[int]) -> Iterator[httpx.Client]:
     """Of an HAProxy whose only gateway is at the second port."""
+    with proxied(tmp_path, ports) as http:
+        yield http
+
+
+@contextmanager
+def proxied(tmp_path: Path, ports: list[int], files: int | None = None) -> Iterator[httpx.Client]:
+    """`files`: that HAProxy may have open."""
     (tmp_path / "500.http").write_text("HTTP/1.1 500 Internal Server Error\r\n\r\n")
     port, gateway, metrics, stats = ports
     config = tmp_path / "haproxy.cfg"
     config.write_text(RAYS.format(folder=tmp_path, port=port, gateway=gateway, metrics=metrics, stats=stats))
-    command = [sys.executable, "-I", haproxy.__file__, haproxy.ONE_MACHINE, "-db", "-f", str(config)]
+    command = [
+        *(["prlimit", f"--nofile={files}"] if files else []),
+        sys.executable,
+        "-I",
+        haproxy.__file__,
+        haproxy.ONE_MACHINE,
+        "-db",
+        "-f",
+        str(config),
+    ]
     with subprocess.Popen(command) as process:
         transport = httpx.HTTPTransport(retries=8)  # of connections, until it listens
         try:
@@ -130,7 +147,7 @@ def test_rays_template_has_every_line_that_is_edited() -> None:
 
 
 def test_a_cluster_keeps_its_own_clock_and_ports() -> None:
-    text = haproxy.edited(RAYS, one_machine=False)
+    text = haproxy.edited(RAYS, one_machine=False, connections=100)
     assert "del-header x-received-ms" in text
     assert "set-header x-received-ms" not in text
     assert "set-header x-connection %[src]:%[src_port]" in text
@@ -139,3 +156,17 @@ def test_a_cluster_keeps_its_own_clock_and_ports() -> None:
     assert "option http-buffer-request" in text
     assert "mode 600" in text
     assert "500.http" not in text
+    assert "maxconn 100\n" in text
+
+
+def test_a_client_that_holds_connections_leaves_room_for_others(tmp_path: Path, ports: list[int]) -> None:
+    """76 at most by the files it may open, 38 for each address: half-sent requests of one keep no other out."""
+    with proxied(tmp_path, ports, files=664) as http:
+        port = ports[0]
+        held = [socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.3", 0)) for _ in range(100)]
+        for each in held:
+            with suppress(OSError):  # those that were refused
+                each.sendall(b"POST /embed HTTP/1.1\r\nhost: x\r\ncontent-length: 8\r\n\r\n1234")
+        assert http.get("/").status_code == 503, "of HAProxy, whose gateway is not there"
+        for each in held:
+            each.close()

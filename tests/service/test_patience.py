@@ -3,7 +3,7 @@
 import pytest
 
 from service.errors import Overloaded, QueueTooLong
-from service.patience import Lag, Patience
+from service.patience import Lag, Patience, Refusals
 
 MOST_S, BUSY_S = 1.0, 0.1
 
@@ -105,3 +105,22 @@ def test_requests_that_are_late_all_the_time_are_refused_until_one_is_not() -> N
     assert [late(lag, now, 1.5) for now in (0.0, 0.9, 1.1, 2.0)] == [False, False, True, True]
     assert not late(lag, 2.1, 1.0)
     assert [late(lag, now, 1.5) for now in (2.2, 3.1, 3.3)] == [False, False, True]
+
+
+def test_refusals_are_held_back_the_longer_the_more_there_are() -> None:
+    refusals = Refusals()
+    assert refusals.delay_s(0.0) < 0.01
+    delays = [refusals.delay_s(n / 1000) for n in range(1000)]
+    assert delays == sorted(delays)
+    assert delays[-1] == 1.0
+    assert refusals.delay_s(6.0) < 0.05
+
+
+def test_a_hundred_clients_that_ask_again_at_once_are_refused_less_than_twice_a_second_each() -> None:
+    refusals, coming, count = Refusals(), [0.0] * 100, 0
+    for _ in range(1000):
+        now = coming.pop(0)
+        count += now < 5.0
+        coming.append(now + refusals.delay_s(now))
+        coming.sort()
+    assert count < 2 * 5 * 100

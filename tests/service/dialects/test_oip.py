@@ -13,13 +13,13 @@ import pytest
 from fastapi import FastAPI
 
 from export import contract
-from service.dialects import oip_tensors
 from service.dialects.oip_schemas import InferResponse
+from service.dialects.oip_tensors import JSON_LENGTH_HEADER
 from tests.service.fakes import HIDDEN, WIDTH, FakeSession, client, fake_app, fake_bundle, fake_tokenizer, serve_in_thread
 from tests.service.generation_fakes import FakeGenerator, generator_app
 
 TOKENIZER = fake_tokenizer()
-LENGTH = oip_tensors.JSON_LENGTH_HEADER
+LENGTH = JSON_LENGTH_HEADER
 
 
 def ids(text: str, pair: str | None = None) -> list[int]:
@@ -546,12 +546,12 @@ async def test_infer_by_another_method_says_which_it_takes(http: httpx.AsyncClie
 
 
 async def test_an_output_that_padding_would_blow_up_is_a_413(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(oip_tensors, "_MAX_PADDED_NUMBERS", 3 * 10 * HIDDEN)
+    monkeypatch.setattr("service.dialects.oip.NUMBER_BYTES", 64 * 1024 * 1024 // (3 * 10 * HIDDEN))
     request = {"outputs": [{"name": "token_embeddings"}]}
     assert (await infer(http, texts("a", "b", "one two three four five six seven eight"), **request)).status_code == 200
     response = await infer(http, texts("a", "b", "c", "one two three four five six seven eight"), **request)
     assert response.status_code == 413
-    assert "in parts" in response.json()["error"]
+    assert "(40 padded tokens of" in response.json()["error"]
 
 
 # The whole way ---------------------------------------------------------------------------------------------------------------------------

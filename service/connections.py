@@ -1,0 +1,139 @@
+"""The HTTP server's end of a connection: uvicorn's, with what it lacks to stand on an open port.
+
+A request's head has `_HEAD_S` to come, bytes of an answer that the client does not take have `stream_stall_s`, there are so many
+connections at most, and what is no HTTP is answered in JSON. Uvicorn bounds none of these, and answers in plain text.
+"""
+
+import asyncio
+import resource
+import time
+from collections import Counter
+from typing import Any, ClassVar
+from weakref import WeakSet
+
+import orjson
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+_HEAD_S = 10.0
+_HEAD_BYTES = 65_536
+_SWEEP_S = 1.0
+_FILES = 512  # of a process, beside its connections
+_MOST = 16_384
+
+
+def most_connections() -> int:
+    """As many as this process may have open files, less what else it opens."""
+    return max(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _FILES, _MOST), 64)
+
+
+class Connection(HttpToolsProtocol):
+    """One of them. `install` says what holds for all."""
+
+    head_s: ClassVar[float] = _HEAD_S
+    stall_s: ClassVar[float] = 60.0
+    most: ClassVar[int] = 0  # 0: as `most_connections` says
+    share: ClassVar[float] = 1.0  # of these, for one address
+    _by_address: ClassVar[Counter[str]] = Counter()
+    _swept: ClassVar["WeakSet[Any]"] = WeakSet()  # servers whose connections are looked at
+
+    _head_since: float | None = None  # a request has begun, and its head is not there
+    _head_bytes = 0  # of that head
+    _unread = (0, 0.0)  # bytes that the client has not taken, and since when
+    _counted = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if self.server_state not in self._swept:
+            self._swept.add(self.server_state)
+            self.loop.call_later(_SWEEP_S, self._sweep, self.loop, self.server_state)
+        super().connection_made(transport)
+        self._head_since = time.monotonic()
+        address = self.client[0] if self.client else ""
+        self._by_address[address] += 1
+        self._counted = True
+        most = self.most or most_connections()
+        if len(self.connections) > most or self._by_address[address] > most * self.share:
+            self.refuse(503, f"the service has {len(self.connections)} connections open, and takes no more from here: try again")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._counted:
+            self._counted = False
+            address = self.client[0] if self.client else ""
+            self._by_address[address] -= 1
+            if not self._by_address[address]:
+                del self._by_address[address]
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self._head_since is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > _HEAD_BYTES:
+                self.refuse(431, f"the request's head is over {_HEAD_BYTES} bytes: send fewer or shorter headers")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_since = time.monotonic()
+
+    def on_headers_complete(self) -> None:
+        self._head_since = None
+        self._head_bytes = 0
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.close()  # in the middle of an answer there is no place for another
+        else:
+            self.refuse(400, "the request is not valid HTTP/1.1: send it with an HTTP client, its target in ASCII")
+
+    def refuse(self, status: int, message: str) -> None:
+        """Answer what never became a request, and close. It has no dialect: the sentence is where the clients of most look for it."""
+        kind = "invalid_request_error" if status < 500 else "service_unavailable_error"
+        error = {"message": message, "type": kind, "param": None, "code": None}
+        body = orjson.dumps({"error": error, "message": message})
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nretry-after: 1\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[status] + head + body)
+        self.transport.close()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.is_closing() or not self.transport.get_write_buffer_size():
+            super().timeout_keep_alive_handler()
+        else:  # the last answer is still being taken
+            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    @classmethod
+    def _sweep(cls, loop: asyncio.AbstractEventLoop, server: Any) -> None:
+        now = time.monotonic()
+        for each in list(server.connections):
+            if isinstance(each, cls):
+                each._look(now)
+        if server.connections:
+            loop.call_later(_SWEEP_S, cls._sweep, loop, server)
+        else:
+            cls._swept.discard(server)
+
+    def _look(self, now: float) -> None:
+        """End it if it has waited too long for its client."""
+        if self._head_since is not None and now - self._head_since > self.head_s and not self.transport.is_closing():
+            if self.scope is None:  # opened for a request that never came
+                self.transport.close()
+            else:
+                self.refuse(408, f"the request's head did not come whole in {self.head_s:g} s: send it faster")
+        # Where writing is paused, and after an answer's end, nothing is added to what the client has not taken.
+        full = self.flow.write_paused or self.cycle is None or self.cycle.response_complete
+        unread = self.transport.get_write_buffer_size() if full else 0
+        last, since = self._unread
+        if not unread or unread < last or not last:
+            self._unread = unread, now
+        elif now - since > self.stall_s:
+            self.transport.abort()
+
+
+def install(*, stall_s: float, behind_proxy: bool) -> None:
+    """Have uvicorn use it, which is made by others here. `behind_proxy`: all connections are the proxy's, which shares them out itself."""
+    import uvicorn.protocols.http.auto as auto
+
+    Connection.stall_s = stall_s
+    Connection.share = 1.0 if behind_proxy else 0.5
+    auto.AutoHTTPProtocol = Connection

@@ -1,0 +1,108 @@
+"""Request bodies that are still on their way. Each has to make progress, and there are so many of them at most.
+
+A body may stop for `body_grace_s`; bytes that come buy it more time at `min_body_bytes_per_s`, but never more than that grace from now. So
+neither a body that stops after 32 MiB nor one that trickles holds its bytes and its connection. Where there are too many, the one that has
+waited longest for its next bytes is ended in favour of a new one.
+"""
+
+import asyncio
+import time
+from types import TracebackType
+
+from service.errors import BodyTooSlow, Overloaded, ServiceError
+from service.settings import Settings
+
+MOST_UPLOADS = 1024
+_SWEEP_S = 0.25
+
+
+class Uploads:
+    """Used on one event loop. One timer for all: a body that came whole with its headers costs an entry in a dictionary."""
+
+    def __init__(self) -> None:
+        self._open: dict[Upload, None] = {}  # those that have waited longest for bytes come first
+        self._sweeping = False
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def begin(self, settings: Settings) -> "Upload":
+        """A context manager around the reading of one body, by the current task."""
+        return Upload(self, settings)
+
+    def add(self, upload: "Upload") -> None:
+        if len(self._open) >= MOST_UPLOADS:
+            oldest = next(iter(self._open))
+            oldest.end(
+                Overloaded(f"Service is overloaded: {MOST_UPLOADS} bodies are on their way, and this one waited longest", retry_after_s=1.0)
+            )
+        self._open[upload] = None
+        if not self._sweeping:
+            self._sweeping = True
+            self._sweep_at(time.monotonic() + _SWEEP_S)
+
+    def again(self, upload: "Upload") -> None:
+        """Bytes came: now it is the one that has waited shortest."""
+        if self._open.pop(upload, 0) is None:
+            self._open[upload] = None
+
+    def remove(self, upload: "Upload") -> None:
+        self._open.pop(upload, None)
+
+    def _sweep_at(self, moment: float) -> None:
+        asyncio.get_running_loop().call_later(max(moment - time.monotonic(), 0), self._sweep, moment)
+
+    def _sweep(self, due: float) -> None:
+        now = time.monotonic()
+        for upload in [each for each in self._open if each.deadline < due]:  # not `now`: what came while the loop was held is not read yet
+            upload.end(upload.too_slow())
+        if self._open:
+            self._sweep_at(now + _SWEEP_S)
+        else:
+            self._sweeping = False
+
+
+class Upload:
+    """One body on its way. Raises BodyTooSlow or Overloaded inside its block when it is ended."""
+
+    __slots__ = ("_error", "_settings", "_task", "_uploads", "bytes", "deadline")
+
+    def __init__(self, uploads: Uploads, settings: Settings) -> None:
+        self._uploads = uploads
+        self._settings = settings
+        self._task = asyncio.current_task()
+        self._error: ServiceError | None = None
+        self.bytes = 0
+        self.deadline = time.monotonic() + settings.body_grace_s
+
+    def __enter__(self) -> "Upload":
+        self._uploads.add(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._uploads.remove(self)
+        if self._error is not None and self._task is not None:
+            self._task.uncancel()
+            if isinstance(error, asyncio.CancelledError):
+                raise self._error from None
+
+    def came(self, size: int) -> None:
+        """So many bytes of it, and not the last."""
+        self.bytes += size
+        if size:
+            bought = self.deadline + size / self._settings.min_body_bytes_per_s
+            self.deadline = min(bought, time.monotonic() + self._settings.body_grace_s)
+            self._uploads.again(self)
+
+    def end(self, error: ServiceError) -> None:
+        self._error = error
+        self._uploads.remove(self)
+        assert self._task is not None
+        self._task.cancel()
+
+    def too_slow(self) -> BodyTooSlow:
+        rate, grace_s = self._settings.min_body_bytes_per_s, self._settings.body_grace_s
+        return BodyTooSlow(
+            f"the body stopped after {self.bytes} bytes for {grace_s:g} s, or came at less than {rate} bytes a second: send it "
+            "faster, or in parts"
+        )
