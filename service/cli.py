@@ -187,7 +187,7 @@ def serve(
     generators: GeneratorsFlag = None,
     provider: ProviderFlag = None,
     threads: Annotated[int | None, typer.Option(help="Runtime threads, of each replica.", show_default="all CPUs, shared out")] = None,
-    lean: Annotated[bool | None, typer.Option("--lean", help="Without HAProxy: less memory, one replica's own port.")] = None,
+    lean: Annotated[bool | None, typer.Option("--lean", help="Without HAProxy: clients talk to the replica's own server.")] = None,
     access_log: Annotated[bool | None, typer.Option("--access-log", help="Log every request.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")] = None,
     set_: SetFlag = None,

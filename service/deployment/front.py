@@ -19,7 +19,7 @@ from service.settings import Settings
 
 log = logging.getLogger("attnserve")
 
-_BACKLOG = 2048
+BACKLOG = 2048
 _SPARE = 2  # places of gateways that take over while those before them have not gone
 _HARD_STOP_MARGIN_S = 60
 
@@ -33,7 +33,7 @@ def listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server(
-            (host, port), family=family, backlog=_BACKLOG, dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6()
+            (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6()
         )
     except OSError as error:
         raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}. Choose another with --port, or stop what holds it.") from error
@@ -87,7 +87,7 @@ class Front:
                 path.unlink(missing_ok=True)
                 listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
                 listener.bind(str(path))
-                listener.listen(_BACKLOG)
+                listener.listen(BACKLOG)
                 return path, listener
         raise LookupError("more gateways than places for them")
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from service import lifeline
-from service.deployment.front import Front
+from service.deployment.front import BACKLOG, Front
 
 log = logging.getLogger("attnserve")
 
@@ -186,7 +186,7 @@ class Watch:
         wanted = self._front.lean and not any(each.kind == "ingress" and each.loop_runs for each in self._replicas)
         if wanted and self._standing_in is None:
             with suppress(OSError):  # closed: the service ends
-                self._standing_in = await asyncio.start_server(self._answer, sock=self._front.listener.dup())
+                self._standing_in = await asyncio.start_server(self._answer, sock=self._front.listener.dup(), backlog=BACKLOG)
         elif not wanted and self._standing_in is not None:
             self._standing_in.close()
             self._standing_in = None

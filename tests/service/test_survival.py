@@ -68,7 +68,7 @@ def survived(running: Victim, clients: Clients, title: str, how: signal.Signals,
 
 def ended(running: Victim, title: str, how: signal.Signals) -> None:
     """The command has ended with a sentence, and nothing is left of it."""
-    runs = {part for process in running.family() for part in " ".join(process.cmdline()).split("/") if part.startswith("attnserve-")}
+    runs = {part for part in " ".join(running.find("raylet").cmdline()).split("/") if part.startswith("attnserve-")}
     with under_load(running) as clients:
         outcome = hit(running, clients, title, how, within_s=_WHOLE_S, to_the_end=True)
     assert outcome.ended_with == 1, (title, how, running.output())
