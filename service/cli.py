@@ -187,7 +187,7 @@ def serve(
     generators: GeneratorsFlag = None,
     provider: ProviderFlag = None,
     threads: Annotated[int | None, typer.Option(help="Runtime threads, of each replica.", show_default="all CPUs, shared out")] = None,
-    lean: Annotated[bool | None, typer.Option("--lean", help="Without HAProxy: less memory, one replica's own port.")] = None,
+    lean: Annotated[bool | None, typer.Option("--lean", help="Without HAProxy: clients talk to the replica's own server.")] = None,
     access_log: Annotated[bool | None, typer.Option("--access-log", help="Log every request.")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")] = None,
     set_: SetFlag = None,
@@ -389,20 +389,32 @@ def bench_faults(context: typer.Context) -> None:
 
 
 def _run(settings: Any) -> None:
-    """Start, wait for a signal, stop."""
-    from service.deployment.running import LOG_FILE, Service, check_port, prepare, run_directory
-    from service.logs import Follower
+    """Start, wait for a signal, stop. A service that cannot go on ends with status 1 and the reason."""
+    from service.deployment.front import Front, listen
+    from service.deployment.running import LOG_FILE, Service, prepare, run_directory
+    from service.deployment.watch import Watch, adopt
+    from service.logs import Follower, to_file
     from service.runtime import check_install
 
     check_install(settings.provider)
-    check_port(settings.host, settings.port)
-    with run_directory() as run:
-        prepare(settings, run)
+    with listen(settings.host, settings.port) as listener, run_directory() as run:
+        adopt()
+        prepare(settings)
         if settings.profile == "split":
             from service.deployment.gpus import check_gpus, gpus_here
 
             check_gpus(settings, gpus_here())
-        service = Service(settings, run)
+        to_file(None, settings.log_level)
+
+        def end(reason: str) -> None:
+            console.show_cursor(True)
+            console.print(f"[bold red]error[/bold red]: {escape(reason)}", highlight=False, soft_wrap=True)
+            service.kill()
+            os._exit(1)
+
+        front = Front(settings, run, listener)
+        watch = Watch(run, front, end)
+        service = Service(settings, run, front, watch)
         signals = Signals(at_once=service.kill)
         follower = Follower(run / LOG_FILE)
         try:

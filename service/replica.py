@@ -1,10 +1,15 @@
-"""What lives in a replica's process: the models, the application over them, and the short way past Ray's own request handling.
+"""What lives in a replica's process: the models, the application over them, and the HTTP server in front, past Ray's request handling.
 
 Ray's handler makes two tasks, a dozen objects and three random ids of every request to count and trace it. None of that is used here: the
-edge counts, bounds, times and drains requests itself. So Ray is given a middleware (its documented hook for them) that answers in its
-place. What Ray still does in the request's path is own the socket and the HTTP server; it starts, checks, replaces and stops the replica.
+edge counts, bounds, times and drains requests itself. On one machine Ray takes no requests at all: this process serves at a socket that the
+command gave it (`service/lifeline.py`). On a cluster Ray owns the socket and the server, and is given a middleware (its documented hook for
+them) that answers in its place. Ray starts, checks, replaces and stops the replica.
 """
 
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +24,17 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 _RAYS_OWN = ("/-/healthz", "/-/routes")  # what HAProxy asks to know whether the replica is there
+_KEEP_ALIVE_S = 90  # longer than HAProxy keeps a connection that it does not use
 
 catalog: "Catalog | None" = None
 _application: "Application | None" = None
 
 
 def start(frozen: str, log_file: str | None, make_catalog: "Callable[[Settings], Catalog]") -> "Application":
-    """The application of this process. To be called once, in the replica; the models are loaded when its lifespan begins."""
+    """The application of this process. To be called once, in the replica; the models are loaded when its lifespan begins.
+
+    `log_file` is in the run directory of one machine's service; None is a cluster, where Ray has the HTTP server.
+    """
     global catalog, _application
     # Not at the top: Ray's proxy imports this module for `middlewares`, and has no use for the rest in its memory.
     from service.app import build_app
@@ -38,7 +47,43 @@ def start(frozen: str, log_file: str | None, make_catalog: "Callable[[Settings],
     install(stall_s=settings.stream_stall_s, behind_proxy=not settings.lean)
     catalog = make_catalog(settings)
     _application = build_app(catalog)
+    if log_file:
+        _serve_in_lifespan(_application, Path(log_file).parent)
     return _application
+
+
+def _serve_in_lifespan(application: "Application", run: Path) -> None:
+    """Have `application` take requests for as long as its lifespan is, from before its models are loaded."""
+    inner = application.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[Any]:
+        async with inner(app) as state, _serving(application, run):
+            yield state
+
+    application.router.lifespan_context = lifespan
+
+
+@asynccontextmanager
+async def _serving(application: "Application", run: Path) -> AsyncIterator[None]:
+    import uvicorn
+
+    from service.lifeline import Lifeline
+
+    line = Lifeline(run, "ingress", os.getpid())
+    line.beat(asyncio.get_running_loop())
+    listener = line.listener()
+    config = uvicorn.Config(
+        application, lifespan="off", access_log=False, log_level=None, log_config=None, timeout_keep_alive=_KEEP_ALIVE_S
+    )
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield
+    finally:
+        server.should_exit = server.force_exit = True
+        with suppress(asyncio.CancelledError):
+            await serving
 
 
 class PastRay:

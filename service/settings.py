@@ -111,7 +111,7 @@ class Settings(BaseModel):
         le=64,
         description="GPUs of each encoder and generator, or its share of one; profile split. Default: 1 with provider=cuda, else 0.",
     )
-    lean: bool = Field(False, description="No HAProxy: about 100 MiB less memory; the replica's own server holds the port.")
+    lean: bool = Field(False, description="No HAProxy: a few MiB less memory, and no hop; the replica's own server takes connections.")
     drain_timeout_s: float = Field(30.0, ge=0, le=3600, description="How long SIGTERM waits for accepted requests.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log record written.")
     otlp_endpoint: AnyHttpUrl | None = Field(

@@ -3,6 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+# How often Serve's controller asks a replica whether it lives, and how long silence is no failure. After three failures it is replaced. For
+# a process that has died the first is enough. One that is silent may only be busy, since its event loop answers: those that hang are found
+# by other signs on one machine (`service/deployment/watch.py`), and on a cluster after three times this silence.
+CHECKED_EVERY_S, SILENT_FOR_S = 1, 20
+
 
 class Ingress:
     """Around the catalog of this process, which `service/replica.py` keeps."""

@@ -1,4 +1,4 @@
-"""A private Ray on this machine, with the application behind HAProxy: started, watched until it is ready, and taken down.
+"""A private Ray on this machine, with the application: started, watched until it is ready, and taken down.
 
 Flags of Ray Serve are read when its modules are imported, in every process, so they are set in the environment before ray is imported:
 `prepare` must be called first.
@@ -9,9 +9,6 @@ import math
 import os
 import secrets
 import shutil
-import signal
-import socket
-import stat
 import sys
 import tempfile
 import time
@@ -22,18 +19,19 @@ from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
-from service import haproxy
+import psutil
+
+from service.deployment.front import Front
+from service.deployment.watch import Watch
 from service.errors import CANNOT_START
 from service.pools.limits import MESSAGE_BYTES
-from service.ports import free_ports
 from service.settings import Settings
 
 log = logging.getLogger("attnserve")
 
 APPLICATION = "attnserve"
 LOG_FILE = "attnserve.log"
-HAPROXY_PID = "haproxy.pid"
-_STARTED_BEFOREHAND = 3  # workers, side by side: for Serve's controller and proxies, which are needed first
+_STARTED_BEFOREHAND = 2  # workers, side by side: for Serve's controller and the first replica
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # the least Ray takes; nothing of ours travels through it
 
 
@@ -52,6 +50,9 @@ CLUSTER_FLAGS = {
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": 1,
     "RAY_kill_worker_timeout_milliseconds": 500,
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": 2,
+    # HAProxy of a node that has died is found after three failed checks, and started again.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": 1,
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": 3,
     "RAY_USAGE_STATS_ENABLED": 0,
     "MALLOC_ARENA_MAX": 2,  # threads of a process share their heaps: less memory in each of Ray's processes
 }
@@ -67,19 +68,6 @@ class StartFailed(RuntimeError):
     """The service did not come up; the message says what stood in the way."""
 
 
-def check_port(host: str, port: int) -> None:
-    """StartFailed when the port cannot be had: Ray would only notice after seconds, in a log."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise StartFailed(
-                f"cannot listen on {host}:{port}: {error.strerror}. Choose another with --port, or stop what holds it."
-            ) from error
-
-
 @contextmanager
 def run_directory() -> Iterator[Path]:
     """Everything that Ray and HAProxy write, in one place that is gone afterwards. In /tmp, wherever TMPDIR is: HAProxy takes paths of
@@ -93,34 +81,20 @@ def run_directory() -> Iterator[Path]:
         shutil.rmtree(private, ignore_errors=True)
 
 
-def prepare(settings: Settings, run: Path) -> None:
+def prepare(settings: Settings) -> None:
     """Set the flags that Ray reads at import, here and, through the environment, in every process it starts."""
-    free_port, metrics_port, stats_port, fallback_port, fallback_grpc_port = free_ports(5)
-    direct_port = settings.port if settings.lean else free_port
     flags = {
         **cluster_flags(settings),
-        "RAY_SERVE_ENABLE_HA_PROXY": 0 if settings.lean else 1,
-        "RAY_SERVE_ENABLE_DIRECT_INGRESS": 1,
-        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": direct_port,
-        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": direct_port + 1,
-        # The replica has finished its requests before it is taken down (see `Service.stop`): nothing is left to wait for.
-        "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": 0.1,
-        "RAY_SERVE_HAPROXY_BINARY_PATH": _private_haproxy(run) if not settings.lean else "",
-        "RAY_SERVE_HAPROXY_NBTHREAD": 1,
-        "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": run / "haproxy.cfg",
-        "RAY_SERVE_HAPROXY_SOCKET_PATH": run / "admin.sock",
-        "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": run,
-        "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": run / "server-state",
-        # One log line a request, parsed in Python beside us, would take CPU from the model; our own /metrics counts requests.
-        "RAY_SERVE_HAPROXY_METRICS_ENABLED": 0,
-        "RAY_SERVE_HAPROXY_METRICS_PORT": metrics_port,
-        "RAY_SERVE_HAPROXY_STATS_PORT": stats_port,
-        "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": fallback_port,
-        "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": fallback_grpc_port,
+        # Requests come to replicas past Ray (see `service/deployment/front.py`): it has no proxy and no port for them.
+        "RAY_SERVE_ENABLE_HA_PROXY": 0,
+        "RAY_SERVE_ENABLE_DIRECT_INGRESS": 0,
         # Ray looks after few replicas: twice a second will do, and its controller rests. A start waits for several turns.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": 0.5,
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": 10_000,
         "RAY_enable_metrics_collection": 0,
+        # Ray would kill replicas when the machine's memory is 95 % full, whatever other program has filled it. The limit of this service is
+        # that of its cgroup, and a replica that the kernel kills for it is replaced.
+        "RAY_memory_monitor_refresh_ms": 0,
         "RAY_worker_maximum_startup_concurrency": _STARTED_BEFOREHAND,  # of as many as there are cores by default
         "RAY_worker_niceness": 0,  # of 15 by default: a service yields to nobody, and its client may be on this machine
         "RAY_AUTH_MODE": "token",
@@ -130,24 +104,13 @@ def prepare(settings: Settings, run: Path) -> None:
     os.environ.update({name: str(value) for name, value in flags.items()})
 
 
-def _private_haproxy(run: Path) -> Path:
-    """A command in HAProxy's place: with our configuration, and known to `Service`."""
-    wrapper = run / "haproxy"
-    wrapper.write_text(
-        "#!/bin/sh\n"
-        f'echo $$ > "{run / HAPROXY_PID}"\n'
-        # It must not outlive the actor that started it, however that one ends.
-        f'exec setpriv --pdeathsig KILL "{sys.executable}" -I "{haproxy.__file__}" {haproxy.ONE_MACHINE} "$@"\n'
-    )
-    wrapper.chmod(stat.S_IRWXU)
-    return wrapper
-
-
 class Service:
     """Ray, Serve and the application, running; a context manager's worth of processes that `stop` takes down again."""
 
-    def __init__(self, settings: Settings, run: Path) -> None:
+    def __init__(self, settings: Settings, run: Path, front: Front, watch: Watch) -> None:
         self.settings = settings
+        self._front = front
+        self._watch = watch
         self.url = f"http://{f'[{settings.host}]' if ':' in settings.host else settings.host}:{settings.port}"
         self._run = run
         self._deployed = False
@@ -155,6 +118,8 @@ class Service:
     def start(self, progress: Callable[[str], None] = lambda step: None) -> None:
         """Bring everything up and return when every model is ready. StartFailed says why not."""
         progress("starting Ray")
+        self._front.start()
+        self._watch.start()
         self._start_ray()
         import ray
         from ray import serve
@@ -194,23 +159,19 @@ class Service:
             unfinished = sum(ingress.broadcast("drain", timeout_s).results(timeout_s=timeout_s + 5))
         except Exception as error:  # a replica that is gone cannot be asked
             log.warning("accepted requests may be lost: the replica could not be drained: %s", error)
-        self._close_listener()
+        self._front.close()
+        time.sleep(0.2)  # HAProxy closes the port while replicas still answer over open connections
+        self._watch.stop()
         _hear_no_errors(ray)
         with suppress(Exception):
             serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
+        self._front.kill()
         return unfinished
-
-    def _close_listener(self) -> None:
-        """Have HAProxy close its port while the replica still answers over open connections: alone, HAProxy would say 503."""
-        with suppress(OSError, ValueError):  # not there in lean mode, or gone already
-            os.kill(int((self._run / HAPROXY_PID).read_text()), signal.SIGUSR1)
-            time.sleep(0.2)
 
     def kill(self) -> None:
         """Take every process down without waiting for anything, and the run directory with them."""
-        import psutil
-
+        self._front.kill()
         # Ray's own agents would only notice after a minute, and what is just starting starts more.
         while processes := psutil.Process().children(recursive=True):
             for process in processes:
@@ -242,18 +203,13 @@ class Service:
             )
         finally:
             parameter.RayParams, services.start_api_server = original, api_server  # type: ignore[misc]
+        started: Any = ray._private.worker._global_node.all_processes  # type: ignore[attr-defined]
+        names = {"Ray's raylet": "raylet", "Ray's GCS": "gcs_server"}
+        self._watch.cannot_lose({name: psutil.Process(started[kind][0].process.pid) for name, kind in names.items()})
 
     def _start_serve(self, serve: Any) -> None:
-        """Its controller. HAProxy comes up beside the replica: `serve.start` would wait for the one before the other can begin."""
-        from ray.serve._private import api
-
-        original = api._create_controller_and_proxy_refs
-        api._create_controller_and_proxy_refs = lambda *given, **named: (original(*given, **named)[0], [])
-        port = free_ports(1)[0] if self.settings.lean else self.settings.port
-        try:
-            serve.start(http_options={"host": self.settings.host, "port": port})
-        finally:
-            api._create_controller_and_proxy_refs = original
+        """Its controller, and none of its proxies."""
+        serve.start(proxy_location="Disabled")
 
     def _cpus(self) -> int:
         """What stands in Ray's books, which starts as many workers beforehand: who gets which CPUs, `budget` says."""

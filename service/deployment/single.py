@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from service.deployment.ingress import Ingress
+from service.deployment.ingress import CHECKED_EVERY_S, SILENT_FOR_S, Ingress
 from service.settings import Settings, freeze
 
 
@@ -17,7 +17,9 @@ def build(settings: Settings, log_file: Path) -> Any:
         """Runs in the replica: models and locks are made where they live, and what is heavy to import is not in the command's memory."""
         from service import replica
         from service.catalog import Catalog
+        from service.deployment.loopback import keep_calls_on_loopback
 
+        keep_calls_on_loopback()
         return replica.start(frozen, log_path, Catalog)
 
     @serve.deployment(
@@ -28,8 +30,8 @@ def build(settings: Settings, log_file: Path) -> Any:
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=settings.drain_timeout_s + 5,
-        health_check_period_s=5,
-        health_check_timeout_s=10,
+        health_check_period_s=CHECKED_EVERY_S,
+        health_check_timeout_s=SILENT_FOR_S,
         logging_config={"encoding": "JSON", "enable_access_log": False, "log_level": "WARNING"},
     )
     @serve.ingress(make_app)

@@ -20,10 +20,12 @@ from export import contract
 from service.budget import available_cpus, share_out
 from service.catalog import ENCODER_KINDS, Catalog
 from service.deployment.gpus import replica_gpus
-from service.deployment.ingress import WarmIngress
+from service.deployment.ingress import CHECKED_EVERY_S, SILENT_FOR_S, WarmIngress
+from service.deployment.loopback import keep_calls_on_loopback
 from service.deployment.routing import NAMES, ByName, NotThere
 from service.deployment.scaling import LOAD, ByLoad
 from service.errors import CANNOT_START, NeverFits
+from service.lifeline import Lifeline
 from service.logs import to_file
 from service.mirror import Mirror
 from service.pools.catalog import GatewayCatalog
@@ -87,6 +89,9 @@ class Replica(Host):
     async def __init__(self, frozen: str, log_file: str | None) -> None:  # type: ignore[misc]
         settings = Settings.model_validate_json(frozen)
         to_file(Path(log_file) if log_file else None, settings.log_level)
+        if log_file:
+            keep_calls_on_loopback()
+            Lifeline(Path(log_file).parent, serve.get_replica_context().deployment, os.getpid()).beat(asyncio.get_running_loop())
         super().__init__(Catalog(settings))
         try:
             await self.start()
@@ -126,6 +131,8 @@ class Gateway(WarmIngress):
             _export(catalog)
             return catalog
 
+        if log_file:
+            keep_calls_on_loopback()
         self._app = replica.start(with_keys(frozen) if own_keys else frozen, log_file, make_catalog)
 
     def __serve_build_asgi_app__(self) -> Any:
@@ -196,10 +203,8 @@ def _common(settings: Settings) -> dict[str, Any]:
         "user_config": live(settings),
         "graceful_shutdown_wait_loop_s": 0.1,
         "graceful_shutdown_timeout_s": settings.request_timeout_s + 5,  # no stream is longer
-        # Three checks that fail in a row end a replica: one that is silent is replaced seven seconds after its last answer, a little after
-        # gateways have given it up (`SILENCE_S`). No request keeps an event loop busy for a fraction of that.
-        "health_check_period_s": 1,
-        "health_check_timeout_s": 2,
+        "health_check_period_s": CHECKED_EVERY_S,
+        "health_check_timeout_s": SILENT_FOR_S,
         "logging_config": {"encoding": "JSON", "enable_access_log": False, "log_level": "WARNING"},
     }
 

@@ -64,9 +64,9 @@ class LiveService:
 
 
 @contextmanager
-def live(bundles: Sequence[Path], *flags: str, env: dict[str, str] | None = None) -> Iterator[LiveService]:
+def live(bundles: Sequence[Path], *flags: str, port: int | None = None, env: dict[str, str] | None = None) -> Iterator[LiveService]:
     """A service that is ready, stopped at the end whatever happens."""
-    service = LiveService(bundles, *flags, env=env)
+    service = LiveService(bundles, *flags, port=port, env=env)
     try:
         service.wait_for("ready at")
         yield service

@@ -18,7 +18,7 @@ def test_haproxys_old_process_outlives_the_longest_stream(tmp_path: Path, monkey
     settings = Settings(profile="split", bundles=(fake_bundle(tmp_path / "mini"),), request_timeout_s=900.5)
     environ: dict[str, str] = {}
     monkeypatch.setattr(os, "environ", environ)
-    prepare(settings, tmp_path)
+    prepare(settings)
     monkeypatch.undo()
     assert environ[HARD_STOP] == "961"
     with warnings.catch_warnings():

@@ -1,0 +1,113 @@
+"""The port of a service on one machine. The command holds it from before the start until the end, so it never refuses a connection.
+
+HAProxy takes the connections, and is started again when it ends; what comes meanwhile waits in the kernel's queue for a tenth of a second.
+With `lean` the replica takes them itself at the same socket, and while there is none the command says so (`service/deployment/watch.py`).
+"""
+
+import logging
+import math
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from service import haproxy
+from service.settings import Settings
+
+log = logging.getLogger("attnserve")
+
+BACKLOG = 2048
+_SPARE = 2  # places of gateways that take over while those before them have not gone
+_HARD_STOP_MARGIN_S = 60
+
+
+class PortTaken(RuntimeError):
+    """The service cannot listen where it should."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket. PortTaken when it cannot be had; a port whose last service has just ended can."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server(
+            (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6()
+        )
+    except OSError as error:
+        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}. Choose another with --port, or stop what holds it.") from error
+
+
+class Front:
+    """The listening socket, the gateways' places behind it, and HAProxy between them."""
+
+    def __init__(self, settings: Settings, run: Path, listener: socket.socket) -> None:
+        self.listener = listener
+        self.lean = settings.lean
+        count = 1 if settings.profile == "single" else settings.gateways
+        self._places = [run / f"gateway-{number}.sock" for number in range(count + _SPARE)]
+        self._config = run / "haproxy.cfg"
+        self._output = run / "haproxy.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._hard_stop_s = math.ceil(settings.request_timeout_s) + _HARD_STOP_MARGIN_S
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._process is None else self._process.pid
+
+    def start(self) -> None:
+        """HAProxy, which answers 503 until there is a gateway; nothing with `lean`."""
+        if not self.lean:
+            nowhere, fd = self._config.parent / "nowhere.sock", self.listener.fileno()
+            config = haproxy.one_machine(
+                listener=fd,
+                gateways=self._places,
+                nowhere=nowhere,
+                hard_stop_s=self._hard_stop_s,
+                connections=haproxy.most_connections(),
+            )
+            self._config.write_text(config)
+            self.keep()
+
+    def keep(self) -> None:
+        """HAProxy again, if it has ended."""
+        if self.lean or self._closed or (self._process is not None and self._process.poll() is None):
+            return
+        if self._process is not None:
+            log.error("HAProxy has ended (status %s) and is started again", self._process.returncode)
+        # setpriv: it must not outlive the command, however that one ends.
+        command = ["setpriv", "--pdeathsig", "KILL", str(haproxy.binary()), "-db", "-q", "-f", str(self._config)]
+        with self._output.open("ab") as output:
+            self._process = subprocess.Popen(
+                command, pass_fds=[self.listener.fileno()], stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+
+    def place(self, taken: Callable[[Path], bool]) -> tuple[Path | None, socket.socket]:
+        """A socket for a gateway that has started, and its place unless it is the port itself. LookupError where none is free."""
+        if self.lean:
+            return None, self.listener.dup()
+        for path in self._places:
+            if not taken(path):
+                path.unlink(missing_ok=True)
+                listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+                listener.bind(str(path))
+                listener.listen(BACKLOG)
+                return path, listener
+        raise LookupError("more gateways than places for them")
+
+    def close(self) -> None:
+        """Take no more connections; those that are open go on. HAProxy alone would say 503 where the service is about to end."""
+        self._closed = True
+        self.listener.close()
+        if self._process is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self._process.pid, signal.SIGUSR1)
+
+    def kill(self) -> None:
+        self._closed = True
+        self.listener.close()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()

@@ -1,0 +1,231 @@
+"""What the command does while the service runs: see that every process of it lives, and replace or end what does not.
+
+Ray replaces a replica, and Serve's controller, that has died; that one hangs it sees after half a minute or more. So what hangs is killed
+here, and then both are one case. HAProxy is this command's own. Without Ray's own processes nothing can be mended: the command ends with
+a sentence and a status, so that a supervisor starts it again.
+"""
+
+import asyncio
+import ctypes
+import json
+import logging
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from service import lifeline
+from service.deployment.front import BACKLOG, Front
+
+log = logging.getLogger("attnserve")
+
+_TICK_S = 0.1
+_LOOK_S = 0.25
+_STOPPED_S = 1.0  # a debugger or a job control of milliseconds is not a process that hangs
+_SILENT_S = 30.0  # without a sign of life and without any use of a CPU: nothing in it runs
+_LIVE = "/health/live"
+_MOST_ANSWERS = 256
+_ANSWER_S = 10.0
+_SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, linux/prctl.h
+
+
+@dataclass(eq=False)
+class _Replica:
+    """A process at the other end of a lifeline."""
+
+    kind: str
+    process: psutil.Process
+    place: Path | None = None
+    loop_runs: bool = True
+    heard: float = field(default_factory=time.monotonic)
+    cpu_s: float = 0.0
+
+
+def adopt() -> None:
+    """Become the parent of every process that this one's children leave behind, so that it can be found and ended."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
+
+
+class Watch:
+    """A thread, from `start` to `stop`. `on_end` is called in it, once, with a sentence, when the service cannot go on."""
+
+    def __init__(self, run: Path, front: Front, on_end: Callable[[str], None]) -> None:
+        self._run = run
+        self._front = front
+        self._on_end = on_end
+        self._essential: dict[str, psutil.Process] = {}
+        self._replicas: set[_Replica] = set()
+        self._stopped_since: dict[int, float] = {}
+        self._family: list[psutil.Process] = []
+        self._standing_in: asyncio.Server | None = None
+        self._answers = 0
+        self._ended = threading.Event()
+        self._listening = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._watch()), name="watch", daemon=True)
+
+    def start(self) -> None:
+        """Return when replicas can reach this process."""
+        self._thread.start()
+        self._listening.wait()
+
+    def stop(self) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def cannot_lose(self, processes: dict[str, psutil.Process]) -> None:
+        """Processes, by what to call them, without which there is no service."""
+        self._essential = dict(processes)
+
+    async def _watch(self) -> None:
+        server = await asyncio.start_unix_server(self._hear, self._run / lifeline.SOCKET)
+        self._listening.set()
+        looked = 0.0
+        async with server:
+            while not self._ended.is_set():
+                try:
+                    self._front.keep()
+                    await self._stand_in()
+                    if (now := time.monotonic()) - looked >= _LOOK_S:
+                        looked = now
+                        if sentence := self._look(now):
+                            self._ended.set()
+                            self._on_end(sentence)
+                except Exception:  # who watches must not be the one that dies
+                    log.exception("a look after the service's processes failed")
+                await asyncio.sleep(_TICK_S)
+
+    # Replicas ------------------------------------------------------------------------------------------------------------------------
+
+    async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One replica, from its first word until it is gone."""
+        hello = json.loads(await reader.readline())
+        replica = _Replica(hello["kind"], psutil.Process(hello["pid"]))
+        log.info("replica started", extra={"kind": replica.kind, "pid": replica.process.pid})
+        if replica.kind == "ingress":
+            self._give_listener(replica, writer)
+        self._replicas.add(replica)
+        try:
+            while beats := await reader.read(64):
+                replica.heard = time.monotonic()
+                replica.loop_runs = beats.endswith(lifeline.LOOP_RUNS)
+        except ConnectionError:
+            pass
+        finally:
+            self._replicas.discard(replica)
+            writer.close()
+            if not self._ended.is_set():
+                log.warning("replica ended", extra={"kind": replica.kind, "pid": replica.process.pid})
+
+    def _give_listener(self, replica: _Replica, writer: asyncio.StreamWriter) -> None:
+        taken = {each.place for each in self._replicas}
+        replica.place, listener = self._front.place(lambda path: path in taken)
+        with listener, socket.socket(fileno=socket.dup(writer.get_extra_info("socket").fileno())) as line:
+            socket.send_fds(line, [b"+"], [listener.fileno()])
+
+    # Processes -----------------------------------------------------------------------------------------------------------------------
+
+    def _look(self, now: float) -> str | None:
+        """Kill what hangs. A sentence when the service cannot go on."""
+        for name, process in self._essential.items():
+            if _gone(process):
+                return f"{name} (pid {process.pid}) has ended, and nothing can be replaced without it: start the service again"
+        if not self._family or int(now) % 5 == 0:
+            self._family = psutil.Process().children(recursive=True)
+        watched = {process.pid: process for process in (*self._family, *(replica.process for replica in self._replicas))}
+        if self._front.pid is not None:
+            watched.setdefault(self._front.pid, psutil.Process(self._front.pid))
+        for process in watched.values():
+            if not self._stopped(process, now):
+                continue
+            for name, essential in self._essential.items():
+                if essential.pid == process.pid:
+                    return f"{name} (pid {process.pid}) is stopped and answers nobody: start the service again"
+            self._kill(process, "is stopped")
+        for replica in self._replicas:
+            if now - replica.heard > _SILENT_S and not self._works(replica, now):
+                self._kill(replica.process, f"has given no sign of life for {_SILENT_S:.0f} s")
+        return None
+
+    def _stopped(self, process: psutil.Process, now: float) -> bool:
+        """Whether it has been so for long enough (SIGSTOP)."""
+        with suppress(psutil.Error):
+            if process.status() == psutil.STATUS_STOPPED:
+                return now - self._stopped_since.setdefault(process.pid, now) >= _STOPPED_S
+        self._stopped_since.pop(process.pid, None)
+        return False
+
+    @staticmethod
+    def _works(replica: _Replica, now: float) -> bool:
+        """Whether a silent replica has used a CPU since it was last asked; then it is given as long again."""
+        try:
+            used = sum(replica.process.cpu_times()[:2])
+        except psutil.Error:
+            return True  # it has ended
+        if used - replica.cpu_s < 0.1:
+            return False
+        replica.cpu_s, replica.heard = used, now
+        return True
+
+    def _kill(self, process: psutil.Process, why: str) -> None:
+        with suppress(psutil.Error):
+            log.error("a process that hangs is killed", extra={"pid": process.pid, "title": process.name(), "why": why})
+            process.kill()
+        self._stopped_since.pop(process.pid, None)
+
+    # In the place of a replica (lean) --------------------------------------------------------------------------------------------------
+
+    async def _stand_in(self) -> None:
+        """Take connections at the port for as long as no replica does, or the one that should is busy."""
+        wanted = self._front.lean and not any(each.kind == "ingress" and each.loop_runs for each in self._replicas)
+        if wanted and self._standing_in is None:
+            with suppress(OSError):  # closed: the service ends
+                self._standing_in = await asyncio.start_server(self._answer, sock=self._front.listener.dup(), backlog=BACKLOG)
+        elif not wanted and self._standing_in is not None:
+            self._standing_in.close()
+            self._standing_in = None
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """One request: it may live, and more cannot be said."""
+        self._answers += 1
+        try:
+            if self._answers <= _MOST_ANSWERS:
+                async with asyncio.timeout(_ANSWER_S):
+                    head = await reader.readuntil(b"\r\n\r\n")
+                    writer.write(self._said(head))
+                    await writer.drain()
+                    writer.write_eof()
+                    while await reader.read(65536):  # a connection closed on what was not read would be reset, and the answer with it
+                        pass
+        except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass
+        finally:
+            self._answers -= 1
+            writer.close()
+
+    def _said(self, head: bytes) -> bytes:
+        method, _, rest = head.partition(b" ")
+        path = rest.split(b" ", 1)[0].split(b"?", 1)[0].decode("latin-1")
+        busy = any(each.kind == "ingress" for each in self._replicas)
+        if path == _LIVE and busy:
+            status, kind, body = "200 OK", "text/plain; charset=utf-8", b"live"
+        else:
+            message = "the replica is busy: send the request again" if busy else "no replica is there for the request: send it again"
+            error = {"message": message, "type": "service_unavailable_error", "param": None, "code": None}
+            status, kind, body = "503 Service Unavailable", "application/json", json.dumps({"error": error, "message": message}).encode()
+        lines = [f"HTTP/1.1 {status}", f"content-type: {kind}", f"content-length: {len(body)}", "connection: close"]
+        lines += [] if status.startswith("200") else ["retry-after: 1"]
+        return "\r\n".join([*lines, "", ""]).encode() + (b"" if method == b"HEAD" else body)
+
+
+def _gone(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return True

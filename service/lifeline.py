@@ -1,0 +1,51 @@
+"""A replica's line to the command that started it: from there it has the socket to take requests at, and there it shows that it lives.
+
+The line is a unix socket. The kernel closes it when the process ends, however that happens, so the command knows at once. A thread that
+does nothing else writes to it twice a second: a process whose event loop is busy is not a dead one. The command's end of it is
+`service/deployment/watch.py`.
+"""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+
+SOCKET = "lifeline.sock"  # in the run directory
+LOOP_RUNS, LOOP_IS_BUSY = b"+", b"-"
+_BEAT_S = 0.5
+_BUSY_AFTER_S = 1.0
+
+
+class Lifeline:
+    """`kind` is what the process does: ingress, encoder or generator. An ingress is sent a listening socket."""
+
+    def __init__(self, run: Path, kind: str, pid: int) -> None:
+        self._line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._line.settimeout(30)
+        self._line.connect(str(run / SOCKET))
+        self._line.sendall(json.dumps({"kind": kind, "pid": pid}).encode() + b"\n")
+        self._turned = time.monotonic()
+
+    def listener(self) -> socket.socket:
+        """Where an ingress takes its connections. Blocks until the command has answered, within 30 s."""
+        _, descriptors, _, _ = socket.recv_fds(self._line, 1, 1)
+        if not descriptors:
+            raise ConnectionError("the command that started this replica has ended")
+        return socket.socket(fileno=descriptors[0])
+
+    def beat(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Tell the command twice a second, for as long as this process lives, that it does, and whether `loop` runs."""
+        threading.Thread(target=self._beat, args=(loop,), name="lifeline", daemon=True).start()
+
+    def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
+        with suppress(OSError, RuntimeError):  # the command or the loop has ended
+            while True:
+                loop.call_soon_threadsafe(self._turn)
+                time.sleep(_BEAT_S)
+                self._line.sendall(LOOP_RUNS if time.monotonic() - self._turned < _BUSY_AFTER_S else LOOP_IS_BUSY)
+
+    def _turn(self) -> None:
+        self._turned = time.monotonic()
