@@ -167,8 +167,11 @@ def _answers(operation: dict[str, Any], *, has_body: bool) -> None:
         if (events := answer.get("content", {}).get("text/event-stream")) is not None:
             events.setdefault("schema", {"type": "string", "description": "Events: `data: {..}`, and an empty line after each."})
     if has_body and "413" in responses:
-        refused = {**responses["413"], "description": f"Unsupported Media Type: a content-encoding other than {ACCEPTED}"}
-        operation["responses"] = dict(sorted({**responses, "415": refused}.items()))
+        refused = {
+            "408": {**responses["413"], "description": "Request Timeout: the body stopped on its way, or came too slowly"},
+            "415": {**responses["413"], "description": f"Unsupported Media Type: a content-encoding other than {ACCEPTED}"},
+        }
+        operation["responses"] = dict(sorted({**responses, **refused}.items()))
 
 
 def _exemplify(path: str, operation: dict[str, Any]) -> None:

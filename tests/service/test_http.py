@@ -56,7 +56,7 @@ async def test_a_compressed_body_is_the_body(bundle: Path, coding: str, content:
     async with client(app) as http:
         plain, answer = await http.post("/v1/embeddings", content=CONTENT), await post(http, content, coding)
         assert (answer.status_code, answer.json()) == (200, plain.json())
-        assert app.state.catalog.body_bytes == 0
+        assert app.state.catalog.body_shares.used == 0
 
 
 async def test_a_compressed_body_reaches_routes_with_parameters_too(bundle: Path) -> None:
@@ -96,7 +96,7 @@ async def test_a_bomb_is_413_and_is_inflated_no_further_than_the_limit(bundle: P
             assert said(refused) == (413, "invalid_request_error", "body_too_large")
             assert str(limit) in refused.json()["error"]["message"]
             assert sum(inflated) <= limit + content_encoding._PIECE_BYTES
-        assert app.state.catalog.body_bytes == 0
+        assert app.state.catalog.body_shares.used == 0
 
 
 async def test_what_is_inflated_counts_among_the_bodies_of_all_requests(bundle: Path) -> None:
@@ -104,7 +104,7 @@ async def test_what_is_inflated_counts_among_the_bodies_of_all_requests(bundle: 
     async with client(app) as http:
         refused = await post(http, gzip.compress(bytes(1_500_000)), "gzip")
         assert said(refused) == (429, "rate_limit_error", "overloaded")
-        assert app.state.catalog.body_bytes == 0
+        assert app.state.catalog.body_shares.used == 0
 
 
 @pytest.mark.parametrize("coding", ["br", "zstd", "compress", "gzip, gzip", "nonsense" * 100])

@@ -235,7 +235,17 @@ def test_the_lock_file_names_no_registry() -> None:
 @pytest.mark.service
 def test_schemathesis_finds_nothing(service: LiveService, tmp_path: Path) -> None:
     command = [str(Path(sys.executable).with_name("schemathesis")), "--no-color", "run", f"{service.url}/openapi.json"]
-    options = ["--checks", CHECKS, "--max-examples", "30", "--generation-deterministic", "--phases", "examples,coverage,fuzzing"]
+    options = [
+        "--checks",
+        CHECKS,
+        "--request-timeout",
+        "60",
+        "--max-examples",
+        "30",
+        "--generation-deterministic",
+        "--phases",
+        "examples,coverage,fuzzing",
+    ]
     environment = {**os.environ, "SCHEMATHESIS_HOOKS": "schemathesis_hooks", "PYTHONPATH": str(Path(__file__).parent)}
     done = subprocess.run([*command, *options], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=600, check=False)
     assert done.returncode == 0, done.stdout[-8000:]

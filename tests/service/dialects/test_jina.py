@@ -149,5 +149,5 @@ async def test_what_never_fits_is_a_413_and_a_failed_run_a_500(tmp_path: Path) -
 
 async def test_the_document_names_every_status(http: httpx.AsyncClient) -> None:
     responses = (await http.get("/openapi.json")).json()["paths"]["/v1/rerank"]["post"]["responses"]
-    assert set(responses) == {"200", "400", "401", "404", "413", "415", "422", "429", "500", "503", "504"}
+    assert set(responses) == {"200", "400", "401", "404", "408", "413", "415", "422", "429", "500", "503", "504"}
     assert "HTTPValidationError" not in str(responses)

@@ -22,7 +22,7 @@ const models = await client.GET("/v1/models");
 const model = await client.GET("/v1/models/{model}", { params: { path: { model: "all-MiniLM-L6-v2" } } });
 const tensors = await client.POST("/v2/models/{model}/infer", {
   params: { path: { model: "all-MiniLM-L6-v2" } },
-  body: { inputs: [{ name: "text", datatype: "BYTES", shape: [1], data: ["the cat"] }], outputs: [{ name: "embedding" }] },
+  body: { inputs: [{ name: "text", datatype: "BYTES", shape: [1], data: ["the cat"] }], outputs: [{ name: "sentence_embedding" }] },
 });
 const refused = await client.POST("/v1/embeddings", { body: { input: "x", model: "nobody" } });
 
