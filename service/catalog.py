@@ -26,6 +26,7 @@ from service.generation.model import Generating, GeneratorModel
 from service.generation.selftest import check_golden as check_decoder
 from service.generation.session import StepSession
 from service.maps import AttentionMaps, check_maps
+from service.memory import Release
 from service.metrics import Metrics, ModelMetrics
 from service.runtime import CUDA, Array, OnnxSession, Session, SettingsConflict, in_a_line
 from service.selftest import SelfTest, check_golden, measure_rate
@@ -293,6 +294,7 @@ class Catalog:
         self.cache = VectorCache(settings.cache_bytes)
         self.tokenizers = Tokenizers(self.budget.tokenizer_threads)
         self.maps = AttentionMaps()
+        self.release = Release()
         self.models: dict[str, Served] = {}
         self.failure: str | None = None
         self.warm = asyncio.Event()  # `models` answer, or `failure` says why they never will

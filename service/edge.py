@@ -28,6 +28,7 @@ from service.errors import (
     Unauthorized,
     UnsupportedEncoding,
 )
+from service.memory import LARGE_BYTES, LARGE_TOKENS
 from service.patience import Lag, Refusals
 from service.routing import CALL, CATALOG, JsonRoute
 from service.uploads import Uploads
@@ -115,6 +116,8 @@ class Edge:
             self.catalog.active -= 1
             self.catalog.body_shares.give(call.host, call.body_bytes)
             self.catalog.answer_shares.give(call.host, call.answer_bytes)
+            if call.body_bytes + call.answer_bytes > LARGE_BYTES or call.tokens > LARGE_TOKENS:
+                self.catalog.release.asked()
             self._account(scope, call, answer, span)
 
     def _traced(self, scope: Scope, headers: dict[str, str], call: Call) -> "RequestSpan | None":

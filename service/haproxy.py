@@ -17,9 +17,9 @@ from pathlib import Path
 _MOST = 20_000  # connections
 _NO_GATEWAY = 503
 _ERRORS = {
-    400: "the request is not HTTP as RFC 9110 has it: mend what sends it",
+    400: "the request is not valid HTTP/1.1, or its head is over 16 KB: send it with an HTTP client, and fewer or shorter headers",
     408: "the request did not come whole in 10 s: send it faster, or in parts",
-    500: "HAProxy could not handle the request: send it again",
+    500: "the proxy failed at the request: send it again",
     502: "the gateway that had the request is gone, and no other could be asked from here: send the request again",
     _NO_GATEWAY: "no gateway is there for the request: send it again",
     504: "no gateway has answered in time: send it again",
@@ -50,23 +50,24 @@ _EVERYWHERE = (
 def edited(config: str, *, connections: int) -> str:
     """Ray's configuration with ours. Once is enough: a second time would say things twice. `connections` are the most at the same time."""
     config = re.sub(r"^    maxconn \d+$", f"    maxconn {connections}", config, flags=re.MULTILINE)
-    config = re.sub(r"^frontend http_frontend$", rf"\g<0>\n{_shared(connections)}", config, flags=re.MULTILINE)
     for pattern, replacement in _EVERYWHERE:
         config = re.sub(pattern, replacement, config, flags=re.MULTILINE)
+    # Last, to stand first: HAProxy warns of a rule for connections behind one for requests.
+    config = re.sub(r"^frontend http_frontend$", rf"\g<0>\n{_shared(connections)}", config, flags=re.MULTILINE)
     return config
 
 
 def most_connections() -> int:
-    """As many as there may be open files for: one to the client, one to a gateway, and some for HAProxy itself."""
-    return max(min((resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 512) // 2, _MOST), 64)
+    """As many as there may be open files for: one to the client, one to a gateway, half of one for pipes, and some for HAProxy itself."""
+    return max(min(int((resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 512) / 2.6), _MOST), 64)
 
 
 def _shared(connections: int) -> str:
-    """One address has half of the connections, so that what one client holds open leaves room for others."""
+    """One address has three quarters of the connections, so that what one client holds open leaves room for others."""
     return (
         "    stick-table type ipv6 size 100k expire 1m store conn_cur\n"
         "    tcp-request connection track-sc0 src\n"
-        f"    tcp-request connection reject if {{ sc0_conn_cur gt {connections // 2} }}"
+        f"    tcp-request connection reject if {{ sc0_conn_cur gt {connections * 3 // 4} }}"
     )
 
 
@@ -135,10 +136,10 @@ def _error(status: int) -> str:
 
 
 def _said(status: int, *, as_string: bool = False) -> str:
-    """Type, body and headers of an error. Where it the dialect is not known, the sentence is where clients of OpenAI, Cohere and Jina look
+    """Type, body and headers of an error. Where the dialect is not known, the sentence is where clients of OpenAI, Cohere and Jina look
     for it; `as_string` is the form of text-embeddings-inference and the Open Inference Protocol."""
     message = _ERRORS[status]
-    kind = "invalid_request_error" if status == 400 else "service_unavailable_error"
+    kind = "invalid_request_error" if status < 500 else "service_unavailable_error"
     error = {"message": message, "type": kind, "param": None, "code": None}
     body = {"error": message, "error_type": "Unhealthy"} if as_string else {"error": error, "message": message, "detail": message}
     again = "" if status == 400 else " hdr Retry-After 1"

@@ -13,7 +13,7 @@ import numpy as np
 from export import contract
 from service.engine import NO_DEADLINE
 from service.errors import DeadlineExceeded, Overloaded, RuntimeFailed
-from service.runtime import Array, in_a_line
+from service.runtime import Array, in_a_line, shrinking
 
 log = logging.getLogger("attnserve")
 
@@ -52,7 +52,7 @@ class AttentionMaps:
         try:
             session = self._sessions.get(manifest.fingerprint) or self._open(bundle, manifest)
             outputs = [contract.attention_output(layer) for layer in layers]
-            found: list[Array] = session.run(outputs, {contract.INPUT_IDS: np.array([ids], np.int64)})
+            found: list[Array] = session.run(outputs, {contract.INPUT_IDS: np.array([ids], np.int64)}, shrinking())
         except Exception as error:
             log.exception("attention graph failed", extra={"model": manifest.name, "tokens": len(ids)})
             raise RuntimeFailed("the attention graph failed; the log says why") from error

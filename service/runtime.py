@@ -24,6 +24,8 @@ Opened = TypeVar("Opened")
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 DEVICES = {CPU: "cpu", CUDA: "cuda"}  # what ONNX Runtime calls the device of a provider
 
+_USUAL_TOKENS = 1024  # of a run, padding included: the engine makes larger ones for single long texts alone
+
 _CUDA_FAILURE = re.compile(r"CUDA failure (\d+)")
 # Of cudaError_t, those whose description says that the process must be ended: memory, hardware and launches that went wrong.
 _STICKY = frozenset({214, 220, 226, 700, 702, 709, 710, *range(714, 720), 999})
@@ -156,6 +158,7 @@ class OnnxSession:
 
         self.provider, self._narrow = with_provider(provider, manifest.name, opened)
         self._wide = open_graph(graph, threads=threads) if threads > 1 and self.provider == CPU else self._narrow
+        self._shrinking = shrinking() if self.provider == CPU else None
         self._typed = any(tensor.name == contract.TOKEN_TYPE_IDS for tensor in manifest.graph.inputs)
         self._pad = manifest.pad_token_id
 
@@ -163,14 +166,14 @@ class OnnxSession:
         self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None, *, alone: bool = True
     ) -> dict[str, Array]:
         session = self._wide if alone else self._narrow
-        return dict(zip(outputs, session.run(outputs, self._feed(ids, type_ids)), strict=True))
+        feed = self._feed(ids, type_ids)
+        options = self._shrinking if feed[contract.INPUT_IDS].size > _USUAL_TOKENS else None
+        return dict(zip(outputs, session.run(outputs, feed, options), strict=True))
 
     def begin(self, ids: list[int], *, within_s: float) -> None:
         import onnxruntime as ort
 
-        options = ort.RunOptions()
-        if self.provider == CPU:  # what a long input takes is not kept
-            options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+        options = shrinking() if self.provider == CPU else ort.RunOptions()  # what a long input takes is not kept
         end = threading.Timer(within_s, setattr, (options, "terminate", True))
         end.start()
         try:
@@ -206,6 +209,15 @@ def pad(
         if types is not None and type_ids is not None:
             types[row, : len(tokens)] = type_ids[row]
     return input_ids, mask, types
+
+
+def shrinking() -> "ort.RunOptions":
+    """For a run after which the arena gives back what it has grown by, which may be much: 750 MB for a text of 8,192 tokens."""
+    import onnxruntime as ort
+
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
 
 
 def with_provider(wanted: str, model: str, opened: Callable[[str], Opened]) -> Opened:

@@ -543,3 +543,12 @@ async def test_with_keys_a_request_belongs_to_its_key_and_the_key_is_not_in_the_
     assert client_ == host != other
     assert client_.startswith("key:")
     assert KEY not in client_
+
+
+async def test_a_bug_in_a_route_of_the_framework_is_an_error_in_its_dialect(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    app = fake_app(bundle)
+    async with client(app) as http:
+        monkeypatch.setattr(app.state.catalog, "find", lambda *_: 1 / 0)
+        told = await http.get("/v2/models/mini")
+        assert (told.status_code, told.headers["content-type"]) == (500, "application/json")
+        assert "internal error" in told.json()["error"]

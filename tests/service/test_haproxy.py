@@ -159,10 +159,12 @@ def test_a_cluster_keeps_its_own_clock_and_no_proxy_that_holds_requests() -> Non
     assert "mode 600" in text
     assert "500.http" not in text
     assert "maxconn 100\n" in text
+    assert "sc0_conn_cur gt 75" in text
+    assert "text/plain" not in text
 
 
 def test_a_client_that_holds_connections_leaves_room_for_others(tmp_path: Path, ports: list[int]) -> None:
-    """76 at most by the files it may open, 38 for each address: half-sent requests of one keep no other out."""
+    """64 at most by the files it may open, 48 for each address: half-sent requests of one keep no other out."""
     with proxied(tmp_path, ports, files=664) as http:
         port = ports[0]
         held = [socket.create_connection(("127.0.0.1", port), source_address=("127.0.0.3", 0)) for _ in range(100)]
