@@ -5,9 +5,11 @@ import json
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from tests.service.test_writing_clients import expect_what_torch_writes
 
 pytestmark = pytest.mark.service
 PATIENCE_S = 60
+LONGEST_S = 20  # twice what is promised of a request that meets a hanging replica: machines that test are busy
 ENDLESS: list[dict[str, Any]] = [{"model": "tiny-decoder", "extra_body": {"ignore_eos": True}}, {"model": "endless-writer"}]
 
 
@@ -58,12 +61,7 @@ def replicas(service: LiveService, pool: str) -> list[psutil.Process]:
 
 def until_there_are(service: LiveService, pool: str, number: int) -> None:
     """A dead replica has been replaced, and the new one answers."""
-    waiting = threading.Event()
-    for _ in range(PATIENCE_S * 5):
-        if len(replicas(service, pool)) == number:
-            return
-        waiting.wait(0.2)
-    raise AssertionError(f"{len(replicas(service, pool))} replicas of {pool} after {PATIENCE_S} s")
+    until(lambda: len(replicas(service, pool)) == number)
 
 
 def test_openais_client_embeds(client: openai.OpenAI) -> None:
@@ -156,8 +154,8 @@ def test_an_encoder_killed_under_load_costs_no_request(split: LiveService, clien
     until_there_are(split, "encoder", 2)
 
 
-def test_a_generator_killed_ends_its_streams_with_an_error_and_no_others(split: LiveService, client: openai.OpenAI) -> None:
-    """Each session is in one of the two, with all its streams; those of the dead one are told, the other takes what comes next."""
+def streams_of_both(client: openai.OpenAI) -> list[openai.Stream[Any]]:
+    """Of a decoder and of an encoder-decoder in turn, for sessions enough that both generators have some; all have begun."""
     streams = [
         client.completions.create(
             **endless, prompt="a", max_tokens=100_000, stream=True, extra_headers={"x-session-id": f"session-{number}"}
@@ -167,23 +165,113 @@ def test_a_generator_killed_ends_its_streams_with_an_error_and_no_others(split: 
     ]
     for stream in streams:
         assert next(iter(stream))
+    return streams
+
+
+def expect_some_ended(errors: list[str | None], words: str) -> None:
+    """Of the streams of one generator, which have an error with these words."""
+    told = [error for error in errors if error is not None]
+    assert 0 < len(told) < len(errors)
+    assert all(words in error for error in told), told
+    assert errors[::2] == errors[1::2], "decoder and encoder-decoder of a session are in one replica"
+
+
+def test_a_generator_killed_ends_its_streams_with_an_error_and_no_others(split: LiveService, client: openai.OpenAI) -> None:
+    """Each session is in one of the two, with all its streams; those of the dead one are told, the other takes what comes next."""
+    streams = streams_of_both(client)
     replicas(split, "generator")[0].kill()
     for endless in ENDLESS:
         again = client.completions.create(**endless, prompt="a", max_tokens=3)
         assert again.choices[0].finish_reason == "length"
-    errors = [error_of(stream) for stream in streams]
-    told = [error for error in errors if error is not None]
-    assert 0 < len(told) < len(streams)
-    assert all("gone" in error for error in told)
-    assert errors[::2] == errors[1::2], "decoder and encoder-decoder of a session are in one replica"
+    expect_some_ended([error_of(stream) for stream in streams], "gone")
     until_there_are(split, "generator", 2)
 
 
-def error_of(stream: openai.Stream[Any]) -> str | None:
-    """What ends the stream within its next 50 chunks, if anything does; then it is left."""
+@contextlib.contextmanager
+def asking(split: LiveService, *bodies: tuple[str, dict[str, Any]]) -> Iterator[list[tuple[int, float, str | None]]]:
+    """Clients that ask again and again, three for each (path, body): status, seconds and Retry-After of every answer so far."""
+    outcomes: list[tuple[int, float, str | None]] = []
+    enough = threading.Event()
+
+    def ask(path: str, body: dict[str, Any]) -> None:
+        while not enough.wait(0.05):
+            began = time.monotonic()
+            request = urllib.request.Request(f"{split.url}{path}", json.dumps(body).encode(), {"content-type": "application/json"})
+            try:
+                with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+                    status, retry_after = answer.status, None
+            except urllib.error.HTTPError as error:
+                status, retry_after = error.code, error.headers["retry-after"]
+                error.close()
+            outcomes.append((status, time.monotonic() - began, retry_after))
+
+    threads = [threading.Thread(target=ask, args=each) for each in bodies for _ in range(3)]
+    for thread in threads:
+        thread.start()
     try:
-        for _ in zip(range(50), stream, strict=False):
-            pass
+        yield outcomes
+    finally:
+        enough.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+
+
+TEXT = ("/v1/completions", {"model": "tiny-decoder", "prompt": "a", "max_tokens": 20, "ignore_eos": True})
+VECTORS = ("/v1/embeddings", {"model": "tiny-encoder", "input": ["three red birds"] * 8})
+
+
+def test_a_replica_that_hangs_costs_no_request_of_its_pool(split: LiveService, client: openai.OpenAI) -> None:
+    """One of two encoders and one of two generators are stopped (SIGSTOP) under load. What they had is asked of the others, except
+    streams, which end with an error; both are replaced."""
+    streams = streams_of_both(client)
+    stopped = [replicas(split, pool)[0] for pool in ("encoder", "generator")]
+    replaced = threading.Event()
+    with asking(split, TEXT, VECTORS) as outcomes, ThreadPoolExecutor(len(streams)) as readers:
+        errors = [readers.submit(error_of, stream, lambda read: replaced.is_set()) for stream in streams]
+        until(lambda: len(outcomes) > 30)
+        for process in stopped:
+            process.suspend()
+        until(lambda: not any(process.is_running() for process in stopped))
+        until_there_are(split, "encoder", 2)
+        until_there_are(split, "generator", 2)
+        replaced.set()
+    expect_some_ended([error.result() for error in errors], "silent")
+    assert {status for status, *_ in outcomes} == {200}, Counter(status for status, *_ in outcomes)
+    assert max(seconds for _, seconds, _ in outcomes) < LONGEST_S
+
+
+def test_while_a_pool_has_no_replica_it_is_said_at_once_and_the_other_pool_answers(split: LiveService) -> None:
+    """Both generators hang, until they are replaced."""
+    stopped = replicas(split, "generator")
+    with asking(split, TEXT) as texts, asking(split, VECTORS) as vectors:
+        until(lambda: len(texts) > 10)
+        for process in stopped:
+            process.suspend()
+        until(lambda: texts[-1][0] == 503)
+        refused = len(texts)
+        until(lambda: len(texts) > refused + 10)
+        assert all(seconds < LONGEST_S and retry_after and int(retry_after) >= 1 for _, seconds, retry_after in texts[refused:][:10])
+        until(lambda: texts[-1][0] == 200)
+    assert {status for status, *_ in texts} == {200, 503}
+    assert {status for status, *_ in vectors} == {200}
+    until_there_are(split, "generator", 2)
+
+
+def until(condition: Callable[[], object]) -> None:
+    waiting = threading.Event()
+    for _ in range(PATIENCE_S * 20):
+        if condition():
+            return
+        waiting.wait(0.05)
+    raise AssertionError(f"not so after {PATIENCE_S} s")
+
+
+def error_of(stream: openai.Stream[Any], enough: Callable[[int], bool] = lambda read: read == 50) -> str | None:
+    """What ends the stream before enough of its chunks are read, if anything does; then it is left."""
+    try:
+        for read, _ in enumerate(stream):
+            if enough(read):
+                break
     except openai.APIError as error:
         return str(error)
     finally:

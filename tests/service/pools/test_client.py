@@ -20,7 +20,7 @@ from service.pools.client import PoolGenerator
 from service.pools.host import Host
 from service.pools.replicas import ReplicaLost, Replicas
 from service.settings import Settings
-from tests.service.fakes import PATIENCE_S, fake_bundle, fake_catalog
+from tests.service.fakes import PATIENCE_S, FakeCatalog, fake_bundle, fake_catalog, until
 from tests.service.generation_fakes import FakeGenerator, FakeGeneratorCatalog
 from tests.service.pool_fakes import Loopback
 
@@ -111,6 +111,33 @@ async def test_a_pool_that_is_lost_is_not_waited_for(tmp_path: Path) -> None:
     pool.deaths = {}
     assert await gateway.ready()
     assert (await gateway.get("mini").answer(["cat"], Call("a", 0.0))).rows
+    await stop(gateway, pool)
+
+
+@pytest.mark.parametrize("by_row", [False, True])
+async def test_what_a_caller_has_left_is_not_computed_in_the_replicas(by_row: bool, tmp_path: Path) -> None:
+    """All parts of it, in whichever replicas they wait."""
+    gateway, pool = await encoding(tmp_path)
+    behind = pool.host.catalog
+    assert isinstance(behind, FakeCatalog)
+    session = behind.session("mini")
+    session.hold()
+    first = asyncio.create_task(gateway.get("mini").answer(["cat"], Call("a", 0.0)))
+    await session.entered(1)
+    texts = [f"dog {number}" for number in range(150)]
+    left = asyncio.create_task(gateway.get("mini").answer(texts, Call("b", 0.0), on_result=(lambda at, row: None) if by_row else None))
+    await until(lambda: pool.asked.count("encode_by_row" if by_row else "encode") == 3 + (not by_row))
+    await until(lambda: session.active == behind.computing("mini").limits.concurrent_runs)
+    begun = sum(map(len, session.batches))
+    left.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await left
+    for _ in range(50):  # turns of the loop in which it gets there
+        await asyncio.sleep(0)
+    session.open()
+    assert (await first).rows
+    assert (await gateway.get("mini").answer(["bird"], Call("c", 0.0))).rows
+    assert sum(map(len, session.batches)) == begun + 1
     await stop(gateway, pool)
 
 
