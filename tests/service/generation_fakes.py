@@ -19,11 +19,9 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 
 from export import contract
 from service.app import Application, build_app
-from service.batching import Lane
 from service.catalog import Catalog
 from service.chat_template import ChatTemplate
 from service.errors import WrongKind
-from service.generation.engine import GeneratorEngine
 from service.generation.request import Delta, GenerationRequest, Grammar, TokenLogprob, Usage
 from service.generation.run import Run
 from service.generation.text import Vocabulary
@@ -86,9 +84,20 @@ class FakeEngine:
             self._changed.notify_all()
         return run
 
-    def check(self, lane: Lane) -> None: ...
-
-    open = GeneratorEngine.open
+    async def open(self, requests: Sequence[GenerationRequest], key: str = "") -> "list[FakeRun]":
+        """All or none, as the engine has it."""
+        for request in requests:
+            if request.grammar is not None:
+                await self.prepare(request.grammar)
+        runs: list[FakeRun] = []
+        try:
+            for request in requests:
+                runs.append(self.submit(request))
+        except BaseException:
+            for run in runs:
+                run.cancel()
+            raise
+        return runs
 
     async def probe(self, deadline: float) -> None:
         if self.refusal is not None:
