@@ -73,9 +73,14 @@ def draw_truncated(scores: Floats, peaks: Floats, temperature: Floats, truncatio
         top_k, top_p, min_p, typical_p = truncation
         own = Truncation(top_k[rows], top_p[rows], min_p[rows], typical_p[rows])
         nearest, ids = _sorted(distances[members], candidates[members], sizes[rows])
-        weights = np.exp(-(nearest / temperature[rows, None]).astype(np.float64))  # (R, K), largest first
-        weights *= _survivors(weights, totals[rows], own)
-        _typical(weights, own.typical_p)
+        depths = (nearest / temperature[rows, None]).astype(np.float64)  # (R, K) below the peak, smallest first
+        weights = np.exp(-depths)
+        if (own.top_k > 0).any() or (own.top_p < 1).any() or (own.min_p > 0).any():
+            weights *= _survivors(weights, totals[rows], own)
+        if weights.shape[1] <= _NARROW:  # which depends on the row alone, and so do its roundings
+            _typical(weights, own.typical_p)
+        elif own.typical_p[0] < 1:
+            _typical_of_one(weights[0], depths[0], own.typical_p[0])
         cumulative = np.cumsum(weights, axis=1)
         choice, _ = _locate(cumulative, uniforms[rows] * cumulative[:, -1])
         token_ids[rows] = ids[np.arange(len(rows)), choice]
@@ -205,6 +210,8 @@ def _above(scores: Floats, peaks: Floats, bounds: Floats) -> tuple[Floats, Ids, 
     """(R, V), (R,), (R,) -> of the scores not below the bounds, row after row, the distances below the peak and the ids; and how many of
     them each row has, (R,)."""
     n_rows, n_tokens = scores.shape
+    if np.isneginf(bounds).all():
+        return (peaks[:, None] - scores).ravel(), np.tile(np.arange(n_tokens), n_rows), np.full(n_rows, n_tokens)
     places = np.flatnonzero(scores >= bounds[:, None])
     sizes = np.diff(np.searchsorted(places, np.arange(n_rows + 1) * n_tokens))
     row = np.repeat(np.arange(n_rows), sizes)
@@ -217,9 +224,13 @@ def _sorted(distances: Floats, token_ids: Ids, sizes: NDArray[np.intp]) -> tuple
 
     Distance and id are sorted as one integer: the bits of floats that are not negative are in the order of their values.
     """
-    rank = np.arange(len(token_ids)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    keys = np.full((len(sizes), sizes.max()), _BEHIND_ALL)
-    keys[np.repeat(np.arange(len(sizes)), sizes), rank] = distances.view(np.uint32).astype(np.uint64) << _HALF | token_ids.astype(np.uint64)
+    near = distances.view(np.uint32).astype(np.uint64) << _HALF | token_ids.astype(np.uint64)
+    if len(sizes) == 1:
+        keys = near[None]
+    else:
+        rank = np.arange(len(token_ids)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        keys = np.full((len(sizes), sizes.max()), _BEHIND_ALL)
+        keys[np.repeat(np.arange(len(sizes)), sizes), rank] = near
     keys.sort(axis=1)
     return (keys >> _HALF).astype(np.uint32).view(np.float32), (keys & _LOW).astype(np.int64)
 
@@ -252,3 +263,17 @@ def _typical(weights: Doubles, typical_p: Doubles) -> None:
     dropped = np.zeros(p.shape, np.bool_)
     np.put_along_axis(dropped, order[:, 1:], mass_before >= typical_p[rows, None], axis=1)
     weights[rows] = np.where(dropped, 0, weights[rows])
+
+
+def _typical_of_one(weights: Doubles, depths: Doubles, typical_p: float) -> None:
+    """The same for one row, (K,) each, which may be as wide as the vocabulary. Surprise is depth + log of the sum of the weights, so the
+    distance to the entropy is that of a depth to the mean depth."""
+    size = np.count_nonzero(weights)  # of what is left: a beginning of the row
+    left, depths = weights[:size], depths[:size]
+    total = np.cumsum(left)[-1]
+    distance = np.abs(depths - np.cumsum(left * depths)[-1] / total)
+    order = np.argsort(distance, kind="stable")
+    in_order = left[order]
+    kept = 1 + int(np.searchsorted(np.cumsum(in_order)[:-1], typical_p * total))  # whose mass before is less
+    left.fill(0)
+    left[order[:kept]] = in_order[:kept]

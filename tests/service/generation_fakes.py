@@ -84,9 +84,12 @@ class FakeEngine:
             self._changed.notify_all()
         return run
 
-    async def open(self, requests: Sequence[GenerationRequest], key: str = "") -> list[Run]:
-        """All of them or none, as `GeneratorEngine.open`."""
-        runs: list[Run] = []
+    async def open(self, requests: Sequence[GenerationRequest], key: str = "") -> "list[FakeRun]":
+        """All or none, as the engine has it."""
+        for request in requests:
+            if request.grammar is not None:
+                await self.prepare(request.grammar)
+        runs: list[FakeRun] = []
         try:
             for request in requests:
                 runs.append(self.submit(request))

@@ -194,7 +194,9 @@ def test_a_state_that_would_not_stay_on_the_device_stops_the_start(decoder_bundl
 
 async def test_memory_that_runs_out_ends_the_run_that_asked_for_it_and_no_other(decoder_bundle: Path, afar: None) -> None:
     session = OnDevice(decoder_bundle)
-    begun = Condition(request=asked(3), completion=(), position=5, states=tuple(beginning(session.decoder)), logits=None)
+    begun = Condition(
+        request=asked(3), completion=(), position=5, states=tuple(beginning(session.decoder)), logits=None, fingerprint=session.fingerprint
+    )
     async with running(session, decoder_bundle, slots=SLOTS) as engine:
         session.full = True
         for refused in (engine.submit(asked(1)), engine.resume(begun)):

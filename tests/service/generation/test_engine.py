@@ -544,9 +544,14 @@ async def test_a_prompt_taken_out_half_way_is_told_whole_to_who_wants_its_log_pr
         calls = len(steps.calls)
         run = engine.submit(request)
         await begun(steps, calls + 1)
-        again = engine.resume(await taken(engine, run, steps))
+        condition = await taken(engine, run, steps)
+        calls = len(steps.calls)
+        again = engine.resume(Condition.unpack(condition.pack()))
         assert await tokens_of(again) == steps.expected(request.prompt, 2)
     assert again.prompt_logprobs == whole.prompt_logprobs
+    assert condition.position > 0
+    read = sum(len(row) for call in steps.calls[calls:] for row in call) - 1  # and a token that was drawn
+    assert read == len(request.prompt) - condition.position, "no token twice"
 
 
 async def test_a_run_that_waits_or_has_ended_can_be_asked_for_too(steps: FakeSteps, tokenizer: Path) -> None:
@@ -601,6 +606,15 @@ async def test_what_is_no_condition_of_this_model_is_refused(steps: FakeSteps, t
         assert good.logits is not None
         other = Sampling(seed=0, repetition_penalty=1.1)
         for changed in (
+            {"fingerprint": "of another bundle, whose states have the same shapes"},
+            {"states": (np.full_like(good.states[0], np.nan), *good.states[1:])},
+            {"states": (np.full_like(good.states[0], np.inf), *good.states[1:])},
+            {"logits": np.full_like(good.logits, np.nan)},
+            {"prompt_logprobs": (None,)},
+            {"before": good.logits},
+            {"request": dataclasses.replace(good.request, sampling=Sampling(seed=0, top_k=2**63))},
+            {"request": dataclasses.replace(good.request, top_logprobs=2**63)},
+            {"request": dataclasses.replace(good.request, max_tokens=-1)},
             {"states": good.states[:1]},
             {"states": tuple(state.astype(np.float64) for state in good.states)},
             {"logits": good.logits[:-1]},

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from service.errors import InvalidRequest, RuntimeFailed
 from service.generation.drawing import Truncation, draw, draw_truncated
 from service.generation.request import Sampling
-from service.generation.sampling import Sampler, check_sampling, logprobs_of
+from service.generation.sampling import Edits, Sampler, check_sampling, logprobs_of
 
 V = 211  # prime: nothing divides it
 FLOAT32 = 2e-6  # relative to 1: what float32 loses in a probability
@@ -377,6 +379,11 @@ def test_the_rank_of_a_token_is_one_more_than_how_many_are_likelier() -> None:
         ("presence_penalty", -3.0),
         ("repetition_penalty", 0.0),
         ("repetition_penalty", math.nan),
+        ("repetition_penalty", 1e39),
+        ("temperature", 1e39),
+        ("top_k", 2**63),
+        ("top_k", 1.5),
+        ("top_p", None),
         ("seed", -1),
         ("seed", 2**64),
         ("logit_bias", {V: 1.0}),
@@ -393,3 +400,55 @@ def test_what_no_model_can_be_asked_for_is_refused_by_name(param: str, value: An
 def test_every_manner_of_these_tests_may_be_asked_for() -> None:
     for sampling in MANNERS:
         check_sampling(sampling, V)
+
+
+_NUMBERS = st.one_of(st.floats(), st.integers(-(2**65), 2**65), st.sampled_from([0.0, 1e-45, 5e-324, 1e-6, 1.0, 100.0, 2**31 - 1, 2**63]))
+
+
+@given(
+    fields=st.fixed_dictionaries(
+        {},
+        optional={
+            **{name: _NUMBERS | st.floats(0, 1) for name in ("temperature", "top_p", "min_p", "typical_p")},
+            **{name: _NUMBERS | st.floats(-2, 2) for name in ("repetition_penalty", "frequency_penalty", "presence_penalty")},
+            "top_k": _NUMBERS | st.integers(0, 400),
+            "seed": _NUMBERS,
+            "logit_bias": st.dictionaries(st.integers(-2, V + 1), _NUMBERS | st.floats(-100, 100), max_size=3),
+            "allowed_token_ids": st.lists(st.integers(-1, V) | st.integers(-(2**65), 2**65), max_size=3).map(tuple),
+        },
+    )
+)
+@settings(deadline=None, max_examples=150)
+def test_nothing_that_is_accepted_fails_in_a_draw(fields: dict[str, Any]) -> None:
+    """Neither the row that asked for it nor the ones beside it, in three steps."""
+    sampling = Sampling(**{"seed": 1, **fields})
+    try:
+        check_sampling(sampling, V)
+    except InvalidRequest:
+        return
+    sampler, alone = Sampler(V, 2), Sampler(V, 1)
+    sampler.put(0, sampling, prompt=(1, 2, 2))
+    for each, row in ((sampler, 1), (alone, 0)):
+        each.put(row, MANNERS[1], prompt=(1,))
+    for step in range(3):
+        logits = some_logits(2, seed=step)
+        drawn = sampler.draw(logits)
+        assert not drawn.failures
+        assert drawn.token_ids[1] == alone.draw(logits[1:]).token_ids[0]
+
+
+def test_what_a_request_has_in_common_is_prepared_once_for_its_runs() -> None:
+    """And what the engine's thread does when a run gets its slot does not depend on the length of its prompt."""
+    prompt, allowed, made = tuple(range(V)) * 50, (3, 4), dict[int, Any]()
+    several = [Edits.of(Sampling(seed=seed, repetition_penalty=1.2, allowed_token_ids=allowed), V, prompt, made=made) for seed in range(3)]
+    assert len(made) == 2
+    assert len({id(edits.allowed) for edits in several if edits}) == 1
+    assert len({id(edits.counts) for edits in several if edits}) == 3, "each counts for itself"
+
+
+@pytest.mark.parametrize("completion", [(), (5, 5, 9)])
+def test_prompt_and_completion_are_counted_apart(completion: tuple[int, ...]) -> None:
+    edits = Edits.of(Sampling(seed=0, repetition_penalty=1.2, presence_penalty=0.1), V, (7, 5, 7), completion)
+    assert edits is not None
+    counted = dict(zip(edits.counts.token_ids.tolist(), edits.counts.counts.tolist(), strict=True))
+    assert counted == {5: completion.count(5), 7: 0} | ({9: 1} if completion else {})
