@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, StrictBool, StrictInt
 
 from service import sse
 from service.dialects import generation
+from service.dialects.answer_size import AnswerSize, check_size
 from service.dialects.chunks import Chunks
 from service.dialects.generation_schemas import (
     MAX_TOKENS,
@@ -29,9 +30,12 @@ from service.dialects.generation_schemas import (
 )
 from service.dialects.openai import ERRORS
 from service.dialects.runs import Generator, Runs
+from service.dialects.token_json import slices
 from service.errors import InvalidRequest
-from service.generation.request import Delta, Grammar
+from service.generation.request import Delta, GenerationRequest, Grammar
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
+from service.settings import Settings
+from service.written import Elements, Text, done, elements, json_answer, pieces_of
 
 Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16, description="Accepted and ignored.")]
 
@@ -144,11 +148,25 @@ async def chat(body: ChatRequest, call: CallDep, catalog: CatalogDep) -> Any:
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
+    if not body.stream:
+        _check_size(body, model, asked[0], catalog.settings)
     runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="messages")
-    answer = _Answer(body, model, runs)
     if body.stream:
-        return await sse.stream(runs, answer, call, catalog.settings)
-    return answer.whole(await runs.all())
+        generation.bound_unread(runs, asked[0].top_logprobs, catalog.settings)
+        return await sse.stream(runs, _Stream(body, model, runs), call, catalog.settings)
+    return json_answer(await _Whole(body, model, runs).answer(), call.headers)
+
+
+def _check_size(body: ChatRequest, model: Generator, asked: GenerationRequest, settings: Settings) -> None:
+    size, tokens = AnswerSize(model.vocabulary), generation.most_tokens(model, asked.max_tokens, len(asked.prompt))
+    each = size.text(tokens) + size.chat_logprobs(tokens, asked.top_logprobs)
+    once = size.prompt_logprobs(len(asked.prompt), body.prompt_logprobs)
+    fields = [
+        *(["n"] if body.n > 1 else []),
+        "max_tokens" if body.max_tokens and not body.max_completion_tokens else "max_completion_tokens",
+    ]
+    fields += [name for name in ("top_logprobs", "prompt_logprobs") if getattr(body, name)]
+    check_size(each + -(-once // body.n), body.n, settings, fields=", ".join(fields), streamable=body.prompt_logprobs is None)
 
 
 def _check(body: ChatRequest) -> None:
@@ -191,30 +209,51 @@ def _arguments(text: str) -> Any:
         return text
 
 
-class _Answer(Chunks):
-    """Choices from deltas; also the script of the stream."""
+class _Whole(Chunks):
+    """The answer that is not streamed, written as its tokens come."""
 
     def __init__(self, body: ChatRequest, model: Generator, runs: Runs) -> None:
+        super().__init__(model, runs, None, id_prefix="chatcmpl-", object_="chat.completion")
         self._body = body
-        super().__init__(
-            model, runs, body.stream_options, id_prefix="chatcmpl-", object_="chat.completion.chunk" if body.stream else "chat.completion"
-        )
 
-    def whole(self, deltas: Sequence[Delta]) -> dict[str, Any]:
-        choices = [
-            self._choice(index, delta, message={"role": "assistant", "content": delta.text, "refusal": None, "annotations": []})
-            for index, delta in enumerate(deltas)
-        ]
+    def _begin(self) -> None:
+        self._texts = [Text() for _ in range(self._body.n)]
+        self._logprobs = [Elements() for _ in range(self._body.n)]
+        self._last = [Delta("") for _ in range(self._body.n)]
+
+    async def answer(self) -> list[bytes]:
+        """The whole of it, in pieces."""
+        await self.runs.read(self._begin, self._add)
+        choices = [self._choice(index) for index in range(self._body.n)]
         answer: dict[str, Any] = {**self.head, "choices": choices, "usage": generation.usage_of(self.runs)}
         if self._body.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = generation.prompt_logprobs(self.runs.runs[0].prompt_logprobs, self.model)
-        return answer
+            answer["prompt_logprobs"] = told = Elements()
+            await done(map(told.add, map(self.tokens.prompt, slices(self.runs.runs[0].prompt_logprobs))))
+        return pieces_of(answer)
 
-    def _choice(self, index: int, new: Delta, **said: Any) -> dict[str, Any]:
-        logprobs = {"content": generation.chat_logprobs(new.logprobs, self.model), "refusal": None} if self._body.logprobs else None
-        return {"index": index, **said, "logprobs": logprobs, "finish_reason": new.finish_reason, "stop_reason": new.stop_reason}
+    def _add(self, index: int, delta: Delta) -> None:
+        self._texts[index].add(delta.text)
+        if self._body.logprobs:
+            self._logprobs[index].add(self.tokens.chat(delta.logprobs))
+        self._last[index] = delta
 
-    # As a stream -----------------------------------------------------------------------------------------------------------------------
+    def _choice(self, index: int) -> dict[str, Any]:
+        last = self._last[index]
+        return {
+            "index": index,
+            "message": {"role": "assistant", "content": self._texts[index], "refusal": None, "annotations": []},
+            "logprobs": {"content": self._logprobs[index], "refusal": None} if self._body.logprobs else None,
+            "finish_reason": last.finish_reason,
+            "stop_reason": last.stop_reason,
+        }
+
+
+class _Stream(Chunks):
+    """The script of the stream."""
+
+    def __init__(self, body: ChatRequest, model: Generator, runs: Runs) -> None:
+        super().__init__(model, runs, body.stream_options, id_prefix="chatcmpl-", object_="chat.completion.chunk")
+        self._body = body
 
     def opening(self) -> bytes:
         """Whose message it is, of each choice."""
@@ -222,11 +261,17 @@ class _Answer(Chunks):
         return b"".join(self.chunk([_began(index, role)]) for index in range(self._body.n))
 
     def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:
-        return b"".join(
-            self.chunk([self._choice(index, delta, delta={"content": delta.text} if delta.text else {})])
-            for index, delta in pieces
-            if generation.worth_sending(delta)
-        )
+        return b"".join([self.chunk([self._choice(index, delta)]) for index, delta in pieces if generation.worth_sending(delta)])
+
+    def _choice(self, index: int, new: Delta) -> dict[str, Any]:
+        """What this delta adds to the choice."""
+        return {
+            "index": index,
+            "delta": {"content": new.text} if new.text else {},
+            "logprobs": {"content": elements(self.tokens.chat(new.logprobs)), "refusal": None} if self._body.logprobs else None,
+            "finish_reason": new.finish_reason,
+            "stop_reason": new.stop_reason,
+        }
 
 
 def _began(index: int, role: dict[str, Any]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ OpenAI's: the sampling fields of `SamplingFields`. Streamed events come in OpenA
 `response.completed`, `response.incomplete` or `response.failed`; there is no `[DONE]` here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
@@ -13,12 +13,15 @@ from pydantic import BaseModel, Field, StrictBool, StrictInt
 
 from service import sse
 from service.dialects import generation
+from service.dialects.answer_size import AnswerSize, check_size
 from service.dialects.generation_schemas import MAX_TOKENS, STREAM, ChatLogprob, Fields, Ignored, SamplingFields, TextFormat
 from service.dialects.openai import ERRORS, render
 from service.dialects.runs import Generator, Runs
+from service.dialects.token_json import token_json
 from service.errors import EmptyInput, InvalidRequest, ServiceError
 from service.generation.request import Delta, Grammar
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
+from service.written import Elements, Text, elements, json_answer, pieces_of
 
 LOGPROBS: Literal["message.output_text.logprobs"] = "message.output_text.logprobs"
 _NOT_STORED = "answers are not stored by this service"
@@ -170,13 +173,21 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep) -
         grammar=generation.grammar_of(body, _format(body), "text.format"),
         top_logprobs=(body.top_logprobs or 0) if LOGPROBS in body.include else None,
     )
+    size, tokens = AnswerSize(model.vocabulary), generation.most_tokens(model, asked[0].max_tokens, len(prompt))
+    check_size(  # of streams too: their last event has all of it
+        size.text(tokens) + size.chat_logprobs(tokens, asked[0].top_logprobs),
+        1,
+        catalog.settings,
+        fields="max_output_tokens, top_logprobs" if body.top_logprobs else "max_output_tokens",
+        streamable=False,
+    )
     runs = await Runs.submit(model, asked, call, n=1, prompt_field="input")
     answer = _Answer(body, model, runs)
     if body.stream:
+        generation.bound_unread(runs, asked[0].top_logprobs, catalog.settings)
         return await sse.stream(runs, answer, call, catalog.settings)
-    (delta,) = await runs.all()
-    answer.add(delta)
-    return answer.ended()
+    await runs.read(answer.begin, lambda _, delta: answer.add(delta))
+    return json_answer(pieces_of(answer.ended()), call.headers)
 
 
 @router.get("/v1/responses/{response_id}", response_model=ResponseObject)
@@ -226,16 +237,21 @@ class _Answer:
         self._id = generation.new_id("resp_")
         self._item_id = generation.new_id("msg_")
         self._created = generation.now()
-        self._deltas: list[Delta] = []
-        self._logprobs: list[dict[str, Any]] = []
+        self._tokens = token_json(model.vocabulary)
         self._number = 0  # of the next event
+        self.begin()
 
-    def add(self, delta: Delta) -> list[dict[str, Any]]:
-        """The log-probabilities of what is new."""
-        self._deltas.append(delta)
-        logprobs = generation.chat_logprobs(delta.logprobs, self._model)
-        self._logprobs += logprobs
-        return logprobs
+    def begin(self) -> None:
+        """Nothing is there yet, or no more."""
+        self._text, self._logprobs = Text(), Elements()
+        self._last = Delta("")
+
+    def add(self, delta: Delta) -> bytes:
+        """The log-probabilities of what is new, as elements of a list."""
+        self._last = delta
+        self._text.add(delta.text)
+        self._logprobs.add(written := self._tokens.chat(delta.logprobs))
+        return written
 
     def ended(self) -> dict[str, Any]:
         """The whole response after its last delta."""
@@ -245,7 +261,7 @@ class _Answer:
 
     @property
     def _status(self) -> str:
-        return "completed" if self._deltas[-1].finish_reason == "stop" else "incomplete"
+        return "completed" if self._last.finish_reason == "stop" else "incomplete"
 
     def _response(self, status: str, **said: Any) -> dict[str, Any]:
         body, done = self._body, status in ("completed", "incomplete")
@@ -292,8 +308,7 @@ class _Answer:
         return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
     def _part(self) -> dict[str, Any]:
-        text = "".join(delta.text for delta in self._deltas)
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs}
+        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": self._logprobs}
 
     # As a stream -----------------------------------------------------------------------------------------------------------------------
 
@@ -309,21 +324,19 @@ class _Answer:
     def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:
         return b"".join(self._delta(delta) for _, delta in pieces)
 
-    def closing(self) -> bytes:
+    def closing(self) -> Iterator[bytes]:
         whole = self.ended()
         (message,) = whole["output"]
         (part,) = message["content"]
-        return (
-            self._event("response.output_text.done", **self._place, text=part["text"], logprobs=self._logprobs)
-            + self._event("response.content_part.done", **self._place, part=part)
-            + self._event("response.output_item.done", output_index=0, item=message)
-            + self._event(f"response.{self._status}", response=whole)
-        )
+        yield from self._event_pieces("response.output_text.done", **self._place, text=part["text"], logprobs=self._logprobs)
+        yield from self._event_pieces("response.content_part.done", **self._place, part=part)
+        yield from self._event_pieces("response.output_item.done", output_index=0, item=message)
+        yield from self._event_pieces(f"response.{self._status}", response=whole)
 
     def failure(self, error: ServiceError) -> bytes:
         told = render(error)[1]["error"]
         code = "rate_limit_exceeded" if error.status == 429 else "invalid_prompt" if error.status < 500 else "server_error"
-        output = [self._message("incomplete")] if any(delta.text for delta in self._deltas) else []
+        output = [self._message("incomplete")] if self._text else []
         failed = self._response("failed", output=output, error={"code": code, "message": told["message"]})
         return self._event("response.failed", response=failed)
 
@@ -335,8 +348,11 @@ class _Answer:
         logprobs = self.add(delta)
         if not (delta.text or logprobs):
             return b""
-        return self._event("response.output_text.delta", **self._place, delta=delta.text, logprobs=logprobs)
+        return self._event("response.output_text.delta", **self._place, delta=delta.text, logprobs=elements(logprobs))
 
     def _event(self, kind: str, **content: Any) -> bytes:
+        return b"".join(self._event_pieces(kind, **content))
+
+    def _event_pieces(self, kind: str, **content: Any) -> Iterator[bytes]:
         number, self._number = self._number, self._number + 1
-        return sse.event({"type": kind, "sequence_number": number, **content}, kind)
+        return sse.event_pieces({"type": kind, "sequence_number": number, **content}, kind)
