@@ -70,7 +70,7 @@ def requests(
     bias = _bias(body.logit_bias, vocab_size)
     check_ids(body.stop_token_ids, vocab_size, "stop_token_ids")
     check_ids(body.allowed_token_ids, vocab_size, "allowed_token_ids")
-    allowed, stop = tuple(body.allowed_token_ids), (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+    allowed, stop = tuple(dict.fromkeys(body.allowed_token_ids)), (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
     seeds = [secrets.randbits(63) if body.seed is None else body.seed for _ in prompts]
     return [
         GenerationRequest(
@@ -128,9 +128,10 @@ def _bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
     return bias
 
 
-def grammar_of(body: SamplingFields, format_: Grammar | None = None, format_field: str = "") -> Grammar | None:
-    """The one constraint that the body asks for; InvalidRequest when there are two. `format_` is what a response format asks for."""
-    found = [(format_field, format_)] if format_ else []
+def grammar_of(body: SamplingFields, format_: Grammar | None = None, format_field: str = "", call: Grammar | None = None) -> Grammar | None:
+    """The one constraint that the body asks for; InvalidRequest when there are two. `format_` is what a response format asks for, `call`
+    what a demanded call of a tool does: a format is of messages, and the answer is none then."""
+    found = [("tool_choice", call)] if call else [(format_field, format_)] if format_ else []
     if body.guided_json is not None:
         found.append(("guided_json", json_schema(body.guided_json, "guided_json")))
     if body.guided_regex is not None:
@@ -226,15 +227,13 @@ async def encode_chat(
     *,
     add_generation_prompt: bool = True,
 ) -> list[int]:
-    """The ids of a conversation up to where the model's answer begins."""
+    """The ids of a conversation up to where the model's answer begins. A template that has a place for `tools` shows them to the model."""
     template = model.chat_template
     if template is None:
         raise InvalidRequest(
             f"model {model.name} has no chat template: use /v1/completions, or export it from a folder with a chat_template.jinja",
             param="model",
         )
-    if tools and not template.takes_tools:
-        raise InvalidRequest(f"the chat template of model {model.name} has no place for tools: send none", param="tools")
     try:
         prompt = await template.prompt(messages, tools=tools, add_generation_prompt=add_generation_prompt)
     except InvalidRequest as error:
