@@ -10,11 +10,11 @@ length of its completion, and a client that takes nothing for `stream_stall_s` c
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Iterator, Sequence
 from contextlib import aclosing
+from itertools import chain
 from typing import Any, Protocol, TypeVar
 
-import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -23,6 +23,7 @@ from service.call import Call
 from service.edge import ClientGone
 from service.errors import ServiceError
 from service.settings import Settings
+from service.written import CHUNK_BYTES, in_slices, pieces_of
 
 log = logging.getLogger("attnserve")
 
@@ -33,6 +34,7 @@ _HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control":
 Piece = TypeVar("Piece")
 Taken = TypeVar("Taken", covariant=True)
 Told = TypeVar("Told", contravariant=True)
+Written = bytes | Iterator[bytes]
 
 
 class Source(Protocol[Taken]):
@@ -53,21 +55,27 @@ class Source(Protocol[Taken]):
 
 
 class Script(Protocol[Told]):
-    """What a dialect says around the pieces, as events. Nothing may be said by an empty result."""
+    """What a dialect says around the pieces, as events. Nothing may be said by an empty result; what is long comes bit by bit."""
 
     def opening(self) -> bytes: ...
 
-    def pieces(self, pieces: Sequence[Told]) -> bytes: ...
+    def pieces(self, pieces: Sequence[Told]) -> Written: ...
 
-    def closing(self) -> bytes: ...
+    def closing(self) -> Written: ...
 
     def failure(self, error: ServiceError) -> bytes: ...
 
 
 def event(content: Any, name: str | None = None) -> bytes:
     """One event; `name` is its type where a dialect has several."""
-    data = orjson.dumps(content)
-    return b"data: %b\n\n" % data if name is None else b"event: %b\ndata: %b\n\n" % (name.encode(), data)
+    return b"".join(event_pieces(content, name))
+
+
+def event_pieces(content: Any, name: str | None = None) -> Iterator[bytes]:
+    """The same bit by bit, where parts of it are written already."""
+    yield b"data: " if name is None else b"event: %b\ndata: " % name.encode()
+    yield from pieces_of(content)
+    yield b"\n\n"
 
 
 async def stream(source: Source[Piece], script: Script[Piece], call: Call, settings: Settings) -> Response:
@@ -103,18 +111,46 @@ class EventStream(Response):
     async def _chunks(self) -> AsyncGenerator[bytes, None]:
         """What is written at once, one after the other: all events that are ready together."""
         try:
-            yield self._script.opening() + self._script.pieces(self._first) or PING
+            opening, said = self._script.opening(), self._script.pieces(self._first)
+            if isinstance(said, bytes):
+                yield opening + said or PING
+            else:
+                async for chunk in _gathered(chain((opening,), said)):
+                    yield chunk
             while not self._source.done:
                 pieces = await self._source.take(self._settings.stream_heartbeat_s, self._settings.stream_interval_s)
-                if chunk := self._script.pieces(pieces) if pieces else PING:
+                said = self._script.pieces(pieces) if pieces else PING
+                if not isinstance(said, bytes):
+                    async for chunk in _gathered(said):
+                        yield chunk
+                elif said:
+                    yield said
+            said = self._script.closing()
+            if isinstance(said, bytes):
+                yield said
+            else:
+                async for chunk in _gathered(said):
                     yield chunk
-            last = self._script.closing()
+            return
         except ServiceError as error:
             last = self._script.failure(error)
         except Exception:
             log.exception("unexpected error", extra=self._call.identity)
             last = self._script.failure(ServiceError("internal error; the log has it under this request's id"))
         yield last
+
+
+async def _gathered(said: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """In chunks that are worth a write, with turns for others between."""
+    chunk, size = [], 0
+    async for written in in_slices(said):
+        chunk.append(written)
+        size += len(written)
+        if size >= CHUNK_BYTES:
+            yield b"".join(chunk)
+            chunk, size = [], 0
+    if size:
+        yield b"".join(chunk)
 
 
 class _Patience:

@@ -1,7 +1,7 @@
 """OpenAI: `/v1/chat/completions`, the next message of a conversation.
 
-The conversation becomes a prompt by the model's own chat template. Where that has a place for tools they are shown to the model, and a
-call it writes comes back as text: nothing here parses it.
+The conversation becomes a prompt by the model's own chat template. Where that has a place for tools they are shown to the model. A call
+that is demanded (`tool_choice`) comes back as `tool_calls`, see `tool_calls.py`; one that a model writes of its own accord is text.
 """
 
 import json
@@ -9,10 +9,12 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field, StrictBool, StrictInt
+from pydantic import BaseModel, Field, StrictBool, StrictInt, field_validator
+from pydantic_core import PydanticCustomError
 
 from service import sse
-from service.dialects import generation
+from service.dialects import generation, tool_calls
+from service.dialects.answer_size import AnswerSize, check_size
 from service.dialects.chunks import Chunks
 from service.dialects.generation_schemas import (
     MAX_TOKENS,
@@ -29,14 +31,22 @@ from service.dialects.generation_schemas import (
 )
 from service.dialects.openai import ERRORS
 from service.dialects.runs import Generator, Runs
+from service.dialects.token_json import slices
+from service.dialects.tool_calls import Call, Calling, NamedTool, arguments_of
 from service.errors import InvalidRequest
-from service.generation.request import Delta, Grammar
+from service.generation.request import Delta, GenerationRequest, Grammar
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
+from service.settings import Settings
+from service.written import Elements, Text, done, elements, json_answer, pieces_of
 
 Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16, description="Accepted and ignored.")]
 
+_MOST_PARTS = 4096
 
-class ContentPart(Fields):
+
+class ContentPart(BaseModel):
+    model_config = Fields.model_config  # without the look for nulls, which no field of it may be: there can be very many parts
+
     type: Literal["text"] = Field(description="Text alone: no model here sees or hears.")
     text: str
 
@@ -81,8 +91,10 @@ class ChatRequest(GenerationRequestBody):
     top_logprobs: StrictInt | None = Field(None, ge=0, le=20, description="And of so many likeliest ones; needs `logprobs`.")
     response_format: ResponseFormat | None = None
     tools: list[Tool] = Field([], max_length=128)
-    tool_choice: Literal["none", "auto"] = Field("auto", description="none hides the tools from the model.")
-    parallel_tool_calls: StrictBool | None = Field(None, description="Accepted and ignored.")
+    tool_choice: Literal["none", "auto", "required"] | NamedTool = Field(
+        "auto", description="none hides the tools from the model, auto shows them to it; required, or a tool's name, has one called."
+    )
+    parallel_tool_calls: StrictBool | None = Field(None, description="Accepted and ignored: an answer has one call at most.")
     store: Literal[False] = Field(False, description="Nothing is stored.")
     modalities: list[Literal["text"]] | None = Field(None, min_length=1, max_length=1)
     metadata: Metadata | None = None
@@ -90,12 +102,24 @@ class ChatRequest(GenerationRequestBody):
     safety_identifier: Ignored = None
     prompt_cache_key: Ignored = None
 
+    @field_validator("messages", mode="before")
+    @classmethod
+    def _not_too_many(cls, messages: Any) -> Any:
+        """Parts and calls of all messages together: making objects of them holds the event loop."""
+        if isinstance(messages, list):
+            inner = (message.get(name) for message in messages if isinstance(message, dict) for name in ("content", "tool_calls"))
+            if (count := sum(len(each) for each in inner if isinstance(each, list))) > _MOST_PARTS:
+                said = f"the messages have {count} parts and tool calls, and the most is {_MOST_PARTS}: send fewer"
+                raise PydanticCustomError("too_long", said)
+        return messages
+
 
 class AssistantMessage(BaseModel):
     role: Literal["assistant"]
-    content: str
+    content: str | None = Field(description="Null where a tool is called.")
     refusal: None
     annotations: list[Any]
+    tool_calls: list[ToolCall] | None = Field(None, description="Only where `tool_choice` demands a call.")
 
 
 class ChatLogprobs(BaseModel):
@@ -107,7 +131,7 @@ class ChatChoice(BaseModel):
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
-    finish_reason: FinishReason
+    finish_reason: FinishReason | Literal["tool_calls"]
     stop_reason: StopReason
 
 
@@ -131,6 +155,9 @@ async def chat(body: ChatRequest, call: CallDep, catalog: CatalogDep) -> Any:
     model = catalog.generator(body.model)
     _check(body)
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools] if body.tool_choice != "none" else []
+    tool_calls.unique([tool.function.name for tool in body.tools])
+    choice = body.tool_choice if isinstance(body.tool_choice, str) else json.dumps(body.tool_choice.function.name)
+    calling = Calling.of(choice, {tool.function.name: tool.function.parameters for tool in body.tools})
     prompt = await generation.encode_chat(model, catalog, messages_of(body.messages), tools, "messages")
     asked = generation.requests(
         body,
@@ -140,15 +167,29 @@ async def chat(body: ChatRequest, call: CallDep, catalog: CatalogDep) -> Any:
         n=body.n,
         max_tokens=body.max_completion_tokens or body.max_tokens or catalog.settings.default_max_tokens,
         max_tokens_field="max_tokens" if body.max_tokens and not body.max_completion_tokens else "max_completion_tokens",
-        grammar=generation.grammar_of(body, _format(body.response_format), "response_format"),
+        grammar=generation.grammar_of(body, _format(body.response_format), "response_format", calling.grammar() if calling else None),
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
+    if not body.stream:
+        _check_size(body, model, asked[0], catalog.settings)
     runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="messages")
-    answer = _Answer(body, model, runs)
     if body.stream:
-        return await sse.stream(runs, answer, call, catalog.settings)
-    return answer.whole(await runs.all())
+        generation.bound_unread(runs, asked[0].top_logprobs, catalog.settings)
+        return await sse.stream(runs, _Stream(body, model, runs, calling), call, catalog.settings)
+    return json_answer(await _Whole(body, model, runs, calling).answer(), call.headers)
+
+
+def _check_size(body: ChatRequest, model: Generator, asked: GenerationRequest, settings: Settings) -> None:
+    size, tokens = AnswerSize(model.vocabulary), generation.most_tokens(model, asked.max_tokens, len(asked.prompt))
+    each = size.text(tokens) + size.chat_logprobs(tokens, asked.top_logprobs)
+    once = size.prompt_logprobs(len(asked.prompt), body.prompt_logprobs)
+    fields = [
+        *(["n"] if body.n > 1 else []),
+        "max_tokens" if body.max_tokens and not body.max_completion_tokens else "max_completion_tokens",
+    ]
+    fields += [name for name in ("top_logprobs", "prompt_logprobs") if getattr(body, name)]
+    check_size(each + -(-once // body.n), body.n, settings, fields=", ".join(fields), streamable=body.prompt_logprobs is None)
 
 
 def _check(body: ChatRequest) -> None:
@@ -179,54 +220,93 @@ def messages_of(given: Sequence[ChatMessage]) -> list[dict[str, Any]]:
             plain["content"] = "\n".join(part.text for part in message.content)  # as vLLM does
         for called in plain.get("tool_calls", ()):
             called["type"] = "function"
-            called["function"]["arguments"] = _arguments(called["function"]["arguments"])
+            called["function"]["arguments"] = arguments_of(called["function"]["arguments"])
         messages.append({"content": "", **plain})
     return messages
 
 
-def _arguments(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
+class _Whole(Chunks):
+    """The answer that is not streamed, written as its tokens come."""
 
-
-class _Answer(Chunks):
-    """Choices from deltas; also the script of the stream."""
-
-    def __init__(self, body: ChatRequest, model: Generator, runs: Runs) -> None:
+    def __init__(self, body: ChatRequest, model: Generator, runs: Runs, calling: Calling | None) -> None:
+        super().__init__(model, runs, None, id_prefix="chatcmpl-", object_="chat.completion")
         self._body = body
-        super().__init__(
-            model, runs, body.stream_options, id_prefix="chatcmpl-", object_="chat.completion.chunk" if body.stream else "chat.completion"
-        )
+        self._calling = calling
 
-    def whole(self, deltas: Sequence[Delta]) -> dict[str, Any]:
-        choices = [
-            self._choice(index, delta, message={"role": "assistant", "content": delta.text, "refusal": None, "annotations": []})
-            for index, delta in enumerate(deltas)
-        ]
+    def _begin(self) -> None:
+        self._texts = [Text() for _ in range(self._body.n)]
+        self._calls = [None if self._calling is None else self._calling.call() for _ in range(self._body.n)]
+        self._logprobs = [Elements() for _ in range(self._body.n)]
+        self._last = [Delta("") for _ in range(self._body.n)]
+
+    async def answer(self) -> list[bytes]:
+        """The whole of it, in pieces."""
+        await self.runs.read(self._begin, self._add)
+        choices = [self._choice(index) for index in range(self._body.n)]
         answer: dict[str, Any] = {**self.head, "choices": choices, "usage": generation.usage_of(self.runs)}
         if self._body.prompt_logprobs is not None:
-            answer["prompt_logprobs"] = generation.prompt_logprobs(self.runs.runs[0].prompt_logprobs, self.model)
-        return answer
+            answer["prompt_logprobs"] = told = Elements()
+            await done(map(told.add, map(self.tokens.prompt, slices(self.runs.runs[0].prompt_logprobs))))
+        return pieces_of(answer)
 
-    def _choice(self, index: int, new: Delta, **said: Any) -> dict[str, Any]:
-        logprobs = {"content": generation.chat_logprobs(new.logprobs, self.model), "refusal": None} if self._body.logprobs else None
-        return {"index": index, **said, "logprobs": logprobs, "finish_reason": new.finish_reason, "stop_reason": new.stop_reason}
+    def _add(self, index: int, delta: Delta) -> None:
+        if (called := self._calls[index]) is None:
+            self._texts[index].add(delta.text)
+        else:
+            called.push(delta.text)
+        if self._body.logprobs:
+            self._logprobs[index].add(self.tokens.chat(delta.logprobs))
+        self._last[index] = delta
 
-    # As a stream -----------------------------------------------------------------------------------------------------------------------
+    def _choice(self, index: int) -> dict[str, Any]:
+        last, called = self._last[index], self._calls[index]
+        message: dict[str, Any] = {"role": "assistant", "content": self._texts[index], "refusal": None, "annotations": []}
+        if called is not None:
+            message |= {"content": None, "tool_calls": [called.json()]}
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": {"content": self._logprobs[index], "refusal": None} if self._body.logprobs else None,
+            "finish_reason": last.finish_reason if called is None else tool_calls.finish_reason(last),
+            "stop_reason": last.stop_reason,
+        }
+
+
+class _Stream(Chunks):
+    """The script of the stream."""
+
+    def __init__(self, body: ChatRequest, model: Generator, runs: Runs, calling: Calling | None) -> None:
+        super().__init__(model, runs, body.stream_options, id_prefix="chatcmpl-", object_="chat.completion.chunk")
+        self._body = body
+        self._calls = [None if calling is None else calling.call() for _ in runs.runs]
+        self._named = [False for _ in runs.runs]  # whose call has begun
 
     def opening(self) -> bytes:
         """Whose message it is, of each choice."""
-        role = {"role": "assistant", "content": "", "refusal": None}
+        role = {"role": "assistant", "content": "" if self._calls[0] is None else None, "refusal": None}
         return b"".join(self.chunk([_began(index, role)]) for index in range(self._body.n))
 
     def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:
-        return b"".join(
-            self.chunk([self._choice(index, delta, delta={"content": delta.text} if delta.text else {})])
-            for index, delta in pieces
-            if generation.worth_sending(delta)
-        )
+        return b"".join([self.chunk([self._choice(index, delta)]) for index, delta in pieces if generation.worth_sending(delta)])
+
+    def _choice(self, index: int, new: Delta) -> dict[str, Any]:
+        """What this delta adds to the choice."""
+        called = self._calls[index]
+        return {
+            "index": index,
+            "delta": ({"content": new.text} if new.text else {}) if called is None else self._of_call(index, called, new.text),
+            "logprobs": {"content": elements(self.tokens.chat(new.logprobs)), "refusal": None} if self._body.logprobs else None,
+            "finish_reason": new.finish_reason if called is None else tool_calls.finish_reason(new),
+            "stop_reason": new.stop_reason,
+        }
+
+    def _of_call(self, index: int, called: Call, text: str) -> dict[str, Any]:
+        """First its id and name, then its arguments as they come."""
+        arguments = called.push(text)
+        if called.name is not None and not self._named[index]:
+            self._named[index] = True
+            return {"tool_calls": [{"index": 0, **called.json(), "function": {"name": called.name, "arguments": arguments}}]}
+        return {"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]} if arguments else {}
 
 
 def _began(index: int, role: dict[str, Any]) -> dict[str, Any]:

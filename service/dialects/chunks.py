@@ -1,6 +1,6 @@
 """OpenAI's chunks: what completions and chats stream in the same way."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from service import sse
@@ -8,6 +8,7 @@ from service.dialects import generation
 from service.dialects.generation_schemas import StreamOptions
 from service.dialects.openai import render
 from service.dialects.runs import Generator, Runs
+from service.dialects.token_json import token_json
 from service.errors import ServiceError
 
 
@@ -24,9 +25,13 @@ class Chunks:
             "system_fingerprint": generation.system_fingerprint(model),
         }
         self._with_usage = bool(options and options.include_usage)
+        self.tokens = token_json(model.vocabulary)
 
     def chunk(self, choices: Sequence[dict[str, Any]]) -> bytes:
-        return sse.event({**self.head, "choices": choices, **({"usage": None} if self._with_usage else {})})
+        return b"".join(self.chunk_pieces(choices))
+
+    def chunk_pieces(self, choices: Sequence[dict[str, Any]]) -> Iterator[bytes]:
+        return sse.event_pieces({**self.head, "choices": choices, **({"usage": None} if self._with_usage else {})})
 
     def closing(self) -> bytes:
         usage = sse.event({**self.head, "choices": [], "usage": generation.usage_of(self.runs)}) if self._with_usage else b""

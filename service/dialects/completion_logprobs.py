@@ -1,13 +1,39 @@
 """The completions API's form of log-probabilities: four lists, an entry a token."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from service.dialects import generation
 from service.dialects.runs import Generator
+from service.dialects.token_json import TokenJson, slices, token_json
 from service.generation.request import TokenLogprob
 from service.generation.text import Vocabulary
+from service.written import Elements
+
+
+class Columns:
+    """The four lists, as they are written."""
+
+    def __init__(self, tokens: TokenJson) -> None:
+        self._tokens = tokens
+        self._texts, self._own, self._tops, self._offsets = Elements(), Elements(), Elements(), Elements()
+
+    def add(self, token_ids: Iterable[int], logprobs: Sequence[TokenLogprob | None], offsets: Iterable[int]) -> None:
+        self._texts.add(self._tokens.texts(token_ids))
+        self._own.add(self._tokens.own(logprobs))
+        self._tops.add(self._tokens.tops(logprobs))
+        self._offsets.add(",".join(map(str, offsets)).encode())
+
+    def add_all(self, others: "Columns") -> None:
+        for own, other in zip(self._lists, others._lists, strict=True):
+            own.add_all(other)
+
+    def json(self) -> dict[str, Any]:
+        return {"tokens": self._texts, "token_logprobs": self._own, "top_logprobs": self._tops, "text_offset": self._offsets}
+
+    @property
+    def _lists(self) -> tuple[Elements, ...]:
+        return self._texts, self._own, self._tops, self._offsets
 
 
 class Logprobs:
@@ -15,29 +41,39 @@ class Logprobs:
 
     def __init__(self, model: Generator, *, skip_special_tokens: bool) -> None:
         hidden = model.vocabulary.special if skip_special_tokens else frozenset[int]()
-        self._vocabulary = model.vocabulary
+        self._tokens = token_json(model.vocabulary)
         self._offsets = _Offsets(model.vocabulary, hidden)
 
-    def of(self, tokens: Sequence[tuple[int, TokenLogprob | None]]) -> dict[str, Any]:
-        return {
-            "tokens": [self._token(token_id) for token_id, _ in tokens],
-            "token_logprobs": [None if each is None else generation.finite(each.logprob) for _, each in tokens],
-            "top_logprobs": [None if each is None else self._top(each) for _, each in tokens],
-            "text_offset": [self._offsets.of(token_id) for token_id, _ in tokens],
-        }
+    def columns(self, logprobs: Iterable[TokenLogprob]) -> Columns:
+        """Of the next tokens."""
+        columns = Columns(self._tokens)
+        self.add_to(columns, logprobs)
+        return columns
 
-    def _top(self, each: TokenLogprob) -> dict[str, float]:
-        """The likeliest tokens and the drawn one, which may be none of them."""
-        ids = {each.token_id: each.logprob, **dict(each.top)}
-        return {self._token(token_id): generation.finite(logprob) for token_id, logprob in ids.items()}
+    def add_to(self, columns: Columns, logprobs: Iterable[TokenLogprob]) -> None:
+        told = list(logprobs)
+        ids = [each.token_id for each in told]
+        columns.add(ids, told, map(self._offsets.of, ids))
 
-    def _token(self, token_id: int) -> str:
-        """The token's text; what is a part of a character is written as OpenAI does, `bytes:\\xc3`, since all parts look alike as text."""
-        data = self._vocabulary[token_id]
-        try:
-            return data.decode()
-        except UnicodeDecodeError:
-            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+    def prompt(self, columns: Columns, ids: Sequence[int], logprobs: Iterable[TokenLogprob | None]) -> Iterable[bytes]:
+        """Add those of a prompt, the first of which has none, bit by bit."""
+        at = 0
+        for some in slices(logprobs):
+            these = ids[at : at + len(some)]
+            columns.add(these, some, map(self._offsets.of, these))
+            at += len(some)
+            yield b""
+
+    def after(self, ids: Sequence[int]) -> Iterable[bytes]:
+        """Count the tokens of a prompt, bit by bit."""
+        for at in range(0, len(ids), 1024):
+            for token_id in ids[at : at + 1024]:
+                self._offsets.of(token_id)
+            yield b""
+
+    def like(self, other: "Logprobs") -> None:
+        """Offsets go on where those of the other one are now."""
+        self._offsets.like(other._offsets)
 
 
 class _Offsets:
@@ -54,3 +90,7 @@ class _Offsets:
         if token_id not in self._hidden:
             self._at += len(self._decoder.decode(self._vocabulary[token_id]))
         return begin
+
+    def like(self, other: "_Offsets") -> None:
+        self._at = other._at
+        self._decoder.setstate(other._decoder.getstate())

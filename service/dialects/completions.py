@@ -4,7 +4,7 @@ Beyond it, with vLLM's names: the sampling fields of `SamplingFields`, `prompt_l
 the text that is sent, as in vLLM.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -14,8 +14,9 @@ from pydantic import BaseModel, Field, StrictBool, StrictInt
 from service import sse
 from service.catalog import Catalog
 from service.dialects import generation, writings
+from service.dialects.answer_size import AnswerSize, check_size
 from service.dialects.chunks import Chunks
-from service.dialects.completion_logprobs import Logprobs
+from service.dialects.completion_logprobs import Columns, Logprobs
 from service.dialects.generation_schemas import (
     MAX_TOKENS,
     STREAM,
@@ -28,9 +29,12 @@ from service.dialects.generation_schemas import (
 )
 from service.dialects.openai import ERRORS
 from service.dialects.runs import Generator, Runs
+from service.dialects.token_json import slices
 from service.errors import BatchTooLarge, InvalidRequest
-from service.generation.request import Delta, TokenLogprob
+from service.generation.request import Delta
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
+from service.settings import Settings
+from service.written import Elements, Text, done, json_answer, pieces_of
 
 MOST_RUNS = 256  # choices of all prompts of a request together
 _PROMPTS = 128
@@ -110,13 +114,29 @@ async def completions(body: CompletionRequest, call: CallDep, catalog: CatalogDe
         grammar=generation.grammar_of(body),
         top_logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs,
+        of_each=body.stream,
     )
+    _check_size(body, prompts, model, catalog.settings)
     runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="prompt")
-    answer = _Answer(body, model, [prompt for prompt in prompts for _ in range(body.n)], runs)
     if body.stream:
-        return await sse.stream(runs, answer, call, catalog.settings)
-    choices = [answer.choice(index, delta) for index, delta in enumerate(await runs.all())]
-    return {**answer.head, "choices": choices, "usage": generation.usage_of(runs)}
+        generation.bound_unread(runs, body.logprobs, catalog.settings)
+        return await sse.stream(
+            runs, _Stream(body, model, [prompt for prompt in prompts for _ in range(body.n)], runs), call, catalog.settings
+        )
+    return json_answer(await _Whole(body, model, prompts, runs).answer(), call.headers)
+
+
+def _check_size(body: CompletionRequest, prompts: Sequence[tuple[str, list[int]]], model: Generator, settings: Settings) -> None:
+    """The answer as a whole, or what a stream says at its beginning."""
+    size, total = AnswerSize(model.vocabulary), 0
+    tokens = 0 if body.stream else generation.most_tokens(model, body.max_tokens, min(len(ids) for _, ids in prompts))
+    for text, ids in prompts:
+        total += size.text(tokens) + size.completion_logprobs(tokens, body.logprobs) + size.prompt_logprobs(len(ids), body.prompt_logprobs)
+        if body.echo:
+            total += 6 * len(text) + size.completion_logprobs(len(ids), body.logprobs)
+    fields = [*(["n"] if body.n > 1 else []), "max_tokens"]
+    fields += [name for name in ("logprobs", "prompt_logprobs") if getattr(body, name)]
+    check_size(-(-total // len(prompts)), len(prompts) * body.n, settings, fields=", ".join(fields), streamable=not body.stream)
 
 
 def _check(body: CompletionRequest) -> None:
@@ -155,6 +175,79 @@ async def _prompts(body: CompletionRequest, model: Generator, catalog: Catalog) 
     return prompts
 
 
+class _Whole(Chunks):
+    """The answer that is not streamed, written as its tokens come."""
+
+    def __init__(self, body: CompletionRequest, model: Generator, prompts: Sequence[tuple[str, list[int]]], runs: Runs) -> None:
+        super().__init__(model, runs, None, id_prefix="cmpl-", object_="text_completion")
+        self._body, self._prompts = body, prompts
+        self._counted = [
+            Logprobs(model, skip_special_tokens=body.skip_special_tokens) for _ in prompts
+        ]  # the prompts, where they come back
+
+    async def answer(self) -> list[bytes]:
+        """The whole of it, in pieces."""
+        body = self._body
+        try:
+            if body.echo and body.logprobs is not None:
+                for counted, (_, ids) in zip(self._counted, self._prompts, strict=True):
+                    await done(counted.after(ids))
+        except BaseException:
+            self.runs.close()
+            raise
+        await self.runs.read(self._begin, self._add)
+        choices = []
+        for at, (_, ids) in enumerate(self._prompts):
+            first = at * body.n
+            told = self.runs.runs[first].prompt_logprobs
+            echoed, of_prompt = Columns(self.tokens), Elements()
+            if body.echo and body.logprobs is not None:
+                offsets = Logprobs(self.model, skip_special_tokens=body.skip_special_tokens)
+                await done(offsets.prompt(echoed, ids, told))
+            elif body.prompt_logprobs is not None:
+                await done(map(of_prompt.add, map(self.tokens.prompt, slices(told))))
+            choices += [self._choice(index, echoed, of_prompt) for index in range(first, first + body.n)]
+        return pieces_of({**self.head, "choices": choices, "usage": generation.usage_of(self.runs)})
+
+    def _begin(self) -> None:
+        """What is written of completions comes after their prompts."""
+        self._texts: list[Text] = []
+        self._offsets: list[Logprobs] = []
+        self._columns: list[Columns] = []
+        self._last: list[Delta] = []
+        for (text, _), counted in zip(self._prompts, self._counted, strict=True):
+            for _ in range(self._body.n):
+                self._texts.append(Text())
+                self._offsets.append(Logprobs(self.model, skip_special_tokens=self._body.skip_special_tokens))
+                self._columns.append(Columns(self.tokens))
+                self._last.append(Delta(""))
+                if self._body.echo:
+                    self._texts[-1].add(text)
+                    self._offsets[-1].like(counted)
+
+    def _add(self, index: int, delta: Delta) -> None:
+        self._texts[index].add(delta.text)
+        if self._body.logprobs is not None:
+            self._offsets[index].add_to(self._columns[index], delta.logprobs)
+        self._last[index] = delta
+
+    def _choice(self, index: int, echoed: Columns, of_prompt: Elements) -> dict[str, Any]:
+        """`echoed` and `of_prompt` are those of all choices of the prompt, and are not copied."""
+        logprobs = None
+        if self._body.logprobs is not None:
+            logprobs = Columns(self.tokens)
+            logprobs.add_all(echoed)
+            logprobs.add_all(self._columns[index])
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": self._texts[index],
+            "logprobs": None if logprobs is None else logprobs.json(),
+            "finish_reason": self._last[index].finish_reason,
+            "stop_reason": self._last[index].stop_reason,
+        }
+        return choice if self._body.prompt_logprobs is None else {**choice, "prompt_logprobs": of_prompt}
+
+
 @dataclass
 class _Sent:
     """What has left of one choice."""
@@ -163,40 +256,49 @@ class _Sent:
     begun: bool = False
 
 
-class _Answer(Chunks):
-    """Choices from deltas; also the script of the stream."""
+class _Stream(Chunks):
+    """The script of the stream."""
 
     def __init__(self, body: CompletionRequest, model: Generator, prompts: Sequence[tuple[str, list[int]]], runs: Runs) -> None:
         self._body, self._prompts = body, prompts
         self._sent = [_Sent(Logprobs(model, skip_special_tokens=body.skip_special_tokens)) for _ in prompts]
         super().__init__(model, runs, body.stream_options, id_prefix="cmpl-", object_="text_completion")
 
-    def choice(self, index: int, delta: Delta) -> dict[str, Any]:
-        """What this delta adds to the choice; to the first one belongs the echo of the prompt."""
-        sent, text = self._sent[index], delta.text
-        logprobs: list[tuple[int, TokenLogprob | None]] = [(each.token_id, each) for each in delta.logprobs]
-        first, sent.begun = not sent.begun, True
-        run = self.runs.runs[index]
-        if first and self._body.echo:
-            echo, ids = self._prompts[index]
-            text = echo + text
-            if self._body.logprobs is not None:
-                logprobs = [*zip(ids, run.prompt_logprobs, strict=True), *logprobs]
-        choice: dict[str, Any] = {
-            "index": index,
-            "text": text,
-            "logprobs": None if self._body.logprobs is None else sent.logprobs.of(logprobs),
-            "finish_reason": delta.finish_reason,
-            "stop_reason": delta.stop_reason,
-        }
-        if self._body.prompt_logprobs is not None:
-            choice["prompt_logprobs"] = generation.prompt_logprobs(run.prompt_logprobs, self.model)
-        return choice
-
-    # As a stream -----------------------------------------------------------------------------------------------------------------------
-
     def opening(self) -> bytes:
         return b""
 
-    def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:
-        return b"".join(self.chunk([self.choice(index, delta)]) for index, delta in pieces if generation.worth_sending(delta))
+    def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> sse.Written:
+        if self._body.echo and not all(self._sent[index].begun for index, _ in pieces):
+            return self._begun(pieces)
+        return b"".join([self._chunk(index, delta) for index, delta in pieces if generation.worth_sending(delta)])
+
+    def _begun(self, pieces: Sequence[tuple[int, Delta]]) -> Iterator[bytes]:
+        """The same, with a chunk of the prompt before the first of a choice."""
+        for index, delta in pieces:
+            sent = self._sent[index]
+            if not sent.begun:
+                sent.begun = True
+                yield from self._echo(index, sent)
+            if generation.worth_sending(delta):
+                yield self._chunk(index, delta)
+
+    def _echo(self, index: int, sent: _Sent) -> Iterator[bytes]:
+        text, ids = self._prompts[index]
+        columns = Columns(self.tokens)
+        if self._body.logprobs is not None:
+            yield from sent.logprobs.prompt(columns, ids, self.runs.runs[index].prompt_logprobs)
+        yield from self.chunk_pieces([self._choice(index, Delta(text), columns)])
+
+    def _chunk(self, index: int, delta: Delta) -> bytes:
+        """What this delta adds to the choice."""
+        columns = self._sent[index].logprobs.columns(delta.logprobs) if self._body.logprobs is not None else None
+        return self.chunk([self._choice(index, delta, columns)])
+
+    def _choice(self, index: int, delta: Delta, columns: Columns | None) -> dict[str, Any]:
+        return {
+            "index": index,
+            "text": delta.text,
+            "logprobs": None if self._body.logprobs is None or columns is None else columns.json(),
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+        }

@@ -17,13 +17,14 @@ from service.dialects.generation_schemas import SamplingFields, StreamOptions
 from service.dialects.runs import Generator, Runs
 from service.dialects.tei_tokens import aside
 from service.errors import EmptyInput, InvalidRequest, NeverFits, TokenizationFailed
-from service.generation.request import Delta, GenerationRequest, Grammar, Sampling, TokenLogprob
+from service.generation.request import Delta, GenerationRequest, Grammar, Sampling
+from service.settings import Settings
 
 Result = TypeVar("Result")
 
 _INLINE_CHARACTERS = 4_000  # up to here tokenising takes less time than another thread
+_TOKEN_BYTES, _LOGPROB_BYTES = 100, 120  # of one that waits to be read, in memory
 _ANY_OBJECT = Grammar(kind="json_schema", source='{"type":"object"}')
-_LEAST_LOGPROB = -9999.0  # what OpenAI sends for minus infinity, which JSON does not have
 
 
 @lru_cache(maxsize=64)
@@ -54,11 +55,14 @@ def requests(
     max_tokens: int,
     max_tokens_field: str,
     grammar: Grammar | None,
+    prompt_logprobs: int | None = None,
+    of_each: bool = False,
     **options: Any,
 ) -> list[GenerationRequest]:
     """n requests for each prompt, one after the other. Choice i of a prompt has the same seed whatever else is asked with it.
 
-    Where the body has no seed, each prompt draws one of its own.
+    Where the body has no seed, each prompt draws one of its own. Log-probabilities of a prompt are computed for its first choice, or
+    `of_each`.
     """
     if body.min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens={body.min_tokens} is more than {max_tokens_field}={max_tokens}", param="min_tokens")
@@ -66,8 +70,8 @@ def requests(
     bias = _bias(body.logit_bias, vocab_size)
     check_ids(body.stop_token_ids, vocab_size, "stop_token_ids")
     check_ids(body.allowed_token_ids, vocab_size, "allowed_token_ids")
+    allowed, stop = tuple(dict.fromkeys(body.allowed_token_ids)), (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
     seeds = [secrets.randbits(63) if body.seed is None else body.seed for _ in prompts]
-    allowed = tuple(body.allowed_token_ids)
     return [
         GenerationRequest(
             prompt=prompt,
@@ -86,12 +90,13 @@ def requests(
             ),
             max_tokens=max_tokens,
             min_tokens=body.min_tokens,
-            stop=(body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
+            stop=stop,
             stop_token_ids=tuple(body.stop_token_ids),
             include_stop=body.include_stop_str_in_output,
             ignore_eos=body.ignore_eos,
             skip_special_tokens=body.skip_special_tokens,
             grammar=grammar,
+            prompt_logprobs=prompt_logprobs if of_each or not index else None,
             lane=Lane.INTERACTIVE if call.lane is None else call.lane,
             deadline=call.deadline,
             client=call.client,
@@ -123,9 +128,10 @@ def _bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
     return bias
 
 
-def grammar_of(body: SamplingFields, format_: Grammar | None = None, format_field: str = "") -> Grammar | None:
-    """The one constraint that the body asks for; InvalidRequest when there are two. `format_` is what a response format asks for."""
-    found = [(format_field, format_)] if format_ else []
+def grammar_of(body: SamplingFields, format_: Grammar | None = None, format_field: str = "", call: Grammar | None = None) -> Grammar | None:
+    """The one constraint that the body asks for; InvalidRequest when there are two. `format_` is what a response format asks for, `call`
+    what a demanded call of a tool does: a format is of messages, and the answer is none then."""
+    found = [("tool_choice", call)] if call else [(format_field, format_)] if format_ else []
     if body.guided_json is not None:
         found.append(("guided_json", json_schema(body.guided_json, "guided_json")))
     if body.guided_regex is not None:
@@ -221,21 +227,25 @@ async def encode_chat(
     *,
     add_generation_prompt: bool = True,
 ) -> list[int]:
-    """The ids of a conversation up to where the model's answer begins."""
+    """The ids of a conversation up to where the model's answer begins. A template that has a place for `tools` shows them to the model."""
     template = model.chat_template
     if template is None:
         raise InvalidRequest(
             f"model {model.name} has no chat template: use /v1/completions, or export it from a folder with a chat_template.jinja",
             param="model",
         )
-    if tools and not template.takes_tools:
-        raise InvalidRequest(f"the chat template of model {model.name} has no place for tools: send none", param="tools")
     try:
         prompt = await template.prompt(messages, tools=tools, add_generation_prompt=add_generation_prompt)
     except InvalidRequest as error:
         error.param = param
         raise
     return await encode(model, catalog, prompt, param, add_special_tokens=False)  # the template has written them
+
+
+def most_tokens(model: Generator, max_tokens: int, prompt_tokens: int) -> int:
+    """That a completion can have, where the model positions only so many."""
+    n_positions = None if model.manifest.decoder is None else model.manifest.decoder.n_positions
+    return max_tokens if n_positions is None else max(0, min(max_tokens, n_positions - prompt_tokens + 1))
 
 
 # To the answer -------------------------------------------------------------------------------------------------------------------------
@@ -251,39 +261,14 @@ def usage_of(runs: Runs) -> dict[str, Any]:
     }
 
 
+def bound_unread(runs: Runs, top_logprobs: int | None, settings: Settings) -> None:
+    """What a client does not read waits in memory: of a stream, no more than an answer may have."""
+    runs.bound_unread(settings.max_answer_bytes / (_TOKEN_BYTES + (0 if top_logprobs is None else 1 + top_logprobs) * _LOGPROB_BYTES))
+
+
 def worth_sending(delta: Delta) -> bool:
     """Something to read, or the end; not a token whose text waits for the next one."""
     return bool(delta.text or delta.logprobs or delta.finish_reason)
-
-
-def finite(logprob: float) -> float:
-    return max(logprob, _LEAST_LOGPROB)
-
-
-def chat_logprobs(logprobs: Sequence[TokenLogprob], model: Generator) -> list[dict[str, Any]]:
-    """Chat's and responses' form of them."""
-    return [
-        {**_named(each.token_id, each.logprob, model), "top_logprobs": [_named(token_id, logprob, model) for token_id, logprob in each.top]}
-        for each in logprobs
-    ]
-
-
-def _named(token_id: int, logprob: float, model: Generator) -> dict[str, Any]:
-    return {"token": token_text(token_id, model), "logprob": finite(logprob), "bytes": list(model.vocabulary[token_id])}
-
-
-def prompt_logprobs(logprobs: Sequence[TokenLogprob | None], model: Generator) -> list[dict[str, Any] | None]:
-    """vLLM's form: for each token of the prompt, by id, the token itself and the likeliest ones. The first has none."""
-    return [None if each is None else _by_id(each, model) for each in logprobs]
-
-
-def _by_id(each: TokenLogprob, model: Generator) -> dict[str, Any]:
-    ranked = {token_id: (rank, logprob) for rank, (token_id, logprob) in enumerate(each.top, 1)}
-    known = {each.token_id: (each.rank, each.logprob), **ranked}
-    return {
-        str(token_id): {"logprob": finite(logprob), "rank": rank, "decoded_token": token_text(token_id, model)}
-        for token_id, (rank, logprob) in known.items()
-    }
 
 
 def token_text(token_id: int, model: Generator) -> str:

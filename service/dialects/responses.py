@@ -5,20 +5,25 @@ OpenAI's: the sampling fields of `SamplingFields`. Streamed events come in OpenA
 `response.completed`, `response.incomplete` or `response.failed`; there is no `[DONE]` here.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field, StrictBool, StrictInt
+from pydantic import BaseModel, Discriminator, Field, StrictBool, StrictInt, Tag
 
 from service import sse
-from service.dialects import generation
+from service.dialects import generation, tool_calls
+from service.dialects.answer_size import AnswerSize, check_size
 from service.dialects.generation_schemas import MAX_TOKENS, STREAM, ChatLogprob, Fields, Ignored, SamplingFields, TextFormat
 from service.dialects.openai import ERRORS, render
 from service.dialects.runs import Generator, Runs
+from service.dialects.token_json import token_json
+from service.dialects.tool_calls import Call, Calling, arguments_of
 from service.errors import EmptyInput, InvalidRequest, ServiceError
 from service.generation.request import Delta, Grammar
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
+from service.written import Elements, Text, elements, json_answer, pieces_of
 
 LOGPROBS: Literal["message.output_text.logprobs"] = "message.output_text.logprobs"
 _NOT_STORED = "answers are not stored by this service"
@@ -45,6 +50,52 @@ class InputItem(Fields):
     phase: Ignored = None
 
 
+class CallItem(Fields):
+    """A call of a tool in an answer, sent back."""
+
+    type: Literal["function_call"]
+    call_id: str = Field(min_length=1, max_length=256)
+    name: str = Field(max_length=256)
+    arguments: str
+    id: Ignored = None
+    status: Ignored = None
+
+
+class CallOutputItem(Fields):
+    """What the tool gave."""
+
+    type: Literal["function_call_output"]
+    call_id: str = Field(min_length=1, max_length=256)
+    output: str | Many[InputPart]
+    id: Ignored = None
+    status: Ignored = None
+
+
+def _kind(item: Any) -> str:
+    """Tags that are no names of fields, so that errors leave them out."""
+    type_ = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    return {"function_call": "a-call", "function_call_output": "an-output"}.get(type_ if isinstance(type_, str) else "", "a-message")
+
+
+Item = Annotated[
+    Annotated[InputItem, Tag("a-message")] | Annotated[CallItem, Tag("a-call")] | Annotated[CallOutputItem, Tag("an-output")],
+    Discriminator(_kind),
+]
+
+
+class FunctionTool(Fields):
+    type: Literal["function"]
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = Field(None, max_length=65_536)
+    parameters: dict[str, Any] | None = None
+    strict: StrictBool | None = None
+
+
+class NamedFunction(Fields):
+    type: Literal["function"]
+    name: str
+
+
 class TextConfig(Fields):
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = Field(None, description="Accepted and ignored.")
@@ -56,7 +107,7 @@ class ResponseStreamOptions(Fields):
 
 class ResponseRequest(SamplingFields):
     model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first decoder without it.")
-    input: str | Annotated[Many[InputItem], Field(min_length=1, max_length=4096)]
+    input: str | Annotated[Many[Item], Field(min_length=1, max_length=4096)]
     instructions: str | None = Field(None, description="A system message before the input.")
     max_output_tokens: StrictInt | None = Field(None, ge=1, le=MAX_TOKENS, description="The service's `default_max_tokens` without it.")
     text: TextConfig | None = None
@@ -69,9 +120,11 @@ class ResponseRequest(SamplingFields):
     previous_response_id: str | None = Field(None, max_length=256, description="Refused: answers are not stored.")
     background: Literal[False] = False
     truncation: Literal["disabled"] = "disabled"
-    tools: list[Any] = Field([], max_length=0, description="None: tools are not called here.")
-    tool_choice: Literal["none", "auto"] = "auto"
-    parallel_tool_calls: StrictBool | None = Field(None, description="Accepted and ignored.")
+    tools: list[FunctionTool] = Field([], max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction = Field(
+        "auto", description="none hides the tools from the model, auto shows them to it; required, or a tool's name, has one called."
+    )
+    parallel_tool_calls: StrictBool | None = Field(None, description="Accepted and ignored: an answer has one call at most.")
     service_tier: Literal["auto", "default"] | None = Field(None, description="Accepted and ignored.")
     user: Ignored = None
     safety_identifier: Ignored = None
@@ -91,6 +144,15 @@ class OutputMessage(BaseModel):
     role: Literal["assistant"]
     status: Literal["in_progress", "completed", "incomplete"]
     content: list[OutputText]
+
+
+class OutputCall(BaseModel):
+    id: str
+    type: Literal["function_call"]
+    status: Literal["in_progress", "completed", "incomplete"]
+    call_id: str
+    name: str
+    arguments: str
 
 
 class InputTokensDetails(BaseModel):
@@ -131,7 +193,7 @@ class ResponseObject(BaseModel):
     max_output_tokens: int | None
     metadata: dict[str, str]
     model: str
-    output: list[OutputMessage]
+    output: list[OutputMessage | OutputCall]
     parallel_tool_calls: bool
     previous_response_id: None
     store: Literal[False]
@@ -139,8 +201,8 @@ class ResponseObject(BaseModel):
     top_p: float
     top_logprobs: int
     text: dict[str, Any]
-    tool_choice: Literal["none", "auto"]
-    tools: list[Any]
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction
+    tools: list[FunctionTool]
     truncation: Literal["disabled"]
     background: Literal[False]
     usage: ResponseUsage | None
@@ -159,7 +221,11 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep) -
     """The model's answer. With `stream`, events as it comes into being. 400 to whatever needs stored answers."""
     model = catalog.generator(body.model)
     _check(body)
-    prompt = await generation.encode_chat(model, catalog, _messages(body), None, "input")
+    tool_calls.unique([tool.name for tool in body.tools])
+    choice = body.tool_choice if isinstance(body.tool_choice, str) else json.dumps(body.tool_choice.name)
+    calling = Calling.of(choice, {tool.name: tool.parameters for tool in body.tools})
+    tools = [{"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"type"})} for tool in body.tools]
+    prompt = await generation.encode_chat(model, catalog, _messages(body), tools if choice != "none" else None, "input")
     asked = generation.requests(
         body,
         [prompt],
@@ -167,16 +233,24 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep) -
         call,
         max_tokens=body.max_output_tokens or catalog.settings.default_max_tokens,
         max_tokens_field="max_output_tokens",
-        grammar=generation.grammar_of(body, _format(body), "text.format"),
+        grammar=generation.grammar_of(body, _format(body), "text.format", calling.grammar() if calling else None),
         top_logprobs=(body.top_logprobs or 0) if LOGPROBS in body.include else None,
     )
+    size, tokens = AnswerSize(model.vocabulary), generation.most_tokens(model, asked[0].max_tokens, len(prompt))
+    check_size(  # of streams too: their last event has all of it
+        size.text(tokens) + size.chat_logprobs(tokens, asked[0].top_logprobs),
+        1,
+        catalog.settings,
+        fields="max_output_tokens, top_logprobs" if body.top_logprobs else "max_output_tokens",
+        streamable=False,
+    )
     runs = await Runs.submit(model, asked, call, n=1, prompt_field="input")
-    answer = _Answer(body, model, runs)
+    answer = _Answer(body, model, runs, calling)
     if body.stream:
+        generation.bound_unread(runs, asked[0].top_logprobs, catalog.settings)
         return await sse.stream(runs, answer, call, catalog.settings)
-    (delta,) = await runs.all()
-    answer.add(delta)
-    return answer.ended()
+    await runs.read(answer.begin, answer.read)
+    return json_answer(pieces_of(answer.ended()), call.headers)
 
 
 @router.get("/v1/responses/{response_id}", response_model=ResponseObject)
@@ -211,7 +285,17 @@ def _messages(body: ResponseRequest) -> list[dict[str, Any]]:
     first = [{"role": "system", "content": body.instructions}] if body.instructions is not None else []
     if isinstance(body.input, str):
         return [*first, {"role": "user", "content": body.input}]
-    return [*first, *({"role": item.role, "content": _text(item.content)} for item in body.input)]
+    return [*first, *map(_message, body.input)]
+
+
+def _message(item: InputItem | CallItem | CallOutputItem) -> dict[str, Any]:
+    """As templates know it."""
+    if isinstance(item, CallItem):
+        called = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments_of(item.arguments)}}
+        return {"role": "assistant", "content": "", "tool_calls": [called]}
+    if isinstance(item, CallOutputItem):
+        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
+    return {"role": item.role, "content": _text(item.content)}
 
 
 def _text(content: str | list[InputPart]) -> str:
@@ -221,31 +305,53 @@ def _text(content: str | list[InputPart]) -> str:
 class _Answer:
     """The response as it comes into being; also the script of the stream."""
 
-    def __init__(self, body: ResponseRequest, model: Generator, runs: Runs) -> None:
+    def __init__(self, body: ResponseRequest, model: Generator, runs: Runs, calling: Calling | None) -> None:
         self._body, self._model, self._runs = body, model, runs
+        self._calling = calling
+        self._begun = False  # the item of a call, whose name comes first
         self._id = generation.new_id("resp_")
-        self._item_id = generation.new_id("msg_")
+        self._item_id = generation.new_id("msg_" if calling is None else "fc_")
         self._created = generation.now()
-        self._deltas: list[Delta] = []
-        self._logprobs: list[dict[str, Any]] = []
+        self._tokens = token_json(model.vocabulary)
         self._number = 0  # of the next event
+        self.begin()
 
-    def add(self, delta: Delta) -> list[dict[str, Any]]:
-        """The log-probabilities of what is new."""
-        self._deltas.append(delta)
-        logprobs = generation.chat_logprobs(delta.logprobs, self._model)
-        self._logprobs += logprobs
-        return logprobs
+    def begin(self) -> None:
+        """Nothing is there yet, or no more."""
+        self._call = None if self._calling is None else self._calling.call()
+        self._text, self._logprobs = Text(), Elements()
+        self._last = Delta("")
+
+    def add(self, delta: Delta) -> bytes:
+        """The log-probabilities of what is new, as elements of a list."""
+        self._last = delta
+        if self._call is None:
+            self._text.add(delta.text)
+        self._logprobs.add(written := self._tokens.chat(delta.logprobs))
+        return written
+
+    def read(self, index: int, delta: Delta) -> None:
+        """The same where nothing is streamed."""
+        self.add(delta)
+        if self._call is not None:
+            self._call.push(delta.text)
 
     def ended(self) -> dict[str, Any]:
         """The whole response after its last delta."""
+        output = [self._item(self._status)]
         if self._status == "completed":
-            return self._response("completed", output=[self._message(self._status)])
-        return self._response("incomplete", output=[self._message(self._status)], incomplete_details={"reason": "max_output_tokens"})
+            return self._response("completed", output=output)
+        return self._response("incomplete", output=output, incomplete_details={"reason": "max_output_tokens"})
+
+    def _item(self, status: str) -> dict[str, Any]:
+        if self._call is None:
+            return self._message(status)
+        called = {"call_id": self._call.id, "name": self._call.name or "", "arguments": self._call.arguments}
+        return {"id": self._item_id, "type": "function_call", "status": status, **called}
 
     @property
     def _status(self) -> str:
-        return "completed" if self._deltas[-1].finish_reason == "stop" else "incomplete"
+        return "completed" if self._last.finish_reason == "stop" else "incomplete"
 
     def _response(self, status: str, **said: Any) -> dict[str, Any]:
         body, done = self._body, status in ("completed", "incomplete")
@@ -269,8 +375,8 @@ class _Answer:
             "top_p": body.top_p,
             "top_logprobs": body.top_logprobs or 0,
             "text": body.text.model_dump(by_alias=True, exclude_none=True) if body.text else {"format": {"type": "text"}},
-            "tool_choice": body.tool_choice,
-            "tools": [],
+            "tool_choice": body.tool_choice if isinstance(body.tool_choice, str) else body.tool_choice.model_dump(),
+            "tools": [{"parameters": None, "strict": None, **tool.model_dump(exclude_none=True)} for tool in body.tools],
             "truncation": "disabled",
             "background": False,
             "usage": self._usage() if done or status == "failed" else None,
@@ -292,16 +398,17 @@ class _Answer:
         return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
 
     def _part(self) -> dict[str, Any]:
-        text = "".join(delta.text for delta in self._deltas)
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs}
+        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": self._logprobs}
 
     # As a stream -----------------------------------------------------------------------------------------------------------------------
 
     def opening(self) -> bytes:
         begun = self._response("in_progress")
+        said = self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
+        if self._call is not None:  # which has no name yet
+            return said
         return (
-            self._event("response.created", response=begun)
-            + self._event("response.in_progress", response=begun)
+            said
             + self._event("response.output_item.added", output_index=0, item=self._message("in_progress"))
             + self._event("response.content_part.added", **self._place, part=self._part())
         )
@@ -309,21 +416,27 @@ class _Answer:
     def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:
         return b"".join(self._delta(delta) for _, delta in pieces)
 
-    def closing(self) -> bytes:
+    def closing(self) -> Iterator[bytes]:
         whole = self.ended()
         (message,) = whole["output"]
+        if self._call is not None:
+            place = {"item_id": self._item_id, "output_index": 0}
+            yield self._begin_call()
+            told = {"name": self._call.name or "", "arguments": self._call.arguments}
+            yield self._event("response.function_call_arguments.done", **place, **told)
+            yield self._event("response.output_item.done", output_index=0, item=message)
+            yield self._event(f"response.{self._status}", response=whole)
+            return
         (part,) = message["content"]
-        return (
-            self._event("response.output_text.done", **self._place, text=part["text"], logprobs=self._logprobs)
-            + self._event("response.content_part.done", **self._place, part=part)
-            + self._event("response.output_item.done", output_index=0, item=message)
-            + self._event(f"response.{self._status}", response=whole)
-        )
+        yield from self._event_pieces("response.output_text.done", **self._place, text=part["text"], logprobs=self._logprobs)
+        yield from self._event_pieces("response.content_part.done", **self._place, part=part)
+        yield from self._event_pieces("response.output_item.done", output_index=0, item=message)
+        yield from self._event_pieces(f"response.{self._status}", response=whole)
 
     def failure(self, error: ServiceError) -> bytes:
         told = render(error)[1]["error"]
         code = "rate_limit_exceeded" if error.status == 429 else "invalid_prompt" if error.status < 500 else "server_error"
-        output = [self._message("incomplete")] if any(delta.text for delta in self._deltas) else []
+        output = [self._message("incomplete")] if self._text else []
         failed = self._response("failed", output=output, error={"code": code, "message": told["message"]})
         return self._event("response.failed", response=failed)
 
@@ -333,10 +446,30 @@ class _Answer:
 
     def _delta(self, delta: Delta) -> bytes:
         logprobs = self.add(delta)
+        if self._call is not None:
+            return self._of_call(self._call, delta.text)
         if not (delta.text or logprobs):
             return b""
-        return self._event("response.output_text.delta", **self._place, delta=delta.text, logprobs=logprobs)
+        return self._event("response.output_text.delta", **self._place, delta=delta.text, logprobs=elements(logprobs))
+
+    def _of_call(self, call: Call, text: str) -> bytes:
+        arguments = call.push(text)
+        if not arguments:
+            return b""
+        begun = self._begin_call()
+        place = {"item_id": self._item_id, "output_index": 0}
+        return begun + self._event("response.function_call_arguments.delta", **place, delta=arguments)
+
+    def _begin_call(self) -> bytes:
+        """Its item, before the first of its arguments."""
+        if self._begun:
+            return b""
+        self._begun = True
+        return self._event("response.output_item.added", output_index=0, item={**self._item("in_progress"), "arguments": ""})
 
     def _event(self, kind: str, **content: Any) -> bytes:
+        return b"".join(self._event_pieces(kind, **content))
+
+    def _event_pieces(self, kind: str, **content: Any) -> Iterator[bytes]:
         number, self._number = self._number, self._number + 1
-        return sse.event({"type": kind, "sequence_number": number, **content}, kind)
+        return sse.event_pieces({"type": kind, "sequence_number": number, **content}, kind)

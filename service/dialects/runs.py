@@ -16,7 +16,8 @@ from service.generation.request import Attention, Delta, GenerationRequest, Toke
 from service.generation.run import join
 from service.generation.text import Vocabulary
 
-_UNHURRIED_S = 1.0  # between two looks at runs of which only the end matters
+_UNHURRIED_S = 0.25  # between two looks at runs of which only the end matters
+_PIECE_TOKENS = 256  # taken at a time: what is taken at once is written at once, and that holds the event loop
 
 
 class Run(Protocol):
@@ -24,12 +25,15 @@ class Run(Protocol):
 
     request: GenerationRequest
     usage: Usage
-    prompt_logprobs: list[TokenLogprob | None]
+    most_unread: float
     attention: Attention | None
+
+    @property
+    def prompt_logprobs(self) -> Sequence[TokenLogprob | None]: ...
 
     def listen(self, tell: Callable[[bool], None]) -> None: ...
 
-    def take(self) -> Delta | None: ...
+    def take(self, most_tokens: int | None = None) -> Delta | None: ...
 
     def cancel(self) -> None: ...
 
@@ -101,6 +105,7 @@ class Runs:
         self._there = self._ending = False  # something to take, and an end among it
         self._not_before = 0.0  # when what has come may be taken, unless it is an end
         self._later: asyncio.TimerHandle | None = None
+        self._first = 0  # whose turn it is to be taken first
         self._quiet = Alarm(self._wake)
         for run in self.runs:
             run.listen(self._told)
@@ -109,13 +114,21 @@ class Runs:
     def done(self) -> bool:
         return not self._left
 
+    def bound_unread(self, tokens: float) -> None:
+        """End the runs when so many tokens of all of them wait to be taken."""
+        for run in self.runs:
+            run.most_unread = tokens / len(self.runs)
+
     async def take(self, timeout_s: float | None = None, interval_s: float = 0.0) -> list[tuple[int, Delta]]:
         """What each run has made since the last time, by its index; empty when the time is up. Raises what befell one of them.
 
-        What comes less than `interval_s` after the last time waits for more, unless it is an end.
+        What comes less than `interval_s` after the last time waits for more, unless it is an end. Where much is there, it is taken in
+        pieces, with a turn for others between two of them.
         """
         taken: list[tuple[int, Delta]] = []
         if self._error is None:
+            if self._ending:
+                await asyncio.sleep(0)
             await self._something(timeout_s)
             taken = self._polled()
         if not taken and self._error is not None:
@@ -124,25 +137,36 @@ class Runs:
         self._not_before = self._loop.time() + interval_s
         return taken
 
-    async def all(self) -> list[Delta]:
-        """Every run to its end, as one delta each. Where the replica that had them is lost, they are begun anew in another: once, since the
-        request itself may be what ended it."""
+    async def read(self, begin: Callable[[], object], add: Callable[[int, Delta], object]) -> None:
+        """Every run to its end: `begin`, then `add` gets what each has made, by its index, piece by piece.
+
+        Where the replica that had them is lost, they are begun anew in another: once, since the request itself may be what ended it.
+        """
         try:
             try:
-                return await self._whole()
+                await self._read(begin, add)
             except NotReady as error:
                 if not error.elsewhere or self._open_again is None:
                     raise
                 self._listen_to(await self._open_again())
-                return await self._whole()
+                await self._read(begin, add)
         finally:
             self.close()
 
-    async def _whole(self) -> list[Delta]:
-        made: list[list[Delta]] = [[] for _ in self.runs]
+    async def _read(self, begin: Callable[[], object], add: Callable[[int, Delta], object]) -> None:
+        begin()
         while not self.done:
             for index, delta in await self.take(interval_s=_UNHURRIED_S):
-                made[index].append(delta)
+                add(index, delta)
+
+    async def all(self) -> list[Delta]:
+        """The same as one delta each."""
+        made: list[list[Delta]] = []
+
+        def begin() -> None:
+            made[:] = [[] for _ in self.runs]
+
+        await self.read(begin, lambda index, delta: made[index].append(delta))
         return [join(deltas) for deltas in made]
 
     def close(self) -> None:
@@ -170,13 +194,22 @@ class Runs:
     def _polled(self) -> list[tuple[int, Delta]]:
         self._there = self._ending = False
         taken: list[tuple[int, Delta]] = []
-        for index, run in enumerate(self.runs):
+        left = _PIECE_TOKENS
+        for at in range(len(self.runs)):
+            index = (self._first + at) % len(self.runs)
             try:
-                while (delta := run.take()) is not None:  # what befell the run comes after what it made
+                while left > 0 and (delta := self.runs[index].take(left)) is not None:  # what befell the run comes after what it made
                     taken.append((index, delta))
+                    left -= len(delta.token_ids)
                     self._left -= delta.finish_reason is not None
             except Exception as error:
                 self._error = self._error or error
+            if left <= 0:  # there may be more
+                self._first = (index + 1) % len(self.runs)
+                self._there = self._ending = True
+                break
+        else:
+            self._first = 0
         return taken
 
     async def _something(self, timeout_s: float | None) -> None:

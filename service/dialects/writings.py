@@ -5,21 +5,29 @@ outputs, best first. `logprobs` asks for the log-probability of each token and o
 written from. All other fields that would change the output are refused.
 """
 
+import asyncio
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
 
 from service import sse
 from service.batching import Lane
 from service.call import Call
 from service.catalog import Catalog
 from service.dialects import generation
+from service.dialects.answer_size import AnswerSize, check_size
 from service.dialects.chunks import Chunks
 from service.dialects.completion_logprobs import Logprobs
 from service.dialects.runs import Run, Runs
 from service.errors import BatchTooLarge, InvalidRequest
 from service.generation.request import Delta, Sampling
+from service.settings import Settings
 from service.writing.model import WritingModel
 from service.writing.request import WritingRequest
+from service.written import Elements, json_answer, pieces_of
 
 if TYPE_CHECKING:
     from service.dialects.completions import CompletionRequest
@@ -60,12 +68,27 @@ async def complete(
             raise InvalidRequest(
                 f"attention could have {weights} weights and the most is {MOST_WEIGHTS}: send fewer prompts", param="attention"
             )
+    _check_size(body, sum(map(len, prompts)), model, catalog.settings, n=len(prompts) * body.n)
     runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="prompt")
     answer = _Answer(body, model, runs)
     if body.stream:
         return await sse.stream(runs, answer, call, catalog.settings)
-    choices = [answer.choice(index, delta) for index, delta in enumerate(await runs.all())]
-    return {**answer.head, "choices": choices, "usage": generation.usage_of(runs)}
+    choices = []
+    for index, delta in enumerate(await runs.all()):
+        choices.append(answer.choice(index, delta))
+        await asyncio.sleep(0)
+    return json_answer(pieces_of({**answer.head, "choices": choices, "usage": generation.usage_of(runs)}), call.headers)
+
+
+def _check_size(body: "CompletionRequest", source_tokens: int, model: WritingModel, settings: Settings, *, n: int) -> None:
+    """Attention has a bound of its own."""
+    both = model.manifest.encoder_decoder
+    assert both is not None
+    size, tokens = AnswerSize(model.vocabulary), min(body.max_tokens, both.max_output)
+    each = size.text(tokens) + size.completion_logprobs(tokens, body.logprobs)
+    if body.attention:
+        each += size.text(tokens) + -(-size.text(source_tokens * body.n) // n)
+    check_size(each, n, settings, fields="max_tokens, n" if body.n > 1 else "max_tokens", streamable=False)
 
 
 def _check(body: "CompletionRequest", model: WritingModel) -> None:
@@ -93,11 +116,10 @@ class _Answer(Chunks):
 
     def choice(self, index: int, delta: Delta) -> dict[str, Any]:
         """What this delta adds; with the last one comes the attention."""
-        logprobs = [(each.token_id, each) for each in delta.logprobs]
         choice = {
             "index": index,
             "text": delta.text,
-            "logprobs": None if self._body.logprobs is None else self._logprobs[index].of(logprobs),
+            "logprobs": None if self._body.logprobs is None else self._logprobs[index].columns(delta.logprobs).json(),
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
         }
@@ -110,7 +132,7 @@ class _Answer(Chunks):
         return {
             "source": [generation.token_text(token, self.model) for token in run.request.prompt],
             "tokens": [generation.token_text(token, self.model) for token in run.attention.token_ids],
-            "weights": [[round(float(weight), 4) for weight in row] for row in run.attention.weights],
+            "weights": _rounded(run.attention.weights),
         }
 
     def opening(self) -> bytes:
@@ -118,3 +140,11 @@ class _Answer(Chunks):
 
     def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:
         return b"".join(self.chunk([self.choice(index, delta)]) for index, delta in pieces if generation.worth_sending(delta))
+
+
+def _rounded(weights: NDArray[np.float32]) -> Elements:
+    """A list of rows."""
+    made = Elements()
+    for row in weights.astype(np.float64).round(4):
+        made.add(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY))
+    return made

@@ -7,6 +7,7 @@ own.
 
 import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -29,6 +30,9 @@ MAX_SOURCE_BYTES: Final = {"json_schema": 65536, "regex": 4096, "lark": 8192}
 MAX_PATTERN_BYTES: Final = 4096  # of all regular expressions of a schema together
 MAX_MULTIPLE: Final = 10_000  # the least common multiple of a schema's multipleOf: the library makes a state for each remainder
 COMPILE_S: Final = 5.0
+MASK_S: Final = 0.001  # of CPU for a mask, on average; a tenth of it is usual
+BURST_S: Final = 0.05  # and so much more for all of them together, since a state of the lexer is made but once
+_TRIED = 8  # tokens that are followed where a grammar is compiled
 _STACK_BYTES = 256 << 20  # it recurses along chains of rules, 4 KB or less a link; a page that is not touched costs nothing
 _MAX_CACHED = 32
 _NAMES: Final = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}
@@ -46,17 +50,42 @@ _LIMITS = LLParserLimits(
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
 
 
+class Cost:
+    """CPU time that following one grammar has taken, by all runs that follow it."""
+
+    def __init__(self) -> None:
+        self.spent_s, self.masks = 0.0, 0
+
+    def add(self, spent_s: float) -> None:
+        self.spent_s += spent_s
+        self.masks += 1
+
+    @property
+    def too_high(self) -> bool:
+        """Every run of the engine waits for the masks of a step: what takes longer than this keeps the others from their tokens."""
+        return self.spent_s > BURST_S + MASK_S * self.masks
+
+    def __str__(self) -> str:
+        took, most = 1000 * self.spent_s / max(self.masks, 1), 1000 * MASK_S
+        return f"it takes {took:.1f} ms a token to follow, and the most is {most:g} ms: simplify it, above all its large repetitions"
+
+
 class Matcher:
     """How far one run is in its language. Nothing raises: a matcher that has failed allows no token, and `failure` says why."""
 
-    def __init__(self, compiled: LLMatcher, mask_words: int) -> None:
+    def __init__(self, compiled: LLMatcher, mask_words: int, cost: Cost) -> None:
         self._matcher = compiled
         self._own = np.zeros(mask_words, np.int32)
+        self._cost = cost
 
     def mask(self, out: Words) -> None:
         """Fills the words with what may come next: an end of text where the language allows one."""
-        self._matcher.unsafe_compute_mask_ptr(self._own.ctypes.data, self._own.nbytes)
         out[:] = 0  # ids that the model has and the tokenizer has not
+        if self._cost.too_high:
+            return
+        began = time.thread_time()
+        self._matcher.unsafe_compute_mask_ptr(self._own.ctypes.data, self._own.nbytes)
+        self._cost.add(time.thread_time() - began)
         if not self._matcher.is_error():
             shared = min(len(out), len(self._own))
             out[:shared] = self._own[:shared]
@@ -73,7 +102,9 @@ class Matcher:
     @property
     def failure(self) -> str | None:
         """Why no token is allowed any more: one came that does not belong here, or the grammar is too complex to follow."""
-        return _reason(self._matcher) if self._matcher.is_error() else None
+        if self._matcher.is_error():
+            return _reason(self._matcher)
+        return str(self._cost) if self._cost.too_high else None
 
 
 class Grammars:
@@ -87,7 +118,7 @@ class Grammars:
                 self._tokenizer = LLTokenizer(tokenizer_file.read_text(encoding="utf-8"), eos_token=list(eos_token_ids))
             except ValueError as error:
                 raise BundleError(f"{tokenizer_file.name}: not a tokenizer that grammars can be followed with: {error}") from error
-        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._compiled: OrderedDict[Grammar, tuple[LLMatcher, Cost]] = OrderedDict()
         self._lock = threading.Lock()
         self._compiling = threading.Lock()
 
@@ -109,17 +140,24 @@ class Grammars:
                 self._compiled[grammar] = compiled
                 if len(self._compiled) > _MAX_CACHED:
                     self._compiled.popitem(last=False)
-        return Matcher(compiled.deep_copy(), -(-self._tokenizer.vocab_size // 32))
+        matcher, cost = compiled
+        if cost.too_high:
+            raise InvalidRequest(f"the {_NAMES[grammar.kind]} cannot be used: {cost}", param="grammar")
+        return Matcher(matcher.deep_copy(), _words(self._tokenizer), cost)
 
-    def _compile(self, grammar: Grammar, tokenizer: LLTokenizer) -> LLMatcher:
+    def _compile(self, grammar: Grammar, tokenizer: LLTokenizer) -> tuple[LLMatcher, Cost]:
         """One at a time, each on a thread of its own: for the stack, and because the library cannot be interrupted."""
         name, source = _NAMES[grammar.kind], _checked(grammar)
         done: list[LLMatcher] = []
+        cost = Cost()
 
         def work() -> None:
             try:
                 matcher = LLMatcher(tokenizer, source, log_level=0, limits=_LIMITS)
-                Matcher(matcher, -(-tokenizer.vocab_size // 32)).mask(np.zeros(0, np.int32))  # some faults show only here
+                first = np.zeros(_words(tokenizer), np.int32)
+                Matcher(matcher, _words(tokenizer), Cost()).mask(first)  # some faults show only here
+                if not matcher.is_error():
+                    _try(Matcher(matcher.deep_copy(), _words(tokenizer), cost), first)
                 done.append(matcher)
             finally:
                 self._compiling.release()
@@ -136,7 +174,21 @@ class Grammars:
             raise InvalidRequest(f"the {name} took more than {COMPILE_S:g} s to compile: simplify it", param="grammar")
         if done[0].is_error():
             raise InvalidRequest(f"the {name} cannot be used: {_reason(done[0])}", param="grammar")
-        return done[0]
+        return done[0], cost
+
+
+def _words(tokenizer: LLTokenizer) -> int:
+    return -(-int(tokenizer.vocab_size) // 32)
+
+
+def _try(matcher: Matcher, mask: Words) -> None:
+    """Follow a few tokens, so that a grammar that is dear from its beginning is found to be so before a run waits for it."""
+    for _ in range(_TRIED):
+        allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        if not len(allowed):
+            return
+        matcher.advance(int(allowed[len(allowed) // 2]))
+        matcher.mask(mask)
 
 
 def _started(work: Callable[[], None]) -> threading.Thread:

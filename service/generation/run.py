@@ -1,11 +1,12 @@
 """The caller's end of one generation: deltas come out of it as they are made, and leaving it ends the work."""
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import TracebackType
 
-from service.errors import ServiceError
+from service.errors import Overloaded, ServiceError
 from service.generation.request import Attention, Delta, GenerationRequest, Token, TokenLogprob, Usage
 from service.generation.text import TextStream
 
@@ -27,6 +28,8 @@ class Run:
         self._cancel = cancel
         self._text = text
         self._waiting: list[Token | Delta] = []
+        self._unread = 0  # tokens of these
+        self.most_unread: float = math.inf  # tokens: a run of which more wait is ended
         self._error: ServiceError | None = None
         self._ended = False  # nothing comes after what waits now
         self._something = asyncio.Event()
@@ -36,12 +39,15 @@ class Run:
         """`tell` is called, on the event loop, when there is something to take, and with True when nothing comes after it."""
         self._tell = tell
 
-    def take(self) -> Delta | None:
-        """What was made since the last time; the last delta has a finish reason. Raises what befell the run, after that."""
-        waiting, self._waiting = self._waiting, []
+    def take(self, most_tokens: int | None = None) -> Delta | None:
+        """What was made since the last time; the last delta has a finish reason. Raises what befell the run, after that.
+
+        Of more than `most_tokens` the others wait for the next time: what is taken at once is written at once.
+        """
+        waiting = self._first(most_tokens)
         if not waiting and self._error is not None:
             raise self._error.with_traceback(None)
-        self.unread_since = None
+        self.unread_since = time.monotonic() if self._waiting else None
         return self._read(waiting) if waiting else None
 
     def cancel(self) -> None:
@@ -76,10 +82,16 @@ class Run:
     def give(self, made: Token | Delta) -> None:
         first = not self._waiting
         self._waiting.append(made)
+        self._unread += len(made.token_ids) if isinstance(made, Delta) else 1
         if first:
             self.unread_since = time.monotonic()
         if made.finish_reason is not None:
             self._ended = True
+        elif self._unread > self.most_unread and not self._ended:
+            self._error = Overloaded(
+                f"{self._unread} tokens were not read, and the most is {self.most_unread}: read faster", retry_after_s=1
+            )
+            self.cancel()
         if first or self._ended:
             self._tell(self._ended)
 
@@ -92,6 +104,20 @@ class Run:
         """These tokens of the run were read elsewhere."""
         if self._text is not None:
             self._text.push_all(token_ids)
+
+    def _first(self, most_tokens: int | None) -> list[Token | Delta]:
+        """Out of what waits."""
+        waiting = self._waiting
+        if most_tokens is None or self._unread <= most_tokens:
+            self._waiting, self._unread = [], 0
+            return waiting
+        size = number = 0
+        while size < most_tokens:  # less than what waits
+            made = waiting[number]
+            size += len(made.token_ids) if isinstance(made, Delta) else 1
+            number += 1
+        self._waiting, self._unread = waiting[number:], self._unread - size
+        return waiting[:number]
 
     def _read(self, waiting: list[Token | Delta]) -> Delta:
         """As one delta. Where tokens come, a delta is the end."""

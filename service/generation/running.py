@@ -2,11 +2,13 @@
 
 from collections.abc import Callable
 from collections.abc import Sequence as Several
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from service.errors import InvalidRequest, ServiceError
 from service.generation.sampling import Drawn, Sampler
 from service.generation.sequence import Sequence
 from service.generation.session import Ids, State, StepSession
@@ -60,7 +62,14 @@ class Running:
         rows = len(self.sequences)
         drawn = self._sampler.draw(self._logits[:rows], masks=masks, banned=[sequence.banned for sequence in self.sequences])
         self._tokens[:rows, 0] = drawn.token_ids
-        return drawn
+        return replace(drawn, failures={row: self._why(row, error) for row, error in drawn.failures.items()}) if drawn.failures else drawn
+
+    def _why(self, row: int, error: ServiceError) -> ServiceError:
+        """A grammar knows better why it leaves no token."""
+        matcher = self.sequences[row].matcher
+        if matcher is None or not isinstance(error, InvalidRequest) or (failure := matcher.failure) is None:
+            return error
+        return InvalidRequest(f"the grammar cannot be followed any further: {failure}", param="grammar")
 
     def step(self) -> None:
         """Feed every row the token it drew."""

@@ -1,6 +1,7 @@
 """From tokens to text that may leave: whole characters only, and nothing that might yet become a stop string."""
 
 import codecs
+import heapq
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -14,6 +15,7 @@ from export.contract import BundleError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _METASPACE = "▁"
+_WIDEST = 21  # tokens: as many as a place has with its log-probabilities
 
 
 class Vocabulary:
@@ -22,6 +24,8 @@ class Vocabulary:
 
     Bytes do not depend on their place: a decoder that would take away the blank before the first word of a text leaves it here, because
     what is decoded is the continuation of another text.
+
+    `widest` and `widest_with_bytes`: how many bytes tokens can take in an answer, see `_widest`.
     """
 
     def __init__(self, tokenizer_file: Path) -> None:
@@ -39,6 +43,7 @@ class Vocabulary:
         self._bytes.update({token_id: token["content"].encode() for token_id, token in added.items()})
         self._texts = _whole(self._bytes)
         self.special = frozenset(token_id for token_id, token in added.items() if token["special"])
+        self.widest, self.widest_with_bytes = _widest(self._bytes.values())
 
     def text(self, token_id: int) -> str | None:
         """Of a token that is whole characters."""
@@ -114,6 +119,27 @@ class TextStream:
             if text[start] in self._first_letters and any(string.startswith(text[start:]) for string in self._stop):
                 return start
         return len(text)
+
+
+def _widest(pieces: Iterable[bytes]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The bytes of the widest tokens written in JSON, widest first: as a string, and as a string and a list of numbers.
+
+    A token that is part of a character is written as a replacement character or as `bytes:\\xc3`, whichever is wider.
+    """
+    widths = []
+    for piece in pieces:
+        as_text = len(orjson.dumps(piece.decode(errors="replace")))
+        widths.append((as_text if _is_text(piece) else max(as_text, 8 + 5 * len(piece)), len(piece)))
+    with_bytes = (width + 4 * size for width, size in widths)
+    return tuple(heapq.nlargest(_WIDEST, (width for width, _ in widths))), tuple(heapq.nlargest(_WIDEST, with_bytes))
+
+
+def _is_text(piece: bytes) -> bool:
+    try:
+        piece.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _whole(pieces: Mapping[int, bytes]) -> dict[int, str]:

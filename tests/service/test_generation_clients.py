@@ -133,3 +133,23 @@ def test_json_that_must_match_a_schema_is_complete_and_does(client: openai.OpenA
     )
     assert answer.choices[0].finish_reason == "stop"
     jsonschema.validate(json.loads(answer.choices[0].message.content or ""), SCHEMA)
+
+
+def test_a_call_that_is_demanded_satisfies_its_schema(client: openai.OpenAI) -> None:
+    """Of a model that has never heard of tools."""
+    weather = {"type": "object", "properties": {"unit": {"enum": ["c", "f"]}, "soon": {"type": "boolean"}}, "required": ["unit", "soon"]}
+    clock = {"type": "object", "properties": {"zone": {"$ref": "#/$defs/zone"}}, "required": ["zone"], "$defs": {"zone": {"enum": ["utc"]}}}
+    schemas = {"weather": weather, "clock": clock}
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Hi"}],
+        tools=[{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in schemas.items()],  # type: ignore[misc]
+        tool_choice="required",
+        max_tokens=1000,
+        n=4,
+        seed=1,
+    )
+    for choice in answer.choices:
+        (call,) = choice.message.tool_calls or []
+        assert (choice.finish_reason, call.type) == ("tool_calls", "function")
+        jsonschema.validate(json.loads(call.function.arguments), schemas[call.function.name])

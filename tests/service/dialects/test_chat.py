@@ -1,11 +1,14 @@
 """`/v1/chat/completions`, whole and streamed: by hand, and by OpenAI's own client."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, Literal
 
 import openai
 import pytest
+from langchain_openai import ChatOpenAI
+from pydantic import BaseModel
 
 from service.errors import InvalidRequest, NeverFits, Overloaded, RuntimeFailed
 from service.generation.request import Grammar
@@ -72,6 +75,68 @@ async def test_tools_are_shown_to_a_template_that_has_a_place_for_them(service: 
     shown, hidden = [model.decode(request.prompt) for request in model.engine.requests]
     assert shown.startswith('[{"type": "function", "function": {"name": "add"')
     assert hidden == HI_PROMPT
+
+
+async def test_tools_without_a_place_in_the_template_are_left_to_the_grammar(service: Route) -> None:
+    assert await service.prompt(messages=HI, tools=[TOOL]) == HI_PROMPT
+
+
+CALLED = '{"a": 1, "b": "}\\""}'
+OTHER = {"type": "function", "function": {"name": "other"}}
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "said"),
+    [
+        ([TOOL], "required", CALLED),
+        ([TOOL, OTHER], {"type": "function", "function": {"name": "add"}}, CALLED),
+        ([OTHER, TOOL], "required", f'{{ "name":"add" , "arguments": {CALLED}}}'),
+    ],
+)
+async def test_a_call_that_is_demanded_comes_back_as_one(service: Route, tools: list[Any], choice: Any, said: str) -> None:
+    service.engine.script = said
+    whole = await service.whole(messages=HI, tools=tools, tool_choice=choice, n=2, logprobs=True)
+    for choice_ in whole["choices"]:
+        assert choice_["finish_reason"] == "tool_calls"
+        assert choice_["message"]["content"] is None
+        (call,) = choice_["message"]["tool_calls"]
+        assert call["id"].startswith("call_")
+        assert (call["type"], call["function"]) == ("function", {"name": "add", "arguments": CALLED})
+        assert len(choice_["logprobs"]["content"]) == len(said) + 1
+    assert len({choice_["message"]["tool_calls"][0]["id"] for choice_ in whole["choices"]}) == 2
+    *events, done = await service.streamed(messages=HI, tools=tools, tool_choice=choice)
+    assert done == "[DONE]"
+    deltas = [event["choices"][0]["delta"] for event in events]
+    assert deltas[0] == {"role": "assistant", "content": None, "refusal": None}
+    first, *others = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+    assert (first["index"], first["type"], first["function"]["name"]) == (0, "function", "add")
+    assert all(set(other) == {"index", "function"} and set(other["function"]) == {"arguments"} for other in others)
+    assert first["function"]["arguments"] + "".join(other["function"]["arguments"] for other in others) == CALLED
+    assert not any(delta.get("content") for delta in deltas)
+    assert [event["choices"][0]["finish_reason"] for event in events if event["choices"][0]["finish_reason"]] == ["tool_calls"]
+
+
+async def test_a_call_that_is_cut_says_so(service: Route) -> None:
+    service.engine.script = CALLED
+    cut = await service.whole(messages=HI, tools=[TOOL], tool_choice="required", max_tokens=4)
+    assert cut["choices"][0]["finish_reason"] == "length"
+    assert cut["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == CALLED[:4]
+
+
+async def test_the_grammar_of_a_call_is_the_schema_of_its_arguments(service: Route) -> None:
+    node = {"type": "object", "properties": {"next": {"$ref": "#/$defs/node"}}}
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": node}, "$defs": {"node": node}}},
+    }
+    await service.whole(messages=HI, tools=[tool], tool_choice="required", response_format={"type": "json_object"}, max_tokens=1)
+    await service.whole(messages=HI, tools=[tool, OTHER], tool_choice="required", max_tokens=1)
+    one, several = (json.loads(request.grammar.source) for request in service.engine.requests if request.grammar)
+    closed = {**node, "additionalProperties": False}
+    assert one == {"type": "object", "properties": {"a": closed}, "$defs": {"node": closed}, "additionalProperties": False}
+    assert [call["properties"]["name"]["const"] for call in several["anyOf"]] == ["f", "other"]
+    assert several["$defs"]["tool0"]["properties"]["a"]["properties"]["next"] == {"$ref": "#/$defs/tool0/$defs/node"}
+    assert several["$defs"]["tool1"] == {"type": "object"}
 
 
 async def test_the_arguments_of_an_earlier_call_are_an_object_for_the_template() -> None:
@@ -214,9 +279,20 @@ async def test_a_stream_that_is_refused_has_its_status(service: Route) -> None:
         ({"model": "mute"}, "model", "has no chat template: use /v1/completions, or export it"),
         ({"model": "mini"}, "model", "kind encoder"),
         ({"model": "huge"}, "model", "does not exist"),
-        ({"tools": [TOOL]}, "tools", "has no place for tools"),
         ({"tools": [{"type": "code"}]}, "tools.0.type", "'function'"),
-        ({"model": "handy", "tools": [TOOL], "tool_choice": "required"}, "tool_choice", "'none' or 'auto'"),
+        ({"tools": [TOOL, TOOL]}, "tools", "two tools are called 'add'"),
+        ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
+        ({"tools": [TOOL], "tool_choice": "any"}, "tool_choice", "'none', 'auto' or 'required'"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "sub"}}},
+            "tool_choice",
+            "'sub', which is not among the tools: add",
+        ),
+        (
+            {"tools": [TOOL], "tool_choice": "required", "guided_regex": "a"},
+            "guided_regex",
+            "tool_choice and guided_regex cannot be combined",
+        ),
         ({"functions": []}, "functions", "is not a parameter"),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({"max_completion_tokens": 0}, "max_completion_tokens", "greater than or equal to 1"),
@@ -311,3 +387,33 @@ def test_openais_async_client_streams(served: tuple[str, FakeGenerator]) -> None
             return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
 
     assert asyncio.run(read()) == SAID
+
+
+class Sum(BaseModel):
+    a: int
+    b: Literal["x", "y"]
+
+
+def test_the_clients_helpers_parse_a_call(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
+    served[1].engine.script = '{"a": 1, "b": "y"}'
+    asked: dict[str, Any] = {"model": "wordy", "messages": HI, "tools": [openai.pydantic_function_tool(Sum)], "tool_choice": "required"}
+    (call,) = official.chat.completions.parse(**asked).choices[0].message.tool_calls or []
+    assert call.function.parsed_arguments == Sum(a=1, b="y")
+    with official.chat.completions.stream(**asked) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion()
+    assert {"tool_calls.function.arguments.delta", "tool_calls.function.arguments.done"} <= kinds
+    (call,) = final.choices[0].message.tool_calls or []
+    assert call.function.parsed_arguments == Sum(a=1, b="y")
+
+
+@pytest.mark.parametrize("method", [None, "function_calling", "json_schema"])
+def test_langchain_structures_its_output(served: tuple[str, FakeGenerator], method: Any) -> None:
+    url, model = served
+    model.engine.script = '{"a": 1, "b": "y"}'
+    chat = ChatOpenAI(base_url=url, api_key="none", model="wordy", max_retries=0, timeout=PATIENCE_S)
+    structured = chat.with_structured_output(Sum, **({"method": method} if method else {}))
+    assert structured.invoke("Hi") == Sum(a=1, b="y")
+    assert chat.bind_tools([Sum], tool_choice="any").invoke("Hi").tool_calls[0]["args"] == {"a": 1, "b": "y"}
+    model.engine.script = "no call"
+    assert chat.bind_tools([Sum]).invoke("Hi").content == "no call"

@@ -184,7 +184,8 @@ async def test_what_fails_before_the_first_token_has_its_status(service: Route, 
         ({"input": []}, "input", "cannot be empty"),
         ({"input": 5}, "input", "valid"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role", "'system', 'developer', 'user' or 'assistant'"),
-        ({"input": [{"type": "function_call", "name": "f"}]}, "input.0.type", "'message'"),
+        ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input.0.arguments", "Field required"),
+        ({"input": [{"type": "computer_call"}]}, "input.0.type", "'message'"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0.type", "'input_text'"),
         ({"instructions": 5}, "instructions", "valid string"),
         ({"model": "mute"}, "model", "has no chat template"),
@@ -202,8 +203,8 @@ async def test_what_fails_before_the_first_token_has_its_status(service: Route, 
         ({"text": {"format": {"type": "text", "schema": {}}}}, "text.format.schema", "takes no schema"),
         ({"text": {"format": {"type": "json_object"}}, "guided_regex": "a"}, "guided_regex", "cannot be combined"),
         ({"text": {"verbosity": "loud"}}, "text.verbosity", "'low', 'medium' or 'high'"),
-        ({"tools": [{"type": "web_search"}]}, "tools", "at most 0"),
-        ({"tool_choice": "required"}, "tool_choice", "'none' or 'auto'"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0.type", "'function'"),
+        ({"tool_choice": "required"}, "tool_choice", "there are no tools"),
         ({"truncation": "auto"}, "truncation", "'disabled'"),
         ({"metadata": {"k": "v" * 513}}, "metadata.k", "at most 512"),
         ({"metadata": {str(key): "v" for key in range(17)}}, "metadata", "at most 16"),
@@ -262,3 +263,38 @@ def test_openais_client_hears_of_a_failure(official: openai.OpenAI, served: tupl
     *_, last = official.responses.create(model="wordy", input="Hi", stream=True)
     assert last.type == "response.failed"
     assert last.response.error.message == "the runtime failed"
+
+
+ADD = {"type": "function", "name": "add", "description": "adds", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "add"}])
+def test_a_call_that_is_demanded_is_an_item_of_the_output(official: openai.OpenAI, served: tuple[str, FakeGenerator], choice: Any) -> None:
+    served[1].engine.script = '{"a": 41}'
+    asked: dict[str, Any] = {"model": "wordy", "input": "Hi", "tools": [ADD], "tool_choice": choice}
+    whole = official.responses.create(**asked)
+    (item,) = whole.output
+    assert (item.type, item.name, item.arguments, item.status) == ("function_call", "add", '{"a": 41}', "completed")
+    assert item.call_id.startswith("call_")
+    assert [tool.name for tool in whole.tools] == ["add"]
+
+    events = list(official.responses.create(**asked, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:3] == ["response.created", "response.in_progress", "response.output_item.added"]
+    assert set(kinds[3:-3]) == {"response.function_call_arguments.delta"}
+    assert kinds[-3:] == ["response.function_call_arguments.done", "response.output_item.done", "response.completed"]
+    assert "".join(event.delta for event in events[3:-3]) == events[-3].arguments == '{"a": 41}'
+    assert (events[2].item.name, events[2].item.arguments, events[-2].item.id) == ("add", "", events[2].item.id)
+    assert events[-1].response.output == [events[-2].item]
+
+    with official.responses.stream(**asked) as stream:
+        assert stream.get_final_response().output[0].arguments == '{"a": 41}'
+
+
+def test_a_call_and_what_it_gave_are_part_of_the_conversation(official: openai.OpenAI, served: tuple[str, FakeGenerator]) -> None:
+    called = {"type": "function_call", "call_id": "c", "name": "add", "arguments": '{"a": 41}', "id": "fc_1", "status": "completed"}
+    gave = {"type": "function_call_output", "call_id": "c", "output": "42"}
+    official.responses.create(model="wordy", input=[{"role": "user", "content": "Hi"}, called, gave], tools=[ADD])
+    prompt = served[1].decode(served[1].engine.requests[0].prompt)
+    assert prompt == "<s><user>Hi\n<assistant>\n<tool>42\n<assistant>"

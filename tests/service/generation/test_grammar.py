@@ -251,3 +251,44 @@ def test_a_tokenizer_that_cannot_be_read_stops_the_start(tmp_path: Path) -> None
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(BundleError, match=r"tokenizer\.json"):
         Grammars(tmp_path / "tokenizer.json", (0,))
+
+
+def dear(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """Every mask takes so much CPU time."""
+    ticks = iter(at * seconds for at in range(10**6))
+    monkeypatch.setattr(grammar_module.time, "thread_time", lambda: next(ticks))
+
+
+def test_a_grammar_that_is_dear_from_its_beginning_is_refused(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dear(monkeypatch, 0.03)
+    grammars = Grammars(file, (EOS,))
+    for _ in range(2):  # it is remembered
+        with pytest.raises(InvalidRequest, match=r"takes 30\.0 ms a token to follow, and the most is 1 ms: simplify it") as refused:
+            grammars.matcher(Grammar(kind="regex", source="a{1,40}"))
+        assert refused.value.param == "grammar"
+
+
+def test_a_grammar_that_becomes_dear_ends_its_runs_and_is_refused_from_then_on(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grammars = Grammars(file, (EOS,))
+    grammar = Grammar(kind="regex", source="a{1,40}")
+    one, other = grammars.matcher(grammar), grammars.matcher(grammar)
+    mask = np.zeros(WORDS, np.int32)
+    one.mask(mask)
+    assert mask.any()
+    assert one.failure is None
+    dear(monkeypatch, 0.1)
+    one.mask(mask)  # which is the one too many
+    for matcher in (one, other):
+        matcher.mask(mask)
+        assert not mask.any()
+        assert "ms a token to follow" in (matcher.failure or "")
+    with pytest.raises(InvalidRequest, match="ms a token to follow"):
+        grammars.matcher(grammar)
+
+
+def test_a_repetition_of_100_000_is_too_dear_and_usual_grammars_are_not(grammars: Grammars) -> None:
+    """By what the library really takes: 30 ms a mask here, and hundredths of one."""
+    with pytest.raises(InvalidRequest, match="a token to follow"):
+        grammars.matcher(Grammar(kind="regex", source="a{100000}"))
+    for kind, source in (("regex", r"[a-z ]{1,1000}"), ("json_schema", json.dumps(PERSON))):
+        assert grammars.matcher(Grammar(kind=kind, source=source)).failure is None  # type: ignore[arg-type]

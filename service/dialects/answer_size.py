@@ -1,0 +1,54 @@
+"""How many bytes an answer could take, known before anything of it is computed.
+
+A bound, not a guess: every token is taken to be as wide as the widest of the vocabulary, and of the likeliest tokens in a place, which
+all differ, each is one of the widest.
+"""
+
+from dataclasses import dataclass
+
+from service.errors import NeverFits
+from service.generation.text import Vocabulary
+from service.settings import Settings
+
+_NUMBER = 26  # bytes of a log-probability and what separates it
+_CHAT_ENTRY = len('{"token":,"bytes":[],"logprob":,"top_logprobs":[]},') + _NUMBER
+_PROMPT_ENTRY = len('"1234567890":{"decoded_token":,"logprob":,"rank":1234567},') + _NUMBER
+_OFFSET = 10
+_AROUND = 512  # a choice without its text
+
+
+@dataclass(frozen=True)
+class AnswerSize:
+    """Bytes of parts of an answer."""
+
+    vocabulary: Vocabulary
+
+    def text(self, tokens: int) -> int:
+        return tokens * max(self.vocabulary.widest[:1], default=0)
+
+    def chat_logprobs(self, tokens: int, top: int | None) -> int:
+        """`top`: the likeliest tokens beside each; None: no log-probabilities."""
+        if top is None:
+            return 0
+        own, others = sum(self.vocabulary.widest_with_bytes[:1]), sum(self.vocabulary.widest_with_bytes[:top])
+        return tokens * (own + others + (1 + top) * _CHAT_ENTRY)
+
+    def completion_logprobs(self, tokens: int, top: int | None) -> int:
+        if top is None:
+            return 0
+        widest = self.vocabulary.widest
+        return tokens * (sum(widest[:1]) + sum(widest[: top + 1]) + (2 + top) * (_NUMBER + 2) + _OFFSET)
+
+    def prompt_logprobs(self, tokens: int, top: int | None) -> int:
+        if top is None:
+            return 0
+        return tokens * (sum(self.vocabulary.widest[: top + 1]) + (1 + top) * _PROMPT_ENTRY)
+
+
+def check_size(size: int, n: int, settings: Settings, *, fields: str, streamable: bool) -> None:
+    """NeverFits, where `n` choices of `size` bytes are more than an answer may have. `fields`: what makes it smaller."""
+    could, most = n * (size + _AROUND), settings.max_answer_bytes
+    if could > most:
+        advice = f"lower {fields}" + (", or send stream=true" if streamable else "")
+        message = f"the answer could have {could} bytes ({n} choices of {size}) and the most is {most}: {advice}"
+        raise NeverFits(message, param=fields.partition(",")[0])
