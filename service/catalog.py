@@ -485,7 +485,7 @@ class Catalog:
     def writer(self, name: str | None) -> WritingModel | None:
         """The encoder-decoder that a request for text means; None where a decoder is meant, or nothing that is served."""
         texts = [model for model in self.models.values() if model.manifest.kind in ("decoder", "encoder_decoder")]
-        model = next(iter(texts), None) if name is None else self.models.get(self.settings.aliases.get(name, name))
+        model = next(iter(texts), None) if not name else self.models.get(self.settings.aliases.get(name, name))
         if not isinstance(model, WritingModel):
             return None
         self.check(model)
@@ -494,7 +494,7 @@ class Catalog:
     def find(self, name: str | None, *kinds: str) -> Served:
         if not self.models:
             raise NotReady(self.failure or "the models are still being loaded")
-        if name is None:
+        if not name:
             model = next((model for model in self.models.values() if model.manifest.kind in kinds), next(iter(self.models.values())))
         elif (found := self.models.get(self.settings.aliases.get(name, name))) is not None:
             model = found

@@ -92,7 +92,7 @@ def role_prompt(model: Model, role: str) -> str:
 
 
 def _choose(catalog: Catalog, name: str | None) -> Model:
-    if name is None and any(model.manifest.kind == "reranker" for model in catalog.models.values()):
+    if not name and any(model.manifest.kind == "reranker" for model in catalog.models.values()):
         return catalog.get(None, "reranker")
     return catalog.get(name, "reranker", "encoder")
 

@@ -19,6 +19,7 @@ from starlette.types import Message, Scope, Send
 from service.answers import JsonPieces
 from service.call import Call
 from service.catalog import Catalog
+from service.dialects.fields import NOT_SUPPORTED, UNKNOWN
 from service.errors import BodyTooLarge, EmptyInput, InvalidRequest, MalformedBody
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -144,14 +145,16 @@ def json_response(content: Any, call: Call, status: int = 200) -> Response:
 
 def _sentence(error: ValidationError) -> InvalidRequest:
     """One complaint of pydantic in a sentence. In a union the caller meant the branch whose type fits, and of those the deepest."""
-    problems = error.errors(include_url=False, include_context=False)
+    problems = error.errors(include_url=False)
     if problems[0]["type"] == "json_invalid":
         return MalformedBody(f"the body is not JSON: {problems[0]['msg']}")
     first = max(problems, key=_aptness) if len(problems) > 1 else problems[0]
-    if first["type"] == "extra_forbidden":
-        unknown = ".".join([*_names(first["loc"][:-1]), _SHORT.repr(first["loc"][-1]).strip("'")])
-        return InvalidRequest(f"`{unknown}` is not a parameter of this request", param=unknown)
     field = ".".join(_names(first["loc"])) or "body"
+    if first["type"] in (UNKNOWN, NOT_SUPPORTED):
+        named = ".".join([*_names(first["loc"]), _SHORT.repr(first["ctx"]["field"]).strip("'")])
+        return InvalidRequest(f"`{named}` {first['msg']}", param=named)
+    if first["input"] is None:
+        return InvalidRequest(f"`{field}`: Field required: null is the same as leaving it out", param=field)
     if first["type"] in ("too_short", "string_too_short"):
         return EmptyInput(f"`{field}` cannot be empty", param=field)
     given = "" if first["type"] == "missing" else f". Given: {_SHORT.repr(first['input'])}"

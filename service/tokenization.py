@@ -68,7 +68,7 @@ class TextEncoder:
         """The text put before every input: given as it is, or by its name in the checkpoint's configuration."""
         if text is not None:
             return text
-        if name is None:
+        if not name:
             return self.default_prompt
         if name not in self.prompts:
             known = ", ".join(sorted(self.prompts)) or "none"

@@ -9,11 +9,12 @@ from typing import Annotated, Any, Literal
 
 import numpy as np
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict, Field, StrictBool
+from pydantic import BaseModel, Field, StrictBool
 
 from export import contract
 from service.answers import NUMBER_BYTES
 from service.catalog import Model, Served
+from service.dialects.fields import Fields
 from service.dialects.openai import ERRORS
 from service.errors import EmptyInput, InputTooLong, InvalidRequest, WrongKind
 from service.routing import CallDep, CatalogDep, JsonRoute, Many, json_response
@@ -22,9 +23,7 @@ MOST_NUMBERS = 500_000  # in an answer: some 5 MB
 Number = Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)]
 
 
-class AttentionRequest(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
+class AttentionRequest(Fields):
     model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first that has maps without it.")
     input: str = Field(min_length=1, max_length=65_536, description="One text, read as it is: no prompt is put before it.")
     layers: Annotated[Many[Number], Field(min_length=1, max_length=1024)] | None = Field(
@@ -62,9 +61,8 @@ router = APIRouter(route_class=JsonRoute, tags=["Attention"], responses=ERRORS)
 @router.post("/v1/attention", response_model=AttentionResponse)
 async def attention(body: AttentionRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """The weights with which each token of a text takes from each other."""
-    named = body.model is not None
     first = next((name for name, each in catalog.models.items() if each.manifest.attention_graph is not None), None)
-    model = catalog.find(body.model if named else first)
+    model = catalog.find(body.model or first)
     graph = model.manifest.attention_graph
     if graph is None:
         raise WrongKind(f"model {model.name} {contract.no_attention_graph(model.manifest)}", param="model")

@@ -13,14 +13,14 @@ from pydantic import BaseModel, Field, StrictBool, StrictInt, field_validator
 from pydantic_core import PydanticCustomError
 
 from service import sse
-from service.dialects import generation, tool_calls
+from service.dialects import accepted, generation, tool_calls
 from service.dialects.answer_size import AnswerSize, check_size
 from service.dialects.chunks import Chunks
+from service.dialects.fields import Fields
 from service.dialects.generation_schemas import (
     MAX_TOKENS,
     STREAM,
     ChatLogprob,
-    Fields,
     FinishReason,
     GenerationRequestBody,
     GenerationUsage,
@@ -44,9 +44,7 @@ Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max
 _MOST_PARTS = 4096
 
 
-class ContentPart(BaseModel):
-    model_config = Fields.model_config  # without the look for nulls, which no field of it may be: there can be very many parts
-
+class ContentPart(Fields):
     type: Literal["text"] = Field(description="Text alone: no model here sees or hears.")
     text: str
 
@@ -63,6 +61,8 @@ class ToolCall(Fields):
 
 
 class ChatMessage(Fields):
+    others = accepted.MESSAGE
+
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Many[ContentPart] | None = Field(None, description="Only an assistant's message with tool calls may have none.")
     name: str | None = Field(None, max_length=256)
@@ -84,6 +84,8 @@ class Tool(Fields):
 
 
 class ChatRequest(GenerationRequestBody):
+    others = accepted.CHAT
+
     messages: Many[ChatMessage] = Field(min_length=1, max_length=4096)
     max_completion_tokens: StrictInt | None = Field(None, ge=1, le=MAX_TOKENS, description="The service's `default_max_tokens` without it.")
     max_tokens: StrictInt | None = Field(None, ge=1, le=MAX_TOKENS, description="The same under its old name; the other one counts.")
@@ -96,7 +98,7 @@ class ChatRequest(GenerationRequestBody):
     )
     parallel_tool_calls: StrictBool | None = Field(None, description="Accepted and ignored: an answer has one call at most.")
     store: Literal[False] = Field(False, description="Nothing is stored.")
-    modalities: list[Literal["text"]] | None = Field(None, min_length=1, max_length=1)
+    modalities: list[Literal["text"]] | None = Field(None, max_length=1)
     metadata: Metadata | None = None
     service_tier: Literal["auto", "default"] | None = Field(None, description="Accepted and ignored.")
     safety_identifier: Ignored = None
@@ -194,7 +196,7 @@ def _check_size(body: ChatRequest, model: Generator, asked: GenerationRequest, s
 
 def _check(body: ChatRequest) -> None:
     """What a schema does not say: fields that depend on each other."""
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequest("prompt_logprobs cannot be streamed: send stream=false", param="prompt_logprobs")

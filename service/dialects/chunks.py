@@ -25,13 +25,15 @@ class Chunks:
             "system_fingerprint": generation.system_fingerprint(model),
         }
         self._with_usage = bool(options and options.include_usage)
+        self._continuous = bool(options and options.continuous_usage_stats)
         self.tokens = token_json(model.vocabulary)
 
     def chunk(self, choices: Sequence[dict[str, Any]]) -> bytes:
         return b"".join(self.chunk_pieces(choices))
 
     def chunk_pieces(self, choices: Sequence[dict[str, Any]]) -> Iterator[bytes]:
-        return sse.event_pieces({**self.head, "choices": choices, **({"usage": None} if self._with_usage else {})})
+        usage = {"usage": generation.usage_of(self.runs) if self._continuous else None} if self._with_usage else {}
+        return sse.event_pieces({**self.head, "choices": choices, **usage})
 
     def closing(self) -> bytes:
         usage = sse.event({**self.head, "choices": [], "usage": generation.usage_of(self.runs)}) if self._with_usage else b""

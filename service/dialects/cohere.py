@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from service import vectors
 from service.batching import Lane
 from service.call import Call
-from service.dialects import Dialect
+from service.dialects import Dialect, accepted
+from service.dialects.fields import Body
 from service.errors import InvalidRequest, ServiceError
 from service.ranking import rank, role_prompt
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
@@ -31,10 +32,12 @@ Priority = Annotated[
 ]
 
 
-class EmbedRequest(BaseModel):
-    """Unknown keys are ignored; "7" and true are no numbers."""
+class EmbedRequest(Body):
+    """Keys that no list has are ignored; "7" and true are no numbers."""
 
     model_config = ConfigDict(strict=True)
+
+    others = accepted.COHERE_EMBED
 
     model: str | None = Field(None, max_length=256, description="Name or alias of a served encoder; the first one without it.")
     input_type: Literal["search_document", "search_query", "classification", "clustering", "image"] = Field(
@@ -45,26 +48,28 @@ class EmbedRequest(BaseModel):
     inputs: list[Any] | None = Field(None, description="Refused: send `texts`.")
     max_tokens: MaxTokens | None = Field(None, description="Cut each text to this many tokens, if the model's own limit is not lower.")
     output_dimension: int | None = Field(None, ge=1, le=65_536, description="Keep this many dimensions, then renormalise.")
-    embedding_types: list[vectors.Form] = Field(["float"], min_length=1, max_length=16, description="One or more, all from one run.")
+    embedding_types: list[vectors.Form] = Field(["float"], max_length=16, description="One or more, all from one run; empty: float.")
     truncate: Literal["NONE", "START", "END"] = Field("END", description="Which end of a long text is discarded; NONE makes it an error.")
     priority: Priority = None
 
 
-class DocumentText(BaseModel):
+class DocumentText(Body):
     text: str
 
 
-class RerankRequest(BaseModel):
-    """Unknown keys are ignored; "7" and true are no numbers."""
+class RerankRequest(Body):
+    """Keys that no list has are ignored; "7" and true are no numbers."""
 
     model_config = ConfigDict(strict=True)
+
+    others = accepted.COHERE_RERANK
 
     model: str | None = Field(
         None, max_length=256, description="Name or alias of a served reranker, or of an encoder, whose cosines then stand in."
     )
     query: str = Field(min_length=1, description="What the documents are compared with.")
     documents: Many[str | DocumentText] = Field(min_length=1, description="The documents to put in order.")
-    top_n: int | None = Field(None, ge=1, lt=2**31, description="Answer with the best so many; all without it.")
+    top_n: int | None = Field(None, ge=0, lt=2**31, description="Answer with the best so many; all without it, or with 0.")
     max_tokens_per_doc: MaxTokens = Field(4096, description="Longer documents are cut.")
     priority: Priority = None
     raw_scores: bool = Field(False, description="Logits (of an encoder: cosines) in place of scores in [0, 1].")
@@ -152,7 +157,8 @@ async def embed(body: EmbedRequest, call: CallDep, catalog: CatalogDep) -> Any:
     texts = _only_texts(body)
     model = catalog.get(body.model, "encoder")
     vectors.check_dimensions(body.output_dimension, model.manifest.width, "output_dimension")
-    for form in body.embedding_types:
+    forms: list[vectors.Form] = list(dict.fromkeys(body.embedding_types)) or ["float"]
+    for form in forms:
         vectors.check_bits(form, body.output_dimension or model.manifest.width)
     _choose_lane(call, body.priority)
     answer = await model.answer(
@@ -168,9 +174,7 @@ async def embed(body: EmbedRequest, call: CallDep, catalog: CatalogDep) -> Any:
     errors = [{"index": index, "message": row.message} for index, row in enumerate(answer.rows) if isinstance(row, ServiceError)]
     return {
         "id": call.request_id,
-        "embeddings": {
-            form: [None if row is None else vectors.FORMS[form](row) for row in rows] for form in dict.fromkeys(body.embedding_types)
-        },
+        "embeddings": {form: [None if row is None else vectors.FORMS[form](row) for row in rows] for form in forms},
         "texts": texts,
         "meta": _meta({"input_tokens": answer.n_tokens}, answer.n_tokens, answer.truncated, errors=errors),
         "response_type": "embeddings_by_type",
@@ -182,7 +186,9 @@ async def rerank(body: RerankRequest, call: CallDep, catalog: CatalogDep) -> Any
     """The documents by relevance to the query, best first."""
     _choose_lane(call, body.priority)
     documents = [document if isinstance(document, str) else document.text for document in body.documents]
-    ranking = await rank(catalog, call, body.model, body.query, documents, top_n=body.top_n, max_document_tokens=body.max_tokens_per_doc)
+    ranking = await rank(
+        catalog, call, body.model, body.query, documents, top_n=body.top_n or None, max_document_tokens=body.max_tokens_per_doc
+    )
     units = math.ceil(len(documents) / _DOCUMENTS_IN_A_SEARCH_UNIT)
     return {
         "id": call.request_id,

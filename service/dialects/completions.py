@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, StrictBool, StrictInt
 
 from service import sse
 from service.catalog import Catalog
-from service.dialects import generation, writings
+from service.dialects import accepted, generation, writings
 from service.dialects.answer_size import AnswerSize, check_size
 from service.dialects.chunks import Chunks
 from service.dialects.completion_logprobs import Columns, Logprobs
@@ -41,6 +41,8 @@ _PROMPTS = 128
 
 
 class CompletionRequest(GenerationRequestBody):
+    others = accepted.COMPLETIONS
+
     prompt: (
         str
         | Annotated[Many[str], Field(min_length=1, max_length=_PROMPTS)]
@@ -50,7 +52,6 @@ class CompletionRequest(GenerationRequestBody):
     max_tokens: StrictInt = Field(16, ge=0, le=MAX_TOKENS, description="0 only with `echo`: the prompt and its log-probabilities.")
     best_of: StrictInt | None = Field(None, ge=1, le=128, description="Only what `n` says.")
     echo: StrictBool = Field(False, description="The prompt comes back before its completion.")
-    suffix: str | None = Field(None, description="Refused: no model here fills in the middle.")
     logprobs: StrictInt | None = Field(None, ge=0, le=5, description="Log-probabilities of each token and of so many likeliest ones.")
     num_beams: StrictInt | None = Field(None, ge=1, le=8, description="Encoder-decoders: outputs followed side by side; `n` without it.")
     attention: StrictBool = Field(False, description="Encoder-decoders: what of the prompt each token was written from.")
@@ -144,8 +145,6 @@ def _check(body: CompletionRequest) -> None:
     for name in ("num_beams", "attention"):
         if getattr(body, name):
             raise InvalidRequest(f"{name} is for encoder-decoders, and this model is a decoder: leave it out", param=name)
-    if body.suffix is not None:
-        raise InvalidRequest("suffix is not supported: no model here fills in the middle", param="suffix")
     if body.best_of is not None and body.best_of != body.n:
         raise InvalidRequest(f"best_of={body.best_of} is not supported: leave it out or send n={body.n}", param="best_of")
     if body.max_tokens == 0 and not body.echo:

@@ -70,7 +70,10 @@ def requests(
     bias = _bias(body.logit_bias, vocab_size)
     check_ids(body.stop_token_ids, vocab_size, "stop_token_ids")
     check_ids(body.allowed_token_ids, vocab_size, "allowed_token_ids")
-    allowed, stop = tuple(dict.fromkeys(body.allowed_token_ids)), (body.stop,) if isinstance(body.stop, str) else tuple(body.stop)
+    allowed, stop = (
+        tuple(dict.fromkeys(body.allowed_token_ids)),
+        () if not body.stop else (body.stop,) if isinstance(body.stop, str) else tuple(body.stop),
+    )
     seeds = [secrets.randbits(63) if body.seed is None else body.seed for _ in prompts]
     return [
         GenerationRequest(
@@ -134,30 +137,36 @@ def grammar_of(body: SamplingFields, format_: Grammar | None = None, format_fiel
     found = [("tool_choice", call)] if call else [(format_field, format_)] if format_ else []
     if body.guided_json is not None:
         found.append(("guided_json", json_schema(body.guided_json, "guided_json")))
-    if body.guided_regex is not None:
+    if body.guided_regex:
         found.append(("guided_regex", Grammar(kind="regex", source=body.guided_regex)))
-    if body.guided_grammar is not None:
+    if body.guided_grammar:
         found.append(("guided_grammar", Grammar(kind="lark", source=body.guided_grammar)))
+    if body.guided_choice:
+        found.append(("guided_choice", one_of(body.guided_choice)))
     if (outputs := body.structured_outputs) is not None:
         given: list[tuple[str, Grammar]] = []
         if outputs.json_ is not None:
             given.append(("structured_outputs.json", json_schema(outputs.json_, "structured_outputs.json")))
-        if outputs.regex is not None:
+        if outputs.regex:
             given.append(("structured_outputs.regex", Grammar(kind="regex", source=outputs.regex)))
-        if outputs.grammar is not None:
+        if outputs.grammar:
             given.append(("structured_outputs.grammar", Grammar(kind="lark", source=outputs.grammar)))
-        if outputs.choice is not None:
-            given.append(("structured_outputs.choice", Grammar(kind="regex", source="|".join(map(re.escape, outputs.choice)))))
+        if outputs.choice:
+            given.append(("structured_outputs.choice", one_of(outputs.choice)))
         if outputs.json_object:
             given.append(("structured_outputs.json_object", _ANY_OBJECT))
-        if len(given) != 1:
+        if len(given) > 1:
             raise InvalidRequest(
-                "structured_outputs takes exactly one of json, regex, grammar, choice, json_object", param="structured_outputs"
+                "structured_outputs takes only one of json, regex, grammar, choice, json_object", param="structured_outputs"
             )
         found += given
     if len(found) > 1:
         raise InvalidRequest(f"{found[0][0]} and {found[1][0]} cannot be combined: a completion has one constraint", param=found[1][0])
     return replace(found[0][1], param=found[0][0]) if found else None
+
+
+def one_of(texts: Sequence[str]) -> Grammar:
+    return Grammar(kind="regex", source="|".join(map(re.escape, texts)))
 
 
 def json_schema(schema: str | dict[str, Any], param: str) -> Grammar:
@@ -186,8 +195,8 @@ def format_grammar(type_: str, schema: dict[str, Any] | None, param: str) -> Gra
 
 
 def check_streaming(stream: bool, options: StreamOptions | None) -> None:
-    if options is not None and not stream:
-        raise InvalidRequest("stream_options needs stream=true", param="stream_options")
+    if options is not None and options.include_usage and not stream:
+        raise InvalidRequest("stream_options.include_usage needs stream=true", param="stream_options")
 
 
 async def inline_or_aside(catalog: Catalog, n_characters: int, work: Callable[[], Result]) -> Result:

@@ -7,35 +7,26 @@ unknown field is an error: a parameter that has no effect would be worse than on
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictFloat, StrictInt, model_validator
+from pydantic import BaseModel, Field, StrictBool, StrictFloat, StrictInt
 
+from service.dialects.fields import Fields
 from service.routing import Many
 
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 Ignored = Annotated[str | None, Field(max_length=512, description="Accepted and ignored.")]
 StopString = Annotated[str, Field(min_length=1, max_length=1024)]
-Source = Annotated[str, Field(min_length=1, max_length=65_536)]
+Source = Annotated[str, Field(max_length=65_536)]
+Choices = Annotated[list[StopString], Field(max_length=1024)]
 MAX_TOKENS = 1_000_000
 
 
-class Fields(BaseModel):
-    """Base of every body and of the objects in it."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _null_is_absent(cls, value: Any) -> Any:
-        return {name: given for name, given in value.items() if given is not None} if isinstance(value, dict) else value
-
-
 class StructuredOutputs(Fields):
-    """vLLM's `structured_outputs`: one of these."""
+    """vLLM's `structured_outputs`: one of these. Without any of them there is no constraint."""
 
     json_: str | dict[str, Any] | None = Field(None, alias="json", description="A JSON schema.")
     regex: Source | None = None
     grammar: Source | None = Field(None, description="A grammar in Lark's syntax.")
-    choice: list[StopString] | None = Field(None, min_length=1, max_length=1024, description="The completion is one of these.")
+    choice: Choices | None = Field(None, description="The completion is one of these.")
     json_object: StrictBool | None = None
 
 
@@ -56,7 +47,9 @@ class SamplingFields(DrawingFields):
     frequency_penalty: StrictFloat = Field(0.0, ge=-2, le=2)
     presence_penalty: StrictFloat = Field(0.0, ge=-2, le=2)
     logit_bias: dict[str, Annotated[StrictFloat, Field(ge=-100, le=100)]] = Field({}, max_length=1024, description="By token id.")
-    stop: StopString | Annotated[list[StopString], Field(max_length=4)] = Field([], description="Up to 4 texts that end the completion.")
+    stop: Annotated[str, Field(max_length=1024)] | Annotated[list[StopString], Field(max_length=4)] = Field(
+        [], description="Up to 4 texts that end the completion."
+    )
 
     repetition_penalty: StrictFloat = Field(1.0, gt=0, le=100)
     min_tokens: StrictInt = Field(0, ge=0, le=MAX_TOKENS)
@@ -66,13 +59,15 @@ class SamplingFields(DrawingFields):
     skip_special_tokens: StrictBool = True
     allowed_token_ids: Many[TokenId] = Field([], max_length=65_536, description="No other token is drawn; empty: all.")
     guided_json: str | dict[str, Any] | None = Field(None, description="A JSON schema that the completion satisfies.")
-    guided_regex: Source | None = Field(None, description="A regular expression that the whole completion matches.")
-    guided_grammar: Source | None = Field(None, description="A grammar in Lark's syntax that the completion belongs to.")
+    guided_regex: Source | None = Field(None, description="A regular expression that the whole completion matches; empty: none.")
+    guided_grammar: Source | None = Field(None, description="A grammar in Lark's syntax that the completion belongs to; empty: none.")
+    guided_choice: Choices | None = Field(None, description="The completion is one of these; empty: any.")
     structured_outputs: StructuredOutputs | None = None
 
 
 class StreamOptions(Fields):
     include_usage: StrictBool = Field(False, description="One more chunk at the end, without choices, has the usage.")
+    continuous_usage_stats: StrictBool = Field(False, description="With `include_usage`: every chunk has the usage until then.")
     include_obfuscation: Literal[False] = Field(False, description="Nothing is padded here.")
 
 

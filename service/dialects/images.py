@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, StrictBool, StrictInt
 from export import contract
 from service import sse
 from service.catalog import Catalog
-from service.dialects import generation
+from service.dialects import accepted, generation
 from service.dialects.generation_schemas import STREAM, DrawingFields, Ignored, SamplingFields
 from service.dialects.openai import ERRORS, render
 from service.dialects.runs import Generator, Runs
@@ -30,6 +30,8 @@ MOST_SIDE = 1024  # pixels of an enlarged picture
 
 
 class ImageRequest(DrawingFields):
+    others = accepted.IMAGES
+
     model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first that draws without it.")
     prompt: str = Field(min_length=1, max_length=32_000, description="One of what the model draws; a refusal names all of them.")
     n: StrictInt = Field(1, ge=1, le=10, description="Pictures.")
@@ -108,7 +110,7 @@ async def generations(body: ImageRequest, call: CallDep, catalog: CatalogDep) ->
 
 def _that_draws(catalog: Catalog, name: str | None) -> tuple[Generator, contract.Image]:
     """The decoder of that name and what it draws; without a name the first that draws."""
-    if name is None:
+    if not name:
         name = next((model.name for model in catalog.models.values() if _image(model.manifest) is not None), None)
     model = catalog.generator(name)
     image = _image(model.manifest)

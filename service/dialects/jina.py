@@ -10,7 +10,8 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.dialects import Dialect
+from service.dialects import Dialect, accepted
+from service.dialects.fields import Body
 from service.errors import ServiceError
 from service.ranking import rank
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
@@ -21,10 +22,12 @@ class DocumentText(BaseModel):
     text: str
 
 
-class RerankRequest(BaseModel):
-    """Unknown keys are ignored; "7" and true are no numbers."""
+class RerankRequest(Body):
+    """Keys that no list has are ignored; "7" and true are no numbers."""
 
     model_config = ConfigDict(strict=True)
+
+    others = accepted.JINA
 
     model: str | None = Field(
         None, max_length=256, description="Name or alias of a served reranker, or of an encoder, whose cosines then stand in."

@@ -119,6 +119,8 @@ def _metadata(tensor: contract.Tensor) -> dict[str, Any]:
 
 def find(catalog: Catalog, path: str) -> Served:
     """The model at `NAME` or `NAME/versions/1`. ModelNotFound, NotReady."""
+    if not path:
+        raise ModelNotFound("The model `` does not exist: the path of a model ends with its name", param="model")
     name, marker, version = path.rpartition("/versions/")
     if not marker or path in catalog.models or path in catalog.settings.aliases:
         return catalog.find(path)

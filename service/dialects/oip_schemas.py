@@ -4,17 +4,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.dialects import accepted
+from service.dialects.fields import Body
 from service.tokenization import Side
 
 
-class Given(BaseModel):
+class Given(Body):
     """What a client sends: "7" and true are no numbers."""
 
     model_config = ConfigDict(strict=True)
 
 
 class RequestParameters(Given):
-    """Others are ignored."""
+    """Keys that no list has are ignored."""
+
+    others = accepted.OIP_REQUEST
 
     binary_data_output: bool | None = Field(None, description="Send every output as bytes after the JSON.")
     truncate: bool | Side | None = Field(None, description="right or true, left, none or false; the service's setting without it.")
@@ -22,12 +26,16 @@ class RequestParameters(Given):
 
 
 class InputParameters(Given):
+    others = accepted.OIP_INPUT
+
     binary_data_size: int | None = Field(
         None, ge=0, lt=2**40, description="The data is so many bytes after the JSON, in the inputs' order."
     )
 
 
 class OutputParameters(Given):
+    others = accepted.OIP_OUTPUT
+
     binary_data: bool | None = Field(
         None, description="Send this output as bytes after the JSON, or not, whatever the request says of all."
     )

@@ -7,11 +7,12 @@ Source: the OpenAI API reference (CreateEmbeddingRequest) and what openai-python
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter
-from pydantic import BaseModel, Field, StrictBool
+from pydantic import BaseModel, Field, StrictBool, StrictInt
 
 from service import vectors
 from service.catalog import Model, Served
-from service.dialects import Dialect
+from service.dialects import Dialect, accepted
+from service.dialects.fields import Body
 from service.errors import ServiceError
 from service.ndjson import stream, totals
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
@@ -20,8 +21,10 @@ from service.tokenization import Cut, Cutting, Input, Side
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 
 
-class EmbeddingRequest(BaseModel):
-    """Unknown keys are ignored: clients send some."""
+class EmbeddingRequest(Body):
+    """Keys that no list of `fields.py` has are ignored: clients send some."""
+
+    others = accepted.EMBEDDINGS
 
     input: str | Many[str] | Many[TokenId] | Many[str | Many[TokenId]] = Field(
         description="A text, a list of texts, one text as token ids, or a list of texts and token id lists."
@@ -36,6 +39,9 @@ class EmbeddingRequest(BaseModel):
     prompt: str | None = Field(None, max_length=65_536, description="The same, given in full.")
     normalize: StrictBool = Field(True, description="False sends the vector as it was pooled.")
     truncate: StrictBool | Side | None = Field(None, description="right or true, left, none or false; the service's setting without it.")
+    truncate_prompt_tokens: StrictInt | None = Field(
+        None, ge=-1, lt=2**31, description="vLLM's: cut each input to this many tokens; -1 to the model's own limit. 0 is the same as none."
+    )
 
 
 class EmbeddingObject(BaseModel):
@@ -114,7 +120,7 @@ async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep)
     inputs = as_inputs(body.input)
     options: dict[str, Any] = {
         "output": model.vector_output(body.normalize),
-        "cut": as_cut(body.truncate, model),
+        "cut": _cut(body, model),
         "prompt": model.texts.prompt(body.prompt_name, body.prompt) if body.prompt_name or body.prompt is not None else None,
         "width": body.dimensions,
         "number_bytes": vectors.NUMBER_BYTES[body.encoding_format],
@@ -159,6 +165,14 @@ def as_inputs(value: str | list[Any]) -> list[Input]:
     if isinstance(value, str):
         return [value]
     return [value] if value and isinstance(value[0], int) else value
+
+
+def _cut(body: EmbeddingRequest, model: Model) -> Cut:
+    """`truncate_prompt_tokens` asks for a cut by itself; `truncate` may say from which end."""
+    if not (limit := body.truncate_prompt_tokens):
+        return as_cut(body.truncate, model)
+    cut = as_cut(True if body.truncate is None else body.truncate, model)
+    return cut if limit < 0 else Cut(side=cut.side, max_tokens=limit)
 
 
 def as_cut(truncate: bool | Side | None, model: Model) -> Cut:

@@ -13,9 +13,10 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Discriminator, Field, StrictBool, StrictInt, Tag
 
 from service import sse
-from service.dialects import generation, tool_calls
+from service.dialects import accepted, generation, tool_calls
 from service.dialects.answer_size import AnswerSize, check_size
-from service.dialects.generation_schemas import MAX_TOKENS, STREAM, ChatLogprob, Fields, Ignored, SamplingFields, TextFormat
+from service.dialects.fields import Fields
+from service.dialects.generation_schemas import MAX_TOKENS, STREAM, ChatLogprob, Ignored, SamplingFields, TextFormat
 from service.dialects.openai import ERRORS, render
 from service.dialects.runs import Generator, Runs
 from service.dialects.token_json import token_json
@@ -26,6 +27,16 @@ from service.routing import CallDep, CatalogDep, JsonRoute, Many
 from service.written import Elements, Text, elements, json_answer, pieces_of
 
 LOGPROBS: Literal["message.output_text.logprobs"] = "message.output_text.logprobs"
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
 _NOT_STORED = "answers are not stored by this service"
 Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)]
 
@@ -106,12 +117,14 @@ class ResponseStreamOptions(Fields):
 
 
 class ResponseRequest(SamplingFields):
+    others = accepted.RESPONSES
+
     model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first decoder without it.")
     input: str | Annotated[Many[Item], Field(min_length=1, max_length=4096)]
     instructions: str | None = Field(None, description="A system message before the input.")
     max_output_tokens: StrictInt | None = Field(None, ge=1, le=MAX_TOKENS, description="The service's `default_max_tokens` without it.")
     text: TextConfig | None = None
-    include: list[Literal["message.output_text.logprobs"]] = Field([], max_length=1)
+    include: list[Include] = Field([], max_length=16, description="What belongs to tools, pictures or reasoning adds nothing here.")
     top_logprobs: StrictInt | None = Field(None, ge=0, le=20, description="Likeliest tokens beside each token; needs `include`.")
     metadata: Metadata = Field({})
     stream: StrictBool = False
@@ -119,7 +132,7 @@ class ResponseRequest(SamplingFields):
     store: StrictBool = Field(False, description="True is refused: answers are not stored.")
     previous_response_id: str | None = Field(None, max_length=256, description="Refused: answers are not stored.")
     background: Literal[False] = False
-    truncation: Literal["disabled"] = "disabled"
+    truncation: Literal["disabled", "auto"] = Field("disabled", description="Nothing is cut, with auto neither.")
     tools: list[FunctionTool] = Field([], max_length=128)
     tool_choice: Literal["none", "auto", "required"] | NamedFunction = Field(
         "auto", description="none hides the tools from the model, auto shows them to it; required, or a tool's name, has one called."
@@ -267,12 +280,10 @@ def _check(body: ResponseRequest) -> None:
         raise InvalidRequest(
             f"previous_response_id is not supported: {_NOT_STORED}; send the conversation as `input`", param="previous_response_id"
         )
-    if body.top_logprobs is not None and LOGPROBS not in body.include:
+    if body.top_logprobs and LOGPROBS not in body.include:
         raise InvalidRequest(f'top_logprobs needs include=["{LOGPROBS}"]', param="top_logprobs")
     if body.input == "":
         raise EmptyInput("`input` cannot be empty", param="input")
-    if body.stream_options is not None and not body.stream:
-        raise InvalidRequest("stream_options needs stream=true", param="stream_options")
 
 
 def _format(body: ResponseRequest) -> Grammar | None:

@@ -184,7 +184,7 @@ async def predict(body: TeiPredictRequest, call: CallDep, catalog: CatalogDep) -
 def predictor(name: str | None, catalog: Catalog) -> Model:
     """The model of that name; without one a classifier comes before a reranker, which has a route of its own."""
     classifies = any(model.manifest.kind == "classifier" for model in catalog.models.values())
-    return catalog.get(name, "classifier") if name is None and classifies else catalog.get(name, "classifier", "reranker")
+    return catalog.get(name, "classifier") if not name and classifies else catalog.get(name, "classifier", "reranker")
 
 
 def raw(logits: Scores) -> Scores:
@@ -303,7 +303,7 @@ def as_cut(body: Truncation, model: Model) -> Cut:
 
 
 def as_prompt(name: str | None, model: Model) -> str | None:
-    return None if name is None else model.texts.prompt(name)
+    return model.texts.prompt(name) if name else None
 
 
 def settle(answer: Answer, call: Call, model: Model, form: Callable[[Array], Any]) -> list[Any]:

@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from service.dialects import accepted
+from service.dialects.fields import Body
 from service.routing import Many
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31)]
@@ -16,13 +18,13 @@ Sequence = Annotated[list[str], Field(min_length=1, max_length=2)]
 ErrorType = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
 
 
-class TeiRequest(BaseModel):
+class TeiRequest(Body):
     model_config = ConfigDict(strict=True)
 
     model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first of the needed kind without it.")
 
 
-class Truncation(BaseModel):
+class Truncation(Body):
     model_config = ConfigDict(strict=True)
 
     truncate: bool | None = Field(default=None, description="Whether to cut an input that is too long; the service's setting without it.")
@@ -34,6 +36,8 @@ RawScores = Annotated[bool, Field(description="Logits instead of scores.")]
 
 
 class TeiEmbedAllRequest(TeiRequest, Truncation):
+    others = accepted.TEI_EMBED_ALL
+
     inputs: Inputs = Field(
         description="A text, one text as token ids (special tokens included), or a list of texts and token id lists.",
         examples=["What is Deep Learning?"],
@@ -42,27 +46,35 @@ class TeiEmbedAllRequest(TeiRequest, Truncation):
 
 
 class TeiEmbedRequest(TeiEmbedAllRequest):
+    others = accepted.TEI_EMBED
+
     normalize: bool = Field(True, description="False sends the vector as it was pooled.")
     dimensions: int | None = Field(None, ge=1, le=65_536, description="Keep this many dimensions, then bring the vector back to length 1.")
 
 
 class TeiRerankRequest(TeiRequest, Truncation):
+    others = accepted.TEI_RERANK
+
     query: str
     texts: Many[str] = Field(min_length=1)
     raw_scores: RawScores = False
     return_text: bool = False
 
 
-class PipelineParameters(BaseModel):
+class PipelineParameters(Body):
     """What huggingface_hub sends beside the text, where its pipelines take it."""
 
     model_config = ConfigDict(strict=True)
+
+    others = accepted.PIPELINE
 
     function_to_apply: Literal["sigmoid", "softmax", "none"] | None = None
     top_k: int | None = Field(None, ge=1, le=1_000_000, description="The best labels alone.")
 
 
 class TeiPredictRequest(TeiRequest, Truncation):
+    others = accepted.TEI_PREDICT
+
     inputs: str | Sequence | Annotated[Many[Sequence], Field(min_length=1)] = Field(
         description="A text, a pair `[a, b]`, or a batch `[[a], [a, b], ...]`. A bare list of two texts is a pair, not a batch.",
         examples=["What is Deep Learning?"],
@@ -73,7 +85,7 @@ class TeiPredictRequest(TeiRequest, Truncation):
     )
 
 
-class SimilarityInputs(BaseModel):
+class SimilarityInputs(Body):
     model_config = ConfigDict(strict=True)
 
     source_sentence: str

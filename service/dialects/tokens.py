@@ -11,15 +11,18 @@ from pydantic import BaseModel, Field, StrictBool
 
 from service.call import Call
 from service.catalog import Catalog
-from service.dialects import generation, openai, tei_tokens
+from service.dialects import accepted, generation, openai, tei_tokens
 from service.dialects.chat import ChatMessage, messages_of
-from service.dialects.generation_schemas import Fields, TokenId
+from service.dialects.fields import Fields
+from service.dialects.generation_schemas import TokenId
 from service.dialects.tei_schemas import TeiError, TeiToken, TeiTokenizeRequest
 from service.errors import InvalidRequest, ServiceError
 from service.routing import CallDep, CatalogDep, JsonRoute, Many, json_response, read
 
 
 class TokenizeRequest(Fields):
+    others = accepted.TOKENIZE
+
     model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first decoder without it.")
     prompt: str | None = None
     messages: Annotated[Many[ChatMessage], Field(min_length=1, max_length=4096)] | None = None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from service.dialects import generation
-from service.dialects.generation_schemas import Fields
+from service.dialects.fields import Fields
 from service.errors import InvalidRequest
 from service.generation.request import Delta, FinishReason, Grammar
 

@@ -293,7 +293,7 @@ async def test_a_stream_that_is_refused_has_its_status(service: Route) -> None:
             "guided_regex",
             "tool_choice and guided_regex cannot be combined",
         ),
-        ({"functions": []}, "functions", "is not a parameter"),
+        ({"functions": [{"name": "f"}]}, "functions", "is not supported: use `tools`"),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1"),
         ({"max_completion_tokens": 0}, "max_completion_tokens", "greater than or equal to 1"),
         ({"max_completion_tokens": 1_000_001}, "max_completion_tokens", "less than or equal to 1000000"),
@@ -307,8 +307,8 @@ async def test_a_stream_that_is_refused_has_its_status(service: Route) -> None:
         ({"temperature": 3}, "temperature", "less than or equal to 2"),
         ({"store": True}, "store", "False"),
         ({"modalities": ["audio"]}, "modalities.0", "'text'"),
-        ({"audio": {"voice": "a"}}, "audio", "is not a parameter"),
-        ({"stream_options": {}}, "stream_options", "needs stream=true"),
+        ({"audio": {"voice": "a"}}, "audio", "is not supported"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream=true"),
         ({"response_format": {"type": "xml"}}, "response_format.type", "'json_schema'"),
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "needs a schema"),
         (
@@ -324,7 +324,7 @@ async def test_a_stream_that_is_refused_has_its_status(service: Route) -> None:
         ({"response_format": {"type": "json_object"}, "guided_regex": "a"}, "guided_regex", "cannot be combined"),
         ({"metadata": {"a": 1}}, "metadata.a", "valid string"),
         ({"prompt": "x"}, "prompt", "is not a parameter"),
-        ({"echo": True}, "echo", "is not a parameter"),
+        ({"echo": True}, "echo", "is not supported"),
     ],
 )
 async def test_what_is_wrong_is_a_400_that_names_it(service: Route, fields: dict[str, Any], param: str, message: str) -> None:

@@ -161,7 +161,7 @@ async def test_an_error_after_the_first_picture_is_the_last_event(service: Servi
         ({"output_format": "webp"}, "output_format", "'png'"),
         ({"background": "transparent"}, "background", "'opaque'"),
         ({"quality": "hd"}, "quality", "'auto'"),
-        ({"style": "vivid"}, "style", "not a parameter"),
+        ({"style": "vivid"}, "style", "is not supported"),
         ({"stop": "a"}, "stop", "not a parameter"),
         ({"max_tokens": 3}, "max_tokens", "not a parameter"),
         ({"stream": "yes"}, "stream", "valid boolean"),

@@ -507,7 +507,6 @@ async def test_a_model_is_asked_in_its_own_ways_only(http: httpx.AsyncClient, mo
         ({"id": 7}, 400, "id"),
         ({"parameters": {"prompt_name": "poem"}}, 400, "poem"),
         ({"parameters": {"truncate": "perhaps"}}, 400, "truncate"),
-        ({"parameters": None}, 400, "parameters"),
     ],
 )
 async def test_the_rest_of_a_request_is_checked_too(http: httpx.AsyncClient, fields: dict[str, Any], status: int, said: str) -> None:

@@ -531,7 +531,6 @@ async def test_what_is_no_json_is_400_and_what_is_no_request_422(http: httpx.Asy
     [
         {"truncate": "true"},
         {"truncation_direction": "up"},
-        {"normalize": None},
         {"normalize": 1},
         {"dimensions": 1.5},
         {"dimensions": "5"},

@@ -1,0 +1,120 @@
+"""The rules that hold for the fields of every body, in every dialect.
+
+1. A null is an absent field: the field's default counts. A required field cannot be null.
+2. A field that clients of a dialect know and this service has no use for is listed in `others` of its body. Values that change nothing
+   are accepted: empty ones (null, false, 0, "", [], {}, and objects of nothing else), and those that the list names. All others are
+   refused by the field's name.
+3. A field that no list has is ignored where the dialect's own server ignores it. A body of `Fields` refuses it, unless it is null, "", []
+   or {}: a misspelt sampling parameter must not be overlooked.
+
+`docs/fields.md` is written from these lists by `python -m service.dialects.fields_page`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
+from pydantic_core import PydanticCustomError, PydanticUseDefault
+
+NOT_SUPPORTED, UNKNOWN = "not_supported", "extra_forbidden"
+
+
+@dataclass(frozen=True)
+class Other:
+    """A field without a use here. `accepts`: values beside empty ones that change nothing. `because`: why others are refused."""
+
+    because: str
+    accepts: tuple[Any, ...] = ()
+    empty: bool = True  # False where an empty value means something
+    ignored: bool = False  # whatever its value, the answer is the same
+
+    def takes(self, value: Any) -> bool:
+        if value is None or self.ignored or (self.empty and is_empty(value)):
+            return True
+        return any(isinstance(value, bool) == isinstance(known, bool) and value == known for known in self.accepts)
+
+    @property
+    def refusal(self) -> str:
+        hint = f"leave it out{f' or send {_either(self.accepts)}' if self.accepts else ''}"
+        return f"is not supported: {self.because}; {hint}"
+
+
+Others = Mapping[str, Other]
+
+
+def ignored(because: str) -> Other:
+    """A field whose value changes nothing in the answer, whatever it is."""
+    return Other(because, ignored=True)
+
+
+def is_empty(value: Any) -> bool:
+    """Null, false, 0, "", [] and {}; also an object that holds nothing else."""
+    return all(map(is_empty, value.values())) if isinstance(value, dict) else not value
+
+
+def _null_is_default(value: Any) -> Any:
+    if value is None:
+        raise PydanticUseDefault
+    return value
+
+
+_NULL_IS_DEFAULT = BeforeValidator(_null_is_default)
+
+
+def _schema(schema: dict[str, Any], body: type["Body"]) -> None:
+    """What the document says of fields that the schema does not name."""
+    if body.closed:
+        schema["additionalProperties"] = False
+    else:
+        schema.pop("additionalProperties", None)
+
+
+class Body(BaseModel):
+    """Base of every body and of the objects in it."""
+
+    model_config = ConfigDict(extra="allow", json_schema_extra=_schema)
+
+    others: ClassVar[Others] = {}
+    closed: ClassVar[bool] = False  # a field that is in no list is an error
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **_: Any) -> None:
+        """Rule 1 for fields whose default is not None: a null takes their default. Those of default None take it without help."""
+        changed = False
+        for field in cls.model_fields.values():
+            if not field.is_required() and (field.default is not None) and _NULL_IS_DEFAULT not in field.metadata:
+                field.metadata.append(_NULL_IS_DEFAULT)
+                changed = True
+        if changed:
+            cls.model_rebuild(force=True)
+
+    @model_validator(mode="after")
+    def _only_what_changes_nothing(self) -> Self:
+        if given := self.__pydantic_extra__:
+            for name, value in given.items():
+                self._check(name, value)
+            self.__pydantic_fields_set__.difference_update(given)
+            given.clear()
+        return self
+
+    def _check(self, name: str, value: Any) -> None:
+        """Rules 2 and 3."""
+        if (known := self.others.get(name)) is not None:
+            if not known.takes(value):
+                raise PydanticCustomError(NOT_SUPPORTED, "{reason}", {"field": name, "reason": known.refusal})
+        elif self.closed and not (value is None or value == "" or (isinstance(value, list | dict) and not value)):
+            raise PydanticCustomError(UNKNOWN, "is not a parameter of this request", {"field": name})
+
+
+class Fields(Body):
+    """Base of OpenAI's text bodies: an unknown field is an error, since a parameter without an effect is worse than one that is refused."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    closed = True
+
+
+def _either(values: tuple[Any, ...]) -> str:
+    *first, last = (repr(value) if isinstance(value, str) else str(value).lower() for value in values)
+    return f"{', '.join(first)} or {last}" if first else last
