@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from service import openapi, pages
 from service.catalog import Catalog
 from service.cors import Cors
-from service.dialects import Dialect, attention, chat, cohere, completions, health, images, jina, oip, openai, responses, tei, tokens
+from service.dialects import Dialect, attention, chat, cohere, completions, health, images, jina, oip, openai, responses, tei, tgi, tokens
 from service.edge import INTERNAL_ERROR, Edge, refusal
 from service.errors import CANNOT_START, InvalidRequest, MethodNotAllowed, RouteNotFound, ServiceError
 from service.routing import METHOD, allowed, canonical, exact
@@ -25,10 +25,10 @@ from service.routing import METHOD, allowed, canonical, exact
 log = logging.getLogger("attnserve")
 
 # Matched from the top: what is called most stands first.
-MODULES = (openai, chat, completions, responses, images, tei, cohere, jina, oip, tokens, attention)
+MODULES = (openai, chat, completions, responses, images, tei, tgi, cohere, jina, oip, tokens, attention)
 ROUTERS = tuple(module.router for module in (*MODULES, pages, health))
 _SHOWN = 200  # characters of a path in an error
-DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in (openai, tei, cohere, jina, oip))
+DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in (openai, tei, tgi, cohere, jina, oip))
 
 
 class Application(FastAPI):

@@ -15,6 +15,7 @@ LANE_HEADER = "x-lane"
 SESSION_HEADER = "x-session-id"
 RECEIVED_HEADER = "x-received-ms"  # since the epoch: when the proxy on this machine had the request
 CONNECTION_HEADER = "x-connection"  # the client's `address:port`, which the proxy in front of this process overwrites on every request
+MODEL_HEADER = "x-model"
 ITEM_ERRORS_HEADER = "x-item-errors"
 TRUNCATED_HEADER = "x-truncated-inputs"
 NDJSON = "application/x-ndjson"
@@ -32,6 +33,7 @@ class Call:
     started: float
     deadline: float = math.inf
     lane: Lane | None = None
+    wanted: str | None = None  # the model that the URL or a header names; one that the body names counts more
     session: str = ""  # requests of one session go to the same replica of a pool
     client: str = ""  # whose share of queues and slots this is: an API key's digest, or the connection where there are no keys
     host: str = ""  # whose share of bodies this is: an API key's digest, or the address where there are no keys
@@ -74,6 +76,7 @@ def from_headers(headers: Mapping[str, str], request_id: str, timeout_s: float) 
         started=started,
         deadline=started + _timeout(headers.get(TIMEOUT_HEADER), timeout_s),
         lane=_lane(headers.get(LANE_HEADER)),
+        wanted=headers.get(MODEL_HEADER) or None,
         session=_session(headers.get(SESSION_HEADER), request_id),
         item_errors=headers.get(ITEM_ERRORS_HEADER, "").lower() in ("1", "true"),
         ndjson=NDJSON in headers.get("accept", ""),

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("attnserve")
 
+GENERATOR_KINDS = ("decoder", "encoder_decoder")
 ENCODER_KINDS = ("encoder", "reranker", "classifier", "token_classifier")
 
 # Up to here tokenising holds the event loop too shortly to be worth the way to another thread and back.
@@ -330,6 +331,9 @@ class Catalog:
         for alias, name in self.settings.aliases.items():
             if name not in models:
                 raise contract.BundleError(f"alias {alias} names model {name}, which is not served. Served: {', '.join(models)}")
+        for name in self.settings.default_model:
+            if self.settings.aliases.get(name, name) not in models:
+                raise contract.BundleError(f"default_model names model {name}, which is not served. Served: {', '.join(models)}")
         self.models = models
 
     def _whole(self, bundle: Path, manifest: contract.Manifest) -> Served:
@@ -483,29 +487,46 @@ class Catalog:
         return model
 
     def writer(self, name: str | None) -> WritingModel | None:
-        """The encoder-decoder that a request for text means; None where a decoder is meant, or nothing that is served."""
-        texts = [model for model in self.models.values() if model.manifest.kind in ("decoder", "encoder_decoder")]
-        model = next(iter(texts), None) if not name else self.models.get(self.settings.aliases.get(name, name))
+        """The encoder-decoder that a request for text means; None where a decoder is meant, or nothing that is served.
+
+        Raises WrongKind for a model that writes no text, NotReady.
+        """
+        texts = [model for model in self.models.values() if model.manifest.kind in GENERATOR_KINDS]
+        model = (self._named(name) or self._default(GENERATOR_KINDS)) if name else next(iter(texts), None)
+        if model is not None and model.manifest.kind not in GENERATOR_KINDS:
+            raise _wrong_kind(model, GENERATOR_KINDS)
         if not isinstance(model, WritingModel):
             return None
         self.check(model)
         return model
 
     def find(self, name: str | None, *kinds: str) -> Served:
+        """The model of that name or alias, of one of `kinds` if there are any; without a name the first of them.
+
+        A name that is not served means the first of `default_model` that is of these kinds, if there is one.
+        """
         if not self.models:
             raise NotReady(self.failure or "the models are still being loaded")
         if not name:
             model = next((model for model in self.models.values() if model.manifest.kind in kinds), next(iter(self.models.values())))
-        elif (found := self.models.get(self.settings.aliases.get(name, name))) is not None:
+        elif (found := self._named(name) or self._default(kinds)) is not None:
             model = found
         else:
             raise ModelNotFound(
                 f"The model `{name}` does not exist. Served: {', '.join([*self.models, *self.settings.aliases])}", param="model"
             )
         if kinds and model.manifest.kind not in kinds:
-            raise WrongKind(f"model {model.name} is of kind {model.manifest.kind}; this route needs: {', '.join(kinds)}", param="model")
+            raise _wrong_kind(model, kinds)
         self.check(model)
         return model
+
+    def _named(self, name: str) -> Served | None:
+        return self.models.get(self.settings.aliases.get(name, name))
+
+    def _default(self, kinds: Sequence[str]) -> Served | None:
+        """Of `default_model`, the first of the first kind that has one."""
+        defaults = [self._named(name) for name in self.settings.default_model]
+        return next((model for kind in kinds for model in defaults if model is not None and model.manifest.kind == kind), None)
 
     def check(self, model: Served) -> None:
         """NotReady where the model is sick: what is queued there now waits for its deadline, or goes with the process."""
@@ -551,6 +572,10 @@ class Catalog:
             log.warning("probe failed", extra={"model": model.name, "error": str(error)})
             return False
         return model.engine.healthy
+
+
+def _wrong_kind(model: Served, kinds: Sequence[str]) -> WrongKind:
+    return WrongKind(f"model {model.name} is of kind {model.manifest.kind}; this route needs: {', '.join(kinds)}", param="model")
 
 
 def _raise_first(results: Sequence[object], call: Call) -> None:

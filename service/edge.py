@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import orjson
+from starlette.responses import Response
 
 from service.call import CONNECTION_HEADER, Call, from_headers, waited_s
 from service.catalog import Catalog
@@ -30,7 +31,7 @@ from service.errors import (
 )
 from service.memory import LARGE_BYTES, LARGE_TOKENS
 from service.patience import Lag, Refusals
-from service.routing import CALL, CATALOG, JsonRoute
+from service.routing import CALL, CATALOG, JsonRoute, address
 from service.uploads import Uploads
 
 if TYPE_CHECKING:
@@ -84,6 +85,8 @@ class Edge:
         self.catalog.active += 1
         try:
             call = from_headers(headers, request_id, self.catalog.settings.request_timeout_s)
+            if scope["query_string"] or scope["path"].startswith("/models/"):
+                address(scope, call)
             if span is not None:
                 span.mark(call)
             self._admit(scope, headers, call)
@@ -314,6 +317,12 @@ def _replay(body: bytes, receive: Receive) -> Receive:
         return pending.pop() if pending else await receive()
 
     return again
+
+
+def refused(error: ServiceError, dialect: Dialect) -> Response:
+    """The error in the words of a dialect, on a path that speaks more than one."""
+    status, body, headers = refusal(dialect.prefixes[0], error, (dialect,))
+    return Response(body, status, headers)
 
 
 def refusal(path: str, error: ServiceError, dialects: tuple[Dialect, ...]) -> tuple[int, bytes, dict[str, str]]:

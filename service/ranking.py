@@ -6,7 +6,7 @@ the same number, as σ does above 36, the better document still stands first.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -56,13 +56,20 @@ async def rank(
     *,
     top_n: int | None = None,
     max_document_tokens: int | None = None,
+    cut: Callable[[Model], Cut] = lambda model: Cut(),
+    field: str = "documents",
 ) -> Ranking:
-    """Rank `documents` with the model of that name; without a name with the first reranker, or the first encoder where there is none."""
+    """Rank `documents` with the model of that name; without a name with the first reranker, or the first encoder where there is none.
+
+    `cut` says how what is too long for the model is treated, `field` what the documents are called in the caller's body.
+    """
     model = _choose(catalog, name)
     call.item_errors = False  # an order with holes in it is none
     texts, lost = await _shorten(catalog, model.texts, documents, max_document_tokens)
     by_pair = model.manifest.kind == "reranker"
-    raw, answer, warnings = await (_logits if by_pair else _cosines)(model, call, query, texts)
+    if not by_pair and "" in documents:
+        raise EmptyInput(f"`{field}` cannot be empty, not one of them", param=field)
+    raw, answer, warnings = await (_logits if by_pair else _cosines)(model, call, query, texts, cut(model))
     encoded = [item for item in answer.encoded if isinstance(item, Encoded)][-len(documents) :]
     before = [item.n_tokens + cut for item, cut in zip(encoded, lost, strict=True)]
     truncated = [Cutting(at, n, len(item.ids)) for at, (item, n) in enumerate(zip(encoded, before, strict=True)) if n > len(item.ids)]
@@ -97,18 +104,16 @@ def _choose(catalog: Catalog, name: str | None) -> Model:
     return catalog.get(name, "reranker", "encoder")
 
 
-async def _logits(model: Model, call: Call, query: str, documents: Sequence[str]) -> tuple[list[float], Answer, list[str]]:
-    answer = await model.answer([(query, document) for document in documents], call, cut=Cut())
+async def _logits(model: Model, call: Call, query: str, documents: Sequence[str], cut: Cut) -> tuple[list[float], Answer, list[str]]:
+    answer = await model.answer([(query, document) for document in documents], call, cut=cut)
     return [float(row[0]) for row in _arrays(answer)], answer, []
 
 
-async def _cosines(model: Model, call: Call, query: str, documents: Sequence[str]) -> tuple[list[float], Answer, list[str]]:
+async def _cosines(model: Model, call: Call, query: str, documents: Sequence[str], cut: Cut) -> tuple[list[float], Answer, list[str]]:
     """The query is the first row of the answer."""
-    if "" in documents:
-        raise EmptyInput("`documents` cannot be empty, not one of them", param="documents")
     ask, tell = role_prompt(model, "search_query"), role_prompt(model, "search_document")
     # One call for both roles, so each text brings its prompt along.
-    answer = await model.answer([ask + query, *(tell + document for document in documents)], call, cut=Cut(), prompt="", number_bytes=0)
+    answer = await model.answer([ask + query, *(tell + document for document in documents)], call, cut=cut, prompt="", number_bytes=0)
     warnings = [f"{model.name} is an encoder, not a reranker: relevance_score is (1 + cosine) / 2 of the query's and the document's vector"]
     if answer.truncated and (first := answer.truncated[0]).index == 0:
         warnings.append(f"the query was cut: it has {first.tokens} tokens and {first.kept} were kept")

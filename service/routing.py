@@ -6,9 +6,11 @@ document, which it draws from the same signature, and the routes with parameters
 """
 
 import inspect
+import re
 import reprlib
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, MutableMapping, Sequence
 from typing import Annotated, Any, TypeVar
+from urllib.parse import parse_qs
 
 import orjson
 from fastapi import APIRouter, Depends, Request, Response
@@ -51,8 +53,17 @@ CallDep = Annotated[Call, Depends(_from_scope(CALL))]
 CatalogDep = Annotated[Catalog, Depends(_from_scope(CATALOG))]
 
 
+async def _content(request: Request) -> bytes:
+    return await request.body()
+
+
+ContentDep = Annotated[bytes, Depends(_content)]  # the body as it came, for a route that reads it by itself
+
+
 class JsonRoute(APIRoute):
     """A route `async def name(body: SomeModel, call: CallDep, catalog: CatalogDep)`, each optional, that returns JSON or a Response.
+
+    `content: ContentDep` gives the bytes of the body to a route that has to look what they are.
 
     `answer(body, call, catalog)` is all of it; None where the signature asks for more, and FastAPI has to find that.
     """
@@ -63,13 +74,15 @@ class JsonRoute(APIRoute):
         endpoint = self.endpoint
         parameters = inspect.signature(endpoint).parameters
         body = next((p for p in parameters.values() if inspect.isclass(p.annotation) and issubclass(p.annotation, BaseModel)), None)
-        if set(parameters) - {"call", "catalog"} - ({body.name} if body else set()):
+        if set(parameters) - {"call", "catalog", "content"} - ({body.name} if body else set()):
             return super().get_route_handler()
 
         async def answer(content: bytes, call: Call, catalog: Catalog) -> Response:
             arguments: dict[str, Any] = {}
             if body is not None:
-                arguments[body.name] = read(body.annotation, content)
+                arguments[body.name] = read(body.annotation, content, call)
+            if "content" in parameters:
+                arguments["content"] = content
             if "call" in parameters:
                 arguments["call"] = call
             if "catalog" in parameters:
@@ -126,14 +139,33 @@ def canonical(scope: Scope, send: Send) -> tuple[Scope, Send]:
     return {**scope, "method": "GET", METHOD: "HEAD"}, send_head
 
 
-def read(model: type[Body], body: bytes) -> Body:
-    """The body as its model, or BodyTooLarge, MalformedBody, EmptyInput, InvalidRequest with the field's name."""
+_ADDRESSED = re.compile(
+    r"/models/(.+?)(/(?:embed|embed_all|embed_sparse|similarity|rerank|predict|tokenize|decode|info|generate|generate_stream))?"
+)
+
+
+def address(scope: MutableMapping[str, Any], call: Call) -> None:
+    """Note the model that the URL names: `?model=NAME`, or `/models/NAME/embed`, whose path becomes `/embed`, and `/models/NAME`, `/`."""
+    if named := parse_qs(scope["query_string"].decode("latin-1")).get("model"):
+        call.wanted = named[-1]
+    if (found := _ADDRESSED.fullmatch(scope["path"])) is not None:
+        call.wanted, scope["path"] = found[1], found[2] or "/"
+
+
+def read(model: type[Body], body: bytes, call: Call | None = None) -> Body:
+    """The body as its model, or BodyTooLarge, MalformedBody, EmptyInput, InvalidRequest with the field's name.
+
+    A body that names no model to answer it is given the one that `call` wants.
+    """
     if len(body) > _LARGE_BYTES and (lists := body.count(b"[")) + (values := body.count(b",")) > _MOST_VALUES:
         raise BodyTooLarge(f"the body has about {lists} lists and {values} values, together more than {_MOST_VALUES}: send it in parts")
     try:
-        return model.model_validate_json(body)
+        parsed = model.model_validate_json(body)
     except ValidationError as error:
         raise _sentence(error) from None
+    if call is not None and call.wanted is not None and not getattr(parsed, "model", "none to choose"):
+        parsed.model = call.wanted  # type: ignore[attr-defined]
+    return parsed
 
 
 def json_response(content: Any, call: Call, status: int = 200) -> Response:

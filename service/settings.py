@@ -35,6 +35,10 @@ class Settings(BaseModel):
         (), description="Bundle directories to serve; the first of a kind is its default."
     )
     aliases: dict[str, str] = Field({}, description="Other names of models: {alias: name}.")
+    default_model: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Models that answer for names that are not served, the first whose kind fits the route. None: such names are a 404.",
+    )
     host: str = Field("127.0.0.1", description="Address to listen on. Loopback unless told otherwise.")
     port: int = Field(8000, ge=1, le=65535, description="Port to listen on.")
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
@@ -119,7 +123,7 @@ class Settings(BaseModel):
     )
     access_log: bool = Field(False, description="Log every request, not only the failed ones.")
 
-    @field_validator("bundles", "api_keys", "cors_origins", mode="before")
+    @field_validator("bundles", "default_model", "api_keys", "cors_origins", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         """`a,b` or `["a", "b"]` of an environment variable or of --set, beside the lists of YAML and flags."""

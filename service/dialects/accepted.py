@@ -208,3 +208,11 @@ _NO_SHARED_MEMORY: Others = {
 }
 OIP_INPUT: Others = {**_NO_SHARED_MEMORY, "content_type": ignored("the datatype says what the data is")}
 OIP_OUTPUT: Others = {**_NO_SHARED_MEMORY, "classification": Other("/predict sorts labels by their scores")}
+
+# text-generation-inference ---------------------------------------------------------------------------------------------------------------
+
+TGI: Others = {
+    "adapter_id": Other("there are no adapters; a model of its own is chosen by name"),
+    "best_of": Other("a prompt has one continuation", accepts=(1,)),
+    "watermark": Other("texts bear no watermark"),
+}

@@ -1,4 +1,4 @@
-"""Cohere v2: `/v2/embed` and `/v2/rerank`.
+"""Cohere: `/v2/embed`, `/v2/rerank` and `/v1/embed`; `/v1/rerank` is in `jina.py`, which has the path too.
 
 Source: the Cohere API reference and what cohere-python's ClientV2 sends and reads. Different from there: as many texts in a request as the
 service takes (`max_client_batch`, 2048 unless set; theirs is 96), `model` may be left out, `documents` may be {"text"} objects, an unknown
@@ -25,11 +25,23 @@ from service.tokenization import Cut, Cutting, Side
 _DOCUMENTS_IN_A_SEARCH_UNIT = 100
 _SIDES: dict[str, Side] = {"NONE": "none", "START": "left", "END": "right"}  # the end that is discarded
 
+InputType = Literal["search_document", "search_query", "classification", "clustering", "image"]
 MaxTokens = Annotated[int, Field(ge=1, lt=2**31)]
 Priority = Annotated[
     int | None,
     Field(ge=0, le=999, description="0 goes to the interactive lane, more to the bulk lane; without it, and without x-lane, size decides."),
 ]
+
+
+class TextBlock(Body):
+    type: Literal["text"] = Field(description="Images are not served.")
+    text: str
+
+
+class MixedInput(Body):
+    """One input in blocks, which are joined by line feeds."""
+
+    content: Many[TextBlock] = Field(min_length=1)
 
 
 class EmbedRequest(Body):
@@ -40,17 +52,30 @@ class EmbedRequest(Body):
     others = accepted.COHERE_EMBED
 
     model: str | None = Field(None, max_length=256, description="Name or alias of a served encoder; the first one without it.")
-    input_type: Literal["search_document", "search_query", "classification", "clustering", "image"] = Field(
-        description="Chooses the checkpoint's prompt of that role, if it has one. Images are not served."
-    )
+    input_type: InputType = Field(description="Chooses the checkpoint's prompt of that role, if it has one. Images are not served.")
     texts: Many[str] | None = Field(None, min_length=1, description="What to embed.")
     images: list[Any] | None = Field(None, description="Refused: this service embeds text.")
-    inputs: list[Any] | None = Field(None, description="Refused: send `texts`.")
+    inputs: Many[MixedInput] | None = Field(None, description="The same as `texts`, in blocks of type text.")
     max_tokens: MaxTokens | None = Field(None, description="Cut each text to this many tokens, if the model's own limit is not lower.")
     output_dimension: int | None = Field(None, ge=1, le=65_536, description="Keep this many dimensions, then renormalise.")
     embedding_types: list[vectors.Form] = Field(["float"], max_length=16, description="One or more, all from one run; empty: float.")
     truncate: Literal["NONE", "START", "END"] = Field("END", description="Which end of a long text is discarded; NONE makes it an error.")
     priority: Priority = None
+
+
+class EmbedV1Request(Body):
+    """The first version's body: without `embedding_types` the vectors are a plain list."""
+
+    model_config = ConfigDict(strict=True)
+
+    others = accepted.COHERE_EMBED
+
+    model: str | None = Field(None, max_length=256, description="Name or alias of a served encoder; the first one without it.")
+    input_type: InputType | None = Field(None, description="Chooses the checkpoint's prompt of that role; its default without it.")
+    texts: Many[str] | None = Field(None, min_length=1, description="What to embed.")
+    images: list[Any] | None = Field(None, description="Refused: this service embeds text.")
+    embedding_types: list[vectors.Form] = Field([], max_length=16, description="One or more, all from one run.")
+    truncate: Literal["NONE", "START", "END"] = Field("END", description="Which end of a long text is discarded; NONE makes it an error.")
 
 
 class DocumentText(Body):
@@ -123,6 +148,14 @@ class EmbedResponse(BaseModel):
     response_type: Literal["embeddings_by_type"]
 
 
+class EmbedFloatsResponse(BaseModel):
+    id: str
+    embeddings: list[list[float] | None]
+    texts: list[str]
+    meta: Meta
+    response_type: Literal["embeddings_floats"]
+
+
 class RerankResult(BaseModel):
     index: int
     relevance_score: float
@@ -146,7 +179,7 @@ def render(error: ServiceError) -> tuple[int, Any]:
     return _STATUS.get(error.status, error.status), {"message": error.message}
 
 
-DIALECT = Dialect("cohere", ("/v2/embed", "/v2/rerank"), render)
+DIALECT = Dialect("cohere", ("/v2/embed", "/v2/rerank", "/v1/embed"), render)
 ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 401, 404, 413, 429, 500, 503, 504)}
 router = APIRouter(route_class=JsonRoute, tags=["Cohere"], responses=ERRORS)
 
@@ -154,7 +187,9 @@ router = APIRouter(route_class=JsonRoute, tags=["Cohere"], responses=ERRORS)
 @router.post("/v2/embed", response_model=EmbedResponse)
 async def embed(body: EmbedRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """A vector for each text, in as many number types as are asked for."""
-    texts = _only_texts(body)
+    texts = _only_texts(body.texts or _joined(body.inputs), body.images, body.input_type)
+    if body.texts and body.inputs:
+        raise InvalidRequest("`texts` and `inputs` cannot be combined: send one of them", param="inputs")
     model = catalog.get(body.model, "encoder")
     vectors.check_dimensions(body.output_dimension, model.manifest.width, "output_dimension")
     forms: list[vectors.Form] = list(dict.fromkeys(body.embedding_types)) or ["float"]
@@ -181,6 +216,31 @@ async def embed(body: EmbedRequest, call: CallDep, catalog: CatalogDep) -> Any:
     }
 
 
+@router.post("/v1/embed", response_model=EmbedFloatsResponse | EmbedResponse)
+async def embed_v1(body: EmbedV1Request, call: CallDep, catalog: CatalogDep) -> Any:
+    """The same as /v2/embed in the words of version 1: plain vectors, or by type where `embedding_types` names some."""
+    texts = _only_texts(body.texts, body.images, body.input_type)
+    model = catalog.get(body.model, "encoder")
+    for form in body.embedding_types:
+        vectors.check_bits(form, model.manifest.width)
+    answer = await model.answer(
+        texts,
+        call,
+        output=model.vector_output(True),
+        cut=Cut(side=_SIDES[body.truncate]),
+        prompt=None if body.input_type is None else role_prompt(model, body.input_type),
+    )
+    rows = [None if isinstance(row, ServiceError) else row for row in answer.rows]
+    errors = [{"index": index, "message": row.message} for index, row in enumerate(answer.rows) if isinstance(row, ServiceError)]
+    meta = _meta({"input_tokens": answer.n_tokens}, answer.n_tokens, answer.truncated, errors=errors, version="1")
+    said = {"id": call.request_id, "texts": texts, "meta": meta}
+    if not body.embedding_types:
+        return {**said, "embeddings": rows, "response_type": "embeddings_floats"}
+    forms = dict.fromkeys(body.embedding_types)
+    by_type = {form: [None if row is None else vectors.FORMS[form](row) for row in rows] for form in forms}
+    return {**said, "embeddings": by_type, "response_type": "embeddings_by_type"}
+
+
 @router.post("/v2/rerank", response_model=RerankResponse)
 async def rerank(body: RerankRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """The documents by relevance to the query, best first."""
@@ -189,21 +249,28 @@ async def rerank(body: RerankRequest, call: CallDep, catalog: CatalogDep) -> Any
     ranking = await rank(
         catalog, call, body.model, body.query, documents, top_n=body.top_n or None, max_document_tokens=body.max_tokens_per_doc
     )
-    units = math.ceil(len(documents) / _DOCUMENTS_IN_A_SEARCH_UNIT)
     return {
         "id": call.request_id,
         "results": [{"index": one.index, "relevance_score": one.raw if body.raw_scores else one.score} for one in ranking.results],
-        "meta": _meta({"search_units": units}, ranking.n_tokens, ranking.truncated, warnings=ranking.warnings),
+        "meta": _meta({"search_units": search_units(documents)}, ranking.n_tokens, ranking.truncated, warnings=ranking.warnings),
     }
 
 
-def _only_texts(body: EmbedRequest) -> list[str]:
-    if body.images or body.inputs or body.input_type == "image":
-        at_fault = "images" if body.images else "inputs" if body.inputs else "input_type"
+def _joined(inputs: Sequence[MixedInput] | None) -> list[str] | None:
+    return ["\n".join(block.text for block in each.content) for each in inputs] if inputs else None
+
+
+def _only_texts(texts: list[str] | None, images: list[Any] | None, input_type: InputType | None) -> list[str]:
+    if images or input_type == "image":
+        at_fault = "images" if images else "input_type"
         raise InvalidRequest("this service embeds text and no images: send `texts`, and an `input_type` other than image", param=at_fault)
-    if body.texts is None:
+    if texts is None:
         raise InvalidRequest("`texts` is missing", param="texts")
-    return body.texts
+    return texts
+
+
+def search_units(documents: Sequence[str]) -> int:
+    return math.ceil(len(documents) / _DOCUMENTS_IN_A_SEARCH_UNIT)
 
 
 def _choose_lane(call: Call, priority: int | None) -> None:
@@ -218,11 +285,12 @@ def _meta(
     *,
     warnings: Sequence[str] = (),
     errors: Sequence[dict[str, Any]] = (),
+    version: str = "2",
 ) -> dict[str, Any]:
     if truncated:
         warnings = [*warnings, f"{len(truncated)} of the inputs were cut: meta.truncated has their tokens before and after"]
     return {
-        "api_version": {"version": "2"},
+        "api_version": {"version": version},
         "billed_units": billed,
         "tokens": {"input_tokens": n_tokens},
         "truncated": truncated,

@@ -107,6 +107,23 @@ class Body(BaseModel):
             raise PydanticCustomError(UNKNOWN, "is not a parameter of this request", {"field": name})
 
 
+def schema_of(body: type[Body]) -> dict[str, Any]:
+    """Its JSON schema without references, for a route whose signature does not show the body to FastAPI."""
+    schema = body.model_json_schema()
+    inlined: dict[str, Any] = _inlined(schema, schema.get("$defs", {}))
+    return inlined
+
+
+def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
+    if isinstance(node, list):
+        return [_inlined(each, definitions) for each in node]
+    if not isinstance(node, dict):
+        return node
+    if "$ref" in node:
+        return _inlined(definitions[node["$ref"].rpartition("/")[2]], definitions)
+    return {key: _inlined(each, definitions) for key, each in node.items() if key != "$defs"}
+
+
 class Fields(Body):
     """Base of OpenAI's text bodies: an unknown field is an error, since a parameter without an effect is worse than one that is refused."""
 

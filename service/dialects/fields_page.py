@@ -9,13 +9,15 @@ from typing import Any
 from service.app import MODULES
 from service.dialects import tei_tokens
 from service.dialects.fields import Body, Other
+from service.dialects.jina import RerankRequest
 from service.dialects.oip_schemas import InferRequest
-from service.dialects.tei_schemas import TeiTokenizeRequest
+from service.dialects.tei_schemas import TeiRerankRequest, TeiTokenizeRequest
 from service.dialects.tokens import TokenizeRequest
 
 # Bodies that a route reads by itself, after a look at what they are.
 _READ_INSIDE: dict[str, tuple[type[Body], ...]] = {
     "/tokenize": (TeiTokenizeRequest, TokenizeRequest),
+    "/rerank": (TeiRerankRequest, RerankRequest),
     "/v2/models/{model:path}/infer": (InferRequest,),
 }
 

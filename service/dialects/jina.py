@@ -1,8 +1,9 @@
-"""Jina: `/v1/rerank`.
+"""Jina: `/v1/rerank`, and `POST /rerank` where a body has `documents`. Cohere's version 1 has the same path and nearly the same body.
 
 Source: the Jina API reference; vLLM and infinity serve the same path in nearly the same words. As in Jina, and unlike infinity, the text of
 a document comes back as {"text"}, and it does unless `return_documents` is false. As in vLLM, `top_n` of 0 means all. Beyond it:
-`raw_scores`, `truncated`, `warnings`. Vectors at `/v1/embeddings` are the OpenAI dialect's, `/rerank` is text-embeddings-inference's.
+`raw_scores`, `truncated`, `warnings`; and `id` and `meta`, which Cohere's clients read, as they read `message` of an error. Vectors at
+`/v1/embeddings` are the OpenAI dialect's.
 """
 
 from typing import Any, Literal
@@ -11,11 +12,16 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.dialects import Dialect, accepted
+from service.dialects.cohere import ApiVersion, search_units
 from service.dialects.fields import Body
 from service.errors import ServiceError
 from service.ranking import rank
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
 from service.tokenization import Cutting
+
+
+class GivenDocument(Body):
+    text: str
 
 
 class DocumentText(BaseModel):
@@ -33,7 +39,7 @@ class RerankRequest(Body):
         None, max_length=256, description="Name or alias of a served reranker, or of an encoder, whose cosines then stand in."
     )
     query: str = Field(min_length=1, description="What the documents are compared with.")
-    documents: Many[str | DocumentText] = Field(min_length=1, description="The documents to put in order.")
+    documents: Many[str | GivenDocument] = Field(min_length=1, description="The documents to put in order.")
     top_n: int | None = Field(None, ge=0, lt=2**31, description="Answer with the best so many; all without it, or with 0.")
     return_documents: bool = Field(True, description="False leaves the texts out of the answer.")
     raw_scores: bool = Field(False, description="Logits (of an encoder: cosines) in place of scores in [0, 1].")
@@ -50,6 +56,15 @@ class Usage(BaseModel):
     prompt_tokens: int
 
 
+class BilledUnits(BaseModel):
+    search_units: int
+
+
+class Meta(BaseModel):
+    api_version: ApiVersion
+    billed_units: BilledUnits
+
+
 class RerankResponse(BaseModel):
     model: str
     object: Literal["list"]
@@ -57,14 +72,17 @@ class RerankResponse(BaseModel):
     results: list[RerankResult]
     truncated: list[Cutting] = Field(description="The documents that were cut, with their tokens (the query's included) before and after.")
     warnings: list[str]
+    id: str
+    meta: Meta
 
 
 class ErrorResponse(BaseModel):
     detail: str
+    message: str = Field(description="The same, where Cohere's clients look for it.")
 
 
 def render(error: ServiceError) -> tuple[int, Any]:
-    return 422 if error.status == 424 else error.status, {"detail": error.message}
+    return 422 if error.status == 424 else error.status, {"detail": error.message, "message": error.message}
 
 
 DIALECT = Dialect("jina", ("/v1/rerank",), render)
@@ -74,7 +92,7 @@ router = APIRouter(route_class=JsonRoute, tags=["Jina"], responses=ERRORS)
 
 @router.post("/v1/rerank", response_model=RerankResponse)
 async def rerank(body: RerankRequest, call: CallDep, catalog: CatalogDep) -> Any:
-    """The documents by relevance to the query, best first."""
+    """The documents by relevance to the query, best first; in Jina's form and in Cohere's of version 1."""
     documents = [document if isinstance(document, str) else document.text for document in body.documents]
     ranking = await rank(catalog, call, body.model, body.query, documents, top_n=body.top_n or None)
     return {
@@ -91,4 +109,6 @@ async def rerank(body: RerankRequest, call: CallDep, catalog: CatalogDep) -> Any
         ],
         "truncated": ranking.truncated,
         "warnings": ranking.warnings,
+        "id": call.request_id,
+        "meta": {"api_version": {"version": "1"}, "billed_units": {"search_units": search_units(documents)}},
     }

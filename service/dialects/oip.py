@@ -19,6 +19,7 @@ from service.answers import NUMBER_BYTES
 from service.call import Call
 from service.catalog import Catalog, Model, Served
 from service.dialects import Dialect
+from service.dialects.fields import schema_of
 from service.dialects.oip_schemas import (
     ErrorResponse,
     InferRequest,
@@ -133,23 +134,11 @@ def find(catalog: Catalog, path: str) -> Served:
 # Inference -----------------------------------------------------------------------------------------------------------------------------
 
 
-def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
-    """A JSON schema without references, for the one body that FastAPI cannot see in a signature."""
-    if isinstance(node, list):
-        return [_inlined(each, definitions) for each in node]
-    if not isinstance(node, dict):
-        return node
-    if "$ref" in node:
-        return _inlined(definitions[node["$ref"].rpartition("/")[2]], definitions)
-    return {key: _inlined(each, definitions) for key, each in node.items() if key != "$defs"}
-
-
-_SCHEMA = InferRequest.model_json_schema()
 _BODY = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {"schema": _inlined(_SCHEMA, _SCHEMA["$defs"])},
+            "application/json": {"schema": schema_of(InferRequest)},
             "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
         },
     },

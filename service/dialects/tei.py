@@ -10,15 +10,16 @@ from collections.abc import Callable
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Query, Response
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
 from export import contract
 from service import ranking, vectors
 from service.call import ITEM_ERRORS_HEADER, Call
-from service.catalog import Answer, Catalog, Model
-from service.dialects import Dialect, tei_tokens
+from service.catalog import ENCODER_KINDS, GENERATOR_KINDS, Answer, Catalog, Model
+from service.dialects import Dialect, jina, tei_tokens, tgi
+from service.dialects.fields import schema_of
 from service.dialects.openai import as_inputs
 from service.dialects.tei_info import Info, describe
 from service.dialects.tei_schemas import (
@@ -34,6 +35,7 @@ from service.dialects.tei_schemas import (
     TeiSimilarityRequest,
     Truncation,
 )
+from service.edge import refused
 from service.errors import (
     DeadlineExceeded,
     EmptyInput,
@@ -46,7 +48,7 @@ from service.errors import (
     WrongKind,
 )
 from service.ndjson import stream
-from service.routing import CallDep, CatalogDep, JsonRoute, json_response, read
+from service.routing import CallDep, CatalogDep, ContentDep, JsonRoute, read
 from service.runtime import Array
 from service.tokenization import Cut, Input
 
@@ -148,18 +150,41 @@ async def similarity(body: TeiSimilarityRequest, call: CallDep, catalog: Catalog
 # Scores --------------------------------------------------------------------------------------------------------------------------------
 
 
-@router.post("/rerank", response_model=list[TeiRank], response_model_exclude_none=True)
-async def rerank(body: TeiRerankRequest, call: CallDep, catalog: CatalogDep) -> Any:
-    """The texts by their score for the query, best first: the sigmoid of the logit, or with `raw_scores` the logit itself."""
-    model = catalog.get(body.model, "reranker")
-    call.item_errors = False  # an order with holes in it is none
-    answer = await model.answer([(body.query, text) for text in body.texts], call, cut=as_cut(body, model))
-    logits = settle(answer, call, model, lambda row: float(row[0]))
-    worth = float if body.raw_scores else ranking.sigmoid
-    ranked = [(index, worth(logits[index])) for index in ranking.best_first(logits)]
-    if body.return_text:
-        return [{"index": index, "score": score, "text": body.texts[index]} for index, score in ranked]
-    return [{"index": index, "score": score} for index, score in ranked]
+_RERANK = {
+    "required": True,
+    "content": {"application/json": {"schema": {"anyOf": [schema_of(TeiRerankRequest), schema_of(jina.RerankRequest)]}}},
+}
+
+
+@router.post(
+    "/rerank", response_model=list[TeiRank] | jina.RerankResponse, response_model_exclude_none=True, openapi_extra={"requestBody": _RERANK}
+)
+async def rerank(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any:
+    """The texts by their score for the query, best first: the sigmoid of the logit, or with `raw_scores` the logit itself.
+
+    An encoder's scores are (1 + cosine) / 2, and the header `x-warnings` says so. A body with `documents` is Jina's, and answered as there.
+    """
+    if b'"documents"' in content and b'"texts"' not in content:
+        try:
+            return await jina.rerank(read(jina.RerankRequest, content, call), call, catalog)
+        except ServiceError as error:
+            return refused(error, jina.DIALECT)
+    return await _ranked(read(TeiRerankRequest, content, call), call, catalog)
+
+
+async def _ranked(body: TeiRerankRequest, call: Call, catalog: Catalog) -> list[dict[str, Any]]:
+    ranked = await ranking.rank(catalog, call, body.model, body.query, body.texts, cut=lambda model: as_cut(body, model), field="texts")
+    call.headers.update(measures(call, ranked.model, len(body.texts)))
+    if ranked.warnings:
+        call.headers["x-warnings"] = "; ".join(ranked.warnings)
+    return [
+        {
+            "index": one.index,
+            "score": one.raw if body.raw_scores else one.score,
+            **({"text": body.texts[one.index]} if body.return_text else {}),
+        }
+        for one in ranked.results
+    ]
 
 
 @router.post("/predict", response_model=list[TeiPrediction] | list[list[TeiPrediction] | None])
@@ -218,10 +243,12 @@ def activation_of(body: TeiPredictRequest, model: Model) -> Callable[[Scores], S
 
 
 @router.get("/info", response_model=Info)
-async def info(catalog: CatalogDep, model: Annotated[str | None, Query(description="Name or alias; the first without it.")] = None) -> Any:
+async def info(
+    call: CallDep, catalog: CatalogDep, model: Annotated[str | None, Query(description="Name or alias; the first without it.")] = None
+) -> Any:
     """What is served and within which limits. 424 for a model that continues texts, of which this dialect has no word."""
     try:
-        found = catalog.get(model)
+        found = catalog.get(model or call.wanted)
     except WrongKind as error:
         described = ", ".join(name for name, each in catalog.models.items() if isinstance(each, Model))
         raise WrongKind(f"{error.message}. Served of these: {described or 'none'}", param="model") from None
@@ -243,46 +270,70 @@ router.include_router(tei_tokens.router)  # after what is called more: routes ar
 # Whatever the model is for -------------------------------------------------------------------------------------------------------------
 
 
+_OF_TEXTS = frozenset({*tgi.TgiParameters.model_fields, *tgi.TgiParameters.others} - {"top_k", "truncate"})
+
+
 class _Glance(BaseModel):
     """As much of a body as says where it belongs."""
 
     model: str | None = None
+    stream: Any = None
     query: Any = None
     inputs: Any = None
+    parameters: Any = None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What it can be meant for, the likeliest first: `stream` and the parameters of decoders are for these alone, huggingface_hub
+        sends `parameters`, though empty, with a text to continue or to classify and never with one to embed.
+        """
+        named = self.parameters if isinstance(self.parameters, dict) else {}
+        if "stream" in self.model_fields_set or _OF_TEXTS.intersection(named):
+            return GENERATOR_KINDS
+        if "parameters" in self.model_fields_set and not isinstance(self.inputs, dict):
+            return tuple(kind for kind in (*ENCODER_KINDS, *GENERATOR_KINDS) if kind != "encoder")
+        return ENCODER_KINDS
 
 
-_ANY = {
-    "content": {
-        "application/json": {
-            "schema": {
-                "anyOf": [
-                    {"$ref": f"#/components/schemas/{body.__name__}"}
-                    for body in (TeiEmbedRequest, TeiSimilarityRequest, TeiRerankRequest, TeiPredictRequest)
-                ]
-            }
-        }
-    },
-    "required": True,
-}
+_BODIES = (TeiEmbedRequest, TeiSimilarityRequest, TeiRerankRequest, TeiPredictRequest, tgi.TgiRequest)
+_ANY = {"required": True, "content": {"application/json": {"schema": {"anyOf": [schema_of(body) for body in _BODIES]}}}}
 
 
 @router.post("/", response_model=list[Any], openapi_extra={"requestBody": _ANY})
 @router.post("/invocations", response_model=list[Any], openapi_extra={"requestBody": _ANY})
-async def invoke(request: Request, call: CallDep, catalog: CatalogDep) -> Any:
-    """What the model is for: /embed (/similarity, if `inputs` is an object), /rerank (/predict, if there are `inputs`) or /predict."""
-    body = await request.body()
-    glance = read(_Glance, body)
-    kind = catalog.get(glance.model).manifest.kind
+async def invoke(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any:
+    """What the model is for: /embed (/similarity, if `inputs` is an object), /rerank (/predict, if there are `inputs`), /predict, or
+    /generate (/generate_stream, with `stream`).
+
+    Without a model the first is asked that the body can be meant for.
+    """
+    glance = read(_Glance, content, call)
+    kind = catalog.find(glance.model or _first(catalog, glance.kinds), *ENCODER_KINDS, *GENERATOR_KINDS).manifest.kind
+    if kind in GENERATOR_KINDS or (not glance.model and glance.kinds == GENERATOR_KINDS):
+        return await _continued(content, call, catalog)
     if kind == "encoder":
         if isinstance(glance.inputs, dict):
-            result = await similarity(read(TeiSimilarityRequest, body), call, catalog)
-        else:
-            result = await embed(read(TeiEmbedRequest, body), call, catalog)
-    elif kind == "reranker" and glance.inputs is None:
-        result = await rerank(read(TeiRerankRequest, body), call, catalog)
-    else:
-        result = await predict(read(TeiPredictRequest, body), call, catalog)
-    return result if isinstance(result, Response) else json_response(result, call)
+            return await similarity(read(TeiSimilarityRequest, content, call), call, catalog)
+        return await embed(read(TeiEmbedRequest, content, call), call, catalog)
+    if kind == "reranker" and glance.inputs is None:
+        return await _ranked(read(TeiRerankRequest, content, call), call, catalog)
+    return await predict(read(TeiPredictRequest, content, call), call, catalog)
+
+
+def _first(catalog: Catalog, kinds: tuple[str, ...]) -> str | None:
+    """The first model of these kinds; None where there is none."""
+    return next((name for name, model in catalog.models.items() if model.manifest.kind in kinds), None)
+
+
+async def _continued(content: bytes, call: Call, catalog: Catalog) -> Any:
+    """As text-generation-inference answers at this path, its errors too."""
+    try:
+        body = read(tgi.TgiRequest, content, call)
+        if body.stream:
+            return await tgi.continuation_stream(body, call, catalog)
+        return [await tgi.continuation(body, call, catalog)]
+    except ServiceError as error:
+        return refused(error, tgi.DIALECT)
 
 
 # What the routes share -----------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ the other's, and each is answered, also refused, as there.
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter
 from pydantic import BaseModel, Field, StrictBool
 
 from service.call import Call
@@ -17,7 +17,7 @@ from service.dialects.fields import Fields
 from service.dialects.generation_schemas import TokenId
 from service.dialects.tei_schemas import TeiError, TeiToken, TeiTokenizeRequest
 from service.errors import InvalidRequest, ServiceError
-from service.routing import CallDep, CatalogDep, JsonRoute, Many, json_response, read
+from service.routing import CallDep, CatalogDep, ContentDep, JsonRoute, Many, json_response, read
 
 
 class TokenizeRequest(Fields):
@@ -75,14 +75,13 @@ _ID_BYTES, _STRING_BYTES = 7, 24  # of a token in JSON
     openapi_extra={"requestBody": _BODY},
     tags=["text-embeddings-inference", "OpenAI"],
 )
-async def tokenize(request: Request, call: CallDep, catalog: CatalogDep) -> Any:
+async def tokenize(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any:
     """The tokens of a prompt or a conversation (vLLM's body), or of each text (text-embeddings-inference's)."""
-    body = await request.body()
-    glance = read(_Glance, body)
+    glance = read(_Glance, content)
     if glance.prompt is None and glance.messages is None:
-        return json_response(await tei_tokens.tokenize(read(TeiTokenizeRequest, body), call, catalog), call)
+        return json_response(await tei_tokens.tokenize(read(TeiTokenizeRequest, content, call), call, catalog), call)
     try:
-        return json_response(await _tokens(read(TokenizeRequest, body), call, catalog), call)
+        return json_response(await _tokens(read(TokenizeRequest, content, call), call, catalog), call)
     except ServiceError as error:  # the path speaks the other dialect
         status, content = openai.render(error)
         return json_response(content, call, status)

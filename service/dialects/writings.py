@@ -95,7 +95,7 @@ def _check(body: "CompletionRequest", model: WritingModel) -> None:
     """What is asked for can be had of a model that writes the likeliest text."""
     for name in sorted(body.model_fields_set - _TAKEN):
         value, default = getattr(body, name), type(body).model_fields[name].default
-        if value != (0 if name == "temperature" else default):
+        if value != default and not (name == "temperature" and value == 0):  # the API's default says nothing
             raise InvalidRequest(f"{name} has no effect on model {model.name}, which writes the likeliest text: leave it out", param=name)
     if body.max_tokens == 0:
         raise InvalidRequest("max_tokens=0: there would be nothing to answer", param="max_tokens")

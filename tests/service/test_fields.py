@@ -23,6 +23,7 @@ from service.dialects import (
     responses,
     tei_schemas,
     tei_tokens,
+    tgi,
     tokens,
     tool_calls,
 )
@@ -212,12 +213,42 @@ BODIES: dict[type[Body], tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     tei_schemas.TeiTokenizeRequest: ({"inputs": "a"}, {"model": "encoder", "add_special_tokens": False, "prompt_name": "query"}),
     tei_schemas.TeiDecodeRequest: ({"ids": [5]}, {"model": "encoder", "skip_special_tokens": False}),
+    tgi.TgiGrammar: ({"type": "regex", "value": "a"}, {}),
+    tgi.TgiParameters: (
+        {},
+        {
+            "do_sample": True,
+            "temperature": 0.5,
+            "top_k": 1,
+            "top_p": 0.5,
+            "typical_p": 0.5,
+            "seed": 1,
+            "max_new_tokens": 5,
+            "repetition_penalty": 1.5,
+            "frequency_penalty": 0.5,
+            "stop": ["x"],
+            "truncate": 1,
+            "return_full_text": True,
+            "grammar": {"type": "json", "value": {"const": None}},
+            "details": True,
+            "decoder_input_details": True,
+            "top_n_tokens": 1,
+        },
+    ),
+    tgi.TgiRequest: ({"inputs": "Say:"}, {"model": "wordy", "parameters": {"details": True}, "stream": True}),
+    cohere.TextBlock: ({"type": "text", "text": "a"}, {}),
+    cohere.MixedInput: ({"content": [{"type": "text", "text": "a"}]}, {}),
+    cohere.EmbedV1Request: (
+        {"texts": ["a"]},
+        {"model": "encoder", "input_type": "search_query", "images": ["data:"], "embedding_types": ["int8"], "truncate": "START"},
+    ),
+    jina.GivenDocument: ({"text": "a"}, {}),
     cohere.EmbedRequest: (
         {"input_type": "search_query", "texts": ["a"]},
         {
             "model": "encoder",
             "images": ["data:"],
-            "inputs": [],
+            "inputs": [{"content": [{"type": "text", "text": "a"}]}],
             "max_tokens": 5,
             "output_dimension": 4,
             "embedding_types": ["int8"],
@@ -260,13 +291,25 @@ ROUTES: dict[str, type[Body]] = {
     "/predict": tei_schemas.TeiPredictRequest,
     "/similarity": tei_schemas.TeiSimilarityRequest,
     "/decode": tei_schemas.TeiDecodeRequest,
+    "/v1/embed": cohere.EmbedV1Request,
+    "/generate": tgi.TgiRequest,
+    "/generate_stream": tgi.TgiRequest,
     "/v2/embed": cohere.EmbedRequest,
     "/v2/rerank": cohere.RerankRequest,
     "/v1/rerank": jina.RerankRequest,
     "/v2/models/encoder/infer": oip_schemas.InferRequest,
     "/tokenize": tokens.TokenizeRequest,
 }
-_OF_DECODERS = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/images/generations", "/detokenize", "/tokenize")
+_OF_DECODERS = (
+    "/generate",
+    "/generate_stream",
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/v1/responses",
+    "/v1/images/generations",
+    "/detokenize",
+    "/tokenize",
+)
 
 
 def ours(body: type[Body]) -> Iterator[type[Body]]:

@@ -145,7 +145,8 @@ async def test_failed_texts_are_null_where_that_was_asked_for(http: httpx.AsyncC
         ({"texts": "a"}, 400, "texts"),
         ({"texts": ["a"] * 6}, 400, "batch size 6 > maximum allowed batch size 5"),
         ({"images": ["data:image/png;base64,AA"]}, 400, "text and no images"),
-        ({"inputs": [{"content": [{"type": "text", "text": "a"}]}]}, 400, "text and no images"),
+        ({"inputs": [{"content": [{"type": "text", "text": "a"}]}]}, 400, "cannot be combined"),
+        ({"inputs": [{"content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]}, 400, "inputs.0.content.0.type"),
         ({"input_type": "image"}, 400, "text and no images"),
         ({"input_type": "poem"}, 400, "input_type"),
         ({"truncate": "NONE", "texts": ["the cat " * 100]}, 400, "tokens"),
@@ -400,3 +401,37 @@ def test_the_cohere_client_raises_its_own_errors(tmp_path: Path) -> None:
             app.state.catalog.session("enc").broken = True
             with pytest.raises(cohere.InternalServerError):
                 co.rerank(model="enc", query="a", documents=["b"])
+
+
+async def test_embed_reads_inputs_in_blocks_of_text(tmp_path: Path) -> None:
+    async with client(fake_app(fake_bundle(tmp_path / "enc"))) as http:
+        blocks = [{"type": "text", "text": "the cat"}, {"type": "text", "text": "a dog"}]
+        by_inputs = {"model": "enc", "input_type": "search_query", "inputs": [{"content": blocks}, {"content": blocks[:1]}]}
+        by_texts = {"model": "enc", "input_type": "search_query", "texts": ["the cat\na dog", "the cat"]}
+        wanted, got = [(await http.post("/v2/embed", json=body)).json() for body in (by_texts, by_inputs)]
+    assert (got["embeddings"], got["texts"]) == (wanted["embeddings"], wanted["texts"])
+
+
+def test_version_1_of_the_official_client(tmp_path: Path) -> None:
+    bundles = fake_bundle(tmp_path / "enc"), fake_bundle(tmp_path / "ranker", "reranker")
+    texts = {"texts": ["the cat", "a dog"], "model": "enc", "input_type": "search_query"}
+    with (
+        serve_in_thread(fake_app(*bundles)) as url,
+        cohere.Client(api_key="none", base_url=url) as official,
+        cohere.ClientV2(api_key="none", base_url=url) as newer,
+    ):
+        floats: Any = official.embed(**texts, batching=False)  # type: ignore[arg-type]
+        wanted: Any = newer.embed(**texts, embedding_types=["float", "int8"])  # type: ignore[arg-type]
+        assert floats.response_type == "embeddings_floats"
+        np.testing.assert_allclose(floats.embeddings, wanted.embeddings.float_)
+        by_type: Any = official.embed(**texts, embedding_types=["int8"], batching=False)  # type: ignore[arg-type]
+        assert by_type.embeddings.int8 == wanted.embeddings.int8
+        documents: Any = ["paris", {"text": "berlin"}]
+        ranked: Any = official.rerank(query="capital", documents=documents, model="ranker", top_n=2, return_documents=True)
+        by_v2 = newer.rerank(query="capital", documents=["paris", "berlin"], model="ranker")
+        assert [one.index for one in ranked.results] == [one.index for one in by_v2.results]
+        assert {one.document.text for one in ranked.results} == {"paris", "berlin"}
+        assert ranked.meta.billed_units.search_units == 1
+        for refused in (lambda: official.rerank(query="a", documents=["b"], model="ranker", max_chunks_per_doc=3),):
+            with pytest.raises(cohere.UnprocessableEntityError, match="max_chunks_per_doc"):
+                refused()

@@ -385,7 +385,7 @@ async def test_a_request_is_admitted_whole_or_not_at_all(service: Route) -> None
         ({"prompt": "", "model": "no-bos"}, "prompt", "has no tokens"),
         ({"prompt": ["a"] * 100, "n": 3}, "n", "more than 256 completions"),
         ({"model": "huge"}, "model", "does not exist"),
-        ({"model": "mini"}, "model", "is of kind encoder; this route needs: decoder"),
+        ({"model": "mini"}, "model", "is of kind encoder; this route needs: decoder, encoder_decoder"),
         ({"model": "x" * 257}, "model", "at most 256"),
         ({"max_tokens": 0}, "max_tokens", "needs echo=true"),
         ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),

@@ -48,6 +48,8 @@ async def test_rerank_answers_in_jinas_form(http: httpx.AsyncClient) -> None:
         ],
         "truncated": [],
         "warnings": [],
+        "id": response.headers["x-request-id"],
+        "meta": {"api_version": {"version": "1"}, "billed_units": {"search_units": 1}},
     }
 
 
@@ -117,7 +119,7 @@ async def test_rerank_refuses(tmp_path: Path, change: dict[str, Any], status: in
     async with client(app) as http:
         response = await http.post("/v1/rerank", json=rerank("a", **change))
     assert response.status_code == status
-    assert list(response.json()) == ["detail"]
+    assert list(response.json()) == ["detail", "message"]
     assert said in response.json()["detail"]
 
 
@@ -134,7 +136,7 @@ async def test_errors_of_the_framework_speak_jina_too(tmp_path: Path) -> None:
         ]
     for status, response in answers:
         assert response.status_code == status
-        assert list(response.json()) == ["detail"]
+        assert list(response.json()) == ["detail", "message"]
 
 
 async def test_what_never_fits_is_a_413_and_a_failed_run_a_500(tmp_path: Path) -> None:
@@ -144,7 +146,7 @@ async def test_what_never_fits_is_a_413_and_a_failed_run_a_500(tmp_path: Path) -
         app.state.catalog.session("ranker").broken = True
         failed = await http.post("/v1/rerank", json=rerank("a dog"))
     assert (never.status_code, failed.status_code) == (413, 500)
-    assert list(never.json()) == list(failed.json()) == ["detail"]
+    assert list(never.json()) == list(failed.json()) == ["detail", "message"]
 
 
 async def test_the_document_names_every_status(http: httpx.AsyncClient) -> None:

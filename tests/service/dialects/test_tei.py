@@ -274,9 +274,57 @@ async def test_texts_whose_scores_round_to_one_keep_the_order_of_their_logits_an
     assert [(rank["index"], rank["score"]) for rank in response.json()] == [(1, 1.0), (0, 1.0), (2, 1.0)]
 
 
-async def test_rerank_needs_texts_and_a_reranker_and_every_one_of_its_scores(http: httpx.AsyncClient) -> None:
+async def test_rerank_on_an_encoder_goes_by_the_cosine_and_says_so(http: httpx.AsyncClient) -> None:
+    body = {"query": "the cat", "texts": ["a dog", "the cat", "a fish"], "model": "encoder", "return_text": True}
+    answer = await http.post("/rerank", json=body)
+    cohere = (await http.post("/v2/rerank", json={"query": "the cat", "documents": body["texts"], "model": "encoder"})).json()
+    assert [(one["index"], one["score"]) for one in answer.json()] == [(one["index"], one["relevance_score"]) for one in cohere["results"]]
+    assert {one["index"]: one["text"] for one in answer.json()} == dict(enumerate(body["texts"]))
+    assert answer.headers["x-warnings"] == cohere["meta"]["warnings"][0]
+    raw = (await http.post("/rerank", json={**body, "raw_scores": True})).json()
+    assert [(1 + one["score"]) / 2 for one in raw] == [one["score"] for one in answer.json()]
+    long = {**body, "texts": ["cat " * 50], "truncate": False}
+    assert_error(await http.post("/rerank", json=long), 422, "Validation", "less than")
+    assert_error(await http.post("/rerank", json={**body, "texts": ["a", ""]}), 400, "Empty", "`texts` cannot be empty")
+
+
+async def test_rerank_with_documents_is_jinas(http: httpx.AsyncClient) -> None:
+    body = {"query": "the cat", "documents": ["a dog", "the cat"], "model": "reranker", "top_n": 1}
+    here, there = [(await http.post(path, json=body)).json() for path in ("/rerank", "/v1/rerank")]
+    assert {**here, "id": ""} == {**there, "id": ""}
+    refused = await http.post("/rerank", json={**body, "model": "nobody"})
+    assert (refused.status_code, list(refused.json())) == (404, ["detail", "message"])
+
+
+async def test_a_model_is_chosen_by_url_or_header(http: httpx.AsyncClient) -> None:
+    body = {"query": "a", "texts": ["b"]}
+    wanted = (await http.post("/rerank", json={**body, "model": "encoder"})).json()
+    assert (await http.post("/rerank", json=body)).json() != wanted  # the reranker is the default
+    for path, headers in (("/rerank?model=encoder", {}), ("/models/encoder/rerank", {}), ("/rerank", {"x-model": "encoder"})):
+        assert (await http.post(path, json=body, headers=headers)).json() == wanted
+    assert (await http.get("/models/classifier/info")).json()["model_id"] == "classifier"
+    assert (await http.post("/models/encoder/embed", json={"inputs": "a"})).status_code == 200
+    assert_error(await http.post("/models/nobody/embed", json={"inputs": "a"}), 404, "Validation", "nobody")
+    assert_error(await http.post("/embed?model=reranker", json={"inputs": "a"}), 424, "Backend", "reranker")
+
+
+async def test_made_up_names_have_a_default_where_the_settings_name_one(tmp_path: Path) -> None:
+    made = bundles(tmp_path)
+    async with client(fake_app(*made)) as strict:
+        assert (await strict.post("/v1/embeddings", json={"input": "a", "model": "text-embedding-3-small"})).status_code == 404
+    async with client(fake_app(*made, default_model=("classifier", "encoder"))) as http:
+        answer = await http.post("/v1/embeddings", json={"input": "a", "model": "text-embedding-3-small"})
+        assert (answer.status_code, answer.json()["model"]) == (200, "encoder")
+        assert (await http.post("/predict", json={"inputs": "a", "model": "made-up"})).status_code == 200
+        assert (await http.get("/v1/models/made-up")).status_code == 404
+        assert (await http.post("/v1/completions", json={"prompt": "a", "model": "made-up"})).status_code == 404
+    broken = fake_app(*made, default_model=("nobody",))
+    async with client(broken):
+        assert "default_model names model nobody" in str(broken.state.catalog.failure)
+
+
+async def test_rerank_needs_texts_and_a_model_that_ranks_and_every_one_of_its_scores(http: httpx.AsyncClient) -> None:
     assert_error(await http.post("/rerank", json={"query": "a", "texts": []}), 400, "Empty", "`texts` cannot be empty")
-    assert_error(await http.post("/rerank", json={"query": "a", "texts": ["b"], "model": "encoder"}), 424, "Backend", "kind encoder")
     assert_error(await http.post("/rerank", json={"query": "a", "texts": ["b"], "model": "classifier"}), 424, "Backend")
     assert_error(await http.post("/rerank", json={"texts": ["b"]}), 422, "Validation", "query")
     both_empty = {"query": "", "texts": ["b", ""]}

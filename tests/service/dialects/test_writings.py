@@ -87,6 +87,7 @@ async def test_model_and_alias_and_prompts_of_all_forms(http: httpx.AsyncClient)
         {"model": None},
         {"prompt": TOKENIZER.encode(PROMPT).ids},
         {"temperature": 0, "seed": 3, "user": "me"},
+        {"temperature": 1, "top_p": 1},  # the API's defaults
     ):
         assert (await whole(http, **fields))["choices"][0]["text"] == one
     two = await whole(http, prompt=["seven", PROMPT])

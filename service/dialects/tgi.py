@@ -1,0 +1,282 @@
+"""text-generation-inference: `/generate` and `/generate_stream`, and what `POST /` is for a decoder.
+
+Source: its router's code (GenerateRequest, GenerateParameters, StreamResponse, InferError) and what huggingface_hub's text_generation sends
+and reads. As there, the likeliest tokens are taken unless `do_sample` or a field that only makes sense with it asks to draw, 100 tokens are
+the default, and the text that ends a generation belongs to it.
+"""
+
+import codecs
+import json
+import secrets
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from service import sse
+from service.call import Call
+from service.catalog import Catalog
+from service.dialects import Dialect, accepted, generation
+from service.dialects.fields import Body
+from service.dialects.generation_schemas import MAX_TOKENS, STREAM, SamplingFields
+from service.dialects.runs import Generator, Runs
+from service.errors import DeadlineExceeded, EmptyInput, InvalidRequest, NotReady, Overloaded, RuntimeFailed, ServiceError, WrongKind
+from service.generation.request import Delta, Grammar, TokenLogprob
+from service.routing import CallDep, CatalogDep, JsonRoute
+
+ErrorType = Literal["validation", "generation", "overloaded", "incomplete_generation", "healthcheck"]
+FinishReason = Literal["length", "eos_token", "stop_sequence"]
+
+
+class TgiGrammar(Body):
+    model_config = ConfigDict(strict=True)
+
+    type: Literal["json", "json_schema", "regex"]
+    value: str | dict[str, Any] = Field(description="A JSON schema, or a regular expression.")
+
+
+class TgiParameters(Body):
+    """Types are strict, as there."""
+
+    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+
+    others = accepted.TGI
+
+    do_sample: bool = Field(False, description="Draw tokens. Without it the likeliest are taken, unless a field below says how to draw.")
+    temperature: float | None = Field(None, gt=0, le=2)
+    top_k: int | None = Field(None, ge=0, lt=2**31)
+    top_p: float | None = Field(None, gt=0, le=1)
+    typical_p: float | None = Field(None, gt=0, le=1)
+    seed: int | None = Field(None, ge=0, lt=2**63)
+    max_new_tokens: int = Field(100, ge=1, le=MAX_TOKENS)
+    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    stop: list[str] = Field([], max_length=4, description="Texts that end the generation; they belong to it.")
+    truncate: int | None = Field(None, ge=0, lt=2**31, description="Keep this many of the prompt's last tokens.")
+    return_full_text: bool = Field(False, description="The prompt comes back before its continuation.")
+    grammar: TgiGrammar | None = None
+    details: bool = Field(False, description="Tokens, their log-probabilities, and why it ended.")
+    decoder_input_details: bool = Field(False, description="The prompt's too; needs `details`.")
+    top_n_tokens: int | None = Field(None, ge=0, le=20, description="The likeliest tokens in each place; needs `details`.")
+
+
+class TgiRequest(Body):
+    model_config = ConfigDict(strict=True)
+
+    model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first decoder without it.")
+    inputs: str = Field(examples=["def mean(values):"])
+    parameters: TgiParameters | None = None
+    stream: bool = Field(False, description="At `/` and `/invocations`: answer as /generate_stream does.")
+
+
+class TgiToken(BaseModel):
+    id: int
+    text: str
+    logprob: float | None
+    special: bool | None = None
+
+
+class TgiDetails(BaseModel):
+    finish_reason: FinishReason
+    generated_tokens: int
+    seed: int | None
+    prefill: list[TgiToken]
+    tokens: list[TgiToken]
+    top_tokens: list[list[TgiToken]] | None = None
+
+
+class TgiAnswer(BaseModel):
+    generated_text: str
+    details: TgiDetails | None = Field(None, description="Only where the request asked for them.")
+
+
+class TgiError(BaseModel):
+    error: str
+    error_type: ErrorType
+
+
+_ERROR_TYPES: tuple[tuple[type[ServiceError], ErrorType], ...] = (
+    (Overloaded, "overloaded"),
+    (NotReady, "healthcheck"),
+    (WrongKind, "generation"),
+    (RuntimeFailed, "generation"),
+    (DeadlineExceeded, "incomplete_generation"),
+)
+
+
+def render(error: ServiceError) -> tuple[int, Any]:
+    rest: ErrorType = "validation" if error.status < 500 else "incomplete_generation"
+    kind = next((name for known, name in _ERROR_TYPES if isinstance(error, known)), rest)
+    status = 422 if isinstance(error, InvalidRequest) else 424 if isinstance(error, RuntimeFailed) else error.status
+    return status, {"error": error.message, "error_type": kind}
+
+
+DIALECT = Dialect("tgi", ("/generate", "/generate_stream"), render)
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": TgiError} for status in (401, 404, 413, 422, 424, 429, 500, 503, 504)}
+router = APIRouter(route_class=JsonRoute, tags=["text-generation-inference"], responses=ERRORS)
+
+
+@router.post("/generate", response_model=TgiAnswer, response_model_exclude_none=True)
+async def generate(body: TgiRequest, call: CallDep, catalog: CatalogDep) -> Any:
+    """The prompt's continuation, whole."""
+    return await continuation(body, call, catalog)
+
+
+@router.post("/generate_stream", response_class=Response, responses=STREAM)
+async def generate_stream(body: TgiRequest, call: CallDep, catalog: CatalogDep) -> Response:
+    """The same, an event a token; the last one has the whole text and why it ended."""
+    return await continuation_stream(body, call, catalog)
+
+
+async def continuation(body: TgiRequest, call: Call, catalog: Catalog) -> dict[str, Any]:
+    answer = await _submit(body, call, catalog)
+    (delta,) = await answer.runs.all()
+    return answer.whole(delta)
+
+
+async def continuation_stream(body: TgiRequest, call: Call, catalog: Catalog) -> Response:
+    if body.parameters is not None and body.parameters.decoder_input_details:
+        raise InvalidRequest("decoder_input_details cannot be streamed: use /generate", param="parameters.decoder_input_details")
+    answer = await _submit(body, call, catalog)
+    return await sse.stream(answer.runs, answer, call, catalog.settings)
+
+
+async def _submit(body: TgiRequest, call: Call, catalog: Catalog) -> "_Answer":
+    model = catalog.generator(body.model)
+    asked = body.parameters or TgiParameters.model_validate({})
+    if not body.inputs:
+        raise EmptyInput("`inputs` cannot be empty", param="inputs")
+    prompt = await generation.encode(model, catalog, body.inputs, "inputs")
+    draws = asked.do_sample or bool(asked.temperature not in (None, 1) or asked.top_k or asked.top_p not in (None, 1))
+    draws |= asked.typical_p not in (None, 1)
+    seed = secrets.randbits(63) if asked.seed is None else asked.seed
+    given: dict[str, Any] = {
+        "temperature": (1.0 if asked.temperature is None else asked.temperature) if draws else 0.0,
+        "top_k": asked.top_k or 0,
+        "top_p": 1.0 if asked.top_p is None else asked.top_p,
+        "typical_p": 1.0 if asked.typical_p is None else asked.typical_p,
+        "seed": seed,
+        "repetition_penalty": asked.repetition_penalty,
+        "frequency_penalty": asked.frequency_penalty,
+        "stop": [text for text in asked.stop if text],
+        "include_stop_str_in_output": True,
+    }
+    requests = generation.requests(
+        SamplingFields(**given),
+        [prompt[-asked.truncate :] if asked.truncate else prompt],
+        model,
+        call,
+        max_tokens=asked.max_new_tokens,
+        max_tokens_field="max_new_tokens",
+        grammar=_grammar(asked.grammar),
+        top_logprobs=asked.top_n_tokens or 0,
+        prompt_logprobs=0 if asked.details and asked.decoder_input_details else None,
+    )
+    runs = await Runs.submit(model, requests, call, n=1, prompt_field="inputs")
+    return _Answer(body, asked, model, runs, seed if draws else None)
+
+
+def _grammar(given: TgiGrammar | None) -> Grammar | None:
+    if given is None:
+        return None
+    field = "parameters.grammar"
+    if given.type == "regex":
+        if not isinstance(given.value, str):
+            raise InvalidRequest(f"{field}.value of a regex must be a text", param=field)
+        return Grammar(kind="regex", source=given.value, param=field)
+    schema = given.value
+    if given.type == "json_schema" and isinstance(schema, dict) and isinstance(schema.get("schema"), dict):
+        schema = schema["schema"]  # with a name beside it
+    source = generation.json_schema(schema if isinstance(schema, str) else json.dumps(schema), field).source
+    return Grammar(kind="json_schema", source=source, param=field)
+
+
+class _Answer:
+    """What is told of one run; also the script of the stream."""
+
+    def __init__(self, body: TgiRequest, asked: TgiParameters, model: Generator, runs: Runs, seed: int | None) -> None:
+        self._asked, self._model, self.runs, self._seed = asked, model, runs, seed
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._text = body.inputs if asked.return_full_text else ""
+        self._n = 0  # tokens told
+
+    def whole(self, delta: Delta) -> dict[str, Any]:
+        answer: dict[str, Any] = {"generated_text": self._text + delta.text}
+        if self._asked.details:
+            prompt = zip(self.runs.runs[0].request.prompt, self.runs.runs[0].prompt_logprobs, strict=False)
+            answer["details"] = {
+                "finish_reason": _reason(delta),
+                "generated_tokens": len(delta.token_ids),
+                "seed": self._seed,
+                "prefill": [
+                    {
+                        "id": token_id,
+                        "text": generation.token_text(token_id, self._model),
+                        "logprob": each and generation.finite(each.logprob),
+                    }
+                    for token_id, each in prompt
+                ],
+                "tokens": [self._token(token_id, each) for token_id, each in _told(delta)],
+            }
+            if self._asked.top_n_tokens:
+                answer["details"]["top_tokens"] = [self._top(each) for each in delta.logprobs]
+        return answer
+
+    def opening(self) -> bytes:
+        return b""
+
+    def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:
+        return b"".join(self._events(delta) for _, delta in pieces)
+
+    def closing(self) -> bytes:
+        return b""
+
+    def failure(self, error: ServiceError) -> bytes:
+        return sse.event(render(error)[1])
+
+    def _events(self, delta: Delta) -> bytes:
+        self._text += delta.text
+        events = []
+        for token_id, each in _told(delta):
+            self._n += 1
+            event: dict[str, Any] = {"index": self._n, "token": self._token(token_id, each), "generated_text": None, "details": None}
+            if self._asked.top_n_tokens:
+                event["top_tokens"] = [] if each is None else self._top(each)
+            events.append(event)
+        if delta.finish_reason is not None:
+            if not events:  # the end came without a token of its own
+                token = {"id": 0, "text": "", "logprob": 0.0, "special": True}
+                events.append({"index": self._n, "token": token, "generated_text": None, "details": None})
+            usage = self.runs.runs[0].usage
+            ended = {"finish_reason": _reason(delta), "generated_tokens": self._n, "seed": self._seed, "input_length": usage.prompt_tokens}
+            events[-1] |= {"generated_text": self._text, "details": ended}
+        return b"".join(map(sse.event, events))
+
+    def _token(self, token_id: int, each: TokenLogprob | None) -> dict[str, Any]:
+        special = token_id in self._model.vocabulary.special
+        text = generation.token_text(token_id, self._model) if special else self._decoder.decode(self._model.vocabulary[token_id])
+        return {"id": token_id, "text": text, "logprob": None if each is None else generation.finite(each.logprob), "special": special}
+
+    def _top(self, each: TokenLogprob) -> list[dict[str, Any]]:
+        special = self._model.vocabulary.special
+        return [
+            {
+                "id": token_id,
+                "text": generation.token_text(token_id, self._model),
+                "logprob": generation.finite(logprob),
+                "special": token_id in special,
+            }
+            for token_id, logprob in each.top
+        ]
+
+
+def _told(delta: Delta) -> list[tuple[int, TokenLogprob | None]]:
+    """Each token with its log-probability, which comes with it."""
+    return list(zip(delta.token_ids, [*delta.logprobs, *[None] * (len(delta.token_ids) - len(delta.logprobs))], strict=True))
+
+
+def _reason(delta: Delta) -> FinishReason:
+    if delta.finish_reason == "length":
+        return "length"
+    return "stop_sequence" if isinstance(delta.stop_reason, str) else "eos_token"

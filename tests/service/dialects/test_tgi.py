@@ -1,0 +1,159 @@
+"""text-generation-inference: by hand, and through huggingface_hub's client."""
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+from huggingface_hub import InferenceClient
+from huggingface_hub.errors import GenerationError, ValidationError
+
+from service.errors import InvalidRequest, NotReady, Overloaded, RuntimeFailed
+from tests.service.dialects.asking import N_SAID, Route, route
+from tests.service.fakes import PATIENCE_S, serve_in_thread
+from tests.service.generation_fakes import EOS, SAID, FakeGenerator, events, generator_app
+
+PROMPT = "Say:"
+
+
+@pytest.fixture
+async def service() -> AsyncIterator[Route]:
+    async with route("/generate", {"inputs": PROMPT}, FakeGenerator("wordy"), FakeGenerator("other")) as made:
+        yield made
+
+
+async def asked(service: Route, **parameters: Any) -> Any:
+    return await service.request(parameters=parameters)
+
+
+async def test_the_answer_is_a_text_and_with_details_its_tokens(service: Route) -> None:
+    assert await service.whole() == {"generated_text": SAID}
+    answer = await service.whole(
+        parameters={"details": True, "decoder_input_details": True, "top_n_tokens": 2, "seed": 7, "do_sample": True}
+    )
+    details = answer["details"]
+    assert (details["finish_reason"], details["generated_tokens"], details["seed"]) == ("eos_token", N_SAID, 7)
+    assert "".join(token["text"] for token in details["tokens"] if not token["special"]) == SAID
+    assert details["tokens"][-1] == {"id": EOS, "text": "</s>", "logprob": pytest.approx(-1, abs=0.1), "special": True}
+    assert [token["text"] for token in details["prefill"]] == ["<s>", *PROMPT]
+    assert {len(top) for top in details["top_tokens"]} == {2}
+    full = await service.whole(parameters={"return_full_text": True, "max_new_tokens": 4, "details": True})
+    assert (full["generated_text"], full["details"]["finish_reason"]) == (PROMPT + SAID[:4], "length")
+    stopped = await service.whole(parameters={"stop": ["upon"], "details": True})
+    assert (stopped["generated_text"], stopped["details"]["finish_reason"]) == ("Once upon", "stop_sequence")
+
+
+async def test_parameters_mean_what_they_mean_there(service: Route) -> None:
+    greedy = await asked(service)
+    assert (greedy.sampling.temperature, greedy.max_tokens, greedy.include_stop) == (0.0, 100, True)
+    assert (await asked(service, temperature=1.0, top_p=1.0, top_k=0)).sampling.temperature == 0.0
+    for field in ({"do_sample": True}, {"top_p": 0.5}, {"top_k": 5}, {"typical_p": 0.5}):
+        assert (await asked(service, **field)).sampling.temperature == 1.0
+    assert (await asked(service, temperature=0.5)).sampling.temperature == 0.5
+    assert service.model.decode((await asked(service, truncate=2)).prompt) == "y:"
+    grammar = (await asked(service, grammar={"type": "regex", "value": "a+"})).grammar
+    assert (grammar.kind, grammar.source) == ("regex", "a+")
+    grammar = (await asked(service, grammar={"type": "json", "value": {"type": "object"}})).grammar
+    assert (grammar.kind, grammar.source) == ("json_schema", '{"type": "object"}')
+
+
+async def test_a_stream_is_an_event_a_token_and_its_last_has_the_text(service: Route) -> None:
+    answer = await service.http.post("/generate_stream", json={"inputs": PROMPT, "parameters": {"top_n_tokens": 1}})
+    told = events(answer.text)
+    assert "".join(event["token"]["text"] for event in told if not event["token"]["special"]) == SAID
+    assert [event["index"] for event in told] == list(range(1, N_SAID + 1))
+    assert all(len(event["top_tokens"]) == 1 for event in told)
+    *rest, last = told
+    assert all(event["generated_text"] is None and event["details"] is None for event in rest)
+    assert last["generated_text"] == SAID
+    assert last["details"] == {"finish_reason": "eos_token", "generated_tokens": N_SAID, "seed": None, "input_length": len(PROMPT) + 1}
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (InvalidRequest("x", param="prompt"), 422, "validation"),
+        (Overloaded("x", retry_after_s=2), 429, "overloaded"),
+        (NotReady("x"), 503, "healthcheck"),
+        (RuntimeFailed("x"), 424, "generation"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/"])
+async def test_errors_have_its_form(service: Route, error: Any, status: int, kind: str, path: str) -> None:
+    service.engine.refusal = error
+    answer = await service.http.post(path, json={"inputs": PROMPT})
+    service.engine.refusal = None
+    assert (answer.status_code, answer.json()) == (status, {"error": "x", "error_type": kind})
+    assert ("retry-after" in answer.headers) is (status in (429, 503))
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"inputs": ""}, "`inputs` cannot be empty"),
+        ({"inputs": None}, "`inputs`: Field required"),
+        ({"parameters": {"watermark": True}}, "`parameters.watermark` is not supported"),
+        ({"parameters": {"best_of": 2}}, "`parameters.best_of` is not supported"),
+        ({"parameters": {"adapter_id": "a"}}, "`parameters.adapter_id` is not supported"),
+        ({"parameters": {"temperature": 0.0}}, "`parameters.temperature`"),
+        ({"parameters": {"max_new_tokens": 0}}, "`parameters.max_new_tokens`"),
+        ({"parameters": {"grammar": {"type": "json", "value": "{"}}}, "parameters.grammar is not JSON"),
+        ({"model": "huge"}, "does not exist"),
+    ],
+)
+async def test_what_is_wrong_is_named(service: Route, fields: dict[str, Any], named: str) -> None:
+    answer = await service.post(**fields)
+    assert answer.status_code in (404, 422)
+    assert answer.json()["error_type"] == "validation"
+    assert named in answer.json()["error"]
+
+
+async def test_the_root_is_for_what_the_model_is_for(service: Route) -> None:
+    assert (await service.http.post("/", json={"inputs": PROMPT})).json() == [{"generated_text": SAID}]
+    told = events((await service.http.post("/", json={"inputs": PROMPT, "stream": True})).text)
+    assert told[-1]["generated_text"] == SAID
+
+
+async def test_a_model_is_chosen_by_url_or_header(service: Route) -> None:
+    other = service.app.state.generators["other"].engine
+    ways: list[tuple[str, dict[str, str], dict[str, str]]] = [
+        ("/generate?model=other", {}, {}),
+        ("/models/other/generate", {}, {}),
+        ("/models/other", {}, {}),
+        ("/generate", {"x-model": "other"}, {}),
+        ("/generate", {"x-model": "wordy"}, {"model": "other"}),
+    ]
+    for path, headers, fields in ways:
+        other.forget()
+        assert (await service.http.post(path, json={"inputs": PROMPT, **fields}, headers=headers)).status_code == 200
+        assert len(other.requests) == 1, path
+    lost = await service.http.post("/models/huge/generate", json={"inputs": PROMPT})
+    assert (lost.status_code, lost.json()["error_type"]) == (404, "validation")
+
+
+# The official client ---------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def official(where: str) -> Iterator[tuple[InferenceClient, FakeGenerator]]:
+    model = FakeGenerator("wordy")
+    with serve_in_thread(generator_app(FakeGenerator("mini", kind="encoder"), model)) as url:
+        yield InferenceClient(base_url=url, timeout=PATIENCE_S), model
+
+
+def test_huggingface_hub_continues_texts(official: tuple[InferenceClient, FakeGenerator]) -> None:
+    hub, _ = official
+    assert hub.text_generation(PROMPT) == SAID
+    whole = hub.text_generation(PROMPT, details=True, decoder_input_details=True, max_new_tokens=5)
+    assert (whole.generated_text, whole.details.finish_reason, len(whole.details.prefill)) == (SAID[:5], "length", len(PROMPT) + 1)
+    assert "".join(hub.text_generation(PROMPT, stream=True, max_new_tokens=9)) == SAID[:9]
+    *_, last = hub.text_generation(PROMPT, stream=True, details=True, stop=["upon"])
+    assert (last.generated_text, last.details.finish_reason, last.details.input_length) == ("Once upon", "stop_sequence", len(PROMPT) + 1)
+    with pytest.raises(ValidationError, match="watermark"):
+        hub.text_generation(PROMPT, watermark=True)
+
+
+def test_huggingface_hub_hears_what_broke(official: tuple[InferenceClient, FakeGenerator]) -> None:
+    hub, model = official
+    model.engine.refusal = RuntimeFailed("the runtime failed")
+    with pytest.raises(GenerationError, match="the runtime failed"):
+        hub.text_generation(PROMPT)
