@@ -140,6 +140,7 @@ class Model:
             pair_types=any(tensor.name == contract.TOKEN_TYPE_IDS for tensor in manifest.graph.inputs),
             prompts=manifest.prompts,
             default_prompt=manifest.default_prompt,
+            allow_special_tokens=settings.allow_special_tokens,
         )
         self._tokenizers = catalog.tokenizers
         self._answers = catalog.answer_shares
@@ -348,7 +349,7 @@ class Catalog:
 
     def _load(self, bundle: Path, manifest: contract.Manifest) -> Served:
         if manifest.encoder_decoder is not None:
-            return WritingModel(bundle, manifest, self.metrics, self.open_writer)
+            return WritingModel(bundle, manifest, self.settings, self.metrics, self.open_writer)
         if manifest.decoder is None:
             return Model(bundle, manifest, self)
         return GeneratorModel(bundle, manifest, self.settings, self.metrics, self.open_generator)
@@ -456,8 +457,8 @@ class Catalog:
     async def stop(self) -> None:
         for model in self.models.values():
             await model.engine.stop()
-            if not isinstance(model, Model) and model.chat_template is not None:
-                model.chat_template.close()
+            if not isinstance(model, Model) and model.chat_prompts is not None:
+                model.chat_prompts.close()
         self.tokenizers.close()
         self.maps.close()
         if self.tracer is not None:

@@ -88,6 +88,9 @@ class Settings(BaseModel):
     default_max_tokens: int = Field(
         4096, ge=1, le=1_000_000, description="Most tokens of a chat answer or a response that sets no limit of its own."
     )
+    allow_special_tokens: bool = Field(
+        False, description="Let texts of requests hold special tokens, such as [SEP] or <|endoftext|>. Off: they are text like any other."
+    )
     auto_truncate: bool = Field(True, description="Cut inputs longer than the model takes, where the request does not say.")
     cache_bytes: int = Field(32 * 1024 * 1024, ge=0, description="Bytes of vectors kept for inputs seen before; 0 turns the cache off.")
 

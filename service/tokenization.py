@@ -54,9 +54,17 @@ class TextEncoder:
     """The tokenizer of one bundle. Thread-safe: nothing in it changes after loading."""
 
     def __init__(
-        self, file: Path, *, max_tokens: int, vocab_size: int, pair_types: bool, prompts: Mapping[str, str], default_prompt: str | None
+        self,
+        file: Path,
+        *,
+        max_tokens: int,
+        vocab_size: int,
+        pair_types: bool,
+        prompts: Mapping[str, str],
+        default_prompt: str | None,
+        allow_special_tokens: bool = False,
     ) -> None:
-        self.tokenizer = open_tokenizer(file, vocab_size)
+        self.tokenizer = open_tokenizer(file, vocab_size, allow_special_tokens=allow_special_tokens)
         self.max_tokens = max_tokens
         self.vocab_size = vocab_size
         self.prompts = prompts

@@ -6,6 +6,7 @@ published tokenizer has either.
 """
 
 import json
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,8 +21,11 @@ LARGE_REPEAT = 32  # times; from there on a repetition counts as open
 MOST_GROWTH = 1_000  # characters that replacements may make of one
 
 
-def open_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
-    """It neither cuts nor fills. BundleError for a file that is none, or has tokens that the model has not."""
+def open_tokenizer(path: Path, vocab_size: int, *, allow_special_tokens: bool = False) -> Tokenizer:
+    """It neither cuts nor fills. BundleError for a file that is none, or has tokens that the model has not.
+
+    Text is text to it: `[SEP]` in an input is the letters it is written with and no separator, unless special tokens are allowed.
+    """
     text = contract.read_text(path.parent, path.name, most_bytes=contract.MOST_TOKENIZER_BYTES)
     try:
         described = json.loads(text)
@@ -30,6 +34,9 @@ def open_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
         tokenizer: Tokenizer = Tokenizer.from_str(text)
         tokenizer.no_padding()
         tokenizer.no_truncation()
+        if not allow_special_tokens:
+            tokenizer.encode_special_tokens = True
+            _hide_pieces(tokenizer, described)
         largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     except contract.BundleError:
         raise
@@ -44,6 +51,31 @@ def open_tokenizer(path: Path, vocab_size: int) -> Tokenizer:
             f"{path} has a token {largest}, and the model has a vocabulary of {vocab_size}. Export the bundle again."
         )
     return tokenizer
+
+
+def _hide_pieces(tokenizer: Tokenizer, described: Any) -> None:
+    """Special tokens that the vocabulary has as pieces of text too, as those of SentencePiece do: give them names that no text has."""
+    added = {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    found = {
+        content
+        for content, token_id in added.items()
+        if any(token_id in tokenizer.encode(text, add_special_tokens=False).ids for text in (content, f"a{content}a", f"a {content} a"))
+    }
+    if not found:
+        return
+    model: Any = {**described["model"]}
+    vocabulary = model["vocab"]
+    unknown = vocabulary[model["unk_id"]][0] if model.get("unk_id") is not None else model.get("unk_token")
+    hidden = {content: f"{content}{secrets.token_hex(16)}" for content in found if content != unknown}
+    if isinstance(vocabulary, list):
+        model["vocab"] = [[hidden.get(piece, piece), score] for piece, score in vocabulary]
+    else:
+        model["vocab"] = {hidden.get(piece, piece): token_id for piece, token_id in vocabulary.items()}
+    if "merges" in model:
+        model["merges"] = [
+            merge for merge in model["merges"] if "".join(merge.split(" ") if isinstance(merge, str) else merge) not in hidden
+        ]
+    tokenizer.model = Tokenizer.from_str(json.dumps({"version": "1.0", "model": model, "added_tokens": []})).model
 
 
 def panicked(error: BaseException) -> bool:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from service.batching import Lane
 from service.call import Call
 from service.catalog import Catalog
+from service.chat_prompt import ChatPrompts
 from service.dialects.generation_schemas import SamplingFields, StreamOptions
 from service.dialects.runs import Generator, Runs
 from service.dialects.tei_tokens import aside
@@ -204,14 +205,19 @@ async def inline_or_aside(catalog: Catalog, n_characters: int, work: Callable[[]
     return work() if n_characters <= _INLINE_CHARACTERS else await aside(catalog, work, n_characters)
 
 
-async def encode(model: Generator, catalog: Catalog, text: str, param: str, *, add_special_tokens: bool = True) -> list[int]:
-    """The ids of a prompt, at least one: an empty prompt is the beginning of a text where the model has a token for that."""
+async def encode(
+    model: Generator, catalog: Catalog, text: str, param: str, *, add_special_tokens: bool = True, rendered: ChatPrompts | None = None
+) -> list[int]:
+    """The ids of a prompt, at least one: an empty prompt is the beginning of a text where the model has a token for that.
+
+    A conversation's prompt is read by what has rendered it.
+    """
     if len(text) > (limit := catalog.settings.max_input_characters):
         raise NeverFits(f"`{param}` has {len(text)} characters and the most is {limit}: shorten it", param=param)
 
     def ids() -> list[int]:
         try:
-            return model.encode(text, add_special_tokens=add_special_tokens)
+            return model.encode(text, add_special_tokens=add_special_tokens) if rendered is None else rendered.encode(text)
         except TypeError:  # which `tokenizers` says of text that is no Unicode
             raise TokenizationFailed(f"{param} is not valid Unicode: it has half of a surrogate pair", param=param) from None
 
@@ -237,18 +243,18 @@ async def encode_chat(
     add_generation_prompt: bool = True,
 ) -> list[int]:
     """The ids of a conversation up to where the model's answer begins. A template that has a place for `tools` shows them to the model."""
-    template = model.chat_template
-    if template is None:
+    prompts = model.chat_prompts
+    if prompts is None:
         raise InvalidRequest(
             f"model {model.name} has no chat template: use /v1/completions, or export it from a folder with a chat_template.jinja",
             param="model",
         )
     try:
-        prompt = await template.prompt(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+        prompt = await prompts.prompt(messages, tools=tools, add_generation_prompt=add_generation_prompt)
     except InvalidRequest as error:
         error.param = param
         raise
-    return await encode(model, catalog, prompt, param, add_special_tokens=False)  # the template has written them
+    return await encode(model, catalog, prompt, param, rendered=prompts)
 
 
 def most_tokens(model: Generator, max_tokens: int, prompt_tokens: int) -> int:

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from export import contract
 from service.alarm import Alarm
 from service.call import Call
-from service.chat_template import ChatTemplate
+from service.chat_prompt import ChatPrompts
 from service.errors import NotReady, ServiceError
 from service.generation.request import Attention, Delta, GenerationRequest, TokenLogprob, Usage
 from service.generation.run import join
@@ -49,7 +49,7 @@ class Generator(Protocol):
     manifest: contract.Manifest
     tokenizer: Tokenizer
     vocabulary: Vocabulary
-    chat_template: ChatTemplate | None
+    chat_prompts: ChatPrompts | None
 
     def __hash__(self) -> int: ...
 

@@ -213,7 +213,7 @@ class _Answer:
                     {
                         "id": token_id,
                         "text": generation.token_text(token_id, self._model),
-                        "logprob": each and generation.finite(each.logprob),
+                        "logprob": each and _finite(each.logprob),
                     }
                     for token_id, each in prompt
                 ],
@@ -256,7 +256,7 @@ class _Answer:
     def _token(self, token_id: int, each: TokenLogprob | None) -> dict[str, Any]:
         special = token_id in self._model.vocabulary.special
         text = generation.token_text(token_id, self._model) if special else self._decoder.decode(self._model.vocabulary[token_id])
-        return {"id": token_id, "text": text, "logprob": None if each is None else generation.finite(each.logprob), "special": special}
+        return {"id": token_id, "text": text, "logprob": None if each is None else _finite(each.logprob), "special": special}
 
     def _top(self, each: TokenLogprob) -> list[dict[str, Any]]:
         special = self._model.vocabulary.special
@@ -264,7 +264,7 @@ class _Answer:
             {
                 "id": token_id,
                 "text": generation.token_text(token_id, self._model),
-                "logprob": generation.finite(logprob),
+                "logprob": _finite(logprob),
                 "special": token_id in special,
             }
             for token_id, logprob in each.top
@@ -280,3 +280,8 @@ def _reason(delta: Delta) -> FinishReason:
     if delta.finish_reason == "length":
         return "length"
     return "stop_sequence" if isinstance(delta.stop_reason, str) else "eos_token"
+
+
+def _finite(logprob: float) -> float:
+    """JSON has no minus infinity."""
+    return max(logprob, -9999.0)

@@ -7,6 +7,7 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 from export import contract
+from service.chat_prompt import ChatPrompts
 from service.chat_template import ChatTemplate
 from service.generation.request import GenerationRequest
 from service.generation.run import Run
@@ -61,9 +62,13 @@ class GeneratorModel:
         self.eos_token_ids = manifest.decoder.eos_token_ids
         self.max_context = min(settings.max_prompt_tokens, manifest.decoder.n_positions or settings.max_prompt_tokens)
         file = bundle / contract.TOKENIZER
-        self.tokenizer: Tokenizer = open_tokenizer(file, manifest.limits.vocab_size)
+        vocab_size, allowed = manifest.limits.vocab_size, settings.allow_special_tokens
+        self.tokenizer: Tokenizer = open_tokenizer(file, vocab_size, allow_special_tokens=allowed)
         self.vocabulary = Vocabulary(file)
-        self.chat_template = self._template(bundle, manifest.decoder)
+        self.chat_prompts: ChatPrompts | None = None
+        if (template := self._template(bundle, manifest.decoder)) is not None:
+            specials = self.tokenizer if allowed else open_tokenizer(file, vocab_size, allow_special_tokens=True)
+            self.chat_prompts = ChatPrompts(template, self.tokenizer, specials)
         self.metrics = GeneratorMetrics(metrics, self.name)
         self.engine = open_engine(self)
 

@@ -6,25 +6,33 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from export import contract
-from service.chat_template import ChatTemplate
+from service.chat_prompt import ChatPrompts
 from service.generation.model import Generating
 from service.generation.text import Vocabulary
 from service.metrics import GeneratorMetrics, Metrics
+from service.settings import Settings
 from service.tokenizer_file import open_tokenizer
 
 
 class WritingModel:
     """One bundle, loaded and tested. `engine` writes token ids; this turns text into ids and back."""
 
-    chat_template: ChatTemplate | None = None
+    chat_prompts: ChatPrompts | None = None
 
     def __init__(
-        self, bundle: Path, manifest: contract.Manifest, metrics: Metrics, open_engine: Callable[["WritingModel"], Generating]
+        self,
+        bundle: Path,
+        manifest: contract.Manifest,
+        settings: Settings,
+        metrics: Metrics,
+        open_engine: Callable[["WritingModel"], Generating],
     ) -> None:
         assert manifest.encoder_decoder is not None
         self.bundle, self.manifest, self.name = bundle, manifest, manifest.name
         self.max_context = manifest.limits.max_tokens
-        self.tokenizer: Tokenizer = open_tokenizer(bundle / contract.TOKENIZER, manifest.limits.vocab_size)
+        self.tokenizer: Tokenizer = open_tokenizer(
+            bundle / contract.TOKENIZER, manifest.limits.vocab_size, allow_special_tokens=settings.allow_special_tokens
+        )
         self.vocabulary = Vocabulary(bundle / contract.TOKENIZER)
         self.metrics = GeneratorMetrics(metrics, self.name)
         self.engine = open_engine(self)

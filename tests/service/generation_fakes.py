@@ -20,6 +20,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from export import contract
 from service.app import Application, build_app
 from service.catalog import Catalog
+from service.chat_prompt import ChatPrompts
 from service.chat_template import ChatTemplate
 from service.errors import WrongKind
 from service.generation.request import Delta, GenerationRequest, Grammar, TokenLogprob, Usage
@@ -236,7 +237,9 @@ class FakeGenerator:
         self.manifest = _manifest(name, kind, self.tokenizer.get_vocab_size(), BOS if bos else None)
         self.engine = FakeEngine(self.tokenizer)
         self.metrics = GeneratorMetrics(Metrics(), name)
-        self.chat_template = _chat_template(template) if template is not None else None
+        specials = byte_tokenizer(bos=bos)
+        self.tokenizer.encode_special_tokens = True
+        self.chat_prompts = ChatPrompts(_chat_template(template), self.tokenizer, specials) if template is not None else None
         self.max_context: int | None = 131_072
         self.provider = "CPUExecutionProvider"
         self.eos_token_ids = (EOS,)

@@ -1,0 +1,85 @@
+"""Prompts of conversations in which the template's special tokens are special, and what a client wrote is text.
+
+A template writes `<|im_end|>` where a message ends. A client that writes the same letters must not end one. Before the template sees the
+messages, the first letter of every special token in them is replaced by a stand-in, a code point that is no character; what is special in
+the rendered prompt then was written by the template, and the stand-ins become letters again when the texts between are tokenised.
+
+Special tokens can also come into being in the template: two fields side by side, a filter that changes letters. So a second rendering has
+stand-ins for every letter with which a special token begins. Where its special tokens are others than those of the first, it is taken: the
+template may not find there what it looks for in the messages, but nothing is smuggled in.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from service.chat_template import ChatTemplate, Message
+
+_STAND_INS = [*range(0xFDD0, 0xFDF0), *range(0x10F000, 0x10FF00)]  # noncharacters of Unicode, then of a private plane
+
+
+class ChatPrompts:
+    """Of one decoder. `texts` reads all as text, `specials` finds special tokens; the same tokenizer twice lets clients write them."""
+
+    def __init__(self, template: ChatTemplate, texts: Tokenizer, specials: Tokenizer) -> None:
+        self._template, self._texts, self._specials = template, texts, specials
+        added = {} if texts is specials else specials.get_added_tokens_decoder()
+        self._ids = {token.content: token_id for token_id, token in added.items() if token.special and token.content}
+        self._special = re.compile("|".join(map(re.escape, sorted(self._ids, key=len, reverse=True))) or "$^")
+        firsts = sorted({token[0] for token in self._ids})
+        self._stand_ins = {ord(letter): chr(stand_in) for letter, stand_in in zip(firsts, _STAND_INS, strict=False)}
+        self._letters = {ord(stand_in): chr(letter) for letter, stand_in in self._stand_ins.items()}
+        self._stood_in = re.compile(f"[{''.join(self._stand_ins.values())}]" if self._stand_ins else "$^")
+
+    async def prompt(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool = True
+    ) -> str:
+        """The prompt with its stand-ins, for `encode`. InvalidRequest and Overloaded as from the template."""
+
+        async def rendered(change: Callable[[str], str]) -> str:
+            told = [_changed(message, change) for message in messages]
+            return await self._template.prompt(told, tools=tools and _changed(tools, change), add_generation_prompt=add_generation_prompt)
+
+        if not self._ids:
+            return await rendered(str)
+        begins = False
+
+        def marked(text: str) -> str:
+            nonlocal begins
+            begins = begins or any(letter in text for letter in self._letters.values())
+            return self._special.sub(lambda found: found[0][0].translate(self._stand_ins) + found[0][1:], text)
+
+        prompt = await rendered(marked)
+        if begins:
+            safe = await rendered(lambda text: text.translate(self._stand_ins))
+            if self._special.findall(prompt) != self._special.findall(safe):
+                return safe
+        return prompt
+
+    def close(self) -> None:
+        self._template.close()
+
+    def encode(self, prompt: str) -> list[int]:
+        """The ids of what `prompt` gave. No special token is put around it: the template has written them."""
+        if not self._stood_in.search(prompt):
+            return list(self._specials.encode(prompt, add_special_tokens=False).ids)
+        ids: list[int] = []
+        at = 0
+        for found in self._special.finditer(prompt):
+            ids += [*self._text(prompt[at : found.start()]), self._ids[found[0]]]
+            at = found.end()
+        return [*ids, *self._text(prompt[at:])]
+
+    def _text(self, piece: str) -> list[int]:
+        return list(self._texts.encode(piece.translate(self._letters), add_special_tokens=False).ids) if piece else []
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    """The value with every text in it changed, also the names that a client gave; roles are from a list and stay as they are."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(name): each if name == "role" else _changed(each, change) for name, each in value.items()}
+    return [_changed(each, change) for each in value] if isinstance(value, list | tuple) else value
