@@ -48,6 +48,8 @@ class TokenizationFailed(InvalidRequest):
 class InputTooLong(TokenizationFailed):
     """An input that is over the model's length and must not be cut."""
 
+    code = "context_length_exceeded"  # OpenAI's, which clients look for
+
 
 class BatchTooLarge(InvalidRequest):
     """More inputs in one request than the service takes."""

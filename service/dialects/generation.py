@@ -17,7 +17,7 @@ from service.chat_prompt import ChatPrompts
 from service.dialects.generation_schemas import SamplingFields, StreamOptions
 from service.dialects.runs import Generator, Runs
 from service.dialects.tei_tokens import aside
-from service.errors import EmptyInput, InvalidRequest, NeverFits, TokenizationFailed
+from service.errors import EmptyInput, InputTooLong, InvalidRequest, TokenizationFailed
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling
 from service.settings import Settings
 
@@ -213,7 +213,7 @@ async def encode(
     A conversation's prompt is read by what has rendered it.
     """
     if len(text) > (limit := catalog.settings.max_input_characters):
-        raise NeverFits(f"`{param}` has {len(text)} characters and the most is {limit}: shorten it", param=param)
+        raise InputTooLong(f"`{param}` has {len(text)} characters and the most is {limit}: shorten it", param=param)
 
     def ids() -> list[int]:
         try:

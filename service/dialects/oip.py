@@ -2,8 +2,8 @@
 
 Source: the protocol's REST specification and Triton's `extension_binary_data`. A model has one version, "1" (what changes with its bytes is
 the bundle's fingerprint). What continues texts has metadata and readiness here, and is asked elsewhere. A name may hold slashes, plain or
-percent-encoded: what is served under exactly that name comes first, then NAME/versions/1. A name that ends in /ready or /infer needs an
-alias.
+percent-encoded: what is served under exactly that name comes first, then NAME/versions/1. A name that ends in /ready, /infer, /config or
+/stats needs an alias. Of Triton's extensions a model's configuration is here; its statistics are at /metrics.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,6 +25,7 @@ from service.dialects.oip_schemas import (
     InferRequest,
     InferResponse,
     Live,
+    ModelConfig,
     ModelMetadata,
     ModelReady,
     Ready,
@@ -33,7 +34,7 @@ from service.dialects.oip_schemas import (
 )
 from service.dialects.oip_tensors import INPUTS, JSON_LENGTH_HEADER, inputs_of, split, stacked, ways_of
 from service.dialects.openai import as_cut
-from service.errors import InvalidRequest, ModelNotFound, ServiceError, WrongKind
+from service.errors import InvalidRequest, ModelNotFound, RouteNotFound, ServiceError, WrongKind
 from service.routing import CallDep, CatalogDep, JsonRoute, json_response
 from service.runtime import Array
 
@@ -61,7 +62,7 @@ ModelPath = Annotated[str, Path(description="NAME or NAME/versions/1")]
 @router.get("/v2", response_model=ServerMetadata)
 async def server() -> Any:
     """What this server is."""
-    return {"name": "attnserve", "version": version_of("attnserve"), "extensions": ["binary_tensor_data"]}
+    return {"name": "attnserve", "version": version_of("attnserve"), "extensions": ["binary_tensor_data", "model_configuration"]}
 
 
 @router.get("/v2/health/live", response_model=Live)
@@ -93,7 +94,7 @@ async def model_ready(model: ModelPath, call: CallDep, catalog: CatalogDep) -> A
 class _Name(PathConvertor):
     """A name in a path, and not what the protocol puts after one."""
 
-    regex = ".*(?<!/ready)(?<!/infer)"
+    regex = ".*(?<!/ready)(?<!/infer)(?<!/config)(?<!/stats)"
 
 
 register_url_convertor("name", _Name())
@@ -103,14 +104,51 @@ register_url_convertor("name", _Name())
 async def model_metadata(model: ModelPath, call: CallDep, catalog: CatalogDep) -> Any:
     """The tensors that a model takes and gives, or where it cannot be asked here those of its graph for one step; -1 is a free axis."""
     found = find(catalog, model)
+    inputs, outputs = _tensors(found)
+    content = {"name": found.name, "versions": [VERSION], "platform": "onnx_onnxv1", "inputs": inputs, "outputs": outputs}
+    return json_response(content, call)
+
+
+@router.get("/v2/models/{model:path}/config", response_model=ModelConfig, responses=errors(404))
+async def model_config(model: ModelPath, call: CallDep, catalog: CatalogDep) -> Any:
+    """Triton's extension: the same tensors in the words of its model configuration, and how requests are batched."""
+    found = find(catalog, model)
+    inputs, outputs = _tensors(found)
+    content = {
+        "name": found.name,
+        "platform": "onnxruntime_onnx",
+        "backend": "onnxruntime",
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": catalog.settings.max_client_batch if isinstance(found, Model) else 0,
+        "input": [_configured(tensor, "FORMAT_NONE") for tensor in inputs],
+        "output": [_configured(tensor, None) for tensor in outputs],
+        "dynamic_batching": {},
+    }
+    return json_response(content, call)
+
+
+def _configured(tensor: dict[str, Any], format_: str | None) -> dict[str, Any]:
+    """Without the batch's axis, which `max_batch_size` stands for."""
+    kind = "STRING" if tensor["datatype"] == "BYTES" else tensor["datatype"]
+    named = {"name": tensor["name"], "data_type": f"TYPE_{kind}", "dims": tensor["shape"][1:] or [1]}
+    return named if format_ is None else {**named, "format": format_}
+
+
+@router.get("/v2/models/stats", response_model=ErrorResponse, status_code=404)
+@router.get("/v2/models/{model:path}/stats", response_model=ErrorResponse, status_code=404)
+async def model_stats(catalog: CatalogDep, model: str = "") -> Any:
+    """Triton's extension, which is not here: always 404."""
+    which = f" of model {find(catalog, model).name}" if model else ""
+    raise RouteNotFound(f"statistics{which} are at GET /metrics, in Prometheus's form; here are metadata, /config, /ready and /infer")
+
+
+def _tensors(found: Served) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     graph = found.manifest.graph
     if isinstance(found, Model):
         inputs = [*{name: INPUTS[name] for way in ways_of(found) for name in way}.values()]
     else:
         inputs = [_metadata(tensor) for tensor in graph.inputs]
-    outputs = [_metadata(tensor) for tensor in graph.outputs]
-    content = {"name": found.name, "versions": [VERSION], "platform": "onnx_onnxv1", "inputs": inputs, "outputs": outputs}
-    return json_response(content, call)
+    return inputs, [_metadata(tensor) for tensor in graph.outputs]
 
 
 def _metadata(tensor: contract.Tensor) -> dict[str, Any]:

@@ -94,6 +94,26 @@ class ModelMetadata(BaseModel):
     outputs: list[TensorMetadata]
 
 
+class ConfiguredTensor(BaseModel):
+    name: str
+    data_type: str
+    dims: list[int] = Field(description="Without the batch's axis.")
+    format: str | None = None
+
+
+class ModelConfig(BaseModel):
+    """As much of Triton's as has a meaning here."""
+
+    name: str
+    platform: str
+    backend: str
+    version_policy: dict[str, Any]
+    max_batch_size: int = Field(description="Most inputs of a request; 0 where the model is not asked here.")
+    input: list[ConfiguredTensor]
+    output: list[ConfiguredTensor]
+    dynamic_batching: dict[str, Any]
+
+
 class ServerMetadata(BaseModel):
     name: str
     version: str

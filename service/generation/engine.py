@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from service.batching import Lane
-from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed, ServiceError
+from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NotReady, Overloaded, RuntimeFailed, ServiceError
 from service.generation.admission import Admission, Holding, stopping
 from service.generation.averages import averaged
 from service.generation.condition import Condition
@@ -123,7 +123,7 @@ class GeneratorEngine(EngineThread):
         await asyncio.to_thread(self._grammars.matcher, grammar)
 
     def submit(self, request: GenerationRequest) -> Run:
-        """Queue a run. Raises InvalidRequest, NeverFits, Overloaded, DeadlineExceeded or NotReady, with nothing queued."""
+        """Queue a run. Raises InvalidRequest (also InputTooLong), Overloaded, DeadlineExceeded or NotReady, with nothing queued."""
         sequence = self._sequence(request, _asked(request), _Once())
         self._queue(sequence.asked)
         return sequence.run
@@ -192,10 +192,10 @@ class GeneratorEngine(EngineThread):
         if not size:
             raise InvalidRequest("the prompt has no tokens", param="prompt")
         if size > limit:
-            raise NeverFits(f"the prompt has {size} tokens and the most is {limit}: shorten it", param="prompt")
+            raise InputTooLong(f"the prompt has {size} tokens and the most is {limit}: shorten it", param="prompt")
         n_positions = self._session.decoder.n_positions
         if n_positions is not None and size > n_positions:
-            raise NeverFits(f"the prompt has {size} tokens, and this model positions for {n_positions}: shorten it", param="prompt")
+            raise InputTooLong(f"the prompt has {size} tokens, and this model positions for {n_positions}: shorten it", param="prompt")
         vocab_size = self._session.vocab_size
         for name, ids in (("prompt", request.prompt), ("stop_token_ids", request.stop_token_ids)):
             if id(ids) not in checked:

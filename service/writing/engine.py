@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, RuntimeFailed, ServiceError
+from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NotReady, RuntimeFailed, ServiceError
 from service.generation.admission import stopping
 from service.generation.averages import averaged
 from service.generation.engine_thread import EngineThread
@@ -77,7 +77,7 @@ class WritingEngine(EngineThread):
     async def open(self, requests: Sequence[GenerationRequest], key: str = "") -> list[Run]:
         """Queue all sources of one request or none: `n` runs of each, one after the other. `key` is the request's session, of no use here.
 
-        Raises InvalidRequest, NeverFits, Overloaded, DeadlineExceeded or NotReady.
+        Raises InvalidRequest (also InputTooLong), Overloaded, DeadlineExceeded or NotReady.
         """
         now = time.monotonic()
         asked = Asked(requests[0].client, requests[0].lane, now, deque())
@@ -108,7 +108,7 @@ class WritingEngine(EngineThread):
         if not size:
             raise InvalidRequest("the prompt has no tokens", param="prompt")
         if size > limit:
-            raise NeverFits(f"the prompt has {size} tokens and this model reads {limit} at most: shorten it", param="prompt")
+            raise InputTooLong(f"the prompt has {size} tokens and this model reads {limit} at most: shorten it", param="prompt")
         if (worst := max(request.prompt)) >= vocab_size or (worst := min(request.prompt)) < 0:
             raise InvalidRequest(f"token id {worst} of prompt is outside this model's vocabulary of {vocab_size}", param="prompt")
         if not 1 <= request.n <= request.beams <= self.limits.rows:

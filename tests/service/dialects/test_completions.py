@@ -10,7 +10,7 @@ import pytest
 
 from service.batching import Lane
 from service.dialects.generation import seed_of
-from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed
+from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed
 from service.generation.request import Grammar
 from tests.service.dialects.asking import N_SAID, Route, route
 from tests.service.fakes import PATIENCE_S, until
@@ -327,6 +327,7 @@ async def test_no_character_is_split(service: Route) -> None:
 FAILURES = [
     (Overloaded("full", retry_after_s=2.5), 429, "rate_limit_error", "overloaded"),
     (NeverFits("too long", param="prompt"), 413, "invalid_request_error", "too_large"),
+    (InputTooLong("too long", param="prompt"), 400, "invalid_request_error", "context_length_exceeded"),
     (NotReady("stopping"), 503, "service_unavailable_error", "not_ready"),
     (InvalidRequest("no such grammar", param="guided_regex"), 400, "invalid_request_error", "invalid_request"),
     (DeadlineExceeded("late"), 504, "timeout_error", "deadline_exceeded"),

@@ -85,7 +85,11 @@ def array(output: dict[str, Any]) -> np.ndarray:
 
 
 async def test_the_server_says_what_it_is(http: httpx.AsyncClient) -> None:
-    assert (await http.get("/v2")).json() == {"name": "attnserve", "version": "0.1.0", "extensions": ["binary_tensor_data"]}
+    assert (await http.get("/v2")).json() == {
+        "name": "attnserve",
+        "version": "0.1.0",
+        "extensions": ["binary_tensor_data", "model_configuration"],
+    }
     assert (await http.get("/v2/health/live")).json() == {"live": True}
     assert (await http.get("/v2/health/ready")).json() == {"ready": True}
 
@@ -572,3 +576,21 @@ def test_the_document_names_body_header_and_statuses(app: FastAPI) -> None:
     assert set(operation["requestBody"]["content"]) == {"application/json", "application/octet-stream"}
     assert "$ref" not in str(operation["requestBody"])
     assert {parameter["name"] for parameter in operation["parameters"]} == {"model", LENGTH}
+
+
+async def test_the_configuration_is_that_of_the_tensors(http: httpx.AsyncClient) -> None:
+    config = (await http.get("/v2/models/enc/config")).json()
+    assert (config["name"], config["backend"]) == ("enc", "onnxruntime")
+    assert config["input"][0] == {"name": "text", "data_type": "TYPE_STRING", "dims": [1], "format": "FORMAT_NONE"}
+    metadata = (await http.get("/v2/models/enc")).json()
+    assert [tensor["name"] for tensor in config["output"]] == [tensor["name"] for tensor in metadata["outputs"]]
+    assert (await http.get("/v2/models/enc/versions/1/config")).json() == config
+    missing = await http.get("/v2/models/nobody/config")
+    assert (missing.status_code, list(missing.json())) == (404, ["error"])
+
+
+async def test_statistics_are_elsewhere_and_it_says_where(http: httpx.AsyncClient) -> None:
+    for path in ("/v2/models/enc/stats", "/v2/models/enc/versions/1/stats", "/v2/models/stats"):
+        answer = await http.get(path)
+        assert (answer.status_code, list(answer.json())) == (404, ["error"])
+        assert "GET /metrics" in answer.json()["error"]

@@ -372,3 +372,8 @@ def test_openais_client_retries_what_is_worth_retrying(official: openai.OpenAI, 
     assert len(answer.data) == 1
     assert len(session.batches) == 2
     session.failures.clear()
+
+
+async def test_what_is_too_long_and_must_not_be_cut_has_openais_code(service: Service) -> None:
+    answer = await service.embed("cat " * 100, truncate=False)
+    assert (answer.status_code, error(answer)["code"]) == (400, "context_length_exceeded")

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from service.batching import Lane
-from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed
+from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NotReady, Overloaded, QueueTooLong, RuntimeFailed
 from service.generation.condition import Condition
 from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.grammar import Grammars
@@ -125,7 +125,7 @@ async def test_a_run_ends_where_positions_end(tokenizer: Path, prompt: range, dr
 
 async def test_a_prompt_longer_than_positions_is_refused(tokenizer: Path) -> None:
     async with running(FakeSteps(n_positions=10), tokenizer) as engine:
-        with pytest.raises(NeverFits, match="the prompt has 11 tokens, and this model positions for 10: shorten it"):
+        with pytest.raises(InputTooLong, match="the prompt has 11 tokens, and this model positions for 10: shorten it"):
             engine.submit(ask(*[1] * 11))
 
 
@@ -305,7 +305,7 @@ async def test_a_device_that_is_lost_ends_the_thread(steps: FakeSteps, tokenizer
         (ask(1, -1), InvalidRequest, "token id -1"),
         (ask(1, stop_token_ids=(VOCAB_SIZE,)), InvalidRequest, f"token id {VOCAB_SIZE} of stop_token_ids"),
         (ask(1, stop=("",)), InvalidRequest, "stop string is empty"),
-        (ask(*[1] * 101), NeverFits, "101 tokens and the most is 100"),
+        (ask(*[1] * 101), InputTooLong, "101 tokens and the most is 100"),
         (ask(1, grammar=Grammar(kind="regex", source="(")), InvalidRequest, "regex"),
     ],
 )

@@ -12,7 +12,7 @@ import torch
 
 from models.encoder_decoder.search import attended, beam, greedy
 from service.batching import Lane
-from service.errors import DeadlineExceeded, InvalidRequest, NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed
+from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NotReady, Overloaded, QueueTooLong, RuntimeFailed
 from service.generation.request import Sampling
 from service.generation.run import Run, join
 from service.generation.text import Vocabulary
@@ -219,7 +219,7 @@ async def test_a_deadline_ends_who_waits_and_who_runs(vocabulary: Vocabulary) ->
 @pytest.mark.parametrize(
     ("request_", "error", "words"),
     [
-        (asked("x" * 41), NeverFits, "41 tokens and this model reads 40"),
+        (asked("x" * 41), InputTooLong, "41 tokens and this model reads 40"),
         (asked(prompt=()), InvalidRequest, "no tokens"),
         (asked(prompt=(256,)), InvalidRequest, "token id 256"),
         (asked(n=3, beams=2), InvalidRequest, "n=3 outputs of 2 beams"),
