@@ -9,6 +9,7 @@ stand-ins for every letter with which a special token begins. Where its special 
 template may not find there what it looks for in the messages, but nothing is smuggled in.
 """
 
+import asyncio
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -39,8 +40,9 @@ class ChatPrompts:
         """The prompt with its stand-ins, for `encode`. InvalidRequest and Overloaded as from the template."""
 
         async def rendered(change: Callable[[str], str]) -> str:
-            told = [_changed(message, change) for message in messages]
-            return await self._template.prompt(told, tools=tools and _changed(tools, change), add_generation_prompt=add_generation_prompt)
+            # The arguments of calls can be hundreds of thousands of values: not on the event loop.
+            told, its_tools = await asyncio.to_thread(lambda: (_changed(messages, change), tools and _changed(tools, change)))
+            return await self._template.prompt(told, tools=its_tools, add_generation_prompt=add_generation_prompt)
 
         if not self._ids:
             return await rendered(str)

@@ -122,7 +122,8 @@ frontend nowhere
     acl string_errors path / {_STRING_ERRORS}
     acl string_errors path_beg /v2
     acl object_errors path /v2/embed /v2/rerank
-    http-request return status 503 {_said(_NO_GATEWAY, as_string=True)} if string_errors !object_errors
+    http-request return status 503 {_said(_NO_GATEWAY, "Unhealthy")} if string_errors !object_errors
+    http-request return status 503 {_said(_NO_GATEWAY, "healthcheck")} if {{ path /generate /generate_stream }}
     http-request return status 503 {_said(_NO_GATEWAY)}
 """
 
@@ -135,13 +136,13 @@ def _error(status: int) -> str:
     return f"    http-error status {status} {_said(status)}"
 
 
-def _said(status: int, *, as_string: bool = False) -> str:
+def _said(status: int, error_type: str | None = None) -> str:
     """Type, body and headers of an error. Where the dialect is not known, the sentence is where clients of OpenAI, Cohere and Jina look
-    for it; `as_string` is the form of text-embeddings-inference and the Open Inference Protocol."""
+    for it; with `error_type` it is the form of text-embeddings-inference, text-generation-inference and the Open Inference Protocol."""
     message = _ERRORS[status]
     kind = "invalid_request_error" if status < 500 else "service_unavailable_error"
     error = {"message": message, "type": kind, "param": None, "code": None}
-    body = {"error": message, "error_type": "Unhealthy"} if as_string else {"error": error, "message": message, "detail": message}
+    body = {"error": message, "error_type": error_type} if error_type else {"error": error, "message": message, "detail": message}
     again = "" if status == 400 else " hdr Retry-After 1"
     return f"content-type application/json string '{json.dumps(body)}'{again}"
 

@@ -41,7 +41,7 @@ from service.written import Elements, Text, done, elements, json_answer, pieces_
 
 Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16, description="Accepted and ignored.")]
 
-_MOST_PARTS = 4096
+_MOST_PARTS = 1024
 
 
 class ContentPart(Fields):
