@@ -83,6 +83,8 @@ _COMPUTING = ("/embed", "/embed_all", "/embed_sparse", "/similarity", "/rerank",
 _TELLING = ("/tokenize", "/decode", "/info", "/health", "/ping")
 DIALECT = Dialect("tei", (*_COMPUTING, *_TELLING, "/"), render)  # "/" is the root alone
 ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": TeiError} for status in (400, 401, 404, 413, 422, 424, 429, 500, 503, 504)}
+_RERANK_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": TeiError | jina.ErrorResponse} for status in ERRORS}
+_ANY_ANSWERS: dict[int | str, dict[str, Any]] = {**tgi.EVENTS, **{status: {"model": TeiError | tgi.TgiError} for status in ERRORS}}
 router = APIRouter(route_class=JsonRoute, tags=["text-embeddings-inference"], responses=ERRORS)
 
 
@@ -157,7 +159,11 @@ _RERANK = {
 
 
 @router.post(
-    "/rerank", response_model=list[TeiRank] | jina.RerankResponse, response_model_exclude_none=True, openapi_extra={"requestBody": _RERANK}
+    "/rerank",
+    response_model=list[TeiRank] | jina.RerankResponse,
+    response_model_exclude_none=True,
+    responses=_RERANK_ERRORS,
+    openapi_extra={"requestBody": _RERANK},
 )
 async def rerank(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any:
     """The texts by their score for the query, best first: the sigmoid of the logit, or with `raw_scores` the logit itself.
@@ -299,8 +305,8 @@ _BODIES = (TeiEmbedRequest, TeiSimilarityRequest, TeiRerankRequest, TeiPredictRe
 _ANY = {"required": True, "content": {"application/json": {"schema": {"anyOf": [schema_of(body) for body in _BODIES]}}}}
 
 
-@router.post("/", response_model=list[Any], openapi_extra={"requestBody": _ANY})
-@router.post("/invocations", response_model=list[Any], openapi_extra={"requestBody": _ANY})
+@router.post("/", response_model=list[Any], responses=_ANY_ANSWERS, openapi_extra={"requestBody": _ANY})
+@router.post("/invocations", response_model=list[Any], responses=_ANY_ANSWERS, openapi_extra={"requestBody": _ANY})
 async def invoke(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any:
     """What the model is for: /embed (/similarity, if `inputs` is an object), /rerank (/predict, if there are `inputs`), /predict, or
     /generate (/generate_stream, with `stream`).

@@ -19,7 +19,7 @@ from service.call import Call
 from service.catalog import Catalog
 from service.dialects import Dialect, accepted, generation
 from service.dialects.fields import Body
-from service.dialects.generation_schemas import MAX_TOKENS, STREAM, SamplingFields
+from service.dialects.generation_schemas import MAX_TOKENS, SamplingFields
 from service.dialects.runs import Generator, Runs
 from service.errors import DeadlineExceeded, EmptyInput, InvalidRequest, NotReady, Overloaded, RuntimeFailed, ServiceError, WrongKind
 from service.generation.request import Delta, Grammar, TokenLogprob
@@ -114,6 +114,12 @@ def render(error: ServiceError) -> tuple[int, Any]:
 
 DIALECT = Dialect("tgi", ("/generate", "/generate_stream"), render)
 ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": TgiError} for status in (401, 404, 413, 422, 424, 429, 500, 503, 504)}
+EVENTS: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "The answer; as a stream, an event a token.",
+        "content": {"text/event-stream": {"schema": {"description": "An event: `data: {..}`, and an empty line."}}},
+    }
+}
 router = APIRouter(route_class=JsonRoute, tags=["text-generation-inference"], responses=ERRORS)
 
 
@@ -123,7 +129,7 @@ async def generate(body: TgiRequest, call: CallDep, catalog: CatalogDep) -> Any:
     return await continuation(body, call, catalog)
 
 
-@router.post("/generate_stream", response_class=Response, responses=STREAM)
+@router.post("/generate_stream", response_class=Response, responses=EVENTS)
 async def generate_stream(body: TgiRequest, call: CallDep, catalog: CatalogDep) -> Response:
     """The same, an event a token; the last one has the whole text and why it ended."""
     return await continuation_stream(body, call, catalog)
