@@ -170,12 +170,14 @@ def rehearsing() -> bool:
 
 @contextmanager
 def in_sentences(failed: str, kind: type[Exception]) -> Iterator[None]:
-    """Whatever is raised within, and is not an error of this project, becomes a `kind` that begins with `failed` and is one line.
+    """Whatever is raised within, and is no error of this project or of the operating system, becomes a `kind` of one line.
 
-    What a broken or hostile file makes libraries raise has no common base. The original error is the cause.
+    What a broken or hostile file makes libraries raise has no common base. The line begins with `failed`; the original error is the cause.
     """
     try:
         yield
+    except OSError:  # one line, with the file and the reason
+        raise
     except RecursionError:
         raise kind(f"{failed}: it is nested too deeply; copy it again") from None
     except Exception as error:
