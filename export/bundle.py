@@ -28,7 +28,7 @@ from export.trials import Task, choose
 from models.checkpoint import ATTENTION_OF_CHECKPOINTS, SWAPPABLE, Checkpoint, load_checkpoint
 from models.encoder import Encoder
 from models.encoder_file import build_encoder
-from models.folder import WEIGHTS
+from models.folder import WEIGHTS, in_sentences
 
 Progress = Callable[[str, float | None], None]
 
@@ -80,6 +80,21 @@ def export_bundle(
     attention graph. `progress` is told each step as it begins, and how far the long ones are (0 to 1). Raises CheckpointError for the
     folder, CorpusError for a `held_out` that is no data folder, ExportError for everything else; then `out` is as it was.
     """
+    with in_sentences(f"{checkpoint} cannot be exported", ExportError):
+        return _export(checkpoint, out, name, precision, attention, min_cosine, held_out, maps, progress)
+
+
+def _export(
+    checkpoint: Path,
+    out: Path,
+    name: str | None,
+    precision: contract.Precision,
+    attention: str,
+    min_cosine: float,
+    held_out: Path | None,
+    maps: bool,
+    progress: Progress,
+) -> contract.Manifest:
     name = checked_name(name or out.resolve().name)
     if maps and precision != "fp32":
         raise ExportError(f"maps are computed with the weights of an fp32 graph, and precision={precision}; leave out one of the two")

@@ -452,7 +452,7 @@ def read_manifest(bundle: Path) -> Manifest:
     if text != written:
         raise BundleError(f"{path} was changed after export: its text does not match its fingerprint. Export the bundle again.")
     if (problem := next(_contradictions(manifest), None)) is not None:
-        raise BundleError(f"{path} contradicts itself: {problem}. Export the bundle again.")
+        raise BundleError(f"{path} contradicts itself: {_printable(problem)}. Export the bundle again.")
     return manifest
 
 
@@ -549,10 +549,15 @@ def _shapes(tensors: tuple[Tensor, ...]) -> str:
     return ", ".join(told)[:300] + (", .." if len(tensors) > 6 else "") or "none"
 
 
+def _printable(text: str) -> str:
+    """In one line, with the escapes of a string literal for what a terminal would act upon: names in a manifest are anybody's."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
+
+
 def _sentence(error: ValidationError) -> str:
     """The first field at fault, and what is wrong with it."""
     first = error.errors()[0]
-    field = ".".join(map(str, first["loc"])) or "the whole"
+    field = _printable(".".join(map(str, first["loc"]))) or "the whole"
     if first["type"] == "missing":
         return f"{field} is missing"
     return f"{field}={reprlib.repr(first['input'])} is not accepted: {first['msg']}"

@@ -27,7 +27,7 @@ from models.checkpoint import UNLIMITED
 from models.decoder import Decoder
 from models.decoder_checkpoint import ARCHITECTURE, CONFIG, DecoderCheckpoint, load_decoder
 from models.families import DECODERS
-from models.folder import read_settings
+from models.folder import read_settings, read_tokenizer
 
 Progress = Callable[[str, float | None], None]
 
@@ -146,7 +146,7 @@ class Subject:
     def of(cls, source: DecoderCheckpoint, held_out: Text | None) -> "Subject":
         if source.model.grows:
             raise ExportError(f"{source.folder}: {_growing(source.config.layer_names)}")
-        inputs, tokenizer = inputs_of(source.model), Tokenizer.from_file(str(source.tokenizer_file))
+        inputs, tokenizer = inputs_of(source.model), read_tokenizer(source.tokenizer_file)
         tokenizer.no_padding()
         tokenizer.no_truncation()
         if (size := tokenizer.get_vocab_size()) > source.config.vocab_size:

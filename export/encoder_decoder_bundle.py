@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tokenizers import Tokenizer
 
 from export import contract
 from export.encoder_decoder_graphs import Graphs
@@ -18,7 +17,7 @@ from export.folder import files_of, now, tools
 from export.graph import REWRITTEN, describe, optimise
 from export.parity import Tensors, answers, check_interface, compare, feeds, open_graph, scale
 from models.encoder_decoder.checkpoint import ARCHITECTURES, CONFIG, EncoderDecoderCheckpoint, load_encoder_decoder
-from models.folder import read_settings
+from models.folder import read_settings, read_tokenizer
 
 Arrays = Mapping[str, NDArray[Any]]
 Answer = Callable[[Any], Arrays]
@@ -162,7 +161,7 @@ def _cosine(got: NDArray[Any], want: NDArray[Any]) -> float:
 
 
 def _golden(source: EncoderDecoderCheckpoint, model: Writer) -> contract.EncoderDecoderGolden:
-    config, tokenizer = source.model.config, Tokenizer.from_file(str(source.tokenizer_file))
+    config, tokenizer = source.model.config, read_tokenizer(source.tokenizer_file)
     if (size := tokenizer.get_vocab_size()) > config.vocab_size:
         raise ExportError(f"{source.tokenizer_file} has {size} tokens, and the model {config.vocab_size}: they are not of one kind")
     token_ids = [tokenizer.encode(text).ids for text in source.examples]

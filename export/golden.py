@@ -15,6 +15,7 @@ from export import contract
 from export.decoder_parity import Steps
 from export.errors import ExportError
 from export.parity import Feed, Reference, Tensors
+from models.folder import read_tokenizer
 
 TEXTS = (
     "A cat sleeps on the warm stones of the harbour wall.",
@@ -172,7 +173,7 @@ class Tokens:
     """The tokenizer of a checkpoint as a server uses it: cut to `max_tokens`, special tokens kept, no padding."""
 
     def __init__(self, file: Path, max_tokens: int) -> None:
-        self.tokenizer = Tokenizer.from_file(str(file))
+        self.tokenizer = read_tokenizer(file)
         self.tokenizer.no_padding()
         self.tokenizer.enable_truncation(max_tokens)
 

@@ -94,7 +94,7 @@ def _of_decoder(manifest: contract.Manifest, decoder: contract.Decoder) -> Itera
 def _files(manifest: contract.Manifest) -> Table:
     table = _table("file", "size", "sha256")
     for file in manifest.files:
-        table.add_row(file.name, _size(file.size_bytes), file.sha256)
+        table.add_row(escape(file.name), _size(file.size_bytes), file.sha256)
     return table
 
 

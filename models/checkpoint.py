@@ -5,7 +5,6 @@ nothing pickled. Every tensor of the model must be in the files, and every tenso
 on a short list of known leftovers, so that a checkpoint that we would misread is an error and not a bad vector.
 """
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -17,7 +16,16 @@ from models.encoder import Encoder, EncoderConfig
 from models.encoder_checkpoint import ARCHITECTURE, Own, read_own, sentence_encoder
 from models.families import ARCHITECTURES, reformer
 from models.families.family import Family, HeadConfig, Names
-from models.folder import CheckpointError, Settings, read_settings, read_tensors
+from models.folder import (
+    MOST_TOKENIZER_BYTES,
+    CheckpointError,
+    Settings,
+    present,
+    read_settings,
+    read_tensors,
+    regular,
+    rehearsed,
+)
 from models.heads import Dense, SentenceEncoder, SequenceClassifier, TokenClassifier
 from models.pipeline import Pipeline, read_pipeline
 from models.weights import fill
@@ -58,6 +66,7 @@ class Checkpoint:
     score_activation: ScoreActivation
 
 
+@rehearsed
 def load_checkpoint(folder: Path, *, attention: str = "softmax", dtype: torch.dtype = torch.float32) -> Checkpoint:
     """Read `folder`. Another `attention` keeps the weights of q, k, v and o, though they were not trained for it.
 
@@ -201,7 +210,10 @@ def _labels(settings: Settings) -> dict[int, str]:
     """{0: "LABEL_0", 1: "LABEL_1"} where the file names none, as transformers does."""
     n_labels = settings.get("num_labels", 2)
     names = settings.get("id2label", {str(i): f"LABEL_{i}" for i in range(n_labels)})
-    return {int(i): names[i] for i in sorted(names, key=int)}
+    labels = {int(i): names[i] for i in sorted(names, key=int)}
+    if not labels or list(labels) != list(range(len(labels))):
+        raise CheckpointError(f"{settings.file}: labels have the numbers {list(labels)!s:.80}, which must be 0, 1, 2, ..; correct id2label")
+    return labels
 
 
 def _score_activation(task: str, settings: Settings, prompting: Settings, *, n_labels: int) -> ScoreActivation:
@@ -238,10 +250,11 @@ def _prompts(prompting: Settings) -> tuple[dict[str, str], str | None]:
 
 def _tokenizer_file(pipeline: Pipeline) -> Path:
     file = pipeline.transformer / "tokenizer.json"
-    if not file.is_file():
+    if not present(file):
         raise CheckpointError(
             f"{file} is missing; write it with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
         )
+    regular(file, most_bytes=MOST_TOKENIZER_BYTES)
     if pipeline.settings.get("do_lower_case", False) and not _lower_cases(file):
         asked = f"{pipeline.settings.file} asks for do_lower_case"
         raise CheckpointError(f"{asked}, which {file.name} does not do; add a Lowercase normalizer to it")
@@ -249,7 +262,7 @@ def _tokenizer_file(pipeline: Pipeline) -> Path:
 
 
 def _lower_cases(tokenizer_file: Path) -> bool:
-    normalizer = json.loads(tokenizer_file.read_text(encoding="utf-8")).get("normalizer") or {}
+    normalizer = read_settings(tokenizer_file, most_bytes=MOST_TOKENIZER_BYTES).values.get("normalizer") or {}
     steps = normalizer.get("normalizers", [normalizer])
     return any(step.get("type") == "Lowercase" or step.get("lowercase") for step in steps)
 

@@ -20,13 +20,27 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from models.config_fields import validated
 from models.decoder import Decoder, DecoderConfig
 from models.decoder_weights import fill_decoder
 from models.families import DECODERS
-from models.folder import WEIGHTS, CheckpointError, Settings, read_settings, read_tensors
+from models.folder import (
+    MOST_TEMPLATE_BYTES,
+    MOST_TOKENIZER_BYTES,
+    WEIGHTS,
+    CheckpointError,
+    Settings,
+    present,
+    read_settings,
+    read_tensors,
+    regular,
+    rehearsed,
+    rehearsing,
+)
 from models.weights import check_names, copy_rows
 
 ARCHITECTURE = "AttnserveDecoder"
+MOST_PIXELS = 1024  # of an image's side
 CONFIG, TOKENIZER, CHAT_TEMPLATE, CARD = "config.json", "tokenizer.json", "chat_template.jinja", "README.md"
 
 
@@ -43,8 +57,8 @@ class Image:
     prompts: tuple[str, ...]  # all that can be asked for
 
     def __post_init__(self) -> None:
-        if not all(isinstance(side, int) and side >= 1 for side in (self.width, self.height)):
-            raise ValueError(f"width={self.width!r} and height={self.height!r} must be whole numbers of at least 1")
+        if not all(isinstance(side, int) and 1 <= side <= MOST_PIXELS for side in (self.width, self.height)):
+            raise ValueError(f"width={self.width!r} and height={self.height!r} must be whole numbers from 1 to {MOST_PIXELS}")
         ids = self.level_token_ids
         if not all(isinstance(token, int) and token >= 0 for token in ids) or not 2 <= len(set(ids)) == len(ids) <= 256:
             raise ValueError(f"level_token_ids={ids} must be 2 to 256 different tokens")
@@ -103,6 +117,7 @@ def save_decoder(
     (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
 
 
+@rehearsed
 def load_decoder(folder: Path, *, dtype: torch.dtype = torch.float32) -> DecoderCheckpoint:
     """Read `folder`, ours or one of a family in DECODERS, its weights cast to `dtype`.
 
@@ -113,8 +128,11 @@ def load_decoder(folder: Path, *, dtype: torch.dtype = torch.float32) -> Decoder
     architecture = settings.need("architectures")[0]
     model = _read_model(architecture, settings, dtype)
     tokenizer_file, chat_template = folder / TOKENIZER, folder / CHAT_TEMPLATE
-    if not tokenizer_file.is_file():
+    if not present(tokenizer_file):
         raise CheckpointError(f"{tokenizer_file} is missing; copy it from where the model was saved")
+    regular(tokenizer_file, most_bytes=MOST_TOKENIZER_BYTES)
+    if present(chat_template):
+        regular(chat_template, most_bytes=MOST_TEMPLATE_BYTES)
     bos_token_ids = _token_ids("bos_token_id", settings, model.config)
     return DecoderCheckpoint(
         model=model,
@@ -124,9 +142,9 @@ def load_decoder(folder: Path, *, dtype: torch.dtype = torch.float32) -> Decoder
         tokenizer_file=tokenizer_file,
         eos_token_ids=_token_ids("eos_token_id", settings, model.config),
         bos_token_id=bos_token_ids[0] if bos_token_ids else None,
-        chat_template=chat_template if chat_template.is_file() else None,
+        chat_template=chat_template if present(chat_template) else None,
         image=_image(settings, model.config) if architecture == ARCHITECTURE else None,
-        weights_sha256=weights_sha256(folder),
+        weights_sha256="" if rehearsing() else weights_sha256(folder),
     )
 
 
@@ -171,7 +189,7 @@ def _config(settings: Settings) -> DecoderConfig:
         raise ValueError(f"attnserve_decoder has no {sorted(missing)[0]!r}")
     if isinstance(values["layers"], list):
         values["layers"] = tuple(values["layers"])
-    return DecoderConfig(**values)
+    return validated(DecoderConfig, values)
 
 
 def _places(decoder: Decoder) -> dict[str, Tensor]:

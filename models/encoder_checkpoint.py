@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from models.config_fields import bounded
 from models.encoder import Encoder, EncoderConfig
 from models.folder import WEIGHTS, CheckpointError, Settings
 from models.heads import SentenceEncoder
@@ -91,10 +92,12 @@ def encoder_config(values: Any, file: Path) -> EncoderConfig:
     if unknown := sorted(values.keys() - set(known)):
         raise CheckpointError(f"{file}: {unknown[0]!r} is no field of an encoder; there are {', '.join(known)}")
     try:
-        return TypeAdapter(EncoderConfig).validate_python(values)
+        return TypeAdapter(EncoderConfig).validate_python(bounded(values))
     except ValidationError as error:
         told = "; ".join(_sentence(problem) for problem in error.errors())
         raise CheckpointError(f"{file}: {told}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{file}: {error}") from error
 
 
 def _sentence(problem: Any) -> str:

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from models.byte_tokenizer import byte_tokenizer
 from models.encoder import Encoder
 from models.encoder_checkpoint import TOKENIZER, encoder_config, fill_encoder, save_encoder
-from models.folder import CheckpointError
+from models.folder import MOST_JSON_BYTES, CheckpointError, check_memory, in_a_line, read_text, read_tokenizer
 
 BYTES = "bytes"
 
@@ -42,7 +42,10 @@ def build_encoder(file: Path, folder: Path) -> None:
         raise CheckpointError(f"{file}: vocab_size={asked.model['vocab_size']!r} is the tokenizer's; take it out")
     tokenizer = _tokenizer(asked, file)
     config = encoder_config({"vocab_size": tokenizer.get_vocab_size(), **asked.model}, file)
-    encoder = _drawn(lambda: Encoder(config), asked.seed, f"{file}: attention {config.attention} with {dict(config.attention_options)}")
+    what = f"{file}: attention {config.attention} with {dict(config.attention_options)}"
+    with torch.device("meta"):
+        check_memory(file, _drawn(lambda: Encoder(config), asked.seed, what))
+    encoder = _drawn(lambda: Encoder(config), asked.seed, what)
     if asked.weights is not None:
         fill_encoder(encoder, _tensors(file.parent / asked.weights))
     how: Mapping[str, Any] = {"pooling": asked.pooling, "normalized": asked.normalized, "untrained": asked.weights is None}
@@ -53,9 +56,9 @@ def _read(file: Path) -> EncoderFile:
     if not file.is_file():
         raise CheckpointError(f"{file} is missing; models/configs/encoder.yaml is an example to begin with")
     try:
-        return EncoderFile.model_validate(yaml.safe_load(file.read_text(encoding="utf-8")))
-    except yaml.YAMLError as error:
-        raise CheckpointError(f"{file} is neither YAML nor JSON: {error}") from error
+        return EncoderFile.model_validate(yaml.safe_load(read_text(file, MOST_JSON_BYTES)))
+    except (yaml.YAMLError, RecursionError) as error:
+        raise CheckpointError(f"{file} is neither YAML nor JSON: {in_a_line(error)}") from error
     except ValidationError as error:
         known = f"; the keys are {', '.join(EncoderFile.model_fields)}"
         problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']} (is {e['input']!r:.80})" for e in error.errors())
@@ -68,7 +71,7 @@ def _tokenizer(asked: EncoderFile, file: Path) -> Tokenizer:
     found = file.parent / asked.tokenizer / TOKENIZER
     if not found.is_file():
         raise CheckpointError(f"{file}: tokenizer={asked.tokenizer!r} is neither `{BYTES}` nor a folder with a {TOKENIZER} ({found})")
-    return Tokenizer.from_file(str(found))
+    return read_tokenizer(found)
 
 
 def _drawn(make: Any, seed: int, what: str) -> Encoder:
@@ -77,8 +80,8 @@ def _drawn(make: Any, seed: int, what: str) -> Encoder:
         torch.manual_seed(seed)
         try:
             encoder: Encoder = make()
-        except (TypeError, ValueError) as error:
-            raise CheckpointError(f"{what}: {error}") from error
+        except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+            raise CheckpointError(f"{what}: {in_a_line(error)}") from error
     return encoder
 
 

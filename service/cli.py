@@ -139,18 +139,21 @@ def distill(
         from models.distillation.plan import Plan
         from models.distillation.run import run
     options = {key: int(value) if value.lstrip("-").isdigit() else value for key, value in pairs(option, "--option").items()}
-    plan = Plan(
-        attention=attention,
-        options=options,
-        n_positions=positions,
-        transfer_steps=transfer_steps,
-        end_to_end_steps=end_to_end_steps,
-        tokens=tokens,
-        shortest=shortest,
-        longest=longest,
-        end_rate=blocks_rate,
-        seed=seed,
-    )
+    try:
+        plan = Plan(
+            attention=attention,
+            options=options,
+            n_positions=positions,
+            transfer_steps=transfer_steps,
+            end_to_end_steps=end_to_end_steps,
+            tokens=tokens,
+            shortest=shortest,
+            longest=longest,
+            end_rate=blocks_rate,
+            seed=seed,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
     if not run(teacher, data, out, plan, console):
         raise typer.Exit(130)
 
@@ -506,7 +509,7 @@ def main() -> None:
         app()
     except Exception as error:
         ours = type(error).__module__.partition(".")[0] in ("service", "export", "models", "loadtest")
-        if not ours and not isinstance(error, FileNotFoundError | PermissionError):
+        if not ours and not isinstance(error, OSError):  # a missing file, a folder in a file's place, a full disk
             raise
         console.print(f"[bold red]error[/bold red]: {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(1)

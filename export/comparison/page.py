@@ -13,7 +13,9 @@ from export.comparison import parity, plots, tables
 from export.comparison.growth import GROWTH_FROM
 from export.comparison.plan import Plan
 from export.comparison.results import Result
+from export.errors import ExportError
 from export.folder import now
+from models.folder import in_sentences
 
 PICTURES = {
     "compare-time.svg": "Milliseconds of a run",
@@ -31,13 +33,14 @@ def write(results: Mapping[str, Result], plan: Plan, out: Path) -> Path:
 
 
 def write_markdown(results: Mapping[str, Result], plan: Plan, out: Path) -> str:
-    """Writes the pictures and compare.md, whose text is returned."""
-    out.mkdir(parents=True, exist_ok=True)
-    plots.growth(results, out / "compare-time.svg", what="ms a run", value=plots.seconds)
-    plots.growth(results, out / "compare-memory.svg", what="MiB a run adds", value=plots.memory)
-    plots.ranks(results, plan, out / "compare-ranks.svg")
-    text = markdown(results, plan, out)
-    (out / "compare.md").write_text(text, encoding="utf-8")
+    """Writes the pictures and compare.md, whose text is returned. Raises ExportError where that cannot be."""
+    with in_sentences(f"{out} cannot take the page", ExportError):
+        out.mkdir(parents=True, exist_ok=True)
+        plots.growth(results, out / "compare-time.svg", what="ms a run", value=plots.seconds)
+        plots.growth(results, out / "compare-memory.svg", what="MiB a run adds", value=plots.memory)
+        plots.ranks(results, plan, out / "compare-ranks.svg")
+        text = markdown(results, plan, out)
+        (out / "compare.md").write_text(text, encoding="utf-8")
     return text
 
 

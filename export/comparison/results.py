@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from export.comparison import mechanisms
 from export.comparison.plan import Plan
@@ -92,9 +92,12 @@ def key(name: str, plan: Plan) -> str:
 def load(folder: Path, name: str, plan: Plan) -> Result:
     """What there is of it, or an empty result."""
     wanted = key(name, plan)
+    file = folder / f"{name}.json"
+    if not file.is_file():
+        return Result(name=name, key=wanted)
     try:
-        found = Result.model_validate_json((folder / f"{name}.json").read_text())
-    except (FileNotFoundError, ValidationError):
+        found = Result.model_validate_json(file.read_text(encoding="utf-8"))
+    except ValueError:  # no UTF-8, no JSON, or other fields
         return Result(name=name, key=wanted)
     return found if found.key == wanted else Result(name=name, key=wanted)
 

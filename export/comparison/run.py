@@ -11,6 +11,8 @@ from export.comparison import growth, layer_graph, matrices, mechanisms, parity,
 from export.comparison.mechanisms import build
 from export.comparison.plan import Plan
 from export.comparison.results import Result, WidthPoint
+from export.errors import ExportError
+from models.folder import in_sentences
 
 Progress = Callable[[str, float | None], None]
 
@@ -19,7 +21,15 @@ STATE_LENGTHS = (64, 128)  # tokens after which the size of a state is taken
 
 
 def run(names: Sequence[str], plan: Plan, out: Path, progress: Progress = lambda step, fraction: None) -> list[Result]:
-    """Measure what is not measured yet. After Ctrl-C or a kill, the same call goes on where it was, and failures are tried again."""
+    """Measure what is not measured yet. After Ctrl-C or a kill, the same call goes on where it was, and failures are tried again.
+
+    Raises ExportError for a folder `out` that cannot be read or written.
+    """
+    with in_sentences(f"{out} cannot take the comparison", ExportError):
+        return _run(names, plan, out, progress)
+
+
+def _run(names: Sequence[str], plan: Plan, out: Path, progress: Progress) -> list[Result]:
     found = [results.load(out / RESULTS, name, plan) for name in names]
     for number, result in enumerate(found):
         if not result.complete:

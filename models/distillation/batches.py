@@ -29,8 +29,11 @@ def read_pieces(data: Path, split: str) -> list[Piece]:
     file = data / f"{split}.jsonl"
     if not file.is_file():
         raise TextError(f"{file} is missing; make it with `python -m models.distillation.collect --data TEXTS --out {data}`")
-    with file.open(encoding="utf-8") as lines:
-        return [Piece(**json.loads(line)) for line in lines]
+    try:
+        with file.open(encoding="utf-8") as lines:
+            return [Piece(**json.loads(line)) for line in lines]
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TextError(f"{file} is not what `python -m models.distillation.collect` writes ({error}); make it anew") from error
 
 
 def tokenize(pieces: Sequence[Piece], tokenizer: Tokenizer, *, longest: int) -> list[list[int]]:

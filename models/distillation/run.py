@@ -29,11 +29,12 @@ from models.distillation.card import model_card
 from models.distillation.delta import read_student, write_delta
 from models.distillation.display import distillation_bar, plot
 from models.distillation.evaluation import by_kind, by_length, embed, likeness
-from models.distillation.loop import Progress, distil
+from models.distillation.loop import DistillationError, Progress, distil
 from models.distillation.objectives import Embedder
 from models.distillation.pieces import Piece
 from models.distillation.plan import Plan
 from models.distillation.student import new_parameters, reading, with_attention
+from models.folder import in_sentences, read_tokenizer
 from models.training import checkpoints
 from models.training.corpus import SOURCES
 from models.training.loop import stop_signals
@@ -49,12 +50,18 @@ OF_A_KIND = 60  # held-out texts that the last look takes
 def run(teacher_folder: Path, data: Path, out: Path, plan: Plan, console: Console) -> bool:
     """Distil, or go on with what `out` has begun. True when the result is written, False after a signal.
 
-    Raises CheckpointError for the teacher, TextError for the data, DistillationError, and ResumeError where `out` was begun otherwise.
+    Raises CheckpointError for the teacher, TextError for the data, ResumeError where `out` was begun otherwise, and DistillationError for
+    everything else.
     """
+    with in_sentences(f"distilling {teacher_folder} on {data} into {out} failed", DistillationError):
+        return _run(teacher_folder, data, out, plan, console)
+
+
+def _run(teacher_folder: Path, data: Path, out: Path, plan: Plan, console: Console) -> bool:
     source = load_checkpoint(teacher_folder)
     teacher, student = _embedders(source, plan)
     limit = source.config.n_positions
-    tokenizer = Tokenizer.from_file(str(source.tokenizer_file))
+    tokenizer = read_tokenizer(source.tokenizer_file)
     batches = Batches(
         tokenize(read_pieces(data, "train"), tokenizer, longest=plan.longest), tokens=plan.tokens, shortest=plan.shortest, seed=plan.seed
     )
@@ -123,7 +130,7 @@ def _begin(out: Path, source: Checkpoint, student: Embedder, teacher: Embedder, 
         "date": datetime.now(UTC).date().isoformat(),
     }
     if checkpoints.newest(out / CHECKPOINTS):
-        earlier = json.loads((out / RUN).read_text())
+        earlier = checkpoints.read_json(out / RUN)
         for key in ("plan", "data"):
             changed = [name for name, value in report[key].items() if earlier[key].get(name) != value]
             if changed:

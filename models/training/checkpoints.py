@@ -55,6 +55,9 @@ def newest(folder: Path) -> Path | None:
 
 def load(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> dict[str, Any]:
     """Fill the model and the optimizer, and return `progress`. Raises ResumeError for tensors that are not the model's."""
+    progress = read_json(checkpoint / PROGRESS)
+    for name in (MODEL, OPTIMIZER):
+        _check_file(checkpoint / name)
     tensors, parameters = load_file(checkpoint / MODEL), _tensors(model)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if shapes != {name: tuple(parameter.shape) for name, parameter in parameters.items()}:
@@ -65,7 +68,24 @@ def load(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> dict[str, 
     for name, tensor in load_file(checkpoint / OPTIMIZER).items():
         parameter = parameters[name.rpartition("/")[0]]
         optimizer.state[parameter][name.rpartition("/")[2]] = tensor.to(parameter.device)
-    return json.loads((checkpoint / PROGRESS).read_text())
+    return progress
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Raises ResumeError for what is missing, broken or no object."""
+    _check_file(file)
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ResumeError(f"{file} cannot be read ({error}); train into another folder, or remove this one") from error
+    if not isinstance(values, dict):
+        raise ResumeError(f"{file} holds a {type(values).__name__} where an object is expected; train into another folder")
+    return values
+
+
+def _check_file(file: Path) -> None:
+    if not file.is_file():  # a pipe would be waited for
+        raise ResumeError(f"{file} is missing, or no regular file; train into another folder, or remove this one")
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

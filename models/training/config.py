@@ -55,10 +55,12 @@ Config = TypeVar("Config", bound=Optimisation)
 
 def read_config(file: Path, kind: type[Config] = TrainingConfig) -> Config:
     """Raises ConfigError for a file that is not YAML, an unknown key and a value out of range."""
+    if file.exists() and not file.is_file():  # a pipe would be waited for
+        raise ConfigError(f"{file} is no regular file; models/training/configs has examples")
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{file} is not YAML: {error}") from error
+    except (yaml.YAMLError, UnicodeError, RecursionError) as error:
+        raise ConfigError(f"{file} is not YAML: {' '.join(str(error).split())}") from error
     try:
         return kind.model_validate(values)
     except ValidationError as error:

@@ -28,6 +28,7 @@ from rich.progress import track
 from tokenizers import Tokenizer
 
 from models.decoder_checkpoint import Image
+from models.folder import read_tokenizer
 from models.training.tokenizer import END_OF_TEXT, train_tokenizer
 
 SOURCES = "sources.json"
@@ -104,6 +105,7 @@ def read_texts(data: Path, split: str) -> Iterator[Document]:
     folder = data / "texts"
     if not folder.is_dir():
         raise CorpusError(f"{folder} is missing; collect text with `python -m models.training.collect --out {data}`")
+    _check_files(folder / f"{split}.bin", folder / f"{split}.json")
     with (folder / f"{split}.bin").open("rb") as file:
         for entry in json.loads((folder / f"{split}.json").read_text()):
             yield Document(package=entry["package"], file=entry["file"], text=file.read(entry["bytes"]).decode())
@@ -116,6 +118,7 @@ def open_tokens(data: Path, *, vocab_size: int) -> Tokens:
     folder = data / f"tokens-{vocab_size}"
     if not folder.is_dir():
         _tokenize(data, folder, vocab_size)
+    _check_files(data / SOURCES, *(folder / name for name in ("index.json", "held_out.bin", "train.bin", "tokenizer.json")))
     index = json.loads((folder / "index.json").read_text())
     held_out, documents, start = np.memmap(folder / "held_out.bin", np.uint16, mode="r"), [], 0
     for entry in index["held_out"]:
@@ -123,11 +126,15 @@ def open_tokens(data: Path, *, vocab_size: int) -> Tokens:
         documents.append(TokenDocument(package=entry["package"], file=entry["file"], size_bytes=entry["bytes"], tokens=tokens))
         start += entry["tokens"]
     sources = json.loads((data / SOURCES).read_text())
+    train = np.memmap(folder / "train.bin", np.uint16, mode="r")
+    for name, tokens in (("train.bin", train), ("held_out.bin", held_out)):
+        if (largest := int(tokens.max())) >= vocab_size:
+            raise CorpusError(f"{folder / name} has a token {largest}, and vocab_size={vocab_size}; remove {folder}, and it is made anew")
     return Tokens(
         vocab_size=vocab_size,
         end_of_text=index["end_of_text"],
         tokenizer_file=folder / "tokenizer.json",
-        train=np.memmap(folder / "train.bin", np.uint16, mode="r"),
+        train=train,
         train_bytes=index["train"]["bytes"],
         train_sha256=index["train"]["sha256"],
         held_out=tuple(documents),
@@ -136,9 +143,15 @@ def open_tokens(data: Path, *, vocab_size: int) -> Tokens:
     )
 
 
+def _check_files(*files: Path) -> None:
+    for file in files:
+        if not file.is_file():  # a pipe would be waited for
+            raise CorpusError(f"{file} is missing, or no regular file; make the folder anew with `python -m models.training.collect`")
+
+
 def _image(described: dict[str, Any], tokenizer_file: Path) -> Image:
     """What sources.json says of the pictures, in tokens."""
-    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer = read_tokenizer(tokenizer_file)
     return Image(
         width=described["width"],
         height=described["height"],

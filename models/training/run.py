@@ -25,8 +25,10 @@ from tokenizers import Tokenizer
 
 from models.attention.causal import CausalLayer
 from models.attention.recurrence import chunkwise
+from models.config_fields import bounded
 from models.decoder import Decoder, DecoderConfig
 from models.decoder_checkpoint import CARD, TOKENIZER, load_decoder, save_decoder
+from models.folder import CheckpointError, check_memory, in_sentences
 from models.training import checkpoints
 from models.training.card import model_card
 from models.training.config import ConfigError, TrainingConfig, read_config
@@ -35,7 +37,7 @@ from models.training.display import training_bar
 from models.training.drawings import draw
 from models.training.evaluation import evaluate
 from models.training.image_card import SAMPLES, image_card
-from models.training.loop import Progress, stop_signals, train
+from models.training.loop import Progress, TrainingError, stop_signals, train
 from models.training.plot import plot
 from models.training.samples import continuations
 from models.training.tokenizer import beginning
@@ -47,8 +49,14 @@ WEIGHTS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 def run(config_file: Path, data: Path, out: Path, console: Console) -> bool:
     """Train, or go on with what `out` has begun. True when the budget is used up and the model is written, False after a signal.
 
-    Raises ConfigError, CorpusError, TokenizerError, TrainingError, and ResumeError where `out` was begun with another config or other text.
+    Raises ConfigError, CorpusError, TokenizerError, ResumeError where `out` was begun with another config or other text, and TrainingError
+    for everything else.
     """
+    with in_sentences(f"training on {data} into {out} failed", TrainingError):
+        return _run(config_file, data, out, console)
+
+
+def _run(config_file: Path, data: Path, out: Path, console: Console) -> bool:
     config = read_config(config_file)
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     _prepare(device, config)
@@ -83,9 +91,15 @@ def build(config: TrainingConfig, config_file: Path) -> Decoder:
     """The untrained decoder, drawn from the seed. Raises ConfigError for a shape that cannot be."""
     layers = config.model.get("layers")
     shape = config.model | ({"layers": tuple(layers)} if isinstance(layers, list) else {})
-    torch.manual_seed(config.seed)
     try:
-        model = Decoder(DecoderConfig(vocab_size=config.vocab_size, **shape))
+        bounded(shape)
+        asked = DecoderConfig(vocab_size=config.vocab_size, **shape)
+        with torch.device("meta"):
+            check_memory(config_file, Decoder(asked))
+        torch.manual_seed(config.seed)
+        model = Decoder(asked)
+    except CheckpointError:
+        raise
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{config_file}: model: {error}") from error
     longest = model.config.n_positions
@@ -117,7 +131,7 @@ def _begin(out: Path, config: TrainingConfig, tokens: Tokens, model: Decoder, de
         "date": datetime.now(UTC).date().isoformat(),
     }
     if checkpoints.newest(out / CHECKPOINTS):
-        earlier = json.loads((out / RUN).read_text())
+        earlier = checkpoints.read_json(out / RUN)
         for key in ("config", "data"):
             changed = [name for name, value in report[key].items() if earlier[key].get(name) != value]
             if changed:

@@ -204,7 +204,7 @@ def old(encoder_bundle: Path, tmp_path: Path) -> Path:
 def test_an_older_bundle_is_replaced_when_the_new_one_is_complete(encoder_checkpoint: Path, old: Path) -> None:
     (old / "leftover.txt").write_text("of the old bundle")
     seen: dict[str, bool] = {}
-    note = lambda step, fraction: seen.update({step: intact(old, "tiny-encoder")})  # noqa: E731
+    note = lambda step, fraction: seen.update({step: contract.read_manifest(old).name == "tiny-encoder"})  # noqa: E731
     manifest = export_bundle(encoder_checkpoint, old, name="new", progress=note)
     assert list(seen) == ["load", "trace", "optimise", "check", "write"]
     assert all(seen.values()), "the old bundle is there until the end"

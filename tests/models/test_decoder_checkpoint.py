@@ -123,13 +123,13 @@ def edit_tensors(folder: Path, edit: Callable) -> None:
         (lambda v: v.pop("attnserve_decoder"), "has no 'attnserve_decoder'"),
         (lambda v: v["attnserve_decoder"].update(d_modle=3), "attnserve_decoder has 'd_modle', which is not one of vocab_size, d_model"),
         (lambda v: v["attnserve_decoder"].pop("n_heads"), "attnserve_decoder has no 'n_heads'"),
-        (lambda v: v["attnserve_decoder"].update(d_model="12"), "config.json: d_model='12' must be a whole number"),
+        (lambda v: v["attnserve_decoder"].update(d_model="12"), "config.json: d_model='12': Input should be a valid integer"),
         (lambda v: v["attnserve_decoder"].update(layers="magic"), "config.json: layers='magic' is not one of"),
         (lambda v: v["attnserve_decoder"].update(layers=["causal_linear"]), "layers has 1 entries for n_layers=2"),
         (lambda v: v["attnserve_decoder"].update(d_feedforward=21), r"has shape \(20, 12\), but config.json makes it \(21, 12\)"),
         (lambda v: v["attnserve_decoder"].update(tied=False), "unembedding.weight is missing from the weights"),
         (lambda v: v.update(eos_token_id=[2, 31]), r"eos_token_id=\[2, 31\] is not in the vocabulary, 0 to 30"),
-        (lambda v: v.update(bos_token_id="<s>"), "bos_token_id='<s>' is not in the vocabulary"),
+        (lambda v: v.update(bos_token_id="<s>"), "bos_token_id='<s>' is not accepted"),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(edit: Callable, message: str, tmp_path: Path) -> None:
@@ -200,5 +200,5 @@ def test_an_image_that_cannot_be_drawn_is_an_error(values: dict, message: str, t
 def test_what_is_no_image_is_an_error(image: object, tmp_path: Path) -> None:
     save(tmp_path)
     edit_json(tmp_path / "config.json", lambda config: config.update(image=image))
-    with pytest.raises(CheckpointError, match="image: "):
+    with pytest.raises(CheckpointError, match=r"image[:=]"):
         load_decoder(tmp_path)

@@ -9,7 +9,6 @@ OUT/
   checkpoints/     what a stopped run goes on from
 """
 
-import json
 from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
@@ -20,15 +19,17 @@ import torch
 from rich.console import Console
 from tokenizers import Tokenizer
 
+from models.config_fields import bounded
 from models.encoder_decoder.checkpoint import CARD, load_encoder_decoder, save_encoder_decoder
 from models.encoder_decoder.config import RecurrentConfig, TransformerConfig
 from models.encoder_decoder.model import EncoderDecoder
 from models.encoder_decoder.recurrent import RecurrentEncoderDecoder
 from models.encoder_decoder.search import beam, greedy
 from models.encoder_decoder.transformer import TransformerEncoderDecoder
+from models.folder import CheckpointError, check_memory, in_sentences
 from models.training import checkpoints
 from models.training.config import ConfigError, read_config
-from models.training.loop import stop_signals
+from models.training.loop import TrainingError, stop_signals
 from models.training.number_words.batches import FIRST_DIGITS
 from models.training.number_words.card import card
 from models.training.number_words.config import NumberWordsConfig
@@ -48,8 +49,13 @@ KINDS = {"recurrent": (RecurrentConfig, RecurrentEncoderDecoder), "transformer":
 def run(config_file: Path, out: Path, console: Console) -> bool:
     """Train, or go on with what `out` has begun. True when all steps are done and the model is written, False after a signal.
 
-    Raises ConfigError, TrainingError, and ResumeError where `out` was begun with another config.
+    Raises ConfigError, ResumeError where `out` was begun with another config, and TrainingError for everything else.
     """
+    with in_sentences(f"training into {out} failed", TrainingError):
+        return _run(config_file, out, console)
+
+
+def _run(config_file: Path, out: Path, console: Console) -> bool:
     config = read_config(config_file, NumberWordsConfig)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
@@ -84,7 +90,6 @@ def run(config_file: Path, out: Path, console: Console) -> bool:
 def build(config: NumberWordsConfig, config_file: Path, tokenizer: Tokenizer) -> EncoderDecoder:
     """The untrained model, drawn from the seed. Raises ConfigError for a shape that cannot be."""
     kind_config, kind = KINDS[config.kind]
-    torch.manual_seed(config.seed)
     given = {
         "vocab_size": tokenizer.get_vocab_size(),
         "begin_token_id": tokenizer.token_to_id(BEGIN),
@@ -93,7 +98,14 @@ def build(config: NumberWordsConfig, config_file: Path, tokenizer: Tokenizer) ->
         "max_output": config.max_digits + 1,
     }
     try:
-        return kind(kind_config(**given, **config.model))
+        bounded(config.model)
+        asked = kind_config(**given, **config.model)
+        with torch.device("meta"):
+            check_memory(config_file, kind(asked))
+        torch.manual_seed(config.seed)
+        return kind(asked)
+    except CheckpointError:
+        raise
     except (TypeError, ValueError) as error:
         raise ConfigError(f"{config_file}: model: {error}") from error
 
@@ -126,7 +138,7 @@ def _begin(out: Path, config: NumberWordsConfig, model: EncoderDecoder) -> dict[
         "date": datetime.now(UTC).date().isoformat(),
     }
     if checkpoints.newest(out / CHECKPOINTS):
-        earlier = json.loads((out / RUN).read_text())
+        earlier = checkpoints.read_json(out / RUN)
         if changed := [key for key, value in report["config"].items() if earlier["config"].get(key) != value]:
             raise checkpoints.ResumeError(f"{out} was begun with another config: {', '.join(changed)}; take another --out")
         if earlier["num2words"] != report["num2words"]:

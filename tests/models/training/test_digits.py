@@ -16,6 +16,7 @@ from models.training import digits
 from models.training.config import TrainingConfig, read_config
 from models.training.corpus import Document, Tokens, open_tokens, write_texts
 from models.training.evaluation import evaluate
+from models.training.loop import TrainingError
 from models.training.run import build, run
 
 LETTERS = "abcd"
@@ -188,5 +189,5 @@ def test_a_context_that_cuts_pictures_is_an_error(data: Path, tmp_path: Path) ->
     config = read_config(CONFIG).model_copy(update={"context": 16})
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(config.model_dump()))
-    with pytest.raises(ValueError, match="context=16 must be 8 tokens"):
+    with pytest.raises(TrainingError, match="context=16 must be 8 tokens"):
         run(file, data, tmp_path / "out", Console(quiet=True))

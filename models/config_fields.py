@@ -1,0 +1,98 @@
+"""The keys of config.json and its neighbours that are read, each with its type and its bounds.
+
+A key is one thing in all files and families, so that a value of another type, or one so large that no model has it, is refused where it
+is read. What is not listed here is not read.
+"""
+
+import json
+from typing import Annotated, Any, TypeVar
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+Size = Annotated[int, Field(strict=True, ge=1, le=2**24)]  # of a vocabulary, a width, a length
+Layers = Annotated[int, Field(strict=True, ge=1, le=512)]
+Count = Annotated[int, Field(strict=True, ge=0, le=2**16)]
+TokenId = Annotated[int, Field(strict=True, ge=0, le=2**24)]
+Real = Annotated[float, Field(strict=True, gt=0, le=1e30, allow_inf_nan=False)]
+Limit = Annotated[float, Field(strict=True, ge=1, le=1e40)]  # of a tokenizer; one without a limit says 1e30
+Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(max_length=100_000)]
+Texts = Annotated[list[Text], Field(max_length=2**16)]
+Sizes = Annotated[list[Size], Field(min_length=1, max_length=1024)]
+Object = dict[str, Any]
+
+_KINDS: dict[Any, str] = {
+    Size: "vocab_size hidden_size num_attention_heads intermediate_size max_position_embeddings dim n_heads hidden_dim n_positions n_embd "
+    "n_inner n_head feed_forward_size attention_head_size head_dim block_size num_landmarks conv_kernel_size in_features out_features "
+    "linear_num_value_heads linear_num_key_heads linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim num_key_value_heads "
+    "full_attention_interval global_attn_every_n_layers local_attention num_hashes lsh_attn_chunk_length local_attn_chunk_length",
+    Layers: "num_hidden_layers n_layers n_layer",
+    Count: "type_vocab_size num_labels num_random_blocks lsh_num_chunks_before lsh_num_chunks_after local_num_chunks_before "
+    "local_num_chunks_after",
+    Annotated[int, Field(strict=True, ge=0, lt=2**63)]: "hash_seed",
+    Limit: "max_seq_length model_max_length",
+    TokenId: "pad_token_id",
+    TokenId | list[TokenId]: "eos_token_id bos_token_id",
+    Real: "layer_norm_eps layer_norm_epsilon norm_eps rms_norm_eps rope_theta rotary_emb_base global_rope_theta local_rope_theta "
+    "partial_rotary_factor",
+    Flag: "bias mlp_bias norm_bias attention_bias classifier_bias is_decoder do_lower_case tie_word_embeddings axial_pos_embds normalized "
+    "untrained pooling_mode_cls_token pooling_mode_max_tokens pooling_mode_mean_tokens pooling_mode_mean_sqrt_len_tokens "
+    "pooling_mode_weightedmean_tokens pooling_mode_lasttoken",
+    Text: "hidden_act hidden_activation activation activation_function activation_fn attention_type classifier_pooling "
+    "classifier_activation pooling problem_type default_prompt_name sbert_ce_default_activation_function",
+    Text | Texts: "pooling_mode",
+    Annotated[list[Text], Field(min_length=1, max_length=100)]: "architectures",
+    Annotated[list[Text], Field(min_length=1, max_length=1024)]: "layer_types attn_layers",
+    Texts: "examples",
+    Size | Sizes: "attention_window num_buckets",
+    Sizes: "axial_pos_shape axial_pos_embds_dim",
+    Object: "attnserve_encoder attnserve_decoder attnserve_encoder_decoder text_config rope_parameters full_attention sliding_attention "
+    "sentence_transformers image",
+    dict[Text, Text | None]: "prompts",
+    dict[Annotated[str, Field(pattern=r"^[0-9]{1,5}$")], Text]: "id2label",
+    dict[Text, Text]: "weight_map",
+}
+_ADAPTERS = {key: TypeAdapter(kind) for kind, keys in _KINDS.items() for key in keys.split()}
+
+
+def checked(key: str, value: Any) -> Any:
+    """The value as it is. Raises ValueError, with what is wrong with it, for one of another type or out of bounds."""
+    try:
+        _ADAPTERS[key].validate_python(value)
+    except ValidationError as error:
+        raise ValueError(error.errors()[0]["msg"]) from None
+    return value
+
+
+Config = TypeVar("Config")
+MOST_LAYERS, MOST_OPTION, MOST_VALUES = 512, 2**20, 10_000
+
+
+def validated(kind: type[Config], values: Any) -> Config:
+    """A config of our own from the fields of a JSON file. Raises ValueError, in one line, for the first that does not fit."""
+    text = json.dumps(bounded(values))  # of JSON, a strict reader takes a list for a tuple and an object for a dataclass
+    try:
+        return TypeAdapter(kind).validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        said, key = first["msg"].removeprefix("Value error, "), ".".join(map(str, first["loc"]))
+        raise ValueError(f"{key}={first['input']!r:.80}: {said}" if key else said) from None
+
+
+def bounded(values: Any) -> dict[str, Any]:
+    """The fields of a config of our own, whose types its class knows. Raises ValueError for numbers and lists that no model has."""
+    if not isinstance(values, dict):
+        raise ValueError(f"{values!r:.80} should be an object")
+    for key, value in values.items():
+        _check_bounds(key, value, MOST_LAYERS if str(key).startswith("n_") and str(key).endswith("layers") else 2**24)
+    return dict(values)
+
+
+def _check_bounds(key: Any, value: Any, most: int, depth: int = 0) -> None:
+    if isinstance(value, int | float) and not abs(value) <= (most if isinstance(value, int) else 1e30):
+        raise ValueError(f"{key}={value!r:.80} is beyond {most}")
+    inside = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    if len(inside) > MOST_VALUES or depth > 8:
+        raise ValueError(f"{key} has {len(inside)} values, and {MOST_VALUES} are the most, in 8 levels")
+    for each in inside:
+        _check_bounds(key, each, min(most, MOST_OPTION), depth + 1)

@@ -1,0 +1,90 @@
+"""What a bundle must show before it is served: for each check, a real bundle with the one fault that it is there for."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import helper, numpy_helper
+
+from export import contract
+from service.catalog import Catalog
+from service.settings import Settings
+from tests.bundles import tiny_encoder_bundle
+from tests.service.test_hostile_bundles import nothing, rewritten
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_encoder_bundle(tmp_path_factory.mktemp("selftest") / "encoder", maps=True)
+
+
+def copied(bundle: Path, folder: Path) -> Path:
+    return Path(shutil.copytree(bundle, folder / bundle.name))
+
+
+def refusal(bundle: Path) -> str:
+    """What the start of a service says of it."""
+    with pytest.raises(contract.BundleError) as refused:
+        Catalog(Settings(bundles=(bundle,), threads=1)).load()
+    assert "\n" not in str(refused.value)
+    return str(refused.value)
+
+
+def spoil(graph: Path, output: str) -> None:
+    """The same graph, its weights beside it as they were, whose `output` is not a number and of the same shape."""
+    model = onnx.load(graph, load_external_data=False)
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            for at, name in enumerate(names):
+                if name == output:
+                    names[at] = f"{output}_as_it_was"
+    model.graph.initializer.append(numpy_helper.from_array(np.array(np.nan, np.float32), "not_a_number"))
+    model.graph.node.append(helper.make_node("Add", [f"{output}_as_it_was", "not_a_number"], [output]))
+    onnx.save(model, graph)
+
+
+@pytest.mark.parametrize("output", [contract.EMBEDDING, contract.POOLED, contract.TOKEN_EMBEDDINGS])
+def test_every_output_that_a_route_may_ask_for_is_asked_for(encoder: Path, tmp_path: Path, output: str) -> None:
+    bundle = copied(encoder, tmp_path)
+    spoil(bundle / contract.GRAPH, output)
+    said = refusal(rewritten(bundle, nothing))
+    wanted = "lowest cosine to the golden vectors nan" if output == contract.EMBEDDING else f"{output} has numbers that are not finite"
+    assert f"self-test failed, {wanted}" in said
+
+
+def test_an_input_as_long_as_the_manifest_allows_is_tried(encoder: Path, tmp_path: Path) -> None:
+    """The graph has 64 positions, and of the golden texts only a short one is left."""
+
+    def longer(described: dict[str, Any]) -> None:
+        described["limits"]["max_tokens"] = 65
+
+    bundle = copied(encoder, tmp_path)
+    golden = json.loads((bundle / contract.GOLDEN).read_text(encoding="utf-8"))
+    golden |= {"texts": golden["texts"][:1], "outputs": golden["outputs"][:1]}
+    said = refusal(rewritten(bundle, longer, golden=json.dumps(golden).encode()))
+    assert "self-test failed, an input of 65 tokens fails, and the manifest allows 65" in said
+
+
+def test_the_attention_graph_is_asked(encoder: Path, tmp_path: Path) -> None:
+    bundle = copied(encoder, tmp_path)
+    maps = contract.read_manifest(bundle).attention_graph
+    assert maps is not None
+    output = contract.attention_output(1)
+    spoil(bundle / maps.file, output)
+    assert f"{maps.file}: self-test failed, {output} is (4, 2, 2) and should be (4, 2, 2), all of it finite" in refusal(
+        rewritten(bundle, nothing)
+    )
+
+
+@pytest.mark.parametrize("kind", ["decoder_bundle", "writer_bundle"])
+def test_golden_texts_become_the_tokens_of_the_export(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """A tokenizer that was exchanged gives good texts for the wrong tokens: no logit shows it."""
+    bundle = copied(request.getfixturevalue(kind), tmp_path)
+    described = json.loads((bundle / contract.TOKENIZER).read_text(encoding="utf-8"))
+    described["normalizer"] = {"type": "Replace", "pattern": {"String": "e"}, "content": "a"}
+    (bundle / contract.TOKENIZER).write_text(json.dumps(described), encoding="utf-8")
+    assert "self-test failed, the tokenizer makes other tokens of" in refusal(rewritten(bundle, nothing))
