@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from service.errors import InvalidRequest, RuntimeFailed, ServiceError
 from service.generation.drawing import Floats, Ids, Truncation, draw, draw_truncated, largest, log_totals, pieces, rows_of
-from service.generation.grammar import Matcher, Words
+from service.generation.grammar import Words
 from service.generation.random import UniformCache
 from service.generation.request import Sampling, TokenLogprob
 
@@ -56,7 +56,6 @@ class Sampler:
         self._edits: list[Edits | None] = [None] * slots  # None: the row's logits are taken as they are
         self._uniforms = UniformCache(slots)
         self._scores = np.empty((slots, vocab_size), np.float32)
-        self._masks = np.zeros((slots, -(-vocab_size // 32)), np.int32)
 
     def put(
         self,
@@ -93,15 +92,6 @@ class Sampler:
         """`target` becomes what `source` was; `source` is free."""
         self._rows[target] = self._rows[source]
         self._edits[target], self._edits[source] = self._edits[source], None
-
-    def masks(self, matchers: Sequence[Matcher | None]) -> dict[int, Words]:
-        """What the grammars of the first rows allow now, for `draw`. Valid until the next call."""
-        masks: dict[int, Words] = {}
-        for row, matcher in enumerate(matchers):
-            if matcher is not None:
-                masks[row] = self._masks[row]
-                matcher.mask(masks[row])
-        return masks
 
     def draw(self, logits: Floats, *, masks: Mapping[int, Words] | None = None, banned: Sequence[Sequence[int]] = ()) -> Drawn:
         """A token for each of the first B rows, which then stand one position further. `logits` (B, V) are left as they are.
