@@ -25,7 +25,8 @@ from service.generation.condition import Condition
 from service.generation.engine_thread import EngineThread
 from service.generation.grammar import Grammars
 from service.generation.masks import Masks, is_there
-from service.generation.prefill import LEAST_PIECE, Prefill, Prompt
+from service.generation.prefill import Prefill, Prompt
+from service.generation.prompt_logprobs import PromptLogprobs
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling, Token, Usage
 from service.generation.run import Run
 from service.generation.running import Running
@@ -367,7 +368,7 @@ class GeneratorEngine(EngineThread):
             states=tuple(states),
             logits=logits,
             fingerprint=self._session.fingerprint,
-            prompt_logprobs=tuple(sequence.run.prompt_logprobs),
+            prompt_logprobs=PromptLogprobs(sequence.run.prompt_logprobs),
             before=before,
         )
 
@@ -467,7 +468,7 @@ class GeneratorEngine(EngineThread):
         while budget > 0 and len(self._prefill):
             prompts, size = self._prefill.next(budget)
             self._guarded(partial(self._feed, prompts, size), [sequence for prompt in prompts for sequence in prompt.sequences])
-            budget -= max(len(prompts) * size, LEAST_PIECE) + int(self._prefill.price.call_tokens)
+            budget -= self._prefill.cost(prompts, size)
 
     def _feed(self, prompts: list[Prompt], size: int) -> None:
         """A piece of each prompt; the runs of those that are done begin to draw, or wait to where they have no slot now."""

@@ -18,11 +18,15 @@ import pytest
 
 from service.batching import Lane
 from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NotReady, Overloaded, QueueTooLong, RuntimeFailed
+from service.generation import prefill
 from service.generation.condition import Condition
 from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.grammar import Grammars, Words
+from service.generation.prompt_logprobs import PromptLogprobs
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling
 from service.generation.run import Run, join
+from service.generation.sampling import logprobs_of
+from service.generation.session import Logits
 from service.generation.text import Vocabulary
 from service.metrics import GeneratorMetrics, Metrics
 from tests.service.fakes import PATIENCE_S, until
@@ -502,6 +506,27 @@ async def test_a_long_prompt_is_fed_in_pieces_between_the_steps_of_others(steps:
     between = [call for call in steps.calls[before:][pieces[0] : pieces[-1]] if call[0] != [2] and len(call[0]) == 1]
     assert len(pieces) > 3
     assert len(between) >= len(pieces) - 2, "a step of the stream between two pieces"
+
+
+async def test_pieces_of_a_prompt_with_log_probabilities_are_smaller_beside_streams_by_what_these_take(
+    steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(logits: Logits, token_ids: list[int], n_top: int) -> PromptLogprobs:
+        time.sleep(0.002 * len(token_ids))  # a hundred times what the fake graph takes
+        return logprobs_of(logits, token_ids, n_top)
+
+    monkeypatch.setattr(prefill, "logprobs_of", slow)
+    async with running(steps, tokenizer) as engine:
+        streaming = engine.submit(ask(1, max_tokens=100_000))
+        await anext(streaming)
+        before = len(steps.calls)
+        long = engine.submit(ask(*[2] * 400, max_tokens=1, prompt_logprobs=3, client="another"))
+        await tokens_of(long)
+        streaming.cancel()
+    pieces = [len(call[0]) for call in steps.calls[before:] if len(call) == 1 and set(call[0]) == {2} and len(call[0]) > 1]
+    assert sum(pieces) >= 396
+    assert max(pieces[len(pieces) // 2 :]) <= 8
+    assert len(long.prompt_logprobs) == 400
 
 
 async def test_a_short_prompt_is_not_held_up_by_a_long_one_before_it(steps: FakeSteps, tokenizer: Path) -> None:
