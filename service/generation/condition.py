@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,7 @@ class Condition:
     states: tuple[State, ...]  # without B
     logits: NDArray[np.float32] | None  # (V,) of the next token; None while the prompt is not done
     fingerprint: str  # of the bundle: states of another one may have the same shapes, and mean something else
-    prompt_logprobs: tuple[TokenLogprob | None, ...] = ()  # of the tokens that the states have seen, where they were asked for
+    prompt_logprobs: Sequence[TokenLogprob | None] = ()  # of the tokens that the states have seen, where they were asked for
     before: NDArray[np.float32] | None = None  # (V,) of the prompt's next token, where its log-probabilities were asked for
 
     def check(self, decoder: contract.Decoder, vocab_size: int, fingerprint: str) -> None:
@@ -74,7 +75,7 @@ class Condition:
             completion=self.completion,
             position=self.position,
             fingerprint=self.fingerprint,
-            prompt_logprobs=self.prompt_logprobs,
+            prompt_logprobs=tuple(self.prompt_logprobs),
         )
         tensors["words"] = np.frombuffer(words.model_dump_json().encode(), np.uint8)
         packed: bytes = save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()})

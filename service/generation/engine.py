@@ -24,7 +24,9 @@ from service.generation.averages import averaged
 from service.generation.condition import Condition
 from service.generation.engine_thread import EngineThread
 from service.generation.grammar import Grammars
-from service.generation.prefill import LEAST_PIECE, Prefill, Prompt
+from service.generation.masks import Masks, is_there
+from service.generation.prefill import Prefill, Prompt
+from service.generation.prompt_logprobs import PromptLogprobs
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling, Token, Usage
 from service.generation.run import Run
 from service.generation.running import Running
@@ -101,6 +103,8 @@ class GeneratorEngine(EngineThread):
         # The thread's own.
         self._running = Running(session, limits.slots)
         self._prefill = Prefill(session)
+        self._masks = Masks(session.vocab_size)
+        self._late: list[Sequence] = []  # runs that have a slot and sit out steps until their masks are there
         self._step_s = 0.0
         self._swept = 0.0
         self._steps = 0
@@ -108,13 +112,22 @@ class GeneratorEngine(EngineThread):
         self._back: list[Sequence] = []  # runs that have drawn no token since they got a slot again
         self._said: list[tuple[Run, Token | Delta | ServiceError]] = []
         metrics.slots.set(limits.slots)
-        metrics.running.set_function(lambda: len(self._running) + len(self._prefill))
+        metrics.running.set_function(lambda: self._n_holders)
         metrics.waiting.set_function(lambda: len(self._admission))
 
     @property
     def load(self) -> float:
         """Runs that have a slot or wait for one, as a share of all slots."""
-        return (len(self._running) + len(self._prefill) + len(self._admission)) / self.limits.slots
+        return (self._n_holders + len(self._admission)) / self.limits.slots
+
+    @property
+    def _n_holders(self) -> int:
+        return len(self._running) + len(self._late) + len(self._prefill)
+
+    @property
+    def _holders(self) -> list[Sequence]:
+        """Runs that have a slot."""
+        return [*self._running.sequences, *self._late, *self._prefill.sequences]
 
     # On the event loop -----------------------------------------------------------------------------------------------------------------
 
@@ -130,7 +143,7 @@ class GeneratorEngine(EngineThread):
 
     def check(self, client: str, lane: Lane) -> None:
         """QueueTooLong when a request of this client would wait too long for its first slot."""
-        holders = [*self._running.sequences, *self._prefill.sequences]
+        holders = self._holders
         by_client = Counter(holder.request.client for holder in holders)
         self._admission.check(client, lane, time.monotonic(), Holding(self.limits.slots, by_client, self._turn_s(holders)))
 
@@ -256,13 +269,13 @@ class GeneratorEngine(EngineThread):
 
     def _work(self) -> None:
         try:
-            while self._admission.wait(busy=bool(len(self._running) or len(self._prefill))):
+            while self._admission.wait(busy=self._n_holders > 0):
                 self._steps += 1
                 self._heed()
                 self._admit()
                 self._refuse()
                 self._feed_some()
-                if len(self._running):
+                if self._gather():
                     self._guarded(self._step, self._running.sequences)
                 self._publish()
         except BaseException:  # a fault of this code, or the device is lost; `alive` has the replica replaced
@@ -296,7 +309,7 @@ class GeneratorEngine(EngineThread):
         left, taken = self._admission.wishes()
         if not (left or taken or now - self._swept > _SWEEP_S):
             return
-        for sequence in [*self._running.sequences, *self._prefill.sequences, *self._admission.waiting()]:
+        for sequence in [*self._holders, *self._admission.waiting()]:
             run = sequence.run
             if run in left:
                 run.usage.finished = now
@@ -329,6 +342,8 @@ class GeneratorEngine(EngineThread):
         self._admission.remove(sequence)
         if sequence in self._running.sequences:
             self._running.remove(sequence)
+        elif sequence in self._late:
+            self._late.remove(sequence)
         elif sequence in self._prefill:
             self._prefill.remove(sequence)
         if sequence in self._back:
@@ -353,7 +368,7 @@ class GeneratorEngine(EngineThread):
             states=tuple(states),
             logits=logits,
             fingerprint=self._session.fingerprint,
-            prompt_logprobs=tuple(sequence.run.prompt_logprobs),
+            prompt_logprobs=PromptLogprobs(sequence.run.prompt_logprobs),
             before=before,
         )
 
@@ -367,7 +382,7 @@ class GeneratorEngine(EngineThread):
         """Slots to those whose turn it is. Where all are taken, a look at who waits is for when somebody came, and for every few steps."""
         if not len(self._admission):
             return
-        holders = [*self._running.sequences, *self._prefill.sequences]
+        holders = self._holders
         if len(holders) >= self.limits.slots and not self._admission.arrived and self._steps % _LOOK:
             return
         now = time.monotonic()
@@ -388,25 +403,57 @@ class GeneratorEngine(EngineThread):
     def _set_aside(self, sequence: Sequence, now: float) -> None:
         """Another one gets its slot. What it is by now is kept, and it goes on from there in its turn."""
         if sequence in self._running.sequences:
-            sequence.held = Held(*self._running.condition(sequence))
-            self._running.remove(sequence)
-            if sequence in self._back:  # it has drawn nothing since
-                self._back.remove(sequence)
-            else:
-                sequence.drew = self._drew
+            self._hold(sequence)
+            self._admission.set_aside(sequence, now)
+        elif sequence in self._late:
+            self._late.remove(sequence)
             self._admission.set_aside(sequence, now)
         else:
             self._admission.set_aside(sequence, now)
             self._prefill.set_aside(sequence)
 
+    def _hold(self, sequence: Sequence) -> None:
+        """Out of the rows that draw: what it is by now is kept."""
+        sequence.held = Held(*self._running.condition(sequence))
+        self._running.remove(sequence)
+        if sequence in self._back:  # it has drawn nothing since
+            self._back.remove(sequence)
+        elif sequence.run.usage.first_token is not None:
+            sequence.drew = self._drew
+
+    def _go_on(self, sequence: Sequence, held: Held) -> None:
+        """A row that draws again."""
+        sequence.held = None
+        self._running.join(sequence, held.states, held.logits)
+        if sequence.drew:
+            self._back.append(sequence)
+
+    def _gather(self) -> bool:
+        """Whether there is a step to take: those whose masks are there take part, and the others keep what they are for a later one."""
+        for sequence in [each for each in self._late if is_there(each)]:
+            self._late.remove(sequence)
+            assert sequence.held is not None
+            self._guarded(partial(self._go_on, sequence, sequence.held), [sequence])
+        late = self._masks.late(self._running.sequences)
+        if len(late) == len(self._running):  # it is taken by nobody now
+            if not len(self._running) and self._late and not len(self._prefill):
+                self._masks.wait_for_one(self._late)
+            return False
+        for sequence in late:
+            self._guarded(partial(self._sit_out, sequence), [sequence])
+        return len(self._running) > 0
+
+    def _sit_out(self, sequence: Sequence) -> None:
+        self._hold(sequence)
+        self._late.append(sequence)
+
     def _place(self, sequence: Sequence) -> None:
         """Its states go to where the graph runs."""
+        if sequence.mask is None:
+            self._masks.begin(sequence)
         condition, sequence.come_from = sequence.come_from, None
-        held, sequence.held = sequence.held, None
-        if held is not None:
-            self._running.join(sequence, held.states, held.logits)
-            if sequence.drew:
-                self._back.append(sequence)
+        if sequence.held is not None:
+            self._go_on(sequence, sequence.held)
         elif condition is not None and condition.logits is not None:
             self._running.join(sequence, condition.states, condition.logits)
         elif sequence in self._prefill:
@@ -421,7 +468,7 @@ class GeneratorEngine(EngineThread):
         while budget > 0 and len(self._prefill):
             prompts, size = self._prefill.next(budget)
             self._guarded(partial(self._feed, prompts, size), [sequence for prompt in prompts for sequence in prompt.sequences])
-            budget -= max(len(prompts) * size, LEAST_PIECE) + int(self._prefill.price.call_tokens)
+            budget -= self._prefill.cost(prompts, size)
 
     def _feed(self, prompts: list[Prompt], size: int) -> None:
         """A piece of each prompt; the runs of those that are done begin to draw, or wait to where they have no slot now."""
@@ -469,6 +516,8 @@ class GeneratorEngine(EngineThread):
             if made.finish_reason is not None:
                 self._run_s = averaged(self._run_s, now - (usage.started or now))
                 self._running.remove(sequence)
+            else:
+                self._masks.begin(sequence)
         for sequence in self._back:  # which drew before they gave their slots back
             self.metrics.between_tokens_s.observe(now - sequence.drew, 1)
             n_first += 1
@@ -503,8 +552,9 @@ class GeneratorEngine(EngineThread):
     def _end(self) -> None:
         """Everybody is told."""
         _, taken = self._admission.wishes()
-        for sequence in [*self._admission.waiting(), *self._prefill.sequences, *self._running.sequences]:
+        for sequence in [*self._admission.waiting(), *self._holders]:
             self._say(sequence.run, stopping())
+        self._masks.close()
         self._publish()
         for future in taken.values():
             self._hand_over(future, stopping())

@@ -55,14 +55,16 @@ class Cost:
 
     def __init__(self) -> None:
         self.spent_s, self.masks = 0.0, 0
+        self._lock = threading.Lock()
 
     def add(self, spent_s: float) -> None:
-        self.spent_s += spent_s
-        self.masks += 1
+        with self._lock:
+            self.spent_s += spent_s
+            self.masks += 1
 
     @property
     def too_high(self) -> bool:
-        """Every run of the engine waits for the masks of a step: what takes longer than this keeps the others from their tokens."""
+        """Masks are computed beside the graph, on the same cores: what takes longer than this slows the others down."""
         return self.spent_s > BURST_S + MASK_S * self.masks
 
     def __str__(self) -> str:
@@ -77,11 +79,13 @@ class Matcher:
         self._matcher = compiled
         self._own = np.zeros(mask_words, np.int32)
         self._cost = cost
+        self._refused: str | None = None  # why no mask was computed
 
     def mask(self, out: Words) -> None:
         """Fills the words with what may come next: an end of text where the language allows one."""
         out[:] = 0  # ids that the model has and the tokenizer has not
         if self._cost.too_high:
+            self._refused = str(self._cost)
             return
         began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(self._own.ctypes.data, self._own.nbytes)
@@ -104,7 +108,7 @@ class Matcher:
         """Why no token is allowed any more: one came that does not belong here, or the grammar is too complex to follow."""
         if self._matcher.is_error():
             return _reason(self._matcher)
-        return str(self._cost) if self._cost.too_high else None
+        return self._refused
 
 
 class Grammars:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from service.generation.condition import Condition
 from service.generation.price import Price
+from service.generation.prompt_logprobs import PromptLogprobs
 from service.generation.sampling import logprobs_of
 from service.generation.sequence import Sequence
 from service.generation.session import Ids, Logits, State, StepSession, beginning
@@ -22,7 +23,7 @@ from service.generation.slots import Row, Slots
 
 LEAST_PIECE, _MOST_PIECE = 16, 1024  # tokens of prompts in one call
 _PIECE_STEPS = 1.0  # how many decode steps a piece may take the time of, while others stream
-_WITH_LOGPROBS = 64  # the most where logits of every position are wanted: V numbers each
+_LEAST_WITH_LOGPROBS, _WITH_LOGPROBS = 4, 64  # tokens, where logits of every position are wanted: V numbers each
 
 
 @dataclass(eq=False)
@@ -69,6 +70,7 @@ class Prefill:
         self._fed: dict[str, int] = {}  # tokens of each client that has a prompt here
         self._turn = 0
         self.price = Price()  # of a call
+        self._price_told = Price()  # of one that gives the log-probabilities of its tokens
 
     def __len__(self) -> int:
         """Runs that have a slot."""
@@ -158,13 +160,27 @@ class Prefill:
         self._turn += 1
         by_age = self._turn % 2
         first = min(self._prompts, key=lambda prompt: (self._fed[prompt.client], prompt.order) if by_age else (prompt.left, 0))
-        size = min(first.left, budget, _MOST_PIECE if first.n_top is None else _WITH_LOGPROBS)
+        size = min(first.left, budget if first.n_top is None else self._told_size(budget))
         if not _short(first, size):
             return [first], size
         width = max(size, LEAST_PIECE)
         others = (prompt for prompt in self._prompts if prompt is not first and _short(prompt, width))
         together = [first, *islice(others, max(budget // width - 1, 0))]
         return together, max(prompt.left for prompt in together)
+
+    def _told_size(self, budget: int) -> int:
+        """Tokens of a prompt with log-probabilities that take as long as `budget` tokens of one without."""
+        price = self._price_told
+        if not price.token_s:
+            return LEAST_PIECE
+        return max(_LEAST_WITH_LOGPROBS, min(int((self.price.of(budget) - price.call_s) / price.token_s), _WITH_LOGPROBS, budget))
+
+    def cost(self, prompts: list[Prompt], size: int) -> int:
+        """What such a call takes out of a budget of tokens."""
+        tokens = max(len(prompts) * size, LEAST_PIECE) + int(self.price.call_tokens)
+        if prompts[0].n_top is None or not self.price.token_s:
+            return tokens
+        return max(tokens, int(self._price_told.of(size) / self.price.token_s))
 
     def feed(self, prompts: list[Prompt], size: int) -> list[Fed]:
         """Each prompt `size` tokens further, or to its end where that is nearer. Those that are done are given, and gone."""
@@ -179,9 +195,11 @@ class Prefill:
         wanted: Ids = np.arange(size, dtype=np.int64)[None] if every else lengths[:, None] - 1
         logits = self._session.run(tokens, lengths, slots.positions[: len(prompts)], wanted, *slots.sets)
         slots.stepped(lengths)
-        self.price.paid(tokens.size, time.perf_counter() - started)
+        if not every or not self.price.token_s:
+            self.price.paid(tokens.size, time.perf_counter() - started)
         if every:
             _tell(prompts[0], tokens[0].tolist(), logits[0])
+            self._price_told.paid(tokens.size, time.perf_counter() - started)
         done: list[Fed] = []
         for row, (prompt, length) in enumerate(zip(prompts, lengths.tolist(), strict=True)):
             prompt.position += length
@@ -225,9 +243,8 @@ def _short(prompt: Prompt, size: int) -> bool:
 
 def _tell(prompt: Prompt, piece: list[int], logits: Logits) -> None:
     """The log-probability of each token of the piece, under the logits (N, V) of the one before it."""
-    told = [None] if prompt.before is None else []
     rows, tokens = (logits[:-1], piece[1:]) if prompt.before is None else (np.concatenate([prompt.before[None], logits[:-1]]), piece)
-    logprobs = [*told, *logprobs_of(rows, tokens, prompt.n_top or 0)]
+    logprobs = PromptLogprobs([None] if prompt.before is None else [], logprobs_of(rows, tokens, prompt.n_top or 0))
     for sequence in prompt.sequences:
         sequence.run.prompt_logprobs.extend(logprobs)
     prompt.before = logits[-1].copy()

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import TracebackType
 
 from service.errors import Overloaded, ServiceError
-from service.generation.request import Attention, Delta, GenerationRequest, Token, TokenLogprob, Usage
+from service.generation.prompt_logprobs import PromptLogprobs
+from service.generation.request import Attention, Delta, GenerationRequest, Token, Usage
 from service.generation.text import TextStream
 
 
@@ -21,7 +22,7 @@ class Run:
         """`text`: of the tokens that come as such."""
         self.request = request
         self.usage = usage
-        self.prompt_logprobs: list[TokenLogprob | None] = []  # one for each prompt token, None for the first; complete with the first delta
+        self.prompt_logprobs = PromptLogprobs()  # one for each prompt token, None for the first; complete with the first delta
         self.attention: Attention | None = None  # where it was asked for; there with the last delta
         self.cancelled = False
         self.unread_since: float | None = None  # when the first of what waits to be taken was made

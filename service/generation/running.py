@@ -57,8 +57,8 @@ class Running:
         return self._slots.state(row), self._logits[row].copy()
 
     def draw(self) -> Drawn:
-        """The next token of every row."""
-        masks = self._sampler.masks([sequence.matcher for sequence in self.sequences])
+        """The next token of every row. Where there are grammars, their masks are there."""
+        masks = {row: sequence.mask.result() for row, sequence in enumerate(self.sequences) if sequence.mask is not None}
         rows = len(self.sequences)
         drawn = self._sampler.draw(self._logits[:rows], masks=masks, banned=[sequence.banned for sequence in self.sequences])
         self._tokens[:rows, 0] = drawn.token_ids

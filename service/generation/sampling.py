@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from service.errors import InvalidRequest, RuntimeFailed, ServiceError
 from service.generation.drawing import Floats, Ids, Truncation, draw, draw_truncated, largest, log_totals, pieces, rows_of
-from service.generation.grammar import Matcher, Words
+from service.generation.grammar import Words
+from service.generation.prompt_logprobs import PromptLogprobs, Told
 from service.generation.random import UniformCache
 from service.generation.request import Sampling, TokenLogprob
 
@@ -56,7 +57,6 @@ class Sampler:
         self._edits: list[Edits | None] = [None] * slots  # None: the row's logits are taken as they are
         self._uniforms = UniformCache(slots)
         self._scores = np.empty((slots, vocab_size), np.float32)
-        self._masks = np.zeros((slots, -(-vocab_size // 32)), np.int32)
 
     def put(
         self,
@@ -93,15 +93,6 @@ class Sampler:
         """`target` becomes what `source` was; `source` is free."""
         self._rows[target] = self._rows[source]
         self._edits[target], self._edits[source] = self._edits[source], None
-
-    def masks(self, matchers: Sequence[Matcher | None]) -> dict[int, Words]:
-        """What the grammars of the first rows allow now, for `draw`. Valid until the next call."""
-        masks: dict[int, Words] = {}
-        for row, matcher in enumerate(matchers):
-            if matcher is not None:
-                masks[row] = self._masks[row]
-                matcher.mask(masks[row])
-        return masks
 
     def draw(self, logits: Floats, *, masks: Mapping[int, Words] | None = None, banned: Sequence[Sequence[int]] = ()) -> Drawn:
         """A token for each of the first B rows, which then stand one position further. `logits` (B, V) are left as they are.
@@ -195,20 +186,24 @@ class Sampler:
         )
 
 
-def logprobs_of(logits: Floats, token_ids: Sequence[int], n_top: int) -> list[TokenLogprob]:
+def logprobs_of(logits: Floats, token_ids: Sequence[int], n_top: int) -> PromptLogprobs:
     """(M, V), M ids -> what the model gave each of these tokens, with its rank, and its `n_top` likeliest.
 
     A token that the model itself excludes has -inf. RuntimeFailed if logits are not finite.
     """
     if not np.isfinite(logits.max(axis=1)).all():
         raise RuntimeFailed("the model's logits of the prompt are not finite")
-    asked, tops = np.asarray(token_ids, np.int64), np.full(len(logits), n_top)
-    told: list[TokenLogprob] = []
+    told = PromptLogprobs()
     for rows in pieces(np.arange(len(logits)), logits.shape[1]):
-        scores = rows_of(logits, rows)
-        ranks = 1 + np.count_nonzero(scores > _at(scores, asked[rows])[:, None], axis=1)
-        logprobs = _token_logprobs(scores, asked[rows], tops[rows])
-        told += [each._replace(rank=rank) for each, rank in zip(logprobs, ranks.tolist(), strict=True)]
+        scores, asked = rows_of(logits, rows), np.asarray(token_ids, np.int64)[rows]
+        peaks, given = scores.max(axis=1), _at(scores, asked)
+        ranks = 1 + np.count_nonzero(scores > given[:, None], axis=1)
+        totals = log_totals(scores, peaks)
+        distances, ids = np.zeros((len(rows), 0), np.float32), np.zeros((len(rows), 0), np.int64)
+        if n_top:
+            distances, ids = largest(scores, peaks, np.full(len(rows), n_top))
+        top_ids, top_distances = ids[:, :n_top].astype(np.int32), distances[:, :n_top].copy()
+        told.extend(Told(asked.astype(np.int32), given - peaks - totals, ranks.astype(np.int32), top_ids, top_distances, totals))
     return told
 
 

@@ -1,6 +1,7 @@
 """One run inside the engine: how far it is, and what of its text may leave."""
 
 from collections import deque
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from service.batching import Lane
 from service.errors import InvalidRequest
 from service.generation.condition import Condition
-from service.generation.grammar import Matcher
+from service.generation.grammar import Matcher, Words
 from service.generation.request import Delta, FinishReason, GenerationRequest, Token, TokenLogprob
 from service.generation.run import Run
 from service.generation.sampling import Edits
@@ -63,6 +64,7 @@ class Sequence:
     placed_at: int = 0  # the position at which it got its slot
     aside: bool = False  # it had a slot, gave it back, and waits for the next one
     held: Held | None = None  # meanwhile, once its prompt is done
+    mask: Future[Words] | None = None  # what the grammar allows next; None: it has no grammar, or has had no slot
     drew: float = 0.0  # when it last drew a token before that, by the engine's clock
     completion: list[int] = field(default_factory=list)
     request: GenerationRequest = field(init=False)

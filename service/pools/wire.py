@@ -216,14 +216,20 @@ def unpack_made(made: Made, runs: Sequence[Run]) -> None:
 
 def pack_prompt_logprobs(index: int, logprobs: Sequence[TokenLogprob | None]) -> Iterator[tuple[int, tuple[Any, ...]]]:
     """Those of the run at `index`, as many at a time as a message can hold; before its first delta."""
-    each = 1 + max((len(logprob.top) for logprob in logprobs if logprob is not None), default=0)
-    step = max(_LOGPROBS_AT_A_TIME // each, 1)
-    for first in range(0, len(logprobs), step):
-        yield index, _plain(logprobs[first : first + step])
+    message: list[TokenLogprob | None] = []
+    numbers = 0
+    for each in logprobs:  # which are made as they are looked at
+        message.append(each)
+        numbers += 1 if each is None else 1 + len(each.top)
+        if numbers >= _LOGPROBS_AT_A_TIME:
+            yield index, _plain(message)
+            message, numbers = [], 0
+    if message:
+        yield index, _plain(message)
 
 
 def unpack_prompt_logprobs(runs: Sequence[Run], index: int, logprobs: Sequence[Any]) -> None:
-    runs[index].prompt_logprobs += [None if each is None else TokenLogprob(*each) for each in logprobs]
+    runs[index].prompt_logprobs.extend([None if each is None else TokenLogprob(*each) for each in logprobs])
 
 
 def pack_attention(index: int, attention: Attention) -> Iterator[tuple[tuple[int, ...], Piece]]:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,11 +18,15 @@ import pytest
 
 from service.batching import Lane
 from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NotReady, Overloaded, QueueTooLong, RuntimeFailed
+from service.generation import prefill
 from service.generation.condition import Condition
 from service.generation.engine import GeneratorEngine, GeneratorLimits
-from service.generation.grammar import Grammars
+from service.generation.grammar import Grammars, Words
+from service.generation.prompt_logprobs import PromptLogprobs
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling
 from service.generation.run import Run, join
+from service.generation.sampling import logprobs_of
+from service.generation.session import Logits
 from service.generation.text import Vocabulary
 from service.metrics import GeneratorMetrics, Metrics
 from tests.service.fakes import PATIENCE_S, until
@@ -163,6 +168,93 @@ async def test_a_grammar_is_kept_to_and_ends_the_run(steps: FakeSteps, tokenizer
     assert answer.finish_reason == "stop"
 
 
+class SlowMasks:
+    """In place of the library's: every mask allows each third token after the last one, and waits to be let through."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.asked = 0
+
+    def matcher(self, grammar: Grammar) -> "SlowMatcher":
+        return SlowMatcher(self)
+
+
+class SlowMatcher:
+    finished = False
+    failure: str | None = None
+
+    def __init__(self, masks: SlowMasks) -> None:
+        self._masks = masks
+        self._completion: list[int] = []
+
+    def advance(self, *token_ids: int) -> None:
+        self._completion += token_ids
+
+    def mask(self, out: Words) -> None:
+        self._masks.asked += 1
+        drawn = len(self._completion)
+        assert self._masks.gate.wait(PATIENCE_S)
+        assert drawn == len(self._completion), "nothing is drawn while a mask is computed"
+        if len(self._completion) == 20:
+            self.failure = "it has come to where no token fits"
+            return
+        bits = np.zeros(32 * len(out), np.bool_)
+        bits[1 + sum(self._completion) % 3 : VOCAB_SIZE : 3] = True
+        out[:] = np.packbits(bits, bitorder="little").view(np.int32)
+
+
+async def test_slow_masks_hold_up_their_own_runs_alone_and_change_no_token(
+    steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masks = SlowMasks()
+    asked = [
+        ask(1 + at, sampling=dataclasses.replace(RANDOM, seed=at), max_tokens=12, grammar=Grammar(kind="regex", source="a"))
+        for at in range(3)
+    ]
+    async with running(steps, tokenizer, slots=5) as engine:
+        monkeypatch.setattr(engine, "_grammars", masks)
+        masks.gate.set()
+        alone = [await tokens_of(engine.submit(request)) for request in asked]
+        masks.gate.clear()
+        slow = [engine.submit(request) for request in asked]
+        other = ask(9, sampling=RANDOM, max_tokens=60)
+        first = await tokens_of(engine.submit(other))  # comes to its end although no mask is there
+        assert not any(run.usage.completion_tokens for run in slow)
+        masks.gate.set()
+        beside = engine.submit(dataclasses.replace(other, max_tokens=100_000))
+        await anext(beside)
+        read = [anext(run) for run in slow]
+        begun_with = [list(delta.token_ids) for delta in await asyncio.gather(*read)]
+        masks.gate.clear()
+        moved = asyncio.create_task(engine.take(slow[0]))
+        condition = await moved  # wherever it is: with a mask or waiting for one
+        seen = beside.usage.completion_tokens
+        await until(lambda: beside.usage.completion_tokens > seen + 50)
+        masks.gate.set()
+        begun_with[0] += [token for delta in [delta async for delta in slow[0]] for token in delta.token_ids]
+        rest = await asyncio.gather(*map(tokens_of, [engine.resume(condition), *slow[1:]]))
+        beside.cancel()
+        again = await tokens_of(engine.submit(other))
+    assert [start + end for start, end in zip(begun_with, rest, strict=True)] == alone
+    assert first == again
+    assert masks.asked >= 2 * 3 * 12
+
+
+async def test_a_run_whose_grammar_leaves_no_token_is_told_why_and_ends_alone(
+    steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    masks = SlowMasks()
+    masks.gate.set()
+    async with running(steps, tokenizer) as engine:
+        monkeypatch.setattr(engine, "_grammars", masks)
+        run = engine.submit(ask(1, max_tokens=40, grammar=Grammar(kind="regex", source="a")))
+        other = engine.submit(ask(5, 6, max_tokens=40))
+        assert await tokens_of(other) == steps.expected((5, 6), 40)
+        with pytest.raises(InvalidRequest, match="grammar cannot be followed any further: it has come to where no token fits"):
+            await all_of(run)
+    assert run.usage.completion_tokens == 20
+
+
 # Log-probabilities -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -244,6 +336,7 @@ async def test_a_run_whose_text_nobody_takes_is_ended(steps: FakeSteps, tokenize
         forgotten = engine.submit(ask(1, max_tokens=1_000_000))
         async with asyncio.timeout(PATIENCE_S):
             assert await tokens_of(engine.submit(ask(2, max_tokens=2))) == steps.expected((2,), 2)
+        await until(lambda: forgotten.usage.finished is not None)  # which shared its slot, and may have had time left
         with pytest.raises(DeadlineExceeded, match="nobody took"):
             await tokens_of(forgotten)
 
@@ -413,6 +506,27 @@ async def test_a_long_prompt_is_fed_in_pieces_between_the_steps_of_others(steps:
     between = [call for call in steps.calls[before:][pieces[0] : pieces[-1]] if call[0] != [2] and len(call[0]) == 1]
     assert len(pieces) > 3
     assert len(between) >= len(pieces) - 2, "a step of the stream between two pieces"
+
+
+async def test_pieces_of_a_prompt_with_log_probabilities_are_smaller_beside_streams_by_what_these_take(
+    steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow(logits: Logits, token_ids: list[int], n_top: int) -> PromptLogprobs:
+        time.sleep(0.002 * len(token_ids))  # a hundred times what the fake graph takes
+        return logprobs_of(logits, token_ids, n_top)
+
+    monkeypatch.setattr(prefill, "logprobs_of", slow)
+    async with running(steps, tokenizer) as engine:
+        streaming = engine.submit(ask(1, max_tokens=100_000))
+        await anext(streaming)
+        before = len(steps.calls)
+        long = engine.submit(ask(*[2] * 400, max_tokens=1, prompt_logprobs=3, client="another"))
+        await tokens_of(long)
+        streaming.cancel()
+    pieces = [len(call[0]) for call in steps.calls[before:] if len(call) == 1 and set(call[0]) == {2} and len(call[0]) > 1]
+    assert sum(pieces) >= 396
+    assert max(pieces[len(pieces) // 2 :]) <= 8
+    assert len(long.prompt_logprobs) == 400
 
 
 async def test_a_short_prompt_is_not_held_up_by_a_long_one_before_it(steps: FakeSteps, tokenizer: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from export.contract import BundleError
 from service.errors import InvalidRequest
 from service.generation import grammar as grammar_module
-from service.generation.grammar import MAX_SOURCE_BYTES, Grammars, Matcher
+from service.generation.grammar import MAX_SOURCE_BYTES, Grammars, Matcher, Words
 from service.generation.request import Grammar, Sampling
 from service.generation.sampling import Sampler
 from service.generation.text import Vocabulary
@@ -55,6 +55,12 @@ def allowed(matcher: Matcher, size: int = WORDS) -> set[int]:
     return set(np.flatnonzero(np.unpackbits(out.view(np.uint8), bitorder="little")).tolist())
 
 
+def mask_of(matcher: Matcher) -> Words:
+    out: Words = np.full(WORDS, -1, np.int32)
+    matcher.mask(out)
+    return out
+
+
 def spelled(text: str, vocabulary: Vocabulary) -> list[int]:
     single = {vocabulary[token_id]: token_id for token_id in range(VOCAB_SIZE) if len(vocabulary[token_id]) == 1}
     return [single[bytes([byte])] for byte in text.encode()]
@@ -65,7 +71,7 @@ def drawn(matcher: Matcher, seed: int, vocabulary: Vocabulary, most: int = 300) 
     sampler, token_ids = Sampler(VOCAB_SIZE, 1), list[int]()
     sampler.put(0, Sampling(seed=seed, logit_bias={EOS: 3.0}), prompt=(1,))
     while not matcher.finished and len(token_ids) < most:
-        result = sampler.draw(np.zeros((1, VOCAB_SIZE), np.float32), masks=sampler.masks([matcher]))
+        result = sampler.draw(np.zeros((1, VOCAB_SIZE), np.float32), masks={0: mask_of(matcher)})
         token_id = int(result.token_ids[0])
         if token_id == EOS:
             break

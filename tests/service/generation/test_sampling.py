@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from service.errors import InvalidRequest, RuntimeFailed
 from service.generation.drawing import Truncation, draw, draw_truncated
-from service.generation.request import Sampling
+from service.generation.prompt_logprobs import PromptLogprobs, Told
+from service.generation.request import Sampling, TokenLogprob
 from service.generation.sampling import Edits, Sampler, check_sampling, logprobs_of
 
 V = 211  # prime: nothing divides it
@@ -347,6 +348,29 @@ def test_log_probabilities_of_a_prompt() -> None:
     logits[2, 0] = np.nan
     with pytest.raises(RuntimeFailed, match="not finite"):
         logprobs_of(logits, [8, 9, 10], 2)
+
+
+def test_log_probabilities_of_a_prompt_are_kept_in_arrays_and_looked_at_one_by_one() -> None:
+    logits, n_top = some_logits(200, vocab=4099), 20
+    logits[7, : 4099 - 5] = -np.inf
+    token_ids = list(range(4099 - 5 - 195, 4099 - 5)) + [4098] * 5
+    told = PromptLogprobs([None], logprobs_of(logits, token_ids, n_top))
+    sampler = Sampler(4099, 1)
+    for row in (0, 7, 64, 199):
+        sampler.put(0, Sampling(seed=0, temperature=0), prompt=(1,), top_logprobs=n_top)
+        of_draw = sampler.draw(logits[row : row + 1]).logprobs[0]
+        entry = told[row + 1]
+        assert entry is not None
+        assert entry.top == of_draw.top, "the same to the bit as of a token that is drawn"
+        assert len(entry.top) == (5 if row == 7 else n_top)
+    again = PromptLogprobs(told)
+    told.extend([TokenLogprob(3, -1.0)])
+    assert (len(told), len(again)) == (202, 201)
+    assert told[-1] == TokenLogprob(3, -1.0)
+    assert again == list(told)[:-1] == told[:-1]
+    arrays = [getattr(part, name) for part in again._parts if isinstance(part, Told) for name in Told.__slots__]
+    assert sum(array.nbytes for array in arrays) <= 200 * (8 * n_top + 24)
+    assert all(array.base is None or array.base.nbytes <= 2 * array.nbytes for array in arrays), "no view keeps the rest of a table"
 
 
 def test_the_rank_of_a_token_is_one_more_than_how_many_are_likelier() -> None:
