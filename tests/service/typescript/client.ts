@@ -34,7 +34,7 @@ console.log(
     tei: tei.data?.map((row) => row?.length),
     completion: written.data?.choices[0]?.finish_reason,
     chat: said.data?.choices[0]?.message.role,
-    response: answered.data?.output[0]?.content[0]?.type,
+    response: answered.data?.output.flatMap((item) => ("content" in item ? item.content : []))[0]?.type,
     models: models.data?.data.map((each) => each.id)[0],
     model: model.data?.id,
     tensors: tensors.data?.outputs[0]?.shape,
