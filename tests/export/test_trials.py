@@ -74,14 +74,15 @@ def test_a_token_keeps_its_bits_whatever_stands_beside_it(tmp_path: Path) -> Non
     x[1] *= 1000
     x[2] = 0
     matmuls = with_matmuls(model)
-    onnx.save(per_token(matmuls, {"x": np.ones(32, np.float32)}), tmp_path / "int8.onnx")
+    # In 7 bits: without VNNI, sums of products by weights in 8 bits are cut at 16 bits.
+    onnx.save(per_token(matmuls, {"x": np.ones(32, np.float32)}, weight_levels=63), tmp_path / "int8.onnx")
     session = open_graph(tmp_path / "int8.onnx", threads=1)
     (together,), (alone,) = session.run(None, {"x": x}), session.run(None, {"x": x[:1]})
     assert (together[0] == alone[0]).all()
     assert not together[2].any()
     error = np.abs(together - x @ W).max(axis=1)
-    assert error[0] < 0.15
-    assert error[1] < 150
+    assert error[0] < 0.3
+    assert error[1] < 300
 
 
 def test_columns_are_smoothed_by_the_largest_value_seen_in_any_batch() -> None:

@@ -4,7 +4,6 @@
 """
 
 import json
-import resource
 import sys
 import traceback
 from pathlib import Path
@@ -113,7 +112,9 @@ def campaign(folder: Path, examples: int) -> list[str]:
 
 def main(root: Path, examples: int) -> None:
     problems = [f"{folder.name}: {problem}" for folder in sorted(root.iterdir()) for problem in campaign(folder, examples)]
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    # Not `ru_maxrss`, which a process inherits from the one that started it.
+    high = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    peak = int(high.split()[1]) * 1024
     print(json.dumps({"problems": problems, "peak_bytes": peak}))
 
 

@@ -33,7 +33,8 @@ def test_vectors_equal_sentence_transformers(client: openai.OpenAI, minilm: Path
     """The main job: a real checkpoint, rebuilt, exported and served, gives the vectors of the library it was made with."""
     from sentence_transformers import SentenceTransformer
 
-    inputs = [text for text in texts() if text]
+    # That library reads the letters of a special token as the token; here they are text (tests/service/test_special_tokens.py).
+    inputs = [text for text in texts() if text and "[SEP]" not in text]
     wanted = SentenceTransformer(str(minilm), device="cpu").encode(inputs, normalize_embeddings=True)
     answer = client.embeddings.create(model=MODEL, input=inputs)
     got = np.array([entry.embedding for entry in answer.data])

@@ -22,6 +22,7 @@ BODIES: dict[str, tuple[str, dict[str, Any]]] = {
     "/": ("encoder", {"inputs": TEXTS}),
     "/invocations": ("encoder", {"inputs": TEXTS}),
     "/v2/embed": ("encoder", {"texts": TEXTS, "model": "encoder", "input_type": "search_query", "embedding_types": ["float"]}),
+    "/v1/embed": ("encoder", {"texts": TEXTS, "model": "encoder", "input_type": "search_query"}),
     "/v2/rerank": ("reranker", {**PAIRS, "model": "reranker"}),
     "/v1/rerank": ("reranker", {**PAIRS, "model": "reranker"}),
     "/v2/models/encoder/infer": ("encoder", {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [3], "data": TEXTS}]}),
@@ -55,7 +56,7 @@ async def test_what_a_client_asked_for_is_dropped_when_it_leaves(tmp_path: Path,
 def test_the_table_has_every_route_of_an_encoder(tmp_path: Path) -> None:
     """Those that continue texts are tested beside their engines; these compute nothing, or little."""
     others = {"/embed_sparse", "/decode", "/tokenize", "/detokenize", "/v1/attention"}
-    texts = {"/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/images/generations"}
+    texts = {"/generate", "/generate_stream", "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/images/generations"}
     document = fake_app(fake_bundle(tmp_path / "encoder")).openapi()
     paths = {path.replace("{model}", "encoder") for path, methods in document["paths"].items() if "post" in methods}
     assert paths - others - texts == set(BODIES)

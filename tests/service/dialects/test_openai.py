@@ -178,7 +178,7 @@ async def test_a_model_with_a_slash_in_its_name_can_be_asked_for(tmp_path: Path)
         ({"input": ["cat", ""]}, "empty_input", "cannot be empty"),
         ({"input": [5, 100_000]}, "tokenizer", "token id 100000 of input 0 is outside this model's vocabulary"),
         ({"input": ["cat", [5, 100_000]]}, "tokenizer", "token id 100000 of input 1"),
-        ({"input": "cat " * 100, "truncate": False}, "tokenizer", "must have less than 65 tokens. Given: 102"),
+        ({"input": "cat " * 100, "truncate": False}, "context_length_exceeded", "must have less than 65 tokens. Given: 102"),
         ({"input": "cat", "dimensions": 17}, "invalid_request", "between 1 and 16, the width of this model. Given: 17"),
         ({"input": "cat", "dimensions": 0}, "invalid_request", "dimensions"),
         ({"input": "cat", "dimensions": 9, "encoding_format": "binary"}, "invalid_request", "not a multiple of 8"),

@@ -49,7 +49,7 @@ async def test_a_text_ends_at_the_last_position_whoever_is_beside_it(http: httpx
 async def test_a_longer_prompt_is_refused_with_both_numbers(http: httpx.AsyncClient) -> None:
     body = {"model": "tiny-decoder", "prompt": "a" * (N_POSITIONS + 1), "max_tokens": 1}
     answer = await http.post("/v1/completions", json=body)
-    assert answer.status_code == 413
+    assert answer.status_code == 400
     assert answer.json()["error"]["message"] == "the prompt has 41 tokens, and this model positions for 40: shorten it"
     tokens = (await http.post("/tokenize", json={"model": "tiny-decoder", "prompt": "a"})).json()
     assert tokens["max_model_len"] == N_POSITIONS
