@@ -42,8 +42,6 @@ _EVERYWHERE = (
     (r"^ *errorfile (50[234]) .*$", lambda found: _error(int(found[1]))),
     # A HAProxy that has just been started knows no gateway yet, and Ray's template says 404 for everything.
     (r"^ *http-request return status 404 .*$", f"    http-request deny deny_status {_NO_GATEWAY}"),
-    # Where no gateway is left, Ray's template has Serve's own proxy hold requests until there is one again.
-    (r"^ *server SERVE_PROXY_ACTOR\S* .* backup$\n?", ""),
 )
 
 

@@ -50,9 +50,6 @@ CLUSTER_FLAGS = {
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": 1,
     "RAY_kill_worker_timeout_milliseconds": 500,
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": 2,
-    # HAProxy of a node that has died is found after three failed checks, and started again.
-    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": 1,
-    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": 3,
     "RAY_USAGE_STATS_ENABLED": 0,
     "MALLOC_ARENA_MAX": 2,  # threads of a process share their heaps: less memory in each of Ray's processes
 }

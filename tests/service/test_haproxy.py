@@ -148,13 +148,12 @@ def test_rays_template_has_every_line_that_is_edited() -> None:
         assert re.search(pattern, template, re.MULTILINE), pattern
 
 
-def test_a_cluster_keeps_its_own_clock_and_no_proxy_that_holds_requests() -> None:
+def test_a_cluster_keeps_its_own_clock() -> None:
     text = haproxy.edited(RAYS, connections=100)
     assert "del-header x-received-ms" in text
     assert "set-header x-received-ms" not in text
     assert "set-header x-connection %[src]:%[src_port]" in text
     assert "local0 info" in text
-    assert "SERVE_PROXY_ACTOR" not in text
     assert "option http-buffer-request" in text
     assert "mode 600" in text
     assert "500.http" not in text
