@@ -1,4 +1,5 @@
-"""A replica's line to the command that started it: from there it has the socket to take requests at, and there it shows that it lives.
+"""A replica's line to the command that started it: from there it has the socket to take requests at, there it shows that it lives, and
+from there it hears that the service ends.
 
 The line is a unix socket. The kernel closes it when the process ends, however that happens, so the command knows at once. A thread that
 does nothing else writes to it twice a second: a process whose event loop is busy is not a dead one. The command's end of it is
@@ -7,14 +8,18 @@ does nothing else writes to it twice a second: a process whose event loop is bus
 
 import asyncio
 import json
+import select
 import socket
 import threading
 import time
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 SOCKET = "lifeline.sock"  # in the run directory
-LOOP_RUNS, LOOP_IS_BUSY = b"+", b"-"
+LOOP_RUNS, LOOP_IS_BUSY = b"+\n", b"-\n"
+DRAINED = b"="  # then how many requests were not finished, and a newline
 _BEAT_S = 0.5
 _BUSY_AFTER_S = 1.0
 
@@ -39,6 +44,17 @@ class Lifeline:
     def beat(self, loop: asyncio.AbstractEventLoop) -> None:
         """Tell the command twice a second, for as long as this process lives, that it does, and whether `loop` runs."""
         threading.Thread(target=self._beat, args=(loop,), name="lifeline", daemon=True).start()
+
+    def await_drain(self, loop: asyncio.AbstractEventLoop, drain: Callable[[float], Coroutine[Any, Any, int]]) -> None:
+        """Call `drain` with the seconds it has, on `loop`, when the command says so, and tell the command what it returns."""
+        threading.Thread(target=self._await_drain, args=(loop, drain), name="drain", daemon=True).start()
+
+    def _await_drain(self, loop: asyncio.AbstractEventLoop, drain: Callable[[float], Coroutine[Any, Any, int]]) -> None:
+        with suppress(OSError, RuntimeError):
+            select.select([self._line], [], [])
+            if said := self._line.recv(64):
+                unfinished = asyncio.run_coroutine_threadsafe(drain(float(said)), loop).result()
+                self._line.sendall(DRAINED + b"%d\n" % unfinished)
 
     def _beat(self, loop: asyncio.AbstractEventLoop) -> None:
         with suppress(OSError, RuntimeError):  # the command or the loop has ended

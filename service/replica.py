@@ -48,31 +48,33 @@ def start(frozen: str, log_file: str | None, make_catalog: "Callable[[Settings],
     catalog = make_catalog(settings)
     _application = build_app(catalog)
     if log_file:
-        _serve_in_lifespan(_application, Path(log_file).parent)
+        _serve_in_lifespan(_application, Path(log_file).parent, catalog)
     return _application
 
 
-def _serve_in_lifespan(application: "Application", run: Path) -> None:
+def _serve_in_lifespan(application: "Application", run: Path, catalog: "Catalog") -> None:
     """Have `application` take requests for as long as its lifespan is, from before its models are loaded."""
     inner = application.router.lifespan_context
 
     @asynccontextmanager
     async def lifespan(app: Any) -> AsyncIterator[Any]:
-        async with inner(app) as state, _serving(application, run):
+        async with inner(app) as state, _serving(application, run, catalog):
             yield state
 
     application.router.lifespan_context = lifespan
 
 
 @asynccontextmanager
-async def _serving(application: "Application", run: Path) -> AsyncIterator[None]:
+async def _serving(application: "Application", run: Path, catalog: "Catalog") -> AsyncIterator[None]:
     import uvicorn
 
     from service.lifeline import Lifeline
 
     line = Lifeline(run, "ingress", os.getpid())
-    line.beat(asyncio.get_running_loop())
+    loop = asyncio.get_running_loop()
+    line.beat(loop)
     listener = line.listener()
+    line.await_drain(loop, catalog.drain)
     config = uvicorn.Config(
         application, lifespan="off", access_log=False, log_level=None, log_config=None, timeout_keep_alive=_KEEP_ALIVE_S
     )

@@ -19,13 +19,6 @@ class Ingress:
         if catalog is not None and (reason := catalog.sick()):
             raise RuntimeError(reason)
 
-    async def drain(self, timeout_s: float) -> int:
-        """Refuse new requests, wait for those that were accepted; how many were still running when time ran out."""
-        from service.replica import catalog
-
-        assert catalog is not None
-        return await catalog.drain(timeout_s)
-
     def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Settings that can change while requests run; SettingsError for others."""
         from service.replica import catalog

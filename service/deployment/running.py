@@ -147,15 +147,7 @@ class Service:
         import ray
         from ray import serve
 
-        unfinished = 0
-        try:
-            timeout_s = self.settings.drain_timeout_s
-            ingress = serve.get_app_handle(APPLICATION)
-            # The flags of `prepare` expect callers with an event loop: here is none.
-            ingress._init(_run_router_in_separate_loop=True)  # type: ignore[no-untyped-call]
-            unfinished = sum(ingress.broadcast("drain", timeout_s).results(timeout_s=timeout_s + 5))
-        except Exception as error:  # a replica that is gone cannot be asked
-            log.warning("accepted requests may be lost: the replica could not be drained: %s", error)
+        unfinished = self._watch.drain(self.settings.drain_timeout_s)
         self._front.close()
         time.sleep(0.2)  # HAProxy closes the port while replicas still answer over open connections
         self._watch.stop()
@@ -168,6 +160,7 @@ class Service:
 
     def kill(self) -> None:
         """Take every process down without waiting for anything, and the run directory with them."""
+        self._watch.cease()
         self._front.kill()
         # Ray's own agents would only notice after a minute, and what is just starting starts more.
         while processes := psutil.Process().children(recursive=True):

@@ -41,6 +41,8 @@ class _Replica:
 
     kind: str
     process: psutil.Process
+    writer: asyncio.StreamWriter
+    drained: asyncio.Future[int]
     place: Path | None = None
     loop_runs: bool = True
     heard: float = field(default_factory=time.monotonic)
@@ -68,6 +70,7 @@ class Watch:
         self._answers = 0
         self._ended = threading.Event()
         self._listening = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=lambda: asyncio.run(self._watch()), name="watch", daemon=True)
 
     def start(self) -> None:
@@ -76,14 +79,32 @@ class Watch:
         self._listening.wait()
 
     def stop(self) -> None:
-        self._ended.set()
+        self.cease()
         self._thread.join()
+
+    def cease(self) -> None:
+        """Look after nothing any more, from now on: what ends now is meant to."""
+        self._ended.set()
+
+    def drain(self, timeout_s: float) -> int:
+        """Have the replicas that take requests finish those that they accepted, and refuse others; how many were left after that time."""
+        assert self._loop is not None
+        return asyncio.run_coroutine_threadsafe(self._drain(timeout_s), self._loop).result()
+
+    async def _drain(self, timeout_s: float) -> int:
+        draining = [replica for replica in self._replicas if replica.kind == "ingress"]
+        for replica in draining:
+            replica.writer.write(str(timeout_s).encode())
+        if draining:
+            await asyncio.wait([replica.drained for replica in draining], timeout=timeout_s + _ANSWER_S)
+        return sum(replica.drained.result() for replica in draining if replica.drained.done())
 
     def cannot_lose(self, processes: dict[str, psutil.Process]) -> None:
         """Processes, by what to call them, without which there is no service."""
         self._essential = dict(processes)
 
     async def _watch(self) -> None:
+        self._loop = asyncio.get_running_loop()
         server = await asyncio.start_unix_server(self._hear, self._run / lifeline.SOCKET)
         self._listening.set()
         looked = 0.0
@@ -94,7 +115,7 @@ class Watch:
                     await self._stand_in()
                     if (now := time.monotonic()) - looked >= _LOOK_S:
                         looked = now
-                        if sentence := self._look(now):
+                        if (sentence := self._look(now)) and not self._ended.is_set():
                             self._ended.set()
                             self._on_end(sentence)
                 except Exception:  # who watches must not be the one that dies
@@ -106,27 +127,33 @@ class Watch:
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One replica, from its first word until it is gone."""
         hello = json.loads(await reader.readline())
-        replica = _Replica(hello["kind"], psutil.Process(hello["pid"]))
+        drained = asyncio.get_running_loop().create_future()
+        replica = _Replica(hello["kind"], psutil.Process(hello["pid"]), writer, drained)
         log.info("replica started", extra={"kind": replica.kind, "pid": replica.process.pid})
         if replica.kind == "ingress":
-            self._give_listener(replica, writer)
+            self._give_listener(replica)
         self._replicas.add(replica)
         try:
-            while beats := await reader.read(64):
+            while said := await reader.readline():
                 replica.heard = time.monotonic()
-                replica.loop_runs = beats.endswith(lifeline.LOOP_RUNS)
+                if said.startswith(lifeline.DRAINED):
+                    drained.set_result(int(said[len(lifeline.DRAINED) :]))
+                else:
+                    replica.loop_runs = said == lifeline.LOOP_RUNS
         except ConnectionError:
             pass
         finally:
             self._replicas.discard(replica)
+            if not drained.done():
+                drained.set_result(0)  # a process that is gone has no requests
             writer.close()
             if not self._ended.is_set():
                 log.warning("replica ended", extra={"kind": replica.kind, "pid": replica.process.pid})
 
-    def _give_listener(self, replica: _Replica, writer: asyncio.StreamWriter) -> None:
+    def _give_listener(self, replica: _Replica) -> None:
         taken = {each.place for each in self._replicas}
         replica.place, listener = self._front.place(lambda path: path in taken)
-        with listener, socket.socket(fileno=socket.dup(writer.get_extra_info("socket").fileno())) as line:
+        with listener, socket.socket(fileno=socket.dup(replica.writer.get_extra_info("socket").fileno())) as line:
             socket.send_fds(line, [b"+"], [listener.fileno()])
 
     # Processes -----------------------------------------------------------------------------------------------------------------------
@@ -140,7 +167,8 @@ class Watch:
             self._family = psutil.Process().children(recursive=True)
         watched = {process.pid: process for process in (*self._family, *(replica.process for replica in self._replicas))}
         if self._front.pid is not None:
-            watched.setdefault(self._front.pid, psutil.Process(self._front.pid))
+            with suppress(psutil.NoSuchProcess):  # it has just ended, and `keep` will see it
+                watched.setdefault(self._front.pid, psutil.Process(self._front.pid))
         for process in watched.values():
             if not self._stopped(process, now):
                 continue
