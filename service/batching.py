@@ -7,8 +7,8 @@ machine (a run streams all weights through the core once, however short the inpu
 is what is there when a worker is free.
 
 Two lanes: interactive work passes bulk work, whose head is drawn as if it had come `bulk_delay_s` later than it did, and later than the
-last bulk batch began, or as soon as seven times as much interactive work was drawn since. So a long bulk request delays what comes after it
-by one batch every `bulk_delay_s`, or one in eight where there is more work than time, and is never passed for good.
+last bulk batch began, or as soon as three times as much interactive work was drawn since. So a long bulk request delays what comes after it
+by one batch every `bulk_delay_s`, or one in four where there is more work than time, and is never passed for good.
 """
 
 import bisect
@@ -23,7 +23,7 @@ from typing import Any
 from service.fairness import FairOrder
 
 # Of what is drawn while interactive work waits too, bulk work has at least one part in so many.
-_BULK_SHARE = 8
+_BULK_SHARE = 4
 
 
 class Lane(IntEnum):

@@ -187,9 +187,9 @@ def test_bulk_work_waits_by_how_fast_bulk_work_was_drawn() -> None:
 
 
 def test_where_interactive_work_is_refused_bulk_work_has_its_share_all_the_same() -> None:
-    """One token in eight, and no more is accepted than can begin within `max_bulk_wait_s` at that."""
+    """One token in four, and no more is accepted than can begin within `max_bulk_wait_s` at that."""
     admission = make(max_bulk_wait_s=30)
-    admission.put(items(30, Lane.BULK, length=50), Lane.BULK, 0, math.inf)
+    admission.put(items(100, Lane.BULK, length=50), Lane.BULK, 0, math.inf)
     drawn = {Lane.INTERACTIVE: 0, Lane.BULK: 0}
     refused = 0
     for tenth in range(200):
@@ -203,7 +203,7 @@ def test_where_interactive_work_is_refused_bulk_work_has_its_share_all_the_same(
         drawn[draw.batch[0].lane] += draw.tokens
         admission.ended(draw, 0.1, answered=True)
     assert refused > 100
-    assert drawn[Lane.BULK] == pytest.approx(sum(drawn.values()) / 8, rel=0.1)
+    assert drawn[Lane.BULK] == pytest.approx(sum(drawn.values()) / 4, rel=0.1)
 
 
 # Clients -------------------------------------------------------------------------------------------------------------------------------

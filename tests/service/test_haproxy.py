@@ -54,15 +54,15 @@ backend gateways
 
 @contextmanager
 def closing_gateway(port: int, served: list[bytes]) -> Iterator[None]:
-    """It takes requests and is gone: every connection is read from once, and closed."""
+    """It takes requests and is gone: of every connection one request is read, and then it is closed."""
     with socket.create_server(("127.0.0.1", port)) as server:
 
         def take() -> None:
             with suppress(OSError):
                 while True:
                     connection, _ = server.accept()
-                    with connection:
-                        served.append(connection.recv(65536))
+                    with connection, suppress(OSError):
+                        served.append(_request(connection))
 
         thread = threading.Thread(target=take)
         thread.start()
@@ -71,6 +71,18 @@ def closing_gateway(port: int, served: list[bytes]) -> Iterator[None]:
         finally:
             server.shutdown(socket.SHUT_RDWR)
             thread.join()
+
+
+def _request(connection: socket.socket) -> bytes:
+    """All of it: closed on what was not read, the connection would be reset, and HAProxy's client with it."""
+    request = b""
+    while part := connection.recv(65536):
+        request += part
+        head, ended, body = request.partition(b"\r\n\r\n")
+        length = re.search(rb"content-length: (\d+)", head)
+        if ended and len(body) >= (int(length[1]) if length else 0):
+            break
+    return request
 
 
 @pytest.fixture
