@@ -166,7 +166,13 @@ BODIES: dict[type[Body], tuple[dict[str, Any], dict[str, Any]]] = {
     responses.FunctionTool: ({"type": "function", "name": "f"}, {"description": "d", "parameters": {"const": None}, "strict": True}),
     responses.NamedFunction: ({"type": "function", "name": "f"}, {}),
     tool_calls.FunctionName: ({"name": "f"}, {}),
+    tool_calls.Allowed: ({"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]}, {}),
+    tool_calls.AllowedTools: (
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]}},
+        {},
+    ),
     tool_calls.NamedTool: ({"type": "function", "function": {"name": "f"}}, {}),
+    responses.AllowedFunctions: ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}, {}),
     responses.TextConfig: ({}, {"format": {"type": "text"}, "verbosity": "low"}),
     responses.ResponseStreamOptions: ({}, {"include_obfuscation": False}),
     images.ImageRequest: (
