@@ -16,7 +16,7 @@ from service import sse
 from service.dialects import accepted, generation, tool_calls
 from service.dialects.answer_size import AnswerSize, check_size
 from service.dialects.chunks import Chunks
-from service.dialects.fields import Fields
+from service.dialects.fields import WITHOUT_NULLS, Fields
 from service.dialects.generation_schemas import (
     MAX_TOKENS,
     STREAM,
@@ -39,7 +39,9 @@ from service.routing import CallDep, CatalogDep, JsonRoute, Many
 from service.settings import Settings
 from service.written import Elements, Text, done, elements, json_answer, pieces_of
 
-Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16, description="Accepted and ignored.")]
+Metadata = Annotated[
+    dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16, description="Accepted and ignored."), WITHOUT_NULLS
+]
 
 _MOST_PARTS = 1024
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Discriminator, Field, StrictBool, StrictInt, Tag
 from service import sse
 from service.dialects import accepted, generation, tool_calls
 from service.dialects.answer_size import AnswerSize, check_size
-from service.dialects.fields import Fields
+from service.dialects.fields import WITHOUT_NULLS, Fields
 from service.dialects.generation_schemas import MAX_TOKENS, STREAM, ChatLogprob, Ignored, SamplingFields, TextFormat
 from service.dialects.openai import ERRORS, render
 from service.dialects.runs import Generator, Runs
@@ -38,7 +38,7 @@ Include = Literal[
     "code_interpreter_call.outputs",
 ]
 _NOT_STORED = "answers are not stored by this service"
-Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)]
+Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16), WITHOUT_NULLS]
 
 
 class InputPart(Fields):
