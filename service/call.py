@@ -34,6 +34,7 @@ class Call:
     deadline: float = math.inf
     lane: Lane | None = None
     wanted: str | None = None  # the model that the URL or a header names; one that the body names counts more
+    by_path: bool = False  # `wanted` is of the path: it counts more than the body's, which clients of such a URL fill with any word
     session: str = ""  # requests of one session go to the same replica of a pool
     client: str = ""  # whose share of queues and slots this is: an API key's digest, or the connection where there are no keys
     host: str = ""  # whose share of bodies this is: an API key's digest, or the address where there are no keys

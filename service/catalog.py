@@ -30,7 +30,7 @@ from service.memory import Release
 from service.metrics import Metrics, ModelMetrics
 from service.runtime import CUDA, Array, OnnxSession, Session, SettingsConflict, in_a_line
 from service.selftest import SelfTest, check_golden, measure_rate
-from service.settings import Settings, changed
+from service.settings import Settings, changed, check_names
 from service.shares import Shares
 from service.tokenization import Cut, Cutting, Encoded, Input, TextEncoder, size_of
 from service.tokenizer_threads import LONG_CHARACTERS, Tokenizers
@@ -307,7 +307,7 @@ class Catalog:
         self.metrics.active.set_function(lambda: self.active)
 
     def load(self) -> None:
-        """Check, load, test and time every bundle. Blocks for seconds; BundleError or SettingsConflict stop it."""
+        """Check, load, test and time every bundle. Blocks for seconds; BundleError, SettingsError or SettingsConflict stop it."""
         if not self.settings.bundles:
             raise contract.BundleError("there is no bundle to serve: name one with --bundle DIR or ATTNSERVE_BUNDLES")
         if self.tracer is None and self.settings.otlp_endpoint is not None:
@@ -317,24 +317,15 @@ class Catalog:
         models: dict[str, Served] = {}
         with ThreadPoolExecutor() as readers:  # every byte of every bundle is hashed, which leaves Python to others
             manifests = list(readers.map(contract.verify, self.settings.bundles))
+            check_names(self.settings, [manifest.name for manifest in manifests])
             checks = [readers.submit(self.check_maps, *each) for each in zip(self.settings.bundles, manifests, strict=True)]
             for bundle, manifest in zip(self.settings.bundles, manifests, strict=True):
                 model = self._whole(bundle, manifest)
-                if model.name in models:
-                    raise contract.BundleError(
-                        f"{bundle} and {models[model.name].bundle} are both called {model.name}: export one under another --name"
-                    )
                 models[model.name] = model
                 told = {"model": model.name, "kind": manifest.kind, "fingerprint": manifest.fingerprint[:12], "provider": model.provider}
                 log.info("loaded", extra=told)
             for check in checks:
                 check.result()
-        for alias, name in self.settings.aliases.items():
-            if name not in models:
-                raise contract.BundleError(f"alias {alias} names model {name}, which is not served. Served: {', '.join(models)}")
-        for name in self.settings.default_model:
-            if self.settings.aliases.get(name, name) not in models:
-                raise contract.BundleError(f"default_model names model {name}, which is not served. Served: {', '.join(models)}")
         self.models = models
 
     def _whole(self, bundle: Path, manifest: contract.Manifest) -> Served:

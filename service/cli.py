@@ -255,15 +255,14 @@ def serve_config(
 
 
 def _settings(flags: dict[str, Any], config: Path | None) -> Any:
-    """From all sources, with bundles that are whole."""
+    """From all sources, with bundles that are whole and names that are theirs."""
     from export.contract import verify
     from service import settings as known
 
     settings = known.load({name: value for name, value in flags.items() if value is not None}, config)
     if not settings.bundles:
         raise typer.BadParameter("there is nothing to serve: name a bundle with --bundle (`attnserve export` makes one)")
-    for path in settings.bundles:
-        verify(path)
+    known.check_names(settings, [verify(path).name for path in settings.bundles])
     return settings
 
 

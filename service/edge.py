@@ -84,9 +84,11 @@ class Edge:
         answer = _Answer(send, request_id, span)
         self.catalog.active += 1
         try:
+            # The address first: a header that is refused is refused in the words of the path that is meant.
+            named, by_path = address(scope) if scope["query_string"] or scope["path"].startswith("/models/") else (None, False)
             call = from_headers(headers, request_id, self.catalog.settings.request_timeout_s)
-            if scope["query_string"] or scope["path"].startswith("/models/"):
-                address(scope, call)
+            if named is not None:
+                call.wanted, call.by_path = named, by_path
             if span is not None:
                 span.mark(call)
             self._admit(scope, headers, call)

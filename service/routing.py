@@ -140,22 +140,27 @@ def canonical(scope: Scope, send: Send) -> tuple[Scope, Send]:
 
 
 _ADDRESSED = re.compile(
-    r"/models/(.+?)(/(?:embed|embed_all|embed_sparse|similarity|rerank|predict|tokenize|decode|info|generate|generate_stream))?"
+    r"/models/(.+?)(/(?:embed|embed_all|embed_sparse|similarity|rerank|predict|tokenize|decode|info|generate|generate_stream"
+    r"|(?:v1/)?embeddings|v1/completions|v1/chat/completions))?"
 )
 
 
-def address(scope: MutableMapping[str, Any], call: Call) -> None:
-    """Note the model that the URL names: `?model=NAME`, or `/models/NAME/embed`, whose path becomes `/embed`, and `/models/NAME`, `/`."""
-    if named := parse_qs(scope["query_string"].decode("latin-1")).get("model"):
-        call.wanted = named[-1]
+def address(scope: MutableMapping[str, Any]) -> tuple[str | None, bool]:
+    """The model that the URL names, and whether its path does: `?model=NAME`, or `/models/NAME/embed`, whose path becomes `/embed`.
+
+    `/models/NAME` becomes `/`.
+    """
     if (found := _ADDRESSED.fullmatch(scope["path"])) is not None:
-        call.wanted, scope["path"] = found[1], found[2] or "/"
+        scope["path"] = found[2] or "/"
+        return found[1], True
+    named = parse_qs(scope["query_string"].decode("latin-1")).get("model")
+    return named[-1] if named else None, False
 
 
 def read(model: type[Body], body: bytes, call: Call | None = None) -> Body:
     """The body as its model, or BodyTooLarge, MalformedBody, EmptyInput, InvalidRequest with the field's name.
 
-    A body that names no model to answer it is given the one that `call` wants.
+    A body that names no model to answer it is given the one that `call` wants; one that was sent to a model's own path, always.
     """
     if len(body) > _LARGE_BYTES and (lists := body.count(b"[")) + (values := body.count(b",")) > _MOST_VALUES:
         raise BodyTooLarge(f"the body has about {lists} lists and {values} values, together more than {_MOST_VALUES}: send it in parts")
@@ -163,8 +168,8 @@ def read(model: type[Body], body: bytes, call: Call | None = None) -> Body:
         parsed = model.model_validate_json(body)
     except ValidationError as error:
         raise _sentence(error) from None
-    if call is not None and call.wanted is not None and not getattr(parsed, "model", "none to choose"):
-        parsed.model = call.wanted  # type: ignore[attr-defined]
+    if call is not None and call.wanted is not None and hasattr(parsed, "model") and (call.by_path or not parsed.model):
+        parsed.model = call.wanted
     return parsed
 
 

@@ -7,7 +7,7 @@ unknown key or a bad value stops the start.
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -197,6 +197,21 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
         raise SettingsError(_sentence(error)) from None  # what pydantic says of a bad key holds the key
 
 
+def check_names(settings: Settings, names: Sequence[str]) -> None:
+    """SettingsError where two bundles have one name, or an alias or default_model one that none has. `names`: of all bundles, in order."""
+    first: dict[str, Path] = {}
+    for bundle, name in zip(settings.bundles, names, strict=True):
+        if name in first:
+            raise SettingsError(f"{bundle} and {first[name]} are both called {name}: export one under another --name")
+        first[name] = bundle
+    for alias, name in settings.aliases.items():
+        if name not in first:
+            raise SettingsError(f"alias {alias} names model {name}, which is not served. Served: {', '.join(names)}")
+    for name in settings.default_model:
+        if settings.aliases.get(name, name) not in first:
+            raise SettingsError(f"default_model names model {name}, which is not served. Served: {', '.join(names)}")
+
+
 def _check_yaml(file: Path) -> None:
     try:
         content = yaml.safe_load(file.read_bytes())
@@ -262,9 +277,10 @@ def _sentence(error: ValueError) -> str:
     if details is None:
         return str(error)
     first = details()[0]
+    said = first["msg"].removeprefix("Value error, ")  # of our own validators, which pydantic puts this before
     name = ".".join(map(str, first["loc"])) or "settings"
     if first["type"] == "extra_forbidden":
         return f"{name} is not a setting. Settings: {', '.join(sorted(Settings.model_fields))}"
     if first["loc"][:1] == ("api_keys",):
-        return f"api_keys is not accepted: {first['msg']}"
-    return f"{name}={first['input']!r} is not accepted: {first['msg']}"
+        return f"api_keys is not accepted: {said}"
+    return f"{name}={first['input']!r} is not accepted: {said}"

@@ -16,7 +16,7 @@ from service import sse
 from service.dialects import accepted, generation, tool_calls
 from service.dialects.answer_size import AnswerSize, check_size
 from service.dialects.chunks import Chunks
-from service.dialects.fields import Fields
+from service.dialects.fields import WITHOUT_NULLS, Fields
 from service.dialects.generation_schemas import (
     MAX_TOKENS,
     STREAM,
@@ -32,14 +32,16 @@ from service.dialects.generation_schemas import (
 from service.dialects.openai import ERRORS
 from service.dialects.runs import Generator, Runs
 from service.dialects.token_json import slices
-from service.dialects.tool_calls import Call, Calling, NamedTool, arguments_of
+from service.dialects.tool_calls import AllowedTools, Call, Calling, NamedTool, arguments_of
 from service.errors import InvalidRequest
 from service.generation.request import Delta, GenerationRequest, Grammar
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
 from service.settings import Settings
 from service.written import Elements, Text, done, elements, json_answer, pieces_of
 
-Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16, description="Accepted and ignored.")]
+Metadata = Annotated[
+    dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16, description="Accepted and ignored."), WITHOUT_NULLS
+]
 
 _MOST_PARTS = 1024
 
@@ -93,8 +95,10 @@ class ChatRequest(GenerationRequestBody):
     top_logprobs: StrictInt | None = Field(None, ge=0, le=20, description="And of so many likeliest ones; needs `logprobs`.")
     response_format: ResponseFormat | None = None
     tools: list[Tool] = Field([], max_length=128)
-    tool_choice: Literal["none", "auto", "required"] | NamedTool = Field(
-        "auto", description="none hides the tools from the model, auto shows them to it; required, or a tool's name, has one called."
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedTools = Field(
+        "auto",
+        description="none hides the tools from the model, auto shows them to it; required, or a tool's name, has one called; "
+        "allowed_tools is auto or required for some of them.",
     )
     parallel_tool_calls: StrictBool | None = Field(None, description="Accepted and ignored: an answer has one call at most.")
     store: Literal[False] = Field(False, description="Nothing is stored.")
@@ -156,10 +160,10 @@ async def chat(body: ChatRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """The assistant's next message, n times. With `stream`, a chunk for what has come since the last one; the first has the role."""
     model = catalog.generator(body.model)
     _check(body)
-    tools = [tool.model_dump(exclude_none=True) for tool in body.tools] if body.tool_choice != "none" else []
     tool_calls.unique([tool.function.name for tool in body.tools])
-    choice = body.tool_choice if isinstance(body.tool_choice, str) else json.dumps(body.tool_choice.function.name)
-    calling = Calling.of(choice, {tool.function.name: tool.function.parameters for tool in body.tools})
+    choice, allowed = _chosen(body)
+    tools = [tool.model_dump(exclude_none=True) for tool in allowed] if choice != "none" else []
+    calling = Calling.of(choice, {tool.function.name: tool.function.parameters for tool in allowed})
     prompt = await generation.encode_chat(model, catalog, messages_of(body.messages), tools, "messages")
     asked = generation.requests(
         body,
@@ -192,6 +196,15 @@ def _check_size(body: ChatRequest, model: Generator, asked: GenerationRequest, s
     ]
     fields += [name for name in ("top_logprobs", "prompt_logprobs") if getattr(body, name)]
     check_size(each + -(-once // body.n), body.n, settings, fields=", ".join(fields), streamable=body.prompt_logprobs is None)
+
+
+def _chosen(body: ChatRequest) -> tuple[str, list[Tool]]:
+    """The choice, as `Calling.of` takes it, and the tools that it is about."""
+    choice = body.tool_choice
+    if isinstance(choice, AllowedTools):
+        names = [tool.function.name for tool in choice.allowed_tools.tools]
+        return choice.allowed_tools.mode, tool_calls.only(names, {tool.function.name: tool for tool in body.tools})
+    return choice if isinstance(choice, str) else json.dumps(choice.function.name), body.tools
 
 
 def _check(body: ChatRequest) -> None:

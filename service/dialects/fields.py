@@ -10,6 +10,7 @@
 `docs/fields.md` is written from these lists by `python -m service.dialects.fields_page`.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
@@ -32,7 +33,8 @@ class Other:
     def takes(self, value: Any) -> bool:
         if value is None or self.ignored or (self.empty and is_empty(value)):
             return True
-        return any(isinstance(value, bool) == isinstance(known, bool) and value == known for known in self.accepts)
+        told = _without_empty(value)
+        return any(isinstance(told, bool) == isinstance(known, bool) and told == known for known in self.accepts)
 
     @property
     def refusal(self) -> str:
@@ -51,6 +53,18 @@ def ignored(because: str) -> Other:
 def is_empty(value: Any) -> bool:
     """Null, false, 0, "", [] and {}; also an object that holds nothing else."""
     return all(map(is_empty, value.values())) if isinstance(value, dict) else not value
+
+
+def _without_empty(value: Any) -> Any:
+    """An object without the members that say nothing, such as the nulls of typed clients."""
+    return {name: inner for name, inner in value.items() if not is_empty(inner)} if isinstance(value, dict) else value
+
+
+def _without_nulls(value: Any) -> Any:
+    return {name: inner for name, inner in value.items() if inner is not None} if isinstance(value, dict) else value
+
+
+WITHOUT_NULLS = BeforeValidator(_without_nulls)  # rule 1 for a field whose keys are the client's own
 
 
 def _null_is_default(value: Any) -> Any:
@@ -133,5 +147,5 @@ class Fields(Body):
 
 
 def _either(values: tuple[Any, ...]) -> str:
-    *first, last = (repr(value) if isinstance(value, str) else str(value).lower() for value in values)
+    *first, last = (repr(value) if isinstance(value, str) else json.dumps(value) for value in values)
     return f"{', '.join(first)} or {last}" if first else last

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field, StrictBool, StrictFloat, StrictInt
 
-from service.dialects.fields import Fields
+from service.dialects.fields import WITHOUT_NULLS, Fields
 from service.routing import Many
 
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
@@ -46,7 +46,9 @@ class SamplingFields(DrawingFields):
 
     frequency_penalty: StrictFloat = Field(0.0, ge=-2, le=2)
     presence_penalty: StrictFloat = Field(0.0, ge=-2, le=2)
-    logit_bias: dict[str, Annotated[StrictFloat, Field(ge=-100, le=100)]] = Field({}, max_length=1024, description="By token id.")
+    logit_bias: Annotated[dict[str, Annotated[StrictFloat, Field(ge=-100, le=100)]], WITHOUT_NULLS] = Field(
+        {}, max_length=1024, description="By token id."
+    )
     stop: Annotated[str, Field(max_length=1024)] | Annotated[list[StopString], Field(max_length=4)] = Field(
         [], description="Up to 4 texts that end the completion."
     )

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Discriminator, Field, StrictBool, StrictInt, Tag
 from service import sse
 from service.dialects import accepted, generation, tool_calls
 from service.dialects.answer_size import AnswerSize, check_size
-from service.dialects.fields import Fields
+from service.dialects.fields import WITHOUT_NULLS, Fields
 from service.dialects.generation_schemas import MAX_TOKENS, STREAM, ChatLogprob, Ignored, SamplingFields, TextFormat
 from service.dialects.openai import ERRORS, render
 from service.dialects.runs import Generator, Runs
@@ -38,7 +38,7 @@ Include = Literal[
     "code_interpreter_call.outputs",
 ]
 _NOT_STORED = "answers are not stored by this service"
-Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)]
+Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16), WITHOUT_NULLS]
 
 
 class InputPart(Fields):
@@ -107,6 +107,14 @@ class NamedFunction(Fields):
     name: str
 
 
+class AllowedFunctions(Fields):
+    """Some of the tools: `auto` shows them to the model, `required` has one of them called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedFunction] = Field(min_length=1, max_length=128)
+
+
 class TextConfig(Fields):
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = Field(None, description="Accepted and ignored.")
@@ -134,8 +142,10 @@ class ResponseRequest(SamplingFields):
     background: Literal[False] = False
     truncation: Literal["disabled", "auto"] = Field("disabled", description="Nothing is cut, with auto neither.")
     tools: list[FunctionTool] = Field([], max_length=128)
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction = Field(
-        "auto", description="none hides the tools from the model, auto shows them to it; required, or a tool's name, has one called."
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions = Field(
+        "auto",
+        description="none hides the tools from the model, auto shows them to it; required, or a tool's name, has one called; "
+        "allowed_tools is auto or required for some of them.",
     )
     parallel_tool_calls: StrictBool | None = Field(None, description="Accepted and ignored: an answer has one call at most.")
     service_tier: Literal["auto", "default"] | None = Field(None, description="Accepted and ignored.")
@@ -214,7 +224,7 @@ class ResponseObject(BaseModel):
     top_p: float
     top_logprobs: int
     text: dict[str, Any]
-    tool_choice: Literal["none", "auto", "required"] | NamedFunction
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions
     tools: list[FunctionTool]
     truncation: Literal["disabled"]
     background: Literal[False]
@@ -235,9 +245,9 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep) -
     model = catalog.generator(body.model)
     _check(body)
     tool_calls.unique([tool.name for tool in body.tools])
-    choice = body.tool_choice if isinstance(body.tool_choice, str) else json.dumps(body.tool_choice.name)
-    calling = Calling.of(choice, {tool.name: tool.parameters for tool in body.tools})
-    tools = [{"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"type"})} for tool in body.tools]
+    choice, allowed = _chosen(body)
+    calling = Calling.of(choice, {tool.name: tool.parameters for tool in allowed})
+    tools = [{"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"type"})} for tool in allowed]
     prompt = await generation.encode_chat(model, catalog, _messages(body), tools if choice != "none" else None, "input")
     asked = generation.requests(
         body,
@@ -270,6 +280,14 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep) -
 async def response(response_id: str) -> Any:
     """Always 404: answers are not stored."""
     raise ResponseNotFound(f"Response with id '{response_id}' not found: {_NOT_STORED}", param="response_id")
+
+
+def _chosen(body: ResponseRequest) -> tuple[str, list[FunctionTool]]:
+    """The choice, as `Calling.of` takes it, and the tools that it is about."""
+    choice = body.tool_choice
+    if isinstance(choice, AllowedFunctions):
+        return choice.mode, tool_calls.only([tool.name for tool in choice.tools], {tool.name: tool for tool in body.tools})
+    return choice if isinstance(choice, str) else json.dumps(choice.name), body.tools
 
 
 def _check(body: ResponseRequest) -> None:

@@ -1,4 +1,5 @@
-"""Calls of tools that a request demands (`tool_choice` required, or one by name): the grammar makes the text a call, and this reads it.
+"""Calls of tools that a request demands (`tool_choice` required, one by name, or one of those allowed): the grammar makes the text a call,
+and this reads it.
 
 One call an answer. Where a single tool may be called the text is its arguments; where there are several it is
 `{"name": .., "arguments": {..}}`. The arguments satisfy the tool's schema; objects of it that name their properties have no others, unless
@@ -8,15 +9,18 @@ a place for them, and what the model writes is text.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field
 
 from service.dialects import generation
 from service.dialects.fields import Fields
 from service.errors import InvalidRequest
 from service.generation.request import Delta, FinishReason, Grammar
 
+Tool = TypeVar("Tool")
 _NAMED = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\S)')
 _OPEN = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "patternProperties", "additionalProperties", "unevaluatedProperties")
 
@@ -30,6 +34,20 @@ class NamedTool(Fields):
 
     type: Literal["function"]
     function: FunctionName
+
+
+class Allowed(Fields):
+    """Some of the tools: `auto` shows them to the model, `required` has one of them called."""
+
+    mode: Literal["auto", "required"]
+    tools: list[NamedTool] = Field(min_length=1, max_length=128)
+
+
+class AllowedTools(Fields):
+    """Chat's form; in responses mode and tools are beside the type."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: Allowed
 
 
 @dataclass(frozen=True)
@@ -48,8 +66,7 @@ class Calling:
         if choice == "required":
             return cls(tools)
         name = json.loads(choice)
-        if name not in tools:
-            raise InvalidRequest(f"tool_choice names {name!r}, which is not among the tools: {', '.join(tools)}", param="tool_choice")
+        _check_names([name], tools)
         return cls({name: tools[name]})
 
     def grammar(self) -> Grammar:
@@ -124,14 +141,26 @@ class Call:
         return {"id": self.id, "type": "function", "function": {"name": self.name or "", "arguments": self.arguments}}
 
 
+def _check_names(names: Sequence[str], tools: Collection[str]) -> None:
+    for name in names:
+        if name not in tools:
+            raise InvalidRequest(f"tool_choice names {name!r}, which is not among the tools: {', '.join(tools)}", param="tool_choice")
+
+
+def only(names: Sequence[str], tools: Mapping[str, Tool]) -> list[Tool]:
+    """The tools that `names` allows, in their own order. InvalidRequest for a name without a tool."""
+    _check_names(names, tools)
+    return [tool for name, tool in tools.items() if name in names]
+
+
 def finish_reason(delta: Delta) -> FinishReason | Literal["tool_calls"] | None:
     """Of an answer that is a call: `tool_calls` where the grammar came to its end, not where a stop string cut it."""
     return "tool_calls" if delta.finish_reason == "stop" and delta.stop_reason is None else delta.finish_reason
 
 
 def _closed(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The schema of arguments, an object in any case."""
-    schema = dict(parameters or {})
+    """The schema of arguments, an object in any case; without parameters an empty one, as OpenAI has it."""
+    schema = dict(parameters or {"type": "object", "properties": {}})
     if not {"type", "$ref", "anyOf", "allOf", "oneOf"} & set(schema):
         schema["type"] = "object"
     closed: dict[str, Any] = _each(schema, _without_others)

@@ -82,12 +82,12 @@ def test_golden_vectors_that_do_not_come_out_stop_the_start(tmp_path: Path) -> N
 
 
 def test_two_bundles_of_one_name_stop_the_start(tmp_path: Path) -> None:
-    with pytest.raises(contract.BundleError, match="both called mini"):
+    with pytest.raises(SettingsError, match="both called mini"):
         fake_catalog(fake_bundle(tmp_path / "a", name="mini"), fake_bundle(tmp_path / "b", name="mini")).load()
 
 
 def test_an_alias_of_nothing_stops_the_start(bundle: Path) -> None:
-    with pytest.raises(contract.BundleError, match=r"alias ada names model huge, which is not served. Served: mini"):
+    with pytest.raises(SettingsError, match=r"alias ada names model huge, which is not served. Served: mini"):
         fake_catalog(bundle, aliases={"ada": "huge"}).load()
 
 

@@ -166,7 +166,13 @@ BODIES: dict[type[Body], tuple[dict[str, Any], dict[str, Any]]] = {
     responses.FunctionTool: ({"type": "function", "name": "f"}, {"description": "d", "parameters": {"const": None}, "strict": True}),
     responses.NamedFunction: ({"type": "function", "name": "f"}, {}),
     tool_calls.FunctionName: ({"name": "f"}, {}),
+    tool_calls.Allowed: ({"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]}, {}),
+    tool_calls.AllowedTools: (
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "f"}}]}},
+        {},
+    ),
     tool_calls.NamedTool: ({"type": "function", "function": {"name": "f"}}, {}),
+    responses.AllowedFunctions: ({"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]}, {}),
     responses.TextConfig: ({}, {"format": {"type": "text"}, "verbosity": "low"}),
     responses.ResponseStreamOptions: ({}, {"include_obfuscation": False}),
     images.ImageRequest: (
@@ -365,13 +371,30 @@ def test_a_null_is_an_absent_field_in_every_object(body: type[Body]) -> None:
 
 @pytest.mark.parametrize(
     ("body", "name"),
+    [
+        (CompletionRequest, "logit_bias"),
+        (ChatRequest, "logit_bias"),
+        (ChatRequest, "metadata"),
+        (responses.ResponseRequest, "logit_bias"),
+        (responses.ResponseRequest, "metadata"),
+    ],
+)
+def test_a_null_beside_a_key_of_the_clients_own_is_an_absent_one(body: type[Body], name: str) -> None:
+    least, rest = BODIES[body]
+    with_null, without = [body.model_validate_json(json.dumps({**least, name: {**rest[name], **more}})) for more in ({"6": None}, {})]
+    assert with_null == without
+
+
+@pytest.mark.parametrize(
+    ("body", "name"),
     [pytest.param(body, name, id=f"{body.__name__}-{name}") for body in BODIES for name in body.others],
 )
 def test_what_changes_nothing_is_accepted_and_the_rest_refused(body: type[Body], name: str) -> None:
     least, other = BODIES[body][0], body.others[name]
     wanted = body.model_validate_json(json.dumps(least))
     empty: list[Any] = [None, False, 0, "", [], {}, {"a": None, "b": []}] if other.empty else [None]
-    for value in [*empty, *other.accepts]:
+    with_nulls = [{**value, "a": None} for value in other.accepts if isinstance(value, dict)]  # as typed clients send them
+    for value in [*empty, *other.accepts, *with_nulls]:
         assert body.model_validate_json(json.dumps({**least, name: value})) == wanted
     meaningful = next(value for value in ("something", 7, {"a": "b"}) if value not in other.accepts)
     if other.ignored:

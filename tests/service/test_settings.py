@@ -5,7 +5,9 @@ from typing import Any
 
 import pytest
 
+from service import cli
 from service.settings import Settings, SettingsError, freeze, load
+from tests.service.fakes import fake_bundle
 
 SECRET = "sk-very-secret-key"
 
@@ -182,3 +184,20 @@ def test_settings_survive_the_way_to_another_process() -> None:
 def test_settings_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Settings().port = 1  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ({"aliases": {"ada": "huge"}}, "alias ada names model huge, which is not served. Served: mini"),
+        ({"default_model": ("huge",)}, "default_model names model huge, which is not served. Served: mini"),
+    ],
+)
+def test_a_name_of_nothing_stops_the_command_before_it_starts_a_process(tmp_path: Path, flags: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        cli._settings({"bundles": (fake_bundle(tmp_path / "mini"),), **flags}, None)
+
+
+def test_our_own_refusals_are_told_in_our_words_alone() -> None:
+    with pytest.raises(SettingsError, match="is not accepted: 'https://a/b' is not an origin"):
+        load({"cors_origins": "https://a/b"})

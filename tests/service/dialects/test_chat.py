@@ -71,10 +71,14 @@ async def test_tools_are_shown_to_a_template_that_has_a_place_for_them(service: 
     body = {"model": "handy", "messages": HI, "tools": [TOOL]}
     assert (await handy.post("/v1/chat/completions", json=body)).status_code == 200
     assert (await handy.post("/v1/chat/completions", json={**body, "tool_choice": "none"})).status_code == 200
+    allowed = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}
+    several = {**body, "tools": [OTHER, TOOL], "tool_choice": allowed}
+    assert (await handy.post("/v1/chat/completions", json=several)).status_code == 200
     model = service.app.state.generators["handy"]
-    shown, hidden = [model.decode(request.prompt) for request in model.engine.requests]
+    shown, hidden, some = [model.decode(request.prompt) for request in model.engine.requests]
     assert shown.startswith('[{"type": "function", "function": {"name": "add"')
     assert hidden == HI_PROMPT
+    assert some == shown, "the one that is allowed"
 
 
 async def test_tools_without_a_place_in_the_template_are_left_to_the_grammar(service: Route) -> None:
@@ -82,6 +86,7 @@ async def test_tools_without_a_place_in_the_template_are_left_to_the_grammar(ser
 
 
 CALLED = '{"a": 1, "b": "}\\""}'
+NAMED = {"type": "function", "function": {"name": "add"}}
 OTHER = {"type": "function", "function": {"name": "other"}}
 
 
@@ -89,7 +94,8 @@ OTHER = {"type": "function", "function": {"name": "other"}}
     ("tools", "choice", "said"),
     [
         ([TOOL], "required", CALLED),
-        ([TOOL, OTHER], {"type": "function", "function": {"name": "add"}}, CALLED),
+        ([TOOL, OTHER], NAMED, CALLED),
+        ([OTHER, TOOL], {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}, CALLED),
         ([OTHER, TOOL], "required", f'{{ "name":"add" , "arguments": {CALLED}}}'),
     ],
 )
@@ -136,7 +142,7 @@ async def test_the_grammar_of_a_call_is_the_schema_of_its_arguments(service: Rou
     assert one == {"type": "object", "properties": {"a": closed}, "$defs": {"node": closed}, "additionalProperties": False}
     assert [call["properties"]["name"]["const"] for call in several["anyOf"]] == ["f", "other"]
     assert several["$defs"]["tool0"]["properties"]["a"]["properties"]["next"] == {"$ref": "#/$defs/tool0/$defs/node"}
-    assert several["$defs"]["tool1"] == {"type": "object"}
+    assert several["$defs"]["tool1"] == {"type": "object", "properties": {}, "additionalProperties": False}, "it has no parameters"
 
 
 async def test_the_arguments_of_an_earlier_call_are_an_object_for_the_template() -> None:
@@ -287,6 +293,11 @@ async def test_a_stream_that_is_refused_has_its_status(service: Route) -> None:
             {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "sub"}}},
             "tool_choice",
             "'sub', which is not among the tools: add",
+        ),
+        (
+            {"tools": [OTHER], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [NAMED]}}},
+            "tool_choice",
+            "'add', which is not among the tools: other",
         ),
         (
             {"tools": [TOOL], "tool_choice": "required", "guided_regex": "a"},

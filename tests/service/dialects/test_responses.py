@@ -267,7 +267,10 @@ def test_openais_client_hears_of_a_failure(official: openai.OpenAI, served: tupl
 ADD = {"type": "function", "name": "add", "description": "adds", "parameters": {"type": "object"}}
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "add"}])
+ALLOWED = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "add"}]}
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "name": "add"}, ALLOWED])
 def test_a_call_that_is_demanded_is_an_item_of_the_output(official: openai.OpenAI, served: tuple[str, FakeGenerator], choice: Any) -> None:
     served[1].engine.script = '{"a": 41}'
     asked: dict[str, Any] = {"model": "wordy", "input": "Hi", "tools": [ADD], "tool_choice": choice}

@@ -305,6 +305,9 @@ async def test_a_model_is_chosen_by_url_or_header(http: httpx.AsyncClient) -> No
     assert (await http.get("/models/classifier/info")).json()["model_id"] == "classifier"
     assert (await http.post("/models/encoder/embed", json={"inputs": "a"})).status_code == 200
     assert_error(await http.post("/models/nobody/embed", json={"inputs": "a"}), 404, "Validation", "nobody")
+    assert_error(await http.post("/models/encoder/embed", json={"inputs": "a"}, headers={"x-lane": "fast"}), 422, "Validation", "x-lane")
+    vector = await http.post("/models/encoder/v1/embeddings", json={"input": "a", "model": "any word"})
+    assert (vector.status_code, vector.json()["model"]) == (200, "encoder")
     assert_error(await http.post("/embed?model=reranker", json={"inputs": "a"}), 424, "Backend", "reranker")
 
 
