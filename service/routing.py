@@ -12,13 +12,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qs
 
-import orjson
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field, ValidationError
 from starlette.types import Message, Scope, Send
 
-from service.answers import JsonPieces
+from service.answers import json_answer, whole
 from service.call import Call
 from service.catalog import Catalog
 from service.dialects.fields import NOT_SUPPORTED, UNKNOWN
@@ -171,8 +170,8 @@ def read(model: type[Body], body: bytes, call: Call | None = None) -> Body:
 def json_response(content: Any, call: Call, status: int = 200) -> Response:
     """Content with numpy arrays anywhere in it; in pieces where it was found to be large."""
     if call.answer_bytes:
-        return JsonPieces(content, status, call.headers)
-    return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), status, call.headers, "application/json")
+        return json_answer(content, call.headers, status)
+    return Response(whole(content), status, call.headers, "application/json")
 
 
 def _sentence(error: ValidationError) -> InvalidRequest:

@@ -19,11 +19,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.alarm import Alarm
+from service.answers import PIECE_BYTES, in_slices, pieces, whole
 from service.call import Call
 from service.edge import ClientGone
 from service.errors import ServiceError
 from service.settings import Settings
-from service.written import CHUNK_BYTES, in_slices, pieces_of
 
 log = logging.getLogger("attnserve")
 
@@ -67,15 +67,19 @@ class Script(Protocol[Told]):
 
 
 def event(content: Any, name: str | None = None) -> bytes:
-    """One event; `name` is its type where a dialect has several."""
-    return b"".join(event_pieces(content, name))
+    """One event of small content; `name` is its type where a dialect has several."""
+    return b"".join((_opening(name), whole(content), b"\n\n"))
 
 
 def event_pieces(content: Any, name: str | None = None) -> Iterator[bytes]:
-    """The same bit by bit, where parts of it are written already."""
-    yield b"data: " if name is None else b"event: %b\ndata: " % name.encode()
-    yield from pieces_of(content)
+    """One event of large content, in pieces."""
+    yield _opening(name)
+    yield from pieces(content)
     yield b"\n\n"
+
+
+def _opening(name: str | None) -> bytes:
+    return b"data: " if name is None else b"event: %b\ndata: " % name.encode()
 
 
 async def stream(source: Source[Piece], script: Script[Piece], call: Call, settings: Settings) -> Response:
@@ -146,7 +150,7 @@ async def _gathered(said: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
     async for written in in_slices(said):
         chunk.append(written)
         size += len(written)
-        if size >= CHUNK_BYTES:
+        if size >= PIECE_BYTES:
             yield b"".join(chunk)
             chunk, size = [], 0
     if size:

@@ -8,11 +8,13 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import orjson
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, StrictBool, StrictInt, field_validator
 from pydantic_core import PydanticCustomError
 
 from service import sse
+from service.answers import Elements, Text, done, json_answer
 from service.dialects import accepted, generation, tool_calls
 from service.dialects.answer_size import AnswerSize, check_size
 from service.dialects.chunks import Chunks
@@ -37,7 +39,6 @@ from service.errors import InvalidRequest
 from service.generation.request import Delta, GenerationRequest, Grammar
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
 from service.settings import Settings
-from service.written import Elements, Text, done, elements, json_answer, pieces_of
 
 Metadata = Annotated[dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16, description="Accepted and ignored.")]
 
@@ -241,15 +242,14 @@ class _Whole(Chunks):
         self._logprobs = [Elements() for _ in range(self._body.n)]
         self._last = [Delta("") for _ in range(self._body.n)]
 
-    async def answer(self) -> list[bytes]:
-        """The whole of it, in pieces."""
+    async def answer(self) -> dict[str, Any]:
         await self.runs.read(self._begin, self._add)
         choices = [self._choice(index) for index in range(self._body.n)]
         answer: dict[str, Any] = {**self.head, "choices": choices, "usage": generation.usage_of(self.runs)}
         if self._body.prompt_logprobs is not None:
             answer["prompt_logprobs"] = told = Elements()
             await done(map(told.add, map(self.tokens.prompt, slices(self.runs.runs[0].prompt_logprobs))))
-        return pieces_of(answer)
+        return answer
 
     def _add(self, index: int, delta: Delta) -> None:
         if (called := self._calls[index]) is None:
@@ -297,10 +297,13 @@ class _Stream(Chunks):
         return {
             "index": index,
             "delta": ({"content": new.text} if new.text else {}) if called is None else self._of_call(index, called, new.text),
-            "logprobs": {"content": elements(self.tokens.chat(new.logprobs)), "refusal": None} if self._body.logprobs else None,
+            "logprobs": {"content": self._logprobs(new), "refusal": None} if self._body.logprobs else None,
             "finish_reason": new.finish_reason if called is None else tool_calls.finish_reason(new),
             "stop_reason": new.stop_reason,
         }
+
+    def _logprobs(self, new: Delta) -> orjson.Fragment:
+        return orjson.Fragment(b"[%b]" % self.tokens.chat(new.logprobs))
 
     def _of_call(self, index: int, called: Call, text: str) -> dict[str, Any]:
         """First its id and name, then its arguments as they come."""

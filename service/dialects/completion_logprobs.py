@@ -4,11 +4,11 @@ import codecs
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from service.answers import Elements
 from service.dialects.runs import Generator
 from service.dialects.token_json import TokenJson, slices, token_json
 from service.generation.request import TokenLogprob
 from service.generation.text import Vocabulary
-from service.written import Elements
 
 
 class Columns:

@@ -12,6 +12,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field, StrictBool, StrictInt
 
 from service import sse
+from service.answers import Elements, Text, done, json_answer
 from service.catalog import Catalog
 from service.dialects import accepted, generation, writings
 from service.dialects.answer_size import AnswerSize, check_size
@@ -34,7 +35,6 @@ from service.errors import BatchTooLarge, InvalidRequest
 from service.generation.request import Delta
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
 from service.settings import Settings
-from service.written import Elements, Text, done, json_answer, pieces_of
 
 MOST_RUNS = 256  # choices of all prompts of a request together
 _PROMPTS = 128
@@ -184,8 +184,7 @@ class _Whole(Chunks):
             Logprobs(model, skip_special_tokens=body.skip_special_tokens) for _ in prompts
         ]  # the prompts, where they come back
 
-    async def answer(self) -> list[bytes]:
-        """The whole of it, in pieces."""
+    async def answer(self) -> dict[str, Any]:
         body = self._body
         try:
             if body.echo and body.logprobs is not None:
@@ -206,7 +205,7 @@ class _Whole(Chunks):
             elif body.prompt_logprobs is not None:
                 await done(map(of_prompt.add, map(self.tokens.prompt, slices(told))))
             choices += [self._choice(index, echoed, of_prompt) for index in range(first, first + body.n)]
-        return pieces_of({**self.head, "choices": choices, "usage": generation.usage_of(self.runs)})
+        return {**self.head, "choices": choices, "usage": generation.usage_of(self.runs)}
 
     def _begin(self) -> None:
         """What is written of completions comes after their prompts."""

@@ -9,10 +9,12 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
+import orjson
 from fastapi import APIRouter
 from pydantic import BaseModel, Discriminator, Field, StrictBool, StrictInt, Tag
 
 from service import sse
+from service.answers import Elements, Text, json_answer
 from service.dialects import accepted, generation, tool_calls
 from service.dialects.answer_size import AnswerSize, check_size
 from service.dialects.fields import Fields
@@ -24,7 +26,6 @@ from service.dialects.tool_calls import Call, Calling, arguments_of
 from service.errors import EmptyInput, InvalidRequest, ServiceError
 from service.generation.request import Delta, Grammar
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
-from service.written import Elements, Text, elements, json_answer, pieces_of
 
 LOGPROBS: Literal["message.output_text.logprobs"] = "message.output_text.logprobs"
 Include = Literal[
@@ -263,7 +264,7 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep) -
         generation.bound_unread(runs, asked[0].top_logprobs, catalog.settings)
         return await sse.stream(runs, answer, call, catalog.settings)
     await runs.read(answer.begin, answer.read)
-    return json_answer(pieces_of(answer.ended()), call.headers)
+    return json_answer(answer.ended(), call.headers)
 
 
 @router.get("/v1/responses/{response_id}", response_model=ResponseObject)
@@ -461,7 +462,7 @@ class _Answer:
             return self._of_call(self._call, delta.text)
         if not (delta.text or logprobs):
             return b""
-        return self._event("response.output_text.delta", **self._place, delta=delta.text, logprobs=elements(logprobs))
+        return self._event("response.output_text.delta", **self._place, delta=delta.text, logprobs=orjson.Fragment(b"[%b]" % logprobs))
 
     def _of_call(self, call: Call, text: str) -> bytes:
         arguments = call.push(text)
@@ -479,8 +480,11 @@ class _Answer:
         return self._event("response.output_item.added", output_index=0, item={**self._item("in_progress"), "arguments": ""})
 
     def _event(self, kind: str, **content: Any) -> bytes:
-        return b"".join(self._event_pieces(kind, **content))
+        return sse.event(self._numbered(kind, content), kind)
 
     def _event_pieces(self, kind: str, **content: Any) -> Iterator[bytes]:
+        return sse.event_pieces(self._numbered(kind, content), kind)
+
+    def _numbered(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
         number, self._number = self._number, self._number + 1
-        return sse.event_pieces({"type": kind, "sequence_number": number, **content}, kind)
+        return {"type": kind, "sequence_number": number, **content}
