@@ -20,20 +20,10 @@ from service.generation.request import GenerationRequest, Sampling
 from service.generation.run import Run
 from service.generation.sequence import Asked
 from tests.service.fakes import PATIENCE_S, until
-from tests.service.generation.fake_steps import FakeSteps, byte_tokenizer
+from tests.service.generation.fake_steps import FakeSteps
 from tests.service.generation.test_engine import GREEDY, RANDOM, all_of, ask, begun, running, tokens_of
 
 ENDLESS = 1_000_000
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return byte_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
-
-
-@pytest.fixture
-def steps() -> FakeSteps:
-    return FakeSteps()
 
 
 @asynccontextmanager
