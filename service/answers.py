@@ -37,7 +37,7 @@ def expect(call: Call, size_bytes: float, limit: int, shares: Shares, what: str)
     size = int(size_bytes)
     if call.answer_bytes + size > limit:
         raise NeverFits(
-            f"the answer would have about {call.answer_bytes + size} bytes ({what}), and the limit is {limit}: ask for it in parts"
+            f"the answer would have about {call.answer_bytes + size} bytes ({what}), and the most is {limit}: ask for it in parts"
         )
     if size > LARGE_BYTES or call.answer_bytes:
         shares.take(call.host, size, call.answer_bytes)
@@ -66,6 +66,12 @@ class Text(Part):
     def add(self, text: str) -> None:
         if text:
             self._pieces.append(orjson.dumps(text)[1:-1])
+
+    def copy(self) -> "Text":
+        """Another string that begins like this one, whose bytes are shared."""
+        copy = Text()
+        copy._pieces = self._pieces.copy()
+        return copy
 
     @property
     def pieces(self) -> list[bytes]:
