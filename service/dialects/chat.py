@@ -1,7 +1,7 @@
 """OpenAI: `/v1/chat/completions`, the next message of a conversation.
 
-The conversation becomes a prompt by the model's own chat template. Where that has a place for tools they are shown to the model. A call
-that is demanded (`tool_choice`) comes back as `tool_calls`, see `tool_calls.py`; one that a model writes of its own accord is text.
+The model's chat template turns the conversation into a prompt, and shows tools to the model if it supports them. A call that the request
+demands (`tool_choice`) comes back as `tool_calls`, see `tool_calls.py`; a call that the model writes by itself is text.
 """
 
 import json
@@ -108,7 +108,7 @@ class ChatRequest(GenerationRequestBody):
     @field_validator("messages", mode="before")
     @classmethod
     def _not_too_many(cls, messages: Any) -> Any:
-        """Parts and calls of all messages together: making objects of them holds the event loop."""
+        """Bounds the parts and calls of all messages together: validating them holds the event loop."""
         if isinstance(messages, list):
             inner = (message.get(name) for message in messages if isinstance(message, dict) for name in ("content", "tool_calls"))
             if (count := sum(len(each) for each in inner if isinstance(each, list))) > _MOST_PARTS:
@@ -229,7 +229,7 @@ def messages_of(given: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 class _Whole(Chunks):
-    """The answer that is not streamed, written as its tokens come."""
+    """An answer without streaming, written as its tokens arrive."""
 
     def __init__(self, body: ChatRequest, model: Generator, runs: Runs, calling: Calling | None) -> None:
         super().__init__(model, runs, None, id_prefix="chatcmpl-", object_="chat.completion")
@@ -275,16 +275,16 @@ class _Whole(Chunks):
 
 
 class _Stream(Chunks):
-    """The script of the stream."""
+    """The events of a stream."""
 
     def __init__(self, body: ChatRequest, model: Generator, runs: Runs, calling: Calling | None) -> None:
         super().__init__(model, runs, body.stream_options, id_prefix="chatcmpl-", object_="chat.completion.chunk")
         self._body = body
         self._calls = [None if calling is None else calling.call() for _ in runs.runs]
-        self._named = [False for _ in runs.runs]  # whose call has begun
+        self._named = [False for _ in runs.runs]  # whether the call's id and name were sent
 
     def opening(self) -> bytes:
-        """Whose message it is, of each choice."""
+        """The role of each choice's message."""
         role = {"role": "assistant", "content": "" if self._calls[0] is None else None, "refusal": None}
         return b"".join(self.chunk([_began(index, role)]) for index in range(self._body.n))
 
@@ -306,7 +306,7 @@ class _Stream(Chunks):
         return orjson.Fragment(b"[%b]" % self.tokens.chat(new.logprobs))
 
     def _of_call(self, index: int, called: Call, text: str) -> dict[str, Any]:
-        """First its id and name, then its arguments as they come."""
+        """First its id and name, then its arguments as they arrive."""
         arguments = called.push(text)
         if called.name is not None and not self._named[index]:
             self._named[index] = True

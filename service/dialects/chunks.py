@@ -13,7 +13,7 @@ from service.errors import ServiceError
 
 
 class Chunks:
-    """The end of a script of `service/sse.py`, and its chunks: each has the head, choices, and a place for the usage if it is asked for."""
+    """The chunks of a script of `service/sse.py`, and its end. Each chunk has the head, choices, and the usage if it is requested."""
 
     def __init__(self, model: Generator, runs: Runs, options: StreamOptions | None, *, id_prefix: str, object_: str) -> None:
         self.model, self.runs = model, runs

@@ -74,7 +74,7 @@ class CallItem(Fields):
 
 
 class CallOutputItem(Fields):
-    """What the tool gave."""
+    """The output of a tool."""
 
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1, max_length=256)
@@ -301,7 +301,7 @@ def _messages(body: ResponseRequest) -> list[dict[str, Any]]:
 
 
 def _message(item: InputItem | CallItem | CallOutputItem) -> dict[str, Any]:
-    """As templates know it."""
+    """An item as a message for templates."""
     if isinstance(item, CallItem):
         called = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments_of(item.arguments)}}
         return {"role": "assistant", "content": "", "tool_calls": [called]}
@@ -315,12 +315,12 @@ def _text(content: str | list[InputPart]) -> str:
 
 
 class _Answer:
-    """The response as it comes into being; also the script of the stream."""
+    """The response as its tokens arrive; also the events of a stream."""
 
     def __init__(self, body: ResponseRequest, model: Generator, runs: Runs, calling: Calling | None) -> None:
         self._body, self._model, self._runs = body, model, runs
         self._calling = calling
-        self._begun = False  # the item of a call, whose name comes first
+        self._begun = False  # whether the item of a call was sent, which has its name
         self._id = generation.new_id("resp_")
         self._item_id = generation.new_id("msg_" if calling is None else "fc_")
         self._created = generation.now()
@@ -329,13 +329,13 @@ class _Answer:
         self.begin()
 
     def begin(self) -> None:
-        """Nothing is there yet, or no more."""
+        """Start, or start again after a lost replica."""
         self._call = None if self._calling is None else self._calling.call()
         self._text, self._logprobs = Text(), Elements()
         self._last = Delta("")
 
     def add(self, delta: Delta) -> bytes:
-        """The log-probabilities of what is new, as elements of a list."""
+        """Add a delta. Returns its log-probabilities as elements of a JSON list."""
         self._last = delta
         if self._call is None:
             self._text.add(delta.text)
@@ -343,7 +343,7 @@ class _Answer:
         return written
 
     def read(self, index: int, delta: Delta) -> None:
-        """The same where nothing is streamed."""
+        """Add a delta of an answer without streaming."""
         self.add(delta)
         if self._call is not None:
             self._call.push(delta.text)
