@@ -550,7 +550,7 @@ def _shapes(tensors: tuple[Tensor, ...]) -> str:
 
 
 def _printable(text: str) -> str:
-    """In one line, with the escapes of a string literal for what a terminal would act upon: names in a manifest are anybody's."""
+    """In one line, with control characters escaped, since the author of a bundle chooses the names in its manifest."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 

@@ -40,7 +40,7 @@ class Counted:
 
 
 def body(kind: str, draw: random.Random, encoder: str, decoder: str) -> tuple[str, dict[str, Any]]:
-    """Path and body of a request that nobody has sent before."""
+    """Path and body of a request that was never sent before."""
 
     def text(words: int) -> str:
         return " ".join(draw.choices(WORDS, k=words))

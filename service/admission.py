@@ -1,6 +1,6 @@
-"""Who comes into the queue of one engine, what is drawn from it, and how fast it is worked off.
+"""Admission to the queue of one engine, the batches drawn from it, and the rate at which it is processed.
 
-No thread and no clock of its own: the owner holds a lock and says what time it is, so all of this can be played through in a test.
+It has no thread and no clock: the owner holds a lock and passes the time, so a test can play everything through.
 """
 
 import math
@@ -13,10 +13,10 @@ from service.patience import Patience
 
 _RATE_MEMORY = 0.9  # weight of the past in the moving average of tokens a second
 _TIRED = 3.0  # times as long as the queue may stand: what has waited longer was there before it had to be so short
-# Of `max_batch_tokens`, under overload. Whoever is taken waits for the run before his own, and for that: so runs are short, and the queue
-# is no longer than one of them.
+# Of `max_batch_tokens`, under overload. An admitted request waits for the current run and for its own, so runs are short, and the queue is
+# no longer than one of them.
 _SHORT_RUNS, _BUSY = 0.5, 0.25
-_SMALL = 1 / 8  # of `max_batch_tokens`: what a client has queued beyond it makes no crowd
+_SMALL = 1 / 8  # of `max_batch_tokens`: queued tokens of one client beyond this do not count as a crowd
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ class Admission:
         return _BUSY * self.limits.max_batch_tokens / self.tokens_per_s
 
     def check(self, lane: Lane, now: float, client: str = "") -> None:
-        """QueueTooLong when there is no room in this lane for more of this client, of a request whose tokens were not counted yet."""
+        """Raise QueueTooLong if this lane has no room for another request of this client. Its tokens are not counted yet."""
         try:
             self._check(lane, now, client, 1)
         except QueueTooLong:
@@ -90,7 +90,7 @@ class Admission:
         queue_s = before / self.tokens_per_s
         if lane == Lane.BULK:
             queue_s = max(queue_s, queue.tokens * self._bulk_token_s)
-        if queue_s <= patience.bound_s(now, self.busy_s):  # there is no need to look who has queued what
+        if queue_s <= patience.bound_s(now, self.busy_s):  # the clients need not be compared
             return
         if client:
             ahead = queue.ahead(client, tokens)
@@ -100,7 +100,7 @@ class Admission:
         patience.check(now, queue_s, self.busy_s, crowded=self._crowded(lane, now))
 
     def _crowded(self, lane: Lane, now: float) -> bool:
-        """Whether also a small request of a new client would wait too long: else it is a few clients that ask for too much."""
+        """Whether a small request of a new client would wait too long as well. Otherwise a few clients alone ask for too much."""
         waits_s = self.queue.lanes[lane].crowd(_SMALL * self.limits.max_batch_tokens) / self.tokens_per_s
         return waits_s > self._patience[lane].bound_s(now, self.busy_s)
 

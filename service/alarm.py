@@ -1,4 +1,4 @@
-"""A timer that is set anew far more often than it rings."""
+"""A timer that is reset far more often than it rings."""
 
 import asyncio
 import math
@@ -15,7 +15,7 @@ class Alarm:
         self._timer: asyncio.TimerHandle | None = None
 
     def set(self, after_s: float) -> None:
-        """Ring then, unless it is set anew or cleared before. It may ring late if it was to ring later before."""
+        """Ring then, unless it is reset or cleared before. It may ring late if it was set to a later time before."""
         self._at = self._loop.time() + after_s
         if self._timer is None:
             self._timer = self._loop.call_at(self._at, self._look)
@@ -24,7 +24,7 @@ class Alarm:
         self._at = math.inf
 
     def stop(self) -> None:
-        """Clear it, for good."""
+        """Clear it; it is not used again."""
         self.clear()
         if self._timer is not None:
             self._timer.cancel()

@@ -1,12 +1,14 @@
-"""Large answers: bounded before they are computed, and written in pieces.
+"""Answers as JSON: large ones are bounded before they are computed, and written in pieces.
 
-JSON of megabytes in one call would hold the event loop, and all of it would wait in memory for its client. A piece is made when the client
-has taken the one before, so that an answer holds little more than the numbers it is made of.
+One call that writes megabytes would hold the event loop, and all of them would wait in memory for their client. A piece is written when the
+client has taken the one before. A `Part` is written while its tokens are generated.
 """
 
 import asyncio
-from collections.abc import Iterator
-from typing import Any
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any, TypeVar
 
 import numpy as np
 import orjson
@@ -17,16 +19,20 @@ from service.call import Call
 from service.errors import NeverFits
 from service.shares import Shares
 
-LARGE_BYTES = 262_144  # an answer that is estimated at more is written in pieces
+LARGE_BYTES = 262_144  # an answer with a larger estimate is written in pieces
 NUMBER_BYTES = 12  # of a float32 in JSON, with its comma
-_PIECE_BYTES = 65_536
+PIECE_BYTES = 65_536
+SLICE_S = 0.002  # how long writing may hold the event loop
+_JSON = "application/json"
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
+
+Made = TypeVar("Made")
 
 
 def expect(call: Call, size_bytes: float, limit: int, shares: Shares, what: str) -> None:
-    """An answer of about so many bytes more: NeverFits over the limit, Overloaded where large ones that are not taken fill their share.
+    """Reserve about `size_bytes` more for the call's answer. `what` describes its content, with numbers, for errors.
 
-    `what` it is made of, with the numbers.
+    Raises NeverFits over `limit`, and Overloaded if large answers that are still being sent fill the client's share.
     """
     size = int(size_bytes)
     if call.answer_bytes + size > limit:
@@ -38,12 +44,77 @@ def expect(call: Call, size_bytes: float, limit: int, shares: Shares, what: str)
         call.answer_bytes += size
 
 
+class Part:
+    """A value of an answer that is already JSON, in pieces."""
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    @property
+    def pieces(self) -> list[bytes]:
+        return self._pieces
+
+
+class Text(Part):
+    """A string that grows."""
+
+    def add(self, text: str) -> None:
+        if text:
+            self._pieces.append(orjson.dumps(text)[1:-1])
+
+    def copy(self) -> "Text":
+        """Another string that begins like this one, whose bytes are shared."""
+        copy = Text()
+        copy._pieces = self._pieces.copy()
+        return copy
+
+    @property
+    def pieces(self) -> list[bytes]:
+        return [b'"', *self._pieces, b'"']
+
+
+class Elements(Part):
+    """A list that grows."""
+
+    def add(self, written: bytes) -> None:
+        """One or several elements as JSON, with commas between them; b"" adds none."""
+        if written:
+            self._pieces.append(b",%b" % written if self._pieces else written)
+
+    def add_all(self, others: "Elements") -> None:
+        """The elements of another list, whose bytes are shared."""
+        if others._pieces:
+            if self._pieces:
+                self._pieces.append(b",")
+            self._pieces += others._pieces
+
+    @property
+    def pieces(self) -> list[bytes]:
+        return [b"[", *self._pieces, b"]"]
+
+
+def whole(content: Any) -> bytes:
+    """`content` as JSON in one call: for small answers. It may hold numpy arrays and parts."""
+    return orjson.dumps(content, default=_joined, option=_OPTIONS)
+
+
+def _joined(value: Any) -> orjson.Fragment:
+    if not isinstance(value, Part):
+        raise TypeError
+    return orjson.Fragment(b"".join(value.pieces))
+
+
 def pieces(content: Any) -> Iterator[bytes]:
-    """The JSON of `content`, with numpy arrays and iterators anywhere in it, in pieces: joined, what orjson writes."""
+    """The same JSON in pieces. Iterators become lists; each element is made when it is written."""
     held = bytearray()
     for part in _parts(content):
         held += part
-        if len(held) >= _PIECE_BYTES:
+        if len(held) >= PIECE_BYTES:
             yield bytes(held)
             held.clear()
     if held:
@@ -51,27 +122,29 @@ def pieces(content: Any) -> Iterator[bytes]:
 
 
 def _parts(content: Any) -> Iterator[bytes]:
-    if isinstance(content, dict) and any(isinstance(value, list | dict | np.ndarray | Iterator) for value in content.values()):
+    if isinstance(content, dict) and any(isinstance(value, list | dict | np.ndarray | Iterator | Part) for value in content.values()):
         mark = b"{"
         for key, value in content.items():
             yield mark + orjson.dumps(key) + b":"
             yield from _parts(value)
             mark = b","
         yield b"{}" if mark == b"{" else b"}"
+    elif isinstance(content, Part):
+        yield from content.pieces
     elif isinstance(content, Iterator):
         mark = b"["
         for each in content:
-            yield mark + orjson.dumps(each, option=_OPTIONS)
+            yield mark + whole(each)
             mark = b","
         yield b"[]" if mark == b"[" else b"]"
     elif isinstance(content, list) or (isinstance(content, np.ndarray) and content.ndim):
         yield from _elements(content)
     else:
-        yield orjson.dumps(content, option=_OPTIONS)
+        yield whole(content)
 
 
 def _elements(content: Any) -> Iterator[bytes]:
-    """So many of a list at once as make a piece, by what the ones before took; one that is more than a piece by itself in pieces."""
+    """A list: small elements together, as many as make about a piece; each large one in pieces of its own."""
     count, mark = 1, b"["
     at = 0
     while at < len(content):
@@ -81,16 +154,16 @@ def _elements(content: Any) -> Iterator[bytes]:
             at += 1
         else:
             some = content[at : at + count]
-            stop = next((i for i, each in enumerate(some) if i and _is_large(each)), len(some)) if isinstance(content, list) else len(some)
-            some = some[:stop]
-            if isinstance(some, np.ndarray) and not some.flags.c_contiguous:
+            if isinstance(some, np.ndarray):
                 some = np.ascontiguousarray(some)
-            part = orjson.dumps(some, option=_OPTIONS)
+            else:
+                some = some[: next((i for i, each in enumerate(some) if _is_large(each)), None)]
+            part = whole(some)
             yield mark + part[1:-1]
-            at += stop
-            if len(part) < _PIECE_BYTES // 2:
+            at += len(some)
+            if len(part) < PIECE_BYTES // 2:
                 count *= 2
-            elif len(part) > _PIECE_BYTES:
+            elif len(part) > PIECE_BYTES:
                 count = max(count // 2, 1)
         mark = b","
     yield b"[]" if mark == b"[" else b"]"
@@ -98,25 +171,53 @@ def _elements(content: Any) -> Iterator[bytes]:
 
 def _is_large(element: Any) -> bool:
     if isinstance(element, np.ndarray):
-        return element.size * NUMBER_BYTES > _PIECE_BYTES
+        return element.size * NUMBER_BYTES > PIECE_BYTES
     if isinstance(element, dict):
         return any(map(_is_large, element.values()))
-    return isinstance(element, Iterator) or (isinstance(element, list) and len(element) > _PIECE_BYTES // NUMBER_BYTES)
+    if isinstance(element, list):
+        return len(element) > PIECE_BYTES // NUMBER_BYTES or any(map(_is_large, element))
+    return isinstance(element, Iterator | Part)
 
 
-class JsonPieces(Response):
-    """An answer whose JSON is made as its client takes it."""
+def json_answer(content: Any, headers: Mapping[str, str], status: int = 200) -> Response:
+    """A response that is whole if one piece holds it, else sent in pieces."""
+    made = pieces(content)
+    begin = next(made)
+    more = next(made, None)
+    if more is None:
+        return Response(begin, status, headers, _JSON)
+    return PiecesResponse(chain((begin, more), made), headers, status)
 
-    media_type = "application/json"
 
-    def __init__(self, content: Any, status: int, headers: dict[str, str]) -> None:
+class PiecesResponse(Response):
+    """A JSON response whose pieces are made as its client takes them."""
+
+    media_type = _JSON
+
+    def __init__(self, made: Iterator[bytes], headers: Mapping[str, str], status: int = 200) -> None:
         super().__init__(b"", status, headers)
         del self.headers["content-length"]
-        self._content = content
+        self._made = made
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        for piece in pieces(self._content):
+        for piece in self._made:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await asyncio.sleep(0)  # others have their turn also where the client takes everything at once
+            await asyncio.sleep(0)  # `send` does not yield while the socket has room
         await send({"type": "http.response.body", "body": b""})
+
+
+async def in_slices(work: Iterable[Made]) -> AsyncIterator[Made]:
+    """The items of `work`, which lets other tasks run after every `SLICE_S`."""
+    until = time.perf_counter() + SLICE_S
+    for made in work:
+        yield made
+        if time.perf_counter() > until:
+            await asyncio.sleep(0)
+            until = time.perf_counter() + SLICE_S
+
+
+async def done(work: Iterable[object]) -> None:
+    """Run `work` to its end, in slices."""
+    async for _ in in_slices(work):
+        pass

@@ -47,7 +47,7 @@ class Application(FastAPI):
         await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document, made when it is first asked for. Takes tenths of a second: not for the event loop."""
+        """The OpenAPI document, made on the first request. Takes tenths of a second: not for the event loop."""
         with self._lock:
             if self.openapi_schema is None:
                 self.openapi_schema = openapi.refined(super().openapi(), needs_key=self.needs_key)
@@ -73,7 +73,7 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
         lifespan=lifespan,
         redirect_slashes=False,  # to whatever the Host header says
         description=openapi.DESCRIPTION,
-        docs_url=None,  # pages of FastAPI's that load scripts from elsewhere; `service/pages.py` has ours
+        docs_url=None,  # FastAPI's pages load scripts from other hosts; `service/pages.py` has our own
         redoc_url=None,
         openapi_url=None,
     )
@@ -95,7 +95,7 @@ async def _warm(catalog: Catalog, on_failure: Callable[[], None] | None) -> None
         await catalog.connect()
         await asyncio.to_thread(catalog.load)
         catalog.start()
-        # What was loaded stays for good: the collector need not look at it again, nor, with few cycles made a request, look often.
+        # Loaded objects live as long as the process: the collector can skip them, and run rarely, since requests make few cycles.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 50, 100)
@@ -134,7 +134,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
 
 
 class _RequestRefused(ServiceError):
-    """What the framework refuses with a status of its own."""
+    """A refusal of the framework, with its status."""
 
     code = "invalid_request"
 
@@ -144,7 +144,7 @@ class _RequestRefused(ServiceError):
 
 
 async def _validation_error(request: Request, error: Exception) -> Response:
-    """A parameter in a path or query that is not what its route takes."""
+    """A parameter in a path or query that its route does not accept."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     field = ".".join(map(str, first["loc"][1:])) or "request"

@@ -1,14 +1,14 @@
 """Which inputs share one call of the runtime.
 
-The queue is ordered by turn and drawn by length. Clients take turns by tokens (`fairness.py`); what one client sends is in the order in
-which it came. The input whose turn it is opens a batch; others join it, nearest length first,
+The queue is ordered by turn and drawn by length. Clients take turns by tokens (`fairness.py`); the inputs of one client stay in order of
+arrival. The input whose turn it is opens a batch; others join it, nearest length first,
 as long as the padding they add costs less than a run of their own would. That price of a run, counted in tokens, is a property of model and
 machine (a run streams all weights through the core once, however short the input) and is measured at start. No timer is involved: a batch
 is what is there when a worker is free.
 
 Two lanes: interactive work passes bulk work, whose head is drawn as if it had come `bulk_delay_s` later than it did, and later than the
 last bulk batch began, or as soon as three times as much interactive work was drawn since. So a long bulk request delays what comes after it
-by one batch every `bulk_delay_s`, or one in four where there is more work than time, and is never passed for good.
+by one batch every `bulk_delay_s`, or by one batch in four under overload, and it never starves.
 """
 
 import bisect
@@ -42,7 +42,7 @@ class Spent:
 class Work:
     """What one request waits for: a result an input, arriving in any order.
 
-    `results[i]` is a row of the output or the exception that befell input i. `on_result(i)` is called for each as it arrives and
+    `results[i]` is a row of the output, or the exception of input i. `on_result(i)` is called for each as it arrives and
     `on_done()` after the last, both on the event loop.
     """
 
@@ -103,7 +103,7 @@ class Item:
     taken: bool = False
 
     def wanted(self, now: float, patience_s: float = math.inf) -> bool:
-        """Somebody is still there to receive it in time, and has not waited too long for the first of its inputs."""
+        """Whether a client still wants it, its deadline has not passed, and it has not waited too long for the first of its inputs."""
         return any(not work.cancelled and now < work.deadline and not work.tired(now, patience_s) for work, _ in self.waiters)
 
     def begin(self) -> None:
@@ -138,7 +138,7 @@ class Queue:
         self.lanes[item.lane].put(item)
 
     def take(self, now: float) -> tuple[list[Item], list[Item]]:
-        """The next batch, all of it removed from the queue, and the items dropped on the way because nobody wants them any more."""
+        """The next batch, removed from the queue, and the items dropped on the way because no client wants them any more."""
         dropped: list[Item] = []
         head = self._oldest(now, dropped)
         if head is None:

@@ -1,4 +1,4 @@
-"""What belongs to one request beside its body: who, until when, which lane, and what the answer's headers will say."""
+"""One request beside its body: its client, deadline and lane, its account, and the headers of its answer."""
 
 import math
 import re
@@ -36,15 +36,15 @@ class Call:
     wanted: str | None = None  # the model that the URL or a header names; one that the body names counts more
     by_path: bool = False  # `wanted` is of the path: it counts more than the body's, which clients of such a URL fill with any word
     session: str = ""  # requests of one session go to the same replica of a pool
-    client: str = ""  # whose share of queues and slots this is: an API key's digest, or the connection where there are no keys
-    host: str = ""  # whose share of bodies this is: an API key's digest, or the address where there are no keys
+    client: str = ""  # owner of the share of queues and slots: the digest of an API key, or the connection if no keys are set
+    host: str = ""  # owner of the share of bytes: the digest of an API key, or the address if no keys are set
     item_errors: bool = False
     ndjson: bool = False
     model: str = ""
     tokens: int = 0
     characters: int = 0
     body_bytes: int = 0
-    answer_bytes: int = 0  # that are reserved for a large answer
+    answer_bytes: int = 0  # reserved for a large answer
     tokenization_s: float = 0.0
     spent: Spent = field(default_factory=Spent)
     headers: dict[str, str] = field(default_factory=dict)

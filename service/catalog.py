@@ -170,8 +170,8 @@ class Model:
     ) -> Answer:
         """Rows of `output` for `inputs`. Raises the first input's error unless `call.item_errors` asks to have them in the rows.
 
-        The answer is bounded before it is computed: `width` numbers of a row (all without it), `number_bytes` for each, and where they are
-        `padded` as many tokens in each row as the longest has.
+        The size of the answer is bounded before it is computed: `width` numbers of each row (default: all), `number_bytes` for each number.
+        With `padded`, every row counts as many tokens as the longest.
         """
         call.model = self.name
         self.check_size(len(inputs))
@@ -205,7 +205,7 @@ class Model:
         return answer
 
     def _expect(self, call: Call, lengths: Sequence[int], output: str, width: int | None, number_bytes: float, padded: bool) -> None:
-        """Bound the answer of rows of inputs so long, in tokens."""
+        """Reserve the bytes of the answer to inputs of these lengths, in tokens."""
         shape = next((tensor.shape for tensor in self.manifest.graph.outputs if tensor.name == output), ())
         last = shape[-1] if shape and isinstance(shape[-1], int) else self.manifest.width or 1
         rows, each = len(lengths), "inputs"
@@ -329,7 +329,7 @@ class Catalog:
         self.models = models
 
     def _whole(self, bundle: Path, manifest: contract.Manifest) -> Served:
-        """`_load`, its failures as one sentence. What a broken file makes libraries raise cannot be listed: they have no common base."""
+        """`_load`, with every failure as one sentence. The errors that libraries raise for broken files have no common base class."""
         try:
             return self._load(bundle, manifest)
         except (contract.BundleError, SettingsConflict):
@@ -419,7 +419,7 @@ class Catalog:
         return WritingEngine(session, model.vocabulary, limits=limits, metrics=model.metrics, tracer=self.tracer)
 
     def check_maps(self, bundle: Path, manifest: contract.Manifest) -> None:
-        """BundleError for an attention graph that does not answer; beside the loading, on another thread."""
+        """BundleError for an attention graph that does not answer. Runs on another thread, in parallel with loading."""
         check_maps(bundle, manifest)
 
     def expect(self, call: Call, size_bytes: float, what: str) -> None:
@@ -479,7 +479,7 @@ class Catalog:
         return model
 
     def writer(self, name: str | None) -> WritingModel | None:
-        """The encoder-decoder that a request for text means; None where a decoder is meant, or nothing that is served.
+        """The encoder-decoder that a request for text names; None if it names a decoder, or no served model.
 
         Raises WrongKind for a model that writes no text, NotReady.
         """

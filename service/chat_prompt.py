@@ -1,12 +1,12 @@
-"""Prompts of conversations in which the template's special tokens are special, and what a client wrote is text.
+"""Prompts of conversations, in which special tokens come from the template alone and all that a client wrote is text.
 
 A template writes `<|im_end|>` where a message ends. A client that writes the same letters must not end one. Before the template sees the
-messages, the first letter of every special token in them is replaced by a stand-in, a code point that is no character; what is special in
-the rendered prompt then was written by the template, and the stand-ins become letters again when the texts between are tokenised.
+messages, the first letter of every special token in them is replaced by a stand-in, a code point that is no character. Every special token
+in the rendered prompt then comes from the template. The stand-ins become letters again when the texts between are tokenised.
 
-Special tokens can also come into being in the template: two fields side by side, a filter that changes letters. So a second rendering has
-stand-ins for every letter with which a special token begins. Where its special tokens are others than those of the first, it is taken: the
-template may not find there what it looks for in the messages, but nothing is smuggled in.
+A template can also assemble a special token from text: two fields side by side, or a filter that changes letters. So a second rendering has
+stand-ins for every letter with which a special token begins. If its special tokens differ from those of the first, the second one is used:
+the template may miss a text that it searches for in the messages, but no special token can be smuggled in.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ _STAND_INS = [*range(0xFDD0, 0xFDF0), *range(0x10F000, 0x10FF00)]  # noncharacte
 
 
 class ChatPrompts:
-    """Of one decoder. `texts` reads all as text, `specials` finds special tokens; the same tokenizer twice lets clients write them."""
+    """One decoder's. `texts` reads everything as text, `specials` finds special tokens. The same one for both lets clients write them."""
 
     def __init__(self, template: ChatTemplate, texts: Tokenizer, specials: Tokenizer) -> None:
         self._template, self._texts, self._specials = template, texts, specials
@@ -37,7 +37,7 @@ class ChatPrompts:
     async def prompt(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool = True
     ) -> str:
-        """The prompt with its stand-ins, for `encode`. InvalidRequest and Overloaded as from the template."""
+        """The prompt with its stand-ins, for `encode`. Raises InvalidRequest and Overloaded, as the template does."""
 
         async def rendered(change: Callable[[str], str]) -> str:
             # The arguments of calls can be hundreds of thousands of values: not on the event loop.
@@ -64,7 +64,7 @@ class ChatPrompts:
         self._template.close()
 
     def encode(self, prompt: str) -> list[int]:
-        """The ids of what `prompt` gave. No special token is put around it: the template has written them."""
+        """The ids of a prompt made by `prompt`. No special tokens are added: the template has written them."""
         if not self._stood_in.search(prompt):
             return list(self._specials.encode(prompt, add_special_tokens=False).ids)
         ids: list[int] = []
@@ -79,7 +79,7 @@ class ChatPrompts:
 
 
 def _changed(value: Any, change: Callable[[str], str]) -> Any:
-    """The value with every text in it changed, also the names that a client gave; roles are from a list and stay as they are."""
+    """The value with every text in it changed, names included. Roles come from a fixed list and stay unchanged."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

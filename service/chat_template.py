@@ -1,8 +1,8 @@
 """Messages to a prompt, by the Jinja template that came with a checkpoint.
 
-A template is code of a checkpoint's author and works on what a client sends, so it is compiled and rendered in a process of its own
-(`template_child.py`), which the kernel holds to a share of time and memory. A template that uses up its share costs the request that made
-it do so an error, and the next request a new process; nothing of it runs on the event loop.
+A template is code by the author of a checkpoint and works on input from clients. So it is compiled and rendered in a process of its own
+(`template_child.py`), whose CPU time and memory the kernel limits. When a template reaches a limit, that request gets an error and the next
+one a new process. Nothing of it runs on the event loop.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ MAX_CHARACTERS = 16 * 1024 * 1024
 MAX_S = 2.0
 MEMORY_BYTES = 512 * 1024 * 1024
 
-_PATIENCE_S = 20.0  # for a process that gets no CPU time: it starts or renders beside other work
-_MOST_WAITING = 1_000  # requests for one template; a prompt takes it a fraction of a millisecond
+_PATIENCE_S = 20.0  # wall-clock limit: the process may get little CPU time beside other work
+_MOST_WAITING = 1_000  # requests for one template; rendering takes a fraction of a millisecond
 _RETRY_AFTER_S = 1.0
-_ENVIRONMENT = ("TZ", "LD_LIBRARY_PATH")  # of ours, what the process needs: keys and addresses are not its business
+_ENVIRONMENT = ("TZ", "LD_LIBRARY_PATH")  # the only variables that the process inherits: keys and addresses stay out
 _PIECE_BYTES = 1 << 20
 _PROBE = [{"role": "user", "content": "Hello"}]
 
@@ -38,7 +38,7 @@ Message = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """One template. `bos_token` and `eos_token` are what it knows under these names, `model` is its name in errors."""
+    """One template. `bos_token` and `eos_token` are its variables of these names; `model` names it in errors."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ChatTemplate:
         max_characters: int = MAX_CHARACTERS,
         max_s: float = MAX_S,
     ) -> None:
-        """ValueError for a template that does not compile, or that finds no end or too much to say for one short message."""
+        """ValueError for a template that does not compile, or that reaches a limit of time, memory or length with one short message."""
         self._name = f"the chat template of model {model}" if model else "the chat template"
         self._max_s, self._max_bytes = max_s, 6 * max_characters + _PIECE_BYTES  # a character of JSON has six bytes at most
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
@@ -64,7 +64,7 @@ class ChatTemplate:
             self.takes_tools = bool(self._ask(None)["takes_tools"])
             self._ask(_frame(self._variables(_PROBE, None, True)))
         except _Refused as refused:
-            # A template may well want other messages than these, but must come to its end.
+            # A template may refuse these messages, but it must terminate.
             if not str(refused).startswith("does not take"):
                 self.close()
                 raise ValueError(f"{self._name} {refused}") from None
@@ -72,7 +72,7 @@ class ChatTemplate:
     async def prompt(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool = True
     ) -> str:
-        """`render` on a thread of the template's own. Overloaded where too many requests wait for it."""
+        """`render` on the template's own thread. Overloaded if too many requests wait for it."""
         if self._waiting >= _MOST_WAITING:
             raise Overloaded(f"{self._waiting} requests wait for {self._name}, which is the most", retry_after_s=_RETRY_AFTER_S)
         self._waiting += 1
@@ -98,7 +98,7 @@ class ChatTemplate:
         return prompt
 
     def close(self) -> None:
-        """End its process; a rendering under way fails, and a later one would begin another."""
+        """End its process. A rendering in progress fails; a later one starts another process."""
         if (child := self._child) is not None:
             child.kill()
             with self._lock:  # the pipes belong to the thread that asks
@@ -109,7 +109,7 @@ class ChatTemplate:
         return {"messages": known, "tools": list(tools) if tools else None, "add_generation_prompt": add_generation_prompt}
 
     def _ask(self, question: bytes | None) -> dict[str, Any]:
-        """The answer to a frame; None: to the source alone. _Refused where there is none; then the next question has a new process."""
+        """The answer to a frame; None: only compile. Raises _Refused if there is no answer; the next frame starts a new process."""
         with self._lock:
             if self._child is None or self._child.ended:
                 self._child = _Child(self._max_s, self._max_bytes)
@@ -121,7 +121,7 @@ class ChatTemplate:
 
 
 class _Refused(Exception):
-    """What there is instead of a prompt, as the end of a sentence about the template."""
+    """Why there is no prompt: the end of a sentence about the template."""
 
 
 class _Child:
@@ -144,11 +144,11 @@ class _Child:
         assert self._process.stdout is not None
         self._into, self._out_of = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._into, False)
-        # Also where nobody closes the template: the end of this process, and the collector.
+        # Closes it also if `close` is never called: at exit, or by the garbage collector.
         self._finalizer = weakref.finalize(self, _end, self._process)
 
     def ask(self, frame: bytes) -> dict[str, Any]:
-        """_Refused where the process says so, or is no more."""
+        """Raises _Refused if the process refuses or has ended."""
         until = time.monotonic() + self._max_s + _PATIENCE_S
         try:
             self._send(frame, until)
@@ -171,7 +171,7 @@ class _Child:
         self._finalizer()
 
     def _cause(self) -> str:
-        """Why the process is no more: the kernel's signal ends its CPU time, ours our patience; else it died of memory."""
+        """Why the process ended: SIGPROF is its CPU limit, SIGKILL our timeout, and anything else its memory limit."""
         if self._process.returncode in (-signal.SIGPROF, -signal.SIGKILL):
             return f"it took more than {self._max_s:g} s"
         return f"it needs more than {MEMORY_BYTES >> 20} MiB"
@@ -205,12 +205,12 @@ def _wait(descriptor: int, event: int, until: float) -> None:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Close the pipes and see the process off. One that has died by itself keeps its own exit status."""
+    """Close the pipes and end the process. If it has ended by itself, its exit status is kept."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             pipe.close()
     try:
-        process.wait(timeout=0.05)  # a moment for one that is dying
+        process.wait(timeout=0.05)  # it may be about to end by itself
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -1,7 +1,7 @@
-"""The HTTP server's end of a connection: uvicorn's, with what it lacks to stand on an open port.
+"""The HTTP server's side of a connection: uvicorn's, with the limits that an open port needs.
 
-A request's head has `_HEAD_S` to come, bytes of an answer that the client does not take have `stream_stall_s`, there are so many
-connections at most, and what is no HTTP is answered in JSON. Uvicorn bounds none of these, and answers in plain text.
+The head of a request must arrive within `_HEAD_S`, the client must read its answer within `stream_stall_s`, the number of connections is
+bounded, and malformed HTTP is answered in JSON. Uvicorn has none of these limits, and answers in plain text.
 """
 
 import asyncio
@@ -22,12 +22,12 @@ _MOST = 16_384
 
 
 def most_connections() -> int:
-    """As many as this process may have open files, less what else it opens."""
+    """The limit on open files of this process, less the files that it needs itself."""
     return max(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _FILES, _MOST), 64)
 
 
 class Connection(HttpToolsProtocol):
-    """One of them. `install` says what holds for all."""
+    """One connection. `install` sets the limits of all."""
 
     head_s: ClassVar[float] = _HEAD_S
     stall_s: ClassVar[float] = 60.0
@@ -52,7 +52,7 @@ class Connection(HttpToolsProtocol):
         self._counted = True
         most = self.most or most_connections()
         if len(self.connections) > most or self._by_address[address] > most * self.share:
-            self.refuse(503, f"the service has {len(self.connections)} connections open, and takes no more from here: try again")
+            self.refuse(503, f"the service has {len(self.connections)} connections open and accepts no more from this address: try again")
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._counted:
@@ -88,7 +88,7 @@ class Connection(HttpToolsProtocol):
             self.refuse(400, "the request is not valid HTTP/1.1: send it with an HTTP client, its target in ASCII")
 
     def refuse(self, status: int, message: str) -> None:
-        """Answer what never became a request, and close. It has no dialect: the sentence is where the clients of most look for it."""
+        """Answer data that never became a request, and close. No dialect is known: the sentence is where clients of most dialects look."""
         kind = "invalid_request_error" if status < 500 else "service_unavailable_error"
         error = {"message": message, "type": kind, "param": None, "code": None}
         body = orjson.dumps({"error": error, "message": message})
@@ -114,9 +114,9 @@ class Connection(HttpToolsProtocol):
             cls._swept.discard(server)
 
     def _look(self, now: float) -> None:
-        """End it if it has waited too long for its client."""
+        """Close it if its client has been idle for too long."""
         if self._head_since is not None and now - self._head_since > self.head_s and not self.transport.is_closing():
-            if self.scope is None:  # opened for a request that never came
+            if self.scope is None:  # no request was ever sent
                 self.transport.close()
             else:
                 self.refuse(408, f"the request's head did not come whole in {self.head_s:g} s: send it faster")
@@ -131,7 +131,7 @@ class Connection(HttpToolsProtocol):
 
 
 def install(*, stall_s: float, behind_proxy: bool) -> None:
-    """Have uvicorn use it, which is made by others here. `behind_proxy`: all connections are the proxy's, which shares them out itself."""
+    """Make uvicorn, which other code starts, use this class. `behind_proxy`: the proxy owns all connections and shares them fairly."""
     import uvicorn.protocols.http.auto as auto
 
     Connection.stall_s = stall_s

@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator
 from service.errors import MalformedBody, UnsupportedEncoding
 
 ACCEPTED = "gzip, deflate"
-_PIECE_BYTES = 1024 * 1024  # of what is inflated at a time: a few ms
-_INLINE_BYTES = 64 * 1024  # of a body, and of its content: up to here inflating takes no longer than the way to another thread
-_INPUT_BYTES = 256 * 1024  # zlib copies what it was given and has not read yet: keep that short
-_MOST_MEMBERS = 100  # of a gzip body: a new one costs more than its bytes
+_PIECE_BYTES = 1024 * 1024  # inflated at a time: a few ms
+_INLINE_BYTES = 64 * 1024  # of a body and of its content: inflating up to this takes no longer than a hop to another thread
+_INPUT_BYTES = 256 * 1024  # given to zlib at a time: it copies all input that it has not read
+_MOST_MEMBERS = 100  # of a gzip body: an empty member costs far more time than its bytes suggest
 _GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 
 
 async def inflate(coding: str, body: bytes) -> AsyncIterator[bytes]:
-    """The content in pieces of up to 1 MiB. Only the beginning of a short body is inflated on this thread.
+    """The content in pieces of up to 1 MiB. Only the first 64 KiB of a short body are inflated on this thread.
 
     Raises UnsupportedEncoding for another coding, MalformedBody for a body that is not in it or ends early.
     """
@@ -47,7 +47,7 @@ class _Inflater:
         self._at = 0
         self._members = 1
         self._wbits = _ZLIB if name == "deflate" else _GZIP
-        if name == "deflate" and not _has_zlib_header(body):  # RFC 1951 alone, which some clients call deflate
+        if name == "deflate" and not _has_zlib_header(body):  # raw RFC 1951, which some clients call deflate
             self._wbits = _RAW
         self._stream = zlib.decompressobj(self._wbits)
 

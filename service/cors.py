@@ -1,4 +1,4 @@
-"""Cross-origin requests of browsers: permission is asked for without a key, and every answer, errors too, can be read with its headers."""
+"""Cross-origin requests of browsers. Preflights need no key, and scripts can read every answer and its headers, errors included."""
 
 import secrets
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from service.dialects import Dialect
 from service.edge import refusal
 from service.errors import OriginRefused
 
-# A script of another origin sees no header of an answer that is not named here.
+# A script of another origin can read these headers of an answer, and no others.
 EXPOSED = (
     "accept-encoding",
     "allow",

@@ -56,7 +56,7 @@ _UNWATCHED_S = 0.1  # how long a request may run on for a client that has left
 
 
 class ClientGone(Exception):
-    """The client closed the connection before it had its answer: there is nobody to give it to."""
+    """The client closed the connection before it had its answer."""
 
 
 class Edge:
@@ -135,7 +135,7 @@ class Edge:
         return span
 
     def _admit(self, scope: Scope, headers: dict[str, str], call: Call) -> None:
-        """Refuse what may not come in now, and note on `call` whose request it is."""
+        """Refuse requests that may not enter now, and note the client on `call`."""
         if scope["path"].startswith(_OPEN) or scope["method"] == "OPTIONS":
             return
         if self.catalog.draining:
@@ -148,7 +148,7 @@ class Edge:
         """The digest of the request's API key. Raises Unauthorized when it is missing or unknown."""
         scheme, _, key = headers.get("authorization", "").partition(" ")
         given = key.strip().encode("latin-1")
-        # Every key is compared, in constant time: the answer's delay tells nothing about how much of a guess was right.
+        # Every key is compared, in constant time, so that the delay of the answer reveals nothing about a guess.
         if scheme.lower() != "bearer" or not any([hmac.compare_digest(given, known) for known in self._keys]):
             raise Unauthorized("an API key is needed: send it as `Authorization: Bearer KEY`" if not given else "the API key is not known")
         return f"key:{hashlib.sha256(given).hexdigest()[:16]}"
@@ -322,7 +322,7 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def refused(error: ServiceError, dialect: Dialect) -> Response:
-    """The error in the words of a dialect, on a path that speaks more than one."""
+    """The error in the form of a dialect, on a path that serves more than one."""
     status, body, headers = refusal(dialect.prefixes[0], error, (dialect,))
     return Response(body, status, headers)
 

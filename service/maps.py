@@ -67,14 +67,14 @@ class AttentionMaps:
 
 
 def check_maps(bundle: Path, manifest: contract.Manifest) -> None:
-    """Open the attention graph and ask it about two tokens. BundleError for one that does not answer as the manifest says."""
+    """Open the attention graph and run it with two tokens. BundleError if the answer is not what the manifest promises."""
     if manifest.attention_graph is None:
         return
     graph = bundle / manifest.attention_graph.file
     wanted = {contract.attention_output(at): (layer.heads, 2, 2) for at, layer in enumerate(manifest.attention_graph.layers)}
     try:
         made = _opened(bundle, manifest, optimised=False).run(list(wanted), {contract.INPUT_IDS: np.zeros((1, 2), np.int64)})
-    except Exception as error:  # ONNX Runtime's own have no base but this
+    except Exception as error:  # ONNX Runtime's errors have no other base class
         raise contract.BundleError(f"{graph}: self-test failed: {in_a_line(error)}. Export the bundle again.") from error
     for (name, shape), A in zip(wanted.items(), made, strict=True):
         if A.shape != shape or not np.isfinite(A).all():

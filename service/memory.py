@@ -1,7 +1,7 @@
-"""Memory that was needed once is given back.
+"""Memory goes back to the system after unusual requests.
 
-The allocator of C keeps freed pages for the next request, and ONNX Runtime's arena those of the largest run. After something unusual the
-arena gives back what it has grown by (`runtime.shrinking`), and the allocator is asked to, on a thread on which nothing waits for it.
+C's allocator keeps freed pages for the next request, and ONNX Runtime's arena keeps those of its largest run. After an unusual run the
+arena releases what it has grown by (`runtime.shrinking`), and `malloc_trim` releases freed pages, on a thread of its own.
 """
 
 import ctypes
@@ -14,7 +14,7 @@ _LEAST_S = 5.0  # between two times: it takes some milliseconds, and costs the p
 
 
 class Release:
-    """`asked` may be called at any time from any thread; what it starts comes at most once in `_LEAST_S`, and once after the last call."""
+    """`asked` may be called at any time from any thread. It trims at most once in `_LEAST_S`, and once after the last call."""
 
     def __init__(self, trim: Callable[[], None] | None = None) -> None:
         self._trim = trim or _malloc_trim()
@@ -23,7 +23,7 @@ class Release:
         self._last = -_LEAST_S
 
     def asked(self) -> None:
-        """Something large was freed, or is about to be."""
+        """A large object was freed, or is about to be."""
         with self._lock:
             if self._timer is None:
                 self._timer = threading.Timer(max(self._last + _LEAST_S - time.monotonic(), 1.0), self._release)

@@ -130,7 +130,7 @@ class GeneratorMetrics:
         self._finished = {reason: metrics.finished.labels(model, reason) for reason in ("stop", "length", "abort", "error")}
 
     def finished(self, reason: Literal["stop", "length", "abort", "error"], usage: Usage) -> None:
-        """Count one run that has ended; abort: nobody wanted it any more. `usage.finished` must be known."""
+        """Count one run that has ended; abort: its client no longer wanted it. `usage.finished` must be known."""
         assert usage.finished is not None
         self._finished[reason].inc()
         self._run_s.observe(usage.finished - usage.submitted)

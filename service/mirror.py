@@ -13,7 +13,7 @@ from prometheus_client.registry import CollectorRegistry
 
 log = logging.getLogger("attnserve")
 
-EVERY_S = 10.0  # as often as Ray takes them, and far more often than it forgets a series that nobody renews
+EVERY_S = 10.0  # as often as Ray takes them, and far more often than it forgets a series that is not renewed
 
 
 class Gauge(Protocol):

@@ -1,6 +1,6 @@
 """Bulk answers a line at a time: each input's line leaves as soon as its row is there, in any order, the totals last.
 
-A line carries the index of its input. The status is sent before the first row is known, so an error that befalls the whole request later is
+A line carries the index of its input. The status is sent before the first row is known, so a later error of the whole request is
 the last line, in the dialect's form; a client must require the closing line with `usage`.
 """
 
@@ -39,7 +39,7 @@ async def stream(
     work = asyncio.create_task(model.answer(inputs, call, on_result=lambda index, row: rows.put_nowait((index, row)), **options))
 
     def ended(done: asyncio.Task[Answer]) -> None:
-        _ = done.cancelled() or done.exception()  # looked at, or asyncio complains when the client has gone and nobody else looks
+        _ = done.cancelled() or done.exception()  # retrieve it, or asyncio complains about an error that was never read
         rows.put_nowait(None)
 
     work.add_done_callback(ended)

@@ -1,6 +1,6 @@
 """The OpenAPI document as generators of clients need it.
 
-FastAPI draws it from the routes. What generators stumble over is mended here for all routes at once: schemas of different dialects with
+FastAPI derives it from the routes. This corrects, for all routes at once, what breaks generators: schemas of different dialects with
 one title, enums whose members have one name, a type that is null alone, defaults, a form of error that is never sent. Examples and keys
 are added.
 """
@@ -53,7 +53,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 _PARAMETERS = {"model": "all-MiniLM-L6-v2", "response_id": "resp_0123456789abcdef"}
 _OPEN_TAG = "Operation"  # its routes need no key
 _OPEN_PATHS = ("/health", "/ping", "/v2/health/live", "/v2/health/ready")
-# Where two schemas have one name, FastAPI puts the module before it: what that becomes, if not the module's name in capitals.
+# FastAPI puts the module before the name if two schemas share one. What that becomes, if not the module's name in capitals:
 _DIALECTS = {
     "openai": "OpenAI",
     "oip": "Oip",
@@ -65,7 +65,7 @@ _DIALECTS = {
 
 
 def refined(document: dict[str, Any], *, needs_key: bool) -> dict[str, Any]:
-    """`document` with all that; it is changed in place."""
+    """Correct `document` in place, and return it."""
     document["servers"] = [{"url": "/", "description": "The service that sent this document."}]
     document["info"]["license"] = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
     _name(document)
@@ -118,7 +118,7 @@ def _refer(node: Any, names: dict[str, str]) -> None:
 
 
 def _mend(node: Any) -> None:
-    """Mend every schema inside `node`, a part of the document. What `node` itself is called is left alone."""
+    """Correct every schema inside `node`, a part of the document. The name of `node` itself is unchanged."""
     if isinstance(node, list):
         for each in node:
             _mend(each)
@@ -159,7 +159,7 @@ def _mend_schema(schema: dict[str, Any], *, alone: bool = True) -> None:
 
 
 def _answers(operation: dict[str, Any], *, has_body: bool) -> None:
-    """Errors in the dialect's form alone: FastAPI adds its own 422, which is never sent."""
+    """Errors in the dialect's form only: FastAPI adds its own 422, which is never sent."""
     responses = operation["responses"]
     if "HTTPValidationError" in str(responses.get("422")):
         del responses["422"]
@@ -184,7 +184,7 @@ def _exemplify(path: str, operation: dict[str, Any]) -> None:
 
 
 def _secure(document: dict[str, Any], needs_key: bool) -> None:
-    """The key's form is always there, so that a client made from the document can send one; it is asked for where keys are set."""
+    """Always describe the API key, so that generated clients can send one. It is required only if keys are set."""
     document["components"]["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer", "description": "An API key of the service, where it has any."}
     }

@@ -1,8 +1,8 @@
 """What a browser opens: `/` says what this is, `/docs` and `/redoc` show the OpenAPI document, `/openapi.json` is that document.
 
-All of them come from files of this package: a page makes no request to another origin, and its content security policy forbids it. With
-API keys set `/docs`, `/redoc` and `/openapi.json` stay open, since a browser has no key before its user has entered one there, and since
-they are the same in every installation of a version: the document names no model. `/` names models only to a request with a key.
+All files come from this package: a page makes no request to another origin, and its content security policy forbids it. `/docs`, `/redoc`
+and `/openapi.json` need no API key, since a browser has none until its user enters one there, and since they are the same in every
+installation of a version: the document names no model. `/` names models only in answers to requests with a key.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ _DOCS_POLICY = (
 _ROOT_POLICY = f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; img-src data:; {_NOTHING_ELSE}"
 _SAFE = {"x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
 
-# What a model of each kind is asked first.
+# An example request for each kind of model.
 _ASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "encoder": ("/v1/embeddings", {"input": "Attention is all you need"}),
     "reranker": ("/v1/rerank", {"query": "What is the capital of France?", "documents": ["Paris is in France.", "Fish swim."]}),
@@ -96,7 +96,7 @@ router = APIRouter(route_class=JsonRoute, tags=["Operation"])
 async def root(request: Request, call: CallDep, catalog: CatalogDep) -> Response:
     """What this is: its version, models and routes. A page for browsers (`Accept: text/html`), JSON otherwise; 503 while it is not ready.
 
-    Where API keys are set, models are named to requests with a key alone; `models` is null in the others.
+    If API keys are set, only requests with a key see the models; `models` is null in other answers.
     """
     ready = await catalog.ready()
     told = not catalog.settings.api_keys or call.client.startswith("key:")
@@ -123,7 +123,7 @@ async def root(request: Request, call: CallDep, catalog: CatalogDep) -> Response
 
 
 def _models(catalog: Catalog) -> list[tuple[str, Served]]:
-    """All names that can be asked for, aliases last."""
+    """All names of served models, aliases last."""
     if not catalog.models:
         return []
     return [*catalog.models.items(), *((alias, catalog.models[name]) for alias, name in catalog.settings.aliases.items())]
@@ -136,7 +136,7 @@ def kind_of(model: Served) -> str:
 
 
 def _page(catalog: Catalog, host: str, *, told: bool, ready: bool) -> str:
-    """The page, all of it escaped that comes from elsewhere."""
+    """The page, with every value from outside escaped."""
     models = _models(catalog) if told else []
     asked = {kind_of(model): name for name, model in reversed(models)} if models else dict.fromkeys(_ASKED)
     address = f"http://{host if _HOST.fullmatch(host) else f'127.0.0.1:{catalog.settings.port}'}"
@@ -144,7 +144,7 @@ def _page(catalog: Catalog, host: str, *, told: bool, ready: bool) -> str:
     state = "" if ready else f"<p><b>Not ready:</b> {html.escape(catalog.failure or catalog.sick() or 'models are being loaded')}</p>"
     rows = "".join(f"<tr><td><code>{html.escape(name)}</code></td><td>{html.escape(kind_of(model))}</td></tr>" for name, model in models)
     table = f"<table><tr><th>model</th><th>kind</th></tr>{rows}</table>" if rows else ""
-    hidden = "" if told else "<p>The models are named to requests with an API key.</p>"
+    hidden = "" if told else "<p>Requests with an API key see the models here.</p>"
     examples = "".join(
         f"<h3>{html.escape(kind)}</h3><pre>{html.escape(_curl(address, key, kind, name))}</pre>"
         for kind, name in asked.items()
@@ -180,7 +180,7 @@ def _curl(address: str, key: str, kind: str, name: str | None) -> str:
 
 @router.get("/openapi.json", include_in_schema=False)
 async def document(request: Request, call: CallDep) -> Response:
-    """The OpenAPI document. It is made once, on another thread: that takes longer than the event loop may be held."""
+    """The OpenAPI document. It is made once, on another thread, since that takes longer than the event loop may be held."""
     return json_response(await asyncio.to_thread(request.app.openapi), call)
 
 

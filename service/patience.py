@@ -55,7 +55,7 @@ class Patience:
     def __init__(self, max_wait_s: float) -> None:
         self._max_wait_s = max_wait_s
         self.inflow = Inflow()
-        self._refused = -math.inf  # when somebody last was for a queue that had grown too long
+        self._refused = -math.inf  # when a request was last refused because the queue had grown too long
 
     def bound_s(self, now: float, busy_s: float) -> float:
         """How long the queue may be. `busy_s` of it keep the runtime busy."""
@@ -66,13 +66,13 @@ class Patience:
         return now - self._refused < _CALM_S or self.inflow.excessive(now)
 
     def check(self, now: float, queue_s: float, busy_s: float, *, crowded: bool = True) -> None:
-        """QueueTooLong where `queue_s` of work come first and that is too long; an empty queue takes everything.
+        """Raise QueueTooLong if `queue_s` of queued work exceeds the current bound. An empty queue always admits.
 
-        Where it is not `crowded`, the queue is long for this client alone, and the refusal says nothing about the others.
+        Unless `crowded`, the queue is long for this client alone, and the refusal does not shorten the bound of the others.
         """
         bound_s = self.bound_s(now, busy_s)
         if queue_s > bound_s:
-            if crowded and not self.inflow.excessive(now):  # which ends by itself
+            if crowded and not self.inflow.excessive(now):  # overload by inflow ends by itself
                 self._refused = now
             raise QueueTooLong(
                 f"Model is overloaded: the queue needs about {queue_s:.2f} s and may need {bound_s:.2f} s",
@@ -88,7 +88,7 @@ class Lag:
         self._late_since = math.inf
 
     def check(self, now: float, waited_s: float) -> None:
-        """Overloaded for who has waited too long, when nobody has waited less for as long as that."""
+        """Raise Overloaded for a request that has waited too long, if every request in that time has waited too long."""
         if waited_s <= self._max_wait_s:
             self._late_since = math.inf
             return
@@ -101,7 +101,7 @@ class Lag:
 
 
 class Refusals:
-    """How long a refusal is held back: the longer, the more there are.
+    """How long a refusal is held back: longer, the more refusals there are.
 
     A client that asks again at once, whatever `Retry-After` says, costs half a millisecond each time, on the cores that compute. Held back,
     each such client is refused about once a second.
@@ -112,7 +112,7 @@ class Refusals:
         self._rate = 0.0  # a second, moving average over one second
 
     def delay_s(self, now: float) -> float:
-        """Of a refusal that is made now."""
+        """The delay of a refusal that is made now, in seconds."""
         self._rate = self._rate * math.exp(min(self._at - now, 0.0)) + 1
         self._at = now
         return min(self._rate / _UNDELAYED_PER_S, _MOST_DELAY_S)

@@ -10,10 +10,10 @@ _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` ports of 127.0.0.1 that nobody holds now.
+    """`count` free ports of 127.0.0.1.
 
-    The kernel gives ports of its ephemeral range to whoever asks for any, and Ray asks for dozens while it starts: so these are from
-    below that range. Between this and their use somebody may still take one; what starts there then fails and says so.
+    The kernel assigns ports of its ephemeral range, and Ray requests dozens while it starts, so these are below that range. Another program
+    may still take one before it is used; the process that needs it then fails with that reason.
     """
     end = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32_768
     candidates = list(range(_LOWEST, end)) if end - _LOWEST > 100 * count else [0] * count

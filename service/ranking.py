@@ -59,9 +59,9 @@ async def rank(
     cut: Callable[[Model], Cut] = lambda model: Cut(),
     field: str = "documents",
 ) -> Ranking:
-    """Rank `documents` with the model of that name; without a name with the first reranker, or the first encoder where there is none.
+    """Rank `documents` with the named model; without a name, with the first reranker, or else the first encoder.
 
-    `cut` says how what is too long for the model is treated, `field` what the documents are called in the caller's body.
+    `cut` says how texts that are too long are truncated, `field` is the name of the documents in the caller's body.
     """
     model = _choose(catalog, name)
     call.item_errors = False  # an order with holes in it is none

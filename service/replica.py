@@ -1,4 +1,4 @@
-"""What lives in a replica's process: the models, the application over them, and the HTTP server in front, past Ray's request handling.
+"""A replica's process: the models, the application over them, and the HTTP server in front, which bypasses Ray's request handling.
 
 Ray's handler makes two tasks, a dozen objects and three random ids of every request to count and trace it. None of that is used here: the
 edge counts, bounds, times and drains requests itself. On one machine Ray takes no requests at all: this process serves at a socket that the
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from service.settings import Settings
 
 _RAYS_OWN = ("/-/healthz", "/-/routes")  # what HAProxy asks to know whether the replica is there
-_KEEP_ALIVE_S = 90  # longer than HAProxy keeps a connection that it does not use
+_KEEP_ALIVE_S = 90  # longer than HAProxy keeps an idle connection
 
 catalog: "Catalog | None" = None
 _application: "Application | None" = None
 
 
 def start(frozen: str, log_file: str | None, make_catalog: "Callable[[Settings], Catalog]") -> "Application":
-    """The application of this process. To be called once, in the replica; the models are loaded when its lifespan begins.
+    """The application of this process. Call it once, in the replica. The models are loaded when its lifespan begins.
 
-    `log_file` is in the run directory of one machine's service; None is a cluster, where Ray has the HTTP server.
+    `log_file` is in the run directory of a service on one machine; None on a cluster, where Ray runs the HTTP server.
     """
     global catalog, _application
     # Not at the top: Ray's proxy imports this module for `middlewares`, and has no use for the rest in its memory.
@@ -53,7 +53,7 @@ def start(frozen: str, log_file: str | None, make_catalog: "Callable[[Settings],
 
 
 def _serve_in_lifespan(application: "Application", run: Path, catalog: "Catalog") -> None:
-    """Have `application` take requests for as long as its lifespan is, from before its models are loaded."""
+    """Serve `application` during its lifespan, starting before its models are loaded."""
     inner = application.router.lifespan_context
 
     @asynccontextmanager

@@ -12,13 +12,12 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, 
 from typing import Annotated, Any, TypeVar
 from urllib.parse import parse_qs
 
-import orjson
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field, ValidationError
 from starlette.types import Message, Scope, Send
 
-from service.answers import JsonPieces
+from service.answers import json_answer, whole
 from service.call import Call
 from service.catalog import Catalog
 from service.dialects.fields import NOT_SUPPORTED, UNKNOWN
@@ -33,7 +32,7 @@ Answer = Callable[[bytes, Call, Catalog], Awaitable[Response]]
 Many = Annotated[list[Element], Field(fail_fast=True)]
 
 CALL, CATALOG = "attnserve.call", "attnserve.catalog"  # their places in the ASGI scope
-METHOD = "attnserve.method"  # there too: HEAD, of a request that goes on as GET
+METHOD = "attnserve.method"  # also in the scope: HEAD, of a request that is handled as GET
 # Reading JSON holds the event loop, by the number of its values more than by their bytes.
 _LARGE_BYTES, _MOST_VALUES = 400_000, 400_000
 _SHORT = reprlib.Repr()  # of what was given, in an error
@@ -57,13 +56,13 @@ async def _content(request: Request) -> bytes:
     return await request.body()
 
 
-ContentDep = Annotated[bytes, Depends(_content)]  # the body as it came, for a route that reads it by itself
+ContentDep = Annotated[bytes, Depends(_content)]  # the raw body, for a route that parses it itself
 
 
 class JsonRoute(APIRoute):
     """A route `async def name(body: SomeModel, call: CallDep, catalog: CatalogDep)`, each optional, that returns JSON or a Response.
 
-    `content: ContentDep` gives the bytes of the body to a route that has to look what they are.
+    `content: ContentDep` gives the bytes of the body to a route that has to choose between several models of it.
 
     `answer(body, call, catalog)` is all of it; None where the signature asks for more, and FastAPI has to find that.
     """
@@ -108,7 +107,7 @@ def exact(routers: Iterable[APIRouter]) -> dict[tuple[str, str], JsonRoute]:
 
 
 def routes_of(routers: Iterable[APIRouter]) -> Iterator[APIRoute]:
-    """Every route, also those of routers within routers, in the order of matching."""
+    """Every route, nested routers included, in the order of matching."""
     for router in routers:
         for route in router.routes:
             if isinstance(route, APIRoute):
@@ -118,7 +117,7 @@ def routes_of(routers: Iterable[APIRouter]) -> Iterator[APIRoute]:
 
 
 def allowed(path: str, routers: Iterable[APIRouter]) -> list[str]:
-    """The methods that this path takes, sorted; none where there is no such path."""
+    """The methods of this path, sorted; an empty list if there is no such path."""
     methods = {method for route in routes_of(routers) if route.path_regex.match(path) for method in route.methods or ()}
     if "GET" in methods:
         methods.add("HEAD")
@@ -126,7 +125,7 @@ def allowed(path: str, routers: Iterable[APIRouter]) -> list[str]:
 
 
 def canonical(scope: Scope, send: Send) -> tuple[Scope, Send]:
-    """One form of what can be asked in several: without a slash at the end of the path, and HEAD as a GET whose body is not sent."""
+    """Normalise a request: no slash at the end of the path, and HEAD becomes a GET whose body is not sent."""
     path: str = scope["path"]
     if len(path) > 1 and path.endswith("/"):
         scope = {**scope, "path": path[:-1]}
@@ -160,7 +159,7 @@ def address(scope: MutableMapping[str, Any]) -> tuple[str | None, bool]:
 def read(model: type[Body], body: bytes, call: Call | None = None) -> Body:
     """The body as its model, or BodyTooLarge, MalformedBody, EmptyInput, InvalidRequest with the field's name.
 
-    A body that names no model to answer it is given the one that `call` wants; one that was sent to a model's own path, always.
+    A body without a model gets the one that `call` wants; a body that was sent to a model's own path always does.
     """
     if len(body) > _LARGE_BYTES and (lists := body.count(b"[")) + (values := body.count(b",")) > _MOST_VALUES:
         raise BodyTooLarge(f"the body has about {lists} lists and {values} values, together more than {_MOST_VALUES}: send it in parts")
@@ -174,10 +173,10 @@ def read(model: type[Body], body: bytes, call: Call | None = None) -> Body:
 
 
 def json_response(content: Any, call: Call, status: int = 200) -> Response:
-    """Content with numpy arrays anywhere in it; in pieces where it was found to be large."""
+    """A response with `content`, which may hold numpy arrays; in pieces if a large answer was reserved."""
     if call.answer_bytes:
-        return JsonPieces(content, status, call.headers)
-    return Response(orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY), status, call.headers, "application/json")
+        return json_answer(content, call.headers, status)
+    return Response(whole(content), status, call.headers, "application/json")
 
 
 def _sentence(error: ValidationError) -> InvalidRequest:

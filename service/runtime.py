@@ -24,7 +24,7 @@ Opened = TypeVar("Opened")
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 DEVICES = {CPU: "cpu", CUDA: "cuda"}  # what ONNX Runtime calls the device of a provider
 
-_USUAL_TOKENS = 1024  # of a run, padding included: the engine makes larger ones for single long texts alone
+_USUAL_TOKENS = 1024  # of a run, padding included: only a single long text makes a larger one
 
 _CUDA_FAILURE = re.compile(r"CUDA failure (\d+)")
 # Of cudaError_t, those whose description says that the process must be ended: memory, hardware and launches that went wrong.
@@ -50,7 +50,7 @@ class Session(Protocol):
         ...
 
     def begin(self, ids: list[int], *, within_s: float) -> None:
-        """Run one input, for so long at most. Raises what the runtime raises about it until then."""
+        """Run one input for a limited time. Raises the runtime's error if it fails within that time."""
         ...
 
 
@@ -64,7 +64,7 @@ def open_graph(
 ) -> "ort.InferenceSession":
     """A file, or a graph of the service's own. Threads spin inside a call and stop when it ends: between two of them they belong to HTTP.
 
-    BundleError for a file that is no graph, or not the one that is `promised`. SettingsConflict where
+    BundleError for a file that is no graph, or not the one that is `promised`. SettingsConflict if
     `provider` cannot be had. ONNX Runtime offers CUDA wherever it was built in, and without a driver, a device or a
     library it would compute on the CPU and say nothing to its caller.
     """
@@ -94,12 +94,12 @@ def open_graph(
 
 
 def in_a_line(error: BaseException) -> str:
-    """What an error of a library says, without its further lines and the source files in which it was raised."""
+    """The message of a library's error in one line of at most 300 characters."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 def _check_interface(session: "ort.InferenceSession", promised: contract.Graph, graph: str) -> None:
-    """BundleError for the first tensor that is not as the manifest has it. What the graph leaves open may be of any size."""
+    """BundleError for the first tensor that differs from the manifest. An axis that the graph leaves open may have any size."""
     for way, found, wanted in (("input", session.get_inputs(), promised.inputs), ("output", session.get_outputs(), promised.outputs)):
         if (names := [node.name for node in found]) != (told := [tensor.name for tensor in wanted]):
             raise contract.BundleError(
@@ -124,7 +124,7 @@ def cuda_options(memory_gib: float | None) -> dict[str, str]:
     options = {
         # The arena would double each time it grows, and keep from the GPU's other processes what it has no use for.
         "arena_extend_strategy": "kSameAsRequested",
-        # A bundle in fp32 has to give its golden vectors to fp32's precision. Who wants tensor cores exports in fp16.
+        # A bundle in fp32 has to give its golden vectors to fp32's precision. For tensor cores, export in fp16.
         "use_tf32": "0",
     }
     if memory_gib is not None:
@@ -144,7 +144,7 @@ class OnnxSession:
     """A bundle's graph in ONNX Runtime, opened twice over the same mapped weights.
 
     Under load every run has one core: as many runs side by side as cores waste nothing on waiting for each other at every operator. A run
-    that is alone is spread over `threads`, which spin between its operators, since nobody else wants them, and stop when it ends.
+    that is alone is spread over `threads`, which spin between its operators, since no other run needs them, and stop when it ends.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class OnnxSession:
     def begin(self, ids: list[int], *, within_s: float) -> None:
         import onnxruntime as ort
 
-        options = shrinking() if self.provider == CPU else ort.RunOptions()  # what a long input takes is not kept
+        options = shrinking() if self.provider == CPU else ort.RunOptions()  # release the memory of a long input
         end = threading.Timer(within_s, setattr, (options, "terminate", True))
         end.start()
         try:
@@ -212,7 +212,7 @@ def pad(
 
 
 def shrinking() -> "ort.RunOptions":
-    """For a run after which the arena gives back what it has grown by, which may be much: 750 MB for a text of 8,192 tokens."""
+    """Options of a run after which the arena releases what it has grown by: 750 MB for a text of 8,192 tokens."""
     import onnxruntime as ort
 
     options = ort.RunOptions()

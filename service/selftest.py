@@ -14,7 +14,7 @@ from service.tokenization import Cut, TextEncoder
 
 _SHORT, _LONG, _MANY = 16, 64, 8  # tokens of a short and a longer input, inputs of a batch
 _ANY_TOKEN = 0
-_LONGEST, _BEGIN_S = 2_048, 0.05  # an input that has no positions fails at once; one that has them need not come to its end
+_LONGEST, _BEGIN_S = 2_048, 0.05  # an input beyond the model's positions fails at once; a good one need not run to its end
 _LEAST_RUNS, _MOST_RUNS, _ENOUGH_S = 3, 7, 0.1  # for one point: a slow model is timed well by fewer, and every start waits
 
 
@@ -36,7 +36,7 @@ class Rate:
 
 
 def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, session: Session) -> SelfTest:
-    """Run the golden inputs, and once what else is served. BundleError when any row is further off than the bundle allows."""
+    """Run the golden inputs, and every other served output once. BundleError if a row differs by more than the bundle allows."""
     golden = contract.read_golden(bundle)
     output = contract.EMBEDDING if manifest.kind == "encoder" else contract.LOGITS
     bound = "min_cosine" if manifest.kind == "encoder" else "max_abs_error"
@@ -72,7 +72,7 @@ def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, 
 
 
 def _check_served(bundle: Path, manifest: contract.Manifest, session: Session, ids: list[int], types: list[int]) -> None:
-    """Every output that a route may ask for, and an input as long as the manifest says. BundleError for one that does not come."""
+    """Compute every output that a route may request, and an input of the manifest's longest length. BundleError if one fails."""
     sizes = {"B": 1, "N": len(ids)}
     named = [tensor.name for tensor in manifest.graph.outputs]
     made = session.run(named, [ids], [types], alone=True)
@@ -86,7 +86,7 @@ def _check_served(bundle: Path, manifest: contract.Manifest, session: Session, i
     length = min(manifest.limits.max_tokens, _LONGEST)
     try:
         session.begin([_ANY_TOKEN] * length, within_s=_BEGIN_S)
-    except Exception as error:  # ONNX Runtime's own have no base but this
+    except Exception as error:  # ONNX Runtime's errors have no other base class
         raise contract.BundleError(
             f"{bundle}: self-test failed, an input of {length} tokens fails, and the manifest allows {manifest.limits.max_tokens}: "
             f"{in_a_line(error)}"

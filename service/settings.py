@@ -37,7 +37,7 @@ class Settings(BaseModel):
     aliases: dict[str, str] = Field({}, description="Other names of models: {alias: name}.")
     default_model: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Models that answer for names that are not served, the first whose kind fits the route. None: such names are a 404.",
+        description="Models that answer requests for unknown names: the first whose kind fits the route. Unset: unknown names are a 404.",
     )
     host: str = Field("127.0.0.1", description="Address to listen on. Loopback unless told otherwise.")
     port: int = Field(8000, ge=1, le=65535, description="Port to listen on.")
@@ -51,13 +51,15 @@ class Settings(BaseModel):
 
     max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="Largest request body.")
     max_pending_bytes: int = Field(
-        256 * 1024 * 1024, ge=1024, description="Bodies of all running requests together, and large answers; over it or a host's share 429."
+        256 * 1024 * 1024,
+        ge=1024,
+        description="Bytes of all bodies, and of all large answers; over it or a client's share 429.",
     )
     max_answer_bytes: int = Field(64 * 1024 * 1024, ge=1024, description="Largest answer, estimated before it is computed; over it 413.")
     min_body_bytes_per_s: int = Field(
-        8192, ge=1, description="Slowest body that is waited for, after its first `body_grace_s`; a slower one is answered 408."
+        8192, ge=1, description="Slowest accepted body, in bytes a second, after its first `body_grace_s`; a slower one is answered 408."
     )
-    body_grace_s: float = Field(5.0, gt=0, le=3600, description="How long a body may stop on its way.")
+    body_grace_s: float = Field(5.0, gt=0, le=3600, description="How long the upload of a body may pause, in seconds.")
     max_client_batch: int = Field(2048, ge=1, le=1_000_000, description="Most inputs in one request.")
     max_input_characters: int = Field(1_000_000, ge=1000, description="Most characters of one input, however short it is cut afterwards.")
     max_queue_tokens: int = Field(524_288, ge=1, description="Most tokens waiting for one model; over it 429.")
@@ -89,7 +91,7 @@ class Settings(BaseModel):
         4096, ge=1, le=1_000_000, description="Most tokens of a chat answer or a response that sets no limit of its own."
     )
     allow_special_tokens: bool = Field(
-        False, description="Let texts of requests hold special tokens, such as [SEP] or <|endoftext|>. Off: they are text like any other."
+        False, description="Read special tokens, such as [SEP] or <|endoftext|>, in the texts of requests. Off: they are plain text."
     )
     auto_truncate: bool = Field(True, description="Cut inputs longer than the model takes, where the request does not say.")
     cache_bytes: int = Field(32 * 1024 * 1024, ge=0, description="Bytes of vectors kept for inputs seen before; 0 turns the cache off.")
@@ -136,13 +138,13 @@ class Settings(BaseModel):
             try:
                 return json.loads(value)
             except ValueError:
-                raise ValueError('it begins like a JSON list and is none: write ["a", "b"], or a,b') from None
+                raise ValueError('it begins like a JSON list but is not one: write ["a", "b"], or a,b') from None
         return [part.strip() for part in value.split(",") if part.strip()]
 
     @field_validator("cors_origins", mode="after")
     @classmethod
     def _origins(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        """As browsers send them: in small letters, without a slash at the end."""
+        """As browsers send them: in lower case, without a slash at the end."""
         origins = tuple(origin.strip().rstrip("/").lower() for origin in value)
         if bad := [origin for origin in origins if not _ORIGIN.fullmatch(origin)]:
             raise ValueError(f"{bad[0]!r} is not an origin: write scheme://host or scheme://host:port, without a path, or *")

@@ -12,7 +12,7 @@ _RETRY_AFTER_S = 1.0
 
 
 class Shares:
-    """`what` the bytes are, for the sentence of a refusal; `limit` gives the most of all together. Used on the event loop alone."""
+    """`what` names the bytes in errors; `limit` returns the limit on their sum. For the event loop only."""
 
     def __init__(self, what: str, limit: Callable[[], int]) -> None:
         self.used = 0
@@ -21,7 +21,7 @@ class Shares:
         self._by_host: dict[str, int] = {}
 
     def take(self, host: str, size: int, held: int = 0) -> None:
-        """`size` bytes more for a request that holds `held` of them. Overloaded, with nothing taken, where that is over a share."""
+        """Take `size` more bytes for a request that holds `held`. Raises Overloaded, and takes none, over a share."""
         limit = self._limit()
         free = limit - self.used - size
         hosts = self._by_host.get(host, 0) + size
@@ -36,7 +36,7 @@ class Shares:
         self._by_host[host] = hosts
 
     def give(self, host: str, size: int) -> None:
-        """Back what was taken."""
+        """Return bytes that were taken."""
         if size:
             self.used -= size
             self._by_host[host] -= size

@@ -19,11 +19,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.alarm import Alarm
+from service.answers import PIECE_BYTES, in_slices, pieces, whole
 from service.call import Call
 from service.edge import ClientGone
 from service.errors import ServiceError
 from service.settings import Settings
-from service.written import CHUNK_BYTES, in_slices, pieces_of
 
 log = logging.getLogger("attnserve")
 
@@ -45,9 +45,9 @@ class Source(Protocol[Taken]):
         """Nothing is left to take."""
 
     async def take(self, timeout_s: float, interval_s: float) -> Sequence[Taken]:
-        """What has come since the last time; waits for something, but not longer than `timeout_s`. Raises what befell the source.
+        """The pieces since the last call. Waits up to `timeout_s` for one. Raises the source's error.
 
-        What comes less than `interval_s` after the last time may wait that long for more.
+        Pieces that arrive less than `interval_s` after the last call may wait that long for more.
         """
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ class Source(Protocol[Taken]):
 
 
 class Script(Protocol[Told]):
-    """What a dialect says around the pieces, as events. Nothing may be said by an empty result; what is long comes bit by bit."""
+    """How a dialect turns pieces into events. An empty result sends nothing; a long one comes as an iterator."""
 
     def opening(self) -> bytes: ...
 
@@ -67,15 +67,19 @@ class Script(Protocol[Told]):
 
 
 def event(content: Any, name: str | None = None) -> bytes:
-    """One event; `name` is its type where a dialect has several."""
-    return b"".join(event_pieces(content, name))
+    """One event of small content; `name` is its type where a dialect has several."""
+    return b"".join((_opening(name), whole(content), b"\n\n"))
 
 
 def event_pieces(content: Any, name: str | None = None) -> Iterator[bytes]:
-    """The same bit by bit, where parts of it are written already."""
-    yield b"data: " if name is None else b"event: %b\ndata: " % name.encode()
-    yield from pieces_of(content)
+    """One event of large content, in pieces."""
+    yield _opening(name)
+    yield from pieces(content)
     yield b"\n\n"
+
+
+def _opening(name: str | None) -> bytes:
+    return b"data: " if name is None else b"event: %b\ndata: " % name.encode()
 
 
 async def stream(source: Source[Piece], script: Script[Piece], call: Call, settings: Settings) -> Response:
@@ -89,7 +93,7 @@ async def stream(source: Source[Piece], script: Script[Piece], call: Call, setti
 
 
 class EventStream(Response):
-    """Plays the pieces of a source by a script to whoever listens."""
+    """Sends the pieces of a source as the events of a script."""
 
     def __init__(self, source: Source[Any], script: Script[Any], first: Sequence[Any], call: Call, settings: Settings) -> None:
         super().__init__(headers={**call.headers, **_HEADERS})
@@ -141,12 +145,12 @@ class EventStream(Response):
 
 
 async def _gathered(said: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
-    """In chunks that are worth a write, with turns for others between."""
+    """Join bytes to chunks of about `PIECE_BYTES`, and let other tasks run in between."""
     chunk, size = [], 0
     async for written in in_slices(said):
         chunk.append(written)
         size += len(written)
-        if size >= CHUNK_BYTES:
+        if size >= PIECE_BYTES:
             yield b"".join(chunk)
             chunk, size = [], 0
     if size:

@@ -1,12 +1,12 @@
 """The process in which one chat template is compiled and rendered: a template is code, and may loop or fill memory.
 
 Run as a file by `service/chat_template.py`, with nothing but Jinja imported. It reads frames from its standard input and answers each on
-its standard output; a frame is its length in eight bytes, then JSON. The first question is {"source", ..}, each later one the variables of
-a rendering. An answer is {"takes_tools"}, {"prompt"}, or {"refused"} with what is said of the template. A process that ends in place of an
-answer has used up its time. The limits are the kernel's: memory for the whole process, CPU time for each question. The end of the input
+its standard output; a frame is its length in eight bytes, then JSON. The first request is {"source", ..}, each later one the variables of
+a rendering. An answer is {"takes_tools"}, {"prompt"}, or {"refused"} with the reason. A process that ends instead of answering has used up
+its time. The kernel sets the limits: memory for the whole process, CPU time for each request. The end of the input
 ends the process.
 
-What a template may use is what `transformers` gives it (`apply_chat_template`): `messages`, `tools`, `add_generation_prompt`, the special
+A template may use what `transformers` gives it (`apply_chat_template`): `messages`, `tools`, `add_generation_prompt`, the special
 tokens, `raise_exception`, `strftime_now`, `tojson`, loop controls, blocks trimmed.
 """
 
@@ -27,7 +27,7 @@ REASON_CHARACTERS = 1_000  # of a template's own words in a refusal
 
 
 class _Refused(Exception):
-    """An answer other than the one that was asked for."""
+    """The template refused, or reached a limit."""
 
 
 class Template:
@@ -58,7 +58,7 @@ class Template:
         except RecursionError:
             raise _Refused("was stopped: it calls itself too deeply") from None
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
-            # The template's code, on what a client sent: whatever it trips over is in the messages.
+            # The template's code runs on a client's input, so any error in it is about the messages.
             raise _Refused(f"does not take these messages: {error}") from error
         return "".join(pieces)
 
@@ -70,7 +70,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own escapes HTML, which no prompt wants."""
+    """Jinja's own `tojson` escapes HTML, which prompts must not."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -83,7 +83,7 @@ def _strftime_now(form: str) -> str:
 
 
 def main(memory_bytes: int, cpu_s: float) -> None:
-    """Answer questions until there are no more. The first answer is to the source."""
+    """Answer requests until the input ends. The first one is the source."""
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     for nothing in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
         resource.setrlimit(nothing, (0, 0))
@@ -100,7 +100,7 @@ def main(memory_bytes: int, cpu_s: float) -> None:
         return {"prompt": template.render(question)}
 
     while (question := read(source)) is not None:
-        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # of CPU time; then SIGPROF ends the process, whatever it is in
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # CPU time; then SIGPROF ends the process
         answer = _answer(compiled if template is None else rendered, question, memory_bytes)
         signal.setitimer(signal.ITIMER_PROF, 0)
         write(sink, answer)

@@ -1,7 +1,7 @@
-"""A bundle's tokenizer, opened: a file of a checkpoint's author that every text goes through, so it must come to an end on each of them.
+"""Opening a bundle's tokenizer. The author of a checkpoint wrote it, and every text goes through it, so it must terminate on all of them.
 
-The library's patterns are Oniguruma's, which backtracks. It gives up after ten million steps, by a panic that is no `Exception`. A pattern
-that could come near that is refused here, by its form: a repeated group in which there is a choice, or a series of open repetitions. No
+The library's patterns are Oniguruma's, which backtracks and gives up after ten million steps, with a panic that is no `Exception`. A
+pattern that could come near that is refused by its form: a repeated group with a choice in it, or a series of open repetitions. No
 published tokenizer has either.
 """
 
@@ -16,15 +16,15 @@ from tokenizers import Tokenizer
 from export import contract
 from service.runtime import in_a_line
 
-MOST_OPEN = 3  # open repetitions one after the other: texts cost their length to this power at worst
+MOST_OPEN = 3  # open repetitions in a row: the worst cost is the text's length to this power
 LARGE_REPEAT = 32  # times; from there on a repetition counts as open
-MOST_GROWTH = 1_000  # characters that replacements may make of one
+MOST_GROWTH = 1_000  # characters that replacements may make from one
 
 
 def open_tokenizer(path: Path, vocab_size: int, *, allow_special_tokens: bool = False) -> Tokenizer:
-    """It neither cuts nor fills. BundleError for a file that is none, or has tokens that the model has not.
+    """Open it, without truncation or padding. BundleError for a file that is no tokenizer, or has tokens that the model lacks.
 
-    Text is text to it: `[SEP]` in an input is the letters it is written with and no separator, unless special tokens are allowed.
+    Unless special tokens are allowed, `[SEP]` in an input is plain letters and no separator.
     """
     text = contract.read_text(path.parent, path.name, most_bytes=contract.MOST_TOKENIZER_BYTES)
     try:
@@ -54,7 +54,7 @@ def open_tokenizer(path: Path, vocab_size: int, *, allow_special_tokens: bool = 
 
 
 def _hide_pieces(tokenizer: Tokenizer, described: Any) -> None:
-    """Special tokens that the vocabulary has as pieces of text too, as those of SentencePiece do: give them names that no text has."""
+    """Rename special tokens that are also pieces of text in the vocabulary, as SentencePiece's are, to names that no text has."""
     added = {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     found = {
         content
@@ -79,7 +79,7 @@ def _hide_pieces(tokenizer: Tokenizer, described: Any) -> None:
 
 
 def panicked(error: BaseException) -> bool:
-    """Whether the library's Rust gave up, as it does over a pattern that takes too many steps."""
+    """Whether the library panicked, as it does when a pattern takes too many steps."""
     return type(error).__module__ == "pyo3_runtime"
 
 
@@ -108,7 +108,7 @@ def _objects(value: Any) -> Iterator[dict[str, Any]]:
 
 
 class _Group:
-    """What is known of a group as far as it is read."""
+    """A group of a pattern, as far as it has been read."""
 
     def __init__(self) -> None:
         self.chooses = False  # it can match one place in more than one way
@@ -121,7 +121,7 @@ class _Group:
 
 
 def _problem(pattern: str) -> str | None:
-    """What of a pattern's form makes its time grow without a bound, as the end of a sentence."""
+    """Why the form of a pattern makes its time grow without bound, as the end of a sentence; None if it does not."""
     groups = [_Group()]
     last: _Group | None = None  # the group that has just ended, if one has
     at = 0

@@ -1,7 +1,7 @@
 """Threads that tokenise, shared by size and by client.
 
-One text of a million characters takes seconds, and cannot be interrupted. So long work has one thread at most, whatever waits, and there is
-always one for the rest. In the queue comes first what is short and whose client has had little (`fairness.py`).
+A text of a million characters takes seconds and cannot be interrupted. So long work has one thread at most, and the rest always has one.
+The queue prefers short work, and clients that have had little (`fairness.py`).
 """
 
 import asyncio
@@ -21,7 +21,7 @@ _Work = tuple[float, int, Callable[[], Any], "Future[Any]"]
 
 
 class Tokenizers:
-    """`threads` of them for work of any length but the last, which is for short work alone."""
+    """`threads` threads for work of any length, and one more for short work only."""
 
     def __init__(self, threads: int) -> None:
         self._changed = threading.Condition()
@@ -34,7 +34,7 @@ class Tokenizers:
         self._started = False
 
     async def run(self, work: Callable[[], Result], *, size: int, client: str = "") -> Result:
-        """What `work` gives, on one of the threads. `size` in characters."""
+        """The result of `work`, which runs on one of the threads. `size` in characters."""
         future: Future[Result] = Future()
         with self._changed:
             if not self._started:
@@ -47,7 +47,7 @@ class Tokenizers:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """What runs is finished; nothing else begins."""
+        """Running work finishes; queued work never starts."""
         with self._changed:
             self._closed = True
             for _, _, _, future in itertools.chain(*self._waiting):
@@ -55,7 +55,7 @@ class Tokenizers:
             self._changed.notify_all()
 
     def _next(self) -> int | None:
-        """Which heap is next: the one with the smallest tag, long work only where a thread stays for the rest and none is on it."""
+        """The next heap: the one with the smallest tag. Long work only if no other is running and a thread remains for the rest."""
         short, long = self._waiting
         if long and not self._long_running and (not short or long[0] < short[0]):
             return 1

@@ -62,7 +62,7 @@ class RequestSpan:
         self.traceparent = f"00-{self._trace_id}-{format_span_id(context.span_id)}-{context.trace_flags:02x}"
 
     def mark(self, call: Call) -> None:
-        """Let everybody on the way know whose trace this is."""
+        """Pass the trace context to the engine and to replicas."""
         call.trace_id = self._trace_id
         call.traceparent = self.traceparent if self._span.is_recording() else None
 
@@ -127,7 +127,7 @@ class Tracer:
         }
         for work, bad in failed.items():
             self._queue(clock, work, started)
-            begun = max(started, work.arrived)  # who joined an input that was already being computed
+            begun = max(started, work.arrived)  # this request joined an input that was already being computed
             with (
                 self._span(clock, "batch", _context(work.traceparent), begun, now, described) as span,
                 self._span(clock, "run", set_span_in_context(span), begun, started + elapsed) as run,

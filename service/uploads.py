@@ -1,8 +1,8 @@
-"""Request bodies that are still on their way. Each has to make progress, and there are so many of them at most.
+"""Request bodies that are still being received. Each has to make progress, and their number is bounded.
 
-A body may stop for `body_grace_s`; bytes that come buy it more time at `min_body_bytes_per_s`, but never more than that grace from now. So
-neither a body that stops after 32 MiB nor one that trickles holds its bytes and its connection. Where there are too many, the one that has
-waited longest for its next bytes is ended in favour of a new one.
+A body may stop for `body_grace_s`. Received bytes extend its deadline at `min_body_bytes_per_s`, to no more than that grace from now. So
+neither a body that stops after 32 MiB nor one that trickles keeps its memory and its connection. If there are too many, the one that has
+waited longest for its next bytes gives way to a new one.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _SWEEP_S = 0.25
 
 
 class Uploads:
-    """Used on one event loop. One timer for all: a body that came whole with its headers costs an entry in a dictionary."""
+    """For one event loop. One timer serves all: a body that arrives with its headers costs one entry in a dictionary."""
 
     def __init__(self) -> None:
         self._open: dict[Upload, None] = {}  # those that have waited longest for bytes come first
@@ -42,7 +42,7 @@ class Uploads:
             self._sweep_at(time.monotonic() + _SWEEP_S)
 
     def again(self, upload: "Upload") -> None:
-        """Bytes came: now it is the one that has waited shortest."""
+        """Bytes arrived: it moves to the end of the order."""
         if self._open.pop(upload, 0) is None:
             self._open[upload] = None
 
@@ -63,7 +63,7 @@ class Uploads:
 
 
 class Upload:
-    """One body on its way. Raises BodyTooSlow or Overloaded inside its block when it is ended."""
+    """One body being received. Raises BodyTooSlow or Overloaded inside its block when it is ended."""
 
     __slots__ = ("_error", "_settings", "_task", "_uploads", "bytes", "deadline")
 
@@ -87,7 +87,7 @@ class Upload:
                 raise self._error from None
 
     def came(self, size: int) -> None:
-        """So many bytes of it, and not the last."""
+        """`size` more bytes arrived, and more are to come."""
         self.bytes += size
         if size:
             bought = self.deadline + size / self._settings.min_body_bytes_per_s

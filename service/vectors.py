@@ -42,7 +42,7 @@ def _int8(row: Array) -> Array:
     return scaled
 
 
-# Of each number in JSON, about.
+# About the bytes of each number in JSON.
 NUMBER_BYTES: dict[Form, float] = {"float": 12, "base64": 16 / 3, "int8": 5, "uint8": 4, "binary": 5 / 8, "ubinary": 4 / 8}
 
 # Array results are serialised by orjson as they are.

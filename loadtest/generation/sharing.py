@@ -13,7 +13,7 @@ from loadtest.errors import LoadtestError
 from loadtest.server import Server
 
 WARM = 5  # requests before those that count
-_TAKEN = 1 << 20  # bytes at a time of what nobody looks at
+_TAKEN = 1 << 20  # bytes read at a time from answers that are ignored
 
 
 def first_tokens_s(server: Server, seconds: float) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Tokens sorted by their buckets and cut into chunks: who stands next to whom in a round of hashing.
+"""Tokens sorted by their buckets and cut into chunks: the order of tokens in a round of hashing.
 
 B batch, H heads, R rounds, N' tokens, a multiple of the chunk length C; a token sees W = before + 1 + after chunks. All are int64 and bool.
 Nothing but plain sorts of unique keys and gathers, which every runtime does alike.

@@ -33,7 +33,7 @@ def read_pieces(data: Path, split: str) -> list[Piece]:
         with file.open(encoding="utf-8") as lines:
             return [Piece(**json.loads(line)) for line in lines]
     except (TypeError, ValueError, RecursionError) as error:
-        raise TextError(f"{file} is not what `python -m models.distillation.collect` writes ({error}); make it anew") from error
+        raise TextError(f"{file} is not what `python -m models.distillation.collect` writes ({error}); run that command again") from error
 
 
 def tokenize(pieces: Sequence[Piece], tokenizer: Tokenizer, *, longest: int) -> list[list[int]]:

@@ -87,7 +87,7 @@ class Tokens:
 
 
 def write_texts(data: Path, splits: Mapping[str, Sequence[Document]], sources: dict[str, Any]) -> None:
-    """Begin a data folder anew, in place of an older one's texts and tokens. The splits are train and held_out."""
+    """Start a data folder, and remove an older one's texts and tokens. The splits are train and held_out."""
     data.mkdir(parents=True, exist_ok=True)
     for old in data.glob("tokens-*"):
         shutil.rmtree(old)
@@ -129,7 +129,9 @@ def open_tokens(data: Path, *, vocab_size: int) -> Tokens:
     train = np.memmap(folder / "train.bin", np.uint16, mode="r")
     for name, tokens in (("train.bin", train), ("held_out.bin", held_out)):
         if (largest := int(tokens.max())) >= vocab_size:
-            raise CorpusError(f"{folder / name} has a token {largest}, and vocab_size={vocab_size}; remove {folder}, and it is made anew")
+            raise CorpusError(
+                f"{folder / name} has a token {largest}, and vocab_size={vocab_size}: remove {folder}, and run the command again"
+            )
     return Tokens(
         vocab_size=vocab_size,
         end_of_text=index["end_of_text"],
@@ -146,7 +148,7 @@ def open_tokens(data: Path, *, vocab_size: int) -> Tokens:
 def _check_files(*files: Path) -> None:
     for file in files:
         if not file.is_file():  # a pipe would be waited for
-            raise CorpusError(f"{file} is missing, or no regular file; make the folder anew with `python -m models.training.collect`")
+            raise CorpusError(f"{file} is missing, or no regular file; run `python -m models.training.collect` to make the folder again")
 
 
 def _image(described: dict[str, Any], tokenizer_file: Path) -> Image:

@@ -1,7 +1,8 @@
-"""The port of a service on one machine. The command holds it from before the start until the end, so it never refuses a connection.
+"""The port of a service on one machine. The command holds it from the start to the end, so it never refuses a connection.
 
-HAProxy takes the connections, and is started again when it ends; what comes meanwhile waits in the kernel's queue for a tenth of a second.
-With `lean` the replica takes them itself at the same socket, and while there is none the command says so (`service/deployment/watch.py`).
+HAProxy accepts the connections. When it ends it is restarted, and new connections wait in the kernel's queue for a tenth of a second.
+With `lean` the replica accepts them itself at the same socket; while there is no replica, the command answers 503
+(`service/deployment/watch.py`).
 """
 
 import logging
@@ -20,16 +21,16 @@ from service.settings import Settings
 log = logging.getLogger("attnserve")
 
 BACKLOG = 2048
-_SPARE = 2  # places of gateways that take over while those before them have not gone
+_SPARE = 2  # places for gateways that start before those they replace have ended
 _HARD_STOP_MARGIN_S = 60
 
 
 class PortTaken(RuntimeError):
-    """The service cannot listen where it should."""
+    """The service cannot listen at its address."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket. PortTaken when it cannot be had; a port whose last service has just ended can."""
+    """A listening socket, also at a port whose last service has just ended. Raises PortTaken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server(
@@ -40,7 +41,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Front:
-    """The listening socket, the gateways' places behind it, and HAProxy between them."""
+    """The listening socket, the sockets of the gateways behind it, and HAProxy between them."""
 
     def __init__(self, settings: Settings, run: Path, listener: socket.socket) -> None:
         self.listener = listener
@@ -72,12 +73,12 @@ class Front:
             self.keep()
 
     def keep(self) -> None:
-        """HAProxy again, if it has ended."""
+        """Restart HAProxy if it has ended."""
         if self.lean or self._closed or (self._process is not None and self._process.poll() is None):
             return
         if self._process is not None:
             log.error("HAProxy has ended (status %s) and is started again", self._process.returncode)
-        # setpriv: it must not outlive the command, however that one ends.
+        # setpriv: the kernel kills it when the command ends in any way.
         command = ["setpriv", "--pdeathsig", "KILL", str(haproxy.binary()), "-db", "-q", "-f", str(self._config)]
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
@@ -85,7 +86,7 @@ class Front:
             )
 
     def place(self, taken: Callable[[Path], bool]) -> tuple[Path | None, socket.socket]:
-        """A socket for a gateway that has started, and its place unless it is the port itself. LookupError where none is free."""
+        """A socket for a gateway that has started, and its place unless it is the port itself. LookupError if none is free."""
         if self.lean:
             return None, self.listener.dup()
         for path in self._places:
@@ -98,7 +99,7 @@ class Front:
         raise LookupError("more gateways than places for them")
 
     def close(self) -> None:
-        """Take no more connections; those that are open go on. HAProxy alone would say 503 where the service is about to end."""
+        """Accept no more connections; open ones continue. HAProxy alone would answer 503 while the service is ending."""
         self._closed = True
         self.listener.close()
         if self._process is not None:

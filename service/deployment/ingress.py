@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-# How often Serve's controller asks a replica whether it lives, and how long silence is no failure. After three failures it is replaced. For
-# a process that has died the first is enough. One that is silent may only be busy, since its event loop answers: those that hang are found
-# by other signs on one machine (`service/deployment/watch.py`), and on a cluster after three times this silence.
+# Period and timeout of the health checks of Serve's controller. It replaces a replica after three failures, and a dead process after one.
+# A silent replica may only be busy, since its event loop answers. One that hangs is found by other signs on one machine
+# (`service/deployment/watch.py`), and after three timeouts on a cluster.
 CHECKED_EVERY_S, SILENT_FOR_S = 1, 20
 
 

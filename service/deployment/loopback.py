@@ -1,10 +1,10 @@
-"""Ray's calls between replicas, on one machine: by loopback alone."""
+"""On one machine, Ray's calls between replicas use loopback only."""
 
 from typing import Any
 
 
 def keep_calls_on_loopback() -> None:
-    """In a replica, before Serve opens the port at which other replicas call it: on every interface, for which it has no setting."""
+    """Call it in a replica before Serve opens the port for other replicas. Serve would open it on every interface, and has no setting."""
     from ray.serve._private import replica
 
     serves: Any = replica

@@ -1,4 +1,4 @@
-"""Calls of a pool's replicas by name. Which replica a call is for, `service/pools/replicas.py` decides."""
+"""Calls to the replicas of a pool by name. `service/pools/replicas.py` chooses the replica of each call."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ NAMES: dict[str, tuple[str, ...]] = {}  # by deployment, those of its replicas t
 
 
 class NotThere(Exception):
-    """The replica that was named has left, or did not take the call."""
+    """The named replica has left, or did not accept the call."""
 
 
 class ByName(RequestRouter):

@@ -45,8 +45,8 @@ CLUSTER_FLAGS = {
     # request (deploy/faults.md). No route has effects, so twice is as good as once.
     "RAY_SERVE_HAPROXY_RETRY_ON": "conn-failure empty-response",
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": MESSAGE_BYTES,
-    # A replica that fails its checks cannot finish what it has; Serve would give it the time of the longest stream for that. And Ray
-    # would wait 5 s for an answer of a process that is to be killed.
+    # A replica that fails its checks cannot finish its requests; Serve would wait for the longest stream. And Ray would wait 5 s for an
+    # answer of a process that it is about to kill.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": 1,
     "RAY_kill_worker_timeout_milliseconds": 500,
     "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": 2,
@@ -69,7 +69,7 @@ class StartFailed(RuntimeError):
 def run_directory() -> Iterator[Path]:
     """Everything that Ray and HAProxy write, in one place that is gone afterwards. In /tmp, wherever TMPDIR is: HAProxy takes paths of
     sockets up to 97 bytes, and Ray makes them 87 long from here on."""
-    private = Path(tempfile.mkdtemp(prefix="attnserve-", dir="/tmp"))  # for us alone; Ray opens its own directory to everybody
+    private = Path(tempfile.mkdtemp(prefix="attnserve-", dir="/tmp"))  # readable by us only; Ray opens its own directory to all users
     try:
         run = private / "run"
         run.mkdir()
@@ -82,18 +82,18 @@ def prepare(settings: Settings) -> None:
     """Set the flags that Ray reads at import, here and, through the environment, in every process it starts."""
     flags = {
         **cluster_flags(settings),
-        # Requests come to replicas past Ray (see `service/deployment/front.py`): it has no proxy and no port for them.
+        # Requests bypass Ray (see `service/deployment/front.py`): it has no proxy and no port for them.
         "RAY_SERVE_ENABLE_HA_PROXY": 0,
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": 0,
         # Ray looks after few replicas: twice a second will do, and its controller rests. A start waits for several turns.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": 0.5,
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": 10_000,
         "RAY_enable_metrics_collection": 0,
-        # Ray would kill replicas when the machine's memory is 95 % full, whatever other program has filled it. The limit of this service is
-        # that of its cgroup, and a replica that the kernel kills for it is replaced.
+        # Ray would kill replicas when the machine's memory is 95 % full, even if another program filled it. The limit of this service is
+        # that of its cgroup, and a replica that the kernel kills is replaced.
         "RAY_memory_monitor_refresh_ms": 0,
         "RAY_worker_maximum_startup_concurrency": _STARTED_BEFOREHAND,  # of as many as there are cores by default
-        "RAY_worker_niceness": 0,  # of 15 by default: a service yields to nobody, and its client may be on this machine
+        "RAY_worker_niceness": 0,  # 15 by default: the service must not yield to other processes, and its client may be on this machine
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "TOKENIZERS_PARALLELISM": "false",
@@ -202,7 +202,7 @@ class Service:
         serve.start(proxy_location="Disabled")
 
     def _cpus(self) -> int:
-        """What stands in Ray's books, which starts as many workers beforehand: who gets which CPUs, `budget` says."""
+        """CPUs to declare to Ray, which starts as many workers in advance. `budget` sets the actual shares."""
         if self.settings.profile == "single":
             return _STARTED_BEFOREHAND
         from service.deployment import split

@@ -74,7 +74,7 @@ class HandlePool:
 
 
 def _said(error: NotThere | RayActorError | grpc.aio.AioRpcError) -> Exception:
-    """What a call failed with, in our terms."""
+    """The failure of a call as an error of this service."""
     if not isinstance(error, grpc.aio.AioRpcError) or error.code() in _LOST:
         return ReplicaLost("the replica that worked on the request is gone: send the request again")
     if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -95,7 +95,7 @@ class Replica(Host):
         super().__init__(Catalog(settings))
         try:
             await self.start()
-        except Exception as error:  # the message alone reaches who deploys
+        except Exception as error:  # only the message reaches the user who deploys
             raise RuntimeError(f"{CANNOT_START}: {error}") from error
         _export(self.catalog)
 

@@ -1,8 +1,8 @@
-"""What the command does while the service runs: see that every process of it lives, and replace or end what does not.
+"""What the command does while the service runs: it watches every process, and replaces or ends those that fail.
 
-Ray replaces a replica, and Serve's controller, that has died; that one hangs it sees after half a minute or more. So what hangs is killed
-here, and then both are one case. HAProxy is this command's own. Without Ray's own processes nothing can be mended: the command ends with
-a sentence and a status, so that a supervisor starts it again.
+Ray replaces a replica, and Serve's controller, that has died, but it notices one that hangs after half a minute or more. So the command
+kills a process that hangs, and Ray replaces it. The command restarts HAProxy itself. Without Ray's own processes no replica can be
+replaced: the command ends with a sentence and status 1, so that a supervisor starts it again.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ log = logging.getLogger("attnserve")
 
 _TICK_S = 0.1
 _LOOK_S = 0.25
-_STOPPED_S = 1.0  # a debugger or a job control of milliseconds is not a process that hangs
-_SILENT_S = 30.0  # without a sign of life and without any use of a CPU: nothing in it runs
+_STOPPED_S = 1.0  # a process that a debugger or job control stops for milliseconds does not hang
+_SILENT_S = 30.0  # without a heartbeat and without CPU time
 _LIVE = "/health/live"
 _MOST_ANSWERS = 256
 _ANSWER_S = 10.0
@@ -37,7 +37,7 @@ _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, linux/prctl.h
 
 @dataclass(eq=False)
 class _Replica:
-    """A process at the other end of a lifeline."""
+    """A replica, seen from the command's end of its lifeline."""
 
     kind: str
     process: psutil.Process
@@ -50,7 +50,7 @@ class _Replica:
 
 
 def adopt() -> None:
-    """Become the parent of every process that this one's children leave behind, so that it can be found and ended."""
+    """Adopt every process that this one's children leave behind, so that it can be found and ended."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
 
@@ -83,11 +83,11 @@ class Watch:
         self._thread.join()
 
     def cease(self) -> None:
-        """Look after nothing any more, from now on: what ends now is meant to."""
+        """Stop watching: from now on processes end on purpose."""
         self._ended.set()
 
     def drain(self, timeout_s: float) -> int:
-        """Have the replicas that take requests finish those that they accepted, and refuse others; how many were left after that time."""
+        """Make the ingress replicas finish accepted requests and refuse others. Returns how many were unfinished after that time."""
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(self._drain(timeout_s), self._loop).result()
 
@@ -100,7 +100,7 @@ class Watch:
         return sum(replica.drained.result() for replica in draining if replica.drained.done())
 
     def cannot_lose(self, processes: dict[str, psutil.Process]) -> None:
-        """Processes, by what to call them, without which there is no service."""
+        """The processes that the service cannot do without, by name."""
         self._essential = dict(processes)
 
     async def _watch(self) -> None:
@@ -118,14 +118,14 @@ class Watch:
                         if (sentence := self._look(now)) and not self._ended.is_set():
                             self._ended.set()
                             self._on_end(sentence)
-                except Exception:  # who watches must not be the one that dies
-                    log.exception("a look after the service's processes failed")
+                except Exception:  # the watcher itself must survive
+                    log.exception("checking the service's processes failed")
                 await asyncio.sleep(_TICK_S)
 
     # Replicas ------------------------------------------------------------------------------------------------------------------------
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One replica, from its first word until it is gone."""
+        """Serve one replica's lifeline, from its first message until it ends."""
         hello = json.loads(await reader.readline())
         drained = asyncio.get_running_loop().create_future()
         replica = _Replica(hello["kind"], psutil.Process(hello["pid"]), writer, drained)
@@ -159,7 +159,7 @@ class Watch:
     # Processes -----------------------------------------------------------------------------------------------------------------------
 
     def _look(self, now: float) -> str | None:
-        """Kill what hangs. A sentence when the service cannot go on."""
+        """Kill processes that hang. Returns a sentence if the service cannot go on."""
         for name, process in self._essential.items():
             if _gone(process):
                 return f"{name} (pid {process.pid}) has ended, and nothing can be replaced without it: start the service again"
@@ -174,7 +174,7 @@ class Watch:
                 continue
             for name, essential in self._essential.items():
                 if essential.pid == process.pid:
-                    return f"{name} (pid {process.pid}) is stopped and answers nobody: start the service again"
+                    return f"{name} (pid {process.pid}) is stopped and does not answer: start the service again"
             self._kill(process, "is stopped")
         for replica in self._replicas:
             if now - replica.heard > _SILENT_S and not self._works(replica, now):
@@ -182,7 +182,7 @@ class Watch:
         return None
 
     def _stopped(self, process: psutil.Process, now: float) -> bool:
-        """Whether it has been so for long enough (SIGSTOP)."""
+        """Whether it has been stopped (SIGSTOP) for long enough."""
         with suppress(psutil.Error):
             if process.status() == psutil.STATUS_STOPPED:
                 return now - self._stopped_since.setdefault(process.pid, now) >= _STOPPED_S
@@ -191,7 +191,7 @@ class Watch:
 
     @staticmethod
     def _works(replica: _Replica, now: float) -> bool:
-        """Whether a silent replica has used a CPU since it was last asked; then it is given as long again."""
+        """Whether a silent replica has used CPU time since the last call; if so, its silence counts from now."""
         try:
             used = sum(replica.process.cpu_times()[:2])
         except psutil.Error:
@@ -210,7 +210,7 @@ class Watch:
     # In the place of a replica (lean) --------------------------------------------------------------------------------------------------
 
     async def _stand_in(self) -> None:
-        """Take connections at the port for as long as no replica does, or the one that should is busy."""
+        """Accept connections at the port while no replica does, or while it is busy."""
         wanted = self._front.lean and not any(each.kind == "ingress" and each.loop_runs for each in self._replicas)
         if wanted and self._standing_in is None:
             with suppress(OSError):  # closed: the service ends
@@ -220,7 +220,7 @@ class Watch:
             self._standing_in = None
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One request: it may live, and more cannot be said."""
+        """Answer one request: 200 to a liveness probe, 503 to anything else."""
         self._answers += 1
         try:
             if self._answers <= _MOST_ANSWERS:

@@ -1,4 +1,4 @@
-"""What clients of each dialect may send that this service has no use for: the lists behind rule 2 of `fields.py`.
+"""Fields that clients of each dialect may send and this service does not use: the lists for rule 2 of `fields.py`.
 
 Sources: the types of openai-python, cohere-python and huggingface_hub, and the request schemas of vLLM, text-embeddings-inference,
 text-generation-inference, Jina, Cohere and Triton's extensions of the Open Inference Protocol.
@@ -170,7 +170,7 @@ JINA: Others = {
     **_VLLM,
     **COHERE_RERANK,
     "additional_data": ignored("plugins read it, and there are none"),
-    "user": ignored("nobody is told apart by it"),
+    "user": ignored("requests are not told apart by it"),
     "truncate_prompt_tokens": Other("documents are cut to the model's length"),
     "truncate": Other("documents are cut to the model's length", accepts=(True,), empty=False),
     "truncation": Other("documents are cut to the model's length", accepts=(True,), empty=False),

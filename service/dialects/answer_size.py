@@ -1,7 +1,6 @@
-"""How many bytes an answer could take, known before anything of it is computed.
+"""An upper bound on the bytes of an answer, known before anything is computed.
 
-A bound, not a guess: every token is taken to be as wide as the widest of the vocabulary, and of the likeliest tokens in a place, which
-all differ, each is one of the widest.
+Every token counts as the widest of the vocabulary, and the likeliest tokens of a position, which all differ, count as the widest ones.
 """
 
 from dataclasses import dataclass
@@ -10,11 +9,11 @@ from service.errors import NeverFits
 from service.generation.text import Vocabulary
 from service.settings import Settings
 
-_NUMBER = 26  # bytes of a log-probability and what separates it
+_NUMBER = 26  # bytes of a log-probability and its separator
 _CHAT_ENTRY = len('{"token":,"bytes":[],"logprob":,"top_logprobs":[]},') + _NUMBER
 _PROMPT_ENTRY = len('"1234567890":{"decoded_token":,"logprob":,"rank":1234567},') + _NUMBER
 _OFFSET = 10
-_AROUND = 512  # a choice without its text
+_AROUND = 512  # bytes of a choice without its text
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class AnswerSize:
 
 
 def check_size(size: int, n: int, settings: Settings, *, fields: str, streamable: bool) -> None:
-    """NeverFits, where `n` choices of `size` bytes are more than an answer may have. `fields`: what makes it smaller."""
+    """Raise NeverFits if `n` choices of `size` bytes exceed `max_answer_bytes`. `fields` make the answer smaller."""
     could, most = n * (size + _AROUND), settings.max_answer_bytes
     if could > most:
         advice = f"lower {fields}" + (", or send stream=true" if streamable else "")

@@ -1,18 +1,20 @@
 """OpenAI: `/v1/chat/completions`, the next message of a conversation.
 
-The conversation becomes a prompt by the model's own chat template. Where that has a place for tools they are shown to the model. A call
-that is demanded (`tool_choice`) comes back as `tool_calls`, see `tool_calls.py`; one that a model writes of its own accord is text.
+The model's chat template turns the conversation into a prompt, and shows tools to the model if it supports them. A call that the request
+demands (`tool_choice`) comes back as `tool_calls`, see `tool_calls.py`; a call that the model writes by itself is text.
 """
 
 import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
+import orjson
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, StrictBool, StrictInt, field_validator
 from pydantic_core import PydanticCustomError
 
 from service import sse
+from service.answers import Elements, Text, done, json_answer
 from service.dialects import accepted, generation, tool_calls
 from service.dialects.answer_size import AnswerSize, check_size
 from service.dialects.chunks import Chunks
@@ -37,7 +39,6 @@ from service.errors import InvalidRequest
 from service.generation.request import Delta, GenerationRequest, Grammar
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
 from service.settings import Settings
-from service.written import Elements, Text, done, elements, json_answer, pieces_of
 
 Metadata = Annotated[
     dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16, description="Accepted and ignored."), WITHOUT_NULLS
@@ -111,7 +112,7 @@ class ChatRequest(GenerationRequestBody):
     @field_validator("messages", mode="before")
     @classmethod
     def _not_too_many(cls, messages: Any) -> Any:
-        """Parts and calls of all messages together: making objects of them holds the event loop."""
+        """Bounds the parts and calls of all messages together: validating them holds the event loop."""
         if isinstance(messages, list):
             inner = (message.get(name) for message in messages if isinstance(message, dict) for name in ("content", "tool_calls"))
             if (count := sum(len(each) for each in inner if isinstance(each, list))) > _MOST_PARTS:
@@ -241,7 +242,7 @@ def messages_of(given: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 class _Whole(Chunks):
-    """The answer that is not streamed, written as its tokens come."""
+    """An answer without streaming, written as its tokens arrive."""
 
     def __init__(self, body: ChatRequest, model: Generator, runs: Runs, calling: Calling | None) -> None:
         super().__init__(model, runs, None, id_prefix="chatcmpl-", object_="chat.completion")
@@ -254,15 +255,14 @@ class _Whole(Chunks):
         self._logprobs = [Elements() for _ in range(self._body.n)]
         self._last = [Delta("") for _ in range(self._body.n)]
 
-    async def answer(self) -> list[bytes]:
-        """The whole of it, in pieces."""
+    async def answer(self) -> dict[str, Any]:
         await self.runs.read(self._begin, self._add)
         choices = [self._choice(index) for index in range(self._body.n)]
         answer: dict[str, Any] = {**self.head, "choices": choices, "usage": generation.usage_of(self.runs)}
         if self._body.prompt_logprobs is not None:
             answer["prompt_logprobs"] = told = Elements()
             await done(map(told.add, map(self.tokens.prompt, slices(self.runs.runs[0].prompt_logprobs))))
-        return pieces_of(answer)
+        return answer
 
     def _add(self, index: int, delta: Delta) -> None:
         if (called := self._calls[index]) is None:
@@ -288,16 +288,16 @@ class _Whole(Chunks):
 
 
 class _Stream(Chunks):
-    """The script of the stream."""
+    """The events of a stream."""
 
     def __init__(self, body: ChatRequest, model: Generator, runs: Runs, calling: Calling | None) -> None:
         super().__init__(model, runs, body.stream_options, id_prefix="chatcmpl-", object_="chat.completion.chunk")
         self._body = body
         self._calls = [None if calling is None else calling.call() for _ in runs.runs]
-        self._named = [False for _ in runs.runs]  # whose call has begun
+        self._named = [False for _ in runs.runs]  # whether the call's id and name were sent
 
     def opening(self) -> bytes:
-        """Whose message it is, of each choice."""
+        """The role of each choice's message."""
         role = {"role": "assistant", "content": "" if self._calls[0] is None else None, "refusal": None}
         return b"".join(self.chunk([_began(index, role)]) for index in range(self._body.n))
 
@@ -310,13 +310,16 @@ class _Stream(Chunks):
         return {
             "index": index,
             "delta": ({"content": new.text} if new.text else {}) if called is None else self._of_call(index, called, new.text),
-            "logprobs": {"content": elements(self.tokens.chat(new.logprobs)), "refusal": None} if self._body.logprobs else None,
+            "logprobs": {"content": self._logprobs(new), "refusal": None} if self._body.logprobs else None,
             "finish_reason": new.finish_reason if called is None else tool_calls.finish_reason(new),
             "stop_reason": new.stop_reason,
         }
 
+    def _logprobs(self, new: Delta) -> orjson.Fragment:
+        return orjson.Fragment(b"[%b]" % self.tokens.chat(new.logprobs))
+
     def _of_call(self, index: int, called: Call, text: str) -> dict[str, Any]:
-        """First its id and name, then its arguments as they come."""
+        """First its id and name, then its arguments as they arrive."""
         arguments = called.push(text)
         if called.name is not None and not self._named[index]:
             self._named[index] = True

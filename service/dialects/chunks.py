@@ -13,7 +13,7 @@ from service.errors import ServiceError
 
 
 class Chunks:
-    """The end of a script of `service/sse.py`, and its chunks: each has the head, choices, and a place for the usage if it is asked for."""
+    """The chunks of a script of `service/sse.py`, and its end. Each chunk has the head, choices, and the usage if it is requested."""
 
     def __init__(self, model: Generator, runs: Runs, options: StreamOptions | None, *, id_prefix: str, object_: str) -> None:
         self.model, self.runs = model, runs
@@ -29,11 +29,14 @@ class Chunks:
         self.tokens = token_json(model.vocabulary)
 
     def chunk(self, choices: Sequence[dict[str, Any]]) -> bytes:
-        return b"".join(self.chunk_pieces(choices))
+        return sse.event(self._content(choices))
 
     def chunk_pieces(self, choices: Sequence[dict[str, Any]]) -> Iterator[bytes]:
+        return sse.event_pieces(self._content(choices))
+
+    def _content(self, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
         usage = {"usage": generation.usage_of(self.runs) if self._continuous else None} if self._with_usage else {}
-        return sse.event_pieces({**self.head, "choices": choices, **usage})
+        return {**self.head, "choices": choices, **usage}
 
     def closing(self) -> bytes:
         usage = sse.event({**self.head, "choices": [], "usage": generation.usage_of(self.runs)}) if self._with_usage else b""

@@ -39,7 +39,7 @@ class TextBlock(Body):
 
 
 class MixedInput(Body):
-    """One input in blocks, which are joined by line feeds."""
+    """One input as blocks, which are joined by line feeds."""
 
     content: Many[TextBlock] = Field(min_length=1)
 
@@ -218,7 +218,7 @@ async def embed(body: EmbedRequest, call: CallDep, catalog: CatalogDep) -> Any:
 
 @router.post("/v1/embed", response_model=EmbedFloatsResponse | EmbedResponse)
 async def embed_v1(body: EmbedV1Request, call: CallDep, catalog: CatalogDep) -> Any:
-    """The same as /v2/embed in the words of version 1: plain vectors, or by type where `embedding_types` names some."""
+    """/v2/embed in the form of version 1: plain vectors, or by type if `embedding_types` names some."""
     texts = _only_texts(body.texts, body.images, body.input_type)
     model = catalog.get(body.model, "encoder")
     for form in body.embedding_types:

@@ -4,15 +4,15 @@ import codecs
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from service.answers import Elements
 from service.dialects.runs import Generator
 from service.dialects.token_json import TokenJson, slices, token_json
 from service.generation.request import TokenLogprob
 from service.generation.text import Vocabulary
-from service.written import Elements
 
 
 class Columns:
-    """The four lists, as they are written."""
+    """The four lists, already JSON."""
 
     def __init__(self, tokens: TokenJson) -> None:
         self._tokens = tokens
@@ -37,7 +37,7 @@ class Columns:
 
 
 class Logprobs:
-    """Of one choice, as its tokens come. Offsets count from the first of them."""
+    """Log-probabilities of one choice, as its tokens arrive. Offsets count from the first token."""
 
     def __init__(self, model: Generator, *, skip_special_tokens: bool) -> None:
         hidden = model.vocabulary.special if skip_special_tokens else frozenset[int]()
@@ -45,7 +45,7 @@ class Logprobs:
         self._offsets = _Offsets(model.vocabulary, hidden)
 
     def columns(self, logprobs: Iterable[TokenLogprob]) -> Columns:
-        """Of the next tokens."""
+        """The lists of the next tokens."""
         columns = Columns(self._tokens)
         self.add_to(columns, logprobs)
         return columns
@@ -56,7 +56,7 @@ class Logprobs:
         columns.add(ids, told, map(self._offsets.of, ids))
 
     def prompt(self, columns: Columns, ids: Sequence[int], logprobs: Iterable[TokenLogprob | None]) -> Iterable[bytes]:
-        """Add those of a prompt, the first of which has none, bit by bit."""
+        """Add the log-probabilities of a prompt, step by step. The first token has none."""
         at = 0
         for some in slices(logprobs):
             these = ids[at : at + len(some)]
@@ -65,14 +65,14 @@ class Logprobs:
             yield b""
 
     def after(self, ids: Sequence[int]) -> Iterable[bytes]:
-        """Count the tokens of a prompt, bit by bit."""
+        """Advance the offset by the tokens of a prompt, step by step."""
         for at in range(0, len(ids), 1024):
             for token_id in ids[at : at + 1024]:
                 self._offsets.of(token_id)
             yield b""
 
     def like(self, other: "Logprobs") -> None:
-        """Offsets go on where those of the other one are now."""
+        """Continue at the current offset of another choice."""
         self._offsets.like(other._offsets)
 
 

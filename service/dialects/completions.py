@@ -12,6 +12,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field, StrictBool, StrictInt
 
 from service import sse
+from service.answers import Elements, Text, done, json_answer
 from service.catalog import Catalog
 from service.dialects import accepted, generation, writings
 from service.dialects.answer_size import AnswerSize, check_size
@@ -34,7 +35,6 @@ from service.errors import BatchTooLarge, InvalidRequest
 from service.generation.request import Delta
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
 from service.settings import Settings
-from service.written import Elements, Text, done, json_answer, pieces_of
 
 MOST_RUNS = 256  # choices of all prompts of a request together
 _PROMPTS = 128
@@ -128,7 +128,7 @@ async def completions(body: CompletionRequest, call: CallDep, catalog: CatalogDe
 
 
 def _check_size(body: CompletionRequest, prompts: Sequence[tuple[str, list[int]]], model: Generator, settings: Settings) -> None:
-    """The answer as a whole, or what a stream says at its beginning."""
+    """Bounds the whole answer, or the echoed prompts at the beginning of a stream."""
     size, total = AnswerSize(model.vocabulary), 0
     tokens = 0 if body.stream else generation.most_tokens(model, body.max_tokens, min(len(ids) for _, ids in prompts))
     for text, ids in prompts:
@@ -175,7 +175,7 @@ async def _prompts(body: CompletionRequest, model: Generator, catalog: Catalog) 
 
 
 class _Whole(Chunks):
-    """The answer that is not streamed, written as its tokens come."""
+    """An answer without streaming, written as its tokens arrive."""
 
     def __init__(self, body: CompletionRequest, model: Generator, prompts: Sequence[tuple[str, list[int]]], runs: Runs) -> None:
         super().__init__(model, runs, None, id_prefix="cmpl-", object_="text_completion")
@@ -184,8 +184,7 @@ class _Whole(Chunks):
             Logprobs(model, skip_special_tokens=body.skip_special_tokens) for _ in prompts
         ]  # the prompts, where they come back
 
-    async def answer(self) -> list[bytes]:
-        """The whole of it, in pieces."""
+    async def answer(self) -> dict[str, Any]:
         body = self._body
         try:
             if body.echo and body.logprobs is not None:
@@ -206,22 +205,24 @@ class _Whole(Chunks):
             elif body.prompt_logprobs is not None:
                 await done(map(of_prompt.add, map(self.tokens.prompt, slices(told))))
             choices += [self._choice(index, echoed, of_prompt) for index in range(first, first + body.n)]
-        return pieces_of({**self.head, "choices": choices, "usage": generation.usage_of(self.runs)})
+        return {**self.head, "choices": choices, "usage": generation.usage_of(self.runs)}
 
     def _begin(self) -> None:
-        """What is written of completions comes after their prompts."""
+        """Start the choices, after their prompts if these are echoed."""
         self._texts: list[Text] = []
         self._offsets: list[Logprobs] = []
         self._columns: list[Columns] = []
         self._last: list[Delta] = []
         for (text, _), counted in zip(self._prompts, self._counted, strict=True):
+            echoed = Text()
+            if self._body.echo:
+                echoed.add(text)
             for _ in range(self._body.n):
-                self._texts.append(Text())
+                self._texts.append(echoed.copy())
                 self._offsets.append(Logprobs(self.model, skip_special_tokens=self._body.skip_special_tokens))
                 self._columns.append(Columns(self.tokens))
                 self._last.append(Delta(""))
                 if self._body.echo:
-                    self._texts[-1].add(text)
                     self._offsets[-1].like(counted)
 
     def _add(self, index: int, delta: Delta) -> None:
@@ -231,7 +232,7 @@ class _Whole(Chunks):
         self._last[index] = delta
 
     def _choice(self, index: int, echoed: Columns, of_prompt: Elements) -> dict[str, Any]:
-        """`echoed` and `of_prompt` are those of all choices of the prompt, and are not copied."""
+        """`echoed` and `of_prompt` are shared by all choices of the prompt."""
         logprobs = None
         if self._body.logprobs is not None:
             logprobs = Columns(self.tokens)
@@ -249,14 +250,14 @@ class _Whole(Chunks):
 
 @dataclass
 class _Sent:
-    """What has left of one choice."""
+    """What was sent of one choice."""
 
     logprobs: Logprobs
     begun: bool = False
 
 
 class _Stream(Chunks):
-    """The script of the stream."""
+    """The events of a stream."""
 
     def __init__(self, body: CompletionRequest, model: Generator, prompts: Sequence[tuple[str, list[int]]], runs: Runs) -> None:
         self._body, self._prompts = body, prompts
@@ -272,7 +273,7 @@ class _Stream(Chunks):
         return b"".join([self._chunk(index, delta) for index, delta in pieces if generation.worth_sending(delta)])
 
     def _begun(self, pieces: Sequence[tuple[int, Delta]]) -> Iterator[bytes]:
-        """The same, with a chunk of the prompt before the first of a choice."""
+        """Chunks, with the echoed prompt before the first of each choice."""
         for index, delta in pieces:
             sent = self._sent[index]
             if not sent.begun:

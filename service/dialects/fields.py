@@ -1,8 +1,8 @@
-"""The rules that hold for the fields of every body, in every dialect.
+"""Rules for the fields of every body, in every dialect.
 
 1. A null is an absent field: the field's default counts. A required field cannot be null.
-2. A field that clients of a dialect know and this service has no use for is listed in `others` of its body. Values that change nothing
-   are accepted: empty ones (null, false, 0, "", [], {}, and objects of nothing else), and those that the list names. All others are
+2. A field that clients of a dialect send and this service does not use is listed in `others` of its body. Values that change nothing are
+   accepted: empty ones (null, false, 0, "", [], {}, and objects of only these), and those that the list names. All others are
    refused by the field's name.
 3. A field that no list has is ignored where the dialect's own server ignores it. A body of `Fields` refuses it, unless it is null, "", []
    or {}: a misspelt sampling parameter must not be overlooked.
@@ -23,12 +23,12 @@ NOT_SUPPORTED, UNKNOWN = "not_supported", "extra_forbidden"
 
 @dataclass(frozen=True)
 class Other:
-    """A field without a use here. `accepts`: values beside empty ones that change nothing. `because`: why others are refused."""
+    """A field that the service does not use. `accepts`: non-empty values that change nothing. `because`: why others are refused."""
 
     because: str
     accepts: tuple[Any, ...] = ()
     empty: bool = True  # False where an empty value means something
-    ignored: bool = False  # whatever its value, the answer is the same
+    ignored: bool = False  # no value changes the answer
 
     def takes(self, value: Any) -> bool:
         if value is None or self.ignored or (self.empty and is_empty(value)):
@@ -46,7 +46,7 @@ Others = Mapping[str, Other]
 
 
 def ignored(because: str) -> Other:
-    """A field whose value changes nothing in the answer, whatever it is."""
+    """A field of which no value changes the answer."""
     return Other(because, ignored=True)
 
 
@@ -77,7 +77,7 @@ _NULL_IS_DEFAULT = BeforeValidator(_null_is_default)
 
 
 def _schema(schema: dict[str, Any], body: type["Body"]) -> None:
-    """What the document says of fields that the schema does not name."""
+    """Describe, in the OpenAPI document, the fields that the schema does not name."""
     if body.closed:
         schema["additionalProperties"] = False
     else:
@@ -90,11 +90,11 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="allow", json_schema_extra=_schema)
 
     others: ClassVar[Others] = {}
-    closed: ClassVar[bool] = False  # a field that is in no list is an error
+    closed: ClassVar[bool] = False  # an unlisted field is an error
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Rule 1 for fields whose default is not None: a null takes their default. Those of default None take it without help."""
+        """Rule 1 for fields whose default is not None: a null becomes the default."""
         changed = False
         for field in cls.model_fields.values():
             if not field.is_required() and (field.default is not None) and _NULL_IS_DEFAULT not in field.metadata:
@@ -139,7 +139,7 @@ def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
 
 
 class Fields(Body):
-    """Base of OpenAI's text bodies: an unknown field is an error, since a parameter without an effect is worse than one that is refused."""
+    """Base of OpenAI's text bodies: an unknown field is an error, since silently ignoring a misspelt parameter is worse."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 

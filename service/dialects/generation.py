@@ -24,7 +24,7 @@ from service.settings import Settings
 Result = TypeVar("Result")
 
 _INLINE_CHARACTERS = 4_000  # up to here tokenising takes less time than another thread
-_TOKEN_BYTES, _LOGPROB_BYTES = 100, 120  # of one that waits to be read, in memory
+_TOKEN_BYTES, _LOGPROB_BYTES = 100, 120  # memory of an unread token, and of each unread log-probability
 _ANY_OBJECT = Grammar(kind="json_schema", source='{"type":"object"}')
 
 
@@ -133,8 +133,8 @@ def _bias(given: dict[str, float], vocab_size: int) -> dict[int, float]:
 
 
 def grammar_of(body: SamplingFields, format_: Grammar | None = None, format_field: str = "", call: Grammar | None = None) -> Grammar | None:
-    """The one constraint that the body asks for; InvalidRequest when there are two. `format_` is what a response format asks for, `call`
-    what a demanded call of a tool does: a format is of messages, and the answer is none then."""
+    """The body's only constraint; InvalidRequest if there are two. `format_` is the grammar of a response format, `call` that of a demanded
+    tool call, which replaces it: a format is for messages."""
     found = [("tool_choice", call)] if call else [(format_field, format_)] if format_ else []
     if body.guided_json is not None:
         found.append(("guided_json", json_schema(body.guided_json, "guided_json")))
@@ -242,7 +242,7 @@ async def encode_chat(
     *,
     add_generation_prompt: bool = True,
 ) -> list[int]:
-    """The ids of a conversation up to where the model's answer begins. A template that has a place for `tools` shows them to the model."""
+    """The ids of a conversation, up to the beginning of the model's answer. A template that supports `tools` shows them to the model."""
     prompts = model.chat_prompts
     if prompts is None:
         raise InvalidRequest(
@@ -277,7 +277,7 @@ def usage_of(runs: Runs) -> dict[str, Any]:
 
 
 def bound_unread(runs: Runs, top_logprobs: int | None, settings: Settings) -> None:
-    """What a client does not read waits in memory: of a stream, no more than an answer may have."""
+    """Bound the unread tokens of a stream, which wait in memory, by the largest answer."""
     runs.bound_unread(settings.max_answer_bytes / (_TOKEN_BYTES + (0 if top_logprobs is None else 1 + top_logprobs) * _LOGPROB_BYTES))
 
 

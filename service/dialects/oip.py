@@ -111,7 +111,7 @@ async def model_metadata(model: ModelPath, call: CallDep, catalog: CatalogDep) -
 
 @router.get("/v2/models/{model:path}/config", response_model=ModelConfig, responses=errors(404))
 async def model_config(model: ModelPath, call: CallDep, catalog: CatalogDep) -> Any:
-    """Triton's extension: the same tensors in the words of its model configuration, and how requests are batched."""
+    """Triton's extension: the same tensors as its model configuration describes them, and how requests are batched."""
     found = find(catalog, model)
     inputs, outputs = _tensors(found)
     content = {
@@ -128,7 +128,7 @@ async def model_config(model: ModelPath, call: CallDep, catalog: CatalogDep) -> 
 
 
 def _configured(tensor: dict[str, Any], format_: str | None) -> dict[str, Any]:
-    """Without the batch's axis, which `max_batch_size` stands for."""
+    """A tensor without the batch axis, which `max_batch_size` replaces."""
     kind = "STRING" if tensor["datatype"] == "BYTES" else tensor["datatype"]
     named = {"name": tensor["name"], "data_type": f"TYPE_{kind}", "dims": tensor["shape"][1:] or [1]}
     return named if format_ is None else {**named, "format": format_}
@@ -137,7 +137,7 @@ def _configured(tensor: dict[str, Any], format_: str | None) -> dict[str, Any]:
 @router.get("/v2/models/stats", response_model=ErrorResponse, status_code=404)
 @router.get("/v2/models/{model:path}/stats", response_model=ErrorResponse, status_code=404)
 async def model_stats(catalog: CatalogDep, model: str = "") -> Any:
-    """Triton's extension, which is not here: always 404."""
+    """Triton's extension, which is not supported: always 404."""
     which = f" of model {find(catalog, model).name}" if model else ""
     raise RouteNotFound(f"statistics{which} are at GET /metrics, in Prometheus's form; here are metadata, /config, /ready and /infer")
 

@@ -102,7 +102,7 @@ class ConfiguredTensor(BaseModel):
 
 
 class ModelConfig(BaseModel):
-    """As much of Triton's as has a meaning here."""
+    """The part of Triton's configuration that applies here."""
 
     name: str
     platform: str

@@ -59,7 +59,7 @@ def split(body: bytes, json_length: str | None) -> tuple[InferRequest, bytes]:
 
 
 def inputs_of(model: Model, tensors: Sequence[InputTensor], tail: bytes) -> list[Input]:
-    """What the tensors mean, one input a row. BatchTooLarge for more rows than a request may have, before any of them is looked at."""
+    """The inputs in the tensors, one for each row. BatchTooLarge for too many rows, before any of them is read."""
     blobs = _blobs(tensors, tail)
     given = {tensor.name: (tensor, blob) for tensor, blob in zip(tensors, blobs, strict=True)}
     ways = ways_of(model)
@@ -101,7 +101,7 @@ def _blobs(tensors: Sequence[InputTensor], tail: bytes) -> list[bytes | None]:
 
 def _texts(tensor: InputTensor, blob: bytes | None) -> list[str]:
     _check_tensor(tensor, "BYTES", "[n] or [n, 1]", fits=len(tensor.shape) == 1 or tensor.shape[1:] == [1])
-    # One more than it says: that is enough to see that it has too many.
+    # One more than the shape says, which is enough to detect too many.
     texts = _elements(tensor) if blob is None else list(islice(_strings(tensor.name, blob), prod(tensor.shape) + 1))
     if not all(isinstance(text, str) for text in texts):
         raise InvalidRequest(f"`{tensor.name}` holds something other than strings", param="inputs")

@@ -9,10 +9,12 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
+import orjson
 from fastapi import APIRouter
 from pydantic import BaseModel, Discriminator, Field, StrictBool, StrictInt, Tag
 
 from service import sse
+from service.answers import Elements, Text, json_answer
 from service.dialects import accepted, generation, tool_calls
 from service.dialects.answer_size import AnswerSize, check_size
 from service.dialects.fields import WITHOUT_NULLS, Fields
@@ -24,7 +26,6 @@ from service.dialects.tool_calls import Call, Calling, arguments_of
 from service.errors import EmptyInput, InvalidRequest, ServiceError
 from service.generation.request import Delta, Grammar
 from service.routing import CallDep, CatalogDep, JsonRoute, Many
-from service.written import Elements, Text, elements, json_answer, pieces_of
 
 LOGPROBS: Literal["message.output_text.logprobs"] = "message.output_text.logprobs"
 Include = Literal[
@@ -73,7 +74,7 @@ class CallItem(Fields):
 
 
 class CallOutputItem(Fields):
-    """What the tool gave."""
+    """The output of a tool."""
 
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1, max_length=256)
@@ -273,7 +274,7 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep) -
         generation.bound_unread(runs, asked[0].top_logprobs, catalog.settings)
         return await sse.stream(runs, answer, call, catalog.settings)
     await runs.read(answer.begin, answer.read)
-    return json_answer(pieces_of(answer.ended()), call.headers)
+    return json_answer(answer.ended(), call.headers)
 
 
 @router.get("/v1/responses/{response_id}", response_model=ResponseObject)
@@ -318,7 +319,7 @@ def _messages(body: ResponseRequest) -> list[dict[str, Any]]:
 
 
 def _message(item: InputItem | CallItem | CallOutputItem) -> dict[str, Any]:
-    """As templates know it."""
+    """An item as a message for templates."""
     if isinstance(item, CallItem):
         called = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments_of(item.arguments)}}
         return {"role": "assistant", "content": "", "tool_calls": [called]}
@@ -332,12 +333,12 @@ def _text(content: str | list[InputPart]) -> str:
 
 
 class _Answer:
-    """The response as it comes into being; also the script of the stream."""
+    """The response as its tokens arrive; also the events of a stream."""
 
     def __init__(self, body: ResponseRequest, model: Generator, runs: Runs, calling: Calling | None) -> None:
         self._body, self._model, self._runs = body, model, runs
         self._calling = calling
-        self._begun = False  # the item of a call, whose name comes first
+        self._begun = False  # whether the item of a call was sent, which has its name
         self._id = generation.new_id("resp_")
         self._item_id = generation.new_id("msg_" if calling is None else "fc_")
         self._created = generation.now()
@@ -346,13 +347,13 @@ class _Answer:
         self.begin()
 
     def begin(self) -> None:
-        """Nothing is there yet, or no more."""
+        """Start, or start again after a lost replica."""
         self._call = None if self._calling is None else self._calling.call()
         self._text, self._logprobs = Text(), Elements()
         self._last = Delta("")
 
     def add(self, delta: Delta) -> bytes:
-        """The log-probabilities of what is new, as elements of a list."""
+        """Add a delta. Returns its log-probabilities as elements of a JSON list."""
         self._last = delta
         if self._call is None:
             self._text.add(delta.text)
@@ -360,7 +361,7 @@ class _Answer:
         return written
 
     def read(self, index: int, delta: Delta) -> None:
-        """The same where nothing is streamed."""
+        """Add a delta of an answer without streaming."""
         self.add(delta)
         if self._call is not None:
             self._call.push(delta.text)
@@ -479,7 +480,7 @@ class _Answer:
             return self._of_call(self._call, delta.text)
         if not (delta.text or logprobs):
             return b""
-        return self._event("response.output_text.delta", **self._place, delta=delta.text, logprobs=elements(logprobs))
+        return self._event("response.output_text.delta", **self._place, delta=delta.text, logprobs=orjson.Fragment(b"[%b]" % logprobs))
 
     def _of_call(self, call: Call, text: str) -> bytes:
         arguments = call.push(text)
@@ -497,8 +498,11 @@ class _Answer:
         return self._event("response.output_item.added", output_index=0, item={**self._item("in_progress"), "arguments": ""})
 
     def _event(self, kind: str, **content: Any) -> bytes:
-        return b"".join(self._event_pieces(kind, **content))
+        return sse.event(self._numbered(kind, content), kind)
 
     def _event_pieces(self, kind: str, **content: Any) -> Iterator[bytes]:
+        return sse.event_pieces(self._numbered(kind, content), kind)
+
+    def _numbered(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
         number, self._number = self._number, self._number + 1
-        return sse.event_pieces({"type": kind, "sequence_number": number, **content}, kind)
+        return {"type": kind, "sequence_number": number, **content}

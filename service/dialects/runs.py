@@ -16,8 +16,8 @@ from service.generation.request import Attention, Delta, GenerationRequest, Toke
 from service.generation.run import join
 from service.generation.text import Vocabulary
 
-_UNHURRIED_S = 0.25  # between two looks at runs of which only the end matters
-_PIECE_TOKENS = 256  # taken at a time: what is taken at once is written at once, and that holds the event loop
+_UNHURRIED_S = 0.25  # between two reads of an answer without streaming
+_PIECE_TOKENS = 256  # read at a time: they are written together, and that holds the event loop
 
 
 class Run(Protocol):
@@ -99,13 +99,13 @@ class Runs:
 
     def _listen_to(self, runs: Sequence[Run]) -> None:
         self.runs = runs
-        self._left = len(runs)  # runs that have not ended, or whose end was not taken
+        self._left = len(runs)  # runs whose end was not read yet
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._there = self._ending = False  # something to take, and an end among it
-        self._not_before = 0.0  # when what has come may be taken, unless it is an end
+        self._there = self._ending = False  # whether a run has unread deltas, and whether one of them is an end
+        self._not_before = 0.0  # the time from which deltas may be read, unless one is an end
         self._later: asyncio.TimerHandle | None = None
-        self._first = 0  # whose turn it is to be taken first
+        self._first = 0  # the index of the run that is read first
         self._quiet = Alarm(self._wake)
         for run in self.runs:
             run.listen(self._told)
@@ -115,15 +115,15 @@ class Runs:
         return not self._left
 
     def bound_unread(self, tokens: float) -> None:
-        """End the runs when so many tokens of all of them wait to be taken."""
+        """End the runs if they have more than so many unread tokens together."""
         for run in self.runs:
             run.most_unread = tokens / len(self.runs)
 
     async def take(self, timeout_s: float | None = None, interval_s: float = 0.0) -> list[tuple[int, Delta]]:
-        """What each run has made since the last time, by its index; empty when the time is up. Raises what befell one of them.
+        """The new deltas of each run, with its index; empty when the time is up. Raises the error of a run, after its deltas.
 
-        What comes less than `interval_s` after the last time waits for more, unless it is an end. Where much is there, it is taken in
-        pieces, with a turn for others between two of them.
+        Deltas that arrive less than `interval_s` after the last call wait for more, unless one is an end. Many tokens are read in pieces,
+        and other tasks run in between.
         """
         taken: list[tuple[int, Delta]] = []
         if self._error is None:
@@ -138,9 +138,9 @@ class Runs:
         return taken
 
     async def read(self, begin: Callable[[], object], add: Callable[[int, Delta], object]) -> None:
-        """Every run to its end: `begin`, then `add` gets what each has made, by its index, piece by piece.
+        """Read every run to its end: call `begin`, then `add` with each index and delta.
 
-        Where the replica that had them is lost, they are begun anew in another: once, since the request itself may be what ended it.
+        If their replica is lost, another one restarts them, once only: the request itself may have ended the replica.
         """
         try:
             try:
@@ -160,7 +160,7 @@ class Runs:
                 add(index, delta)
 
     async def all(self) -> list[Delta]:
-        """The same as one delta each."""
+        """Read every run to its end. Returns one delta for each."""
         made: list[list[Delta]] = []
 
         def begin() -> None:
@@ -170,7 +170,7 @@ class Runs:
         return [join(deltas) for deltas in made]
 
     def close(self) -> None:
-        """Cancel what still runs. What was counted until now is the request's account."""
+        """Cancel unfinished runs, and account for the tokens until now."""
         self._quiet.stop()
         if self._later is not None:
             self._later.cancel()
@@ -198,7 +198,7 @@ class Runs:
         for at in range(len(self.runs)):
             index = (self._first + at) % len(self.runs)
             try:
-                while left > 0 and (delta := self.runs[index].take(left)) is not None:  # what befell the run comes after what it made
+                while left > 0 and (delta := self.runs[index].take(left)) is not None:  # a run raises its error after its deltas
                     taken.append((index, delta))
                     left -= len(delta.token_ids)
                     self._left -= delta.finish_reason is not None
@@ -223,13 +223,13 @@ class Runs:
         self._quiet.clear()
 
     def _told(self, ended: bool) -> None:
-        """By a run: something is there to take."""
+        """Called by a run with new deltas."""
         self._there = True
         self._ending |= ended
         self._look()
 
     def _look(self) -> None:
-        """Wake who waits, if what is there may be taken now; else see to it that it is looked for then."""
+        """Wake the reader if it may read now; else set a timer."""
         if self._there:
             left_s = 0.0 if self._ending else self._not_before - self._loop.time()
             if left_s <= 0:

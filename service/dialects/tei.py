@@ -290,8 +290,8 @@ class _Glance(BaseModel):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """What it can be meant for, the likeliest first: `stream` and the parameters of decoders are for these alone, huggingface_hub
-        sends `parameters`, though empty, with a text to continue or to classify and never with one to embed.
+        """The kinds of model that it fits, the likeliest first. `stream` and decoders' parameters fit only decoders. huggingface_hub sends
+        `parameters`, even if empty, with texts to continue or classify, and never with texts to embed.
         """
         named = self.parameters if isinstance(self.parameters, dict) else {}
         if "stream" in self.model_fields_set or _OF_TEXTS.intersection(named):
@@ -311,7 +311,7 @@ async def invoke(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any
     """What the model is for: /embed (/similarity, if `inputs` is an object), /rerank (/predict, if there are `inputs`), /predict, or
     /generate (/generate_stream, with `stream`).
 
-    Without a model the first is asked that the body can be meant for.
+    Without a model, the first that fits the body answers.
     """
     glance = read(_Glance, content, call)
     kind = catalog.find(glance.model or _first(catalog, glance.kinds), *ENCODER_KINDS, *GENERATOR_KINDS).manifest.kind
@@ -327,12 +327,12 @@ async def invoke(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any
 
 
 def _first(catalog: Catalog, kinds: tuple[str, ...]) -> str | None:
-    """The first model of these kinds; None where there is none."""
+    """The first model of these kinds, or None."""
     return next((name for name, model in catalog.models.items() if model.manifest.kind in kinds), None)
 
 
 async def _continued(content: bytes, call: Call, catalog: Catalog) -> Any:
-    """As text-generation-inference answers at this path, its errors too."""
+    """Answer as text-generation-inference does at this path, errors included."""
     try:
         body = read(tgi.TgiRequest, content, call)
         if body.stream:

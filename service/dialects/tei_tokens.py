@@ -31,7 +31,7 @@ async def tokenize(body: TeiTokenizeRequest, call: Call, catalog: Catalog) -> An
     prompt = model.texts.prompt(body.prompt_name)
     tokenizer = model.texts.tokenizer
     texts = [prompt + text for text in texts]
-    # Unlike `encode` it leaves Python to others meanwhile.
+    # Unlike `encode`, it releases the interpreter's lock.
     encode = partial(tokenizer.encode_batch, texts, add_special_tokens=body.add_special_tokens)
     encodings = await catalog.tokenizers.run(encode, size=characters, client=call.client)
     tokens = sum(map(len, encodings))
@@ -58,10 +58,10 @@ async def decode(body: TeiDecodeRequest, call: CallDep, catalog: CatalogDep) -> 
 
 
 def tokens_of(tokenizer: Tokenizer, encoding: Encoding, text: str) -> Iterator[dict[str, Any]]:
-    """The tokens, one by one, with their place in the UTF-8 of `text`; the tokenizer counts in characters."""
+    """The tokens, one by one, with their byte offsets in `text` as UTF-8; the tokenizer counts in characters."""
     at: Sequence[int] = range(len(text) + 1) if text.isascii() else _places(text)
     for index, (id_, special) in enumerate(zip(encoding.ids, encoding.special_tokens_mask, strict=True)):
-        # By token: all offsets of a million tokens at once would hold Python for a third of a second.
+        # By token: all offsets of a million tokens in one call would hold the interpreter's lock for a third of a second.
         start, stop = (None if special else encoding.token_to_chars(index)) or (0, 0)
         if special:
             yield {"id": id_, "text": tokenizer.id_to_token(id_), "special": True, "start": None, "stop": None}
@@ -70,12 +70,12 @@ def tokens_of(tokenizer: Tokenizer, encoding: Encoding, text: str) -> Iterator[d
 
 
 def _places(text: str) -> Any:
-    """Where each character begins in the text's UTF-8, and where the last one ends."""
+    """The byte offset of each character in UTF-8, and the length."""
     points = np.frombuffer(text.encode("utf-32-le"), "<u4")
     sizes = 1 + (points > 0x7F).astype(np.int64) + (points > 0x7FF) + (points > 0xFFFF)
     return np.concatenate([[0], np.cumsum(sizes)])
 
 
 async def aside(catalog: Catalog, work: Callable[[], Result], size: int = 0) -> Result:
-    """The work on a tokenizer thread, in its turn by the characters that it is about."""
+    """Run the work on a tokenizer thread, queued by its characters."""
     return await catalog.tokenizers.run(work, size=size)

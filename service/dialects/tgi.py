@@ -1,8 +1,8 @@
 """text-generation-inference: `/generate` and `/generate_stream`, and what `POST /` is for a decoder.
 
 Source: its router's code (GenerateRequest, GenerateParameters, StreamResponse, InferError) and what huggingface_hub's text_generation sends
-and reads. As there, the likeliest tokens are taken unless `do_sample` or a field that only makes sense with it asks to draw, 100 tokens are
-the default, and the text that ends a generation belongs to it.
+and reads. As in its router, decoding is greedy unless `do_sample` or a field that implies it asks for sampling, 100 tokens are the default,
+and the stop text is part of the answer.
 """
 
 import codecs
@@ -37,7 +37,7 @@ class TgiGrammar(Body):
 
 
 class TgiParameters(Body):
-    """Types are strict, as there."""
+    """Types are strict, as in its router."""
 
     model_config = ConfigDict(strict=True, allow_inf_nan=False)
 
@@ -189,7 +189,7 @@ def _grammar(given: TgiGrammar | None) -> Grammar | None:
     field = "parameters.grammar"
     if given.type == "regex":
         if not isinstance(given.value, str):
-            raise InvalidRequest(f"{field}.value of a regex must be a text", param=field)
+            raise InvalidRequest(f"{field}.value of a regex must be a string", param=field)
         return Grammar(kind="regex", source=given.value, param=field)
     schema = given.value
     if given.type == "json_schema" and isinstance(schema, dict) and isinstance(schema.get("schema"), dict):
@@ -199,13 +199,13 @@ def _grammar(given: TgiGrammar | None) -> Grammar | None:
 
 
 class _Answer:
-    """What is told of one run; also the script of the stream."""
+    """The answer of one run; also the events of a stream."""
 
     def __init__(self, body: TgiRequest, asked: TgiParameters, model: Generator, runs: Runs, seed: int | None) -> None:
         self._asked, self._model, self.runs, self._seed = asked, model, runs, seed
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._text = body.inputs if asked.return_full_text else ""
-        self._n = 0  # tokens told
+        self._n = 0  # tokens sent
 
     def whole(self, delta: Delta) -> dict[str, Any]:
         answer: dict[str, Any] = {"generated_text": self._text + delta.text}
@@ -251,7 +251,7 @@ class _Answer:
                 event["top_tokens"] = [] if each is None else self._top(each)
             events.append(event)
         if delta.finish_reason is not None:
-            if not events:  # the end came without a token of its own
+            if not events:  # the end arrived without a token
                 token = {"id": 0, "text": "", "logprob": 0.0, "special": True}
                 events.append({"index": self._n, "token": token, "generated_text": None, "details": None})
             usage = self.runs.runs[0].usage
@@ -278,7 +278,7 @@ class _Answer:
 
 
 def _told(delta: Delta) -> list[tuple[int, TokenLogprob | None]]:
-    """Each token with its log-probability, which comes with it."""
+    """Each token with its log-probability, if it has one."""
     return list(zip(delta.token_ids, [*delta.logprobs, *[None] * (len(delta.token_ids) - len(delta.logprobs))], strict=True))
 
 

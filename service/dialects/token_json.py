@@ -1,6 +1,6 @@
-"""Tokens and their log-probabilities as JSON: each token of a vocabulary is written once, and no object is made for an alternative.
+"""Tokens and their log-probabilities as JSON. Each token of a vocabulary is encoded once, and alternatives need no Python objects.
 
-Every function gives the elements of a list, commas between them.
+Every function returns the elements of a list, separated by commas.
 """
 
 import json
@@ -14,11 +14,11 @@ from service.generation.request import TokenLogprob
 from service.generation.text import Vocabulary
 
 LEAST_LOGPROB = -9999.0  # what OpenAI sends for minus infinity, which JSON does not have
-_MOST_KEPT = 65_536  # tokens of one form
+_MOST_KEPT = 65_536  # cached tokens of each form
 
 
 class _Forms(dict[int, str]):
-    """A token's beginning of an entry, by id."""
+    """The beginning of a token's entry, by id."""
 
     def __init__(self, write: Callable[[int], str]) -> None:
         self._write = write
@@ -31,7 +31,7 @@ class _Forms(dict[int, str]):
 
 
 class TokenJson:
-    """Of one vocabulary."""
+    """Writes the tokens of one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
@@ -66,11 +66,11 @@ class TokenJson:
         return ",".join(entries).encode()
 
     def texts(self, token_ids: Iterable[int]) -> bytes:
-        """Completions' form of tokens: what is a part of a character is `bytes:\\xc3`, since all parts look alike as text."""
+        """Completions' form of tokens: a part of a character is written as `bytes:\\xc3`, since all parts decode to U+FFFD."""
         return ",".join([self._texts[token_id] for token_id in token_ids]).encode()
 
     def own(self, logprobs: Iterable[TokenLogprob | None]) -> bytes:
-        """Of the tokens themselves."""
+        """The log-probabilities of the tokens themselves."""
         return ",".join(["null" if each is None else repr(_finite(each.logprob)) for each in logprobs]).encode()
 
     def tops(self, logprobs: Iterable[TokenLogprob | None]) -> bytes:
@@ -82,7 +82,7 @@ class TokenJson:
         return f"{{{','.join([f'{text}:{_finite(logprob)!r}' for text, logprob in by_text.items()])}}}"
 
     def _replaced(self, token_id: int) -> str:
-        """A single token as text; bytes that are no character of their own become U+FFFD."""
+        """A single token as text; bytes that are not a whole character become U+FFFD."""
         return orjson.dumps(self._vocabulary[token_id].decode(errors="replace")).decode()
 
     def _text(self, token_id: int) -> str:
@@ -102,7 +102,7 @@ def token_json(vocabulary: Vocabulary) -> TokenJson:
 
 
 def slices(logprobs: Iterable[TokenLogprob | None], size: int = 64) -> Iterable[list[TokenLogprob | None]]:
-    """So many at a time."""
+    """The entries in lists of `size`."""
     rest = iter(logprobs)
     while some := list(islice(rest, size)):
         yield some

@@ -100,7 +100,7 @@ async def _tokens(body: TokenizeRequest, call: Call, catalog: Catalog) -> dict[s
         ids = await generation.encode(model, catalog, body.prompt or "", "prompt", add_special_tokens=body.add_special_tokens is not False)
     catalog.expect(call, len(ids) * (_STRING_BYTES if body.return_token_strs else _ID_BYTES), f"{len(ids)} tokens")
     strings: Any = (model.tokenizer.id_to_token(token_id) for token_id in ids) if body.return_token_strs else None
-    if strings is not None and not call.answer_bytes:  # else each is made as it is sent
+    if strings is not None and not call.answer_bytes:  # otherwise each is decoded when it is sent
         strings = list(strings)
     return {"count": len(ids), "max_model_len": model.max_context, "tokens": ids, "token_strs": strings}
 

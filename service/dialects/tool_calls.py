@@ -1,5 +1,5 @@
-"""Calls of tools that a request demands (`tool_choice` required, one by name, or one of those allowed): the grammar makes the text a call,
-and this reads it.
+"""Calls of tools that a request demands (`tool_choice` required, one by name, or one of those allowed): a grammar forces the text to be a
+call, and this parses it.
 
 One call an answer. Where a single tool may be called the text is its arguments; where there are several it is
 `{"name": .., "arguments": {..}}`. The arguments satisfy the tool's schema; objects of it that name their properties have no others, unless
@@ -52,7 +52,7 @@ class AllowedTools(Fields):
 
 @dataclass(frozen=True)
 class Calling:
-    """The tools of which one is called, by name, with the schemas of their arguments."""
+    """The tools that may be called, by name, with the schemas of their arguments."""
 
     tools: Mapping[str, Mapping[str, Any] | None]
 
@@ -90,10 +90,10 @@ class Calling:
 
 
 class Call:
-    """One call, as its text comes."""
+    """One call, as its text arrives."""
 
     def __init__(self, name: str | None) -> None:
-        """`name` where the text is the arguments alone."""
+        """`name`: the only tool; the text is then its arguments."""
         self.id = generation.new_id("call_")
         self.name = name
         self.arguments = ""
@@ -102,7 +102,7 @@ class Call:
         self._depth, self._in_string, self._escaped = 0, False, False
 
     def push(self, text: str) -> str:
-        """What this adds to the arguments."""
+        """Add text. Returns what it adds to the arguments."""
         if self.name is None:
             self._held += text
             found = _NAMED.match(self._held)
@@ -114,7 +114,7 @@ class Call:
         return new
 
     def _within(self, text: str) -> str:
-        """As far as the object of arguments goes, which has begun with the first brace."""
+        """The arguments so far: from their first brace to its closing one."""
         if self._depth < 0:
             return ""
         for at, letter in enumerate(text):
@@ -154,7 +154,7 @@ def only(names: Sequence[str], tools: Mapping[str, Tool]) -> list[Tool]:
 
 
 def finish_reason(delta: Delta) -> FinishReason | Literal["tool_calls"] | None:
-    """Of an answer that is a call: `tool_calls` where the grammar came to its end, not where a stop string cut it."""
+    """The finish reason of a call: `tool_calls` if the grammar reached its end, not if a stop string cut it."""
     return "tool_calls" if delta.finish_reason == "stop" and delta.stop_reason is None else delta.finish_reason
 
 
@@ -174,7 +174,7 @@ def _without_others(node: dict[str, Any]) -> dict[str, Any]:
 
 
 def _moved(schema: dict[str, Any], to: str) -> Any:
-    """The schema with its references as they are when it is no longer the root."""
+    """The schema with its references adjusted, since it is no longer the root."""
 
     def move(node: dict[str, Any]) -> dict[str, Any]:
         ref = node.get("$ref")
@@ -184,7 +184,7 @@ def _moved(schema: dict[str, Any], to: str) -> Any:
 
 
 def _each(value: Any, change: Any) -> Any:
-    """Every object inside, changed. What nests deeper than a schema can be compiled ends in an InvalidRequest there."""
+    """Change every object inside. InvalidRequest for a schema that is nested too deeply."""
     try:
         return _changed(value, change)
     except RecursionError:
@@ -200,7 +200,7 @@ def _changed(value: Any, change: Any) -> Any:
 
 
 def arguments_of(text: str) -> Any:
-    """A call's arguments as templates know them: an object, or the text where it is none."""
+    """A call's arguments for templates: an object, or the text if it is not one."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -208,7 +208,7 @@ def arguments_of(text: str) -> Any:
 
 
 def unique(names: Sequence[str]) -> None:
-    """InvalidRequest for two tools of a name."""
+    """InvalidRequest if two tools have one name."""
     if len(set(names)) < len(names):
         twice = next(name for at, name in enumerate(names) if name in names[:at])
         raise InvalidRequest(f"two tools are called {twice!r}: give each a name of its own", param="tools")

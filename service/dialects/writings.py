@@ -14,6 +14,7 @@ import orjson
 from numpy.typing import NDArray
 
 from service import sse
+from service.answers import Elements, json_answer
 from service.batching import Lane
 from service.call import Call
 from service.catalog import Catalog
@@ -27,7 +28,6 @@ from service.generation.request import Delta, Sampling
 from service.settings import Settings
 from service.writing.model import WritingModel
 from service.writing.request import WritingRequest
-from service.written import Elements, json_answer, pieces_of
 
 if TYPE_CHECKING:
     from service.dialects.completions import CompletionRequest
@@ -77,7 +77,7 @@ async def complete(
     for index, delta in enumerate(await runs.all()):
         choices.append(answer.choice(index, delta))
         await asyncio.sleep(0)
-    return json_answer(pieces_of({**answer.head, "choices": choices, "usage": generation.usage_of(runs)}), call.headers)
+    return json_answer({**answer.head, "choices": choices, "usage": generation.usage_of(runs)}, call.headers)
 
 
 def _check_size(body: "CompletionRequest", source_tokens: int, model: WritingModel, settings: Settings, *, n: int) -> None:

@@ -1,9 +1,9 @@
-"""Between the event loop and the engine's thread: which runs wait for a slot, whose turn it is, and what is wanted of those that have one.
+"""Between the event loop and the engine's thread: runs that wait for a slot, their order, and requests about runs that have one.
 
-Slots are shared by client, and within a client by request. A free slot goes to the client that has the fewest. Where none is free, a client
-that has two more than the one that waits gives one back at once; one that has one more gives it back once it has had it for a quantum. So
-slots pass round where there are more clients, or more requests of a client, than slots, and a run alone keeps its own for as long as it
-needs. Requests that never had a slot and those that gave one back take turns: both go on however many come of the other kind.
+Slots are shared by client, and within a client by request. A free slot goes to the client with the fewest. If none is free, a client
+that has two more than the waiting one gives one back at once; a client that has one more gives it back after a quantum. So slots rotate
+if there are more clients, or more requests of a client, than slots, and a run without competition keeps its slot. Requests that never had
+a slot and those that gave one back alternate, so neither kind starves the other.
 
 Both sides come here, under one lock that is held for microseconds.
 """
@@ -24,13 +24,13 @@ from service.generation.run import Run
 from service.generation.sequence import Asked, Sequence
 from service.patience import Patience
 
-_BACKLOG = 16  # times `max_waiting`: runs without a slot, of requests that have begun
-_LEAST_HELD = 16  # tokens that a bulk run has gone on by before it gives way to interactive work
-_TRIED = 8  # requests, those whose turn is nearest, for which a slot is looked for
+_BACKLOG = 16  # times `max_waiting`: limit on runs without a slot, of requests that have started
+_LEAST_HELD = 16  # tokens that a bulk run draws before it gives way to interactive work
+_TRIED = 8  # requests at the front for which a slot is sought
 
 
 class Turn(NamedTuple):
-    """A run that gets a slot, and the one that gives it; None where one is free."""
+    """A run that gets a slot, and the run that gives it up; None if one is free."""
 
     run: Sequence
     instead_of: Sequence | None
@@ -41,7 +41,7 @@ class Holding(NamedTuple):
 
     slots: int
     by_client: Mapping[str, int]
-    turn_s: float  # that a run keeps its slot for, at most, where others wait
+    turn_s: float  # the longest time that a run keeps its slot while others wait
 
     @property
     def free(self) -> int:
@@ -58,14 +58,14 @@ class Admission:
         self._max_wait_s = {Lane.INTERACTIVE: max_wait_s, Lane.BULK: max_bulk_wait_s}
         self._patience = {lane: Patience(bound_s) for lane, bound_s in self._max_wait_s.items()}
         self._changed = threading.Condition()
-        self._asked: dict[Asked, None] = {}  # requests that have a run without a slot, in order of arrival
-        self._waiting = 0  # runs of them
+        self._asked: dict[Asked, None] = {}  # requests with a run without a slot, in order of arrival
+        self._waiting = 0  # the number of these runs
         self._turns = 0
         self._left: set[Run] = set()
         self._taken: dict[Run, asyncio.Future[Condition]] = {}
         self._closed = False
-        self.aside = 0  # runs that gave their slot back
-        self.arrived = False  # something, since the thread last looked
+        self.aside = 0  # runs that gave back their slot
+        self.arrived = False  # whether a request arrived since the thread last looked
 
     def __len__(self) -> int:
         return self._waiting
@@ -73,7 +73,7 @@ class Admission:
     # On the event loop -----------------------------------------------------------------------------------------------------------------
 
     def check(self, client: str, lane: Lane, now: float, holding: Holding) -> None:
-        """QueueTooLong when a request of this client would wait too long for its first slot, by the turns of those before it."""
+        """Raise QueueTooLong if a request of this client would wait too long for its first slot, behind the requests before it."""
         with self._changed:
             before = Counter(asked.client for asked in self._asked if asked.lane <= lane and not asked.begun)
             behind = Counter(asked.client for asked in self._asked if asked.lane <= lane and asked.begun)
@@ -93,8 +93,8 @@ class Admission:
         self._patience[lane].check(now, ahead * holding.turn_s / slots, math.inf)
 
     def queue(self, asked: Asked, *, retry_after_s: float) -> list[Asked]:
-        """A request with all its runs; those that it takes the place of, since their client has more runs here. Where nothing waits,
-        any request is taken. Raises Overloaded when there is no room, and NotReady when there will be none."""
+        """Queue a request with all its runs. Returns the requests that it replaces: their client has more runs here. An empty queue
+        admits any request. Raises Overloaded if there is no room, and NotReady if the engine is closed."""
         with self._changed:
             if self._closed:
                 raise stopping()
@@ -127,13 +127,13 @@ class Admission:
         return sum(map(len, new)) <= self._max_waiting and sum(each.tokens for each in new) <= self._max_tokens
 
     def leave(self, run: Run) -> None:
-        """Nobody wants this run any more."""
+        """The client no longer wants this run."""
         with self._changed:
             self._left.add(run)
             self._changed.notify()
 
     def take(self, run: Run, future: "asyncio.Future[Condition]") -> None:
-        """Somebody wants this run's condition. InvalidRequest when somebody else does already, NotReady when it is closed."""
+        """Ask for this run's condition. InvalidRequest if another caller waits for it already, NotReady if the engine is closed."""
         with self._changed:
             if self._closed:
                 raise stopping()
@@ -150,7 +150,7 @@ class Admission:
     # On the thread ---------------------------------------------------------------------------------------------------------------------
 
     def wait(self, *, busy: bool) -> bool:
-        """Until there is something to do, at once for who is busy; False when it is closed."""
+        """Wait for work; do not wait if `busy`. False if it is closed."""
         with self._changed:
             while not (busy or self._closed or self._left or self._taken or self._waiting):
                 self._changed.wait()
@@ -170,8 +170,8 @@ class Admission:
             return [run for asked in self._asked for run in (*asked.aside, *asked.fresh)]
 
     def turn(self, now: float, holders: Several[Sequence], *, free: bool, quantum: int, room: bool) -> Turn | None:
-        """Whose turn it is, if anybody's. `holders` have slots; none is taken from a run before it has gone on by `quantum` tokens, unless
-        its client has far more than its share. `room`: one more run may be set aside."""
+        """The run that is next, if any. `holders` have slots; a run keeps its slot for `quantum` tokens, unless its client has far more
+        than its share. `room`: one more run may be set aside."""
         with self._changed:
             self.arrived = False
             clients = Counter(holder.request.client for holder in holders)
@@ -201,7 +201,7 @@ class Admission:
             return None
 
     def _lane(self, asked: Asked, now: float) -> Lane:
-        """Bulk work that has been passed for long enough is passed no more."""
+        """The lane of a request; bulk work that has been passed for long enough counts as interactive."""
         return Lane.INTERACTIVE if now - asked.since > self._bulk_delay_s else asked.lane
 
     def _gives_way(
@@ -218,7 +218,7 @@ class Admission:
         return more > 1 or (more == 1 and holder.gone_on >= quantum)
 
     def set_aside(self, sequence: Sequence, now: float) -> None:
-        """It has given its slot back, and waits for the next one."""
+        """Queue a run that has given back its slot."""
         with self._changed:
             sequence.aside = True
             sequence.asked.aside.append(sequence)
@@ -228,7 +228,7 @@ class Admission:
             self.aside += 1
 
     def overdue(self, now: float) -> list[tuple[Asked, QueueTooLong]]:
-        """Requests of which no run has had a slot for longer than they may wait, taken out, with what they are told."""
+        """Remove and return requests that had no slot for longer than they may wait, with their errors."""
         with self._changed:
             late = [asked for asked in self._asked if not asked.begun and now - asked.submitted > self._max_wait_s[asked.lane]]
             for asked in late:
@@ -236,7 +236,7 @@ class Admission:
         return [(asked, _too_late(now - asked.submitted, self._max_wait_s[asked.lane])) for asked in late]
 
     def remove(self, sequence: Sequence) -> None:
-        """Does nothing for who does not wait."""
+        """Does nothing for a run that does not wait."""
         with self._changed:
             asked = sequence.asked
             if sequence in (where := asked.aside if sequence.aside else asked.fresh):
@@ -258,13 +258,13 @@ class Admission:
             del self._asked[asked]
 
     def _drop(self, asked: Asked) -> None:
-        """A request that has not begun."""
+        """Remove a request that has not started."""
         del self._asked[asked]
         self._waiting -= len(asked)
 
 
 def fair_share(wanted: Mapping[str, int], slots: int) -> dict[str, float]:
-    """Slots of each client: as many as it wants, as far as none of the others that want more has fewer."""
+    """Fair slots of each client: as many as it wants, unless a client that wants more has fewer."""
     shares: dict[str, float] = {}
     left = float(slots)
     for at, (client, count) in enumerate(sorted(wanted.items(), key=lambda each: each[1])):

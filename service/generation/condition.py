@@ -27,16 +27,16 @@ class Condition:
     position: int  # tokens that the states have seen
     states: tuple[State, ...]  # without B
     logits: NDArray[np.float32] | None  # (V,) of the next token; None while the prompt is not done
-    fingerprint: str  # of the bundle: states of another one may have the same shapes, and mean something else
-    prompt_logprobs: Sequence[TokenLogprob | None] = ()  # of the tokens that the states have seen, where they were asked for
-    before: NDArray[np.float32] | None = None  # (V,) of the prompt's next token, where its log-probabilities were asked for
+    fingerprint: str  # of the bundle: states of another one may have the same shapes and another meaning
+    prompt_logprobs: Sequence[TokenLogprob | None] = ()  # of the tokens that the states have seen, if requested
+    before: NDArray[np.float32] | None = None  # (V,) logits of the prompt's next token, if its log-probabilities were requested
 
     def check(self, decoder: contract.Decoder, vocab_size: int, fingerprint: str) -> None:
         """InvalidRequest for what no run of this model can be."""
         if self.fingerprint != fingerprint:
             raise InvalidRequest(
                 f"the state is of the bundle with fingerprint {self.fingerprint[:12]!r} and this model's is {fingerprint[:12]!r}: "
-                "go on with it where it was made, or send the request again"
+                "continue it with the bundle that made it, or send the request again"
             )
         shapes = [(state.shape, np.dtype(state.dtype)) for state in decoder.states]
         if [(state.shape, state.dtype) for state in self.states] != shapes:
@@ -44,7 +44,7 @@ class Condition:
         for state, of_model in zip(self.states, decoder.states, strict=True):
             if not np.isfinite(state).all():
                 raise InvalidRequest(f"the state is broken: {of_model.name} has numbers that are not finite; send the request again")
-            if of_model.name.endswith("_z") and self.position and not (state > 0).all():  # a sum of exponentials, by which is divided
+            if of_model.name.endswith("_z") and self.position and not (state > 0).all():  # a sum of exponentials, which is a divisor
                 raise InvalidRequest(f"the state is broken: {of_model.name} has numbers that are not above 0; send the request again")
         for name, logits in (("logits", self.logits), ("before", self.before)):
             if logits is None:

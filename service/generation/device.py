@@ -14,7 +14,7 @@ from service.generation.copying import RowCopies
 from service.generation.session import Ids, Logits, OnnxStepSession, State, StepSession, beginning
 from service.runtime import CUDA, DEVICES, SettingsConflict, open_graph, with_provider
 
-_SETS = 4  # of states of all slots, at most: two of those who draw, and two of as many prompts on their way there
+_SETS = 4  # of states of all slots, at most: two of the running sequences, and two of as many prompts in prefill
 
 
 def open_steps(
@@ -46,7 +46,7 @@ def left_of(gpu_memory_gib: float | None, manifest: contract.Manifest, slots: in
 
 
 class DeviceStates:
-    """A tensor (B, ...) on the device for each state tensor. What is in a row before something is put there is nobody's."""
+    """A tensor (B, ...) on the device for each state tensor. Unused rows hold arbitrary numbers."""
 
     def __init__(self, decoder: contract.Decoder, rows: int, copies: RowCopies, device: str) -> None:
         import onnxruntime as ort
@@ -78,7 +78,7 @@ class DeviceStates:
 class DeviceStepSession:
     """A bundle's step graph on the device of `provider`.
 
-    A step has 1, 2, 4, 8, .. rows, so that its shapes repeat: rows behind those in use are fed a token too, into states that are nobody's.
+    A step has 1, 2, 4, 8, .. rows, so that its shapes repeat: unused rows at the end are fed a token too.
     """
 
     def __init__(self, bundle: Path, manifest: contract.Manifest, *, gpu_memory_gib: float | None = None, provider: str = CUDA) -> None:

@@ -77,7 +77,7 @@ def draw_truncated(scores: Floats, peaks: Floats, temperature: Floats, truncatio
         weights = np.exp(-depths)
         if (own.top_k > 0).any() or (own.top_p < 1).any() or (own.min_p > 0).any():
             weights *= _survivors(weights, totals[rows], own)
-        if weights.shape[1] <= _NARROW:  # which depends on the row alone, and so do its roundings
+        if weights.shape[1] <= _NARROW:  # depends on the row alone, so rounding does too
             _typical(weights, own.typical_p)
         elif own.typical_p[0] < 1:
             _typical_of_one(weights[0], depths[0], own.typical_p[0])
@@ -268,12 +268,12 @@ def _typical(weights: Doubles, typical_p: Doubles) -> None:
 def _typical_of_one(weights: Doubles, depths: Doubles, typical_p: float) -> None:
     """The same for one row, (K,) each, which may be as wide as the vocabulary. Surprise is depth + log of the sum of the weights, so the
     distance to the entropy is that of a depth to the mean depth."""
-    size = np.count_nonzero(weights)  # of what is left: a beginning of the row
+    size = np.count_nonzero(weights)  # the non-zero weights are the beginning of the row
     left, depths = weights[:size], depths[:size]
     total = np.cumsum(left)[-1]
     distance = np.abs(depths - np.cumsum(left * depths)[-1] / total)
     order = np.argsort(distance, kind="stable")
     in_order = left[order]
-    kept = 1 + int(np.searchsorted(np.cumsum(in_order)[:-1], typical_p * total))  # whose mass before is less
+    kept = 1 + int(np.searchsorted(np.cumsum(in_order)[:-1], typical_p * total))  # tokens with less mass before them
     left.fill(0)
     left[order[:kept]] = in_order[:kept]

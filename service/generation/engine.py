@@ -1,4 +1,4 @@
-"""The engine: one decode step for everybody who has begun, then a piece of somebody's prompt, and again.
+"""The engine's loop: one decode step for all running sequences, then one prefill chunk, and again.
 
 Callers live on the event loop; the runtime, the states and the sampler belong to one thread. They meet in `Admission`, and what a step made
 goes back to the loop in one call. Runs join and leave at every step.
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("attnserve")
 
 _SWEEP_S = 0.02  # between two looks at deadlines
-_LOOK = 8  # steps between two looks at whether a run that waits is to have the slot of another one
-_QUANTUM = (4, 128)  # tokens, at least and at most, that a run keeps its slot for where others wait
+_LOOK = 8  # steps between two checks whether a waiting run gets the slot of another one
+_QUANTUM = (4, 128)  # tokens, at least and at most, for which a run keeps its slot while others wait
 _QUANTA = 4  # in `max_wait_s`, as far as these allow it
-_LONG_PROMPT = 4096  # tokens: after a check of so many, the event loop is let go on with other things
+_LONG_PROMPT = 4096  # tokens: after checking so many, other tasks of the event loop run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,15 +55,15 @@ class GeneratorLimits:
     """Bounds of one engine."""
 
     slots: int = 32
-    max_waiting: int = 256  # runs of requests that have not begun
+    max_waiting: int = 256  # runs of requests that have not started
     max_waiting_tokens: int = 262_144  # of their prompts
     max_prompt_tokens: int = 131_072
     max_wait_s: float = 1.0  # of a request for its first slot
     max_bulk_wait_s: float = 30.0
     bulk_delay_s: float = 2.0  # a bulk run is passed by interactive ones for so long
-    unread_s: float = 60.0  # a run whose text nobody takes for so long is ended
-    max_aside: int = 256  # runs that have given their slot back and wait for the next one
-    max_aside_bytes: int = 256 * 2**20  # of their states, or as much as those of all slots where that is more
+    unread_s: float = 60.0  # a run whose text its client does not read for so long is ended
+    max_aside: int = 256  # runs that have given back their slot and wait for another
+    max_aside_bytes: int = 256 * 2**20  # of their states; at least the bytes of all slots' states
 
 
 class GeneratorEngine(EngineThread):
@@ -104,12 +104,12 @@ class GeneratorEngine(EngineThread):
         self._running = Running(session, limits.slots)
         self._prefill = Prefill(session)
         self._masks = Masks(session.vocab_size)
-        self._late: list[Sequence] = []  # runs that have a slot and sit out steps until their masks are there
+        self._late: list[Sequence] = []  # runs with a slot that skip steps until their masks are ready
         self._step_s = 0.0
         self._swept = 0.0
         self._steps = 0
         self._drew = 0.0
-        self._back: list[Sequence] = []  # runs that have drawn no token since they got a slot again
+        self._back: list[Sequence] = []  # runs that have drawn no token since they got a slot back
         self._said: list[tuple[Run, Token | Delta | ServiceError]] = []
         metrics.slots.set(limits.slots)
         metrics.running.set_function(lambda: self._n_holders)
@@ -142,13 +142,13 @@ class GeneratorEngine(EngineThread):
         return sequence.run
 
     def check(self, client: str, lane: Lane) -> None:
-        """QueueTooLong when a request of this client would wait too long for its first slot."""
+        """Raise QueueTooLong if a request of this client would wait too long for its first slot."""
         holders = self._holders
         by_client = Counter(holder.request.client for holder in holders)
         self._admission.check(client, lane, time.monotonic(), Holding(self.limits.slots, by_client, self._turn_s(holders)))
 
     def _turn_s(self, holders: list[Sequence]) -> float:
-        """How long a run keeps its slot where others wait: a quantum, or to its end. Runs that have not ended count with their age."""
+        """How long a run keeps its slot while others wait: a quantum, or until it ends. Unfinished runs count with their age."""
         if self._admission.aside < self._max_aside:
             return min(self._run_s, self._quantum * self._step_s) if self._step_s else self._run_s
         now = time.monotonic()
@@ -196,7 +196,7 @@ class GeneratorEngine(EngineThread):
         try:
             return await future
         finally:
-            run.cancel()  # its reader sees the end; and nothing runs on for a caller who did not wait
+            run.cancel()  # its reader sees the end, and no run continues for a caller that has left
 
     def _check(self, request: GenerationRequest, checked: set[int]) -> None:
         if self._loop is None:
@@ -227,7 +227,7 @@ class GeneratorEngine(EngineThread):
             raise DeadlineExceeded("the request's deadline passed before it was queued")
 
     def _sequence(self, request: GenerationRequest, asked: Asked, once: "_Once", condition: Condition | None = None) -> Sequence:
-        """One more run of a request, at its beginning or where `condition` was, once it is known that it can be one of this model."""
+        """Create one more run of a request, at its beginning or at `condition`, after checking that this model can run it."""
         self._check(request, once.checked)
         completion: tuple[int, ...] = ()
         if condition is not None:
@@ -289,7 +289,7 @@ class GeneratorEngine(EngineThread):
         self._began = time.monotonic()
         try:
             call()
-        except BaseException as error:  # not even SystemExit ends this thread: everybody would wait for it for good
+        except BaseException as error:  # not even SystemExit may end this thread: all callers would wait forever
             asked = traces(sequence.run.request.traceparent for sequence in everybody)
             log.exception("step failed", extra={"runs": len(everybody), **asked})
             told = error if isinstance(error, RuntimeFailed) else RuntimeFailed("the runtime failed; the log says why")
@@ -304,7 +304,7 @@ class GeneratorEngine(EngineThread):
             self._began = None
 
     def _heed(self) -> None:
-        """Free what nobody wants any more, hand over what is asked for, and now and then end what has taken too long."""
+        """Handle cancellations and requests for a run's condition; from time to time also end runs that have taken too long."""
         now = time.monotonic()
         left, taken = self._admission.wishes()
         if not (left or taken or now - self._swept > _SWEEP_S):
@@ -330,7 +330,7 @@ class GeneratorEngine(EngineThread):
             self._hand_over(future, InvalidRequest("the run has ended: there is nothing to take out"))
 
     def _refuse(self) -> None:
-        """Requests that have waited too long for their first slot, now that those whose turn it is have one."""
+        """End requests that have waited too long for their first slot, after slots were given out."""
         now = time.monotonic()
         if now - self._swept > _SWEEP_S:
             self._swept = now
@@ -374,12 +374,12 @@ class GeneratorEngine(EngineThread):
 
     @property
     def _quantum(self) -> int:
-        """Tokens that a run keeps its slot for where others wait."""
+        """Tokens for which a run keeps its slot while others wait."""
         least, most = _QUANTUM
         return most if not self._step_s else max(least, min(most, int(self.limits.max_wait_s / _QUANTA / self._step_s)))
 
     def _admit(self) -> None:
-        """Slots to those whose turn it is. Where all are taken, a look at who waits is for when somebody came, and for every few steps."""
+        """Give slots to the runs that are next. If all are taken, look at waiting runs only after an arrival, and every few steps."""
         if not len(self._admission):
             return
         holders = self._holders
@@ -401,7 +401,7 @@ class GeneratorEngine(EngineThread):
                 self.metrics.queue_s.observe(now - usage.submitted)
 
     def _set_aside(self, sequence: Sequence, now: float) -> None:
-        """Another one gets its slot. What it is by now is kept, and it goes on from there in its turn."""
+        """Take its slot for another run. Its condition is kept, and it continues from there later."""
         if sequence in self._running.sequences:
             self._hold(sequence)
             self._admission.set_aside(sequence, now)
@@ -413,7 +413,7 @@ class GeneratorEngine(EngineThread):
             self._prefill.set_aside(sequence)
 
     def _hold(self, sequence: Sequence) -> None:
-        """Out of the rows that draw: what it is by now is kept."""
+        """Remove it from the rows that draw, and keep its condition."""
         sequence.held = Held(*self._running.condition(sequence))
         self._running.remove(sequence)
         if sequence in self._back:  # it has drawn nothing since
@@ -422,20 +422,20 @@ class GeneratorEngine(EngineThread):
             sequence.drew = self._drew
 
     def _go_on(self, sequence: Sequence, held: Held) -> None:
-        """A row that draws again."""
+        """Let a run that was set aside draw again."""
         sequence.held = None
         self._running.join(sequence, held.states, held.logits)
         if sequence.drew:
             self._back.append(sequence)
 
     def _gather(self) -> bool:
-        """Whether there is a step to take: those whose masks are there take part, and the others keep what they are for a later one."""
+        """Whether a step can run: runs whose masks are ready take part, and the others wait unchanged for a later step."""
         for sequence in [each for each in self._late if is_there(each)]:
             self._late.remove(sequence)
             assert sequence.held is not None
             self._guarded(partial(self._go_on, sequence, sequence.held), [sequence])
         late = self._masks.late(self._running.sequences)
-        if len(late) == len(self._running):  # it is taken by nobody now
+        if len(late) == len(self._running):  # no run could take part in it now
             if not len(self._running) and self._late and not len(self._prefill):
                 self._masks.wait_for_one(self._late)
             return False
@@ -471,7 +471,7 @@ class GeneratorEngine(EngineThread):
             budget -= self._prefill.cost(prompts, size)
 
     def _feed(self, prompts: list[Prompt], size: int) -> None:
-        """A piece of each prompt; the runs of those that are done begin to draw, or wait to where they have no slot now."""
+        """Feed a piece of each prompt. When a prompt is done its runs start to draw, or wait if they have no slot now."""
         before = sum(prompt.left for prompt in prompts)
         for fed in self._prefill.feed(prompts, size):
             held = Held(fed.states.slots.state(fed.states.at), fed.logits) if any(each.aside for each in fed.sequences) else None
@@ -488,7 +488,7 @@ class GeneratorEngine(EngineThread):
         self._last_call_failed = False
 
     def _step(self) -> None:
-        """One token for everybody: draw it, say it, and feed those who go on."""
+        """One token for every running sequence: draw it, publish it, and feed those that continue."""
         self._draw()
         self._publish()  # before the graph runs, so that the loop sends while it does
         if len(self._running):
@@ -498,7 +498,7 @@ class GeneratorEngine(EngineThread):
         self._last_call_failed = False
 
     def _draw(self) -> None:
-        """The next token of every row, said; those who end with it, or for whom there is none, are gone."""
+        """Draw and publish the next token of every row. Sequences that end with it, or have none, are removed."""
         sequences, now, n_first = list(self._running.sequences), time.monotonic(), 0
         drawn = self._running.draw()
         for row, (sequence, token_id) in enumerate(zip(sequences, drawn.token_ids.tolist(), strict=True)):
@@ -523,7 +523,7 @@ class GeneratorEngine(EngineThread):
             n_first += 1
         self._back.clear()
         n_drawn = len(sequences) - len(drawn.failures)
-        self.metrics.between_tokens_s.observe(now - self._drew, n_drawn - n_first)  # who drew before drew at every step since
+        self.metrics.between_tokens_s.observe(now - self._drew, n_drawn - n_first)  # the others drew at the last step too
         self.metrics.generation_tokens.inc(n_drawn)
         self._drew = now
 
@@ -550,7 +550,7 @@ class GeneratorEngine(EngineThread):
         self._post(_settle, future, what)
 
     def _end(self) -> None:
-        """Everybody is told."""
+        """Fail all runs, since the engine stops."""
         _, taken = self._admission.wishes()
         for sequence in [*self._admission.waiting(), *self._holders]:
             self._say(sequence.run, stopping())
@@ -562,7 +562,7 @@ class GeneratorEngine(EngineThread):
 
 @dataclass
 class _Once:
-    """What is done once for all runs of a request, by the identity of what they share: ids that were checked, arrays that were made."""
+    """Work that is shared by all runs of a request, by object identity: checked ids and arrays made from them."""
 
     checked: set[int] = field(default_factory=set)
     made: dict[int, NDArray[Any]] = field(default_factory=dict)

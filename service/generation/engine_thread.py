@@ -22,7 +22,7 @@ class EngineThread:
         self._began: float | None = None  # the runtime's call
 
     def start(self) -> None:
-        """Begin to work. To be called on the event loop of those who will ask."""
+        """Start the thread. Call it on the callers' event loop."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
         self._thread.start()
@@ -51,15 +51,15 @@ class EngineThread:
         return 0.0 if began is None else time.monotonic() - began
 
     def _work(self) -> None:
-        """All that the thread does; it returns after `_close`, when everybody has been told."""
+        """The body of the thread. It returns after `_close`, when every caller has its answer."""
         raise NotImplementedError
 
     def _close(self) -> None:
-        """Nobody comes in any more, and the thread is to end. Called on the loop."""
+        """Admit no more work, and let the thread end. Called on the loop."""
         raise NotImplementedError
 
     def _post(self, callback: Callable[..., None], *arguments: Any) -> None:
         """From the thread: a call on the loop."""
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
             self._loop.call_soon_threadsafe(callback, *arguments)

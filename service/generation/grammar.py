@@ -31,8 +31,8 @@ MAX_PATTERN_BYTES: Final = 4096  # of all regular expressions of a schema togeth
 MAX_MULTIPLE: Final = 10_000  # the least common multiple of a schema's multipleOf: the library makes a state for each remainder
 COMPILE_S: Final = 5.0
 MASK_S: Final = 0.001  # of CPU for a mask, on average; a tenth of it is usual
-BURST_S: Final = 0.05  # and so much more for all of them together, since a state of the lexer is made but once
-_TRIED = 8  # tokens that are followed where a grammar is compiled
+BURST_S: Final = 0.05  # allowed on top of that, once for all masks, since each state of the lexer is made only once
+_TRIED = 8  # tokens that are tried when a grammar is compiled
 _STACK_BYTES = 256 << 20  # it recurses along chains of rules, 4 KB or less a link; a page that is not touched costs nothing
 _MAX_CACHED = 32
 _NAMES: Final = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}
@@ -51,7 +51,7 @@ _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
 
 
 class Cost:
-    """CPU time that following one grammar has taken, by all runs that follow it."""
+    """The CPU time that one grammar has taken, over all its runs."""
 
     def __init__(self) -> None:
         self.spent_s, self.masks = 0.0, 0
@@ -64,7 +64,7 @@ class Cost:
 
     @property
     def too_high(self) -> bool:
-        """Masks are computed beside the graph, on the same cores: what takes longer than this slows the others down."""
+        """Whether the grammar is too expensive. Masks are computed on the cores that run the graph."""
         return self.spent_s > BURST_S + MASK_S * self.masks
 
     def __str__(self) -> str:
@@ -159,7 +159,7 @@ class Grammars:
             try:
                 matcher = LLMatcher(tokenizer, source, log_level=0, limits=_LIMITS)
                 first = np.zeros(_words(tokenizer), np.int32)
-                Matcher(matcher, _words(tokenizer), Cost()).mask(first)  # some faults show only here
+                Matcher(matcher, _words(tokenizer), Cost()).mask(first)  # some errors appear only here
                 if not matcher.is_error():
                     _try(Matcher(matcher.deep_copy(), _words(tokenizer), cost), first)
                 done.append(matcher)
@@ -186,7 +186,7 @@ def _words(tokenizer: LLTokenizer) -> int:
 
 
 def _try(matcher: Matcher, mask: Words) -> None:
-    """Follow a few tokens, so that a grammar that is dear from its beginning is found to be so before a run waits for it."""
+    """Follow a few tokens, so that a grammar that is expensive from the start is refused before a run waits for it."""
     for _ in range(_TRIED):
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         if not len(allowed):

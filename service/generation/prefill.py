@@ -1,8 +1,8 @@
-"""Prompts on their way into states: in pieces, the short ones together, equal ones of a client once.
+"""Prefill: prompts are fed in pieces, short ones together, and equal ones of a client once.
 
-A piece is so small that those who stream wait for it about as long as for a step of their own. The pieces go in turn to the client that has
-been fed least, its oldest prompt first, and to the prompt that is nearest its end: a long prompt neither blocks short ones nor starves, and
-many prompts of one client do not hold up those of others.
+A piece takes about as long as one decode step, so streams are hardly delayed. Pieces go alternately to the client that has been fed least
+(its oldest prompt first) and to the prompt that is nearest its end: a long prompt neither blocks short ones nor starves, and many prompts
+of one client do not delay those of others.
 """
 
 import time
@@ -23,12 +23,12 @@ from service.generation.slots import Row, Slots
 
 LEAST_PIECE, _MOST_PIECE = 16, 1024  # tokens of prompts in one call
 _PIECE_STEPS = 1.0  # how many decode steps a piece may take the time of, while others stream
-_LEAST_WITH_LOGPROBS, _WITH_LOGPROBS = 4, 64  # tokens, where logits of every position are wanted: V numbers each
+_LEAST_WITH_LOGPROBS, _WITH_LOGPROBS = 4, 64  # tokens of a piece with logits of every position: V numbers each
 
 
 @dataclass(eq=False)
 class Prompt:
-    """Tokens to be fed for one run, or for several of a client that asked for the same ones while it was under way."""
+    """Tokens to feed for one run, or for several runs of a client with the same prompt."""
 
     tokens: tuple[int, ...]
     n_top: int | None  # prompt_logprobs
@@ -37,7 +37,7 @@ class Prompt:
     shared: bool  # it begins with an empty state, so that others may join
     position: int = 0
     sequences: list[Sequence] = field(default_factory=list)
-    slots: "Slots[Prompt] | None" = None  # of one row; None: nothing was fed yet, or it rests
+    slots: "Slots[Prompt] | None" = None  # one row; None: nothing was fed yet, or it is set aside
     resting: list[State] | None = None  # its states, without B, while none of its runs has a slot
     before: NDArray[np.float32] | None = None  # logits (V,) of the last token fed, where log-probabilities need them
 
@@ -61,7 +61,7 @@ class Fed:
 
 
 class Prefill:
-    """Prompts being fed, in order of arrival, and those that rest while their runs have given their slots back."""
+    """Prompts being fed, in order of arrival, and prompts set aside with their runs."""
 
     def __init__(self, session: StepSession[Any]) -> None:
         self._session = session
@@ -85,7 +85,7 @@ class Prefill:
         return any(sequence in prompt.sequences for prompt in (*self._prompts, *self._resting))
 
     def add(self, sequence: Sequence, condition: Condition | None) -> None:
-        """Begin with a prompt, or go on with one from where it was taken out."""
+        """Start a prompt, or continue one from where it was taken out."""
         request = sequence.request
         begun = condition is not None and condition.position > 0
         if not begun and (found := self._under_way(sequence)) is not None:
@@ -101,7 +101,7 @@ class Prefill:
         self._wake(prompt)
 
     def set_aside(self, sequence: Sequence) -> None:
-        """The run, which is marked so, has no slot any more: nothing is fed for it alone."""
+        """The run, already marked as set aside, has lost its slot: its prompt is no longer fed for it alone."""
         self._rest(self._of(sequence))
 
     def back(self, sequence: Sequence) -> None:
@@ -109,7 +109,7 @@ class Prefill:
         self._wake(self._of(sequence))
 
     def remove(self, sequence: Sequence) -> None:
-        """The run goes; its prompt too, if nobody else wants it."""
+        """Remove the run, and its prompt if no other run needs it."""
         prompt = self._of(sequence)
         prompt.sequences.remove(sequence)
         if prompt.sequences:
@@ -126,7 +126,7 @@ class Prefill:
         return prompt.slots.state(0), prompt.before
 
     def _rest(self, prompt: Prompt) -> None:
-        """Where nobody with a slot wants the prompt, its state goes to the host, out of the memory that is for slots."""
+        """If no run with a slot needs the prompt, move its state to the host, out of the slots' memory."""
         if prompt in self._prompts and not prompt.wanted:
             if prompt.slots is not None:
                 prompt.resting, prompt.slots = prompt.slots.state(0), None
@@ -142,14 +142,14 @@ class Prefill:
                 prompt.slots, prompt.resting = slots, None
             self._resting.remove(prompt)
             self._prompts.append(prompt)
-            self._fed.setdefault(prompt.client, min(self._fed.values(), default=0))  # what it was fed before it came counts for nothing
+            self._fed.setdefault(prompt.client, min(self._fed.values(), default=0))  # earlier tokens do not count against it
 
     def _forget_fed(self) -> None:
         here = {prompt.client for prompt in self._prompts}
         self._fed = {client: tokens for client, tokens in self._fed.items() if client in here}
 
     def budget(self, step_s: float | None) -> int:
-        """Tokens to feed before the next step: what takes about as long as `step_s`, that of those who stream. None: nobody does."""
+        """Prefill budget in tokens, worth about one decode step. `step_s` is None when nothing is decoding."""
         if step_s is None or not self.price.token_s:
             return _MOST_PIECE
         tokens = (_PIECE_STEPS * step_s - self.price.call_s) / self.price.token_s
@@ -176,7 +176,7 @@ class Prefill:
         return max(_LEAST_WITH_LOGPROBS, min(int((self.price.of(budget) - price.call_s) / price.token_s), _WITH_LOGPROBS, budget))
 
     def cost(self, prompts: list[Prompt], size: int) -> int:
-        """What such a call takes out of a budget of tokens."""
+        """The tokens that such a call takes out of a budget."""
         tokens = max(len(prompts) * size, LEAST_PIECE) + int(self.price.call_tokens)
         if prompts[0].n_top is None or not self.price.token_s:
             return tokens
@@ -214,7 +214,7 @@ class Prefill:
         return done
 
     def _under_way(self, sequence: Sequence) -> Prompt | None:
-        """Of the same client alone: how much of a prompt was read already would tell one client what another one asks."""
+        """An equal prompt of the same client that is being fed. Never another client's: the speed would reveal what it asked."""
         asked = sequence.request
         for each in (*self._prompts, *self._resting):
             if each.shared and (each.client, each.n_top) == (asked.client, asked.prompt_logprobs) and each.tokens == asked.prompt:

@@ -1,18 +1,18 @@
-"""What a call of the step graph takes: so much for the call, and so much for each token in it."""
+"""The time of a call of the step graph: a fixed part, and a part for each of its tokens."""
 
 import math
 
 _MEMORY = 0.95  # weight of the past, at each call
-_CALL_TOKENS = 16.0  # tokens that a call costs as much as, until calls of several sizes have told
-_WEIGHT = 0.05  # of that ratio beside a call's time
-_SPREAD = 0.25  # of the sizes, as a share of their mean: with less, they do not tell the two prices apart
-_OUTLIER = 4.0  # times the expected time: what is beyond it is not the call's own
+_CALL_TOKENS = 16.0  # the fixed part in tokens, until calls of several sizes were measured
+_WEIGHT = 0.05  # of that ratio, relative to one measured call
+_SPREAD = 0.25  # of the sizes, relative to their mean: with less, the two parts cannot be separated
+_OUTLIER = 4.0  # times the expected time: longer calls were delayed by other work
 
 
 class Price:
-    """`call_s + tokens * token_s`, fitted by least squares to the last calls, the older the less. Both are 0 before the first call.
+    """`call_s + tokens * token_s`, fitted by least squares to recent calls. Both are 0 before the first call.
 
-    Calls of one size alone do not say which part of their time is the call's: then the ratio of the two is taken to be what it was.
+    Calls of one size cannot separate the two parts: their ratio is then kept.
     """
 
     def __init__(self) -> None:
@@ -26,11 +26,11 @@ class Price:
 
     @property
     def call_tokens(self) -> float:
-        """What a call costs beside its tokens, in tokens."""
+        """The fixed part of a call, in tokens."""
         return self.call_s / self.token_s if self.token_s else 0.0
 
     def paid(self, tokens: int, seconds: float) -> None:
-        """A call with so many tokens took so long."""
+        """Add a measured call."""
         if self.token_s:
             seconds = min(seconds, _OUTLIER * self.of(tokens))
         self._calls = _MEMORY * self._calls + 1
@@ -40,7 +40,7 @@ class Price:
         self._products = _MEMORY * self._products + tokens * seconds
         mean = self._tokens / self._calls
         spread = math.sqrt(max(self._squares / self._calls - mean * mean, 0.0))
-        # sum (call_s + tokens * token_s - seconds)**2 + weight * (call_s - ratio * token_s)**2 is least
+        # minimises sum (call_s + tokens * token_s - seconds)**2 + weight * (call_s - ratio * token_s)**2
         weight = _WEIGHT * (1 if spread > _SPREAD * mean else 100)
         a, b, d = self._calls + weight, self._tokens - weight * self._ratio, self._squares + weight * self._ratio**2
         determinant = a * d - b * b

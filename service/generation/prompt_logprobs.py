@@ -17,7 +17,7 @@ from service.generation.request import TokenLogprob
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Told:
-    """Of M tokens with K alternatives each, the likeliest first."""
+    """Log-probabilities of M tokens with K alternatives each, the likeliest first."""
 
     token_ids: NDArray[np.int32]  # (M,)
     logprobs: NDArray[np.float64]  # (M,)
@@ -43,16 +43,16 @@ Part = Told | Sequence[TokenLogprob | None]
 
 
 class PromptLogprobs(Sequence[TokenLogprob | None]):
-    """One entry for each token, None for the first. Entries are made when they are looked at."""
+    """One entry for each token, None for the first. Entries are made when they are read."""
 
     def __init__(self, *parts: Part) -> None:
         self._parts: list[Part] = []
-        self._ends: list[int] = []  # how many entries there are up to the end of each part
+        self._ends: list[int] = []  # the number of entries up to the end of each part
         for part in parts:
             self.extend(part)
 
     def extend(self, part: Part) -> None:
-        """The part stays as it is, and may belong to several."""
+        """Append a part, which is not changed and may be shared."""
         if isinstance(part, PromptLogprobs):
             for each in list(part._parts):
                 self.extend(each)

@@ -1,4 +1,4 @@
-"""Random numbers that belong to a place: the number at (seed, position) is the same whoever asks, when, and beside whom.
+"""Counter-based random numbers: the number at (seed, position) is always the same, in any batch and any process.
 
 Philox4x32-10: ten rounds of multiplication and exclusive or turn a counter into four random words under a key.
 Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3; the constants are those of Random123.

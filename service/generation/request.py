@@ -17,7 +17,7 @@ FinishReason = Literal["stop", "length"]
 class Sampling:
     """How a token is drawn. The defaults draw from the model's own distribution.
 
-    `seed` with the token's position decides the draw, whoever computes it and in whatever company: same seed, same tokens.
+    `seed` and the token's position decide the draw, in any replica and any batch: same seed, same tokens.
     """
 
     seed: int
@@ -61,7 +61,7 @@ class GenerationRequest:
     lane: Lane = Lane.INTERACTIVE
     deadline: float = math.inf  # time.monotonic()
     traceparent: str | None = None  # W3C, of the request that asks for this; None: not traced
-    client: str = ""  # whose share of the slots this is; equal prompts are read once within a client, never across
+    client: str = ""  # owner of the share of slots; equal prompts are read once within a client, never across clients
 
 
 class TokenLogprob(NamedTuple):
@@ -87,7 +87,7 @@ class Delta(NamedTuple):
 
 
 class Token(NamedTuple):
-    """One token of a run on whose text nothing hangs: who reads the run turns it into text."""
+    """One token of a run whose text the engine does not need: the reader of the run turns it into text."""
 
     token_id: int
     logprob: TokenLogprob | None = None

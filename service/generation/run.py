@@ -30,7 +30,7 @@ class Run:
         self._text = text
         self._waiting: list[Token | Delta] = []
         self._unread = 0  # tokens of these
-        self.most_unread: float = math.inf  # tokens: a run of which more wait is ended
+        self.most_unread: float = math.inf  # tokens: a run with more unread ones is ended
         self._error: ServiceError | None = None
         self._ended = False  # nothing comes after what waits now
         self._something = asyncio.Event()
@@ -41,9 +41,9 @@ class Run:
         self._tell = tell
 
     def take(self, most_tokens: int | None = None) -> Delta | None:
-        """What was made since the last time; the last delta has a finish reason. Raises what befell the run, after that.
+        """The tokens made since the last call; the last delta has a finish reason. Then raises the run's error, if it has one.
 
-        Of more than `most_tokens` the others wait for the next time: what is taken at once is written at once.
+        At most `most_tokens` at a time, since what is taken together is written together.
         """
         waiting = self._first(most_tokens)
         if not waiting and self._error is not None:
@@ -70,7 +70,7 @@ class Run:
         return self
 
     async def __anext__(self) -> Delta:
-        """The next delta, for who listens to nothing else; the end where the run was cancelled."""
+        """The next delta, for a caller that reads only this run; the end if the run was cancelled."""
         while (delta := self.take()) is None:
             if self._ended:
                 raise StopAsyncIteration
@@ -107,7 +107,7 @@ class Run:
             self._text.push_all(token_ids)
 
     def _first(self, most_tokens: int | None) -> list[Token | Delta]:
-        """Out of what waits."""
+        """A delta from the unread tokens."""
         waiting = self._waiting
         if most_tokens is None or self._unread <= most_tokens:
             self._waiting, self._unread = [], 0

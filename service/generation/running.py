@@ -16,7 +16,7 @@ from service.generation.slots import Row, Slots
 
 
 class Running:
-    """`draw` a token for every row, `remove` who ends with it, `step` the others: logits for the draw after that."""
+    """`draw` a token for every row, `remove` the rows that end with it, `step` the others: logits for the next draw."""
 
     def __init__(self, session: StepSession[Any], size: int) -> None:
         self.sequences: list[Sequence] = []  # by row
@@ -57,7 +57,7 @@ class Running:
         return self._slots.state(row), self._logits[row].copy()
 
     def draw(self) -> Drawn:
-        """The next token of every row. Where there are grammars, their masks are there."""
+        """The next token of every row. The masks of grammars must be ready."""
         masks = {row: sequence.mask.result() for row, sequence in enumerate(self.sequences) if sequence.mask is not None}
         rows = len(self.sequences)
         drawn = self._sampler.draw(self._logits[:rows], masks=masks, banned=[sequence.banned for sequence in self.sequences])
@@ -65,7 +65,7 @@ class Running:
         return replace(drawn, failures={row: self._why(row, error) for row, error in drawn.failures.items()}) if drawn.failures else drawn
 
     def _why(self, row: int, error: ServiceError) -> ServiceError:
-        """A grammar knows better why it leaves no token."""
+        """The error of a row without a possible token; a grammar explains it better."""
         matcher = self.sequences[row].matcher
         if matcher is None or not isinstance(error, InvalidRequest) or (failure := matcher.failure) is None:
             return error

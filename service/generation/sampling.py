@@ -207,7 +207,7 @@ def logprobs_of(logits: Floats, token_ids: Sequence[int], n_top: int) -> PromptL
     return told
 
 
-_RANGES: Final = {  # of fields that are numbers: what the wire takes is within them, and nothing within them can fail in a draw
+_RANGES: Final = {  # of numeric fields: every dialect accepts less than this, and no value within it can fail in a draw
     "seed": (0, 2**64 - 1),
     "top_k": (0, 2**31 - 1),
     "temperature": (0, 100),
@@ -221,7 +221,7 @@ _RANGES: Final = {  # of fields that are numbers: what the wire takes is within 
 
 
 def check_sampling(sampling: Sampling, vocab_size: int, checked: set[int] | None = None) -> None:
-    """InvalidRequest, with `param`, for what no model of this vocabulary can be asked for. `checked`: identities of ids that were."""
+    """InvalidRequest, with `param`, for values that no model of this vocabulary accepts. `checked`: identities of checked ids."""
     for name, (low, high) in _RANGES.items():
         value = getattr(sampling, name)
         kind = int if name in ("seed", "top_k") else int | float
@@ -240,7 +240,7 @@ def check_sampling(sampling: Sampling, vocab_size: int, checked: set[int] | None
 
 
 def check_ids(token_ids: Collection[int], vocab_size: int, name: str) -> None:
-    """InvalidRequest unless all of them are this vocabulary's."""
+    """InvalidRequest unless all of them are in the vocabulary."""
     if token_ids and ((worst := max(token_ids)) >= vocab_size or (worst := min(token_ids)) < 0):
         raise InvalidRequest(f"token id {worst} of {name} is outside this model's vocabulary of {vocab_size}", param=name)
 
@@ -254,7 +254,7 @@ class _Counts:
 
     @classmethod
     def of(cls, seen: NDArray[np.bool_] | None, completion: Sequence[int], vocab_size: int) -> "_Counts":
-        """`seen` (V,): the prompt's tokens. A table and no sort: a prompt of 100,000 tokens would take one 40 ms."""
+        """`seen` (V,): the prompt's tokens, as a table: sorting a prompt of 100,000 tokens takes 40 ms."""
         drawn = np.bincount(np.array(completion, np.int64), minlength=vocab_size)
         token_ids = np.flatnonzero(drawn if seen is None else seen | (drawn > 0))
         return cls(token_ids, drawn[token_ids])
@@ -269,7 +269,7 @@ class _Counts:
 
 @dataclass(frozen=True, slots=True)
 class Edits:
-    """What a run changes in its logits, step after step."""
+    """Changes that a run makes to its logits at every step."""
 
     bias_ids: Ids
     biases: Floats

@@ -12,8 +12,8 @@ from service.generation.slots import Slots
 
 
 def check_golden(bundle: Path, session: StepSession[Any], encode: Callable[[str], Sequence[int]] | None = None) -> None:
-    """Feed the golden prompts, then their continuations token by token. BundleError when a logit is further off than the bundle allows,
-    or when the tokenizer's `encode` makes other tokens of a prompt."""
+    """Feed the golden prompts, then their continuations token by token. BundleError if a logit differs by more than the bundle allows,
+    or if the tokenizer's `encode` gives other tokens for a prompt."""
     golden = contract.read_decoder_golden(bundle)
     for ids in (*golden.token_ids, *golden.continuations, *golden.top_token_ids):
         if max(ids, default=0) >= session.vocab_size:

@@ -20,7 +20,7 @@ from service.generation.text import TextStream
 
 @dataclass(eq=False)
 class Asked:
-    """The runs of one request that have no slot, in the order in which they get one: those that had one before come first."""
+    """The runs of one request without a slot, in the order in which they get one: runs that had one before come first."""
 
     client: str
     lane: Lane
@@ -35,13 +35,13 @@ class Asked:
 
     @property
     def tokens(self) -> int:
-        """That are to be fed before it draws: a prompt that several runs have in common is read once."""
+        """Tokens to feed before it draws: a prompt shared by several runs is read once."""
         return sum({id(run.request.prompt): run.left_of_prompt for run in self.fresh}.values())
 
 
 @dataclass(frozen=True)
 class Held:
-    """What a run is between two steps, while it has no slot. The arrays may belong to several runs, and stay as they are."""
+    """The condition of a run without a slot. Its arrays may be shared by several runs, and are never changed."""
 
     states: list[State]  # without B
     logits: NDArray[np.float32]  # (V,) of the next token
@@ -52,19 +52,19 @@ class Sequence:
     """A run that the engine works on. Used by the engine's thread alone."""
 
     run: Run
-    stops: TextStream | None  # the text, where stop strings may end it; otherwise who reads the run makes it
+    stops: TextStream | None  # the text, if stop strings may end it; otherwise the reader of the run makes it
     matcher: Matcher | None
     ends: frozenset[int]  # token ids that end it
     order: int  # of arrival
     asked: Asked  # the request that it is a run of
     come_from: Condition | None = None  # what it goes on from, until it has a slot
     n_positions: int | None = None  # tokens that the model has positions for; None: any number
-    edits: Edits | None = None  # what it changes in its logits
+    edits: Edits | None = None  # changes to its logits
     position: int = 0  # tokens that its state has seen
     placed_at: int = 0  # the position at which it got its slot
-    aside: bool = False  # it had a slot, gave it back, and waits for the next one
-    held: Held | None = None  # meanwhile, once its prompt is done
-    mask: Future[Words] | None = None  # what the grammar allows next; None: it has no grammar, or has had no slot
+    aside: bool = False  # it had a slot, gave it back, and waits for another
+    held: Held | None = None  # its condition while aside, once its prompt is done
+    mask: Future[Words] | None = None  # the grammar's next tokens; None: no grammar, or no slot yet
     drew: float = 0.0  # when it last drew a token before that, by the engine's clock
     completion: list[int] = field(default_factory=list)
     request: GenerationRequest = field(init=False)

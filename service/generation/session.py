@@ -54,7 +54,7 @@ class StepSession(Protocol[S]):
     provider: str  # of ONNX Runtime
 
     def states(self, rows: int) -> S:
-        """Memory for so many rows, which belongs to nobody yet."""
+        """Memory for so many rows, without an owner."""
         ...
 
     def batch(self, rows: int) -> int:

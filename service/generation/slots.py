@@ -16,7 +16,7 @@ Owner = TypeVar("Owner")
 
 
 class WrongOwner(RuntimeError):
-    """A row is not at the position where its owner believes it to be: somebody else's state, or a lost step."""
+    """A row is not at the position that its owner expects: it has another run's state, or a step was lost."""
 
 
 @dataclass(frozen=True)

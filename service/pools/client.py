@@ -1,7 +1,7 @@
 """A gateway's end: engines that stand where local ones would, and have their work done by a pool of replicas.
 
-What a lost replica had not accepted is asked for once more, elsewhere; encodes also after that, since asking twice changes nothing. Not
-more often, since the request itself may be what ends replicas. A generation that was accepted ends with an error.
+If a replica is lost, another one gets the work that it had not accepted, once. Accepted encodes are repeated too, since they have no side
+effects. Not more than once, since the request itself may have ended the replica. An accepted generation ends with an error.
 """
 
 import asyncio
@@ -113,7 +113,7 @@ class PoolEncoder(_PoolEngine):
             missing = set(range(part.first, part.last))
 
             def take(at: int, row: Array | ServiceError) -> None:
-                if part.first + at in missing:  # else it had come before its replica was lost
+                if part.first + at in missing:  # else it arrived before its replica was lost
                     missing.remove(part.first + at)
                     rows[part.first + at] = row
                     if on_result:
@@ -309,7 +309,7 @@ class _Stream:
 
     def _fail(self, error: ServiceError) -> None:
         for run in self.runs:
-            run.fail(error)  # which does nothing to a run that has ended
+            run.fail(error)  # no effect on a run that has ended
 
 
 async def _refusal(part: Awaitable[None]) -> QueueTooLong | None:

@@ -35,8 +35,8 @@ class Host:
         return {name: self._described(model) for name, model in self.catalog.models.items()}
 
     async def heartbeat(self) -> list[tuple[str, str, bool]]:
-        """Of each model its name, its bundle's fingerprint and whether it answers. One whose last run failed is asked for something short;
-        a heartbeat does not wait long for that, since a gateway takes a late one for silence."""
+        """Each model's name, its bundle's fingerprint, and whether it answers. A model whose last run failed is probed with a short input;
+        a heartbeat does not wait long for that, since a gateway takes a late heartbeat for silence."""
         names = list(self.catalog.models)
         for name in names:
             if name not in self._probing or self._probing[name].done():

@@ -19,7 +19,7 @@ from service.errors import DeadlineExceeded, NotReady
 log = logging.getLogger("attnserve")
 
 HEARTBEAT_S = 1.0
-# Longer than an event loop is kept busy by any request, and with the time for a second attempt well under ten seconds.
+# Longer than any request holds an event loop; with a second attempt it is well under ten seconds.
 SILENCE_S = 5.0
 _FRESH_S = 2.5  # a replica that has missed two heartbeats gets no new calls while there are others
 _RETRY_AFTER_S = 5.0  # about what Serve takes to replace a replica
@@ -37,7 +37,7 @@ class Pool(Protocol):
     """Replicas of one kind. `service/deployment/split.py` has Ray behind it."""
 
     def replicas(self) -> tuple[str, ...]:
-        """Names of those that can be asked now; the same object until they change. A replica that takes another's place has a new name."""
+        """Names of the available replicas; the same object until they change. A replacement has a new name."""
         ...
 
     async def call(self, replica: str, method: str, *arguments: Any) -> Any:
@@ -56,17 +56,17 @@ class Replica:
         self.name = name
         self.heard = time.monotonic()  # Serve names a replica once it has passed its first check
         self.lost = False
-        self.load = 0  # tokens that this gateway waits for
+        self.load = 0  # tokens of this gateway's calls
         self.models: Mapping[Key, bool] | None = None  # by its last heartbeat, whether each is healthy
         self.beating: asyncio.Task[None] | None = None
         self._calls: set[asyncio.Timeout] = set()
 
     def fits(self, key: Key) -> bool:
-        """Whether it serves this model, and well; assumed of a replica that has not said anything yet."""
+        """Whether it serves this model and is healthy; assumed until its first heartbeat."""
         return self.models is None or self.models.get(key, False)
 
     def doubt(self, key: Key) -> None:
-        """One of the model's runs has failed: not healthy until the replica says that it is."""
+        """A run of the model has failed: it counts as unhealthy until a heartbeat says otherwise."""
         self.models = {**(self.models or {}), key: False}
 
     def hear(self) -> None:
@@ -75,7 +75,7 @@ class Replica:
         self.heard, self.lost = time.monotonic(), False
 
     def give_up(self) -> None:
-        """End all calls it has."""
+        """End all calls to it."""
         self.lost = True
         now = asyncio.get_running_loop().time()
         for call in self._calls:
@@ -140,7 +140,7 @@ class Replicas:
     # Which replica is asked ------------------------------------------------------------------------------------------------------------
 
     def least(self, key: Key | None) -> Replica:
-        """The one from which this gateway waits for the fewest tokens. NotReady where there is none."""
+        """The replica with the fewest tokens of this gateway's calls. NotReady if there is none."""
         return min(self._able(key), key=lambda replica: (replica.load, random.random()))
 
     def owner(self, session: str, key: Key) -> Replica:
@@ -154,7 +154,7 @@ class Replicas:
             raise NotReady("no replica answers; they are being replaced: send the request again", retry_after_s=_RETRY_AFTER_S)
 
     def _able(self, key: Key | None) -> list[Replica]:
-        """Those that answer, serve the model and have a healthy one, as far as there are such."""
+        """The replicas that answer and have a healthy copy of the model; if there is none, those that answer."""
         self.check()
         living, now = self._living(), time.monotonic()
         fresh = [replica for replica in living if now - replica.heard < _FRESH_S] or living
@@ -166,7 +166,7 @@ class Replicas:
         return [replica for replica in self._replicas.values() if not replica.lost]
 
     def _follow(self, names: tuple[str, ...]) -> None:
-        """Those that are there now. What left while it was silent is gone; what left in order finishes the calls it has."""
+        """Update to the available replicas. One that left while silent is lost; one that left in order finishes its calls."""
         now = time.monotonic()
         for replica in self._replicas.values():
             if replica.name not in names and now - replica.heard > _FRESH_S:
@@ -181,7 +181,7 @@ class Replicas:
         return any(replica.models is not None and replica.models.get(key, False) for replica in self._living())
 
     async def ask(self) -> None:
-        """Whether their models are healthy, now: a heartbeat of each; silent ones are not waited for."""
+        """Send a heartbeat to each, to learn whether its models are healthy; do not wait for silent ones."""
         self._living()
         beats = [self._heartbeat(replica) for replica in self._replicas.values()]
         if beats:
@@ -217,7 +217,7 @@ class Replicas:
         except ReplicaLost:
             replica.lost = True
             return
-        except Exception:  # of the way there: silence, whose reason the log has
+        except Exception:  # an error on the way counts as silence; the log has the reason
             log.exception("a replica could not be asked")
             return
         replica.models = {(name, fingerprint): healthy for name, fingerprint, healthy in said}

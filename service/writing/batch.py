@@ -11,7 +11,7 @@ from service.writing.session import Rows, Tensors, WritingSession
 
 
 class Searching(Protocol):
-    """Somebody with a search."""
+    """An owner of a search."""
 
     search: Search
 

@@ -140,7 +140,7 @@ class WritingEngine(EngineThread):
             self._changed.notify()
 
     def _expected_s(self, now: float) -> float:
-        """How long a source keeps its rows: as those did that have ended, or have so far that have not."""
+        """How long a source keeps its rows: the average of finished sources, and the age of running ones if that is more."""
         ages = [now - (job.runs[0].usage.started or now) for job in list(self._batch.jobs)]
         return max(self._job_s, sum(ages) / len(ages) if ages else 0.0)
 
@@ -180,7 +180,7 @@ class WritingEngine(EngineThread):
             return not self._closed
 
     def _sweep(self) -> None:
-        """Take out whom nobody wants any more, and who has no time left."""
+        """Remove jobs that no client wants any more, and jobs past their deadline."""
         now = time.monotonic()
         with self._changed:
             gone = [job for job in self._queue.jobs if _over(job, now)]
@@ -197,7 +197,7 @@ class WritingEngine(EngineThread):
                     self._finished(run, "abort")
 
     def _admit(self) -> None:
-        """Rows to those whose turn it is."""
+        """Give rows to the jobs that are next."""
         new: list[Job] = []
         now, taken = time.monotonic(), self._taken()
         with self._changed:
@@ -214,19 +214,19 @@ class WritingEngine(EngineThread):
             self._guarded(partial(self._batch.join, new, [list(job.request.prompt) for job in new]), new)
 
     def _refuse_overdue(self) -> None:
-        """After rows were given out: who comes to an idle engine has not waited, however long the last step took."""
+        """Refuse jobs that waited too long, after rows were given out: a job that finds an idle engine has not waited."""
         with self._changed:
             overdue = self._queue.overdue(time.monotonic())
         for job, error in overdue:
             self._fail(job, error)
 
     def _guarded(self, call: Callable[[], None], took_part: list[Job]) -> None:
-        """A call of the runtime. What it raises belongs to those who took part."""
+        """Call the runtime. An error fails the jobs that took part."""
         self._began = time.monotonic()
         try:
             call()
             self._last_call_failed = False
-        except BaseException:  # not even SystemExit ends this thread: everybody would wait for it for good
+        except BaseException:  # not even SystemExit may end this thread: all callers would wait forever
             log.exception("step failed", extra={"runs": len(took_part), **traces(job.request.traceparent for job in took_part)})
             self._last_call_failed = True
             self._batch = Batch(self._session) if set(self._batch.jobs) <= set(took_part) else self._batch

@@ -10,8 +10,8 @@ from service.writing.session import WritingSession
 
 
 def check_golden(bundle: Path, session: WritingSession, encode: Callable[[str], Sequence[int]]) -> None:
-    """Read the golden sources and write their outputs. BundleError when a logit is further off than the bundle allows, or when the
-    tokenizer's `encode` makes other tokens of a source."""
+    """Read the golden sources and write their outputs. BundleError if a logit differs by more than the bundle allows, or if the
+    tokenizer's `encode` gives other tokens for a source."""
     golden = contract.read_encoder_decoder_golden(bundle)
     for text, ids in zip(golden.texts, golden.token_ids, strict=True):
         if tuple(encode(text)) != ids:

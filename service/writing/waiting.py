@@ -1,7 +1,7 @@
-"""Requests that wait for rows, and whose turn it is. No thread and no clock of its own: the owner holds a lock and says what time it is.
+"""Requests that wait for rows, and their order. It has no thread and no clock: the owner holds a lock and passes the time.
 
-Rows are shared by client, and within a client by request: a free row goes to the client that has the fewest. A request waits no longer than
-`max_wait_s` for its first row: where that can be foreseen it is refused, and otherwise it ends when the time is up.
+Rows are shared by client, and within a client by request: a free row goes to the client with the fewest. A request waits at most
+`max_wait_s` for its first row: it is refused if a longer wait is expected, and ends with an error if the time runs out.
 """
 
 import math
@@ -19,7 +19,7 @@ from service.writing.search import Search
 
 Key = TypeVar("Key", bound=Hashable)
 
-_BACKLOG = 16  # times `max_waiting`: sources of requests that have begun
+_BACKLOG = 16  # times `max_waiting`: limit on waiting sources of requests that have started
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class WritingLimits:
     max_waiting: int = 256  # sources without a row, of requests that have none
     max_wait_s: float = 1.0  # of an interactive request for its first row
     max_bulk_wait_s: float = 30.0
-    bulk_delay_s: float = 2.0  # a bulk request is passed by interactive ones for so long
+    bulk_delay_s: float = 2.0  # how long interactive requests may pass a bulk request
 
 
 @dataclass(eq=False)
@@ -46,7 +46,7 @@ class Job:
 
 @dataclass(eq=False)
 class Asked:
-    """One request, and those of its sources that have no row."""
+    """One request, and its sources without a row."""
 
     client: str
     lane: Lane
@@ -60,7 +60,7 @@ class Asked:
 
 
 class Waiting:
-    """Of one engine, in two lanes."""
+    """The queue of one engine, in two lanes."""
 
     def __init__(self, limits: WritingLimits) -> None:
         self._limits = limits
@@ -76,9 +76,9 @@ class Waiting:
         return [job for asked in self._asked for job in asked.jobs]
 
     def put(self, asked: Asked, now: float, *, free: int, job_s: float) -> list[Job]:
-        """Queue a request, or raise Overloaded. `free` rows are there; one that is taken is kept for about `job_s`.
+        """Queue a request, or raise Overloaded. `free` rows are unused; a source keeps its rows for about `job_s`.
 
-        Returns the jobs of requests that lose their place to it: the queue is full, and their client has more in it.
+        Returns the jobs of requests that lose their place to it if the queue is full: their client has more in it.
         """
         wait_s = self._ahead(asked, free) * job_s / self._limits.rows
         self._patience[asked.lane].check(now, wait_s, math.inf)
@@ -99,7 +99,7 @@ class Waiting:
         return [job for each in lost for job in each.jobs]
 
     def next(self, now: float, taken: Iterable[Job]) -> Job | None:
-        """Whose turn it is, which stays here until `take`: a beam that does not fit yet is not passed by smaller ones for good."""
+        """The next job, which stays queued until `take`, so that smaller ones do not starve a beam that does not fit yet."""
         by_client = _counted((job.asked.client, job.request.beams) for job in taken)
         by_request = _counted((job.asked, job.request.beams) for job in taken)
 
@@ -120,7 +120,7 @@ class Waiting:
             del self._asked[job.asked]
 
     def overdue(self, now: float) -> list[tuple[Job, QueueTooLong]]:
-        """Of requests that have waited for their first row for longer than they may, taken out, with what they are told."""
+        """Remove and return the jobs of requests that waited too long for their first row, with their errors."""
         late = [asked for asked in self._asked if not asked.begun and now - asked.since > self._max_wait_s[asked.lane]]
         told = []
         for asked in late:
@@ -131,12 +131,12 @@ class Waiting:
         return told
 
     def full(self) -> Overloaded:
-        """What a request is told that has lost its place."""
+        """The error of a request that has lost its place."""
         return self._full(1.0)
 
     def _ahead(self, asked: Asked, free: int) -> int:
-        """Rows that are given out before this request has its first: those of its client, and as many of each other one. Where nothing
-        waits, any request is taken."""
+        """Rows that are given out before this request gets its first: those of its client, and as many of each other client. An empty
+        queue admits any request."""
         if not self._asked:
             return 0
         by_client = _counted((each.client, each.rows) for each in self._asked if each.lane <= asked.lane)

@@ -7,5 +7,5 @@ from service.runtime import CUDA
 
 ON_A_GPU = [
     pytest.mark.gpu,
-    pytest.mark.skipif(CUDA not in ort.get_available_providers(), reason="this onnxruntime has no CUDA (README, On a GPU)"),
+    pytest.mark.skipif(CUDA not in ort.get_available_providers(), reason="this onnxruntime has no CUDA (docs/gpu.md)"),
 ]

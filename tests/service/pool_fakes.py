@@ -5,8 +5,9 @@ import copy
 import io
 import pickle
 import threading
-from collections.abc import AsyncGenerator, Sequence
-from typing import Any, Literal
+from collections.abc import AsyncGenerator, Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
 from service.catalog import Catalog
 from service.engine import EncoderEngine
@@ -49,6 +50,26 @@ class _Foreign(pickle.Unpickler):
 def crossed(value: Any) -> Any:
     """The value, as it arrives elsewhere."""
     return _Foreign(io.BytesIO(pickle.dumps(value))).load()
+
+
+Pool = TypeVar("Pool", bound=Loopback)
+
+
+async def gateway_of_encoder(folder: Path, make: Callable[[Host], Pool]) -> tuple[GatewayCatalog, Pool]:
+    """A gateway that is ready, and its pool of encoders, which serve the bundle `mini`."""
+    behind = fakes.fake_catalog(fakes.fake_bundle(folder / "mini"))
+    host = Host(behind)
+    await host.start()
+    pool = make(host)
+    gateway = GatewayCatalog(behind.settings, encoders=pool, generators=None)
+    await gateway.connect()
+    await asyncio.to_thread(gateway.load)
+    return gateway, pool
+
+
+async def stop(gateway: GatewayCatalog, pool: Loopback) -> None:
+    await gateway.stop()
+    await pool.host.catalog.stop()
 
 
 class LoopbackGateway(GatewayCatalog):

@@ -7,7 +7,7 @@ import numpy as np
 import orjson
 import pytest
 
-from service.answers import JsonPieces, pieces
+from service.answers import Elements, PiecesResponse, Text, json_answer, pieces, whole
 
 RANDOM = np.random.default_rng(0)
 FLAT = RANDOM.standard_normal(30_000).astype(np.float32)
@@ -72,7 +72,7 @@ async def test_a_piece_is_made_when_the_one_before_was_taken() -> None:
         await taken.wait()
         taken.clear()
 
-    answer = asyncio.create_task(JsonPieces([FLAT] * 3, 200, {})({"type": "http"}, asyncio.Queue().get, send))
+    answer = asyncio.create_task(PiecesResponse(pieces([FLAT] * 3), {})({"type": "http"}, asyncio.Queue().get, send))
     for count in range(1, 5):
         while len(sent) < count:  # noqa: ASYNC110
             await asyncio.sleep(0)
@@ -81,3 +81,25 @@ async def test_a_piece_is_made_when_the_one_before_was_taken() -> None:
         taken.set()
     answer.cancel()
     assert b"content-length" not in dict(sent[0]["headers"])
+
+
+@pytest.mark.parametrize("repeats", [1, 20_000])
+def test_what_was_written_before_is_a_value_like_others(repeats: int) -> None:
+    text, entries, both = Text(), Elements(), Elements()
+    for at in range(repeats):
+        text.add('a"é')
+        entries.add(b'{"at":%d},null' % at)
+    both.add_all(entries)
+    both.add_all(entries)
+    listed = [each for at in range(repeats) for each in ({"at": at}, None)]
+    content = {"choices": [{"message": {"text": text}, "at": [1, {"in": [entries]}]}, {"both": both, "none": Elements()}]}
+    expected = {"choices": [{"message": {"text": 'a"é' * repeats}, "at": [1, {"in": [listed]}]}, {"both": listed * 2, "none": []}]}
+    made = list(pieces(content))
+    assert b"".join(made) == orjson.dumps(expected)
+    assert whole(content) == orjson.dumps(expected)
+    assert max(map(len, made)) < 200_000
+
+
+def test_an_answer_of_one_piece_has_its_length() -> None:
+    assert json_answer({"a": FLAT[:10]}, {}).headers["content-length"]
+    assert "content-length" not in json_answer({"a": FLAT}, {}).headers

@@ -90,7 +90,7 @@ def test_connections_are_bounded_for_each_address(port: int, monkeypatch: pytest
     try:
         status, headers, body = said(port, b"")
         assert (status, headers["retry-after"]) == (503, "1")
-        assert "takes no more from here" in json.loads(body)["message"]
+        assert "accepts no more from this address" in json.loads(body)["message"]
     finally:
         for each in opened:
             each.close()

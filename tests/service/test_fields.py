@@ -40,7 +40,7 @@ CALL = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
 TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}
 
 # Every class that reads a part of a body: the least that it takes, and for each of its other fields a value that is taken. A class or a
-# field without an entry here fails the tests: whoever adds one decides what a null and an empty value of it mean.
+# field without an entry here fails the tests: its author decides what a null and an empty value of it mean.
 SAMPLING = {
     "temperature": 0.5,
     "top_p": 0.5,

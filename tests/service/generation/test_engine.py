@@ -30,20 +30,10 @@ from service.generation.session import Logits
 from service.generation.text import Vocabulary
 from service.metrics import GeneratorMetrics, Metrics
 from tests.service.fakes import PATIENCE_S, until
-from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps, byte_tokenizer
+from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps
 
 GREEDY = Sampling(seed=0, temperature=0)
 RANDOM = Sampling(seed=7, temperature=1.0, top_k=40, top_p=0.95, frequency_penalty=0.3)
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return byte_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
-
-
-@pytest.fixture
-def steps() -> FakeSteps:
-    return FakeSteps()
 
 
 @asynccontextmanager

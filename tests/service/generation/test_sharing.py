@@ -20,20 +20,10 @@ from service.generation.request import GenerationRequest, Sampling
 from service.generation.run import Run
 from service.generation.sequence import Asked
 from tests.service.fakes import PATIENCE_S, until
-from tests.service.generation.fake_steps import FakeSteps, byte_tokenizer
+from tests.service.generation.fake_steps import FakeSteps
 from tests.service.generation.test_engine import GREEDY, RANDOM, all_of, ask, begun, running, tokens_of
 
 ENDLESS = 1_000_000
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return byte_tokenizer(tmp_path_factory.mktemp("tokenizer") / "tokenizer.json")
-
-
-@pytest.fixture
-def steps() -> FakeSteps:
-    return FakeSteps()
 
 
 @asynccontextmanager
@@ -76,7 +66,7 @@ async def test_a_request_that_takes_all_slots_gives_one_to_the_next_client_and_g
 async def test_two_clients_have_half_each(steps: FakeSteps, tokenizer: Path) -> None:
     many, three = ([ask(at + 1, max_tokens=ENDLESS, client=client) for at in range(n)] for client, n in (("a", 32), ("b", 3)))
     async with asyncio.timeout(3 * PATIENCE_S), running(steps, tokenizer, slots=8) as engine, held(engine, many):
-        assert holders(engine) == {"a": 8}, "all are used as long as nobody else wants one"
+        assert holders(engine) == {"a": 8}, "all are used while no other client wants one"
         async with held(engine, three):
             assert holders(engine) == {"a": 5, "b": 3}
             others = [await engine.open([ask(at + 1, max_tokens=ENDLESS, client="b")]) for at in range(5)]

@@ -22,7 +22,7 @@ from service.pools.replicas import ReplicaLost, Replicas
 from service.settings import Settings
 from tests.service.fakes import PATIENCE_S, FakeCatalog, fake_bundle, fake_catalog, until
 from tests.service.generation_fakes import FakeGenerator, FakeGeneratorCatalog
-from tests.service.pool_fakes import Loopback
+from tests.service.pool_fakes import Loopback, gateway_of_encoder, stop
 
 REQUEST = GenerationRequest(prompt=(1, 2), sampling=Sampling(seed=0), max_tokens=5)
 
@@ -56,20 +56,8 @@ class Mortal(Loopback):
 
 
 async def encoding(folder: Path) -> tuple[GatewayCatalog, Mortal]:
-    """A gateway that is ready, and the pool it stands before."""
-    behind = fake_catalog(fake_bundle(folder / "mini"))
-    host = Host(behind)
-    await host.start()
-    pool = Mortal(host)
-    gateway = GatewayCatalog(behind.settings, encoders=pool, generators=None)
-    await gateway.connect()
-    await asyncio.to_thread(gateway.load)
-    return gateway, pool
-
-
-async def stop(gateway: GatewayCatalog, pool: Mortal) -> None:
-    await gateway.stop()
-    await pool.host.catalog.stop()
+    """A gateway that is ready, and its pool."""
+    return await gateway_of_encoder(folder, Mortal)
 
 
 async def test_what_an_encoder_took_with_it_is_asked_for_once_more(tmp_path: Path) -> None:

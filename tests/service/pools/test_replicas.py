@@ -21,9 +21,9 @@ from service.pools.client import PoolGenerator
 from service.pools.host import Host
 from service.pools.replicas import ReplicaLost, Replicas
 from service.settings import Settings
-from tests.service.fakes import PATIENCE_S, fake_bundle, fake_catalog, until
+from tests.service.fakes import PATIENCE_S, until
 from tests.service.generation_fakes import FakeGenerator, FakeGeneratorCatalog
-from tests.service.pool_fakes import Loopback
+from tests.service.pool_fakes import Loopback, gateway_of_encoder, stop
 from tests.service.pools.test_client import REQUEST
 
 KEY = ("mini", "abc")
@@ -71,18 +71,11 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def encoding(folder: Path) -> AsyncIterator[tuple[GatewayCatalog, Freezing]]:
     """A gateway that is ready before two encoders."""
-    behind = fake_catalog(fake_bundle(folder / "mini"))
-    host = Host(behind)
-    await host.start()
-    pool = Freezing(host)
-    gateway = GatewayCatalog(behind.settings, encoders=pool, generators=None)
-    await gateway.connect()
-    await asyncio.to_thread(gateway.load)
+    gateway, pool = await gateway_of_encoder(folder, Freezing)
     try:
         yield gateway, pool
     finally:
-        await gateway.stop()
-        await behind.stop()
+        await stop(gateway, pool)
 
 
 @asynccontextmanager
