@@ -17,7 +17,23 @@ from starlette.types import Receive, Scope, Send
 from service import openapi, pages
 from service.catalog import Catalog
 from service.cors import Cors
-from service.dialects import Dialect, attention, chat, cohere, completions, health, images, jina, oip, openai, responses, tei, tgi, tokens
+from service.dialects import (
+    Dialect,
+    attention,
+    chat,
+    cohere,
+    completions,
+    health,
+    images,
+    jina,
+    oip,
+    openai,
+    responses,
+    tei,
+    tgi,
+    tokens,
+    usage,
+)
 from service.edge import INTERNAL_ERROR, Edge, refusal
 from service.errors import CANNOT_START, InvalidRequest, MethodNotAllowed, RouteNotFound, ServiceError
 from service.routing import METHOD, allowed, canonical, exact
@@ -25,7 +41,7 @@ from service.routing import METHOD, allowed, canonical, exact
 log = logging.getLogger("attnserve")
 
 # Matched from the top: what is called most stands first.
-MODULES = (openai, chat, completions, responses, images, tei, tgi, cohere, jina, oip, tokens, attention)
+MODULES = (openai, chat, completions, responses, images, tei, tgi, cohere, jina, oip, tokens, attention, usage)
 ROUTERS = tuple(module.router for module in (*MODULES, pages, health))
 _SHOWN = 200  # characters of a path in an error
 DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in (openai, tei, tgi, cohere, jina, oip))
@@ -62,9 +78,10 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        warming = asyncio.create_task(_warm(catalog, on_failure))
+        tasks = asyncio.create_task(_warm(catalog, on_failure)), asyncio.create_task(catalog.keys.watch())
         yield
-        warming.cancel()
+        for task in tasks:
+            task.cancel()
         await catalog.stop()
 
     app = Application(
@@ -77,7 +94,7 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
         redoc_url=None,
         openapi_url=None,
     )
-    app.needs_key = bool(catalog.settings.api_keys)
+    app.needs_key = catalog.settings.needs_key
     for router in ROUTERS:
         app.include_router(router)
     app.add_exception_handler(ServiceError, _service_error)

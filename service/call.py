@@ -5,10 +5,14 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from service.batching import Lane, Spent
 from service.errors import InvalidRequest
 from service.tokenization import Cutting
+
+if TYPE_CHECKING:
+    from service.tenants import Tenant
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 LANE_HEADER = "x-lane"
@@ -36,12 +40,17 @@ class Call:
     wanted: str | None = None  # the model that the URL or a header names; one that the body names counts more
     by_path: bool = False  # `wanted` is of the path: it counts more than the body's, which clients of such a URL fill with any word
     session: str = ""  # requests of one session go to the same replica of a pool
-    client: str = ""  # owner of the share of queues and slots: the digest of an API key, or the connection if no keys are set
-    host: str = ""  # owner of the share of bytes: the digest of an API key, or the address if no keys are set
+    client: str = ""  # owner of the share of queues and slots: the tenant, or the connection if no keys are set
+    host: str = ""  # owner of the share of bytes: the tenant, or the address if no keys are set
+    tenant: "Tenant | None" = None  # of the request's key; None if no keys are set
+    key: str = ""  # the name of that key
     item_errors: bool = False
     ndjson: bool = False
     model: str = ""
     tokens: int = 0
+    completion_tokens: int = 0  # of these
+    charged: int = 0  # of these, to the tenant's limit
+    streaming: bool = False  # as one of the tenant's streams
     characters: int = 0
     body_bytes: int = 0
     answer_bytes: int = 0  # reserved for a large answer
@@ -55,6 +64,11 @@ class Call:
     def identity(self) -> dict[str, str]:
         """What finds this request again, in a log record."""
         return {"request_id": self.request_id} | ({} if self.trace_id is None else {"trace_id": self.trace_id})
+
+    def begin_stream(self) -> None:
+        """The answer will be a stream. RateLimited where the tenant has too many."""
+        if self.tenant is not None:
+            self.tenant.begin_stream(self)
 
     def report(self, truncated: Sequence[Cutting], query: Cutting | None = None) -> None:
         """Say in a header which inputs were cut: `2; 0:812>256, 5:600>256` is two inputs, with their tokens before and after.

@@ -18,13 +18,25 @@ from service.budget import CpuBudget, available_cpus, share_out
 from service.cache import VectorCache
 from service.call import Call
 from service.engine import EncoderEngine
-from service.errors import BatchTooLarge, DeadlineExceeded, EmptyInput, InputTooLong, ModelNotFound, NotReady, ServiceError, WrongKind
+from service.errors import (
+    BatchTooLarge,
+    DeadlineExceeded,
+    EmptyInput,
+    InputTooLong,
+    ModelNotFound,
+    NeverFits,
+    NotReady,
+    Overloaded,
+    ServiceError,
+    WrongKind,
+)
 from service.generation.device import open_steps
 from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.grammar import Grammars
 from service.generation.model import Generating, GeneratorModel
 from service.generation.selftest import check_golden as check_decoder
 from service.generation.session import StepSession
+from service.keys import Keys
 from service.maps import AttentionMaps, check_maps
 from service.memory import Release
 from service.metrics import Metrics, ModelMetrics
@@ -184,16 +196,21 @@ class Model:
         answer = Answer(rows, encoded)
         call.report(answer.truncated)
         self._expect(call, [len(item.ids) for _, item in good], output or self.output, width, number_bytes, padded)
-        computed = await self.engine.run(
-            [item for _, item in good],
-            output=output or self.output,
-            lane=lane,
-            deadline=call.deadline,
-            on_result=on_result and (lambda index, row: on_result(good[index][0], row)),
-            spent=call.spent,
-            traceparent=call.traceparent,
-            client=call.client,
-        )
+        call.tokens += answer.n_tokens  # now, so that they are also of a client that leaves when it has seen enough of a stream
+        try:
+            computed = await self.engine.run(
+                [item for _, item in good],
+                output=output or self.output,
+                lane=lane,
+                deadline=call.deadline,
+                on_result=on_result and (lambda index, row: on_result(good[index][0], row)),
+                spent=call.spent,
+                traceparent=call.traceparent,
+                client=call.client,
+            )
+        except (Overloaded, NeverFits, NotReady):
+            call.tokens -= answer.n_tokens
+            raise
         _raise_first(computed, call)
         for (at, _), row in zip(good, computed, strict=True):
             rows[at] = row
@@ -201,7 +218,6 @@ class Model:
             for at, item in enumerate(encoded):
                 if isinstance(item, ServiceError):
                     on_result(at, item)
-        call.tokens += answer.n_tokens
         return answer
 
     def _expect(self, call: Call, lengths: Sequence[int], output: str, width: int | None, number_bytes: float, padded: bool) -> None:
@@ -292,6 +308,7 @@ class Catalog:
         self.open_session = open_session
         self.open_steps = open_steps
         self.metrics = metrics or Metrics()
+        self.keys = Keys(settings, self.metrics)
         self.budget: CpuBudget = share_out(available_cpus(), runtime_threads=settings.threads)
         self.cache = VectorCache(settings.cache_bytes)
         self.tokenizers = Tokenizers(self.budget.tokenizer_threads)

@@ -179,6 +179,9 @@ def serve(
     api_key: Annotated[
         list[str] | None, typer.Option(help="Key to accept as `Authorization: Bearer`; better in ATTNSERVE_API_KEYS.")
     ] = None,
+    api_keys_file: Annotated[
+        Path | None, typer.Option(help="JSON file of keys, by their hashes, with tenants and limits; see `attnserve key`.")
+    ] = None,
     cors_origin: Annotated[
         list[str] | None,
         typer.Option(help="Origin whose pages may call from a browser, as https://app.example; * is all. May be given several times."),
@@ -205,6 +208,7 @@ def serve(
         "host": host,
         "port": port,
         "api_keys": api_key or None,
+        "api_keys_file": api_keys_file,
         "cors_origins": cors_origin[0] if cors_origin and len(cors_origin) == 1 else cors_origin or None,  # one may be a list with commas
         "profile": profile,
         "encoders": encoders,
@@ -216,7 +220,12 @@ def serve(
         "log_level": log_level,
         **pairs(set_, "--set"),
     }
-    _run(_settings(flags, config))
+    settings = _settings(flags, config)
+    if settings.api_keys_file is not None:
+        from service.keys import read
+
+        read(settings.api_keys_file)  # here rather than in a replica, whose errors come late
+    _run(settings)
 
 
 @app.command("config")
@@ -234,7 +243,7 @@ def serve_config(
 ) -> None:
     """Print profile split as Ray Serve's configuration, for `serve deploy` or KubeRay's `serveConfigV2`.
 
-    Bundles must be at the same place on every node, and API keys in its ATTNSERVE_API_KEYS.
+    Bundles must be at the same place on every node, and so the file of API keys; other keys in its ATTNSERVE_API_KEYS.
     """
     flags: dict[str, Any] = {
         "bundles": bundle or None,
@@ -252,6 +261,28 @@ def serve_config(
     from service.deployment.config import render
 
     print(render(settings), end="")
+
+
+@app.command()
+def key(
+    name: Annotated[str, typer.Argument(help="What logs and traces call it.", show_default=False)],
+    tenant: Annotated[str, typer.Option(help="Whose it is: limits, shares and usage are the tenant's.", show_default=False)],
+    file: Annotated[Path | None, typer.Option(help="Put the entry into this file of keys; it is made if there is none.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(help="Limit of the tenant on each gateway.", show_default="none")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(help="The same of tokens read and written.", show_default="none")] = None,
+    streams: Annotated[int | None, typer.Option(help="Streams at the same time.", show_default="none")] = None,
+) -> None:
+    """Make an API key: print it, this once, and its entry for `--api-keys-file`, which holds the key's hash."""
+    from service import keys
+
+    limits = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute, "streams": streams}
+    made, entry = keys.make(name, tenant, limits)
+    if file is not None:
+        keys.add(entry, file)
+    print(made)
+    if file is None:
+        print(keys.written(entry))
+        console.print("The first line is the key: it is not shown again. The second goes into the list in the file of keys.")
 
 
 def _settings(flags: dict[str, Any], config: Path | None) -> Any:

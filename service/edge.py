@@ -1,8 +1,6 @@
 """What happens to every request before a route sees it and after it has answered: identity, key, size, deadline, counting, logging."""
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import random
 import re
@@ -46,6 +44,7 @@ log = logging.getLogger("attnserve.http")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 # Probes carry no key, nor does a browser that opens a page; these pages and the OpenAPI document are the same in every installation.
 _OPEN = ("/health", "/metrics", "/ping", "/v2/health", "/docs", "/redoc", "/openapi.json")
+USAGE_PATH = "/v1/usage"
 INTERNAL_ERROR = "internal error; the log has it under this request's id"
 _CLIENT_GONE = 499
 _WITH_BODY = ("POST", "PUT", "PATCH")
@@ -70,7 +69,6 @@ class Edge:
         self._uploads = Uploads()
         self._refusals = Refusals()
         self._lag = Lag(catalog.settings.max_wait_s)
-        self._keys = [key.get_secret_value().encode() for key in catalog.settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -86,7 +84,7 @@ class Edge:
         try:
             # The address first: a header that is refused is refused in the words of the path that is meant.
             named, by_path = address(scope) if scope["query_string"] or scope["path"].startswith("/models/") else (None, False)
-            call = from_headers(headers, request_id, self.catalog.settings.request_timeout_s)
+            call = answer.call = from_headers(headers, request_id, self.catalog.settings.request_timeout_s)
             if named is not None:
                 call.wanted, call.by_path = named, by_path
             if span is not None:
@@ -123,6 +121,8 @@ class Edge:
             self.catalog.answer_shares.give(call.host, call.answer_bytes)
             if call.body_bytes + call.answer_bytes > LARGE_BYTES or call.tokens > LARGE_TOKENS:
                 self.catalog.release.asked()
+            if call.tenant is not None:
+                call.tenant.settle(call, answer.status or 500)
             self._account(scope, call, answer, span)
 
     def _traced(self, scope: Scope, headers: dict[str, str], call: Call) -> "RequestSpan | None":
@@ -141,17 +141,11 @@ class Edge:
         if self.catalog.draining:
             raise NotReady("the service is shutting down: send the request to another replica")
         call.client, call.host = self._connection(scope, headers)
-        if self._keys and not (scope["path"] == "/" and scope["method"] == "GET" and "authorization" not in headers):  # `pages.root`
-            call.client = call.host = self._key(headers)
-
-    def _key(self, headers: dict[str, str]) -> str:
-        """The digest of the request's API key. Raises Unauthorized when it is missing or unknown."""
-        scheme, _, key = headers.get("authorization", "").partition(" ")
-        given = key.strip().encode("latin-1")
-        # Every key is compared, in constant time, so that the delay of the answer reveals nothing about a guess.
-        if scheme.lower() != "bearer" or not any([hmac.compare_digest(given, known) for known in self._keys]):
-            raise Unauthorized("an API key is needed: send it as `Authorization: Bearer KEY`" if not given else "the API key is not known")
-        return f"key:{hashlib.sha256(given).hexdigest()[:16]}"
+        keys = self.catalog.keys
+        if keys.needed and not (scope["path"] == "/" and scope["method"] == "GET" and "authorization" not in headers):  # `pages.root`
+            tenant = keys.identify(headers.get("authorization", ""), call)
+            if scope["path"] != USAGE_PATH:  # a tenant over its limits may see how it came there
+                tenant.admit()
 
     def _connection(self, scope: Scope, headers: dict[str, str]) -> tuple[str, str]:
         """The client's `address:port`, and its address. With `lean` there is no proxy, and a client could have sent the header."""
@@ -226,6 +220,7 @@ class Edge:
                     "duration_ms": round(elapsed_s * 1000, 2),
                     "model": call.model,
                     "tokens": call.tokens,
+                    **({} if call.tenant is None else {"tenant": call.tenant.name, "key": call.key}),
                 },
             )
 
@@ -288,10 +283,11 @@ def leaving_with(receive: Receive) -> Iterator[None]:
 
 
 class _Answer:
-    """`send` with the request's id on the answer, that of its trace too, and a memory of its status."""
+    """`send` with the request's id on the answer, that of its trace too, its tenant's limits, and a memory of its status."""
 
     def __init__(self, send: Send, request_id: str, span: "RequestSpan | None") -> None:
         self.status: int | None = None
+        self.call: Call | None = None
         self._send = send
         self._ids = [(b"x-request-id", request_id.encode("latin-1"))]
         if span is not None:
@@ -301,6 +297,9 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *self._ids]
+            if self.call is not None and (tenant := self.call.tenant) is not None:
+                tenant.charge(self.call)  # what an answer that is whole has used; a stream is charged when it has ended
+                message["headers"] += tenant.headers()
         body = message.get("body", b"")
         if len(body) <= _LARGE_BODY:
             await self._send(message)

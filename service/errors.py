@@ -128,6 +128,12 @@ class Overloaded(ServiceError):
         self.retry_after_s = retry_after_s
 
 
+class RateLimited(Overloaded):
+    """A tenant has used what its limits allow; others are served. `retry_after_s` is when there will be room for one request."""
+
+    code = "rate_limit_exceeded"  # OpenAI's
+
+
 class QueueTooLong(Overloaded):
     """Any request that joins this queue now would wait too long."""
 

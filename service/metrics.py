@@ -55,6 +55,10 @@ class Metrics:
         self.bad_outputs = counter("attnserve_bad_outputs", "Rows with NaN, Inf or no length, withheld", ["model"])
         self.truncated = counter("attnserve_truncated_inputs", "Inputs that were cut", ["model"])
         self.active = gauge("attnserve_active_requests", "Requests between their first byte and their last")
+        self.tenant_requests = counter("attnserve_tenant_requests", "Requests of a tenant, refused ones among them", ["tenant"])
+        self.tenant_tokens = counter("attnserve_tenant_tokens", "Tokens of a tenant: prompt or completion", ["tenant", "kind"])
+        self.tenant_limited = counter("attnserve_tenant_limited", "Requests refused by a tenant's own limits", ["tenant"])
+        self.tenant = cache(partial(TenantMetrics, self))
         named = ["model_name"]
         self.running = gauge("vllm:num_requests_running", "Runs that have a slot", named)
         self.slots = gauge("attnserve_slots", "Sequences that a decoder continues at the same time, at most", ["model"])
@@ -85,8 +89,32 @@ class Metrics:
         else:
             self.failures.labels(str(status), model).inc()
 
+    def forget_tenant(self, name: str) -> None:
+        """Its series end."""
+        self.tenant_requests.remove(name)
+        self.tenant_limited.remove(name)
+        for kind in ("prompt", "completion"):
+            self.tenant_tokens.remove(name, kind)
+        self.tenant.cache_clear()
+
     def _look_up(self, route: str, model: str) -> tuple[Gauge, Histogram, Gauge]:
         return self.requests.labels(route, model), self.duration.labels(route, model), self.successes.labels(route, model)
+
+
+class TenantMetrics:
+    """The series of one tenant. `service/keys.py` bounds how many have some."""
+
+    def __init__(self, metrics: Metrics, tenant: str) -> None:
+        self.limited = metrics.tenant_limited.labels(tenant)
+        self._requests = metrics.tenant_requests.labels(tenant)
+        self._prompt_tokens = metrics.tenant_tokens.labels(tenant, "prompt")
+        self._completion_tokens = metrics.tenant_tokens.labels(tenant, "completion")
+
+    def request(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """Count one request that is over."""
+        self._requests.inc()
+        self._prompt_tokens.inc(prompt_tokens)
+        self._completion_tokens.inc(completion_tokens)
 
 
 class ModelMetrics:

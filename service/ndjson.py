@@ -34,6 +34,7 @@ async def stream(
 
     Once lines are flowing, errors of single inputs are lines too, whether or not the request asked for them.
     """
+    call.begin_stream()
     call.item_errors = True
     rows: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()  # at most one entry an input, which the client batch bounds
     work = asyncio.create_task(model.answer(inputs, call, on_result=lambda index, row: rows.put_nowait((index, row)), **options))

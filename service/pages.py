@@ -99,7 +99,7 @@ async def root(request: Request, call: CallDep, catalog: CatalogDep) -> Response
     If API keys are set, only requests with a key see the models; `models` is null in other answers.
     """
     ready = await catalog.ready()
-    told = not catalog.settings.api_keys or call.client.startswith("key:")
+    told = not catalog.keys.needed or call.tenant is not None
     if "text/html" in request.headers.get("accept", ""):
         page = _page(catalog, request.headers.get("host", ""), told=told, ready=ready)
         headers = {**call.headers, **_SAFE, "content-security-policy": _ROOT_POLICY, "vary": "accept, authorization"}
@@ -140,7 +140,7 @@ def _page(catalog: Catalog, host: str, *, told: bool, ready: bool) -> str:
     models = _models(catalog) if told else []
     asked = {kind_of(model): name for name, model in reversed(models)} if models else dict.fromkeys(_ASKED)
     address = f"http://{host if _HOST.fullmatch(host) else f'127.0.0.1:{catalog.settings.port}'}"
-    key = ' -H "authorization: Bearer $ATTNSERVE_API_KEY"' if catalog.settings.api_keys else ""
+    key = ' -H "authorization: Bearer $ATTNSERVE_API_KEY"' if catalog.keys.needed else ""
     state = "" if ready else f"<p><b>Not ready:</b> {html.escape(catalog.failure or catalog.sick() or 'models are being loaded')}</p>"
     rows = "".join(f"<tr><td><code>{html.escape(name)}</code></td><td>{html.escape(kind_of(model))}</td></tr>" for name, model in models)
     table = f"<table><tr><th>model</th><th>kind</th></tr>{rows}</table>" if rows else ""

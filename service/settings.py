@@ -42,7 +42,10 @@ class Settings(BaseModel):
     host: str = Field("127.0.0.1", description="Address to listen on. Loopback unless told otherwise.")
     port: int = Field(8000, ge=1, le=65535, description="Port to listen on.")
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
-        (), description="Keys accepted as `Authorization: Bearer KEY`; none means open."
+        (), description="Keys accepted as `Authorization: Bearer KEY`; without these and `api_keys_file` the service is open."
+    )
+    api_keys_file: Path | None = Field(
+        None, description="JSON file of more keys, by their hashes, with names, tenants and limits; read again when it changes."
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
@@ -155,12 +158,27 @@ class Settings(BaseModel):
     def _absolute(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
         return tuple(path.expanduser().resolve() for path in value)  # a replica runs in a directory of its own
 
+    @field_validator("api_keys_file", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        return value or None  # an empty variable names no file
+
+    @field_validator("api_keys_file")
+    @classmethod
+    def _not_resolved(cls, value: Path | None) -> Path | None:
+        return value and Path(os.path.abspath(value.expanduser()))  # links stay: where they lead changes
+
     @field_validator("api_keys")
     @classmethod
     def _long_enough(cls, value: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         if any(len(key.get_secret_value()) < 8 for key in value):
             raise ValueError("an API key needs at least 8 characters")
         return value
+
+    @property
+    def needs_key(self) -> bool:
+        """Whether requests need an API key."""
+        return bool(self.api_keys) or self.api_keys_file is not None
 
 
 class _Sources(BaseSettings, Settings):

@@ -82,6 +82,8 @@ class RequestSpan:
         )
         if call.model:
             span.set_attribute("gen_ai.request.model", call.model)
+        if call.tenant is not None:
+            span.set_attributes({"attnserve.tenant": call.tenant.name, "attnserve.key": call.key})
         if status >= 500:
             span.set_attribute("error.type", str(status))
             span.set_status(StatusCode.ERROR)

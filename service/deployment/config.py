@@ -14,7 +14,7 @@ from service.settings import Settings
 
 
 def render(settings: Settings) -> str:
-    """YAML, as `serve build` writes it. Keys of the API are left out: they belong in ATTNSERVE_API_KEYS of every node."""
+    """YAML, as `serve build` writes it. Keys of the API are left out: they belong in ATTNSERVE_API_KEYS, or a file, of every node."""
     deployments = build_app(split.build(settings, None), name=split.APPLICATION).deployments
     application = {
         "name": split.APPLICATION,

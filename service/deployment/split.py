@@ -148,7 +148,8 @@ def _export(catalog: Catalog) -> None:
 def application(args: dict[str, Any]) -> Any:
     """For `import_path` in Serve's configuration: settings from its `args`, from ATTNSERVE_* in the environment, and so on.
 
-    Arguments of deployments lie in the cluster's books (the GCS, and its Redis): keys do not go there, a gateway reads its node's.
+    Arguments of deployments lie in the cluster's books (the GCS, and its Redis): keys do not go there, a gateway reads its node's. The path
+    of a file of keys does, and a gateway reads that file on its node.
     """
     settings = load({**args, "profile": "split"})
     return build(settings.model_copy(update={"api_keys": ()}), None, own_keys=bool(settings.api_keys))
@@ -166,7 +167,7 @@ def build(settings: Settings, log_file: Path | None, *, own_keys: bool = False) 
     """The Serve application. Where there is no bundle of a kind, there is no pool for it. `own_keys`: a gateway has those of its node."""
     path = log_file and str(log_file)
     kinds = {bundle: contract.read_manifest(bundle).kind for bundle in settings.bundles}
-    computing = settings.model_copy(update={"threads": threads(settings), "aliases": {}, "api_keys": ()})
+    computing = settings.model_copy(update={"threads": threads(settings), "aliases": {}, "api_keys": (), "api_keys_file": None})
     encoders = tuple(bundle for bundle, kind in kinds.items() if kind in ENCODER_KINDS)
     generators = tuple(bundle for bundle, kind in kinds.items() if kind not in ENCODER_KINDS)
     pools: list[Any] = [None, None]

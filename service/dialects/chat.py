@@ -180,7 +180,7 @@ async def chat(body: ChatRequest, call: CallDep, catalog: CatalogDep) -> Any:
     )
     if not body.stream:
         _check_size(body, model, asked[0], catalog.settings)
-    runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="messages")
+    runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="messages", stream=body.stream)
     if body.stream:
         generation.bound_unread(runs, asked[0].top_logprobs, catalog.settings)
         return await sse.stream(runs, _Stream(body, model, runs, calling), call, catalog.settings)

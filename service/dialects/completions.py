@@ -118,7 +118,7 @@ async def completions(body: CompletionRequest, call: CallDep, catalog: CatalogDe
         of_each=body.stream,
     )
     _check_size(body, prompts, model, catalog.settings)
-    runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="prompt")
+    runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="prompt", stream=body.stream)
     if body.stream:
         generation.bound_unread(runs, body.logprobs, catalog.settings)
         return await sse.stream(

@@ -93,7 +93,7 @@ async def generations(body: ImageRequest, call: CallDep, catalog: CatalogDep) ->
         max_tokens_field="size",
         grammar=None,
     )
-    runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="prompt")
+    runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="prompt", stream=body.stream)
     if body.stream:
         return await sse.stream(runs, _Stream(sheet, runs, body.partial_images), call, catalog.settings)
     drawn = [delta.token_ids for delta in await runs.all()]

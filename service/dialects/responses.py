@@ -268,7 +268,7 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep) -
         fields="max_output_tokens, top_logprobs" if body.top_logprobs else "max_output_tokens",
         streamable=False,
     )
-    runs = await Runs.submit(model, asked, call, n=1, prompt_field="input")
+    runs = await Runs.submit(model, asked, call, n=1, prompt_field="input", stream=body.stream)
     answer = _Answer(body, model, runs, calling)
     if body.stream:
         generation.bound_unread(runs, asked[0].top_logprobs, catalog.settings)

@@ -68,9 +68,16 @@ class Runs:
     """Submits all requests or none; `take` until `done`, then or before that `close`. `n` runs in a row share a prompt."""
 
     @classmethod
-    async def submit(cls, model: Generator, requests: Sequence[GenerationRequest], call: Call, *, n: int, prompt_field: str) -> "Runs":
-        """Queue all of them. `prompt_field` is what the prompt is called in the caller's body, for errors that are about it."""
+    async def submit(
+        cls, model: Generator, requests: Sequence[GenerationRequest], call: Call, *, n: int, prompt_field: str, stream: bool
+    ) -> "Runs":
+        """Queue all of them. `prompt_field` is what the prompt is called in the caller's body, for errors that are about it.
+
+        `stream`: whether the answer will be one, of which a tenant may have so many at the same time.
+        """
         call.model = model.name
+        if stream:
+            call.begin_stream()
         if call.traceparent is not None:
             requests = [replace(request, traceparent=call.traceparent) for request in requests]
 
@@ -176,6 +183,7 @@ class Runs:
             self._later.cancel()
         for run in self.runs:
             run.cancel()
+        self._call.completion_tokens = self.completion_tokens
         self._call.tokens = self.prompt_tokens + self.completion_tokens
 
     @property

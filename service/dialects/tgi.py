@@ -136,7 +136,7 @@ async def generate_stream(body: TgiRequest, call: CallDep, catalog: CatalogDep) 
 
 
 async def continuation(body: TgiRequest, call: Call, catalog: Catalog) -> dict[str, Any]:
-    answer = await _submit(body, call, catalog)
+    answer = await _submit(body, call, catalog, stream=False)
     (delta,) = await answer.runs.all()
     return answer.whole(delta)
 
@@ -144,11 +144,11 @@ async def continuation(body: TgiRequest, call: Call, catalog: Catalog) -> dict[s
 async def continuation_stream(body: TgiRequest, call: Call, catalog: Catalog) -> Response:
     if body.parameters is not None and body.parameters.decoder_input_details:
         raise InvalidRequest("decoder_input_details cannot be streamed: use /generate", param="parameters.decoder_input_details")
-    answer = await _submit(body, call, catalog)
+    answer = await _submit(body, call, catalog, stream=True)
     return await sse.stream(answer.runs, answer, call, catalog.settings)
 
 
-async def _submit(body: TgiRequest, call: Call, catalog: Catalog) -> "_Answer":
+async def _submit(body: TgiRequest, call: Call, catalog: Catalog, *, stream: bool) -> "_Answer":
     model = catalog.generator(body.model)
     asked = body.parameters or TgiParameters.model_validate({})
     if not body.inputs:
@@ -179,7 +179,7 @@ async def _submit(body: TgiRequest, call: Call, catalog: Catalog) -> "_Answer":
         top_logprobs=asked.top_n_tokens or 0,
         prompt_logprobs=0 if asked.details and asked.decoder_input_details else None,
     )
-    runs = await Runs.submit(model, requests, call, n=1, prompt_field="inputs")
+    runs = await Runs.submit(model, requests, call, n=1, prompt_field="inputs", stream=stream)
     return _Answer(body, asked, model, runs, seed if draws else None)
 
 

@@ -69,7 +69,7 @@ async def complete(
                 f"attention could have {weights} weights and the most is {MOST_WEIGHTS}: send fewer prompts", param="attention"
             )
     _check_size(body, sum(map(len, prompts)), model, catalog.settings, n=len(prompts) * body.n)
-    runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="prompt")
+    runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="prompt", stream=body.stream)
     answer = _Answer(body, model, runs)
     if body.stream:
         return await sse.stream(runs, answer, call, catalog.settings)

@@ -100,7 +100,9 @@ class Host:
         runs: Runs | None = None
         try:
             asked = wire.unpack_requests(requests)
-            runs = await Runs.submit(self._generator(key), asked, Call(request_id, time.monotonic()), n=1, prompt_field="prompt")
+            runs = await Runs.submit(
+                self._generator(key), asked, Call(request_id, time.monotonic()), n=1, prompt_field="prompt", stream=False
+            )
             yield ("accepted",)
             begun: set[int] = set()
             while not runs.done:

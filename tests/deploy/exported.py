@@ -28,7 +28,8 @@ def ray_series() -> dict[str, Any]:
 async def our_series(folder: Path, decoder_bundle: Path) -> Series:
     """Everything that /metrics says after a good and a bad request to an encoder and to a decoder."""
     series: dict[str, frozenset[str]] = {}
-    async with client(fake_app(fake_bundle(folder / "mini"))) as http:
+    key = "a-key-0123456789"  # for the series of tenants
+    async with client(fake_app(fake_bundle(folder / "mini"), api_keys=(key,)), headers={"authorization": f"Bearer {key}"}) as http:
         await http.post("/v1/embeddings", json={"input": "cat"})
         await http.post("/v1/embeddings", json={"input": ""})
         series |= read((await http.get("/metrics")).text)

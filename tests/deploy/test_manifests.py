@@ -87,14 +87,20 @@ def test_settings_are_known_and_accepted(overlay: str, monkeypatch: pytest.Monke
 
 
 def test_keys_are_only_ever_secrets() -> None:
-    """No key in a ConfigMap or a manifest; and a pod whose Secret is missing does not start, open to everybody."""
+    """No key in a ConfigMap or a manifest: a pod has them as a file of its Secret, and without that does not start."""
     for overlay in ALL:
         assert not of_kind(manifests(overlay), "Secret")
         for each in of_kind(manifests(overlay), "ConfigMap"):
             assert not [name for name in each["data"] if name.endswith(("_KEY", "_KEYS", "_TOKEN", "_PASSWORD"))]
     for overlay in OVERLAYS:
         for pod in ours(overlay):
-            assert {"secretRef": {"name": "attnserve-keys"}} in pod.container["envFrom"]
+            file = Path(environment(manifests(overlay), pod)["ATTNSERVE_API_KEYS_FILE"])
+            (mount,) = [each for each in pod.container["volumeMounts"] if each["mountPath"] == str(file.parent)]
+            assert mount == {"name": mount["name"], "mountPath": str(file.parent), "readOnly": True}, "no subPath: it would not change"
+            (volume,) = [each for each in pod.spec["volumes"] if each["name"] == mount["name"]]
+            assert volume["secret"] == {"secretName": "attnserve-keys", "defaultMode": 0o440}, "uid 1000 reads it by fsGroup"
+            assert pod.spec["securityContext"]["fsGroup"] == 1000
+            assert f"create secret generic attnserve-keys --from-file={file.name}\n" in (DEPLOY / "README.md").read_text()
 
 
 @pytest.mark.parametrize("overlay", RAY_OVERLAYS)

@@ -9,6 +9,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from hashlib import sha256
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,14 @@ def test_serve_config_is_rays(overlay: str) -> None:
     assert [application.import_path for application in config.applications] == [IMPORT_PATH]
 
 
+def keys_file(path: Path) -> Path:
+    """What the Secret's volume has."""
+    path.write_text(
+        json.dumps([{"name": "test", "sha256": sha256(KEY.encode()).hexdigest(), "tenant": "tests", "requests_per_minute": 600}])
+    )
+    return path
+
+
 class Cluster:
     """A Ray as KubeRay starts one: head alone, with the environment of the manifests, on ports that are free."""
 
@@ -53,7 +62,7 @@ class Cluster:
         here = {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self.token,
-            "ATTNSERVE_API_KEYS": KEY,
+            "ATTNSERVE_API_KEYS_FILE": keys_file(folder / "keys.json"),
             "RAY_SERVE_HAPROXY_BINARY_PATH": CLUSTER_FLAGS["RAY_SERVE_HAPROXY_BINARY_PATH"],  # where this environment has it
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": folder / "haproxy.cfg",
             "RAY_SERVE_HAPROXY_SOCKET_PATH": session / "admin.sock",

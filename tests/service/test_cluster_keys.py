@@ -2,10 +2,13 @@
 
 import json
 import warnings
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
+from service.call import Call
+from service.pools.catalog import GatewayCatalog
 from service.settings import Settings, SettingsError, freeze
 from tests.bundles import tiny_encoder_bundle
 
@@ -35,6 +38,32 @@ def test_what_serve_stores_has_no_key(tiny: Path, monkeypatch: pytest.MonkeyPatc
     assert set(stored) == {"gateway", "encoder"}
     assert KEY not in str(stored)
     assert stored["gateway"][2] is True, "the gateway is told to read its own"
+
+
+def test_a_file_of_keys_is_read_by_gateways_alone(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Serve stores its path; the node that reads the configuration needs no such file, and replicas behind a gateway read none."""
+    file = tmp_path / "keys.json"
+    monkeypatch.setenv("ATTNSERVE_API_KEYS_FILE", str(file))
+    stored = arguments(tiny)
+    assert stored["gateway"][2] is False
+    assert json.loads(stored["gateway"][0])["api_keys_file"] == str(file)
+    assert json.loads(stored["encoder"][0])["api_keys_file"] is None
+    gateway = Settings.model_validate_json(stored["gateway"][0])
+    with pytest.raises(SettingsError, match="cannot be read: No such file"):
+        GatewayCatalog(gateway, encoders=None, generators=None)
+    file.write_text(json.dumps([{"name": "ci", "sha256": sha256(KEY.encode()).hexdigest(), "tenant": "acme"}]))
+    call = Call("id", 0.0)
+    GatewayCatalog(gateway, encoders=None, generators=None).keys.identify(f"Bearer {KEY}", call)
+    assert (call.client, call.key) == ("tenant:acme", "ci")
+
+
+def test_both_kinds_of_keys_reach_a_gateway(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ATTNSERVE_API_KEYS_FILE", str(tmp_path / "keys.json"))
+    monkeypatch.setenv("ATTNSERVE_API_KEYS", KEY)
+    stored = arguments(tiny)
+    assert KEY not in str(stored)
+    frozen = json.loads(with_keys(stored["gateway"][0]))
+    assert (frozen["api_keys"], frozen["api_keys_file"]) == ([KEY], str(tmp_path / "keys.json"))
 
 
 def test_without_keys_a_gateway_reads_none(tiny: Path) -> None:
