@@ -171,11 +171,12 @@ def build(settings: Settings, log_file: Path | None, *, own_keys: bool = False) 
     generators = tuple(bundle for bundle, kind in kinds.items() if kind not in ENCODER_KINDS)
     pools: list[Any] = [None, None]
     if encoders:
-        options = _pool(settings, settings.encoders, settings.max_encoders, _ENCODER_LOAD)
+        options = _pool(settings, settings.encoders, settings.max_encoders, _ENCODER_LOAD, replica_gpus(settings, ENCODER_KINDS))
         frozen = freeze(computing.model_copy(update={"bundles": encoders}))
         pools[0] = Replica.options(name="encoder", **options).bind(frozen, path)  # type: ignore[attr-defined]
     if generators:
-        options = _pool(settings, settings.generators, settings.max_generators, _GENERATOR_LOAD)
+        gpus = replica_gpus(settings, (kinds[bundle] for bundle in generators))
+        options = _pool(settings, settings.generators, settings.max_generators, _GENERATOR_LOAD, gpus)
         frozen = freeze(computing.model_copy(update={"bundles": generators}))
         pools[1] = Replica.options(name="generator", **options).bind(frozen, path)  # type: ignore[attr-defined]
     gateway = Gateway.options(  # type: ignore[attr-defined]
@@ -209,10 +210,10 @@ def _common(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _pool(settings: Settings, least: int, most: int | None, target: float) -> dict[str, Any]:
+def _pool(settings: Settings, least: int, most: int | None, target: float, gpus: float) -> dict[str, Any]:
     options = {
         **_common(settings),
-        "ray_actor_options": {"num_cpus": threads(settings), "num_gpus": replica_gpus(settings)},
+        "ray_actor_options": {"num_cpus": threads(settings), "num_gpus": gpus},
         "request_router_config": {"request_router_class": _ROUTER},
     }
     if most is None:

@@ -201,7 +201,7 @@ def test_replicas_fit_the_workers(overlay: str) -> None:
     computing = len(deployments(overlay).keys() - {"gateway"})
     assert 1 + computing * int(known["ATTNSERVE_THREADS"]) == int(limits["cpu"]) - 1
     asked = {name: known[f"ATTNSERVE_{name.upper()}"] for name in ("provider", "replica_gpus") if f"ATTNSERVE_{name.upper()}" in known}
-    assert computing * replica_gpus(settings.Settings(**asked)) == int(limits.get("nvidia.com/gpu", 0))
+    assert computing * replica_gpus(settings.Settings(**asked), ("encoder", "decoder")) == int(limits.get("nvidia.com/gpu", 0))
     assert ray_service(overlay)["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
 
 
