@@ -23,6 +23,7 @@ from service.deployment.gpus import replica_gpus
 from service.deployment.ingress import CHECKED_EVERY_S, SILENT_FOR_S, WarmIngress
 from service.deployment.loopback import keep_calls_on_loopback
 from service.deployment.routing import NAMES, ByName, NotThere
+from service.deployment.running import shutdown_s
 from service.deployment.scaling import LOAD, ByLoad
 from service.errors import CANNOT_START, NeverFits
 from service.lifeline import Lifeline
@@ -203,7 +204,7 @@ def _common(settings: Settings) -> dict[str, Any]:
         "max_ongoing_requests": 100_000,
         "user_config": live(settings),
         "graceful_shutdown_wait_loop_s": 0.1,
-        "graceful_shutdown_timeout_s": settings.request_timeout_s + 5,  # no stream is longer
+        "graceful_shutdown_timeout_s": shutdown_s(settings),
         "health_check_period_s": CHECKED_EVERY_S,
         "health_check_timeout_s": SILENT_FOR_S,
         "logging_config": {"encoding": "JSON", "enable_access_log": False, "log_level": "WARNING"},
