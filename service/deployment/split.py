@@ -224,7 +224,7 @@ def _pool(settings: Settings, least: int, most: int | None, target: float, gpus:
         "max_replicas": most,
         "upscale_delay_s": 5,
         "downscale_delay_s": 300,
-        "look_back_period_s": 10,
+        "look_back_period_s": 15,  # replicas report every 10 s, and Serve wants more than that
         "policy": {"policy_function": f"{ByLoad.__module__}:{ByLoad.__name__}", "policy_kwargs": {"target": target}},
     }
     return {**options, "autoscaling_config": scaling}

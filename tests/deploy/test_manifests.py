@@ -365,7 +365,7 @@ def test_ha() -> None:
 @pytest.mark.parametrize("overlay", RAY_OVERLAYS)
 def test_drain_times_of_ray(overlay: str) -> None:
     """request < end of a replica < drain of its node; HAProxy's old process may have a request come after an idle connection's 90 s. The
-    pod's own end is after its sleep and its drain, the old cluster's after that. The flags follow from the settings as in `cluster_flags`."""
+    pod's own end is after its sleep and drain, the old cluster's after that. Flags follow from the settings as in `cluster_flags`."""
     pod = serving(overlay)
     known = environment(manifests(overlay), pod)
     request_s, drain_s = float(known["ATTNSERVE_REQUEST_TIMEOUT_S"]), int(known["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
