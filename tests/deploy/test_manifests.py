@@ -359,6 +359,13 @@ def test_ha() -> None:
     assert spec["rayClusterConfig"]["workerGroupSpecs"][0]["replicas"] == 3
 
 
+@pytest.mark.parametrize("overlay", RAY_OVERLAYS)
+def test_workers_spread(overlay: str) -> None:
+    spread = serving(overlay).spec["topologySpreadConstraints"]
+    assert "kubernetes.io/hostname" in [each["topologyKey"] for each in spread]
+    assert all(each["labelSelector"]["matchLabels"].items() <= serving(overlay).labels.items() for each in spread)
+
+
 # Drain times ---------------------------------------------------------------------------------------------------------------------------
 
 
