@@ -106,9 +106,6 @@ def prepare(settings: Settings) -> None:
         # Requests come to replicas past Ray (see `service/deployment/front.py`): it has no proxy and no port for them.
         "RAY_SERVE_ENABLE_HA_PROXY": 0,
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": 0,
-        # The terminal is the command's, which shows the service's own log.
-        "RAY_LOG_TO_STDERR": 0,
-        "RAY_SERVE_LOG_TO_STDERR": 0,
         # The command itself asks replicas to finish what they have.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": 0,
         # Ray looks after few replicas: twice a second will do, and its controller rests. A start waits for several turns.
@@ -124,6 +121,8 @@ def prepare(settings: Settings) -> None:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "TOKENIZERS_PARALLELISM": "false",
     }
+    for name in ("RAY_LOG_TO_STDERR", "RAY_SERVE_LOG_TO_STDERR"):  # the terminal is the command's, which shows the service's own log
+        del flags[name]
     os.environ.update({name: str(value) for name, value in flags.items()})
 
 
