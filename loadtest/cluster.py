@@ -78,10 +78,10 @@ class Cluster:
 
     def start_worker(self, name: str, *, cpus: int) -> None:
         """Returns when the node is one of the cluster: several that start at once are slower than one after the other."""
-        log, begun = self.folder / f"{name}.log", "Ray runtime started"
-        before = log.read_text().count(begun) if log.exists() else 0
+        begun = "Ray runtime started"
+        before = self.said(name).count(begun) if name in self._started else 0
         self._start_node(name, cpus, [f"--address={self.address(_HEAD)}:{self._gcs_port}"])
-        self.until(lambda: log.read_text().count(begun) > before, f"node {name} has started")
+        self.until(lambda: self.said(name).count(begun) > before, f"node {name} has started")
 
     @property
     def remembers(self) -> bool:
@@ -94,6 +94,10 @@ class Cluster:
     def url(self, name: str) -> str:
         """Where the HAProxy of a node listens."""
         return f"http://{self.address(name)}:{self.port}"
+
+    def said(self, name: str) -> str:
+        """What the processes of a node have written to its stdout and stderr: `kubectl logs` of its pod."""
+        return (self.folder / f"{name}.log").read_text()
 
     def processes(self, name: str, title: str = "") -> list[psutil.Process]:
         """Those of a node that live and whose command contains `title`: "ServeReplica:attnserve:encoder", "bin/haproxy", .."""
@@ -123,6 +127,12 @@ class Cluster:
         if not title:
             self._started[name].wait()
         psutil.wait_procs(frozen, timeout=WAIT_S)
+
+    def terminate(self, name: str, timeout_s: float) -> None:
+        """End a node as the deletion of its pod does: SIGTERM to `ray start --block`, which drains it. Returns when it has ended."""
+        self._started[name].terminate()
+        self.until(lambda: self._started[name].poll() is not None, f"node {name} has drained and ended", timeout_s)
+        self.kill(name)  # what Ray has left
 
     def stop(self) -> None:
         """Whoever waits for something in `until`, in whatever thread, waits no longer."""
@@ -210,6 +220,8 @@ class Cluster:
             "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port()),
             # A replica that leaves takes requests for so long, 30 s by default; HAProxy knows within a tenth of a second.
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+            # So does the HAProxy of a node that is drained.
+            "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "1",
             # Of HAProxy, three times before it is started again; every 10 s by default.
             "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
             "RAY_worker_niceness": "0",  # as `attnserve serve` has it: the client is on this machine too

@@ -16,7 +16,8 @@ _MOST_TRACES = 8
 
 def to_file(path: Path | None, level: str) -> None:
     """Send this process's own records to `path`, rotated so that it and its predecessor stay under 32 MiB; None: to stderr."""
-    handler: logging.Handler = logging.StreamHandler()
+    # The process's own: Ray Serve may have put a logger in the place of `sys.stderr`, which drops what is written there.
+    handler: logging.Handler = logging.StreamHandler(sys.__stderr__)
     if path is not None:
         handler = logging.handlers.RotatingFileHandler(path, maxBytes=_MAX_BYTES, backupCount=1, encoding="utf-8")
     handler.setFormatter(

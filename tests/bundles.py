@@ -2,8 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
+import onnx
+
+from export import contract
 from export.bundle import export_bundle
-from tests.checkpoints import tiny_classifier, tiny_encoder
+from tests.checkpoints import VOCABULARY, tiny_classifier, tiny_encoder
+
+WITHHELD = "~"  # a text of a bundle that `withholding` has changed, which is answered with 500
 
 
 def tiny_encoder_bundle(path: Path, *, pooling: str = "mean", name: str = "tiny-encoder", maps: bool = False) -> Path:
@@ -18,6 +24,23 @@ def tiny_reranker_bundle(path: Path, *, name: str = "tiny-reranker") -> Path:
 def tiny_classifier_bundle(path: Path, *, name: str = "tiny-classifier", per_token: bool = False, maps: bool = False) -> Path:
     """Three labels: negative, neutral, positive."""
     return _export(tiny_classifier(_checkpoint(path), n_labels=3, per_token=per_token), path, name, maps=maps)
+
+
+def withholding(bundle: Path) -> Path:
+    """A bundle of this module, changed so that the vector of WITHHELD is not finite. No golden vector has this token."""
+    graph = onnx.load(str(bundle / "model.onnx"), load_external_data=False)
+    (tokens,) = [each for each in graph.graph.initializer if each.dims[:1] == [len(VOCABULARY)]]
+    stored = {each.key: each.value for each in tokens.external_data}
+    row = np.full(tokens.dims[1], np.nan, np.float32).tobytes()
+    data = bundle / stored["location"]
+    with data.open("r+b") as file:
+        file.seek(int(stored["offset"]) + VOCABULARY.index(WITHHELD) * len(row))
+        file.write(row)
+    manifest = contract.read_manifest(bundle)
+    hashes = {data.name: contract.sha256(data)}
+    files = tuple(each.model_copy(update={"sha256": hashes.get(each.name, each.sha256)}) for each in manifest.files)
+    (bundle / contract.MANIFEST).write_text(contract.dump(manifest.model_copy(update={"files": files})))
+    return bundle
 
 
 def _checkpoint(path: Path) -> Path:

@@ -1,15 +1,20 @@
 """The GPUs that replicas of profile `split` reserve in Ray's books, and whether this machine has them."""
 
 import math
+from collections.abc import Iterable
 
 from export import contract
 from service.catalog import ENCODER_KINDS
 from service.deployment.running import StartFailed
 from service.settings import Settings
 
+_ON_GPUS = {*ENCODER_KINDS, "decoder"}  # an encoder-decoder computes on the CPU whatever the provider is
 
-def replica_gpus(settings: Settings) -> float:
-    """GPUs of one encoder or generator, or its share of one."""
+
+def replica_gpus(settings: Settings, kinds: Iterable[str]) -> float:
+    """GPUs of one replica, or its share of one; `kinds` are those of its bundles."""
+    if not _ON_GPUS & set(kinds):
+        return 0.0
     return settings.replica_gpus if settings.replica_gpus is not None else float(settings.provider == "cuda")
 
 
@@ -24,11 +29,11 @@ def gpus_here() -> int:
 
 def check_gpus(settings: Settings, there: int) -> None:
     """StartFailed where the replicas, at their most, need more GPUs than there are: Ray would wait for another machine."""
-    each = replica_gpus(settings)
+    kinds = {contract.read_manifest(bundle).kind for bundle in settings.bundles}
+    each = replica_gpus(settings, kinds)
     if not each:
         return
-    kinds = {contract.read_manifest(bundle).kind for bundle in settings.bundles}
-    pools = {}  # that there is a bundle for
+    pools = {}  # that have a bundle which computes there
     if kinds & {*ENCODER_KINDS}:
         pools["encoders"] = max(settings.encoders, settings.max_encoders or 0)
     if "decoder" in kinds:

@@ -49,16 +49,37 @@ CLUSTER_FLAGS = {
     # answer of a process that it is about to kill.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": 1,
     "RAY_kill_worker_timeout_milliseconds": 500,
-    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": 2,
+    # Ray writes what a replica says on stderr to a file of its session, and Serve makes INFO records of it, which our level drops: both
+    # leave it on the node's own stderr, which is what `kubectl logs` shows. Log files of Ray's session would end with the pod.
+    "RAY_LOG_TO_STDERR": 1,
+    "RAY_SERVE_LOG_TO_STDERR": 1,
     "RAY_USAGE_STATS_ENABLED": 0,
     "MALLOC_ARENA_MAX": 2,  # threads of a process share their heaps: less memory in each of Ray's processes
 }
 
 
+# Ray's HAProxy keeps an idle connection of a client for so long (Serve's `keep_alive_timeout_s`). A process of HAProxy that a reload has
+# replaced still takes requests that come on one.
+KEEP_ALIVE_S = 90
+_SPARE_S = 30
+_ELSEWHERE_S = 15  # about as long as a replica needs to start
+
+
+def shutdown_s(settings: Settings) -> int:
+    """How long Serve lets a replica of a cluster finish what it has: no request is longer."""
+    return math.ceil(settings.request_timeout_s) + _SPARE_S
+
+
 def cluster_flags(settings: Settings) -> dict[str, object]:
-    """These and what follows from settings. HAProxy is reloaded at every change of gateways, and its old process ends then with all that it
-    still carries: later than the longest stream does."""
-    return {**CLUSTER_FLAGS, "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": math.ceil(settings.request_timeout_s) + 60}
+    """CLUSTER_FLAGS, and those that follow from the longest request."""
+    return {
+        **CLUSTER_FLAGS,
+        # HAProxy is reloaded at every change of gateways. The old process ends with all that it carries so long afterwards.
+        "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": KEEP_ALIVE_S + shutdown_s(settings),
+        # On SIGTERM `ray start --block` drains its node for at most so long. Serve starts replicas on other nodes; where there is no room
+        # it stops those of the node, as at a scale down, when no more than `shutdown_s` is left.
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": shutdown_s(settings) + _ELSEWHERE_S,
+    }
 
 
 class StartFailed(RuntimeError):
@@ -85,6 +106,8 @@ def prepare(settings: Settings) -> None:
         # Requests bypass Ray (see `service/deployment/front.py`): it has no proxy and no port for them.
         "RAY_SERVE_ENABLE_HA_PROXY": 0,
         "RAY_SERVE_ENABLE_DIRECT_INGRESS": 0,
+        # The command itself asks replicas to finish what they have.
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": 0,
         # Ray looks after few replicas: twice a second will do, and its controller rests. A start waits for several turns.
         "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": 0.5,
         "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": 10_000,
@@ -98,6 +121,8 @@ def prepare(settings: Settings) -> None:
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "TOKENIZERS_PARALLELISM": "false",
     }
+    for name in ("RAY_LOG_TO_STDERR", "RAY_SERVE_LOG_TO_STDERR"):  # the terminal is the command's, which shows the service's own log
+        del flags[name]
     os.environ.update({name: str(value) for name, value in flags.items()})
 
 

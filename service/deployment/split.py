@@ -23,6 +23,7 @@ from service.deployment.gpus import replica_gpus
 from service.deployment.ingress import CHECKED_EVERY_S, SILENT_FOR_S, WarmIngress
 from service.deployment.loopback import keep_calls_on_loopback
 from service.deployment.routing import NAMES, ByName, NotThere
+from service.deployment.running import shutdown_s
 from service.deployment.scaling import LOAD, ByLoad
 from service.errors import CANNOT_START, NeverFits
 from service.lifeline import Lifeline
@@ -172,11 +173,12 @@ def build(settings: Settings, log_file: Path | None, *, own_keys: bool = False) 
     generators = tuple(bundle for bundle, kind in kinds.items() if kind not in ENCODER_KINDS)
     pools: list[Any] = [None, None]
     if encoders:
-        options = _pool(settings, settings.encoders, settings.max_encoders, _ENCODER_LOAD)
+        options = _pool(settings, settings.encoders, settings.max_encoders, _ENCODER_LOAD, replica_gpus(settings, ENCODER_KINDS))
         frozen = freeze(computing.model_copy(update={"bundles": encoders}))
         pools[0] = Replica.options(name="encoder", **options).bind(frozen, path)  # type: ignore[attr-defined]
     if generators:
-        options = _pool(settings, settings.generators, settings.max_generators, _GENERATOR_LOAD)
+        gpus = replica_gpus(settings, (kinds[bundle] for bundle in generators))
+        options = _pool(settings, settings.generators, settings.max_generators, _GENERATOR_LOAD, gpus)
         frozen = freeze(computing.model_copy(update={"bundles": generators}))
         pools[1] = Replica.options(name="generator", **options).bind(frozen, path)  # type: ignore[attr-defined]
     gateway = Gateway.options(  # type: ignore[attr-defined]
@@ -203,17 +205,17 @@ def _common(settings: Settings) -> dict[str, Any]:
         "max_ongoing_requests": 100_000,
         "user_config": live(settings),
         "graceful_shutdown_wait_loop_s": 0.1,
-        "graceful_shutdown_timeout_s": settings.request_timeout_s + 5,  # no stream is longer
+        "graceful_shutdown_timeout_s": shutdown_s(settings),
         "health_check_period_s": CHECKED_EVERY_S,
         "health_check_timeout_s": SILENT_FOR_S,
         "logging_config": {"encoding": "JSON", "enable_access_log": False, "log_level": "WARNING"},
     }
 
 
-def _pool(settings: Settings, least: int, most: int | None, target: float) -> dict[str, Any]:
+def _pool(settings: Settings, least: int, most: int | None, target: float, gpus: float) -> dict[str, Any]:
     options = {
         **_common(settings),
-        "ray_actor_options": {"num_cpus": threads(settings), "num_gpus": replica_gpus(settings)},
+        "ray_actor_options": {"num_cpus": threads(settings), "num_gpus": gpus},
         "request_router_config": {"request_router_class": _ROUTER},
     }
     if most is None:
@@ -223,7 +225,7 @@ def _pool(settings: Settings, least: int, most: int | None, target: float) -> di
         "max_replicas": most,
         "upscale_delay_s": 5,
         "downscale_delay_s": 300,
-        "look_back_period_s": 10,
+        "look_back_period_s": 15,  # replicas report every 10 s, and Serve wants more than that
         "policy": {"policy_function": f"{ByLoad.__module__}:{ByLoad.__name__}", "policy_kwargs": {"target": target}},
     }
     return {**options, "autoscaling_config": scaling}

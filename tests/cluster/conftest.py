@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.cluster import Cluster, running
-from tests.bundles import tiny_encoder_bundle
+from tests.bundles import tiny_encoder_bundle, withholding
 
 WORKERS = ("one", "two")
 
@@ -15,7 +15,7 @@ WORKERS = ("one", "two")
 @pytest.fixture(scope="session")
 def cluster(decoder_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A head without replicas and two workers with one of each pool, as in deploy/base; Redis where it is installed."""
-    encoder = tiny_encoder_bundle(tmp_path_factory.mktemp("cluster") / "tiny")
+    encoder = withholding(tiny_encoder_bundle(tmp_path_factory.mktemp("cluster") / "tiny"))
     flags = ("--encoders", "2", "--generators", "2", "--threads", "1", "--set", "gateways=2")
     redis = shutil.which("redis-server") or shutil.which("valkey-server")
     with running([encoder, decoder_bundle], *flags, workers=WORKERS, cpus=3, redis=Path(redis) if redis else None) as made:

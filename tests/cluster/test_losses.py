@@ -8,7 +8,7 @@ import pytest
 
 from loadtest.cluster import APPLICATION, Cluster
 from tests.cluster.conftest import WORKERS
-from tests.cluster.load import PATIENCE_S, Load, Outcome
+from tests.cluster.load import HELD_STREAMS, HELD_TOKENS, PATIENCE_S, Load, Outcome, held, missing
 
 pytestmark = [pytest.mark.service, pytest.mark.cluster, pytest.mark.alone]
 STREAMS = 12
@@ -66,6 +66,24 @@ def test_a_worker_killed_costs_what_it_had_accepted(cluster: Cluster) -> None:
         assert len(load.failures()) == before
 
 
+def test_a_worker_deleted_as_planned_costs_nothing(cluster: Cluster) -> None:
+    """SIGTERM to its `ray start --block`, as Kubernetes sends it when a pod is deleted: what its replicas have is finished, also what came
+    through its own HAProxy, and it ends long before its time is over. Another worker takes its place."""
+    with Load([cluster.url("one")]) as load, held([cluster.url("one")]), ThreadPoolExecutor(HELD_STREAMS) as clients:
+        load.more(20)
+        begun = threading.Semaphore(0)
+        through = [clients.submit(whole_stream, cluster.url("two"), number, begun) for number in range(HELD_STREAMS)]
+        for _ in through:
+            assert begun.acquire(timeout=PATIENCE_S)
+        cluster.terminate("two", timeout_s=2 * PATIENCE_S)
+        assert [stream.result() for stream in through] == [""] * HELD_STREAMS
+        load.more(20)
+    assert load.failures() == []
+    cluster.start_worker("two", cpus=3)
+    cluster.until(lambda: cluster.settled() and len(cluster.replicas("generator")) == 2, "every replica has its place again")
+    cluster.until(lambda: cluster.ready(*WORKERS), "both workers answer")
+
+
 def test_the_head_killed_is_missed_by_nobody(cluster: Cluster) -> None:
     """With what it knew in Redis, workers answer on without it, and a new one takes its place."""
     if not cluster.remembers:
@@ -84,6 +102,23 @@ def test_the_head_killed_is_missed_by_nobody(cluster: Cluster) -> None:
 def stated(outcome: Outcome) -> bool:
     """A stream's failure in one of the forms that clients are told of."""
     return GONE in outcome.problem or CUT in outcome.problem
+
+
+def whole_stream(url: str, number: int, begun: threading.Semaphore) -> str:
+    """What a stream lacks that is long enough to be under way when something happens; nothing where it is whole."""
+    asked = {"model": "tiny-decoder", "prompt": f"{number}", "max_tokens": HELD_TOKENS, "seed": number, "ignore_eos": True}
+    asked |= {"stream": True, "stream_options": {"include_usage": True}}
+    lines = []
+    headers = {"x-session-id": f"through-{number}"}
+    try:
+        with httpx.stream("POST", f"{url}/v1/completions", json=asked, headers=headers, timeout=PATIENCE_S) as answer:
+            for line in answer.iter_lines():
+                if not lines:
+                    begun.release()
+                lines.append(line)
+    except httpx.HTTPError as error:
+        return repr(error)
+    return missing("stream", "\n".join(lines), HELD_TOKENS)
 
 
 def endless_stream(url: str, number: int, begun: threading.Semaphore) -> str:

@@ -11,7 +11,7 @@ import yaml
 
 from service import settings
 from service.deployment.gpus import replica_gpus
-from service.deployment.running import CLUSTER_FLAGS
+from service.deployment.running import CLUSTER_FLAGS, KEEP_ALIVE_S, cluster_flags
 from tests.deploy.rendered import (
     ALL,
     DEPLOY,
@@ -31,6 +31,7 @@ KUBERAY_LONGEST_NAME = 47  # of a RayService: it makes names of 63 out of it
 RAY_PORTS = {"serve": 8000, "metrics": 8080}  # of KubeRay and Ray, where nothing else is said
 HAPROXY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 HAPROXY_METRICS_PORT = 9101  # RAY_SERVE_HAPROXY_METRICS_PORT
+DEREGISTERED_S = 15  # until every node knows that a pod takes no new connections
 STOPPING_S = 20  # for Ray to end after the last request
 
 
@@ -207,7 +208,7 @@ def test_replicas_fit_the_workers(overlay: str) -> None:
     computing = len(deployments(overlay).keys() - {"gateway"})
     assert 1 + computing * int(known["ATTNSERVE_THREADS"]) == int(limits["cpu"]) - 1
     asked = {name: known[f"ATTNSERVE_{name.upper()}"] for name in ("provider", "replica_gpus") if f"ATTNSERVE_{name.upper()}" in known}
-    assert computing * replica_gpus(settings.Settings(**asked)) == int(limits.get("nvidia.com/gpu", 0))
+    assert computing * replica_gpus(settings.Settings(**asked), ("encoder", "decoder")) == int(limits.get("nvidia.com/gpu", 0))
     assert ray_service(overlay)["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
 
 
@@ -242,6 +243,15 @@ def test_probes_call_routes_of_the_service() -> None:
     assert container["livenessProbe"]["httpGet"]["path"] == "/health/live"  # readiness fails while a queue is full or a start fails
     (monitor,) = of_kind(manifests("overlays/plain"), "ServiceMonitor")
     assert monitor["spec"]["endpoints"][0]["path"] in routes
+
+
+@pytest.mark.parametrize("overlay", RAY_OVERLAYS)
+def test_a_busy_worker_stays_ready(overlay: str) -> None:
+    """The probe of a worker asks HAProxy itself, and a few seconds without a CPU do not take every pod out of the Service at once."""
+    probe = serving(overlay).container["readinessProbe"]
+    assert probe["httpGet"] == {"path": "/-/healthz", "port": "serve"}  # as test_the_rendered_cluster_answers asks it
+    assert probe["timeoutSeconds"] >= 5
+    assert probe["periodSeconds"] * probe["failureThreshold"] >= 20
 
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
@@ -355,20 +365,33 @@ def test_ha() -> None:
     assert spec["rayClusterConfig"]["workerGroupSpecs"][0]["replicas"] == 3
 
 
+@pytest.mark.parametrize("overlay", RAY_OVERLAYS)
+def test_workers_spread(overlay: str) -> None:
+    spread = serving(overlay).spec["topologySpreadConstraints"]
+    assert "kubernetes.io/hostname" in [each["topologyKey"] for each in spread]
+    assert all(each["labelSelector"]["matchLabels"].items() <= serving(overlay).labels.items() for each in spread)
+
+
 # Drain times ---------------------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("overlay", RAY_OVERLAYS)
 def test_drain_times_of_ray(overlay: str) -> None:
-    """request < replica's drain < its end <= HAProxy's end, the pod's sleep; then the pod's own end and the old cluster's."""
+    """request < end of a replica < drain of its node; HAProxy's old process may have a request come after an idle connection's 90 s. The
+    pod's own end is after its sleep and drain, the old cluster's after that. Flags follow from the settings as in `cluster_flags`."""
     pod = serving(overlay)
     known = environment(manifests(overlay), pod)
-    request_s, drain_s = float(known["ATTNSERVE_REQUEST_TIMEOUT_S"]), float(known["ATTNSERVE_DRAIN_TIMEOUT_S"])
+    request_s, drain_s = float(known["ATTNSERVE_REQUEST_TIMEOUT_S"]), int(known["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"])
     (replica_s,) = {deployment["graceful_shutdown_timeout_s"] for deployment in deployments(overlay).values()}
     sleep, sleep_s = pod.container["lifecycle"]["preStop"]["exec"]["command"]
     assert sleep == "sleep"
-    assert request_s < drain_s < replica_s < int(known["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"])
-    assert replica_s <= int(sleep_s) <= pod.spec["terminationGracePeriodSeconds"] - STOPPING_S
+    assert request_s < replica_s < drain_s
+    assert KEEP_ALIVE_S + request_s < int(known["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"])
+    assert int(sleep_s) == DEREGISTERED_S
+    assert int(sleep_s) + drain_s + STOPPING_S <= pod.spec["terminationGracePeriodSeconds"]
+    followed = cluster_flags(settings.Settings(request_timeout_s=request_s))
+    assert {name: str(followed[name]) for name in followed.keys() - CLUSTER_FLAGS.keys()}.items() <= known.items()
+    assert "ATTNSERVE_DRAIN_TIMEOUT_S" not in known  # Serve drains replicas here, and does not ask for it
     assert ray_service(overlay)["rayClusterDeletionDelaySeconds"] >= pod.spec["terminationGracePeriodSeconds"]
 
 
@@ -393,18 +416,20 @@ def test_runbook_has_these_drain_times() -> None:
         [cell.strip() for cell in line.strip("|").split("|")] for line in (DEPLOY / "README.md").read_text().splitlines() if "|" in line
     ]
     head = next(row for row in rows if row[1:] == ["cpu, gpu", "ha", "plain"])
-    stated = {label.partition("`")[2].partition("`")[0] or label: cells for label, *cells in rows[rows.index(head) + 2 :][:7]}
+    stated = {label.partition("`")[2].partition("`")[0] or label: cells for label, *cells in rows[rows.index(head) + 2 :][:8]}
     for column, overlay in enumerate(("overlays/cpu", "overlays/ha", "overlays/plain")):
         pod = serving(overlay)
         known = environment(manifests(overlay), pod)
         found = {
             "ATTNSERVE_REQUEST_TIMEOUT_S": known["ATTNSERVE_REQUEST_TIMEOUT_S"],
-            "ATTNSERVE_DRAIN_TIMEOUT_S": known["ATTNSERVE_DRAIN_TIMEOUT_S"],
             "sleep of a pod before SIGTERM": pod.container["lifecycle"]["preStop"]["exec"]["command"][1],
             "terminationGracePeriodSeconds": str(pod.spec["terminationGracePeriodSeconds"]),
         }
-        if overlay in RAY_OVERLAYS:
+        if overlay not in RAY_OVERLAYS:
+            found["ATTNSERVE_DRAIN_TIMEOUT_S"] = known["ATTNSERVE_DRAIN_TIMEOUT_S"]
+        else:
             found |= {
+                "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": known["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"],
                 "graceful_shutdown_timeout_s": str(deployments(overlay)["gateway"]["graceful_shutdown_timeout_s"]),
                 "..._HARD_STOP_AFTER_S": known["RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"],
                 "rayClusterDeletionDelaySeconds": str(ray_service(overlay)["rayClusterDeletionDelaySeconds"]),

@@ -1,5 +1,6 @@
 """How many GPUs the replicas of profile split need, what is said where there are fewer, and what of one an encoder may take."""
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from service.deployment.running import StartFailed
 from service.generation.session import OnnxStepSession
 from service.runtime import CPU
 from service.settings import Settings
+from tests.encoder_decoders import tiny_encoder_decoder_bundle
 from tests.service.fakes import FakeSession, fake_bundle, open_fake
 
 
@@ -52,6 +54,31 @@ def test_generators_need_gpus_as_encoders_do(encoder: Path, decoder_bundle: Path
     check_gpus(beside, 3)
     with pytest.raises(StartFailed, match=r"encoders=1, generators=4 and replica_gpus=0.5 need 3 GPUs, and this machine has 2"):
         check_gpus(beside, 2)
+
+
+def test_encoder_decoders_need_no_gpu(encoder: Path, decoder_bundle: Path, tmp_path: Path) -> None:
+    """They compute on the CPU: a pool of them reserves no GPU, for which Ray would wait, and those beside them are counted as before."""
+    writer = tiny_encoder_decoder_bundle(tmp_path / "writer")
+    alone = Settings(bundles=(writer,), provider="cuda")
+    check_gpus(alone, 0)
+    assert reserved(alone) == {"gateway": 0, "generator": 0}
+    check_gpus(Settings(bundles=(encoder, writer), provider="cuda", generators=3), 1)
+    assert reserved(Settings(bundles=(encoder, writer), provider="cuda")) == {"gateway": 0, "encoder": 1, "generator": 0}
+    beside = Settings(bundles=(writer, decoder_bundle), provider="cuda")
+    assert reserved(beside) == {"gateway": 0, "generator": 1}
+    with pytest.raises(StartFailed, match="generators=1 and replica_gpus=1 need 1 GPUs"):
+        check_gpus(beside, 0)
+
+
+def reserved(settings: Settings) -> dict[str, float]:
+    """GPUs in Ray's books of one replica of each deployment."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's own, as it is imported
+        from ray.serve._private.build_app import build_app
+
+        from service.deployment import split
+    built = build_app(split.build(settings, None), name="attnserve").deployments
+    return {each.name: (each.ray_actor_options or {}).get("num_gpus", 0) for each in built}
 
 
 def test_an_encoder_is_told_how_much_of_a_gpu_it_may_take(encoder: Path) -> None:

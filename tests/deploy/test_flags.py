@@ -1,0 +1,108 @@
+"""Every flag and setting that is set or documented here is read by the Ray, or the service, that is installed."""
+
+import ast
+import re
+import warnings
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from service import settings
+from service.deployment import running
+from tests.deploy.rendered import DEPLOY
+
+ROOT = DEPLOY.parent
+RAY = Path(str((find_spec("ray") or pytest.fail("no ray")).origin)).parent
+# What C++ reads: there the name of a variable is a string.
+BINARIES = ("_raylet.so", "core/src/ray/raylet/raylet", "core/src/ray/gcs/gcs_server")
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "docs", "deploy", "loadtest")
+WRITTEN = (".md", ".env", ".yaml", ".py", "Dockerfile")
+
+
+def texts(*places: str) -> str:
+    """All that is written there."""
+    found = []
+    for place in places:
+        path = ROOT / place
+        files = [path] if path.is_file() else [each for each in path.rglob("*") if each.is_file() and each.name.endswith(WRITTEN)]
+        found += [each.read_text() for each in files]
+    return "\n".join(found)
+
+
+@cache
+def python_readers(name: str) -> tuple[str, ...]:
+    """Files of Ray that use what they read from this variable: a constant that is only defined is read by nothing."""
+    readers: list[str] = []
+    for path, text in ray_sources().items():
+        if name not in text:
+            continue
+        for statement in ast.walk(ast.parse(text)):
+            if isinstance(statement, ast.Assign | ast.AnnAssign) and says(statement, name):
+                targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+                constants = {each.id for each in targets if isinstance(each, ast.Name)}
+                readers += [str(other) for other in ray_sources() if constants & used(other)]
+            elif isinstance(statement, ast.Return | ast.If) and says(statement.test if isinstance(statement, ast.If) else statement, name):
+                readers.append(str(path))
+    return tuple(readers)
+
+
+def says(tree: ast.AST, name: str) -> bool:
+    return any(isinstance(each, ast.Constant) and each.value == name for each in ast.walk(tree))
+
+
+@cache
+def used(path: Path) -> frozenset[str]:
+    """Names that are used in a file of Ray, and not only assigned, described or imported."""
+    nodes = list(ast.walk(ast.parse(ray_sources()[path])))
+    names = {each.id for each in nodes if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Load)}
+    return frozenset(names | {each.attr for each in nodes if isinstance(each, ast.Attribute)})
+
+
+@cache
+def ray_sources() -> dict[Path, str]:
+    return {
+        path: path.read_text(errors="ignore") for part in ("serve", "_private", "_common", "scripts") for path in (RAY / part).rglob("*.py")
+    }
+
+
+@cache
+def in_binaries(name: str) -> bool:
+    return any(name.encode() in (RAY / each).read_bytes() for each in BINARIES)
+
+
+def ray_flags() -> list[str]:
+    named = set(re.findall(r"\bRAY_[A-Za-z0-9_]*[A-Za-z0-9]\b", texts(*DOCUMENTS, "service")))
+    return sorted({*named, *(name for name in running.cluster_flags(settings.Settings()) if name.startswith("RAY_"))})
+
+
+@pytest.mark.parametrize("name", ray_flags())
+def test_ray_reads(name: str) -> None:
+    assert in_binaries(name) or python_readers(name), f"nothing in Ray uses {name}"
+
+
+def test_a_flag_that_is_only_defined_is_found() -> None:
+    """Ray 2.60 defines it, names it in descriptions and uses it nowhere."""
+    name = "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S"
+    assert not in_binaries(name)
+    assert not python_readers(name)
+
+
+def test_settings_that_are_documented_are_there() -> None:
+    named = {each.removeprefix(settings.PREFIX).lower() for each in re.findall(rf"\b{settings.PREFIX}[A-Z_]*[A-Z]\b", texts(*DOCUMENTS))}
+    assert named - {"name"} <= settings.Settings.model_fields.keys()  # ATTNSERVE_NAME is how the form of them all is said
+
+
+def test_the_printed_configuration_warns_of_nothing() -> None:
+    """With everything scaled: Serve takes each option as it is meant."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Ray's own, as it is imported
+        from ray.serve.config import AutoscalingConfig
+
+        from service.deployment import split
+    asked = settings.Settings(max_encoders=4, max_generators=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for most in (asked.max_encoders, asked.max_generators):
+            AutoscalingConfig(**split._pool(asked, 1, most, 0.5, 0.0)["autoscaling_config"])
