@@ -34,7 +34,7 @@ class Call:
     deadline: float = math.inf
     lane: Lane | None = None
     wanted: str | None = None  # the model that the URL or a header names; one that the body names counts more
-    session: str = ""  # requests of one session go to the same replica of a pool
+    session: str = ""  # requests of one session go to the same replica of a pool; "": to one with little to do
     client: str = ""  # whose share of queues and slots this is: an API key's digest, or the connection where there are no keys
     host: str = ""  # whose share of bodies this is: an API key's digest, or the address where there are no keys
     item_errors: bool = False
@@ -77,7 +77,7 @@ def from_headers(headers: Mapping[str, str], request_id: str, timeout_s: float) 
         deadline=started + _timeout(headers.get(TIMEOUT_HEADER), timeout_s),
         lane=_lane(headers.get(LANE_HEADER)),
         wanted=headers.get(MODEL_HEADER) or None,
-        session=_session(headers.get(SESSION_HEADER), request_id),
+        session=_session(headers.get(SESSION_HEADER)),
         item_errors=headers.get(ITEM_ERRORS_HEADER, "").lower() in ("1", "true"),
         ndjson=NDJSON in headers.get("accept", ""),
     )
@@ -98,9 +98,9 @@ def _timeout(value: str | None, default_s: float) -> float:
     return min(timeout_ms / 1000, default_s)
 
 
-def _session(value: str | None, request_id: str) -> str:
+def _session(value: str | None) -> str:
     if value is None:
-        return request_id
+        return ""
     if not _SESSION.fullmatch(value):
         raise InvalidRequest(f"{SESSION_HEADER} is not a name of 1 to 128 printable ASCII characters without spaces", param=SESSION_HEADER)
     return value

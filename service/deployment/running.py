@@ -49,7 +49,9 @@ CLUSTER_FLAGS = {
     # would wait 5 s for an answer of a process that is to be killed.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": 1,
     "RAY_kill_worker_timeout_milliseconds": 500,
-    "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": 2,
+    # Replicas say what a pool is scaled by. Without this, those that were there before `autoscaling_config` was would say nothing, and each
+    # gateway would report requests in flight that nothing here reads.
+    "RAY_SERVE_COLLECT_AUTOSCALING_METRICS_ON_HANDLE": 0,
     "RAY_USAGE_STATS_ENABLED": 0,
     "MALLOC_ARENA_MAX": 2,  # threads of a process share their heaps: less memory in each of Ray's processes
 }

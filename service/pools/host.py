@@ -3,8 +3,9 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 from service.batching import Spent
@@ -28,15 +29,23 @@ class Host:
     async def start(self) -> None:
         """Load, test and time every bundle; raises what keeps one from it."""
         await asyncio.to_thread(self.catalog.load)
+        for model in self.catalog.models.values():
+            model.engine.offered.counts_refusals = False  # gateways do
         self.catalog.start()
 
     async def describe(self) -> dict[str, dict[str, Any]]:
         """What a gateway tells of each model, in JSON's terms."""
         return {name: self._described(model) for name, model in self.catalog.models.items()}
 
-    async def heartbeat(self) -> list[tuple[str, str, bool]]:
-        """Of each model its name, its bundle's fingerprint and whether it answers. One whose last run failed is asked for something short;
-        a heartbeat does not wait long for that, since a gateway takes a late one for silence."""
+    async def heartbeat(self, refused: Mapping[str, float] = MappingProxyType({})) -> list[tuple[str, str, bool, int]]:
+        """Of each model its name, its bundle's fingerprint, whether it answers, and for a generator the runs that it has or that wait.
+
+        One whose last run failed is asked for something short; a heartbeat does not wait long for that, since a gateway takes a late one
+        for silence. `refused`: by model, tokens or runs that the gateway has refused since its last heartbeat to any replica.
+        """
+        for name, work in refused.items():
+            if name in self.catalog.models:
+                self.catalog.models[name].engine.refused(work)
         names = list(self.catalog.models)
         for name in names:
             if name not in self._probing or self._probing[name].done():
@@ -44,7 +53,12 @@ class Host:
         if names:
             await asyncio.wait([self._probing[name] for name in names], timeout=_PROBE_S)
         return [
-            (name, model.manifest.fingerprint, self._probing[name].done() and self._probing[name].result())
+            (
+                name,
+                model.manifest.fingerprint,
+                self._probing[name].done() and self._probing[name].result(),
+                0 if isinstance(model, Model) else model.engine.pending,
+            )
             for name, model in self.catalog.models.items()
         ]
 
@@ -140,8 +154,15 @@ class Host:
             raise RuntimeFailed(reason)
 
     def load(self) -> float:
-        """How busy this replica is: 1 is as much as one should have. Encoders: a second of queued tokens; generators: every slot."""
-        return max((model.engine.load for model in self.catalog.models.values()), default=0.0)
+        """Work that was asked for since the last call, over what this replica can do meanwhile: see `service/offered.py`.
+
+        Encoders share its processor, so theirs adds up. Each generator has slots of its own, so that of the busiest counts.
+        """
+        now = time.monotonic()
+        models = self.catalog.models.values()
+        computing = sum(model.engine.offered.load(now) for model in models if isinstance(model, Model))
+        holding = max((model.engine.offered.load(now) for model in models if not isinstance(model, Model)), default=0.0)
+        return max(computing, holding)
 
     # ---------------------------------------------------------------------------------------------------------------------------------
 
