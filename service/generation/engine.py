@@ -122,6 +122,11 @@ class GeneratorEngine(EngineThread):
         """Runs that have a slot or wait for one."""
         return self._n_holders + len(self._admission)
 
+    @property
+    def full(self) -> bool:
+        """No slot is free for one more run."""
+        return self.pending >= self.limits.slots
+
     def refused(self, runs: float) -> None:
         """A gateway has refused so many runs that this engine, or one like it, was asked for."""
         self.offered.refuse(runs)

@@ -78,6 +78,10 @@ class _PoolEngine:
     def pending(self) -> int:
         return 0
 
+    @property
+    def full(self) -> bool:
+        return False
+
     def refused(self, work: float) -> None:
         """No replica took so many tokens or runs: one of them is told, since Serve asks replicas how large the pool should be."""
         self._replicas.refused[self._name] += work  # type: ignore[assignment]  # typeshed has integers alone
@@ -286,7 +290,9 @@ class PoolGenerator(_PoolEngine):
         while True:
             replicas = self._replicas
             replica = replicas.owner(key, self._key, tries.tried) if key else replicas.freest(self._key, tries.tried)
-            messages = replicas.pool.stream(replica.name, "generate", self._key, wire.pack_requests(requests), key)
+            # What is known of other gateways' runs is old: where there is a choice, the first replica takes a run only if it can begin.
+            waits = bool(key or tries.tried) or not replicas.others(self._key, [replica])
+            messages = replicas.pool.stream(replica.name, "generate", self._key, wire.pack_requests(requests), key, waits)
             try:
                 with replica.running(self._key, slots):
                     async with replica.asked(deadline):

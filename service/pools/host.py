@@ -12,7 +12,7 @@ from service.batching import Spent
 from service.call import Call
 from service.catalog import Catalog, Model, Served
 from service.dialects.runs import Runs
-from service.errors import NotReady, RuntimeFailed, ServiceError
+from service.errors import NotReady, Overloaded, RuntimeFailed, ServiceError
 from service.pools import wire
 from service.pools.replicas import Key
 
@@ -105,16 +105,20 @@ class Host:
         finally:
             work.cancel()
 
-    async def generate(self, key: Key, requests: bytes, request_id: str) -> AsyncIterator[tuple[Any, ...]]:
+    async def generate(self, key: Key, requests: bytes, session: str, waits: bool = True) -> AsyncIterator[tuple[Any, ...]]:
         """("accepted",) once all runs are queued, then ("made", deltas) as they come, at the end ("ended",); or ("failed", error).
 
         Before a run's first delta ("prompt", index, log-probabilities) where they were asked for, before its last ("attention", ..).
+        Unless it `waits`, a request for which no slot is free is refused with Overloaded: another replica may have one.
         The first deltas leave at once, what follows is gathered for `stream_interval_s`: a message has its price, however little is in it.
         """
         runs: Runs | None = None
         try:
             asked = wire.unpack_requests(requests)
-            runs = await Runs.submit(self._generator(key), asked, Call(request_id, time.monotonic()), n=1, prompt_field="prompt")
+            model = self._generator(key)
+            if not waits and model.engine.full:
+                raise Overloaded("Model is overloaded: no slot of this replica is free", retry_after_s=1.0)
+            runs = await Runs.submit(model, asked, Call(session, time.monotonic()), n=1, prompt_field="prompt")
             yield ("accepted",)
             begun: set[int] = set()
             while not runs.done:

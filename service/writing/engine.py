@@ -67,6 +67,11 @@ class WritingEngine(EngineThread):
         metrics.running.set_function(self._taken)
         metrics.waiting.set_function(lambda: len(self._queue))
 
+    @property
+    def full(self) -> bool:
+        """No row is free for one more source."""
+        return self.pending >= self.limits.rows
+
     def refused(self, runs: float) -> None:
         """A gateway has refused so many rows that this engine, or one like it, was asked for."""
         self.offered.refuse(runs)

@@ -1,6 +1,7 @@
 """What an operator changes on a running cluster, under load: no request fails, and no stream is cut."""
 
 import json
+import random
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -106,14 +107,16 @@ def test_a_pool_follows_the_work_that_it_is_asked_for(cluster: Cluster, load: Lo
 
 @contextmanager
 def queued(cluster: Cluster) -> Iterator[None]:
-    """Tokens wait all the time: two clients send one large request after the other, and what is refused again."""
+    """Tokens wait all the time: four clients send one large request after the other. Of token ids, which cost the gateway little: it is the
+    encoder that is to have too much to do."""
     over = threading.Event()
 
     def ask(client: int) -> None:
         for number in count():
             if over.is_set():
                 return
-            inputs = [f"bird {client} {number} {at} " * 8 for at in range(1000)]
+            ids = random.Random(f"{client} {number}").choices(range(5, 150), k=2000 * 60)
+            inputs = [ids[first : first + 60] for first in range(0, len(ids), 60)]
             body = json.dumps({"model": "tiny-encoder", "input": inputs, "dimensions": 1}).encode()
             request = Request(f"{cluster.url('one')}/v1/embeddings", body, {"content-type": "application/json"})
             try:
@@ -124,8 +127,8 @@ def queued(cluster: Cluster) -> Iterator[None]:
                     raise
                 error.close()
 
-    with ThreadPoolExecutor(2) as clients:
-        asking = [clients.submit(ask, client) for client in (1, 2)]
+    with ThreadPoolExecutor(4) as clients:
+        asking = [clients.submit(ask, client) for client in range(4)]
         try:
             yield
         finally:

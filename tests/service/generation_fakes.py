@@ -65,6 +65,7 @@ class FakeEngine:
         self.healthy = self.alive = True
         self.stuck_s = 0.0
         self.pending = 0
+        self.full = False
         self.offered = OfferedSlots(4)
         self._changed = threading.Condition()
         self._permits: int | None = None  # None: no gate

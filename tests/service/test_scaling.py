@@ -22,9 +22,7 @@ from service.generation.run import Run
 from service.generation.sequence import Asked, Sequence
 from service.offered import Offered, OfferedSlots
 
-EVERY_S = (
-    2.0  # what replicas say is asked for so often, and a mean of the last ten is what the policy is given: `autoscaling` in scaling.py
-)
+EVERY_S = 2.0  # replicas are asked so often, and the policy has the mean of the last ten: `autoscaling` in scaling.py
 LOOKS = 10
 
 

@@ -327,6 +327,71 @@ async def test_a_run_that_was_accepted_ends_with_an_error_after_what_it_made(aft
     assert pool.asked.count("generate") == 1
 
 
+class Full(Mortal):
+    """Refuses runs by turns, as told: at once, or, with `late`, after they were accepted."""
+
+    turns: list[str]
+
+    async def stream(self, replica: str, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
+        self.asked.append(f"{method} of {replica}")
+        turn = self.turns.pop(0) if self.turns else ""
+        if turn == "late":
+            yield ("accepted",)
+        if turn:
+            yield "failed", wire.pack_error(QueueTooLong("full", retry_after_s=1.0))
+            return
+        async for message in super().stream(replica, method, *arguments):
+            yield message
+
+
+@pytest.mark.parametrize("session", ["", "key"])
+@pytest.mark.parametrize("turn", ["at once", "late"])
+async def test_a_run_that_one_generator_refuses_another_takes(session: str, turn: str) -> None:
+    """Whether it says so at once or when the run has waited there."""
+    engine, pool, _ = await generating()
+    pool.__class__ = Full
+    assert isinstance(pool, Full)
+    pool.turns = [turn]
+    (run,) = await engine.open([REQUEST], session)
+    async with asyncio.timeout(PATIENCE_S):
+        assert "".join([delta.text async for delta in run]) == "Once "
+    asked = [each for each in pool.asked if " of " in each]
+    assert len(asked) == len(set(asked)) == 2
+    assert not engine._replicas.refused
+    assert not any(any(replica.runs.values()) for replica in engine._replicas._replicas.values())
+
+
+@pytest.mark.parametrize("turn", ["at once", "late"])
+async def test_a_run_that_two_generators_refuse_is_refused_and_counted(turn: str) -> None:
+    engine, pool, _ = await generating()
+    pool.__class__ = Full
+    assert isinstance(pool, Full)
+    pool.turns = [turn, turn]
+
+    async def to_the_end() -> None:
+        (run,) = await engine.open([REQUEST], "")
+        async for _ in run:
+            pass
+
+    with pytest.raises(QueueTooLong, match="full"):
+        await asyncio.wait_for(to_the_end(), PATIENCE_S)
+    assert not pool.turns
+    assert engine._replicas.refused == {"wordy": 1}
+
+
+async def test_a_run_without_a_session_does_not_wait_at_the_first_generator() -> None:
+    """Both are the same full one here: the first refuses it, the second has it wait."""
+    engine, pool, model = await generating()
+    model.engine.full = True
+    (run,) = await engine.open([REQUEST], "")
+    async with asyncio.timeout(PATIENCE_S):
+        assert "".join([delta.text async for delta in run]) == "Once "
+    assert pool.asked.count("generate") == 2
+    (run,) = await engine.open([REQUEST], "session")
+    assert pool.asked.count("generate") == 3
+    run.cancel()
+
+
 async def test_who_leaves_all_runs_of_a_request_ends_them_where_they_are() -> None:
     engine, _, model = await generating()
     model.engine.hold(after=2)
