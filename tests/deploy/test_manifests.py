@@ -202,7 +202,7 @@ def test_limits() -> None:
 
 @pytest.mark.parametrize("overlay", RAY_OVERLAYS)
 def test_replicas_fit_the_workers(overlay: str) -> None:
-    """As many replicas of each pool as workers, one on each, also where both follow the load. They leave a CPU for what runs beside them and
+    """As many replicas of each pool as workers, one on each, also where both follow the load. They leave a CPU for others beside them and
     share the GPU."""
     (group,) = ray_service(overlay)["rayClusterConfig"]["workerGroupSpecs"]
     known, limits = environment(manifests(overlay), serving(overlay)), serving(overlay).container["resources"]["limits"]
