@@ -3,7 +3,7 @@
 import json
 import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -96,9 +96,10 @@ def test_a_pool_follows_the_work_that_it_is_asked_for(cluster: Cluster, load: Lo
     cluster.deploy(encoder={"num_replicas": 1})
     cluster.until(partial(scaled, cluster, 1, "encoder"), "there is one encoder")
     load.stop()
-    with queued(cluster):
+    with queued(cluster) as failed:
         cluster.deploy(encoder={"autoscaling_config": scaling})
-        cluster.until(partial(scaled, cluster, 2, "encoder"), "there are two encoders under load")
+        cluster.until(lambda: failed() or scaled(cluster, 2, "encoder"), "there are two encoders under load")
+        assert failed() is None
     cluster.until(partial(scaled, cluster, 1, "encoder"), "there is one encoder in silence")
     assert load.failures() == []
     cluster.deploy(encoder={"num_replicas": 2})
@@ -106,9 +107,9 @@ def test_a_pool_follows_the_work_that_it_is_asked_for(cluster: Cluster, load: Lo
 
 
 @contextmanager
-def queued(cluster: Cluster) -> Iterator[None]:
+def queued(cluster: Cluster) -> Iterator[Callable[[], str | None]]:
     """Tokens wait all the time: four clients send one large request after the other. Of token ids, which cost the gateway little: it is the
-    encoder that is to have too much to do."""
+    encoder that is to have too much to do. Gives what has ended one of them."""
     over = threading.Event()
 
     def ask(client: int) -> None:
@@ -124,13 +125,13 @@ def queued(cluster: Cluster) -> Iterator[None]:
                     answer.read()
             except HTTPError as error:
                 if error.code != 429:
-                    raise
+                    raise AssertionError(f"{error.code}: {error.read()!r}") from None
                 error.close()
 
     with ThreadPoolExecutor(4) as clients:
         asking = [clients.submit(ask, client) for client in range(4)]
         try:
-            yield
+            yield lambda: next((repr(client.exception()) for client in asking if client.done()), None)
         finally:
             over.set()
         for client in asking:
