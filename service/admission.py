@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from service.batching import Item, Lane, Queue
 from service.errors import DeadlineExceeded, NeverFits, Overloaded, QueueTooLong
+from service.offered import Offered
 from service.patience import Patience
 
 _RATE_MEMORY = 0.9  # weight of the past in the moving average of tokens a second
@@ -50,13 +51,14 @@ class Draw:
 class Admission:
     """The queue with its bounds in tokens and in time."""
 
-    def __init__(self, limits: EngineLimits) -> None:
+    def __init__(self, limits: EngineLimits, offered: Offered | None = None) -> None:
         self.limits = limits
+        self.offered = offered or Offered()
         self.queue = Queue(limits.max_batch_tokens, limits.run_cost_tokens, limits.bulk_delay_s)
         self.tokens_per_s = limits.tokens_per_s  # of all runs side by side, moving average
         self._running = self._running_tokens = 0
         self._patience = (Patience(limits.max_wait_s), Patience(limits.max_bulk_wait_s))  # by lane
-        self._request_tokens = 0.0  # of an interactive request, moving average
+        self._request_tokens = [0.0, 0.0]  # of a request, by lane, moving average
         # Bulk work has what interactive work leaves: seconds between two of its tokens, moving average, and when the last one was drawn.
         self._bulk_token_s = 0.0
         self._bulk_drawn = 0.0
@@ -77,8 +79,13 @@ class Admission:
             self._check(lane, now, client, 1)
         except QueueTooLong:
             if self._crowded(lane, now):
-                self._came(lane, now, self._request_tokens)
+                self._came(lane, now, self._request_tokens[lane])
+            self._refused(self._request_tokens[lane])
             raise
+
+    def _refused(self, tokens: float) -> None:
+        if self.offered.counts_refusals:
+            self.offered.add(tokens / self.tokens_per_s)
 
     def _came(self, lane: Lane, now: float, tokens: float) -> None:
         if lane == Lane.INTERACTIVE:  # bulk work may come far faster than it is done: that is what its long queue is for
@@ -114,8 +121,22 @@ class Admission:
             return
         if (left_s := deadline - now) <= 0:
             raise DeadlineExceeded("the request's deadline passed before it was queued")
-        if lane == Lane.INTERACTIVE:
-            self._request_tokens = _RATE_MEMORY * self._request_tokens + (1 - _RATE_MEMORY) * tokens
+        mean = self._request_tokens[lane] or tokens
+        self._request_tokens[lane] = _RATE_MEMORY * mean + (1 - _RATE_MEMORY) * tokens
+        try:
+            self._enter(tokens, client, lane, now, left_s)
+        except Overloaded:
+            self._refused(tokens)
+            raise
+        self.offered.add(tokens / self.tokens_per_s)
+        if lane == Lane.BULK and not self.queue.lanes[lane].size:
+            self._bulk_token_s, self._bulk_drawn = 1 / self.tokens_per_s, now
+        for item in items:
+            self.queue.put(item)
+
+    def _enter(self, tokens: int, client: str, lane: Lane, now: float, left_s: float) -> None:
+        """Overloaded where a request of so many tokens finds no room, or none in time."""
+        limit = self.limits.max_queue_tokens
         try:
             self._check(lane, now, client, tokens)
         except QueueTooLong:
@@ -133,10 +154,6 @@ class Admission:
                 f"Model is overloaded: the queue needs about {wait_s:.2f} s and the request gives it {left_s:.2f} s",
                 retry_after_s=wait_s - left_s,
             )
-        if lane == Lane.BULK and not self.queue.lanes[lane].size:
-            self._bulk_token_s, self._bulk_drawn = 1 / self.tokens_per_s, now
-        for item in items:
-            self.queue.put(item)
 
     def take(self, now: float) -> Draw:
         """The next batch; `ended` is to be called when its run has."""

@@ -39,7 +39,7 @@ class Call:
     lane: Lane | None = None
     wanted: str | None = None  # the model that the URL or a header names; one that the body names counts more
     by_path: bool = False  # `wanted` is of the path: it counts more than the body's, which clients of such a URL fill with any word
-    session: str = ""  # requests of one session go to the same replica of a pool
+    session: str = ""  # requests of one session go to the same replica of a pool; "": to one with little to do
     client: str = ""  # owner of the share of queues and slots: the tenant, or the connection if no keys are set
     host: str = ""  # owner of the share of bytes: the tenant, or the address if no keys are set
     tenant: "Tenant | None" = None  # of the request's key; None if no keys are set
@@ -92,7 +92,7 @@ def from_headers(headers: Mapping[str, str], request_id: str, timeout_s: float) 
         deadline=started + _timeout(headers.get(TIMEOUT_HEADER), timeout_s),
         lane=_lane(headers.get(LANE_HEADER)),
         wanted=headers.get(MODEL_HEADER) or None,
-        session=_session(headers.get(SESSION_HEADER), request_id),
+        session=_session(headers.get(SESSION_HEADER)),
         item_errors=headers.get(ITEM_ERRORS_HEADER, "").lower() in ("1", "true"),
         ndjson=NDJSON in headers.get("accept", ""),
     )
@@ -113,9 +113,9 @@ def _timeout(value: str | None, default_s: float) -> float:
     return min(timeout_ms / 1000, default_s)
 
 
-def _session(value: str | None, request_id: str) -> str:
+def _session(value: str | None) -> str:
     if value is None:
-        return request_id
+        return ""
     if not _SESSION.fullmatch(value):
         raise InvalidRequest(f"{SESSION_HEADER} is not a name of 1 to 128 printable ASCII characters without spaces", param=SESSION_HEADER)
     return value

@@ -40,6 +40,7 @@ from service.keys import Keys
 from service.maps import AttentionMaps, check_maps
 from service.memory import Release
 from service.metrics import Metrics, ModelMetrics
+from service.offered import Offered
 from service.runtime import CUDA, Array, OnnxSession, Session, SettingsConflict, in_a_line
 from service.selftest import SelfTest, check_golden, measure_rate
 from service.settings import Settings, changed, check_names
@@ -101,7 +102,9 @@ class Encoder(Protocol):
     def stuck_s(self) -> float: ...
 
     @property
-    def load(self) -> float: ...
+    def offered(self) -> Offered: ...
+
+    def refused(self, tokens: float) -> None: ...
 
     def start(self) -> None: ...
 

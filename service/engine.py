@@ -25,6 +25,7 @@ from service.cache import VectorCache, key_of
 from service.errors import DeadlineExceeded, NotReady, Overloaded, RuntimeFailed, ServiceError
 from service.logs import traces
 from service.metrics import ModelMetrics
+from service.offered import Offered
 from service.runtime import Array, Session, device_lost
 from service.tokenization import Encoded
 
@@ -59,7 +60,8 @@ class EncoderEngine:
         self._cache = cache
         self._tracer = tracer
         self._changed = threading.Condition()  # guards the next three
-        self._admission = Admission(limits)
+        self.offered = Offered(metrics.offered.inc)
+        self._admission = Admission(limits, self.offered)
         self._queue = self._admission.queue
         self._closed = False
         self._device_lost = False
@@ -106,11 +108,6 @@ class EncoderEngine:
         return time.monotonic() - min(began) if began else 0.0
 
     @property
-    def load(self) -> float:
-        """Seconds of work that are queued or running."""
-        return self.queued_tokens / self.tokens_per_s
-
-    @property
     def queued_tokens(self) -> int:
         return self._admission.tokens
 
@@ -122,6 +119,10 @@ class EncoderEngine:
         """Raise QueueTooLong if the queue of this lane is too long for another request of this client."""
         with self._changed:
             self._admission.check(lane, time.monotonic(), client)
+
+    def refused(self, tokens: float) -> None:
+        """A gateway has refused so many tokens that this engine, or one like it, was asked for."""
+        self.offered.add(tokens / self.tokens_per_s)
 
     async def run(
         self,

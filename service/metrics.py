@@ -48,6 +48,9 @@ class Metrics:
         self.tokens = counter("attnserve_tokens", "Tokens computed, padding not counted", ["model"])
         self.padding = counter("attnserve_padding_tokens", "Padding computed for nothing", ["model"])
         self.rate = gauge("attnserve_tokens_per_second", "Measured rate of the runtime, all callers together", ["model"])
+        self.offered = counter(
+            "attnserve_offered_seconds", "Work asked for, refused included, in seconds that take all of the engine", ["model"]
+        )
         self.dropped = counter("attnserve_dropped_inputs", "Inputs cancelled or expired before they ran", ["model"])
         self.cache_hits = counter("attnserve_cache_hits", "Inputs answered from the cache", ["model"])
         self.joined = counter("attnserve_joined_inputs", "Inputs that joined an equal one already on its way", ["model"])
@@ -131,6 +134,7 @@ class ModelMetrics:
         self.tokens = metrics.tokens.labels(model)
         self.padding = metrics.padding.labels(model)
         self.rate = metrics.rate.labels(model)
+        self.offered = metrics.offered.labels(model)
         self.dropped = metrics.dropped.labels(model)
         self.cache_hits = metrics.cache_hits.labels(model)
         self.joined = metrics.joined.labels(model)
@@ -149,6 +153,7 @@ class GeneratorMetrics:
         self.slots = metrics.slots.labels(model)
         self.running = metrics.running.labels(model)
         self.waiting = metrics.waiting.labels(model)
+        self.offered = metrics.offered.labels(model)
         self.prompt_tokens = metrics.prompt_tokens.labels(model)
         self.generation_tokens = metrics.generation_tokens.labels(model)
         self.first_token_s = metrics.first_token.labels(model)

@@ -115,8 +115,9 @@ class Settings(BaseModel):
     gateways: int = Field(1, ge=1, le=1000, description="Replicas that take requests. Profile split.")
     encoders: int = Field(1, ge=1, le=1000, description="Replicas that compute vectors and scores; the fewest. Profile split.")
     generators: int = Field(1, ge=1, le=1000, description="Replicas that continue texts; the fewest. Profile split.")
-    max_encoders: int | None = Field(None, ge=1, le=10_000, description="Most of them, by queued tokens. Default: no scaling.")
-    max_generators: int | None = Field(None, ge=1, le=10_000, description="Most of them, by used slots. Default: no scaling.")
+    max_gateways: int | None = Field(None, ge=1, le=1000, description="Most gateways, by processor time. Default: no scaling.")
+    max_encoders: int | None = Field(None, ge=1, le=10_000, description="Most encoders, by tokens asked for. Default: no scaling.")
+    max_generators: int | None = Field(None, ge=1, le=10_000, description="Most generators, by slots asked for. Default: no scaling.")
     replica_gpus: float | None = Field(
         None,
         ge=0,

@@ -46,7 +46,7 @@ class Front:
     def __init__(self, settings: Settings, run: Path, listener: socket.socket) -> None:
         self.listener = listener
         self.lean = settings.lean
-        count = 1 if settings.profile == "single" else settings.gateways
+        count = 1 if settings.profile == "single" else max(settings.gateways, settings.max_gateways or 0)
         self._places = [run / f"gateway-{number}.sock" for number in range(count + _SPARE)]
         self._config = run / "haproxy.cfg"
         self._output = run / "haproxy.log"

@@ -53,6 +53,9 @@ CLUSTER_FLAGS = {
     # leave it on the node's own stderr, which is what `kubectl logs` shows. Log files of Ray's session would end with the pod.
     "RAY_LOG_TO_STDERR": 1,
     "RAY_SERVE_LOG_TO_STDERR": 1,
+    # Replicas say what a pool is scaled by. Without this, those that were there before `autoscaling_config` was would say nothing, and each
+    # gateway would report requests in flight that nothing here reads.
+    "RAY_SERVE_COLLECT_AUTOSCALING_METRICS_ON_HANDLE": 0,
     "RAY_USAGE_STATS_ENABLED": 0,
     "MALLOC_ARENA_MAX": 2,  # threads of a process share their heaps: less memory in each of Ray's processes
 }

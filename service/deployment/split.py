@@ -6,6 +6,7 @@ over gRPC; see `service/pools/` for what they carry.
 
 import asyncio
 import os
+import time
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from service.deployment.ingress import CHECKED_EVERY_S, SILENT_FOR_S, WarmIngres
 from service.deployment.loopback import keep_calls_on_loopback
 from service.deployment.routing import NAMES, ByName, NotThere
 from service.deployment.running import shutdown_s
-from service.deployment.scaling import LOAD, ByLoad
+from service.deployment.scaling import ENCODER_TARGET, GATEWAY_TARGET, GENERATOR_TARGET, LOAD, autoscaling
 from service.errors import CANNOT_START, NeverFits
 from service.lifeline import Lifeline
 from service.logs import to_file
@@ -36,8 +37,7 @@ from service.pools.replicas import ReplicaLost
 from service.settings import Settings, SettingsError, freeze, live, load
 
 APPLICATION = "attnserve"
-# At these loads of its replicas a pool is as large as it should be: half a second of queued tokens, seven slots in ten.
-_ENCODER_LOAD, _GENERATOR_LOAD = 0.5, 0.7
+_GATEWAY_CPUS = 1
 _ROUTER = f"{ByName.__module__}.{ByName.__name__}"
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
@@ -135,9 +135,17 @@ class Gateway(WarmIngress):
         if log_file:
             keep_calls_on_loopback()
         self._app = replica.start(with_keys(frozen) if own_keys else frozen, log_file, make_catalog)
+        self._seen: tuple[float, float] | None = None
 
     def __serve_build_asgi_app__(self) -> Any:
         return self._app
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """The processor time that this process took since the last call, over what is reserved for it. Not requests in flight: these are
+        many wherever a pool is slow or streams are long, and more gateways do not help there. 0 at the first call: a start is no load."""
+        seen = time.monotonic(), time.process_time()
+        (before, took_s), self._seen = self._seen or seen, seen
+        return {LOAD: (seen[1] - took_s) / max(seen[0] - before, 1e-3) / _GATEWAY_CPUS}
 
 
 def _export(catalog: Catalog) -> None:
@@ -173,17 +181,16 @@ def build(settings: Settings, log_file: Path | None, *, own_keys: bool = False) 
     generators = tuple(bundle for bundle, kind in kinds.items() if kind not in ENCODER_KINDS)
     pools: list[Any] = [None, None]
     if encoders:
-        options = _pool(settings, settings.encoders, settings.max_encoders, _ENCODER_LOAD, replica_gpus(settings, ENCODER_KINDS))
+        options = _pool(settings, settings.encoders, settings.max_encoders, ENCODER_TARGET, replica_gpus(settings, ENCODER_KINDS))
         frozen = freeze(computing.model_copy(update={"bundles": encoders}))
         pools[0] = Replica.options(name="encoder", **options).bind(frozen, path)  # type: ignore[attr-defined]
     if generators:
         gpus = replica_gpus(settings, (kinds[bundle] for bundle in generators))
-        options = _pool(settings, settings.generators, settings.max_generators, _GENERATOR_LOAD, gpus)
+        options = _pool(settings, settings.generators, settings.max_generators, GENERATOR_TARGET, gpus)
         frozen = freeze(computing.model_copy(update={"bundles": generators}))
         pools[1] = Replica.options(name="generator", **options).bind(frozen, path)  # type: ignore[attr-defined]
-    gateway = Gateway.options(  # type: ignore[attr-defined]
-        name="gateway", num_replicas=settings.gateways, ray_actor_options={"num_cpus": 1}, **_common(settings)
-    )
+    options = {**_common(settings), **_replicas(settings.gateways, settings.max_gateways, GATEWAY_TARGET)}
+    gateway = Gateway.options(name="gateway", ray_actor_options={"num_cpus": _GATEWAY_CPUS}, **options)  # type: ignore[attr-defined]
     return gateway.bind(freeze(settings), path, own_keys, *pools)
 
 
@@ -196,12 +203,13 @@ def threads(settings: Settings) -> int:
 def cpus(settings: Settings) -> int:
     """What all replicas together reserve in Ray's books, at their most."""
     computing = max(settings.encoders, settings.max_encoders or 0) + max(settings.generators, settings.max_generators or 0)
-    return settings.gateways + computing * threads(settings)
+    return max(settings.gateways, settings.max_gateways or 0) * _GATEWAY_CPUS + computing * threads(settings)
 
 
 def _common(settings: Settings) -> dict[str, Any]:
     return {
-        # Overload is answered by our own admission, in tokens and slots: Serve must not queue or refuse in front of it.
+        # Overload is answered by our own admission, in tokens and slots, and a refusal of it is tried elsewhere by the gateway: Serve must
+        # not queue or refuse in front of it. Its own choice of a replica, for which this number is meant, is not used.
         "max_ongoing_requests": 100_000,
         "user_config": live(settings),
         "graceful_shutdown_wait_loop_s": 0.1,
@@ -213,19 +221,16 @@ def _common(settings: Settings) -> dict[str, Any]:
 
 
 def _pool(settings: Settings, least: int, most: int | None, target: float, gpus: float) -> dict[str, Any]:
-    options = {
+    return {
         **_common(settings),
+        **_replicas(least, most, target),
         "ray_actor_options": {"num_cpus": threads(settings), "num_gpus": gpus},
         "request_router_config": {"request_router_class": _ROUTER},
     }
+
+
+def _replicas(least: int, most: int | None, target: float) -> dict[str, Any]:
+    """How many of them: a number, or how it follows the load."""
     if most is None:
-        return {**options, "num_replicas": least}
-    scaling = {
-        "min_replicas": least,
-        "max_replicas": most,
-        "upscale_delay_s": 5,
-        "downscale_delay_s": 300,
-        "look_back_period_s": 15,  # replicas report every 10 s, and Serve wants more than that
-        "policy": {"policy_function": f"{ByLoad.__module__}:{ByLoad.__name__}", "policy_kwargs": {"target": target}},
-    }
-    return {**options, "autoscaling_config": scaling}
+        return {"num_replicas": least}
+    return {"autoscaling_config": autoscaling(least, most, target)}

@@ -36,6 +36,7 @@ from service.generation.session import StepSession, beginning
 from service.generation.text import TextStream, Vocabulary
 from service.logs import traces
 from service.metrics import GeneratorMetrics
+from service.offered import OfferedSlots
 from service.runtime import device_lost
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ class GeneratorEngine(EngineThread):
             max_bulk_wait_s=limits.max_bulk_wait_s,
             bulk_delay_s=limits.bulk_delay_s,
         )
+        self.offered = OfferedSlots(limits.slots, metrics.offered.inc)
         self._run_s = 1.0  # of a whole run, moving average
         self._arrivals = 0
         state_bytes = session.decoder.state_bytes
@@ -116,9 +118,18 @@ class GeneratorEngine(EngineThread):
         metrics.waiting.set_function(lambda: len(self._admission))
 
     @property
-    def load(self) -> float:
-        """Runs that have a slot or wait for one, as a share of all slots."""
-        return (self._n_holders + len(self._admission)) / self.limits.slots
+    def pending(self) -> int:
+        """Runs that have a slot or wait for one."""
+        return self._n_holders + len(self._admission)
+
+    @property
+    def full(self) -> bool:
+        """No slot is free for one more run."""
+        return self.pending >= self.limits.slots
+
+    def refused(self, runs: float) -> None:
+        """A gateway has refused so many runs that this engine, or one like it, was asked for."""
+        self.offered.refuse(runs)
 
     @property
     def _n_holders(self) -> int:
@@ -161,8 +172,9 @@ class GeneratorEngine(EngineThread):
         Raises what `submit` and `check` do.
         """
         requests = list(requests)
-        for client, lane in {(request.client, request.lane) for request in requests}:
-            self.check(client, lane)
+        with self.offered.refusing(len(requests)):
+            for client, lane in {(request.client, request.lane) for request in requests}:
+                self.check(client, lane)
         for grammar in {request.grammar for request in requests if request.grammar is not None}:
             await self.prepare(grammar)
         asked, once, tokens = _asked(requests[0]), _Once(), 0
@@ -255,12 +267,19 @@ class GeneratorEngine(EngineThread):
 
     def _queue(self, asked: Asked) -> None:
         retry_after_s = self._run_s / self.limits.slots + self._prefill.price.of(asked.tokens)
-        for gone in self._admission.queue(asked, retry_after_s=retry_after_s):
+        with self.offered.refusing(len(asked.fresh)):
+            lost = self._admission.queue(asked, retry_after_s=retry_after_s)
+        for gone in lost:
+            self._refused_here(len(gone.fresh))
             told = Overloaded("Model is overloaded: a client with fewer requests took the place of this one", retry_after_s=retry_after_s)
             for sequence in gone.fresh:
                 sequence.run.usage.finished = time.monotonic()
                 self.metrics.finished("error", sequence.run.usage)
                 sequence.run.fail(told)
+
+    def _refused_here(self, runs: int) -> None:
+        if self.offered.counts_refusals:
+            self.offered.refuse(runs)
 
     def _close(self) -> None:
         self._admission.close()
@@ -274,9 +293,11 @@ class GeneratorEngine(EngineThread):
                 self._heed()
                 self._admit()
                 self._refuse()
+                self.offered.hold(time.monotonic(), self._n_holders)
                 self._feed_some()
                 if self._gather():
                     self._guarded(self._step, self._running.sequences)
+                self.offered.hold(time.monotonic(), self._n_holders)
                 self._publish()
         except BaseException:  # a fault of this code, or the device is lost; `alive` has the replica replaced
             log.exception("the engine's thread has died")
@@ -335,6 +356,7 @@ class GeneratorEngine(EngineThread):
         if now - self._swept > _SWEEP_S:
             self._swept = now
             for asked, refusal in self._admission.overdue(now):
+                self._refused_here(len(asked.fresh))
                 for sequence in asked.fresh:
                     self._say(sequence.run, refusal)
 
@@ -398,6 +420,7 @@ class GeneratorEngine(EngineThread):
             holders.append(turn.run)
             if (usage := turn.run.run.usage).started is None:
                 usage.started = now
+                self.offered.begin()
                 self.metrics.queue_s.observe(now - usage.submitted)
 
     def _set_aside(self, sequence: Sequence, now: float) -> None:

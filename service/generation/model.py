@@ -13,6 +13,7 @@ from service.generation.request import GenerationRequest
 from service.generation.run import Run
 from service.generation.text import Vocabulary
 from service.metrics import GeneratorMetrics, Metrics
+from service.offered import Offered
 from service.settings import Settings
 from service.tokenizer_file import open_tokenizer
 
@@ -33,7 +34,15 @@ class Generating(Protocol):
     def stuck_s(self) -> float: ...
 
     @property
-    def load(self) -> float: ...
+    def offered(self) -> Offered: ...
+
+    @property
+    def pending(self) -> int: ...
+
+    @property
+    def full(self) -> bool: ...
+
+    def refused(self, runs: float) -> None: ...
 
     def start(self) -> None: ...
 

@@ -2,6 +2,9 @@
 
 If a replica is lost, another one gets the work that it had not accepted, once. Accepted encodes are repeated too, since they have no side
 effects. Not more than once, since the request itself may have ended the replica. An accepted generation ends with an error.
+
+If a replica refuses work, another one is asked once before the client is told: one full replica is not a full pool. Work that no replica
+takes is counted here and reported to one of them, for the scaling of the pool.
 """
 
 import asyncio
@@ -17,12 +20,13 @@ from export import contract
 from service.admission import EngineLimits
 from service.batching import Lane, Spent
 from service.engine import NO_DEADLINE
-from service.errors import DeadlineExceeded, NeverFits, NotReady, QueueTooLong, RuntimeFailed, ServiceError
+from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed, ServiceError
 from service.generation.request import GenerationRequest, Usage
 from service.generation.run import Run
+from service.offered import Offered
 from service.pools import wire
 from service.pools.limits import PART_BYTES
-from service.pools.replicas import Replica, ReplicaLost, Replicas
+from service.pools.replicas import Key, Replica, ReplicaLost, Replicas
 from service.runtime import Array
 from service.selftest import SelfTest
 from service.tokenization import Encoded
@@ -31,7 +35,8 @@ from service.writing.request import WritingRequest
 log = logging.getLogger("attnserve")
 
 _PART_INPUTS, _PART_TOKENS = 64, 8192  # of what one replica is asked at a time: a bulk request is spread over the pool
-_REFUSING_S = 0.05  # a refusal of one replica holds for the pool so long: less than what is queued there by then
+_REFUSING_S = 0.05  # what no replica took is asked of none for so long: less than what is queued there by then
+_RATE_MEMORY = 0.9  # weight of the past in the moving average of a request's tokens
 _ADMISSION_S = 30.0  # to be accepted by a replica, a grammar's compilation included
 
 
@@ -65,8 +70,41 @@ class _PoolEngine:
         return 0.0
 
     @property
-    def load(self) -> float:
-        return 0.0
+    def offered(self) -> Offered:
+        """The replicas count."""
+        return Offered()
+
+    @property
+    def pending(self) -> int:
+        return 0
+
+    @property
+    def full(self) -> bool:
+        return False
+
+    def refused(self, work: float) -> None:
+        """No replica took so many tokens or runs: one of them is told, since Serve asks replicas how large the pool should be."""
+        self._replicas.refused[self._name] += work  # type: ignore[assignment]  # typeshed has integers alone
+
+
+class _Tries:
+    """Of one call: the replicas that were asked, and whether another one is to be."""
+
+    def __init__(self, replicas: Replicas, key: Key) -> None:
+        self.tried: list[Replica] = []
+        self._replicas, self._key = replicas, key
+        self._lost = self._refused = False
+
+    def again(self, replica: Replica, error: ServiceError) -> bool:
+        """After the first replica that was lost, and after the first that refused where there is another one."""
+        self.tried.append(replica)
+        if isinstance(error, ReplicaLost):
+            again, self._lost = not self._lost, True
+            return again
+        if not isinstance(error, Overloaded | NotReady) or self._refused:
+            return False
+        self._refused = True
+        return self._replicas.others(self._key, self.tried)
 
 
 class PoolEncoder(_PoolEngine):
@@ -79,13 +117,15 @@ class PoolEncoder(_PoolEngine):
         super().__init__(replicas, name, fingerprint)
         self.limits = limits  # of one replica
         self._row_bytes = row_bytes
-        self._refused: dict[Lane, tuple[float, QueueTooLong]] = {}  # when a replica last did, and its words
+        self._refused: dict[Lane, tuple[float, QueueTooLong]] = {}  # when the pool last did, and the words of a replica
+        self._request_tokens: dict[Lane, float] = {}  # moving average
 
     def check(self, lane: Lane, client: str = "") -> None:
         """As `EncoderEngine.check`: what a replica refused a moment ago is not tokenised here to be refused there."""
         if lane in self._refused:
             at, refusal = self._refused[lane]
             if time.monotonic() - at < min(refusal.retry_after_s, _REFUSING_S):
+                self.refused(self._request_tokens[lane])
                 raise QueueTooLong(refusal.message, retry_after_s=refusal.retry_after_s)
 
     async def run(
@@ -106,6 +146,8 @@ class PoolEncoder(_PoolEngine):
         tokens, limit = sum(len(each.ids) for each in inputs), self.limits.max_queue_tokens
         if tokens > limit:
             raise NeverFits(f"the request has {tokens} tokens and the queue holds {limit}: send it in parts")
+        mean = self._request_tokens.get(lane, tokens)
+        self._request_tokens[lane] = _RATE_MEMORY * mean + (1 - _RATE_MEMORY) * tokens
         rows: list[Array | ServiceError] = [NotReady("not computed")] * len(inputs)
 
         async def compute(part: _Part) -> None:
@@ -120,20 +162,21 @@ class PoolEncoder(_PoolEngine):
                         on_result(part.first + at, row)
 
             ask = self._by_row if on_result or part.size_bytes > PART_BYTES else self._at_once
-            for again in (True, False):
-                replica = self._replicas.least(self._key)
+            tries = _Tries(self._replicas, self._key)
+            while True:
+                replica = self._replicas.least(self._key, tries.tried)
                 options = wire.pack_options(
                     output=output, lane=lane, deadline=deadline, use_cache=use_cache, traceparent=traceparent, client=client
                 )
                 try:
                     async with replica.asked(deadline, part.tokens):
                         kind, *content = await ask(replica, packed, options, take)
+                    if kind == "refused":
+                        raise wire.unpack_error(content[0])
                     break
-                except ReplicaLost:
-                    if not again:
+                except ServiceError as error:
+                    if not tries.again(replica, error):
                         raise
-            if kind == "refused":
-                raise wire.unpack_error(content[0])
             last_rows, queue_s, inference_s = content
             for at, row in enumerate(wire.unpack_rows(last_rows)):
                 self._received(replica, at, row, take)
@@ -150,6 +193,7 @@ class PoolEncoder(_PoolEngine):
                 refusal = next(each for each in refusals if each)
                 self._refused[lane] = time.monotonic(), refusal
                 if not answered:
+                    self.refused(tokens)
                     raise refusal
                 await asyncio.sleep(refusal.retry_after_s)  # what was begun is brought to its end
         return rows
@@ -221,26 +265,49 @@ class PoolGenerator(_PoolEngine):
         return str(self._replicas.described[self._name]["provider"])
 
     async def open(self, requests: Sequence[GenerationRequest], key: str) -> list[Run]:
-        """As `GeneratorEngine.open`: all runs of a request are one stream of one replica, that of `key`."""
+        """As `GeneratorEngine.open`: all runs of a request are one stream of one replica, that of the session `key`, or of any for ""."""
+        tries, slots = _Tries(self._replicas, self._key), sum(map(_slots, requests))
+        try:
+            replica, messages = await self._accepted(requests, key, tries, slots)
+        except Overloaded:
+            self.refused(slots)
+            raise
+
+        async def elsewhere(replica: Replica, error: Overloaded) -> "_Accepted":
+            if not tries.again(replica, error):
+                raise error
+            return await self._accepted(requests, key, tries, slots)
+
+        def running(replica: Replica) -> contextlib.AbstractContextManager[None]:
+            return replica.running(self._key, slots)
+
+        return _Stream(requests, replica, messages, running, elsewhere, lambda: self.refused(slots)).runs
+
+    async def _accepted(self, requests: Sequence[GenerationRequest], key: str, tries: _Tries, slots: int) -> "_Accepted":
+        """A replica that has queued all runs, and its further messages."""
         latest = time.monotonic() + _ADMISSION_S
         deadline = min(latest, *(request.deadline for request in requests))
-        for again in (True, False):
-            replica = self._replicas.owner(key, self._key)
-            messages = self._replicas.pool.stream(replica.name, "generate", self._key, wire.pack_requests(requests), key)
+        while True:
+            replicas = self._replicas
+            replica = replicas.owner(key, self._key, tries.tried) if key else replicas.freest(self._key, tries.tried)
+            # What is known of other gateways' runs is old: where there is a choice, the first replica takes a run only if it can begin.
+            waits = bool(key or tries.tried) or not replicas.others(self._key, [replica])
+            messages = replicas.pool.stream(replica.name, "generate", self._key, wire.pack_requests(requests), key, waits)
             try:
-                async with replica.asked(deadline):
-                    first = await anext(messages)
-                break
-            except ReplicaLost:
-                if not again:
-                    raise
+                with replica.running(self._key, slots):
+                    async with replica.asked(deadline):
+                        first = await anext(messages)
+                if first[0] == "failed":
+                    await messages.aclose()
+                    raise wire.unpack_error(first[1])
+                return replica, messages
             except DeadlineExceeded:
                 if deadline < latest:
                     raise
                 raise NotReady(f"no replica took the request within {_ADMISSION_S:g} s") from None
-        if first[0] == "failed":
-            raise wire.unpack_error(first[1])
-        return _Stream(requests, replica, messages).runs
+            except ServiceError as error:
+                if not tries.again(replica, error):
+                    raise
 
     async def probe(self, deadline: float) -> None:
         """Ask the pool anew."""
@@ -265,10 +332,29 @@ async def ask_attention(
     return [maps[at] for at in range(len(layers))]
 
 
-class _Stream:
-    """The runs of one request, filled from one stream of messages, which ends when all of them are left."""
+_Accepted = tuple[Replica, AsyncGenerator[Any, None]]
 
-    def __init__(self, requests: Sequence[GenerationRequest], replica: Replica, messages: AsyncGenerator[Any, None]) -> None:
+
+def _slots(request: GenerationRequest) -> int:
+    """That a run takes, or the rows of a beam."""
+    return request.beams if isinstance(request, WritingRequest) else 1
+
+
+class _Stream:
+    """The runs of one request, filled from one stream of messages, which ends when all of them are left.
+
+    A request that was accepted may be refused later, when it has waited too long for its first slot. Then it is asked for elsewhere.
+    """
+
+    def __init__(
+        self,
+        requests: Sequence[GenerationRequest],
+        replica: Replica,
+        messages: AsyncGenerator[Any, None],
+        running: Callable[[Replica], contextlib.AbstractContextManager[None]],
+        elsewhere: Callable[[Replica, Overloaded], Awaitable[_Accepted]],
+        refused: Callable[[], None],
+    ) -> None:
         now = time.monotonic()
         self.runs = [
             Run(request, Usage(len(request.prompt), submitted=now, started=now), self._leave)
@@ -278,6 +364,8 @@ class _Stream:
         self._wanted = len(self.runs)
         self._replica = replica
         self._messages = messages
+        self._running, self._elsewhere, self._refused = running, elsewhere, refused
+        self._begun = False  # something was made
         self._following = asyncio.create_task(self._follow())
 
     def _leave(self, run: Run) -> None:
@@ -285,11 +373,14 @@ class _Stream:
         if not self._wanted:
             self._following.cancel()
 
-    async def _follow(self) -> None:
+    async def _read(self) -> None:
         weights = wire.Pieces()
-        try:
+        with self._running(self._replica):
             async with self._replica.asked(), contextlib.aclosing(self._messages) as messages:
                 async for kind, *content in messages:
+                    if kind == "failed":
+                        raise wire.unpack_error(content[0])
+                    self._begun = True
                     if kind == "made":
                         for made in content[0]:
                             wire.unpack_made(made, self.runs)
@@ -297,8 +388,19 @@ class _Stream:
                         wire.unpack_prompt_logprobs(self.runs, *content)
                     elif kind == "attention":
                         wire.unpack_attention(self.runs, weights, *content)
-                    elif kind == "failed":
-                        raise wire.unpack_error(content[0])
+
+    async def _follow(self) -> None:
+        try:
+            try:
+                await self._read()
+            except Overloaded as refusal:
+                if self._begun:
+                    raise
+                self._replica, self._messages = await self._elsewhere(self._replica, refusal)
+                await self._read()
+        except Overloaded as refusal:
+            self._refused()
+            self._fail(refusal)
         except ServiceError as error:
             self._fail(error)
         except Exception:

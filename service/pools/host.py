@@ -3,15 +3,16 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict
+from types import MappingProxyType
 from typing import Any
 
 from service.batching import Spent
 from service.call import Call
 from service.catalog import Catalog, Model, Served
 from service.dialects.runs import Runs
-from service.errors import NotReady, RuntimeFailed, ServiceError
+from service.errors import NotReady, Overloaded, RuntimeFailed, ServiceError
 from service.pools import wire
 from service.pools.replicas import Key
 
@@ -28,15 +29,23 @@ class Host:
     async def start(self) -> None:
         """Load, test and time every bundle; raises what keeps one from it."""
         await asyncio.to_thread(self.catalog.load)
+        for model in self.catalog.models.values():
+            model.engine.offered.counts_refusals = False  # gateways do
         self.catalog.start()
 
     async def describe(self) -> dict[str, dict[str, Any]]:
         """What a gateway tells of each model, in JSON's terms."""
         return {name: self._described(model) for name, model in self.catalog.models.items()}
 
-    async def heartbeat(self) -> list[tuple[str, str, bool]]:
-        """Each model's name, its bundle's fingerprint, and whether it answers. A model whose last run failed is probed with a short input;
-        a heartbeat does not wait long for that, since a gateway takes a late heartbeat for silence."""
+    async def heartbeat(self, refused: Mapping[str, float] = MappingProxyType({})) -> list[tuple[str, str, bool, int]]:
+        """Each model's name, its bundle's fingerprint, whether it answers, and for a generator the runs that it has or that wait.
+
+        A model whose last run failed is probed with a short input; a heartbeat does not wait long for that, since a gateway takes a late
+        heartbeat for silence. `refused`: by model, tokens or runs that the gateway has refused since its last heartbeat to any replica.
+        """
+        for name, work in refused.items():
+            if name in self.catalog.models:
+                self.catalog.models[name].engine.refused(work)
         names = list(self.catalog.models)
         for name in names:
             if name not in self._probing or self._probing[name].done():
@@ -44,7 +53,12 @@ class Host:
         if names:
             await asyncio.wait([self._probing[name] for name in names], timeout=_PROBE_S)
         return [
-            (name, model.manifest.fingerprint, self._probing[name].done() and self._probing[name].result())
+            (
+                name,
+                model.manifest.fingerprint,
+                self._probing[name].done() and self._probing[name].result(),
+                0 if isinstance(model, Model) else model.engine.pending,
+            )
             for name, model in self.catalog.models.items()
         ]
 
@@ -91,18 +105,20 @@ class Host:
         finally:
             work.cancel()
 
-    async def generate(self, key: Key, requests: bytes, request_id: str) -> AsyncIterator[tuple[Any, ...]]:
+    async def generate(self, key: Key, requests: bytes, session: str, waits: bool = True) -> AsyncIterator[tuple[Any, ...]]:
         """("accepted",) once all runs are queued, then ("made", deltas) as they come, at the end ("ended",); or ("failed", error).
 
         Before a run's first delta ("prompt", index, log-probabilities) where they were asked for, before its last ("attention", ..).
+        Unless it `waits`, a request for which no slot is free is refused with Overloaded: another replica may have one.
         The first deltas leave at once, what follows is gathered for `stream_interval_s`: a message has its price, however little is in it.
         """
         runs: Runs | None = None
         try:
             asked = wire.unpack_requests(requests)
-            runs = await Runs.submit(
-                self._generator(key), asked, Call(request_id, time.monotonic()), n=1, prompt_field="prompt", stream=False
-            )
+            model = self._generator(key)
+            if not waits and model.engine.full:
+                raise Overloaded("Model is overloaded: no slot of this replica is free", retry_after_s=1.0)
+            runs = await Runs.submit(model, asked, Call(session, time.monotonic()), n=1, prompt_field="prompt", stream=False)
             yield ("accepted",)
             begun: set[int] = set()
             while not runs.done:
@@ -142,8 +158,15 @@ class Host:
             raise RuntimeFailed(reason)
 
     def load(self) -> float:
-        """How busy this replica is: 1 is as much as one should have. Encoders: a second of queued tokens; generators: every slot."""
-        return max((model.engine.load for model in self.catalog.models.values()), default=0.0)
+        """Work that was asked for since the last call, over what this replica can do meanwhile: see `service/offered.py`.
+
+        Encoders share its processor, so theirs adds up. Each generator has slots of its own, so that of the busiest counts.
+        """
+        now = time.monotonic()
+        models = self.catalog.models.values()
+        computing = sum(model.engine.offered.load(now) for model in models if isinstance(model, Model))
+        holding = max((model.engine.offered.load(now) for model in models if not isinstance(model, Model)), default=0.0)
+        return max(computing, holding)
 
     # ---------------------------------------------------------------------------------------------------------------------------------
 

@@ -1,5 +1,7 @@
 """What a gateway knows of each replica of a pool, and which of them it asks.
 
+Texts go to the replica with the fewest tokens of this gateway, runs to one with few runs, unless they belong to a session.
+
 Every replica is sent a heartbeat of its own, side by side with the others. One whose connection broke gets no calls until it answers a
 heartbeat; of one that has answered none for `SILENCE_S`, the calls it has end too, with ReplicaLost.
 """
@@ -11,7 +13,8 @@ import logging
 import math
 import random
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Collection, Iterator, Mapping
 from typing import Any, Protocol
 
 from service.errors import DeadlineExceeded, NotReady
@@ -57,6 +60,8 @@ class Replica:
         self.heard = time.monotonic()  # Serve names a replica once it has passed its first check
         self.lost = False
         self.load = 0  # tokens of this gateway's calls
+        self.runs: Counter[Key] = Counter()  # of this gateway
+        self.others: Mapping[Key, int] = {}  # runs of other gateways, by its last heartbeat
         self.models: Mapping[Key, bool] | None = None  # by its last heartbeat, whether each is healthy
         self.beating: asyncio.Task[None] | None = None
         self._calls: set[asyncio.Timeout] = set()
@@ -64,6 +69,19 @@ class Replica:
     def fits(self, key: Key) -> bool:
         """Whether it serves this model and is healthy; assumed until its first heartbeat."""
         return self.models is None or self.models.get(key, False)
+
+    def pending(self, key: Key) -> int:
+        """Runs of this model that it has, or that wait there: those of this gateway now, those of others a heartbeat ago."""
+        return self.runs[key] + self.others.get(key, 0)
+
+    @contextlib.contextmanager
+    def running(self, key: Key, runs: int) -> Iterator[None]:
+        """Around what it does for so many runs."""
+        self.runs[key] += runs
+        try:
+            yield
+        finally:
+            self.runs[key] -= runs
 
     def doubt(self, key: Key) -> None:
         """A run of the model has failed: it counts as unhealthy until a heartbeat says otherwise."""
@@ -111,6 +129,7 @@ class Replicas:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.described: Mapping[str, dict[str, Any]] = {}
+        self.refused: Counter[str] = Counter()  # by model, tokens or runs that no replica took, until one is told
         self._names: tuple[str, ...] = ()
         self._replicas: dict[str, Replica] = {}
         self._beating: asyncio.Task[None] | None = None
@@ -139,24 +158,36 @@ class Replicas:
 
     # Which replica is asked ------------------------------------------------------------------------------------------------------------
 
-    def least(self, key: Key | None) -> Replica:
-        """The replica with the fewest tokens of this gateway's calls. NotReady if there is none."""
-        return min(self._able(key), key=lambda replica: (replica.load, random.random()))
+    def least(self, key: Key | None, without: Collection[Replica] = ()) -> Replica:
+        """The one with the fewest tokens of this gateway's calls, not of `without` if there are others. NotReady if there is none."""
+        return min(self._able(key, without), key=lambda replica: (replica.load, random.random()))
 
-    def owner(self, session: str, key: Key) -> Replica:
+    def freest(self, key: Key, without: Collection[Replica] = ()) -> Replica:
+        """Of two, by chance, the one with fewer runs: what is known of other gateways' runs is a second old, and the one replica that
+        had the fewest then would get those of all. (Mitzenmacher, The power of two choices in randomized load balancing, 2001.)"""
+        able = self._able(key, without)
+        return min(random.sample(able, min(len(able), 2)), key=lambda replica: replica.pending(key))
+
+    def owner(self, session: str, key: Key, without: Collection[Replica] = ()) -> Replica:
         """The one that a session belongs to, for every gateway the same: by rendezvous hashing (Thaler and Ravishankar 1998), so that
         a replica that comes or goes moves no sessions but its own. NotReady where there is none."""
-        return max(self._able(key), key=lambda replica: hashlib.blake2b(f"{replica.name} {session}".encode(), digest_size=8).digest())
+        able = self._able(key, without)
+        return max(able, key=lambda replica: hashlib.blake2b(f"{replica.name} {session}".encode(), digest_size=8).digest())
+
+    def others(self, key: Key, tried: Collection[Replica]) -> bool:
+        """Whether there is one to ask that was not tried."""
+        return bool(self._living()) and any(replica not in tried for replica in self._able(key))
 
     def check(self) -> None:
         """NotReady where no replica answers."""
         if not self._living():
             raise NotReady("no replica answers; they are being replaced: send the request again", retry_after_s=_RETRY_AFTER_S)
 
-    def _able(self, key: Key | None) -> list[Replica]:
-        """The replicas that answer and have a healthy copy of the model; if there is none, those that answer."""
+    def _able(self, key: Key | None, without: Collection[Replica] = ()) -> list[Replica]:
+        """The replicas that answer, have a healthy copy of the model and are not `without`, as far as there are such."""
         self.check()
         living, now = self._living(), time.monotonic()
+        living = [replica for replica in living if replica not in without] or living
         fresh = [replica for replica in living if now - replica.heard < _FRESH_S] or living
         return [replica for replica in fresh if key is None or replica.fits(key)] or fresh
 
@@ -209,16 +240,19 @@ class Replicas:
         return replica.beating
 
     async def _ask(self, replica: Replica) -> None:
+        refused, self.refused = self.refused, Counter()
         try:
             async with asyncio.timeout(2 * SILENCE_S):
-                said = await self.pool.call(replica.name, "heartbeat")
-        except TimeoutError:
+                said = await self.pool.call(replica.name, "heartbeat", dict(refused))
+        except BaseException as error:
+            self.refused.update(refused)  # for the next one
+            if isinstance(error, ReplicaLost):
+                replica.lost = True
+            elif not isinstance(error, Exception):
+                raise
+            elif not isinstance(error, TimeoutError):  # of the way there: silence, whose reason the log has
+                log.exception("a replica could not be asked")
             return
-        except ReplicaLost:
-            replica.lost = True
-            return
-        except Exception:  # an error on the way counts as silence; the log has the reason
-            log.exception("a replica could not be asked")
-            return
-        replica.models = {(name, fingerprint): healthy for name, fingerprint, healthy in said}
+        replica.models = {(name, fingerprint): healthy for name, fingerprint, healthy, _ in said}
+        replica.others = {(name, fingerprint): max(runs - replica.runs[name, fingerprint], 0) for name, fingerprint, _, runs in said}
         replica.hear()

@@ -23,6 +23,7 @@ from service.generation.run import Run
 from service.generation.text import TextStream, Vocabulary
 from service.logs import traces
 from service.metrics import GeneratorMetrics
+from service.offered import OfferedSlots
 from service.runtime import CPU
 from service.writing.batch import Batch
 from service.writing.request import WritingRequest
@@ -56,6 +57,7 @@ class WritingEngine(EngineThread):
         self._changed = threading.Condition()
         self._queue = Waiting(limits)
         self._closed = False
+        self.offered = OfferedSlots(limits.rows, metrics.offered.inc)
         self._job_s = 0.1  # from a row to the end, moving average
         # The thread's own.
         self._batch: Batch[Job] = Batch(session)
@@ -66,11 +68,20 @@ class WritingEngine(EngineThread):
         metrics.waiting.set_function(lambda: len(self._queue))
 
     @property
-    def load(self) -> float:
-        """Rows that are taken or waited for, as a share of all."""
+    def full(self) -> bool:
+        """No row is free for one more source."""
+        return self.pending >= self.limits.rows
+
+    def refused(self, runs: float) -> None:
+        """A gateway has refused so many rows that this engine, or one like it, was asked for."""
+        self.offered.refuse(runs)
+
+    @property
+    def pending(self) -> int:
+        """Rows that are taken or waited for."""
         with self._changed:
             waited_for = _rows(self._queue.jobs)
-        return (self._taken() + waited_for) / self.limits.rows
+        return self._taken() + waited_for
 
     # On the event loop -----------------------------------------------------------------------------------------------------------------
 
@@ -87,8 +98,10 @@ class WritingEngine(EngineThread):
         with self._changed:
             if self._closed:
                 raise stopping()
-            lost = self._queue.put(asked, now, free=self.limits.rows - self._taken(), job_s=self._expected_s(now))
+            with self.offered.refusing(asked.rows):
+                lost = self._queue.put(asked, now, free=self.limits.rows - self._taken(), job_s=self._expected_s(now))
             self._changed.notify()
+        self._refused_here(lost)
         for job in lost:
             for run in job.runs:
                 self._finished(run, "error")
@@ -147,6 +160,10 @@ class WritingEngine(EngineThread):
     def _taken(self) -> int:
         return _rows(self._batch.jobs)
 
+    def _refused_here(self, jobs: Iterable[Job]) -> None:
+        if self.offered.counts_refusals:
+            self.offered.refuse(_rows(jobs))
+
     def _close(self) -> None:
         with self._changed:
             self._closed = True
@@ -160,8 +177,10 @@ class WritingEngine(EngineThread):
                 self._sweep()
                 self._admit()
                 self._refuse_overdue()
+                self.offered.hold(time.monotonic(), self._taken())
                 if self._batch.jobs:
                     self._guarded(self._step, list(self._batch.jobs))
+                self.offered.hold(time.monotonic(), self._taken())
                 self._publish()
         except BaseException:  # a fault of this code; `alive` has the replica replaced
             log.exception("the engine's thread has died")
@@ -209,6 +228,7 @@ class WritingEngine(EngineThread):
             for job in new:
                 for run in job.runs:
                     run.usage.started = now
+                self.offered.begin(job.request.beams)
                 self.metrics.queue_s.observe(now - job.runs[0].usage.submitted)
                 self.metrics.prompt_tokens.inc(len(job.request.prompt))
             self._guarded(partial(self._batch.join, new, [list(job.request.prompt) for job in new]), new)
@@ -217,6 +237,7 @@ class WritingEngine(EngineThread):
         """Refuse jobs that waited too long, after rows were given out: a job that finds an idle engine has not waited."""
         with self._changed:
             overdue = self._queue.overdue(time.monotonic())
+        self._refused_here(job for job, _ in overdue)
         for job, error in overdue:
             self._fail(job, error)
 

@@ -1,8 +1,9 @@
 """What an operator changes on a running cluster, under load: no request fails, and no stream is cut."""
 
 import json
+import random
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -14,6 +15,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from loadtest.cluster import Cluster
+from service.deployment.scaling import ENCODER_TARGET, autoscaling
 from tests.bundles import tiny_encoder_bundle
 from tests.cluster.conftest import WORKERS
 from tests.cluster.load import Load, held
@@ -86,23 +88,18 @@ def test_scaling_costs_nothing(cluster: Cluster, load: Load) -> None:
     assert load.failures() == []
 
 
-def test_a_pool_follows_its_queued_tokens(cluster: Cluster, load: Load) -> None:
-    """While more is asked than one encoder has done at once there are two, and silence gives the second back: by the figures of the
-    service's own policy, at a target so small that one waiting request is enough."""
-    scaling = {
-        "min_replicas": 1,
-        "max_replicas": 2,
-        "upscale_delay_s": 0,
-        "downscale_delay_s": 1,
-        "look_back_period_s": 5,
-        "policy": {"policy_function": "service.deployment.scaling:ByLoad", "policy_kwargs": {"target": 1e-9}},
-    }
+def test_a_pool_follows_the_work_that_it_is_asked_for(cluster: Cluster, load: Load) -> None:
+    """While more is asked than one encoder can do there are two, and silence gives the second back: as `max_encoders` has it, but for the
+    delays, and given to a pool that runs already."""
+    scaling = autoscaling(1, 2, ENCODER_TARGET)
+    scaling |= {"upscale_delay_s": 0, "downscale_delay_s": 1}
     cluster.deploy(encoder={"num_replicas": 1})
     cluster.until(partial(scaled, cluster, 1, "encoder"), "there is one encoder")
     load.stop()
-    with queued(cluster):
+    with queued(cluster) as failed:
         cluster.deploy(encoder={"autoscaling_config": scaling})
-        cluster.until(partial(scaled, cluster, 2, "encoder"), "there are two encoders under load")
+        cluster.until(lambda: failed() or scaled(cluster, 2, "encoder"), "there are two encoders under load")
+        assert failed() is None
     cluster.until(partial(scaled, cluster, 1, "encoder"), "there is one encoder in silence")
     assert load.failures() == []
     cluster.deploy(encoder={"num_replicas": 2})
@@ -110,23 +107,31 @@ def test_a_pool_follows_its_queued_tokens(cluster: Cluster, load: Load) -> None:
 
 
 @contextmanager
-def queued(cluster: Cluster) -> Iterator[None]:
-    """Tokens wait all the time: two clients send one large request after the other."""
+def queued(cluster: Cluster) -> Iterator[Callable[[], str | None]]:
+    """Tokens wait all the time: four clients send one large request after the other. Of token ids, which cost the gateway little: it is the
+    encoder that is to have too much to do. Gives what has ended one of them."""
     over = threading.Event()
 
     def ask(client: int) -> None:
         for number in count():
             if over.is_set():
                 return
-            inputs = [f"bird {client} {number} {at} " * 8 for at in range(1000)]
+            ids = random.Random(f"{client} {number}").choices(range(5, 150), k=2000 * 60)
+            inputs = [ids[first : first + 60] for first in range(0, len(ids), 60)]
             body = json.dumps({"model": "tiny-encoder", "input": inputs, "dimensions": 1}).encode()
-            with urlopen(Request(f"{cluster.url('one')}/v1/embeddings", body, {"content-type": "application/json"}), timeout=60) as answer:
-                answer.read()
+            request = Request(f"{cluster.url('one')}/v1/embeddings", body, {"content-type": "application/json"})
+            try:
+                with urlopen(request, timeout=60) as answer:
+                    answer.read()
+            except HTTPError as error:
+                if error.code != 429:
+                    raise AssertionError(f"{error.code}: {error.read()!r}") from None
+                error.close()
 
-    with ThreadPoolExecutor(2) as clients:
-        asking = [clients.submit(ask, client) for client in (1, 2)]
+    with ThreadPoolExecutor(4) as clients:
+        asking = [clients.submit(ask, client) for client in range(4)]
         try:
-            yield
+            yield lambda: next((repr(client.exception()) for client in asking if client.done()), None)
         finally:
             over.set()
         for client in asking:

@@ -10,8 +10,10 @@ import pytest
 import yaml
 
 from service import settings
+from service.deployment import scaling
 from service.deployment.gpus import replica_gpus
 from service.deployment.running import CLUSTER_FLAGS, KEEP_ALIVE_S, cluster_flags
+from service.metrics import Metrics
 from tests.deploy.rendered import (
     ALL,
     DEPLOY,
@@ -162,9 +164,17 @@ def test_images_are_pinned() -> None:
             assert tag.endswith("-gpu" if overlay == "overlays/gpu" else "-cpu")
 
 
+def autoscaled(overlay: str) -> bool:
+    """Ray's autoscaler runs beside the head."""
+    return overlay in RAY_OVERLAYS and "enableInTreeAutoscaling" in ray_service(overlay)["rayClusterConfig"]
+
+
 def test_pods_have_no_rights() -> None:
-    for _, pod in all_pods():
-        assert pod.spec["automountServiceAccountToken"] is False
+    """But the head whose autoscaler changes the number of workers: KubeRay gives a Role for that to the account that it names."""
+    for overlay, pod in all_pods():
+        asks = autoscaled(overlay) and pod.role == "head"
+        assert pod.spec["automountServiceAccountToken"] is asks
+        assert (pod.spec.get("serviceAccountName") == "attnserve-head") is asks
         security = pod.spec["securityContext"]
         assert security["runAsNonRoot"] is True
         assert security["runAsUser"] > 0
@@ -199,17 +209,50 @@ def test_limits() -> None:
 
 @pytest.mark.parametrize("overlay", RAY_OVERLAYS)
 def test_replicas_fit_the_workers(overlay: str) -> None:
-    """As many replicas of each pool as workers, one on each; they leave a CPU for what runs beside them, and share the GPU."""
+    """As many replicas of each pool as workers, one on each, also where both follow the load. They leave a CPU for others beside them and
+    share the GPU."""
     (group,) = ray_service(overlay)["rayClusterConfig"]["workerGroupSpecs"]
     known, limits = environment(manifests(overlay), serving(overlay)), serving(overlay).container["resources"]["limits"]
     for deployment in deployments(overlay).values():
-        assert deployment["num_replicas"] == group["replicas"] == group["minReplicas"] == group["maxReplicas"]
+        bounds = deployment.get("autoscaling_config", {})
+        least, most = (bounds["min_replicas"], bounds["max_replicas"]) if bounds else [deployment["num_replicas"]] * 2
+        assert (least, least, most) == (group["replicas"], group["minReplicas"], group["maxReplicas"])
         assert deployment["max_replicas_per_node"] == 1
     computing = len(deployments(overlay).keys() - {"gateway"})
     assert 1 + computing * int(known["ATTNSERVE_THREADS"]) == int(limits["cpu"]) - 1
     asked = {name: known[f"ATTNSERVE_{name.upper()}"] for name in ("provider", "replica_gpus") if f"ATTNSERVE_{name.upper()}" in known}
     assert computing * replica_gpus(settings.Settings(**asked), ("encoder", "decoder")) == int(limits.get("nvidia.com/gpu", 0))
     assert ray_service(overlay)["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+
+
+@pytest.mark.parametrize("overlay", ["overlays/cpu", "overlays/gpu"])
+def test_pools_and_workers_follow_the_load(overlay: str) -> None:
+    """By the policy and the targets of the service, and with an autoscaler that may ask for workers and reach the Kubernetes API."""
+    targets = {"gateway": scaling.GATEWAY_TARGET, "encoder": scaling.ENCODER_TARGET, "generator": scaling.GENERATOR_TARGET}
+    for name, deployment in deployments(overlay).items():
+        assert deployment["autoscaling_config"] == scaling.autoscaling(2, 8, targets[name])
+    assert autoscaled(overlay)
+    head, worker = ours(overlay)
+    assert head.spec["restartPolicy"] == worker.spec["restartPolicy"] == "Never"
+    (policy,) = [each for each in of_kind(manifests(overlay), "NetworkPolicy") if each["metadata"]["name"] == "attnserve-autoscaler"]
+    assert [pod.role for pod in chosen(policy["spec"]["podSelector"], manifests(overlay))] == ["head"]
+
+
+def test_plain_pods_follow_the_load() -> None:
+    """By a series of the service that Prometheus' adapter gives Kubernetes under the name that is asked for."""
+    (scaler,) = of_kind(manifests("overlays/plain"), "HorizontalPodAutoscaler")
+    (deployment,) = of_kind(manifests("overlays/plain"), "Deployment")
+    assert scaler["spec"]["scaleTargetRef"]["name"] == deployment["metadata"]["name"]
+    assert "replicas" not in deployment["spec"]
+    (metric,) = scaler["spec"]["metrics"]
+    (rule,) = yaml.safe_load((DEPLOY / "prometheus" / "adapter.yaml").read_text())["rules"]["custom"]
+    assert metric["pods"]["metric"]["name"] == rule["name"]["as"]
+    series = {sample.name for family in Metrics().registry.collect() for sample in family.samples} | {
+        f"{family.name}_total" for family in Metrics().registry.collect()
+    }
+    assert rule["seriesQuery"].partition("{")[0] in series
+    target = float(metric["pods"]["target"]["averageValue"].removesuffix("m")) / 1000
+    assert target == min(scaling.ENCODER_TARGET, scaling.GENERATOR_TARGET)
 
 
 # Ports, probes, networks, budgets --------------------------------------------------------------------------------------------------------
@@ -282,7 +325,7 @@ def test_budget(overlay: str) -> None:
     (budget,) = of_kind(manifests(overlay), "PodDisruptionBudget")
     assert [pod.role for pod in chosen(budget["spec"]["selector"], manifests(overlay))] == [serving(overlay).role]
     if overlay == "overlays/plain":
-        replicas = of_kind(manifests(overlay), "Deployment")[0]["spec"]["replicas"]
+        replicas = of_kind(manifests(overlay), "HorizontalPodAutoscaler")[0]["spec"]["minReplicas"]
     else:
         replicas = ray_service(overlay)["rayClusterConfig"]["workerGroupSpecs"][0]["replicas"]
     assert budget["spec"]["minAvailable"] == replicas - 1
@@ -306,8 +349,10 @@ def test_network_policies(overlay: str) -> None:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_only_names_are_asked_for_outside(overlay: str) -> None:
-    """The one rule that leads to more than pods of this namespace is that of DNS, which also finds the cache of a node."""
-    rules = [rule for each in of_kind(manifests(overlay), "NetworkPolicy") for rule in each["spec"].get("egress", ())]
+    """The one rule that leads to more than pods of this namespace is that of DNS, which also finds the cache of a node; but for the head's
+    to the Kubernetes API, where there is an autoscaler."""
+    policies = [each for each in of_kind(manifests(overlay), "NetworkPolicy") if each["metadata"]["name"] != "attnserve-autoscaler"]
+    rules = [rule for each in policies for rule in each["spec"].get("egress", ())]
     (names,) = [rule for rule in rules if any(peer.keys() != {"podSelector"} for peer in rule["to"])]
     assert {port["port"] for port in names["ports"]} == {53}
     assert {"ipBlock": {"cidr": "169.254.20.10/32"}} in names["to"]

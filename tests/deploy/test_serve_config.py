@@ -150,6 +150,7 @@ def test_the_rendered_cluster_answers(cluster: Cluster) -> None:
     config = yaml.safe_load(ray_service("overlays/cpu")["serveConfigV2"])
     config["http_options"] = {"host": "127.0.0.1", "port": cluster.port}
     for deployment in config["applications"][0]["deployments"]:
+        del deployment["autoscaling_config"]
         deployment["num_replicas"] = 1
     eventually(lambda: cluster.api("GET"), cluster)
     cluster.api("PUT", config)

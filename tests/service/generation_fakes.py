@@ -27,6 +27,7 @@ from service.generation.request import Delta, GenerationRequest, Grammar, TokenL
 from service.generation.run import Run
 from service.generation.text import Vocabulary
 from service.metrics import GeneratorMetrics, Metrics
+from service.offered import OfferedSlots
 from service.settings import Settings
 from tests.service import fakes
 from tests.service.fakes import PATIENCE_S
@@ -62,7 +63,10 @@ class FakeEngine:
         self.cached_tokens = 0
         self.runs: list[FakeRun] = []
         self.healthy = self.alive = True
-        self.stuck_s = self.load = 0.0
+        self.stuck_s = 0.0
+        self.pending = 0
+        self.full = False
+        self.offered = OfferedSlots(4)
         self._changed = threading.Condition()
         self._permits: int | None = None  # None: no gate
 
@@ -73,6 +77,9 @@ class FakeEngine:
     def start(self) -> None: ...
 
     async def stop(self) -> None: ...
+
+    def refused(self, runs: float) -> None:
+        self.offered.refuse(runs)
 
     async def prepare(self, grammar: Grammar) -> None: ...
 

@@ -36,6 +36,7 @@ OURS = {
     "attnserve_truncated_inputs",
     "attnserve_queue_tokens",
     "attnserve_tokens_per_second",
+    "attnserve_offered_seconds",
     "attnserve_ready",
 }
 

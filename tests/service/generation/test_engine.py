@@ -434,16 +434,16 @@ async def test_a_request_that_would_wait_too_long_for_a_slot_is_refused(steps: F
         assert await engine.open([ask(10)]), "nobody waits any more"
 
 
-async def test_the_load_counts_who_has_a_slot_and_who_waits_for_one(steps: FakeSteps, tokenizer: Path) -> None:
+async def test_pending_are_runs_that_have_a_slot_and_that_wait_for_one(steps: FakeSteps, tokenizer: Path) -> None:
     async with running(steps, tokenizer, slots=2) as engine:
-        assert engine.load == 0
+        assert engine.pending == 0
         steps.hold()
         runs = [engine.submit(ask(number)) for number in range(3)]
         await begun(steps, 1)
-        assert engine.load == 1.5
+        assert engine.pending == 3
         steps.open()
         await asyncio.gather(*map(tokens_of, runs))
-        assert engine.load == 0
+        assert engine.pending == 0
 
 
 async def test_the_record_of_a_failing_step_names_the_traces(steps: FakeSteps, tokenizer: Path, caplog: pytest.LogCaptureFixture) -> None:

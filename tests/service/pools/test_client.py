@@ -1,6 +1,7 @@
 """What a gateway does when replicas are lost, silent or of another version."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,14 @@ import pytest
 from export.contract import BundleError
 from service.batching import Lane
 from service.call import Call
-from service.errors import NotReady, QueueTooLong
+from service.engine import EncoderEngine
+from service.errors import DeadlineExceeded, NotReady, QueueTooLong
 from service.generation.request import GenerationRequest, Sampling
 from service.pools import catalog as catalogs
 from service.pools import client as pools
 from service.pools import wire
 from service.pools.catalog import GatewayCatalog
-from service.pools.client import PoolGenerator
+from service.pools.client import PoolEncoder, PoolGenerator
 from service.pools.host import Host
 from service.pools.replicas import ReplicaLost, Replicas
 from service.settings import Settings
@@ -133,11 +135,18 @@ class Refusing(Mortal):
     """Refuses encodes by turns, as told."""
 
     refusals: list[bool]
+    refusers: list[str]
+    answerers: list[str]
+    refusing_s = 0.0
 
     async def call(self, replica: str, method: str, *arguments: Any) -> Any:
         if method == "encode" and self.refusals and self.refusals.pop(0):
             self.asked.append("refused")
+            self.refusers.append(replica)
+            await asyncio.sleep(self.refusing_s)
             return "refused", wire.pack_error(QueueTooLong("full", retry_after_s=0.001))
+        if method == "encode":
+            self.answerers.append(replica)
         return await super().call(replica, method, *arguments)
 
 
@@ -145,30 +154,74 @@ async def refusing(folder: Path, *refusals: bool) -> tuple[GatewayCatalog, Refus
     gateway, pool = await encoding(folder)
     pool.__class__ = Refusing
     assert isinstance(pool, Refusing)
-    pool.refusals = list(refusals)
+    pool.refusals, pool.refusers, pool.answerers = list(refusals), [], []
     return gateway, pool
 
 
 async def test_parts_of_a_request_that_was_begun_are_asked_for_again_when_they_are_refused(tmp_path: Path) -> None:
     """Its own parts are the queue before them; so a request of any size is taken by an idle pool."""
-    gateway, pool = await refusing(tmp_path, False, True, True, True, True, False, True)
+    gateway, pool = await refusing(tmp_path, False, True, True, True, True, True, True, False, True, True)
     answer = await gateway.get("mini").answer([f"cat {n}" for n in range(150)], Call("a", 0.0))
     assert len(answer.rows) == 150
     assert pool.asked.count("encode") == 3
-    assert pool.asked.count("refused") == 5
+    assert pool.asked.count("refused") == 8
+    assert not gateway._encoders.refused, "the request was not refused"  # type: ignore[union-attr]
     await stop(gateway, pool)
 
 
 async def test_a_request_of_which_every_part_is_refused_is_refused(tmp_path: Path) -> None:
-    gateway, pool = await refusing(tmp_path, True, True, True)
+    gateway, pool = await refusing(tmp_path, *[True] * 6)
     with pytest.raises(QueueTooLong, match="full"):
         await gateway.get("mini").answer([f"cat {n}" for n in range(150)], Call("a", 0.0))
-    assert pool.asked.count("refused") == 3
+    assert pool.asked.count("refused") == 6
+    await stop(gateway, pool)
+
+
+async def test_what_one_replica_refuses_another_one_does(tmp_path: Path) -> None:
+    """And the next request is asked for too: one full replica is not a full pool."""
+    gateway, pool = await refusing(tmp_path, True, False, True, False)
+    for number in range(2):
+        assert (await gateway.get("mini").answer([f"cat {number}"], Call("a", 0.0))).rows
+    assert pool.refusers[0] != pool.answerers[0]
+    assert (pool.asked.count("refused"), pool.asked.count("encode")) == (2, 2)
+    assert not gateway._encoders.refused  # type: ignore[union-attr]
+    await stop(gateway, pool)
+
+
+async def test_a_refusal_is_not_tried_elsewhere_after_the_deadline(tmp_path: Path) -> None:
+    gateway, pool = await refusing(tmp_path, *[True] * 4)
+    pool.refusing_s = 0.05
+    with pytest.raises(DeadlineExceeded):
+        await gateway.get("mini").answer(["cat"], Call("a", 0.0, deadline=time.monotonic() + 0.02))
+    assert pool.asked.count("encode") == 0
+    await stop(gateway, pool)
+
+
+async def test_what_no_replica_took_is_told_to_one_of_them_once(tmp_path: Path) -> None:
+    """Its tokens, and those that requests have on average where these were not counted; the pool's scaling needs them."""
+    gateway, pool = await refusing(tmp_path, True, True)
+    text = "cat " * 10
+    with pytest.raises(QueueTooLong):
+        await gateway.get("mini").answer([text], Call("a", 0.0))
+    engine, behind = gateway.get("mini").engine, pool.host.catalog.get("mini").engine
+    assert isinstance(engine, PoolEncoder)
+    assert isinstance(behind, EncoderEngine)
+    tokens = gateway._encoders.refused["mini"]  # type: ignore[union-attr]
+    assert tokens > 10
+    _, refusal = engine._refused[Lane.INTERACTIVE]
+    refusal.retry_after_s = 3600.0
+    with pytest.raises(QueueTooLong):
+        await gateway.get("mini").answer([text], Call("a", 0.0))
+    before_s = behind.offered._total_s
+    await engine.probe([], "", 0.0)
+    assert behind.offered._total_s - before_s == pytest.approx(2 * tokens / behind.tokens_per_s)
+    await engine.probe([], "", 0.0)
+    assert behind.offered._total_s - before_s == pytest.approx(2 * tokens / behind.tokens_per_s)
     await stop(gateway, pool)
 
 
 async def test_what_a_replica_has_just_refused_is_not_asked_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    gateway, pool = await refusing(tmp_path, True)
+    gateway, pool = await refusing(tmp_path, True, True)
     monkeypatch.setattr(pools, "_REFUSING_S", 3600.0)
     with pytest.raises(QueueTooLong):
         await gateway.get("mini").answer(["cat"], Call("a", 0.0))
@@ -260,6 +313,71 @@ async def test_a_run_that_was_accepted_ends_with_an_error_after_what_it_made(aft
         await asyncio.wait_for(read(), PATIENCE_S)
     assert "".join(made) == "Once"[: after - 1]
     assert pool.asked.count("generate") == 1
+
+
+class Full(Mortal):
+    """Refuses runs by turns, as told: at once, or, with `late`, after they were accepted."""
+
+    turns: list[str]
+
+    async def stream(self, replica: str, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
+        self.asked.append(f"{method} of {replica}")
+        turn = self.turns.pop(0) if self.turns else ""
+        if turn == "late":
+            yield ("accepted",)
+        if turn:
+            yield "failed", wire.pack_error(QueueTooLong("full", retry_after_s=1.0))
+            return
+        async for message in super().stream(replica, method, *arguments):
+            yield message
+
+
+@pytest.mark.parametrize("session", ["", "key"])
+@pytest.mark.parametrize("turn", ["at once", "late"])
+async def test_a_run_that_one_generator_refuses_another_takes(session: str, turn: str) -> None:
+    """Whether it says so at once or when the run has waited there."""
+    engine, pool, _ = await generating()
+    pool.__class__ = Full
+    assert isinstance(pool, Full)
+    pool.turns = [turn]
+    (run,) = await engine.open([REQUEST], session)
+    async with asyncio.timeout(PATIENCE_S):
+        assert "".join([delta.text async for delta in run]) == "Once "
+    asked = [each for each in pool.asked if " of " in each]
+    assert len(asked) == len(set(asked)) == 2
+    assert not engine._replicas.refused
+    assert not any(any(replica.runs.values()) for replica in engine._replicas._replicas.values())
+
+
+@pytest.mark.parametrize("turn", ["at once", "late"])
+async def test_a_run_that_two_generators_refuse_is_refused_and_counted(turn: str) -> None:
+    engine, pool, _ = await generating()
+    pool.__class__ = Full
+    assert isinstance(pool, Full)
+    pool.turns = [turn, turn]
+
+    async def to_the_end() -> None:
+        (run,) = await engine.open([REQUEST], "")
+        async for _ in run:
+            pass
+
+    with pytest.raises(QueueTooLong, match="full"):
+        await asyncio.wait_for(to_the_end(), PATIENCE_S)
+    assert not pool.turns
+    assert engine._replicas.refused == {"wordy": 1}
+
+
+async def test_a_run_without_a_session_does_not_wait_at_the_first_generator() -> None:
+    """Both are the same full one here: the first refuses it, the second has it wait."""
+    engine, pool, model = await generating()
+    model.engine.full = True
+    (run,) = await engine.open([REQUEST], "")
+    async with asyncio.timeout(PATIENCE_S):
+        assert "".join([delta.text async for delta in run]) == "Once "
+    assert pool.asked.count("generate") == 2
+    (run,) = await engine.open([REQUEST], "session")
+    assert pool.asked.count("generate") == 3
+    run.cancel()
 
 
 async def test_who_leaves_all_runs_of_a_request_ends_them_where_they_are() -> None:

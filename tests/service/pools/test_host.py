@@ -1,6 +1,6 @@
 """What a replica of a pool says of itself: to Serve, which replaces and counts replicas, and to gateways."""
 
-import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -25,11 +25,11 @@ async def generating() -> tuple[Host, FakeGenerator]:
 async def test_a_replica_whose_runtime_is_stuck_or_whose_thread_is_dead_fails_its_check() -> None:
     host, model = await generating()
     await host.check_health()
-    assert await host.heartbeat() == [("wordy", model.manifest.fingerprint, True)]
+    assert await host.heartbeat() == [("wordy", model.manifest.fingerprint, True, 0)]
     model.engine.stuck_s = 121.0
     with pytest.raises(RuntimeFailed, match=r"a runtime call of wordy has not ended for 121 s, and the most is 120 s"):
         await host.check_health()
-    assert await host.heartbeat() == [("wordy", model.manifest.fingerprint, False)]
+    assert await host.heartbeat() == [("wordy", model.manifest.fingerprint, False, 0)]
     model.engine.stuck_s = 0.0
     await host.check_health()
     model.engine.alive = False
@@ -48,19 +48,21 @@ async def test_a_generator_that_is_stuck_accepts_nothing() -> None:
     assert not model.engine.runs
 
 
-async def test_the_load_of_a_replica_is_that_of_its_busiest_model(tmp_path: Path) -> None:
-    """For encoders in seconds: what is queued or runs, at the rate that was measured."""
-    catalog = fake_catalog(fake_bundle(tmp_path / "idle"), fake_bundle(tmp_path / "busy"))
+async def test_the_load_of_a_replica_is_that_of_its_encoders_together(tmp_path: Path) -> None:
+    """In replicas' worth: tokens that were asked for, at the rate that was measured, over the time in which they were."""
+    catalog = fake_catalog(fake_bundle(tmp_path / "one"), fake_bundle(tmp_path / "other"))
     host = Host(catalog)
     await host.start()
+    moments = [time.monotonic()]
     assert host.load() == 0
-    session = catalog.session("busy")
-    session.hold()
-    asking = asyncio.create_task(catalog.get("busy").answer([[5, 6, 7]], Call("id", 0.0)))
-    await session.entered(1)
-    engine = catalog.computing("busy")
-    assert host.load() == engine.load == 3 / engine.tokens_per_s > 0
-    session.open()
-    await asking
+    moments.append(time.monotonic())
+    for name in ("one", "other"):
+        await catalog.get(name).answer([[5, 6, 7]], Call("id", 0.0))
+    await host.heartbeat({"one": 4.0, "unknown": 5.0})
+    worth_s = sum(tokens / catalog.computing(name).tokens_per_s for name, tokens in (("one", 7), ("other", 3)))
+    moments.append(time.monotonic())
+    load = host.load()
+    moments.append(time.monotonic())
+    assert worth_s / (moments[3] - moments[0]) <= load <= worth_s / (moments[2] - moments[1])
     assert host.load() == 0
     await catalog.stop()

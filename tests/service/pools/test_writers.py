@@ -88,14 +88,14 @@ async def test_the_runs_of_several_sources_come_with_their_attention(writing: Wr
 
 
 async def test_who_leaves_all_runs_of_a_request_gives_its_rows_back(writing: Writing) -> None:
-    async with writing(rows=2) as (engine, pool, replica):
+    async with writing(rows=2) as (engine, _, replica):
         replica.session.hold()
         runs = await engine.open([asked("a thousand and one", beams=2, n=2)], "key")
         await stepping(replica)
         runs[0].cancel()
         (waits,) = await engine.open([asked("x")], "key")
         assert replica.jobs, "the other output is still wanted"
-        assert pool.host.load() == 1.5
+        assert replica.models["tiny-writer"].engine.pending == 3
         runs[1].cancel()
         await until(lambda: not replica.jobs)
         replica.session.open()
@@ -136,9 +136,9 @@ async def test_a_step_that_fails_is_told_and_the_model_recovers(writing: Writing
         (run,) = await engine.open([asked()], "key")
         with pytest.raises(RuntimeFailed):
             await written(run)
-        assert [healthy for *_, healthy in await pool.host.heartbeat()] == [False]
+        assert [healthy for *_, healthy, _ in await pool.host.heartbeat()] == [False]
         replica.session.error = None
-        assert [healthy for *_, healthy in await pool.host.heartbeat()] == [True]
+        assert [healthy for *_, healthy, _ in await pool.host.heartbeat()] == [True]
         assert await written((await engine.open([asked()], "key"))[0])
 
 

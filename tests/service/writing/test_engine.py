@@ -150,7 +150,7 @@ async def test_the_queue_has_a_bound_and_interactive_goes_first(vocabulary: Voca
         with pytest.raises(Overloaded, match="2 sources wait, and the most is 2") as refused:
             await engine.open([asked()])
         assert refused.value.retry_after_s > 0
-        assert engine.load == 3.0
+        assert engine.pending == 3 * engine.limits.rows
         session.open()
         await asyncio.gather(*map(written, (first, bulk, quick)))
         assert quick.usage.finished <= bulk.usage.started
@@ -194,11 +194,11 @@ async def test_a_beam_counts_with_all_its_rows(vocabulary: Vocabulary) -> None:
         session.hold()
         runs = await engine.open([asked(beams=4), asked(beams=4), asked(beams=2, n=2)])
         assert await asyncio.to_thread(session.arrived.wait, PATIENCE_S)
-        assert engine.load == 1.25
+        assert engine.pending == 1.25 * engine.limits.rows
         assert [sample.value for metric in engine.metrics.running.collect() for sample in metric.samples] == [8]
         session.open()
         await asyncio.gather(*map(written, runs))
-        assert engine.load == 0
+        assert engine.pending == 0
 
 
 async def test_a_deadline_ends_who_waits_and_who_runs(vocabulary: Vocabulary) -> None:
