@@ -263,7 +263,7 @@ async def test_a_body_of_too_many_values_is_refused_before_it_is_read_as_json(bu
     async with client(app) as http:
         answer = await http.post("/v1/embeddings", content=b'{"input":[' + b"[1]," * 1_000_001 + b"[1]]}")
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
-        assert "1000003 lists and 1000001 values" in answer.json()["error"]["message"]
+        assert "1000003 lists, 1000001 values and 1 keys" in answer.json()["error"]["message"]
 
 
 async def test_a_body_in_many_pieces_is_whole_again(bundle: Path) -> None:
