@@ -117,10 +117,10 @@ class Edge:
             await self._refuse(scope, answer, ServiceError(INTERNAL_ERROR))
         finally:
             self.catalog.active -= 1
+            if self.catalog.body_shares.used + self.catalog.answer_shares.used > LARGE_BYTES or call.tokens > LARGE_TOKENS:
+                self.catalog.release.asked()
             self.catalog.body_shares.give(call.host, call.body_bytes)
             self.catalog.answer_shares.give(call.host, call.answer_bytes)
-            if call.body_bytes + call.answer_bytes > LARGE_BYTES or call.tokens > LARGE_TOKENS:
-                self.catalog.release.asked()
             if call.tenant is not None:
                 call.tenant.settle(call, answer.status or 500)
             self._account(scope, call, answer, span)

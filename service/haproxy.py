@@ -16,6 +16,8 @@ from pathlib import Path
 
 _MOST = 20_000  # connections
 _NO_GATEWAY = 503
+# HAProxy 2.8 answers a head that is not HTTP, or too long, with 400 and a page of its own, whatever is configured: its parser knows no
+# other (github.com/haproxy/haproxy/issues/3032). With `lean` these are JSON too.
 _ERRORS = {
     400: "the request is not valid HTTP/1.1, or its head is over 16 KB: send it with an HTTP client, and fewer or shorter headers",
     408: "the request did not come whole in 10 s: send it faster, or in parts",

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
-LARGE_BYTES, LARGE_TOKENS = 1_000_000, 2_048  # of a request, after which pages are given back
+LARGE_BYTES, LARGE_TOKENS = 1_000_000, 2_048  # of all requests at a time, and of one of them, after which pages are given back
 _LEAST_S = 5.0  # between two times: it takes some milliseconds, and costs the pages that are needed again
 
 

@@ -9,7 +9,7 @@ import inspect
 import re
 import reprlib
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, MutableMapping, Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -33,8 +33,12 @@ Many = Annotated[list[Element], Field(fail_fast=True)]
 
 CALL, CATALOG = "attnserve.call", "attnserve.catalog"  # their places in the ASGI scope
 METHOD = "attnserve.method"  # also in the scope: HEAD, of a request that is handled as GET
-# Reading JSON holds the event loop, by the number of its values more than by their bytes.
-_LARGE_BYTES, _MOST_VALUES = 400_000, 400_000
+# Reading JSON holds the event loop. How long is estimated from what stands outside its strings, in nanoseconds on a core of 2026, and so
+# that the worst shape of each is met: a row of one number costs a list, an unknown key a call of Python.
+_VALUE_NS, _LIST_NS, _KEY_NS, _STRING_NS, _BYTE_NS = 125, 850, 900, 120, 1.5
+_MOST_NS = 80e6
+_LARGE_BYTES = 250_000  # shorter bodies are below that whatever they hold
+_MOST_ESCAPES = 2_000_000  # finding the end of strings takes time by these
 _SHORT = reprlib.Repr()  # of what was given, in an error
 _SHORT.maxstring = _SHORT.maxother = 80
 _BRANCHES = ("str", "int", "bool")  # what pydantic puts beside field names when a union has them
@@ -161,8 +165,8 @@ def read(model: type[Body], body: bytes, call: Call | None = None) -> Body:
 
     A body without a model gets the one that `call` wants; a body that was sent to a model's own path always does.
     """
-    if len(body) > _LARGE_BYTES and (lists := body.count(b"[")) + (values := body.count(b",")) > _MOST_VALUES:
-        raise BodyTooLarge(f"the body has about {lists} lists and {values} values, together more than {_MOST_VALUES}: send it in parts")
+    if len(body) > _LARGE_BYTES:
+        _check_work(body)
     try:
         parsed = model.model_validate_json(body)
     except ValidationError as error:
@@ -170,6 +174,37 @@ def read(model: type[Body], body: bytes, call: Call | None = None) -> Body:
     if call is not None and call.wanted is not None and hasattr(parsed, "model") and (call.by_path or not parsed.model):
         parsed.model = call.wanted
     return parsed
+
+
+def _check_work(body: bytes) -> None:
+    """BodyTooLarge where reading it would hold the event loop for too long. Texts may have any number of commas and brackets."""
+    work = _Work.of(body, body.count(b'"'), len(body))
+    if work.ns > _MOST_NS and (escapes := body.count(b"\\")) <= _MOST_ESCAPES:
+        plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if escapes else body
+        quotes = plain.count(b'"')
+        if quotes * _STRING_NS / 2 <= _MOST_NS:
+            work = _Work.of(b"".join(plain.split(b'"')[::2]), quotes, len(body))
+    if work.ns > _MOST_NS:
+        raise BodyTooLarge(
+            f"the body has about {work.lists} lists, {work.values} values and {work.keys} keys, which would take {work.ns / 1e9:.2f} s to "
+            f"read, and the most is {_MOST_NS / 1e9:.2f} s: send it in parts"
+        )
+
+
+class _Work(NamedTuple):
+    """What reading JSON costs."""
+
+    lists: int
+    values: int
+    keys: int
+    ns: float
+
+    @classmethod
+    def of(cls, structure: bytes, quotes: int, size_bytes: int) -> "_Work":
+        """Of a body of so many bytes and quotation marks, and the characters that lists, values and keys are counted by."""
+        lists, values, keys = structure.count(b"["), structure.count(b","), structure.count(b":")
+        ns = lists * _LIST_NS + values * _VALUE_NS + keys * _KEY_NS + quotes * _STRING_NS / 2 + size_bytes * _BYTE_NS
+        return cls(lists, values, keys, ns)
 
 
 def json_response(content: Any, call: Call, status: int = 200) -> Response:

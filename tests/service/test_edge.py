@@ -176,6 +176,26 @@ async def test_the_bodies_of_all_requests_together_are_bounded(bundle: Path) -> 
         assert app.state.catalog.body_shares.used == 0
 
 
+async def test_memory_is_given_back_after_many_small_bodies_at_a_time_and_not_after_each(
+    bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = fake_app(bundle)
+    async with client(app) as http:
+        asked: list[int] = []
+        monkeypatch.setattr(app.state.catalog.release, "asked", lambda: asked.append(app.state.catalog.body_shares.used))
+        for _ in range(3):
+            assert (await embeddings(http)).status_code == 200
+        assert not asked
+        slow = [Caller(app) for _ in range(5)]
+        for caller in slow:
+            caller.body(b" " * 300_000, more=True)
+        await until(lambda: app.state.catalog.body_shares.used == 1_500_000)
+        for caller in slow:
+            caller.hang_up()
+            await caller.done()
+        assert asked == [1_500_000, 1_200_000]
+
+
 async def test_a_body_that_stops_is_answered_408_in_the_dialect_and_its_connection_closed(bundle: Path) -> None:
     app = fake_app(bundle, body_grace_s=0.05)
     async with client(app):
@@ -263,7 +283,7 @@ async def test_a_body_of_too_many_values_is_refused_before_it_is_read_as_json(bu
     async with client(app) as http:
         answer = await http.post("/v1/embeddings", content=b'{"input":[' + b"[1]," * 1_000_001 + b"[1]]}")
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "body_too_large")
-        assert "1000003 lists and 1000001 values" in answer.json()["error"]["message"]
+        assert "1000003 lists, 1000001 values and 1 keys" in answer.json()["error"]["message"]
 
 
 async def test_a_body_in_many_pieces_is_whole_again(bundle: Path) -> None:

@@ -117,7 +117,7 @@ BODIES: list[tuple[str, str, dict[str, Any]]] = [
     ("a regex with many states", "/v1/completions", {"prompt": "a", "max_tokens": 4, "n": 31, "guided_regex": "a{2000}"}),
     ("stop strings", "/v1/completions", {"prompt": "a", "max_tokens": 300, "n": 32, "stop": ["a" * 1024] * 4, "ignore_eos": True}),
     ("a long chat", "/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 30_000}], "max_tokens": 1}),
-    ("embeddings of many ids", "/v1/embeddings", {"input": [[5] * 190] * 2048}),
+    ("embeddings of many ids", "/v1/embeddings", {"input": [[5] * 255] * 2048}),
     ("Jina with long texts", "/v1/rerank", {"model": "reranker", "query": WORDS, "documents": [WORDS * 100] * 500}),
     # vectors
     ("embeddings", "/v1/embeddings", {"input": [WORDS] * 2048}),
