@@ -295,16 +295,17 @@ class PoolGenerator(_PoolEngine):
             messages = replicas.pool.stream(replica.name, "generate", self._key, wire.pack_requests(requests), key, waits)
             try:
                 with replica.running(self._key, slots):
-                    async with replica.asked(deadline):
-                        first = await anext(messages)
+                    try:
+                        async with replica.asked(deadline):
+                            first = await anext(messages)
+                    except DeadlineExceeded:
+                        if deadline < latest:
+                            raise
+                        raise NotReady(f"no replica took the request within {_ADMISSION_S:g} s") from None
                 if first[0] == "failed":
                     await messages.aclose()
                     raise wire.unpack_error(first[1])
                 return replica, messages
-            except DeadlineExceeded:
-                if deadline < latest:
-                    raise
-                raise NotReady(f"no replica took the request within {_ADMISSION_S:g} s") from None
             except ServiceError as error:
                 if not tries.again(replica, error):
                     raise

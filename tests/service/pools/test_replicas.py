@@ -168,7 +168,8 @@ async def test_a_text_that_is_wanted_as_a_whole_is_begun_anew_and_one_that_is_st
     async with generating() as (engine, pool, model, _):
         model.engine.hold(after=2)
         served = SimpleNamespace(name="wordy", engine=engine)
-        whole, streamed = [await Runs.submit(served, [REQUEST], Call("a", 0.0), n=1, prompt_field="prompt", stream=False) for _ in range(2)]  # type: ignore[arg-type]
+        of_one = Call("a", 0.0, session="a")
+        whole, streamed = [await Runs.submit(served, [REQUEST], of_one, n=1, prompt_field="prompt", stream=False) for _ in range(2)]  # type: ignore[arg-type]
         both = asyncio.create_task(whole.all())
         async with asyncio.timeout(PATIENCE_S):
             assert await streamed.take()
