@@ -18,7 +18,7 @@ LENGTHS = ("max_tokens", "max_completion_tokens", "max_output_tokens", "max_new_
 
 @schemathesis.hook
 def map_body(context: Any, body: Any) -> Any:
-    """Half of the drawn bodies get past the checks that depend on the model; none asks for a text that takes longer than the client waits."""
+    """Half of the drawn bodies pass the checks that depend on the model; none asks for a text longer than the client waits for."""
     if isinstance(body, dict):
         for fields in (body, body.get("parameters")):
             for name in LENGTHS if isinstance(fields, dict) else ():
