@@ -220,8 +220,6 @@ class Cluster:
             "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port()),
             # A replica that leaves takes requests for so long, 30 s by default; HAProxy knows within a tenth of a second.
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-            # So does the HAProxy of a node that is drained.
-            "RAY_SERVE_PROXY_MIN_DRAINING_PERIOD_S": "1",
             # Of HAProxy, three times before it is started again; every 10 s by default.
             "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
             "RAY_worker_niceness": "0",  # as `attnserve serve` has it: the client is on this machine too
