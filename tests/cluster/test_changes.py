@@ -88,7 +88,9 @@ def test_scaling_costs_nothing(cluster: Cluster, load: Load) -> None:
     assert load.failures() == []
 
 
-@pytest.mark.skip(reason="open: with one encoder and an autoscaling_config gateways find no replica that answers, and the cause is not known")
+@pytest.mark.skip(
+    reason="open: with one encoder and an autoscaling_config gateways find no replica that answers, and the cause is not known"
+)
 def test_a_pool_follows_the_work_that_it_is_asked_for(cluster: Cluster, load: Load) -> None:
     """While more is asked than one encoder can do there are two, and silence gives the second back: as `max_encoders` has it, but for the
     delays, and given to a pool that runs already."""
