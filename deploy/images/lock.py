@@ -1,45 +1,89 @@
-"""Write requirements-*.txt: what the images install, each package with its version and the hash of the one file that is taken.
+"""Write requirements-*.txt: what the images install, each package with its version and the hash of one wheel for each processor.
 
-    python deploy/images/lock.py        # with the image's Python: 3.11, Linux, x86-64
+    python deploy/images/lock.py        # needs the network and pip 24 or later; any machine and any Python that pip runs on
 
-pip resolves what pyproject.toml asks for, as it would in the image, and installs nothing. An image for another processor or another Python
-needs a lock of its own, made there.
+pip resolves what pyproject.toml asks for, first for linux/amd64 and then, with the same versions, for linux/arm64. Nothing is installed.
+The comment after a line's hashes has the tags of their wheels, so that a test can check without the network which processors a package is
+locked for. A package that only one processor needs has a marker. Another Python needs a lock of its own.
 """
 
 import json
 import re
 import subprocess
 import sys
+import tempfile
 import tomllib
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 HERE = Path(__file__).parent
 PYPROJECT = tomllib.loads((HERE.parents[1] / "pyproject.toml").read_text())
+PYTHON = "3.11"
+GLIBC_MINOR = 36  # of Debian 12, the images' base
+MACHINES = ("x86_64", "aarch64")
 # The extras of the wheel bring CUDA and cuDNN themselves: the image needs no CUDA base, and the machine nothing but its driver.
 CUDA_LIBRARIES = "[cuda,cudnn]"
+# pip takes wheels for `--platform`, but reads markers (`platform_machine == "x86_64"`) as on the machine that it runs on.
+PIP_ON = "import platform, sys; platform.machine = lambda: {machine!r}; from pip._internal.cli.main import main; sys.exit(main())"
 
 
 def wanted() -> dict[str, list[str]]:
     """Requirements by the name of their lock."""
     project = PYPROJECT["project"]
     extras = project["optional-dependencies"]
-    cpu = [*project["dependencies"], *extras["trace"], *PYPROJECT["build-system"]["requires"]]
+    cpu = [*project["dependencies"], *extras["trace"], *extras["fetch"], *PYPROJECT["build-system"]["requires"]]
     gpu = [re.sub(r"^onnxruntime-gpu", rf"\g<0>{CUDA_LIBRARIES}", one) for one in extras["gpu"]]
     without_cpu_runtime = [one for one in cpu if not re.match(r"onnxruntime\b", one)]
     return {"cpu": cpu, "gpu": without_cpu_runtime + gpu, "load": cpu + extras["loadtest"]}
 
 
-def resolve(requirements: list[str]) -> list[str]:
-    """`name==version --hash=...` of everything that these requirements need, by name."""
-    # Isolated: the index and the extra folders of whoever runs this would decide otherwise.
-    command = [sys.executable, "-m", "pip", "--isolated", "install", "--dry-run", "--ignore-installed", "--quiet", "--only-binary=:all:"]
-    report = subprocess.run([*command, "--report", "-", *requirements], check=True, capture_output=True, text=True).stdout
-    packages = [(one["metadata"], one["download_info"]["archive_info"]["hashes"]["sha256"]) for one in json.loads(report)["install"]]
-    return sorted(f"{metadata['name'].lower()}=={metadata['version']} --hash=sha256:{digest}" for metadata, digest in packages)
+def platforms(machine: str) -> list[str]:
+    """Platform tags of the wheels that the images can use, the newest first."""
+    named = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
+    tags = [tag for minor in range(GLIBC_MINOR, 4, -1) for tag in (f"manylinux_2_{minor}", named.get(minor)) if tag]
+    return [f"{tag}_{machine}" for tag in (*tags, "linux")]
+
+
+def resolve(requirements: list[str], machine: str, versions: dict[str, str]) -> dict[str, dict[str, Any]]:
+    """pip's report of each package that these requirements need on that machine, by name. `versions` are constraints."""
+    # Isolated from the user's pip configuration, which could name other indexes and folders.
+    command = [sys.executable, "-c", PIP_ON.format(machine=machine), "--isolated", "install", "--dry-run", "--ignore-installed", "--quiet"]
+    command += ["--only-binary=:all:", f"--python-version={PYTHON}", "--implementation=cp"]
+    command += [f"--abi={abi}" for abi in ("cp311", "abi3", "none")] + [f"--platform={tag}" for tag in platforms(machine)]
+    with tempfile.TemporaryDirectory() as folder:
+        constraints = Path(folder, "constraints.txt")
+        constraints.write_text("".join(f"{name}=={version}\n" for name, version in versions.items()))
+        command += ["--target", folder, "--constraint", str(constraints), "--report", "-"]
+        report = subprocess.run([*command, *requirements], check=True, capture_output=True, text=True).stdout
+    return {one["metadata"]["name"].lower(): one for one in json.loads(report)["install"]}
+
+
+def line(name: str, on: dict[str, dict[str, Any]]) -> str:
+    """`name==version [; marker] --hash=... # tags` of one package; `on` has the report of each machine that needs it."""
+    (version,) = {one["metadata"]["version"] for one in on.values()}
+    marker = "" if len(on) == len(MACHINES) else f' ; platform_machine == "{next(iter(on))}"'
+    wheels = {}
+    for one in on.values():
+        download = one["download_info"]
+        tags = PurePosixPath(download["url"]).name.removesuffix(".whl").split("-", 2)[2]  # a build number, if any, stays in front
+        wheels[download["archive_info"]["hashes"]["sha256"]] = tags
+    return f"{name}=={version}{marker} {' '.join(f'--hash=sha256:{digest}' for digest in wheels)}  # {' '.join(wheels.values())}"
+
+
+def locked(requirements: list[str]) -> list[str]:
+    """The lines of a lock."""
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    versions: dict[str, str] = {}
+    for machine in MACHINES:
+        for name, one in resolve(requirements, machine, versions).items():
+            found.setdefault(name, {})[machine] = one
+            versions[name] = one["metadata"]["version"]
+    return sorted(line(name, on) for name, on in found.items())
 
 
 if __name__ == "__main__":
     for name, requirements in wanted().items():
-        lines = ["# Written by lock.py from pyproject.toml, for Python 3.11 on Linux x86-64.", *resolve(requirements)]
+        lines = [f"# Written by lock.py from pyproject.toml, for Python {PYTHON} on Linux, {' and '.join(MACHINES)}."]
+        lines += locked(requirements)
         (HERE / f"requirements-{name}.txt").write_text("\n".join(lines) + "\n")
         print(f"requirements-{name}.txt: {len(lines) - 1} packages")

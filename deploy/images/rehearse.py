@@ -1,15 +1,17 @@
-"""Carry out the Dockerfile without a container engine: its steps in order, in a clean Debian, and the service out of it as in a pod.
+"""Carry out the Dockerfile without a container engine: its steps in a clean Debian, then the service as in a pod.
 
     apt-get install debootstrap && pip install dockerfile-parse
     sudo python deploy/images/rehearse.py --bundle bundles/all-MiniLM-L6-v2 --flavour cpu      # a quarter of an hour, 3 GB, network
+    sudo python deploy/images/rehearse.py --bundle bundles/all-MiniLM-L6-v2 --as docker        # README.md's line; also kind, kserve
 
-What is held to: each RUN and COPY of the stages succeeds, as written. The entry point then runs as process 1 of its own process namespace,
+What is checked: each RUN and COPY of the stages succeeds, as written. The entry point then runs as process 1 of its own process namespace,
 as uid 1000 without any capability, over a file system that is read-only but for /tmp and /dev/shm. It must become ready, answer KubeRay's
-way of probing (bash and wget), give a vector, and end with status 0 on SIGTERM.
+probes (bash and wget), give a vector, and end with status 0 on SIGTERM. `--as` uses the arguments, settings and sized volumes of that line
+or pod; the memory of the service must then be below its limit.
 
-What differs from an engine: the base is debootstrap's Debian with its Python 3.11, since no registry is needed for that; network and CPU
-are the host's; a stage is a folder and no stack of layers. A GPU image is built but not started: instead the libraries that ONNX Runtime's
-CUDA provider names must all be found, but for the driver's own.
+Differences from a container engine: memory is compared with its limit, and no limit is set; the port is another; the base is debootstrap's
+Debian with its Python 3.11, which needs no registry; network and CPU are the host's; a stage is a folder, not layers. A GPU image is built
+but not started: instead all libraries that ONNX Runtime's CUDA provider names must be found, except for the driver's own.
 """
 
 import argparse
@@ -41,6 +43,71 @@ FROM_HOST = (
 )  # an engine brings the first two; a proxy may need the last
 START_S, STOP_S = 120, 60
 PORT = 18000
+DEPLOY = ROOT / "deploy"
+DOCKER_TMPFS = "rw,noexec,nosuid,nodev,mode=1777"  # what `--tmpfs /tmp` is
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """The options with which the image is started."""
+
+    settings: dict[str, str]
+    arguments: list[str] = field(default_factory=list)  # in the place of the image's
+    models: str = "/models"  # where the folder of bundles is, or the bundle itself
+    tmp: str = "mode=1777"
+    shm_mib: int = 128
+    memory_mib: int | None = None
+
+
+def docker_line(readme: str) -> tuple[argparse.Namespace, str]:
+    """The options of the `docker run` line in this text, and its image. SystemExit on an option that is not known here."""
+    (line,) = re.findall(r"^\$ docker run ((?:.*\\\n)*.*)$", readme, re.MULTILINE)
+    parser = argparse.ArgumentParser(prog="docker run", allow_abbrev=False)
+    for flag in ("--rm", "--read-only"):
+        parser.add_argument(flag, action="store_true")
+    for name in ("--cpus", "--memory", "--shm-size", "--tmpfs", "--stop-timeout"):
+        parser.add_argument(name)
+    for name in ("-p", "-v", "-e"):
+        parser.add_argument(name, action="append", default=[])
+    parser.add_argument("image")
+    given = parser.parse_args(shlex.split(line.replace("\\\n", " ")))
+    return given, given.image
+
+
+def mib_of(size: str) -> int:
+    """Of 256m or 3g, as Docker writes them, or of 256Mi or 3Gi, as Kubernetes does."""
+    return int(size.rstrip("Bbi")[:-1]) * {"m": 1, "g": 1024}[size.rstrip("Bbi")[-1].lower()]
+
+
+def run_options(way: str, bundle: Path) -> RunOptions:
+    """The options of a way to start the image: image (its defaults), docker (README.md's line), kind or kserve (their pods)."""
+    if way == "image":
+        return RunOptions({"ATTNSERVE_BUNDLES": f"/models/{bundle.name}"})
+    if way == "docker":
+        given, _ = docker_line((ROOT / "README.md").read_text())
+        assert given.read_only
+        assert given.tmpfs == "/tmp"
+        (volume,) = given.v
+        settings = dict(each.split("=", 1) for each in given.e)
+        return RunOptions(settings, [], volume.split(":")[1], DOCKER_TMPFS, mib_of(given.shm_size), mib_of(given.memory))
+    import yaml
+
+    folder = DEPLOY / {"kind": "overlays/kind", "kserve": "kserve"}[way]
+    found = {each["kind"]: each for each in yaml.safe_load_all(subprocess.check_output(["kubectl", "kustomize", str(folder)], text=True))}
+    if way == "kind":
+        pod = found["Deployment"]["spec"]["template"]["spec"]
+        settings, models = found["ConfigMap"]["data"], "/models"
+    else:
+        pod = found["ServingRuntime"]["spec"]
+        example = yaml.safe_load((folder / "example.yaml").read_text())["spec"]["predictor"]["model"]
+        settings = {each["name"]: each["value"] for each in (*pod["containers"][0]["env"], *example["env"])}
+        models = "/mnt/models"
+    (container,) = pod["containers"]
+    sizes = {each["name"]: each["emptyDir"]["sizeLimit"] for each in pod["volumes"]}
+    mounts = {each["mountPath"]: sizes[each["name"]] for each in container["volumeMounts"]}
+    tmp = f"mode=1777,size={mib_of(mounts['/tmp'])}m"
+    limit = mib_of(container["resources"]["limits"]["memory"])
+    return RunOptions(settings, container["args"], models, tmp, mib_of(mounts["/dev/shm"]), limit)
 
 
 @dataclass
@@ -76,17 +143,20 @@ def stages(target: str) -> list[tuple[str, str, list[dict[str, str]]]]:
     return found
 
 
-def build(target: str, given: dict[str, str], base: Path, work: Path) -> Stage:
-    """Every stage up to `target`, in folders of `work`."""
+def build(target: str, given: dict[str, str], base: Path, work: Path, *, built: bool = False) -> Stage:
+    """Every stage up to `target`, in folders of `work`. `built`: they are there, and only what instructions say is read again."""
     done: dict[str, Stage] = {}
     for name, source, steps in stages(target):
         root = work / name
-        subprocess.run(["cp", "-a", "--reflink=auto", str(done[source].root if source in done else base), str(root)], check=True)
+        if not built:
+            subprocess.run(["cp", "-a", "--reflink=auto", str(done[source].root if source in done else base), str(root)], check=True)
         stage = done[name] = Stage(root)
         if source in done:
             stage.env, stage.user, stage.workdir = dict(done[source].env), done[source].user, done[source].workdir
             stage.entrypoint, stage.command = done[source].entrypoint, done[source].command
         for step in steps:
+            if built and step["instruction"] in ("COPY", "RUN"):
+                continue
             print(f"[{name}] {step['instruction']} {' '.join(step['value'].split())[:110]}", flush=True)
             carry_out(step["instruction"], step["value"], stage, given, done)
     return done[target]
@@ -162,18 +232,20 @@ def supply(stage: Stage) -> None:
 
 
 @contextmanager
-def running(stage: Stage, bundle: Path) -> Iterator["subprocess.Popen[bytes]"]:
+def running(stage: Stage, bundle: Path, options: RunOptions) -> Iterator["subprocess.Popen[bytes]"]:
     """The entry point as process 1, over a read-only root; its processes die with it."""
-    # As a kubelet does it: bind, read-only, and volumes over it. `bundle` is the volume of models.
+    volume = bundle.resolve() if options.models == "/mnt/models" else bundle.parent.resolve()
+    (stage.root / options.models.lstrip("/")).mkdir(parents=True, exist_ok=True)  # an engine makes the place of a volume
+    # As a kubelet does it: bind, read-only, and volumes over it.
     mounts = f"""
         set -eu
         mount --bind {stage.root} {stage.root}
-        mount -t tmpfs -o mode=1777 tmp {stage.root}/tmp
-        mount --bind {bundle.parent.resolve()} {stage.root}/models
-        mount -o remount,ro,bind {stage.root}/models
+        mount -t tmpfs -o {options.tmp} tmp {stage.root}/tmp
+        mount --bind {volume} {stage.root}{options.models}
+        mount -o remount,ro,bind {stage.root}{options.models}
         mount -t proc proc {stage.root}/proc
         mount --rbind /dev {stage.root}/dev
-        mount -t tmpfs -o mode=1777,size=128m shm {stage.root}/dev/shm
+        mount -t tmpfs -o mode=1777,size={options.shm_mib}m shm {stage.root}/dev/shm
         mount -o remount,ro,bind {stage.root}
         exec "$@"
     """
@@ -187,8 +259,10 @@ def running(stage: Stage, bundle: Path) -> Iterator["subprocess.Popen[bytes]"]:
         "--inh-caps=-all",
         "--no-new-privs",
     ]
-    settings = {"ATTNSERVE_BUNDLES": f"/models/{bundle.name}", "ATTNSERVE_PORT": str(PORT)}
-    variables = [f"{name}={text}" for name, text in {**stage.env, **settings}.items()]
+    arguments = list(options.arguments or stage.command)
+    if "--port" in arguments:
+        arguments[arguments.index("--port") + 1] = str(PORT)
+    variables = [f"{name}={text}" for name, text in {**stage.env, **options.settings, "ATTNSERVE_PORT": str(PORT)}.items()]
     start = [
         "chroot",
         str(stage.root),
@@ -199,7 +273,7 @@ def running(stage: Stage, bundle: Path) -> Iterator["subprocess.Popen[bytes]"]:
         stage.workdir,
         *variables,
         *stage.entrypoint,
-        *stage.command,
+        *arguments,
     ]
     process = subprocess.Popen(["unshare", "--mount", "--pid", "--fork", "--kill-child", "/bin/sh", "-c", mounts, "sh", *start])
     try:
@@ -212,6 +286,21 @@ def running(stage: Stage, bundle: Path) -> Iterator["subprocess.Popen[bytes]"]:
 def first_of(process: "subprocess.Popen[bytes]") -> int:
     """Process 1 of the namespace, by its number here."""
     return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
+
+
+def memory_mib(process: "subprocess.Popen[bytes]", stage: Stage) -> float:
+    """Of all processes of the namespace, shared pages once, and of what is written to /tmp and /dev/shm."""
+    namespace = os.readlink(f"/proc/{first_of(process)}/ns/pid")
+    held_kib = 0
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.readlink(folder / "ns/pid") == namespace:
+                held_kib += int(re.findall(r"^Pss:\s+(\d+) kB", (folder / "smaps_rollup").read_text(), re.MULTILINE)[0])
+        except (OSError, IndexError):  # it has ended
+            continue
+    enter = ["nsenter", "--target", str(first_of(process)), "--mount", "df", "--output=used", "-k"]
+    written = subprocess.check_output([*enter, f"{stage.root}/tmp", f"{stage.root}/dev/shm"], text=True)
+    return (held_kib + sum(map(int, written.split()[1:]))) / 1024
 
 
 def within(process: "subprocess.Popen[bytes]", stage: Stage, command: str) -> int:
@@ -233,9 +322,9 @@ def load(process: "subprocess.Popen[bytes]", stage: Stage) -> None:
     assert within(process, stage, "ls /tmp/load/*/run.json /tmp/load/*/*.png") == 0, "the load test left no results"
 
 
-def serve(stage: Stage, bundle: Path, *, under_load: bool) -> None:
+def serve(stage: Stage, bundle: Path, options: RunOptions, *, under_load: bool) -> None:
     """Start, probe, ask, stop; an AssertionError says what did not hold."""
-    with running(stage, bundle) as process:
+    with running(stage, bundle, options) as process:
         deadline = time.monotonic() + START_S
         while True:
             assert process.poll() is None, f"the service ended with status {process.returncode} before it was ready"
@@ -251,7 +340,9 @@ def serve(stage: Stage, bundle: Path, *, under_load: bool) -> None:
         )
         status, body = answer("/v1/embeddings", {"model": bundle.name, "input": "Attention is all you need"})
         vector = json.loads(body)["data"][0]["embedding"]
-        print(f"ready; a vector of {len(vector)} numbers; stopping", flush=True)
+        held_mib = memory_mib(process, stage)
+        print(f"ready; a vector of {len(vector)} numbers; {held_mib:.0f} MiB of memory; stopping", flush=True)
+        assert options.memory_mib is None or held_mib < options.memory_mib, f"the limit is {options.memory_mib} MiB"
         assert status == 200
         if under_load:
             load(process, stage)
@@ -273,6 +364,10 @@ def main() -> None:
     parser.add_argument("--bundle", type=Path, required=True, help="an encoder's bundle, to be served from a volume")
     parser.add_argument("--flavour", choices=("cpu", "gpu", "load"), default="cpu")
     parser.add_argument(
+        "--as", dest="way", choices=("image", "docker", "kind", "kserve"), default="image", help="how the service is started"
+    )
+    parser.add_argument("--keep", action="store_true", help="start what was built before, if it was")
+    parser.add_argument(
         "--work", type=Path, default=Path("/var/tmp/attnserve-rehearsal"), help="where stages are built; the base is kept there"
     )
     given = parser.parse_args()
@@ -280,14 +375,16 @@ def main() -> None:
         sys.exit("root is needed: for chroot, mounts and another user")
     base, work = given.work / "base", given.work / given.flavour
     clean_debian(base)
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir(parents=True)
-    stage = build("service", {"FLAVOUR": given.flavour}, base, work)
+    built = given.keep and (work / "service").exists()
+    if not built:
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+    stage = build("service", {"FLAVOUR": given.flavour}, base, work, built=built)
     if given.flavour == "gpu":
         check_cuda(stage)
     else:
-        serve(stage, given.bundle, under_load=given.flavour == "load")
-    print(f"{given.flavour}: the Dockerfile's steps and the service hold")
+        serve(stage, given.bundle, run_options(given.way, given.bundle), under_load=given.flavour == "load")
+    print(f"{given.flavour}, as {given.way}: every step of the Dockerfile succeeded, and the service started, answered and stopped")
 
 
 if __name__ == "__main__":

@@ -88,25 +88,32 @@ def test_scaling_costs_nothing(cluster: Cluster, load: Load) -> None:
     assert load.failures() == []
 
 
-@pytest.mark.skip(
-    reason="open: with one encoder and an autoscaling_config gateways find no replica that answers, and the cause is not known"
-)
 def test_a_pool_follows_the_work_that_it_is_asked_for(cluster: Cluster, load: Load) -> None:
-    """While more is asked than one encoder can do there are two, and silence gives the second back: as `max_encoders` has it, but for the
-    delays, and given to a pool that runs already."""
-    scaling = autoscaling(1, 2, ENCODER_TARGET)
-    scaling |= {"upscale_delay_s": 0, "downscale_delay_s": 1}
-    cluster.deploy(encoder={"num_replicas": 1})
-    cluster.until(partial(scaled, cluster, 1, "encoder"), "there is one encoder")
-    load.stop()
-    with queued(cluster) as failed:
+    """Autoscaling is switched on, which replaces every replica. While more is asked than one encoder can do there are two, and silence
+    gives the second back: as `max_encoders` has it, but for the delays."""
+
+    def deploy(least: int) -> None:
+        scaling = autoscaling(least, 2, ENCODER_TARGET) | {"upscale_delay_s": 0, "downscale_delay_s": 1}
         cluster.deploy(encoder={"autoscaling_config": scaling})
-        cluster.until(lambda: failed() or scaled(cluster, 2, "encoder"), "there are two encoders under load")
-        assert failed() is None
-    cluster.until(partial(scaled, cluster, 1, "encoder"), "there is one encoder in silence")
-    assert load.failures() == []
-    cluster.deploy(encoder={"num_replicas": 2})
-    cluster.until(partial(scaled, cluster, 2, "encoder"), "there are two again")
+
+    before = names(cluster)
+    deploy(2)
+    try:
+        cluster.until(lambda: cluster.settled() and not names(cluster) & before, "every replica is a new one")
+        deploy(1)
+        cluster.until(partial(scaled, cluster, 1, "encoder"), "there is one encoder under a small load")
+        load.stop()
+        assert load.failures() == []
+        with queued(cluster) as failed:
+            cluster.until(lambda: failed() or scaled(cluster, 2, "encoder"), "there are two encoders under load")
+            assert failed() is None
+        cluster.until(partial(scaled, cluster, 1, "encoder"), "there is one encoder in silence")
+    finally:  # two first: Serve stops a replica before it starts the one that replaces it
+        deploy(2)
+        cluster.until(partial(scaled, cluster, 2, "encoder"), "there are two again")
+        between = names(cluster)
+        cluster.deploy(encoder={"num_replicas": 2})
+        cluster.until(lambda: cluster.settled() and not names(cluster) & between, "every replica is a new one again")
 
 
 @contextmanager

@@ -26,7 +26,7 @@ def test_haproxy_killed_is_started_again(cluster: Cluster) -> None:
     assert load.failures() == []
 
 
-def test_the_controller_killed_is_missed_by_nobody(cluster: Cluster) -> None:
+def test_the_controller_killed_costs_nothing(cluster: Cluster) -> None:
     """Requests are answered meanwhile, and what breaks afterwards is mended."""
     with Load([cluster.url(name) for name in WORKERS]) as load:
         load.more(20)
@@ -84,7 +84,7 @@ def test_a_worker_deleted_as_planned_costs_nothing(cluster: Cluster) -> None:
     cluster.until(lambda: cluster.ready(*WORKERS), "both workers answer")
 
 
-def test_the_head_killed_is_missed_by_nobody(cluster: Cluster) -> None:
+def test_the_head_killed_costs_nothing(cluster: Cluster) -> None:
     """With what it knew in Redis, workers answer on without it, and a new one takes its place."""
     if not cluster.remembers:
         pytest.skip("needs Redis: apt-get install redis-server")
@@ -92,6 +92,25 @@ def test_the_head_killed_is_missed_by_nobody(cluster: Cluster) -> None:
         load.more(20)
         cluster.kill("head")
         load.more(60)
+        cluster.start_head()
+        cluster.until(cluster.settled, "the new head knows what there is")
+        load.more(20)
+    assert load.failures() == []
+    mends(cluster)
+
+
+def test_redis_killed_is_a_head_lost(cluster: Cluster) -> None:
+    """Its GCS ends with Redis, and the head with its GCS; workers answer on. Redis comes back with all that was written, so the next head
+    knows what there is."""
+    if not cluster.remembers:
+        pytest.skip("needs Redis: apt-get install redis-server")
+    with Load([cluster.url(name) for name in WORKERS]) as load:
+        load.more(20)
+        cluster.kill("redis")
+        cluster.until(lambda: cluster.ended("head"), "the head has ended")
+        load.more(60)
+        cluster.kill("head")  # what Ray has left
+        cluster.start_redis()
         cluster.start_head()
         cluster.until(cluster.settled, "the new head knows what there is")
         load.more(20)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.exported import our_series, ray_series
+from tests.deploy.exported import TARGET, other_series, our_series, ray_series
 from tests.deploy.promql import Series
 
 
@@ -13,4 +13,5 @@ from tests.deploy.promql import Series
 def known(tmp_path_factory: pytest.TempPathFactory, decoder_bundle: Path) -> Series:
     """Every series a rule or a dashboard may ask for."""
     ours = asyncio.run(our_series(tmp_path_factory.mktemp("encoder"), decoder_bundle))
-    return {**ours, **{name: frozenset(listed["labels"]) for name, listed in ray_series().items()}}
+    listed = {**ray_series(), **other_series()}
+    return {**ours, **{name: TARGET | set(one["labels"]) for name, one in listed.items()}}

@@ -7,21 +7,28 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
 from service.app import build_app
 from service.catalog import Catalog
 from service.settings import Settings
 from tests.deploy.promql import Series
+from tests.service.exposition import samples
 from tests.service.fakes import client, fake_app, fake_bundle, until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-IN_A_CLUSTER = frozenset({"application", "deployment", "replica"})  # what service/mirror.py and Ray add to ours
+TARGET = frozenset({"job", "namespace"})  # what Prometheus adds to every series
+IN_A_CLUSTER = TARGET | {"application", "deployment", "replica"}  # and service/deployment/mirror.py and Ray to ours
 
 
 def ray_series() -> dict[str, Any]:
     """Name -> its labels and the file of Ray that defines it."""
     listed: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus" / "ray-metrics.yaml").read_text())
+    return listed
+
+
+def other_series() -> dict[str, Any]:
+    """Name -> its labels and its exporter, for what is neither ours nor Ray's."""
+    listed: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus" / "other-metrics.yaml").read_text())
     return listed
 
 
@@ -45,11 +52,7 @@ async def our_series(folder: Path, decoder_bundle: Path) -> Series:
 
 
 def read(exposition: str) -> Series:
-    return {
-        sample.name: frozenset(sample.labels) | IN_A_CLUSTER
-        for family in text_string_to_metric_families(exposition)
-        for sample in family.samples
-    }
+    return {sample.name: frozenset(sample.labels) | IN_A_CLUSTER for sample in samples(exposition)}
 
 
 def binary(name: str) -> str:

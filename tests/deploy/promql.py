@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import promql_parser
-from promql_parser import AggModifierType, AggregateExpr, BinaryExpr, Call, LabelModifierType, MatrixSelector, VectorSelector
+from promql_parser import AggModifierType, AggregateExpr, BinaryExpr, Call, LabelModifierType, MatrixSelector, NumberLiteral, VectorSelector
 
 Series = Mapping[str, frozenset[str]]  # the name of a metric -> the labels it has
 
-_VARIABLES = {"$__rate_interval": "5m", "$application": ".*", "$deployment": ".*", "$model": ".*"}
+_VARIABLES = {"$__rate_interval": "5m", "$namespace": ".*", "$application": ".*", "$deployment": ".*", "$model": ".*"}
 
 
 def plain(query: str) -> str:
@@ -24,15 +24,29 @@ def labels_of(query: str, known: Series) -> frozenset[str]:
 
 
 def metrics_of(query: str) -> set[str]:
-    return _metrics(promql_parser.parse(query))
+    return {selector.name for selector in selectors_of(query)}
 
 
-def _metrics(node: Any) -> set[str]:
+def selectors_of(query: str) -> list[VectorSelector]:
+    """What it reads: name and matchers of each."""
+    return _selectors(promql_parser.parse(query))
+
+
+def numbers_of(query: str) -> set[float]:
+    """The numbers in it."""
+
+    def found(node: Any) -> set[float]:
+        return {node.val} if isinstance(node, NumberLiteral) else set().union(*map(found, _children(node)))
+
+    return found(promql_parser.parse(query))
+
+
+def _selectors(node: Any) -> list[VectorSelector]:
     if isinstance(node, VectorSelector):
-        return {node.name}
+        return [node]
     if isinstance(node, MatrixSelector):
-        return {node.vector_selector.name}
-    return set().union(*map(_metrics, _children(node)))
+        return [node.vector_selector]
+    return [selector for child in _children(node) for selector in _selectors(child)]
 
 
 def _children(node: Any) -> list[Any]:
@@ -60,7 +74,7 @@ def _labels(node: Any, known: Series) -> frozenset[str]:
 
 
 def _selected(node: VectorSelector, known: Series) -> frozenset[str]:
-    assert node.name in known, f"nobody exports {node.name}"
+    assert node.name in known, f"no exporter has {node.name}"
     matched = {matcher.name for matcher in node.matchers.matchers}
     assert matched <= known[node.name], f"{node.name} has no label {', '.join(matched - known[node.name])}"
     return known[node.name]
@@ -91,7 +105,7 @@ def _returned(node: Call, inside: list[frozenset[str]]) -> frozenset[str]:
 
 
 def _matched(node: BinaryExpr, left: frozenset[str], right: frozenset[str]) -> frozenset[str]:
-    scalar = not (_metrics(node.lhs) and _metrics(node.rhs))
+    scalar = not (_selectors(node.lhs) and _selectors(node.rhs))
     if scalar:
         return left | right
     matching = node.modifier and node.modifier.matching

@@ -2,6 +2,7 @@
 
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -12,10 +13,10 @@ import pytest
 import yaml
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
-RAY_OVERLAYS = ("base", "overlays/cpu", "overlays/gpu", "overlays/ha")
+RAY_OVERLAYS = ("base", "overlays/cpu", "overlays/gpu", "overlays/ha", "overlays/gpu + ha")  # + a component that an overlay of a user names
 OVERLAYS = (*RAY_OVERLAYS, "overlays/plain")
-ALL = (*OVERLAYS, "load")
-COMPONENTS = ("models-volume", "traces")
+ALL = (*OVERLAYS, "overlays/kind", "load")
+COMPONENTS = ("models-volume", "fetch", "traces")
 
 Manifest = dict[str, Any]
 
@@ -35,7 +36,12 @@ class Pod:
 
 
 def render(folder: Path) -> list[Manifest]:
-    """The manifests of a kustomization; the test is skipped where neither kubectl nor kustomize is installed."""
+    """The manifests of a kustomization."""
+    return list(yaml.safe_load_all(rendered(folder)))
+
+
+def rendered(folder: Path) -> str:
+    """The same as it is sent; the test is skipped where neither kubectl nor kustomize is installed."""
     command = next(
         ([*each, str(folder)] for each in (("kubectl", "kustomize"), ("kustomize", "build")) if shutil.which(each[0])),
         None,
@@ -44,20 +50,24 @@ def render(folder: Path) -> list[Manifest]:
         pytest.skip("neither kubectl nor kustomize is installed: the manifests of deploy/ are not rendered and not checked")
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
-    return list(yaml.safe_load_all(done.stdout))
+    return done.stdout
 
 
-def with_component(folder: Path, overlay: str, component: str) -> list[Manifest]:
-    """The manifests of an overlay that names this component too, as a kustomization in `folder`."""
+def with_component(folder: Path, overlay: str, *components: str, more: str = "") -> list[Manifest]:
+    """The manifests of an overlay that names these components too, as a kustomization in `folder` with the lines `more`."""
+    overlay, *named = overlay.split(" + ")
     deploy = Path(*[".."] * (len(folder.parts) - 1)) / DEPLOY.relative_to("/")  # kustomize takes no absolute paths
-    kustomization = f"resources: [{deploy / overlay}]\ncomponents: [{deploy / 'components' / component}]\n"
-    (folder / "kustomization.yaml").write_text(kustomization)
+    listed = ", ".join(str(deploy / "components" / each) for each in (*named, *components))
+    (folder / "kustomization.yaml").write_text(f"resources: [{deploy / overlay}]\ncomponents: [{listed}]\n{more}")
     return render(folder)
 
 
 @cache
 def manifests(overlay: str) -> list[Manifest]:
-    return render(DEPLOY / overlay)
+    if " + " not in overlay:
+        return render(DEPLOY / overlay)
+    with tempfile.TemporaryDirectory() as folder:
+        return with_component(Path(folder), overlay)
 
 
 def of_kind(found: list[Manifest], kind: str) -> list[Manifest]:
@@ -82,8 +92,8 @@ def pods(found: list[Manifest]) -> Iterator[Pod]:
             yield Pod(each["metadata"]["name"], spec["template"]["metadata"]["labels"], spec["template"]["spec"])
 
 
-def environment(found: list[Manifest], pod: Pod) -> dict[str, str]:
-    """What the ConfigMaps that a pod names put into its environment."""
+def environment(found: list[Manifest], pod: Pod, container: dict[str, Any] | None = None) -> dict[str, str]:
+    """What the ConfigMaps that a pod names put into the environment of its container, or of this one."""
     maps = {each["metadata"]["name"]: each["data"] for each in of_kind(found, "ConfigMap")}
-    named = [source["configMapRef"]["name"] for source in pod.container.get("envFrom", ()) if "configMapRef" in source]
+    named = [source["configMapRef"]["name"] for source in (container or pod.container).get("envFrom", ()) if "configMapRef" in source]
     return {name: value for each in named for name, value in maps[each].items()}

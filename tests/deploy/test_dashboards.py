@@ -1,4 +1,4 @@
-"""Each panel asks for series that exist, by labels that they have, and can be read by somebody who did not make it."""
+"""Each panel asks for series that exist, by labels that they have, and is readable without other documents."""
 
 import json
 import re
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.exported import DEPLOY, ray_series
-from tests.deploy.promql import Series, labels_of, metrics_of, plain
+from tests.deploy.promql import Series, labels_of, metrics_of, plain, selectors_of
 
 FILES = sorted((DEPLOY / "dashboards").glob("*.json"))
 DASHBOARDS = {file.stem: json.loads(file.read_text()) for file in FILES}
@@ -35,9 +35,12 @@ def test_a_panels_queries_find_series_and_its_legend_finds_labels(name: str, pan
     for target in panel["targets"]:
         labels = labels_of(plain(target["expr"]), known)
         assert "$" not in plain(target["expr"]), "a variable that the dashboard does not have"
+        for selector in selectors_of(target["expr"].replace("[$__rate_interval]", "[5m]")):  # vLLM has series of the same names
+            matchers = {matcher.name: matcher.value for matcher in selector.matchers.matchers}
+            assert (matchers["job"], matchers["namespace"]) == ("attnserve", "$namespace"), selector.name
         shown = set(re.findall(r"{{\s*(\w+)\s*}}", target["legendFormat"]))
         assert shown <= labels, f"{target['expr']} has no {shown - labels}"
-        assert shown == labels or not labels <= {"model", "model_name", "method", "err"}, "two lines would have one name"
+        assert shown == labels or not labels <= {"model", "model_name", "method", "err", "lane"}, "two lines would have one name"
 
 
 @pytest.mark.parametrize(("name", "panel"), PANELS, ids=lambda each: each if isinstance(each, str) else each["title"])
@@ -63,8 +66,9 @@ def test_choices_are_made_of_labels_that_exist(name: str, known: Series) -> None
     queries = [each["query"]["query"] for each in DASHBOARDS[name]["templating"]["list"] if each["type"] == "query"]
     assert queries
     for query in queries:
-        metric, label = re.fullmatch(r"label_values\((\S+), (\w+)\)", query).groups()  # type: ignore[union-attr]
-        assert label in known[metric]
+        series, label = re.fullmatch(r"label_values\((.+), (\w+)\)", query).groups()  # type: ignore[union-attr]
+        assert label in labels_of(plain(series), known)
+        assert 'job="attnserve"' in series
 
 
 @pytest.mark.parametrize("subject", SUBJECTS)

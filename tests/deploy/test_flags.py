@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from service import settings
-from service.deployment import running
+from service.deployment import flags
 from tests.deploy.rendered import DEPLOY
 
 ROOT = DEPLOY.parent
@@ -74,7 +74,7 @@ def in_binaries(name: str) -> bool:
 
 def ray_flags() -> list[str]:
     named = set(re.findall(r"\bRAY_[A-Za-z0-9_]*[A-Za-z0-9]\b", texts(*DOCUMENTS, "service")))
-    return sorted({*named, *(name for name in running.cluster_flags(settings.Settings()) if name.startswith("RAY_"))})
+    return sorted({*named, *(name for name in flags.cluster_flags(settings.Settings()) if name.startswith("RAY_"))})
 
 
 @pytest.mark.parametrize("name", ray_flags())

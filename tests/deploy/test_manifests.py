@@ -1,6 +1,8 @@
 """What no schema says: the manifests agree with each other, with the service and with what KubeRay makes of them."""
 
+import json
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -8,12 +10,13 @@ from urllib.parse import urlsplit
 
 import pytest
 import yaml
+from typer.main import get_command
 
-from service import settings
-from service.deployment import scaling
+from service import cli, settings
+from service.deployment import fetching, scaling
+from service.deployment.flags import CLUSTER_FLAGS, KEEP_ALIVE_S, cluster_flags
 from service.deployment.gpus import replica_gpus
-from service.deployment.running import CLUSTER_FLAGS, KEEP_ALIVE_S, cluster_flags
-from service.metrics import Metrics
+from service.telemetry.metrics import Metrics
 from tests.deploy.rendered import (
     ALL,
     DEPLOY,
@@ -33,6 +36,10 @@ KUBERAY_LONGEST_NAME = 47  # of a RayService: it makes names of 63 out of it
 RAY_PORTS = {"serve": 8000, "metrics": 8080}  # of KubeRay and Ray, where nothing else is said
 HAPROXY = "RAY_SERVE_HAPROXY_BINARY_PATH"
 HAPROXY_METRICS_PORT = 9101  # RAY_SERVE_HAPROXY_METRICS_PORT
+SMALLEST_GPU_GIB = 15  # what CUDA reports of a card sold as 16 GB with ECC
+DRIVER_GIB = 1  # the driver's context and the libraries of one process, rounded up
+KIND_CPU, KIND_MEMORY = 4, 8 * 2**30  # the laptop
+KIND_SYSTEM_CPU, KIND_SYSTEM_MEMORY = 0.95, 290 * 2**20  # requested by what kind itself runs on its one node
 DEREGISTERED_S = 15  # until every node knows that a pod takes no new connections
 STOPPING_S = 20  # for Ray to end after the last request
 
@@ -68,6 +75,10 @@ def chosen(selector: dict[str, Any], found: list[Manifest]) -> list[Pod]:
     return [pod for pod in pods(found) if selector.get("matchLabels", {}).items() <= pod.labels.items()]
 
 
+def cpus_of(quantity: str) -> float:
+    return float(quantity[:-1]) / 1000 if quantity.endswith("m") else float(quantity)
+
+
 def bytes_of(quantity: str) -> int:
     units = {"Mi": 2**20, "Gi": 2**30}
     return int(quantity[:-2]) * units[quantity[-2:]]
@@ -86,7 +97,7 @@ def test_settings_are_known_and_accepted(overlay: str, monkeypatch: pytest.Monke
         loaded = settings.load({})
         assert loaded.bundles
         assert all(path.is_relative_to("/models") for path in loaded.bundles)
-        assert loaded.provider == ("cuda" if overlay == "overlays/gpu" else "cpu")
+        assert loaded.provider == ("cuda" if overlay.startswith("overlays/gpu") else "cpu")
 
 
 def test_keys_are_only_ever_secrets() -> None:
@@ -119,6 +130,16 @@ def test_head_and_workers_have_the_same_environment(overlay: str) -> None:
     assert flags.items() >= needed.items()
 
 
+def test_kind_needs_no_secret() -> None:
+    """One command, and no Secret to create first: there are no keys, and the NetworkPolicy and a port-forward limit access."""
+    (pod,) = ours("overlays/kind")
+    known = environment(manifests("overlays/kind"), pod)
+    loaded = settings.Settings(**{name.removeprefix(settings.PREFIX).lower(): value for name, value in known.items()})  # type: ignore[arg-type]
+    assert not loaded.needs_key
+    assert [each["name"] for each in pod.spec["volumes"]] == [each["name"] for each in pod.container["volumeMounts"]] == ["tmp", "shm"]
+    assert "/etc/attnserve" not in str(manifests("overlays/kind"))
+
+
 # Names, images, rights -----------------------------------------------------------------------------------------------------------------
 
 
@@ -128,7 +149,7 @@ def test_names(overlay: str) -> None:
         name = each["metadata"]["name"]
         assert name.startswith("attnserve")
         assert len(name) <= (KUBERAY_LONGEST_NAME if each["kind"] == "RayService" else 63)
-        assert "namespace" not in each["metadata"]  # whoever applies it says where
+        assert "namespace" not in each["metadata"]  # `kubectl -n` says where
 
 
 def test_what_a_pod_names_is_there() -> None:
@@ -161,7 +182,7 @@ def test_images_are_pinned() -> None:
         assert "/" not in tag, f"{overlay}: {image} has no tag"
         assert tag != "latest"
         if pod.labels["app.kubernetes.io/name"] == "attnserve":
-            assert tag.endswith("-gpu" if overlay == "overlays/gpu" else "-cpu")
+            assert tag.endswith("-gpu" if overlay.startswith("overlays/gpu") else "-cpu")
 
 
 def autoscaled(overlay: str) -> bool:
@@ -170,10 +191,13 @@ def autoscaled(overlay: str) -> bool:
 
 
 def test_pods_have_no_rights() -> None:
-    """But the head whose autoscaler changes the number of workers: KubeRay gives a Role for that to the account that it names."""
+    """No token but that of the autoscaler, which changes the number of workers: KubeRay gives a Role for that to the head's account."""
     for overlay, pod in all_pods():
+        assert pod.spec["automountServiceAccountToken"] is False
         asks = autoscaled(overlay) and pod.role == "head"
-        assert pod.spec["automountServiceAccountToken"] is asks
+        tokens = [each for each in pod.spec.get("volumes", ()) if "projected" in each]
+        assert len(tokens) == asks
+        assert not {each["name"] for each in tokens} & {mount["name"] for mount in pod.container.get("volumeMounts", ())}
         assert (pod.spec.get("serviceAccountName") == "attnserve-head") is asks
         security = pod.spec["securityContext"]
         assert security["runAsNonRoot"] is True
@@ -207,6 +231,38 @@ def test_limits() -> None:
         assert resources["requests"]["cpu"] == resources["limits"]["cpu"] == str(int(resources["limits"]["cpu"]))
 
 
+def test_kind_fits_a_laptop() -> None:
+    """4 CPUs and 8 GiB hold all pods beside kind's own, also while they are updated, and no kind of an operator is needed."""
+    found = manifests("overlays/kind")
+    assert {each["apiVersion"] for each in found} <= {"v1", "apps/v1", "networking.k8s.io/v1"}
+    (deployment,) = of_kind(found, "Deployment")
+    assert deployment["spec"]["strategy"] == {"type": "Recreate"}, "a rolling update would need the room of two pods"
+    asked = [(pod.container["resources"]["requests"], deployment["spec"]["replicas"]) for pod in pods(found)]
+    assert sum(cpus_of(each["cpu"]) * count for each, count in asked) + KIND_SYSTEM_CPU < KIND_CPU
+    assert sum(bytes_of(each["memory"]) * count for each, count in asked) + KIND_SYSTEM_MEMORY < KIND_MEMORY / 2  # the rest is the laptop's
+    resources = deployment["spec"]["template"]["spec"]["containers"][0]["resources"]
+    assert resources["requests"]["cpu"] == resources["limits"]["cpu"] == str(int(resources["limits"]["cpu"]))
+
+
+def test_make_kind() -> None:
+    """The command builds the image that the overlay names, with the bundles in it, loads it into its cluster, and applies there."""
+    dry = subprocess.run(["make", "--dry-run", "kind"], cwd=DEPLOY.parent, capture_output=True, text=True, check=True).stdout
+    (pod,) = ours("overlays/kind")
+    image = re.escape(pod.container["image"])
+    steps = (
+        rf"docker build .*--target models .*-t {image} \.",
+        r"kind create cluster --name attnserve\b",
+        rf"kind load docker-image {image} --name attnserve\b",
+        r"kubectl --context kind-attnserve apply -k deploy/overlays/kind\b",
+        r"kubectl --context kind-attnserve rollout status deployment/attnserve\b",
+    )
+    found = [re.search(step, dry) for step in steps]
+    assert all(found), [step for step, match in zip(steps, found, strict=True) if not match]
+    starts = [match.start() for match in found if match]
+    assert starts == sorted(starts)
+    assert pod.container["imagePullPolicy"] == "IfNotPresent"
+
+
 @pytest.mark.parametrize("overlay", RAY_OVERLAYS)
 def test_replicas_fit_the_workers(overlay: str) -> None:
     """As many replicas of each pool as workers, one on each, also where both follow the load. They leave a CPU for others beside them and
@@ -225,17 +281,60 @@ def test_replicas_fit_the_workers(overlay: str) -> None:
     assert ray_service(overlay)["rayClusterConfig"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
 
 
-@pytest.mark.parametrize("overlay", ["overlays/cpu", "overlays/gpu"])
+def test_bundles_fit_the_gpu() -> None:
+    """Encoder and generator share a device: the bounds of all bundles and what the driver keeps for each process are below the smallest."""
+    known = environment(manifests("overlays/gpu"), serving("overlays/gpu"))
+    bundles, processes = known["ATTNSERVE_BUNDLES"].split(","), round(1 / float(known["ATTNSERVE_REPLICA_GPUS"]))
+    assert len(bundles) * float(known["ATTNSERVE_GPU_MEMORY_GIB"]) + processes * DRIVER_GIB <= SMALLEST_GPU_GIB
+
+
+@pytest.mark.parametrize("overlay", [each for each in RAY_OVERLAYS if each != "base"])
 def test_pools_and_workers_follow_the_load(overlay: str) -> None:
     """By the policy and the targets of the service, and with an autoscaler that may ask for workers and reach the Kubernetes API."""
     targets = {"gateway": scaling.GATEWAY_TARGET, "encoder": scaling.ENCODER_TARGET, "generator": scaling.GENERATOR_TARGET}
     for name, deployment in deployments(overlay).items():
-        assert deployment["autoscaling_config"] == scaling.autoscaling(2, 8, targets[name])
+        assert deployment["autoscaling_config"] == scaling.autoscaling(3 if overlay == "overlays/ha" else 2, 8, targets[name])
     assert autoscaled(overlay)
-    head, worker = ours(overlay)
-    assert head.spec["restartPolicy"] == worker.spec["restartPolicy"] == "Never"
     (policy,) = [each for each in of_kind(manifests(overlay), "NetworkPolicy") if each["metadata"]["name"] == "attnserve-autoscaler"]
     assert [pod.role for pod in chosen(policy["spec"]["podSelector"], manifests(overlay))] == ["head"]
+
+
+def test_runbook_changes_the_running_cluster() -> None:
+    """KubeRay takes the number of workers from a RayService only for a new cluster, so the runbook patches the RayCluster of the one that
+    runs: its spec is the RayService's `rayClusterConfig`."""
+    (patch,) = re.findall(r"patch raycluster \$cluster --type=json -p '(.+)'", (DEPLOY / "README.md").read_text())
+    for operation in json.loads(patch):
+        _, spec, *path = operation["path"].split("/")
+        assert (operation["op"], spec) == ("replace", "spec")
+        there: Any = ray_service("overlays/cpu")["rayClusterConfig"]
+        for part in path:
+            there = there[int(part) if part.isdigit() else part]
+        assert type(there) is type(operation["value"])
+
+
+@pytest.mark.parametrize("overlay", [each for each in RAY_OVERLAYS if each != "base"])
+def test_autoscaler(overlay: str) -> None:
+    """Its container, which KubeRay makes beside the head's: restricted as ours are, with the token where Ray looks for it, and a bounded
+    volume where KubeRay looks for one."""
+    from ray.autoscaler._private.kuberay import node_provider
+
+    (head, _) = ours(overlay)
+    options = ray_service(overlay)["rayClusterConfig"]["autoscalerOptions"]
+    assert options["version"] == "v2"  # KubeRay then sets restartPolicy, and refuses another than Never
+    assert {each.spec.get("restartPolicy", "Never") for each in ours(overlay)} == {"Never"}
+    assert options["securityContext"] == head.container["securityContext"]
+    volumes = {each["name"]: each for each in head.spec["volumes"]}
+    mounts = {each["mountPath"]: each["name"] for each in options["volumeMounts"]}
+    assert "emptyDir" in volumes[mounts["/tmp"]]
+    (token,) = [each["projected"] for path, name in mounts.items() for each in [volumes[name]] if path != "/tmp"]
+    found = {Path(path) / item["path"] for path in mounts for source in token["sources"] for item in paths_of(source)}
+    assert {Path(node_provider.IN_CLUSTER_TOKEN_PATH), Path(node_provider.IN_CLUSTER_CA_CERT_PATH)} <= found
+    assert "sizeLimit" in volumes["ray-logs"]["emptyDir"]  # KubeRay's RayLogVolumeName
+
+
+def paths_of(source: dict[str, Any]) -> list[dict[str, Any]]:
+    """What one source of a projected volume puts there."""
+    return source["configMap"]["items"] if "configMap" in source else [source["serviceAccountToken"]]
 
 
 def test_plain_pods_follow_the_load() -> None:
@@ -309,6 +408,25 @@ def test_monitors_find_their_ports(overlay: str) -> None:
             assert [pod for pod in chosen(monitor["spec"]["selector"], manifests(overlay)) if endpoint["port"] in ports(pod)]
 
 
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_targets_have_the_labels_that_rules_ask_for(overlay: str) -> None:
+    """job="attnserve"; the head told from workers; and no two targets of a pod with all labels in common, which Prometheus would mix up."""
+    (monitor,) = [each for each in manifests(overlay) if each["kind"] in ("PodMonitor", "ServiceMonitor")]
+    if monitor["kind"] == "ServiceMonitor":
+        (service,) = of_kind(manifests(overlay), "Service")
+        labels, endpoints = [service["metadata"]["labels"]], monitor["spec"]["endpoints"]
+    else:
+        labels = [pod.labels for pod in chosen(monitor["spec"]["selector"], manifests(overlay))]
+        endpoints = monitor["spec"]["podMetricsEndpoints"]
+        assert "app.kubernetes.io/component" in monitor["spec"]["podTargetLabels"]
+        assert {each["app.kubernetes.io/component"] for each in labels} == {"head", "worker"}
+    assert {each[monitor["spec"]["jobLabel"]] for each in labels} == {"attnserve"}
+    names = [
+        {"endpoint": each["port"]} | {one["targetLabel"]: one["replacement"] for one in each.get("relabelings", ())} for each in endpoints
+    ]
+    assert all(name not in names[:at] for at, name in enumerate(names))
+
+
 def test_our_series_have_one_name() -> None:
     """The PodMonitor renames as deploy/prometheus/scrape.yaml does, in the spelling of its API."""
     scrape = yaml.safe_load((DEPLOY / "prometheus" / "scrape.yaml").read_text())
@@ -322,7 +440,7 @@ def test_our_series_have_one_name() -> None:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_budget(overlay: str) -> None:
     """One pod at a time may go, and the drain of a node is never blocked for good."""
-    (budget,) = of_kind(manifests(overlay), "PodDisruptionBudget")
+    (budget,) = [each for each in of_kind(manifests(overlay), "PodDisruptionBudget") if each["metadata"]["name"] == "attnserve"]
     assert [pod.role for pod in chosen(budget["spec"]["selector"], manifests(overlay))] == [serving(overlay).role]
     if overlay == "overlays/plain":
         replicas = of_kind(manifests(overlay), "HorizontalPodAutoscaler")[0]["spec"]["minReplicas"]
@@ -381,6 +499,59 @@ def test_models_volume(overlay: str, tmp_path: Path) -> None:
         assert {"name": "models", "persistentVolumeClaim": claim} in pod.spec["volumes"]
 
 
+MY_BUNDLES = """
+images:
+  - {name: attnserve, newName: registry.example/attnserve, newTag: mine}
+patches:
+  - target: {kind: ConfigMap, name: attnserve-bundles}
+    patch: |
+      - {op: replace, path: /data/BUNDLE_URLS, value: "all-MiniLM-L6-v2=s3://bucket/minilm/7#sha256:%s"}
+""" % ("0" * 64)
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_fetch(overlay: str, tmp_path: Path) -> None:
+    """The component has an init step fill /models of every pod, which the service only reads, with bundles that the settings name; the way
+    out is open for it, and there is room."""
+    found = with_component(tmp_path, overlay, "fetch")
+    (policy,) = [each["spec"] for each in of_kind(found, "NetworkPolicy") if each["metadata"]["name"] == "attnserve-fetch"]
+    assert chosen(policy["podSelector"], found) == of_the_service(found)
+    assert policy["egress"][0]["ports"] == [{"port": 443, "protocol": "TCP"}]
+    assert len(of_the_service(found)) == (1 if overlay == "overlays/plain" else 2)
+    for pod in of_the_service(found):
+        (step,) = pod.spec["initContainers"]
+        assert [step[part] for part in ("image", "imagePullPolicy", "securityContext")] == [
+            pod.container[part] for part in ("image", "imagePullPolicy", "securityContext")
+        ]
+        assert step["volumeMounts"] == [{"name": "models", "mountPath": "/models"}]
+        assert {"name": "models", "mountPath": "/models", "readOnly": True} in pod.container["volumeMounts"]
+        urls = environment(found, pod, step)["BUNDLE_URLS"].split()
+        there = {f"/models/{fetching.parse(url).name}" for url in urls}
+        assert there == set(environment(found, pod)["ATTNSERVE_BUNDLES"].split(","))
+        (secret,) = [source["secretRef"] for source in step["envFrom"] if "secretRef" in source]
+        assert secret["optional"] is True
+        assert f"create secret generic {secret['name']} " in (DEPLOY / "README.md").read_text()
+        on_disk = [each["emptyDir"] for each in pod.spec["volumes"] if each.get("emptyDir", {"medium": "Memory"}).get("medium") != "Memory"]
+        assert sum(bytes_of(each["sizeLimit"]) for each in on_disk) <= bytes_of(pod.container["resources"]["limits"]["ephemeral-storage"])
+        (models,) = [each["emptyDir"] for each in pod.spec["volumes"] if each["name"] == "models"]
+        given = dict(zip(step["args"][1::2], step["args"][2::2], strict=True))
+        assert given["--to"] == "/models"
+        assert float(given["--max-gib"]) * 2**30 < bytes_of(models["sizeLimit"])
+        assert set(given) <= {option for each in get_command(cli.app).commands["fetch"].params for option in each.opts}
+
+
+def test_fetch_with_urls_and_an_image_of_an_overlay(tmp_path: Path) -> None:
+    """As deploy/README.md has it: the step gets both, and other URLs make other pods."""
+    usual = with_component(tmp_path, "overlays/cpu", "fetch")
+    mine = with_component(tmp_path, "overlays/cpu", "fetch", more=MY_BUNDLES)
+    for before, pod in zip(of_the_service(usual), of_the_service(mine), strict=True):
+        (step,) = pod.spec["initContainers"]
+        assert step["image"] == pod.container["image"] == "registry.example/attnserve:mine"
+        (wanted,) = map(fetching.parse, environment(mine, pod, step)["BUNDLE_URLS"].split())
+        assert wanted == fetching.Wanted("s3://bucket/minilm/7", "all-MiniLM-L6-v2", "0" * 64)
+        assert step["envFrom"][0] != before.spec["initContainers"][0]["envFrom"][0], "a name with another hash"
+
+
 def test_load_test_reaches_the_service() -> None:
     """Its address is a Service that there is: KubeRay names its own after the RayService."""
     (job,) = of_kind(manifests("load"), "Job")
@@ -395,26 +566,77 @@ def test_load_test_reaches_the_service() -> None:
     assert job["spec"]["backoffLimit"] == 0
 
 
-def test_ha() -> None:
-    """Redis is where the GCS looks for it, with one password; workers spread over nodes; more of them than in `cpu`."""
-    spec = ray_service("overlays/ha")
-    options = spec["rayClusterConfig"]["gcsFaultToleranceOptions"]
-    (redis,) = of_kind(manifests("overlays/ha"), "StatefulSet")
-    (service,) = of_kind(manifests("overlays/ha"), "Service")
+HA = [each for each in RAY_OVERLAYS if each.endswith("ha")]
+
+
+@pytest.mark.parametrize("overlay", HA)
+def test_ha(overlay: str) -> None:
+    """Redis is where the GCS looks for it, with one password, and workers answer on without a head for longer than KubeRay has it."""
+    found, cluster = manifests(overlay), ray_service(overlay)["rayClusterConfig"]
+    options = cluster["gcsFaultToleranceOptions"]
+    (redis,) = of_kind(found, "StatefulSet")
+    (service,) = of_kind(found, "Service")
     assert options["redisAddress"] == f"{service['metadata']['name']}:{service['spec']['ports'][0]['port']}"
-    container = redis["spec"]["template"]["spec"]["containers"][0]
-    assert container["env"][0]["valueFrom"] == options["redisPassword"]["valueFrom"]
-    spread = serving("overlays/ha").spec["topologySpreadConstraints"]
-    assert ("kubernetes.io/hostname", "DoNotSchedule") in [(each["topologyKey"], each["whenUnsatisfiable"]) for each in spread]
-    assert all(each["labelSelector"]["matchLabels"].items() <= serving("overlays/ha").labels.items() for each in spread)
-    assert spec["rayClusterConfig"]["workerGroupSpecs"][0]["replicas"] == 3
+    assert chosen({"matchLabels": service["spec"]["selector"]}, found)[0].role == redis["metadata"]["name"]
+    assert redis["spec"]["template"]["spec"]["containers"][0]["env"][0]["valueFrom"] == options["redisPassword"]["valueFrom"]
+    (claim,) = redis["spec"]["volumeClaimTemplates"]
+    (redis_server,) = redis["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert {"name": claim["metadata"]["name"], "mountPath": "/data"} in redis["spec"]["template"]["spec"]["containers"][0]["volumeMounts"]
+    assert "--dir /data --appendonly yes --appendfsync always " in redis_server
+    for pod in ours(overlay):
+        # KubeRay sets 600 unless it finds the name here; it does not look into envFrom.
+        assert pod.container["env"] == [{"name": "RAY_gcs_rpc_server_reconnect_timeout_s", "value": "3600"}]
+
+
+@pytest.mark.parametrize("overlay", HA)
+def test_ha_keeps_what_it_is_added_to(overlay: str) -> None:
+    """Scaling, images, settings, flags and times are those of the overlay: the component adds to it and says nothing about them."""
+    before = "overlays/gpu" if "gpu" in overlay else "overlays/cpu"
+    if overlay != "overlays/ha":  # which has other times and numbers, by its own patches
+        assert serve_config(overlay) == serve_config(before)
+        for mine, theirs in zip(ours(overlay), ours(before), strict=True):
+            assert environment(manifests(overlay), mine) == environment(manifests(before), theirs)
+            assert mine.spec["terminationGracePeriodSeconds"] == theirs.spec["terminationGracePeriodSeconds"]
+    options = [ray_service(each)["rayClusterConfig"]["autoscalerOptions"] for each in (overlay, before)]
+    assert options[0] == options[1]
+    assert [each.container["image"] for each in ours(overlay)] == [each.container["image"] for each in ours(before)]
+
+
+@pytest.mark.parametrize("overlay", HA)
+def test_head_and_redis_are_not_lost_together(overlay: str) -> None:
+    """They are evicted one after the other, and are on different nodes where there are two."""
+    found = manifests(overlay)
+    (budget,) = [each["spec"] for each in of_kind(found, "PodDisruptionBudget") if each["metadata"]["name"] == "attnserve-state"]
+    both = chosen(budget["selector"], found)
+    assert sorted(pod.role for pod in both) == ["attnserve-redis", "head"]
+    # KubeRay's RayCluster has no scale: anything but this integer would be an error of the budget, and no pod could go.
+    assert (budget["minAvailable"], budget["unhealthyPodEvictionPolicy"]) == (1, "AlwaysAllow")
+    for pod in both:
+        (spread,) = [each for each in pod.spec["topologySpreadConstraints"] if each["topologyKey"] == "kubernetes.io/hostname"]
+        assert all(selected(spread["labelSelector"], each.labels) for each in both)
+
+
+def selected(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    """Kubernetes' label selector, as far as it is used here."""
+    expressions = selector.get("matchExpressions", ())
+    assert all(each["operator"] == "In" for each in expressions)
+    chosen_by_label = selector.get("matchLabels", {}).items() <= labels.items()
+    return chosen_by_label and all(labels.get(each["key"]) in each["values"] for each in expressions)
 
 
 @pytest.mark.parametrize("overlay", RAY_OVERLAYS)
-def test_workers_spread(overlay: str) -> None:
-    spread = serving(overlay).spec["topologySpreadConstraints"]
-    assert "kubernetes.io/hostname" in [each["topologyKey"] for each in spread]
-    assert all(each["labelSelector"]["matchLabels"].items() <= serving(overlay).labels.items() for each in spread)
+def test_pods_spread(overlay: str) -> None:
+    """Over nodes: workers among themselves, with `ha` without exception, and the head away from them. Kubernetes takes a pair of key and
+    `whenUnsatisfiable` once."""
+    for pod in pods(manifests(overlay)):
+        spread = pod.spec["topologySpreadConstraints"]
+        pairs = [(each["topologyKey"], each["whenUnsatisfiable"]) for each in spread]
+        assert len(pairs) == len(set(pairs))
+        assert all(selected(each["labelSelector"], pod.labels) for each in spread)
+        strict = pod.role == "worker" and overlay in HA
+        assert ("kubernetes.io/hostname", "DoNotSchedule" if strict else "ScheduleAnyway") in pairs
+        if pod.role == "head":
+            assert all(selected(each["labelSelector"], serving(overlay).labels) for each in spread)
 
 
 # Drain times ---------------------------------------------------------------------------------------------------------------------------
@@ -438,6 +660,8 @@ def test_drain_times_of_ray(overlay: str) -> None:
     assert {name: str(followed[name]) for name in followed.keys() - CLUSTER_FLAGS.keys()}.items() <= known.items()
     assert "ATTNSERVE_DRAIN_TIMEOUT_S" not in known  # Serve drains replicas here, and does not ask for it
     assert ray_service(overlay)["rayClusterDeletionDelaySeconds"] >= pod.spec["terminationGracePeriodSeconds"]
+    # Where all pods of a cluster are deleted at once, the head is there until workers have drained.
+    assert ours(overlay)[0].spec["terminationGracePeriodSeconds"] == pod.spec["terminationGracePeriodSeconds"]
 
 
 def test_drain_times_of_a_plain_pod() -> None:

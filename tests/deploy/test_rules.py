@@ -14,15 +14,20 @@ from typing import Any
 
 import pytest
 import yaml
+from promql_parser import MatchOp
 
-from service.ports import free_port
+from service.deployment.ports import free_port
+from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.deploy.exported import DEPLOY, binary
-from tests.deploy.promql import Series, labels_of, metrics_of, plain
+from tests.deploy.promql import Series, labels_of, metrics_of, numbers_of, plain, selectors_of
+from tests.deploy.rendered import rendered
 from tests.deploy.test_dashboards import PANELS
+from tests.service.exposition import samples
 from tests.service.live import LiveService
 
 PROMETHEUS = DEPLOY / "prometheus"
 NAMES = ("rules", "alerts")
+TESTS = ("tests.yaml", "tests-objectives.yaml")
 GROUPS = {name: yaml.safe_load((PROMETHEUS / f"{name}.yaml").read_text())["spec"]["groups"] for name in NAMES}
 RULES = [rule for group in GROUPS["rules"] for rule in group["rules"]]
 ALERTS = [rule for group in GROUPS["alerts"] for rule in group["rules"]]
@@ -37,14 +42,17 @@ def write_rules(folder: Path) -> None:
 
 @pytest.fixture(scope="session")
 def recorded(known: Series) -> Series:
-    """What there is, and what the rules make of it."""
-    return {**known, **{rule["record"]: labels_of(rule["expr"], known) for rule in RULES}}
+    """What there is, and what the rules make of it, one from the other."""
+    found = dict(known)
+    for rule in RULES:
+        found[rule["record"]] = labels_of(rule["expr"], found)
+    return found
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule["record"])
 def test_a_rule_is_about_series_that_exist_and_called_after_its_labels(rule: dict[str, Any], recorded: Series) -> None:
     level = rule["record"].split(":")[0]
-    assert recorded[rule["record"]] == ({"model"} if level == "model" else set())
+    assert recorded[rule["record"]] == ({"namespace", "model"} if level == "model" else {"namespace"})
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
@@ -52,17 +60,83 @@ def test_an_alert_is_about_series_that_exist_and_says_what_is_wrong(alert: dict[
     labels = labels_of(alert["expr"], recorded)
     told = "".join(alert["annotations"].values())
     assert set(re.findall(r"\$labels\.(\w+)", told)) <= labels
-    assert set(alert["annotations"]) == {"summary", "description"}
+    assert set(alert["annotations"]) == {"summary", "description", "runbook_url"}
     assert alert["labels"]["severity"] in ("page", "ticket")
+
+
+@pytest.mark.parametrize("rule", [*RULES, *ALERTS], ids=lambda rule: rule.get("record") or rule["alert"])
+def test_every_selector_names_job_and_namespace(rule: dict[str, Any]) -> None:
+    """vLLM, text-embeddings-inference and other clusters of Ray have series of the same names in the same Prometheus."""
+    made_here = {each["record"] for each in RULES}
+    for selector in selectors_of(rule["expr"]):
+        if selector.name not in made_here:
+            matchers = {matcher.name: (matcher.op, matcher.value) for matcher in selector.matchers.matchers}
+            job = "kube-state-metrics" if selector.name.startswith("kube_") else "attnserve"
+            assert matchers["job"] == (MatchOp.Equal, job), selector.name
+            assert matchers["namespace"] == (MatchOp.Re, "attnserve"), selector.name
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert["alert"])
 def test_every_alert_has_its_place_in_the_book(alert: dict[str, Any]) -> None:
-    assert f"\n### {alert['alert']}\n" in (DEPLOY / "observability.md").read_text()
+    page, anchor = alert["annotations"]["runbook_url"].split("#")
+    assert anchor == alert["alert"].lower()
+    assert anchor in anchors(DEPLOY.parent / page)
+
+
+def anchors(page: Path) -> set[str]:
+    """Of its headings, as GitHub and GitLab make them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_table_of_alerts_is_whole_and_its_links_lead_somewhere() -> None:
+    linked = re.findall(r"^\| \[(\w+)\]\(observability\.md#(\w+)\)", (DEPLOY / "README.md").read_text(), re.MULTILINE)
+    assert [name for name, _ in linked] == [alert["alert"] for alert in ALERTS]
+    assert {anchor for _, anchor in linked} <= anchors(DEPLOY / "observability.md")
+
+
+@pytest.mark.parametrize("rule", [*RULES, *ALERTS], ids=lambda rule: rule.get("record") or rule["alert"])
+def test_a_bound_that_is_asked_for_is_the_bound_of_a_bucket(rule: dict[str, Any]) -> None:
+    """Of one as it is exported: `le="1"` finds nothing where there is `le="1.0"`."""
+    metrics = Metrics()
+    metrics.request("/v1/embeddings", "mini", 200, 0.1)
+    GeneratorMetrics(metrics, "wordy")
+    exported = {(sample.name, sample.labels.get("le")) for sample in samples(metrics.exposition().decode())}
+    for selector in selectors_of(rule["expr"]):
+        for matcher in selector.matchers.matchers:
+            assert matcher.name != "le" or (selector.name, matcher.value) in exported, f"{selector.name} has no bucket {matcher.value}"
+
+
+def test_memory_is_told_of_before_ray_kills_for_it() -> None:
+    """Ray's own default is 0.95: `RAY_memory_usage_threshold` in its src/ray/common/ray_config_def.h."""
+    (alert,) = [each for each in ALERTS if each["alert"] == "AttnserveNodeMemory"]
+    (warned_at,) = numbers_of(alert["expr"])
+    flags = (DEPLOY / "base" / "ray-flags.env").read_text() + (DEPLOY / "faults.md").read_text()
+    assert all(warned_at + 0.05 <= float(kills_at) for kills_at in [*re.findall(r"RAY_memory_usage_threshold=([\d.]+)", flags), 0.95])
+
+
+def test_burn_rates_are_those_of_their_windows() -> None:
+    """Of a budget of 30 days: 2 % in an hour, 5 % in six, 10 % in a day and in three; the short window is a twelfth of the long one."""
+    minutes = {"m": 1, "h": 60, "d": 1440}
+    spends = {"1h": 0.02, "6h": 0.05, "1d": 0.1, "3d": 0.1}
+    found = re.findall(
+        r"model:(\w+):ratio_(\w+) > (?:([\d.]+) \* )?([\d.]+) and model:\1:ratio_(\w+) > (?:\3 \* )?\4",
+        "".join(alert["expr"] for alert in ALERTS),
+    )
+    assert [window for _, window, *_ in found] == ["1h", "6h", "1d", "3d"] * 2
+    for _, window, rate, _, short in found:
+        long, brief = (int(each[:-1]) * minutes[each[-1]] for each in (window, short))
+        assert float(rate or 1) == pytest.approx(spends[window] * 30 * 1440 / long)
+        assert long == 12 * brief
+
+
+def promtools_tests(file: str) -> dict[str, Any]:
+    listed: dict[str, Any] = yaml.safe_load((PROMETHEUS / file).read_text())
+    return listed
 
 
 def test_every_alert_is_tested_both_ways() -> None:
-    tests = [case for test in yaml.safe_load((PROMETHEUS / "tests.yaml").read_text())["tests"] for case in test["alert_rule_test"]]
+    tests = [case for file in TESTS for test in promtools_tests(file)["tests"] for case in test["alert_rule_test"]]
     for expected in (True, False):
         assert {case["alertname"] for case in tests if bool(case.get("exp_alerts")) is expected} == {alert["alert"] for alert in ALERTS}
 
@@ -73,10 +147,51 @@ def test_every_alert_is_tested_both_ways() -> None:
 @pytest.mark.prometheus
 def test_promtool_takes_the_rules_and_its_tests_pass(tmp_path: Path) -> None:
     write_rules(tmp_path)
-    (tmp_path / "tests.yaml").write_text((PROMETHEUS / "tests.yaml").read_text())
-    for command in (["check", "rules", "rules.yaml", "alerts.yaml"], ["test", "rules", "tests.yaml"]):
-        done = subprocess.run([binary("promtool"), *command], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+    for file in TESTS:
+        (tmp_path / file).write_text((PROMETHEUS / file).read_text())
+    promtool(tmp_path, "check", "rules", "rules.yaml", "alerts.yaml")
+    promtool(tmp_path, "test", "rules", *TESTS)
+
+
+@pytest.mark.prometheus
+@pytest.mark.parametrize("foreign", [{"job": "vllm"}, {"namespace": "of-others"}], ids=lambda labels: next(iter(labels)))
+def test_nothing_is_raised_by_the_same_series_of_others(tmp_path: Path, foreign: dict[str, str]) -> None:
+    """What raises an alert of ours raises none with another job, or in another namespace."""
+    write_rules(tmp_path)
+    asked = promtools_tests("tests.yaml")
+    (label, value) = next(iter(foreign.items()))
+    cases = [case for case in asked["tests"] if case["input_series"] and any(one.get("exp_alerts") for one in case["alert_rule_test"])]
+    for case in cases:
+        case.pop("promql_expr_test", None)
+        for series in case["input_series"]:
+            series["series"] = re.sub(rf'\b{label}="[^"]+"', f'{label}="{value}"', series["series"])
+        case["alert_rule_test"] = [
+            {"eval_time": one["eval_time"], "alertname": one["alertname"]} for one in case["alert_rule_test"] if one.get("exp_alerts")
+        ]
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump({**asked, "evaluation_interval": "1m", "tests": cases}))
+    promtool(tmp_path, "test", "rules", "tests.yaml")
+
+
+def promtool(folder: Path, *command: str) -> None:
+    done = subprocess.run([binary("promtool"), *command], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_to_be_changed_is_changed_by_the_line_that_says_how(name: str) -> None:
+    """Other namespaces, and an address in front of the runbook's pages."""
+    file = (PROMETHEUS / f"{name}.yaml").read_text()
+    (script,) = re.findall(r"^#   kubectl kustomize deploy/prometheus \| sed '(.+)' \| kubectl apply", file, re.MULTILINE)
+    done = subprocess.run(["sed", script], input=rendered(PROMETHEUS), capture_output=True, text=True, timeout=60, check=True)
+    rules = [rule for each in yaml.safe_load_all(done.stdout) for group in each["spec"]["groups"] for rule in group["rules"]]
+    if name == "rules":
+        made_here = {rule["record"] for rule in RULES}
+        read = [selector for rule in rules for selector in selectors_of(rule["expr"]) if selector.name not in made_here]
+        namespaces = {matcher.value for selector in read for matcher in selector.matchers.matchers if matcher.name == "namespace"}
+        assert namespaces == {"production|staging"}
+    else:
+        pages = [rule["annotations"]["runbook_url"] for rule in rules if "alert" in rule]
+        assert all(page.startswith("https://git.example/attnserve/blob/main/deploy/") for page in pages)
 
 
 @pytest.mark.prometheus
@@ -111,15 +226,19 @@ class Prometheus:
 def scraping(port: int, folder: Path) -> Iterator[Prometheus]:
     """A Prometheus with the rules of this repository, that scrapes this port of loopback twice a second."""
     write_rules(folder)
-    scrape = yaml.safe_load((PROMETHEUS / "scrape.yaml").read_text())["scrape_configs"][0]
+    written = yaml.safe_load((PROMETHEUS / "scrape.yaml").read_text())["scrape_configs"]
+    scrapes = [each for each in written if "static_configs" in each]
+    for scrape in scrapes:
+        scrape["scrape_interval"] = "500ms"
+        scrape["static_configs"][0]["targets"] = [f"127.0.0.1:{port}"]
     config = {
         "global": {"evaluation_interval": "500ms"},
         "rule_files": ["rules.yaml", "alerts.yaml"],
-        "scrape_configs": [{**scrape, "scrape_interval": "500ms", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}],
+        "scrape_configs": scrapes,
     }
     for group in (*config["rule_files"],):  # each group's own interval is for production
         file = folder / str(group)
-        file.write_text(file.read_text().replace("interval: 15s", "interval: 500ms"))
+        file.write_text(re.sub(r"interval: \w+", "interval: 500ms", file.read_text()))
     (folder / "prometheus.yaml").write_text(yaml.safe_dump(config))
     own = free_port()
     command = [binary("prometheus"), f"--config.file={folder / 'prometheus.yaml'}", f"--storage.tsdb.path={folder / 'data'}"]
@@ -155,14 +274,18 @@ def test_a_real_prometheus_scrapes_the_service_and_every_panel_of_ours_has_somet
 
     binary("prometheus")
     with scraping(service.port, tmp_path) as server:
-        asked = 0
-        while asked < 200 and len(server.ask("model:attnserve_first_token_seconds:p95_5m >= 0")) < 1:
+        seen = ("te_request_duration_count > 0", "vllm:time_to_first_token_seconds_count > 0", "te_request_failure > 0")
+        for asked in range(2):  # a series is seen to grow from its second scrape on
             assert post("/v1/embeddings", model="all-MiniLM-L6-v2", input=[f"text {asked}", "and another that is longer"]) == 200
             assert post("/v1/completions", model="tiny-decoder", prompt="def", max_tokens=8, ignore_eos=True) == 200
             assert post("/v1/embeddings", model="all-MiniLM-L6-v2", input="") == 400
-            asked += 1
+            server.until(lambda: all(map(server.ask, seen)), "the requests have been scraped")
+        timed = [f"model:attnserve_late_{what}:ratio_1h >= 0" for what in ("answers", "first_tokens")]
+        server.until(lambda: all(map(server.ask, timed)), "the objectives have been computed")
         server.until(lambda: server.ask("model:attnserve_requests:rate5m > 0"), "a rule has been computed")
-        assert [sample["value"][1] for sample in server.ask("up")] == ["1"]
+        found = [(sample["metric"]["job"], sample["metric"]["namespace"], sample["value"][1]) for sample in server.ask("up")]
+        assert found == [("attnserve", "attnserve", "1")] * 2  # the service, and its HAProxy
+        server.until(lambda: server.ask("attnserve:proxy_errors:ratio_rate5m == 0"), "HAProxy has answered, and nothing of its own")
         empty = {
             panel["title"]
             for _, panel in PANELS

@@ -83,8 +83,11 @@ def test_monitors(overlay: str) -> None:
     (monitor,) = [each for each in manifests(overlay) if each["kind"] in MONITORS]
     endpoints = MONITORS[monitor["kind"]]
     assert monitor["apiVersion"] == "monitoring.coreos.com/v1"
-    assert set(monitor["spec"]) <= {"selector", endpoints, "podTargetLabels"}
-    assert all(set(each) <= {"port", "path", "interval", "metricRelabelings"} for each in monitor["spec"][endpoints])
+    assert set(monitor["spec"]) <= {"selector", endpoints, "podTargetLabels", "jobLabel"}
+    fields = {"port", "path", "params", "interval", "relabelings", "metricRelabelings"}
+    assert all(set(each) <= fields for each in monitor["spec"][endpoints])
+    for relabeling in (one for each in monitor["spec"][endpoints] for one in each.get("relabelings", ())):
+        assert set(relabeling) == {"targetLabel", "replacement"}
     for relabeling in (one for each in monitor["spec"][endpoints] for one in each.get("metricRelabelings", ())):
         assert set(relabeling) == {"sourceLabels", "regex", "targetLabel", "replacement"}
 

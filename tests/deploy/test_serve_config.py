@@ -20,8 +20,8 @@ import psutil
 import pytest
 import yaml
 
-from service.deployment.running import CLUSTER_FLAGS
-from service.ports import free_port
+from service.deployment.flags import CLUSTER_FLAGS
+from service.deployment.ports import free_ports
 from tests.bundles import tiny_classifier_bundle
 from tests.deploy.rendered import RAY_OVERLAYS, environment, manifests, pods, ray_service
 
@@ -56,7 +56,7 @@ class Cluster:
     """A Ray as KubeRay starts one: head alone, with the environment of the manifests, on ports that are free."""
 
     def __init__(self, variables: dict[str, str], folder: Path) -> None:
-        self.port, self.dashboard_port = free_port(), free_port()
+        self.port, self.dashboard_port, *ports = free_ports(8)  # at once, so that they differ
         self.token = "0123456789abcdef" * 2
         session = self.session = Path("/tmp") / f"attnserve-deploy-{os.getpid()}"  # short: HAProxy takes paths of sockets up to 97 bytes
         here = {
@@ -68,16 +68,16 @@ class Cluster:
             "RAY_SERVE_HAPROXY_SOCKET_PATH": session / "admin.sock",
             "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": folder,
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": folder / "server-state",
-            "RAY_SERVE_HAPROXY_METRICS_PORT": free_port(),
-            "RAY_SERVE_HAPROXY_STATS_PORT": free_port(),
-            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": free_port(),
-            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": free_port(),
+            "RAY_SERVE_HAPROXY_METRICS_PORT": ports.pop(),
+            "RAY_SERVE_HAPROXY_STATS_PORT": ports.pop(),
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": ports.pop(),
+            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": ports.pop(),
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": 0.1,
         }
         ours = {name: text for name, text in os.environ.items() if not name.startswith(("RAY_", "ATTNSERVE_"))}
         command = [Path(sys.executable).parent / "ray", "start", "--head", "--block", "--num-cpus=16", "--object-store-memory=83886080"]
-        command += [f"--port={free_port()}", f"--dashboard-port={self.dashboard_port}", f"--temp-dir={session}"]
-        command += ["--node-ip-address=127.0.0.1", f"--dashboard-agent-listen-port={free_port()}"]
+        command += [f"--port={ports.pop()}", f"--dashboard-port={self.dashboard_port}", f"--temp-dir={session}"]
+        command += ["--node-ip-address=127.0.0.1", f"--dashboard-agent-listen-port={ports.pop()}"]
         self.log = folder / "ray.log"
         session.mkdir()
         root = str(Path(__file__).parents[2])  # Ray's processes do not start in the checkout
@@ -90,8 +90,11 @@ class Cluster:
         url = f"http://127.0.0.1:{self.dashboard_port}/api/serve/applications/"
         headers = {"content-type": "application/json", "authorization": f"Bearer {self.token}"}
         request = Request(url, json.dumps(body).encode() if body else None, headers, method=method)
-        with urlopen(request, timeout=60) as answer:
-            return json.loads(answer.read() or b"null")
+        try:
+            with urlopen(request, timeout=60) as answer:
+                return json.loads(answer.read() or b"null")
+        except HTTPError as error:
+            raise URLError(f"{method} {error.code}: {error.read().decode()}") from error
 
     def ask(self, path: str, body: Any = None, key: str = KEY) -> Any:
         headers = {"content-type": "application/json", "authorization": f"Bearer {key}"}
@@ -153,7 +156,8 @@ def test_the_rendered_cluster_answers(cluster: Cluster) -> None:
         del deployment["autoscaling_config"]
         deployment["num_replicas"] = 1
     eventually(lambda: cluster.api("GET"), cluster)
-    cluster.api("PUT", config)
+    # Ray's dashboard starts Serve with the first of them; KubeRay's operator too tries again until it succeeds.
+    eventually(lambda: cluster.api("PUT", config) or True, cluster)
 
     def states() -> dict[str, Any]:
         application = cluster.api("GET")["applications"].get("attnserve", {})

@@ -1,0 +1,135 @@
+"""deploy/kserve: what KServe's API takes, and what the service and its other manifests have."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import kubernetes_validate
+import pytest
+import yaml
+
+from service import settings
+from service.dialects import health
+from service.dialects.oip import routes as oip
+from tests.deploy.rendered import DEPLOY, manifests, of_kind
+from tests.deploy.test_manifests import DEREGISTERED_S, STOPPING_S, serving
+from tests.deploy.test_schemas import KUBERNETES
+
+MOUNT = "/mnt/models"  # where KServe puts what storageUri names
+PREDICTED = "kserve-container"  # the container of a runtime that a model's own env and resources are merged into
+TEXT = {"type": "string"}
+OF_A_POD = {"type": "object"}  # held to Kubernetes' own schema below
+
+
+def strict(required: list[str], **properties: Any) -> dict[str, Any]:
+    return {"type": "object", "additionalProperties": False, "required": required, "properties": properties}
+
+
+# The fields that are used here, as KServe 0.20's API has them: pkg/apis/serving/v1alpha1 ServingRuntimeSpec and v1beta1 PredictorSpec.
+FORMAT = strict(["name"], name=TEXT, version=TEXT, autoSelect={"type": "boolean"}, priority={"type": "integer", "minimum": 1})
+RUNTIME = strict(
+    ["containers"],
+    annotations={"type": "object", "additionalProperties": TEXT},
+    supportedModelFormats={"type": "array", "items": FORMAT},
+    protocolVersions={"type": "array", "items": {"enum": ["v1", "v2", "grpc-v1", "grpc-v2"]}},
+    multiModel={"type": "boolean"},
+    containers={"type": "array", "items": OF_A_POD},
+    volumes={"type": "array", "items": OF_A_POD},
+)
+MODEL = strict(
+    ["modelFormat"],
+    runtime=TEXT,
+    modelFormat=strict(["name"], name=TEXT, version=TEXT),
+    protocolVersion=TEXT,
+    storageUri=TEXT,
+    env={"type": "array"},
+)
+PREDICTOR = strict(
+    [],
+    minReplicas={"type": "integer"},
+    maxReplicas={"type": "integer"},
+    terminationGracePeriodSeconds={"type": "integer"},
+    automountServiceAccountToken={"type": "boolean"},
+    model=MODEL,
+)
+SCHEMAS = {
+    ("serving.kserve.io/v1alpha1", "ServingRuntime"): RUNTIME,
+    ("serving.kserve.io/v1beta1", "InferenceService"): strict(["predictor"], predictor=PREDICTOR),
+}
+
+
+@pytest.fixture(scope="module")
+def runtime() -> dict[str, Any]:
+    (found,) = manifests("kserve")
+    return found
+
+
+@pytest.fixture(scope="module")
+def example() -> dict[str, Any]:
+    return dict(yaml.safe_load((DEPLOY / "kserve" / "example.yaml").read_text()))
+
+
+def pod(runtime: dict[str, Any], example: dict[str, Any]) -> dict[str, Any]:
+    """About what KServe makes of both: the runtime's containers with the model's environment, and the predictor's fields of a pod."""
+    predictor = example["spec"]["predictor"]
+    (container,) = runtime["spec"]["containers"]
+    merged = {**container, "env": [*container["env"], *predictor["model"]["env"]]}
+    of_the_pod = {name: predictor[name] for name in ("terminationGracePeriodSeconds", "automountServiceAccountToken")}
+    return {"containers": [merged], "volumes": runtime["spec"]["volumes"], **of_the_pod}
+
+
+def test_schemas(runtime: dict[str, Any], example: dict[str, Any]) -> None:
+    for each in (runtime, example):
+        schema = SCHEMAS[each["apiVersion"], each["kind"]]
+        jsonschema.validate(each["spec"], schema)
+        assert not jsonschema.Draft202012Validator(schema).is_valid({**each["spec"], "misspelled": 1})
+    template = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": pod(runtime, example)}
+    kubernetes_validate.validate(template, KUBERNETES[-1], strict=True)
+
+
+def test_the_model_is_one_that_the_runtime_takes(runtime: dict[str, Any], example: dict[str, Any]) -> None:
+    model = example["spec"]["predictor"]["model"]
+    assert model["runtime"] == runtime["metadata"]["name"]
+    assert model["modelFormat"]["name"] in [each["name"] for each in runtime["spec"]["supportedModelFormats"]]
+    assert model["protocolVersion"] in runtime["spec"]["protocolVersions"]
+    assert runtime["spec"]["containers"][0]["name"] == PREDICTED
+
+
+def test_the_service_starts_so(runtime: dict[str, Any], example: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Settings are known; container, probes and series have one port; the model answers to the InferenceService's name."""
+    (container,) = pod(runtime, example)["containers"]
+    for each in container["env"]:
+        monkeypatch.setenv(each["name"], each["value"])
+    loaded = settings.load({})
+    command, *flags = container["args"]
+    given = dict(zip(flags[::2], flags[1::2], strict=True))
+    assert (command, given) == ("serve", {"--host": "0.0.0.0", "--port": "8080", "--bundle": MOUNT})
+    probes = [container[name]["httpGet"] for name in ("startupProbe", "readinessProbe", "livenessProbe")]
+    assert {each["port"] for each in probes} == {container["ports"][0]["containerPort"]} == {int(given["--port"])}
+    routes = {route.path for router in (health.router, oip.router) for route in router.routes}  # type: ignore[attr-defined]
+    assert {each["path"] for each in probes} <= routes
+    assert runtime["spec"]["annotations"]["prometheus.kserve.io/port"] == given["--port"]
+    # A bundle's folder has the bundle's name, unless it was exported under another --name.
+    assert loaded.aliases == {example["metadata"]["name"]: Path(example["spec"]["predictor"]["model"]["storageUri"]).name}
+
+
+def test_it_is_the_plain_pod(runtime: dict[str, Any], example: dict[str, Any]) -> None:
+    """Rights, probes, resources, volumes and drain are those of overlays/plain, but for keys and what KServe itself makes."""
+    plain = serving("overlays/plain")
+    (container,) = pod(runtime, example)["containers"]
+    for part in ("image", "imagePullPolicy", "lifecycle", "resources"):
+        assert container[part] == plain.container[part]
+    for part in ("startupProbe", "readinessProbe", "livenessProbe"):
+        assert {**container[part], "httpGet": 0} == {**plain.container[part], "httpGet": 0}
+    assert container["securityContext"].items() >= plain.container["securityContext"].items()
+    of_the_pod = {name: value for name, value in plain.spec["securityContext"].items() if name != "fsGroup"}
+    assert container["securityContext"].items() >= of_the_pod.items()
+    kept = [each for each in plain.spec["volumes"] if each["name"] != "keys"]
+    assert runtime["spec"]["volumes"] == kept
+    assert [each["name"] for each in container["volumeMounts"]] == [each["name"] for each in kept]
+    (settled,) = of_kind(manifests("overlays/plain"), "ConfigMap")
+    known = {each["name"]: each["value"] for each in container["env"]}
+    assert known.items() - {("ATTNSERVE_ALIASES", json.dumps({"minilm": "all-MiniLM-L6-v2"}))} <= settled["data"].items()
+    grace_s = example["spec"]["predictor"]["terminationGracePeriodSeconds"]
+    assert DEREGISTERED_S + int(known["ATTNSERVE_DRAIN_TIMEOUT_S"]) + STOPPING_S <= grace_s
