@@ -14,43 +14,25 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
-from service import openapi, pages
 from service.catalog import Catalog
-from service.cors import Cors
-from service.dialects import (
-    Dialect,
-    attention,
-    chat,
-    cohere,
-    completions,
-    health,
-    images,
-    jina,
-    oip,
-    openai,
-    responses,
-    tei,
-    tgi,
-    tokens,
-    usage,
-)
-from service.edge import INTERNAL_ERROR, Edge, refusal
+from service.dialects.routers import DIALECTS, ROUTERS
 from service.errors import CANNOT_START, InvalidRequest, MethodNotAllowed, RouteNotFound, ServiceError
-from service.routing import METHOD, allowed, canonical, exact
+from service.http import openapi
+from service.http.cors import Cors
+from service.http.edge import INTERNAL_ERROR, Edge, refusal
+from service.http.keys import Keys
+from service.http.routing import METHOD, allowed, canonical, exact
 
 log = logging.getLogger("attnserve")
 
-# Matched from the top: what is called most stands first.
-MODULES = (openai, chat, completions, responses, images, tei, tgi, cohere, jina, oip, tokens, attention, usage)
-ROUTERS = tuple(module.router for module in (*MODULES, pages, health))
 _SHOWN = 200  # characters of a path in an error
-DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in (openai, tei, tgi, cohere, jina, oip))
 
 
 class Application(FastAPI):
     """FastAPI with our edge around all of it, its own middleware included."""
 
     edge: Any
+    keys: Keys
     needs_key = False
     _lock = threading.Lock()
 
@@ -76,9 +58,11 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
     When one does not pass, `catalog.failure` says why and `on_failure` is called.
     """
 
+    keys = Keys(catalog.settings, catalog.metrics)
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        tasks = asyncio.create_task(_warm(catalog, on_failure)), asyncio.create_task(catalog.keys.watch())
+        tasks = asyncio.create_task(_warm(catalog, on_failure)), asyncio.create_task(keys.watch())
         yield
         for task in tasks:
             task.cancel()
@@ -90,18 +74,19 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
         lifespan=lifespan,
         redirect_slashes=False,  # to whatever the Host header says
         description=openapi.DESCRIPTION,
-        docs_url=None,  # FastAPI's pages load scripts from other hosts; `service/pages.py` has our own
+        docs_url=None,  # FastAPI's pages load scripts from other hosts; `service/dialects/pages.py` has our own
         redoc_url=None,
         openapi_url=None,
     )
-    app.needs_key = catalog.settings.needs_key
+    app.keys = keys
+    app.needs_key = keys.needed
     for router in ROUTERS:
         app.include_router(router)
     app.add_exception_handler(ServiceError, _service_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(Exception, _unexpected)
-    app.edge = Edge(app.inner, exact(ROUTERS), catalog=catalog, dialects=DIALECTS)
+    app.edge = Edge(app.inner, exact(ROUTERS), catalog=catalog, keys=keys, dialects=DIALECTS)
     if catalog.settings.cors_origins:  # outside of the edge: a browser asks for permission without a key
         app.edge = Cors(app.edge, catalog.settings.cors_origins, DIALECTS)
     return app

@@ -5,14 +5,12 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from service.batching import Lane, Spent
-from service.errors import InvalidRequest
-from service.tokenization import Cutting
-
-if TYPE_CHECKING:
-    from service.tenants import Tenant
+from service.errors import InvalidRequest, NeverFits
+from service.runtime.lanes import Lane, Spent
+from service.runtime.shares import Shares
+from service.tokenization.texts import Cutting
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
 LANE_HEADER = "x-lane"
@@ -26,7 +24,23 @@ NDJSON = "application/x-ndjson"
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _MOMENT = re.compile(r"[0-9]{1,15}")
 _SESSION = re.compile(r"[\x21-\x7e]{1,128}")
+LARGE_BYTES = 262_144  # an answer with a larger estimate is written in pieces
+NUMBER_BYTES = 12  # of a float32 in JSON, with its comma
 _MOST_REPORTED = 3_500  # characters of inputs named in a header, since clients take heads of 8 KB; the count before them is always complete
+
+
+class Tenant(Protocol):
+    """The owner of keys; see `service/http/tenants.py`."""
+
+    name: str
+
+    def begin_stream(self, call: "Call") -> None: ...
+
+    def charge(self, call: "Call") -> None: ...
+
+    def settle(self, call: "Call", status: int) -> None: ...
+
+    def headers(self) -> list[tuple[bytes, bytes]]: ...
 
 
 @dataclass(slots=True)
@@ -37,6 +51,7 @@ class Call:
     started: float
     deadline: float = math.inf
     lane: Lane | None = None
+    bulk: bool = False  # queued in the bulk lane
     wanted: str | None = None  # the model that the URL or a header names; one that the body names counts more
     by_path: bool = False  # `wanted` is of the path: it counts more than the body's, which clients of such a URL fill with any word
     session: str = ""  # requests of one session go to the same replica of a pool; "": to one with little to do
@@ -53,6 +68,7 @@ class Call:
     streaming: bool = False  # as one of the tenant's streams
     characters: int = 0
     body_bytes: int = 0
+    body_checked: bool = False  # that reading it does not hold the event loop
     answer_bytes: int = 0  # reserved for a large answer
     tokenization_s: float = 0.0
     spent: Spent = field(default_factory=Spent)
@@ -98,6 +114,21 @@ def from_headers(headers: Mapping[str, str], request_id: str, timeout_s: float) 
     )
 
 
+def expect(call: Call, size_bytes: float, limit: int, shares: Shares, what: str) -> None:
+    """Reserve about `size_bytes` more for the call's answer. `what` describes its content, with numbers, for errors.
+
+    Raises NeverFits over `limit`, and Overloaded if large answers that are still being sent fill the client's share.
+    """
+    size = int(size_bytes)
+    if call.answer_bytes + size > limit:
+        raise NeverFits(
+            f"the answer would have about {call.answer_bytes + size} bytes ({what}), and the most is {limit}: ask for it in parts"
+        )
+    if size > LARGE_BYTES or call.answer_bytes:
+        shares.take(call.host, size, call.answer_bytes)
+        call.answer_bytes += size
+
+
 def waited_s(headers: Mapping[str, str]) -> float:
     """How long the request has waited to be read since the proxy before this process had it; 0 where there is none."""
     received = headers.get(RECEIVED_HEADER, "")
@@ -109,7 +140,7 @@ def _timeout(value: str | None, default_s: float) -> float:
         return default_s
     timeout_ms = float(value) if _NUMBER.fullmatch(value) else math.nan
     if not 0 < timeout_ms <= 86_400_000:
-        raise InvalidRequest(f"{TIMEOUT_HEADER}={value!r} is not a number of milliseconds between 0 and 86400000", param=TIMEOUT_HEADER)
+        raise InvalidRequest(f"{TIMEOUT_HEADER}={value!r} is not a number of milliseconds above 0, 86400000 at most", param=TIMEOUT_HEADER)
     return min(timeout_ms / 1000, default_s)
 
 

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from export import contract
-from service.admission import EngineLimits
-from service.answers import NUMBER_BYTES, expect
-from service.batching import Lane, Spent
-from service.budget import CpuBudget, available_cpus, share_out
-from service.cache import VectorCache
-from service.call import Call
-from service.engine import EncoderEngine
+from service.call import NUMBER_BYTES, Call, expect
+from service.encoding.admission import EngineLimits
+from service.encoding.cache import VectorCache
+from service.encoding.engine import EncoderEngine
+from service.encoding.maps import AttentionMaps, check_maps
+from service.encoding.selftest import SelfTest, check_golden, measure_rate
 from service.errors import (
     BatchTooLarge,
     DeadlineExceeded,
@@ -32,29 +31,28 @@ from service.errors import (
 )
 from service.generation.device import open_steps
 from service.generation.engine import GeneratorEngine, GeneratorLimits
-from service.generation.grammar import Grammars
 from service.generation.model import Generating, GeneratorModel
+from service.generation.sampling.grammar import Grammars
 from service.generation.selftest import check_golden as check_decoder
 from service.generation.session import StepSession
-from service.keys import Keys
-from service.maps import AttentionMaps, check_maps
-from service.memory import Release
-from service.metrics import Metrics, ModelMetrics
-from service.offered import Offered
-from service.runtime import CUDA, Array, OnnxSession, Session, SettingsConflict, in_a_line
-from service.selftest import SelfTest, check_golden, measure_rate
+from service.runtime.budget import CpuBudget, available_cpus, share_out
+from service.runtime.engine_protocol import Engine
+from service.runtime.lanes import Lane, Spent
+from service.runtime.memory import Release
+from service.runtime.onnx import CUDA, Array, OnnxSession, Session, SettingsConflict, in_a_line
+from service.runtime.shares import Shares
+from service.seq2seq.engine import WritingEngine
+from service.seq2seq.model import WritingModel
+from service.seq2seq.selftest import check_golden as check_writer
+from service.seq2seq.session import OnnxWritingSession
+from service.seq2seq.waiting import WritingLimits
 from service.settings import Settings, changed, check_names
-from service.shares import Shares
-from service.tokenization import Cut, Cutting, Encoded, Input, TextEncoder, size_of
-from service.tokenizer_threads import LONG_CHARACTERS, Tokenizers
-from service.writing.engine import WritingEngine
-from service.writing.model import WritingModel
-from service.writing.selftest import check_golden as check_writer
-from service.writing.session import OnnxWritingSession
-from service.writing.waiting import WritingLimits
+from service.telemetry.metrics import Metrics, ModelMetrics
+from service.tokenization.texts import Cut, Cutting, Encoded, Input, TextEncoder, size_of
+from service.tokenization.threads import LONG_CHARACTERS, Tokenizers
 
 if TYPE_CHECKING:
-    from service.tracing import Tracer
+    from service.telemetry.tracing import Tracer
 
 log = logging.getLogger("attnserve")
 
@@ -68,14 +66,14 @@ _PIECE_CHARACTERS = 100_000
 
 @dataclass(frozen=True)
 class Answer:
-    """What the inputs of one request became, in their order. A row is an error only when the request asked for errors by item."""
+    """The rows of one request, in the order of its inputs. A row is an error only if the request asked for errors by item."""
 
     rows: list[Array | ServiceError]
     encoded: list[Encoded | ServiceError]
 
     @property
     def n_tokens(self) -> int:
-        """Tokens that were computed or would have been, had the cache not known them."""
+        """Tokens of all inputs, cached ones included."""
         return sum(len(item.ids) for item in self.encoded if isinstance(item, Encoded))
 
     @property
@@ -87,28 +85,10 @@ class Answer:
         ]
 
 
-class Encoder(Protocol):
-    """What a model needs of its engine, wherever that is; see `service/engine.py`."""
+class Encoder(Engine, Protocol):
+    """What a model needs of its engine, wherever that is; see `service/encoding/engine.py`."""
 
     limits: EngineLimits
-
-    @property
-    def healthy(self) -> bool: ...
-
-    @property
-    def alive(self) -> bool: ...
-
-    @property
-    def stuck_s(self) -> float: ...
-
-    @property
-    def offered(self) -> Offered: ...
-
-    def refused(self, tokens: float) -> None: ...
-
-    def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
 
     def check(self, lane: Lane, client: str = ...) -> None: ...
 
@@ -191,6 +171,7 @@ class Model:
         call.model = self.name
         self.check_size(len(inputs))
         lane = call.lane if call.lane is not None else Lane.BULK if len(inputs) > self.settings.bulk_inputs else Lane.INTERACTIVE
+        call.bulk |= lane == Lane.BULK
         self.engine.check(lane, call.client)  # before the work of tokenising them
         encoded = await self._encode(inputs, call, cut or self.default_cut(), prompt)
         good = [(at, item) for at, item in enumerate(encoded) if isinstance(item, Encoded)]
@@ -311,7 +292,6 @@ class Catalog:
         self.open_session = open_session
         self.open_steps = open_steps
         self.metrics = metrics or Metrics()
-        self.keys = Keys(settings, self.metrics)
         self.budget: CpuBudget = share_out(available_cpus(), runtime_threads=settings.threads)
         self.cache = VectorCache(settings.cache_bytes)
         self.tokenizers = Tokenizers(self.budget.tokenizer_threads)
@@ -331,7 +311,7 @@ class Catalog:
         if not self.settings.bundles:
             raise contract.BundleError("there is no bundle to serve: name one with --bundle DIR or ATTNSERVE_BUNDLES")
         if self.tracer is None and self.settings.otlp_endpoint is not None:
-            from service.tracing import to_collector  # heavy, and of an extra: only where traces are wanted
+            from service.telemetry.tracing import to_collector  # heavy, and of an extra: only where traces are wanted
 
             self.tracer = to_collector(str(self.settings.otlp_endpoint))
         models: dict[str, Served] = {}
@@ -536,12 +516,12 @@ class Catalog:
         return self.models.get(self.settings.aliases.get(name, name))
 
     def _default(self, kinds: Sequence[str]) -> Served | None:
-        """Of `default_model`, the first of the first kind that has one."""
+        """The first model of these kinds in `default_model`; an earlier kind comes first."""
         defaults = [self._named(name) for name in self.settings.default_model]
         return next((model for kind in kinds for model in defaults if model is not None and model.manifest.kind == kind), None)
 
     def check(self, model: Served) -> None:
-        """NotReady where the model is sick: what is queued there now waits for its deadline, or goes with the process."""
+        """Raise NotReady if the model's engine is dead or stuck. Work that is queued there waits for its deadline or the process's end."""
         if reason := self._ailment(model):
             raise NotReady(reason)
 
@@ -555,13 +535,13 @@ class Catalog:
         return True
 
     async def answers(self, model: Served) -> bool:
-        """Whether this one is healthy, or so again."""
+        """Whether the model is healthy, or answers a probe again."""
         answers = self._ailment(model) is None and (model.engine.healthy or await self._probe(model))
         model.metrics.ready.set(answers)
         return answers
 
     def sick(self) -> str | None:
-        """What only another process can mend."""
+        """The first failure that only a new process can repair, if there is one."""
         return next(filter(None, map(self._ailment, self.models.values())), None)
 
     def _ailment(self, model: Served) -> str | None:

@@ -4,6 +4,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
@@ -13,10 +14,21 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 app = typer.Typer(name="attnserve", no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False, add_completion=False)
 console = Console(stderr=True)
+PROGRESS_EVERY_S = 5.0  # lines of a transfer's progress in a log
 
 
 class Precision(StrEnum):
@@ -39,7 +51,9 @@ class Runtime(StrEnum):
 # Flags of the commands that read settings.
 BundleFlag = Annotated[list[Path] | None, typer.Option("--bundle", help="Bundle to serve; may be given several times.")]
 ConfigFlag = Annotated[Path | None, typer.Option(help="YAML file of settings.")]
-ProviderFlag = Annotated[Provider | None, typer.Option(help="Where encoders compute; decoders do on the CPU.", show_default="auto")]
+ProviderFlag = Annotated[
+    Provider | None, typer.Option(help="Where encoders and decoders compute; encoder-decoders use the CPU.", show_default="auto")
+]
 EncodersFlag = Annotated[int | None, typer.Option(help="Replicas for vectors and scores, in profile split.", show_default="1")]
 GeneratorsFlag = Annotated[int | None, typer.Option(help="Replicas for texts, in profile split.", show_default="1")]
 SetFlag = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, any other setting; may be given several times.")]
@@ -47,7 +61,7 @@ SetFlag = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, any
 
 @app.callback()
 def root() -> None:
-    """Serve attention models over HTTP: embeddings and rerank scores from ONNX encoders under Ray Serve."""
+    """Serve attention models over HTTP: embeddings, rerank scores and generated text, from ONNX Runtime under Ray Serve."""
 
 
 @app.command()
@@ -60,7 +74,7 @@ def export(
     name: Annotated[str | None, typer.Option(help="Name that clients send as `model`; the directory's name by default.")] = None,
     precision: Annotated[Precision, typer.Option(help="fp16 is for GPUs; int8 of an encoder must reach --min-cosine.")] = Precision.fp32,
     attention: Annotated[str, typer.Option(help="softmax keeps the checkpoint's attention; linear swaps it, untrained.")] = "softmax",
-    min_cosine: Annotated[float, typer.Option(min=0, max=1, help="int8 encoders: lowest cosine to fp32 on the golden texts.")] = 0.99,
+    min_cosine: Annotated[float, typer.Option(min=0.5, max=1, help="int8 encoders: lowest cosine to fp32 on the golden texts.")] = 0.99,
     held_out: Annotated[
         Path | None,
         typer.Option(help="Decoders: text to state the bits per byte of, a file or a folder that `models.training.collect` wrote."),
@@ -73,6 +87,11 @@ def export(
     with needing("export"):
         from export.bundle import export_bundle, export_file
         from export.inspection import bits_per_byte
+    if checkpoint is not None:
+        from export.contract import TOKENIZER
+        from service.tokenization.tokenizer_file import check_form
+
+        check_form(checkpoint / TOKENIZER)
     with progress_bar() as show:
         manifest = (export_file if config else export_bundle)(
             source,
@@ -170,6 +189,38 @@ def inspect(
 
 
 @app.command()
+def fetch(
+    urls: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="URL...",
+            envvar="BUNDLE_URLS",
+            help="[NAME=]URL[#sha256:FINGERPRINT] of a bundle's folder: s3://, gs://, az://, https://, http://, file:// or a path.",
+            show_default=False,
+        ),
+    ],
+    to: Annotated[Path, typer.Option(help="Folder; each bundle becomes a folder in it.", show_default=False)],
+    max_gib: Annotated[float, typer.Option(min=0.001, help="Largest bundle.")] = 20,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds without a byte before a transfer is retried.")] = 30,
+) -> None:
+    """Download bundles from an object store, a web server or a volume. A bundle appears in the folder when all its hashes are right.
+
+    Files that are already there are not fetched again, and a stopped transfer is continued. Credentials come from the environment
+    (`AWS_*`, `GOOGLE_*`, `AZURE_*`, roles of pods and machines); `AWS_ENDPOINT_URL` names an S3 server of your own.
+    """
+    from service.deployment import fetching
+
+    with needing("fetch"), transfer_bar() as (show, say):
+        for each in fetching.fetch(urls, to, fetching.Bounds(int(max_gib * 2**30), timeout), show, say):
+            megabytes = each.received_bytes / 1e6
+            rate = f"{megabytes:,.1f} MB in {each.seconds:.1f} s, {megabytes / max(each.seconds, 1e-3):,.1f} MB/s"
+            how = rate if each.received_bytes else "already there"
+            say(f"{each.folder}: {how}, fingerprint {each.manifest.fingerprint}")
+            if not each.pinned:
+                say(f"  not pinned: add #sha256:{each.manifest.fingerprint} to the URL to refuse any other bundle")
+
+
+@app.command()
 def serve(
     bundle: BundleFlag = None,
     config: ConfigFlag = None,
@@ -222,7 +273,7 @@ def serve(
     }
     settings = _settings(flags, config)
     if settings.api_keys_file is not None:
-        from service.keys import read
+        from service.http.keys import read
 
         read(settings.api_keys_file)  # here rather than in a replica, whose errors come late
     _run(settings)
@@ -268,14 +319,14 @@ def serve_config(
 @app.command()
 def key(
     name: Annotated[str, typer.Argument(help="What logs and traces call it.", show_default=False)],
-    tenant: Annotated[str, typer.Option(help="Whose it is: limits, shares and usage are the tenant's.", show_default=False)],
+    tenant: Annotated[str, typer.Option(help="The key's tenant. Limits, shares and usage belong to the tenant.", show_default=False)],
     file: Annotated[Path | None, typer.Option(help="Put the entry into this file of keys; it is made if there is none.")] = None,
     requests_per_minute: Annotated[int | None, typer.Option(help="Limit of the tenant on each gateway.", show_default="none")] = None,
     tokens_per_minute: Annotated[int | None, typer.Option(help="The same of tokens read and written.", show_default="none")] = None,
     streams: Annotated[int | None, typer.Option(help="Streams at the same time.", show_default="none")] = None,
 ) -> None:
     """Make an API key: print it, this once, and its entry for `--api-keys-file`, which holds the key's hash."""
-    from service import keys
+    from service.http import keys
 
     limits = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute, "streams": streams}
     made, entry = keys.make(name, tenant, limits)
@@ -288,7 +339,7 @@ def key(
 
 
 def _settings(flags: dict[str, Any], config: Path | None) -> Any:
-    """From all sources, with bundles that are whole and names that are theirs."""
+    """The settings from all sources. Checks that bundles are intact and that names of models are among theirs."""
     from export.contract import verify
     from service import settings as known
 
@@ -425,11 +476,12 @@ def bench_faults(context: typer.Context) -> None:
 
 def _run(settings: Any) -> None:
     """Start, wait for a signal, stop. A service that cannot go on ends with status 1 and the reason."""
+    from service.deployment.flags import prepare
     from service.deployment.front import Front, listen
-    from service.deployment.running import LOG_FILE, Service, prepare, run_directory
+    from service.deployment.running import LOG_FILE, Service, run_directory
     from service.deployment.watch import Watch, adopt
-    from service.logs import Follower, to_file
-    from service.runtime import check_install
+    from service.runtime.onnx import check_install
+    from service.telemetry.logs import Follower, to_file
 
     check_install(settings.provider)
     with listen(settings.host, settings.port) as listener, run_directory() as run:
@@ -509,6 +561,38 @@ def progress_bar() -> Iterator[Callable[[str, float | None], None]]:
                 console.print(step)
 
         yield show
+
+
+@contextmanager
+def transfer_bar() -> Iterator[tuple[Callable[[str, int, int], None], Callable[[str], None]]]:
+    """(show, say): `show(name, bytes so far, bytes in all)` updates a progress bar with amounts and rates, `say(line)` prints a line above
+    it. If stderr is no terminal, as in a pod, `show` prints a line every few seconds."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    tasks: dict[str, TaskID] = {}
+    told: dict[str, tuple[float, int]] = {}
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+
+        def show(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = progress.add_task(name, total=total, completed=done)
+            progress.update(tasks[name], completed=done)
+            now, (before_s, before) = time.monotonic(), told.setdefault(name, (time.monotonic(), done))
+            if not console.is_terminal and now - before_s >= PROGRESS_EVERY_S:
+                told[name] = (now, done)
+                say(f"{name}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {(done - before) / 1e6 / (now - before_s):,.1f} MB/s")
+
+        yield show, say
 
 
 @contextmanager

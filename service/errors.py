@@ -160,3 +160,7 @@ class RuntimeFailed(ServiceError):
 
     status = 500
     code = "backend_failure"
+
+
+class StartFailed(RuntimeError):
+    """The service did not come up; the message says what stood in the way."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, SecretStr, field_validator
+from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
 PREFIX = "ATTNSERVE_"
@@ -157,7 +157,10 @@ class Settings(BaseModel):
     @field_validator("bundles")
     @classmethod
     def _absolute(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
-        return tuple(path.expanduser().resolve() for path in value)  # a replica runs in a directory of its own
+        try:
+            return tuple(path.expanduser().resolve() for path in value)  # a replica runs in a directory of its own
+        except (OSError, RuntimeError) as error:  # a link to itself, a name too long, a user that is not there
+            raise ValueError(f"a bundle's path cannot be resolved: {error}") from None
 
     @field_validator("api_keys_file", mode="before")
     @classmethod
@@ -168,6 +171,14 @@ class Settings(BaseModel):
     @classmethod
     def _not_resolved(cls, value: Path | None) -> Path | None:
         return value and Path(os.path.abspath(value.expanduser()))  # links stay: where they lead changes
+
+    @field_validator("max_gateways", "max_encoders", "max_generators")
+    @classmethod
+    def _not_below_the_fewest(cls, value: int | None, info: ValidationInfo) -> int | None:
+        fewest = str(info.field_name).removeprefix("max_")
+        if value is not None and value < info.data.get(fewest, 1):
+            raise ValueError(f"it is less than {fewest}={info.data[fewest]}")
+        return value
 
     @field_validator("api_keys")
     @classmethod

@@ -9,7 +9,7 @@ from ray.serve.deployment import deployment_to_schema
 from ray.serve.schema import ServeDeploySchema
 
 from service.deployment import split
-from service.deployment.running import cluster_flags
+from service.deployment.flags import cluster_flags
 from service.settings import Settings
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from service import haproxy
+from service.deployment import haproxy
 from service.settings import Settings
 
 log = logging.getLogger("attnserve")
@@ -48,6 +48,7 @@ class Front:
         self.lean = settings.lean
         count = 1 if settings.profile == "single" else max(settings.gateways, settings.max_gateways or 0)
         self._places = [run / f"gateway-{number}.sock" for number in range(count + _SPARE)]
+        self._several = count > 1
         self._config = run / "haproxy.cfg"
         self._output = run / "haproxy.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -65,6 +66,7 @@ class Front:
             config = haproxy.one_machine(
                 listener=fd,
                 gateways=self._places,
+                several=self._several,
                 nowhere=nowhere,
                 hard_stop_s=self._hard_stop_s,
                 connections=haproxy.most_connections(),

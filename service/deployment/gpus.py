@@ -1,11 +1,11 @@
-"""The GPUs that replicas of profile `split` reserve in Ray's books, and whether this machine has them."""
+"""The GPUs that replicas of profile `split` reserve in Ray, and whether this machine has them."""
 
 import math
 from collections.abc import Iterable
 
 from export import contract
 from service.catalog import ENCODER_KINDS
-from service.deployment.running import StartFailed
+from service.errors import StartFailed
 from service.settings import Settings
 
 _ON_GPUS = {*ENCODER_KINDS, "decoder"}  # an encoder-decoder computes on the CPU whatever the provider is

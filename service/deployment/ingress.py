@@ -10,18 +10,18 @@ CHECKED_EVERY_S, SILENT_FOR_S = 1, 20
 
 
 class Ingress:
-    """Around the catalog of this process, which `service/replica.py` keeps."""
+    """Around the catalog of this process, which `service/deployment/replica.py` keeps."""
 
     async def check_health(self) -> None:
         """A replica that cannot mend itself is replaced."""
-        from service.replica import catalog
+        from service.deployment.replica import catalog
 
         if catalog is not None and (reason := catalog.sick()):
             raise RuntimeError(reason)
 
     def reconfigure(self, user_config: Mapping[str, Any]) -> None:
         """Settings that can change while requests run; SettingsError for others."""
-        from service.replica import catalog
+        from service.deployment.replica import catalog
 
         assert catalog is not None
         catalog.reconfigure(user_config)
@@ -31,7 +31,7 @@ class WarmIngress(Ingress):
     """Serve counts it from its first passed check on, when its models are loaded: before, it gets no requests and no other ends for it."""
 
     async def check_health(self) -> None:
-        from service.replica import catalog
+        from service.deployment.replica import catalog
 
         assert catalog is not None
         await catalog.warm.wait()

@@ -1,8 +1,8 @@
 """How many replicas a deployment needs, by what they say of themselves. Serve's controller calls this, and applies bounds and delays.
 
-Each replica says how much work it was asked for, as a share of what it can do (`service/offered.py`), refused work included. The sum is the
-number of replicas that would be busy all the time; divided by the share of time that each should be, it is the number of replicas to have.
-So the number does not depend on how many there are now, and one decision leads from any number to the right one.
+Each replica says how much work it was asked for, as a share of what it can do (`service/runtime/offered.py`), refused work included.
+The sum is the number of replicas that would be busy all the time; divided by the share of time that each should be, it is the number of
+replicas to have. So the number does not depend on how many there are now, and one decision leads from any number to the right one.
 
 A gateway says how much of a processor its process takes: it cannot say what it was not able to read. There, where all are at their limit,
 each decision adds replicas in proportion until they are not.

@@ -15,8 +15,8 @@ def build(settings: Settings, log_file: Path) -> Any:
 
     def make_app() -> Any:
         """Runs in the replica: models and locks are made where they live, and what is heavy to import is not in the command's memory."""
-        from service import replica
         from service.catalog import Catalog
+        from service.deployment import replica
         from service.deployment.loopback import keep_calls_on_loopback
 
         keep_calls_on_loopback()

@@ -18,23 +18,23 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.metrics import Gauge
 
 from export import contract
-from service.budget import available_cpus, share_out
 from service.catalog import ENCODER_KINDS, Catalog
+from service.deployment.flags import shutdown_s
 from service.deployment.gpus import replica_gpus
 from service.deployment.ingress import CHECKED_EVERY_S, SILENT_FOR_S, WarmIngress
+from service.deployment.lifeline import Lifeline
 from service.deployment.loopback import keep_calls_on_loopback
+from service.deployment.mirror import Mirror
 from service.deployment.routing import NAMES, ByName, NotThere
-from service.deployment.running import shutdown_s
 from service.deployment.scaling import ENCODER_TARGET, GATEWAY_TARGET, GENERATOR_TARGET, LOAD, autoscaling
 from service.errors import CANNOT_START, NeverFits
-from service.lifeline import Lifeline
-from service.logs import to_file
-from service.mirror import Mirror
 from service.pools.catalog import GatewayCatalog
 from service.pools.host import Host
 from service.pools.limits import MESSAGE_BYTES
 from service.pools.replicas import ReplicaLost
+from service.runtime.budget import available_cpus, share_out
 from service.settings import Settings, SettingsError, freeze, live, load
+from service.telemetry.logs import to_file
 
 APPLICATION = "attnserve"
 _GATEWAY_CPUS = 1
@@ -123,7 +123,7 @@ class Gateway(WarmIngress):
         encoders: DeploymentHandle[Any] | None,
         generators: DeploymentHandle[Any] | None,
     ) -> None:
-        from service import replica
+        from service.deployment import replica
 
         def make_catalog(settings: Settings) -> GatewayCatalog:
             catalog = GatewayCatalog(
@@ -201,7 +201,7 @@ def threads(settings: Settings) -> int:
 
 
 def cpus(settings: Settings) -> int:
-    """What all replicas together reserve in Ray's books, at their most."""
+    """CPUs that all replicas together reserve in Ray, at their largest numbers."""
     computing = max(settings.encoders, settings.max_encoders or 0) + max(settings.generators, settings.max_generators or 0)
     return max(settings.gateways, settings.max_gateways or 0) * _GATEWAY_CPUS + computing * threads(settings)
 

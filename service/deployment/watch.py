@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from service import lifeline
+from service.deployment import lifeline
 from service.deployment.front import BACKLOG, Front
 
 log = logging.getLogger("attnserve")
@@ -140,7 +140,7 @@ class Watch:
                     drained.set_result(int(said[len(lifeline.DRAINED) :]))
                 else:
                     replica.loop_runs = said == lifeline.LOOP_RUNS
-        except ConnectionError:
+        except (ConnectionError, asyncio.CancelledError):  # cancelled as the watch ends: Python 3.11 would print a traceback of it
             pass
         finally:
             self._replicas.discard(replica)

@@ -1,31 +1,6 @@
-"""The HTTP forms that clients know, one file each. All of them translate to `Model.answer` and back; none of them computes.
+"""The HTTP forms that clients know. All of them translate to a model of the catalog and back; none of them computes.
 
-A dialect owns its paths, its bodies and its errors: also errors of the framework (no such path, wrong method, body too large, no key) are
-answered in the form of the path that was called.
+`openai/`, `tei/`, `oip/`, `cohere.py`, `jina.py` and `tgi.py` are forms of other projects; `attention.py`, `health.py` and `pages.py` are
+our own; `routers.py` lists them. They share `accepted.py` and `fields_page.py` (fields without a use), `ranking.py`, and for text
+`generation.py`, `generation_schemas.py` and `answer_size.py`.
 """
-
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
-
-from service.errors import ServiceError
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """`render` gives status and body of an error; `prefixes` are the paths that speak this dialect, the longest match wins."""
-
-    name: str
-    prefixes: tuple[str, ...]
-    render: Callable[[ServiceError], tuple[int, Any]]
-
-
-def dialect_of(path: str, dialects: tuple[Dialect, ...]) -> Dialect:
-    """The dialect of a path; unknown paths speak the first one. The prefix "/" is the root alone."""
-    matches = [
-        (len(prefix), dialect)
-        for dialect in dialects
-        for prefix in dialect.prefixes
-        if path == prefix or (prefix != "/" and path.startswith(f"{prefix}/"))
-    ]
-    return max(matches, key=lambda match: match[0])[1] if matches else dialects[0]

@@ -4,7 +4,7 @@ Sources: the types of openai-python, cohere-python and huggingface_hub, and the 
 text-generation-inference, Jina, Cohere and Triton's extensions of the Open Inference Protocol.
 """
 
-from service.dialects.fields import Other, Others, ignored
+from service.http.fields import Other, Others, ignored
 
 _ONE_TEXT = "no model here reads anything but text"
 _NO_TEMPLATE = "the model's own chat template is used as it is"

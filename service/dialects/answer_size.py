@@ -12,6 +12,7 @@ from service.settings import Settings
 _NUMBER = 26  # bytes of a log-probability and its separator
 _CHAT_ENTRY = len('{"token":,"bytes":[],"logprob":,"top_logprobs":[]},') + _NUMBER
 _PROMPT_ENTRY = len('"1234567890":{"decoded_token":,"logprob":,"rank":1234567},') + _NUMBER
+_TGI_ENTRY = len('{"id":1234567,"text":,"logprob":,"special":false},') + _NUMBER
 _OFFSET = 10
 _AROUND = 512  # bytes of a choice without its text
 
@@ -42,6 +43,11 @@ class AnswerSize:
         if top is None:
             return 0
         return tokens * (sum(self.vocabulary.widest[: top + 1]) + (1 + top) * _PROMPT_ENTRY)
+
+    def tgi_tokens(self, tokens: int, top: int) -> int:
+        """Tokens of text-generation-inference's details, with the likeliest ones of each position."""
+        widest = self.vocabulary.widest
+        return tokens * (sum(widest[:1]) + sum(widest[:top]) + (1 + top) * _TGI_ENTRY + 2)
 
 
 def check_size(size: int, n: int, settings: Settings, *, fields: str, streamable: bool) -> None:

@@ -12,12 +12,12 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field, StrictBool
 
 from export import contract
-from service.answers import NUMBER_BYTES
+from service.call import NUMBER_BYTES
 from service.catalog import Model, Served
-from service.dialects.fields import Fields
-from service.dialects.openai import ERRORS
+from service.dialects.openai.embeddings import ERRORS
 from service.errors import EmptyInput, InputTooLong, InvalidRequest, WrongKind
-from service.routing import CallDep, CatalogDep, JsonRoute, Many, json_response
+from service.http.fields import Fields
+from service.http.routing import CallDep, CatalogDep, JsonRoute, Many, json_response
 
 MOST_NUMBERS = 500_000  # in an answer: some 5 MB
 Number = Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)]

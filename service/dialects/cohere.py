@@ -12,15 +12,16 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from service import vectors
-from service.batching import Lane
 from service.call import Call
-from service.dialects import Dialect, accepted
-from service.dialects.fields import Body
+from service.dialects import accepted
+from service.dialects.ranking import rank, role_prompt
+from service.encoding import vectors
 from service.errors import InvalidRequest, ServiceError
-from service.ranking import rank, role_prompt
-from service.routing import CallDep, CatalogDep, JsonRoute, Many
-from service.tokenization import Cut, Cutting, Side
+from service.http.dialect import Dialect
+from service.http.fields import Body
+from service.http.routing import CallDep, CatalogDep, JsonRoute, Many
+from service.runtime.lanes import Lane
+from service.tokenization.texts import Cut, Cutting, Side
 
 _DOCUMENTS_IN_A_SEARCH_UNIT = 100
 _SIDES: dict[str, Side] = {"NONE": "none", "START": "left", "END": "right"}  # the end that is discarded

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from service.app import MODULES
-from service.dialects import tei_tokens
-from service.dialects.fields import Body, Other
 from service.dialects.jina import RerankRequest
-from service.dialects.oip_schemas import InferRequest
-from service.dialects.tei_schemas import TeiRerankRequest, TeiTokenizeRequest
-from service.dialects.tokens import TokenizeRequest
+from service.dialects.oip.schemas import InferRequest
+from service.dialects.openai.tokens import TokenizeRequest
+from service.dialects.routers import MODULES
+from service.dialects.tei import tokens as tei_tokens
+from service.dialects.tei.schemas import TeiRerankRequest, TeiTokenizeRequest
+from service.http.fields import Body, Other
 
 # Bodies that a route reads by itself, after a look at what they are.
 _READ_INSIDE: dict[str, tuple[type[Body], ...]] = {

@@ -10,15 +10,15 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, TypeVar
 
-from service.batching import Lane
 from service.call import Call
 from service.catalog import Catalog
-from service.chat_prompt import ChatPrompts
 from service.dialects.generation_schemas import SamplingFields, StreamOptions
-from service.dialects.runs import Generator, Runs
-from service.dialects.tei_tokens import aside
+from service.dialects.tei.tokens import aside
 from service.errors import EmptyInput, InputTooLong, InvalidRequest, TokenizationFailed
+from service.generation.chat.prompt import ChatPrompts
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling
+from service.generation.runs import Generator, Runs
+from service.runtime.lanes import Lane
 from service.settings import Settings
 
 Result = TypeVar("Result")
@@ -57,13 +57,11 @@ def requests(
     max_tokens_field: str,
     grammar: Grammar | None,
     prompt_logprobs: int | None = None,
-    of_each: bool = False,
     **options: Any,
 ) -> list[GenerationRequest]:
     """n requests for each prompt, one after the other. Choice i of a prompt has the same seed whatever else is asked with it.
 
-    Where the body has no seed, each prompt draws one of its own. Log-probabilities of a prompt are computed for its first choice, or
-    `of_each`.
+    Where the body has no seed, each prompt draws one of its own. Log-probabilities of a prompt are computed for its first choice.
     """
     if body.min_tokens > max_tokens:
         raise InvalidRequest(f"min_tokens={body.min_tokens} is more than {max_tokens_field}={max_tokens}", param="min_tokens")
@@ -100,7 +98,7 @@ def requests(
             ignore_eos=body.ignore_eos,
             skip_special_tokens=body.skip_special_tokens,
             grammar=grammar,
-            prompt_logprobs=prompt_logprobs if of_each or not index else None,
+            prompt_logprobs=None if index else prompt_logprobs,
             lane=Lane.INTERACTIVE if call.lane is None else call.lane,
             deadline=call.deadline,
             client=call.client,
@@ -258,7 +256,7 @@ async def encode_chat(
 
 
 def most_tokens(model: Generator, max_tokens: int, prompt_tokens: int) -> int:
-    """That a completion can have, where the model positions only so many."""
+    """The most tokens of a completion: `max_tokens`, or fewer if the model has a limited number of positions."""
     n_positions = None if model.manifest.decoder is None else model.manifest.decoder.n_positions
     return max_tokens if n_positions is None else max(0, min(max_tokens, n_positions - prompt_tokens + 1))
 

@@ -7,10 +7,10 @@ unknown field is an error: a parameter that has no effect would be worse than on
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, StrictBool, StrictFloat, StrictInt
+from pydantic import BaseModel, BeforeValidator, Field, StrictBool, StrictFloat, StrictInt
 
-from service.dialects.fields import WITHOUT_NULLS, Fields
-from service.routing import Many
+from service.http.fields import WITHOUT_NULLS, Fields
+from service.http.routing import Many
 
 TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 Ignored = Annotated[str | None, Field(max_length=512, description="Accepted and ignored.")]
@@ -18,6 +18,7 @@ StopString = Annotated[str, Field(min_length=1, max_length=1024)]
 Source = Annotated[str, Field(max_length=65_536)]
 Choices = Annotated[list[StopString], Field(max_length=1024)]
 MAX_TOKENS = 1_000_000
+EMPTY_IS_ABSENT = BeforeValidator(lambda value: None if value == {} else value)
 
 
 class StructuredOutputs(Fields):

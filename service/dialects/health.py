@@ -2,9 +2,9 @@
 
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
-from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST
 
-from service.routing import CatalogDep, JsonRoute
+from service.http.routing import CatalogDep, JsonRoute
 
 router = APIRouter(route_class=JsonRoute, tags=["Operation"], default_response_class=PlainTextResponse)
 
@@ -26,4 +26,4 @@ async def ready(catalog: CatalogDep) -> Response:
 @router.get("/metrics")
 async def metrics(catalog: CatalogDep) -> Response:
     """All series in Prometheus text form."""
-    return Response(generate_latest(catalog.metrics.registry), media_type=CONTENT_TYPE_LATEST)
+    return Response(catalog.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)

@@ -11,13 +11,14 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
-from service.dialects import Dialect, accepted
+from service.dialects import accepted
 from service.dialects.cohere import ApiVersion, search_units
-from service.dialects.fields import Body
+from service.dialects.ranking import rank
 from service.errors import ServiceError
-from service.ranking import rank
-from service.routing import CallDep, CatalogDep, JsonRoute, Many
-from service.tokenization import Cutting
+from service.http.dialect import Dialect
+from service.http.fields import Body
+from service.http.routing import CallDep, CatalogDep, JsonRoute, Many
+from service.tokenization.texts import Cutting
 
 
 class GivenDocument(Body):

@@ -8,25 +8,30 @@ and the stop text is part of the answer.
 import codecs
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal
 
 from fastapi import APIRouter, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from service import sse
 from service.call import Call
 from service.catalog import Catalog
-from service.dialects import Dialect, accepted, generation
-from service.dialects.fields import Body
+from service.dialects import accepted, generation
+from service.dialects.answer_size import AnswerSize, check_size
 from service.dialects.generation_schemas import MAX_TOKENS, SamplingFields
-from service.dialects.runs import Generator, Runs
 from service.errors import DeadlineExceeded, EmptyInput, InvalidRequest, NotReady, Overloaded, RuntimeFailed, ServiceError, WrongKind
 from service.generation.request import Delta, Grammar, TokenLogprob
-from service.routing import CallDep, CatalogDep, JsonRoute
+from service.generation.runs import Generator, Runs
+from service.http import sse
+from service.http.answers import Elements, Text, done, json_answer, whole
+from service.http.dialect import Dialect
+from service.http.fields import Body
+from service.http.routing import CallDep, CatalogDep, JsonRoute
+from service.settings import Settings
 
 ErrorType = Literal["validation", "generation", "overloaded", "incomplete_generation", "healthcheck"]
 FinishReason = Literal["length", "eos_token", "stop_sequence"]
+_MOST_CHARACTER = 6  # bytes of a character in JSON
 
 
 class TgiGrammar(Body):
@@ -126,7 +131,7 @@ router = APIRouter(route_class=JsonRoute, tags=["text-generation-inference"], re
 @router.post("/generate", response_model=TgiAnswer, response_model_exclude_none=True)
 async def generate(body: TgiRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """The prompt's continuation, whole."""
-    return await continuation(body, call, catalog)
+    return json_answer(await continuation(body, call, catalog), call.headers)
 
 
 @router.post("/generate_stream", response_class=Response, responses=EVENTS)
@@ -137,8 +142,7 @@ async def generate_stream(body: TgiRequest, call: CallDep, catalog: CatalogDep) 
 
 async def continuation(body: TgiRequest, call: Call, catalog: Catalog) -> dict[str, Any]:
     answer = await _submit(body, call, catalog, stream=False)
-    (delta,) = await answer.runs.all()
-    return answer.whole(delta)
+    return await answer.whole()
 
 
 async def continuation_stream(body: TgiRequest, call: Call, catalog: Catalog) -> Response:
@@ -179,8 +183,24 @@ async def _submit(body: TgiRequest, call: Call, catalog: Catalog, *, stream: boo
         top_logprobs=asked.top_n_tokens or 0,
         prompt_logprobs=0 if asked.details and asked.decoder_input_details else None,
     )
+    if not stream:
+        _check_size(body, asked, len(prompt), model, catalog.settings)
     runs = await Runs.submit(model, requests, call, n=1, prompt_field="inputs", stream=stream)
+    if stream:
+        generation.bound_unread(runs, asked.top_n_tokens or 0, catalog.settings)
     return _Answer(body, asked, model, runs, seed if draws else None)
+
+
+def _check_size(body: TgiRequest, asked: TgiParameters, prompt_tokens: int, model: Generator, settings: Settings) -> None:
+    """Bounds the whole answer."""
+    most = generation.most_tokens(model, asked.max_new_tokens, prompt_tokens)
+    size_of = AnswerSize(model.vocabulary)
+    size = size_of.text(most) + (_MOST_CHARACTER * len(body.inputs) if asked.return_full_text else 0)
+    if asked.details:
+        size += size_of.tgi_tokens(most, asked.top_n_tokens or 0)
+        size += size_of.tgi_tokens(prompt_tokens, 0) if asked.decoder_input_details else 0
+    fields = "max_new_tokens, top_n_tokens" if asked.details else "max_new_tokens"
+    check_size(size, 1, settings, fields=fields, streamable=False)
 
 
 def _grammar(given: TgiGrammar | None) -> Grammar | None:
@@ -207,27 +227,45 @@ class _Answer:
         self._text = body.inputs if asked.return_full_text else ""
         self._n = 0  # tokens sent
 
-    def whole(self, delta: Delta) -> dict[str, Any]:
-        answer: dict[str, Any] = {"generated_text": self._text + delta.text}
+    async def whole(self) -> dict[str, Any]:
+        """The answer, written as its tokens arrive."""
+        await self.runs.read(self._begin, self._add)
+        answer: dict[str, Any] = {"generated_text": self._written}
         if self._asked.details:
-            prompt = zip(self.runs.runs[0].request.prompt, self.runs.runs[0].prompt_logprobs, strict=False)
+            prefill = Elements()
+            await done(map(prefill.add, self._prefill()))
             answer["details"] = {
-                "finish_reason": _reason(delta),
-                "generated_tokens": len(delta.token_ids),
+                "finish_reason": _reason(self._last),
+                "generated_tokens": self._n,
                 "seed": self._seed,
-                "prefill": [
-                    {
-                        "id": token_id,
-                        "text": generation.token_text(token_id, self._model),
-                        "logprob": each and _finite(each.logprob),
-                    }
-                    for token_id, each in prompt
-                ],
-                "tokens": [self._token(token_id, each) for token_id, each in _told(delta)],
+                "prefill": prefill,
+                "tokens": self._tokens,
             }
             if self._asked.top_n_tokens:
-                answer["details"]["top_tokens"] = [self._top(each) for each in delta.logprobs]
+                answer["details"]["top_tokens"] = self._tops
         return answer
+
+    def _begin(self) -> None:
+        self._written, self._tokens, self._tops, self._last = Text(), Elements(), Elements(), Delta("")
+        self._written.add(self._text)
+        self._decoder.reset()
+        self._n = 0
+
+    def _add(self, _: int, delta: Delta) -> None:
+        self._written.add(delta.text)
+        self._last = delta
+        self._n += len(delta.token_ids)
+        if self._asked.details:
+            self._tokens.add(_joined(self._token(token_id, each) for token_id, each in _told(delta)))
+            if self._asked.top_n_tokens:
+                self._tops.add(_joined(self._top(each) for each in delta.logprobs))
+
+    def _prefill(self) -> Iterator[bytes]:
+        """The tokens of the prompt."""
+        run = self.runs.runs[0]
+        for token_id, each in zip(run.request.prompt, run.prompt_logprobs, strict=False):
+            text = generation.token_text(token_id, self._model)
+            yield whole({"id": token_id, "text": text, "logprob": each and _finite(each.logprob)})
 
     def opening(self) -> bytes:
         return b""
@@ -275,6 +313,11 @@ class _Answer:
             }
             for token_id, logprob in each.top
         ]
+
+
+def _joined(elements: Iterable[Any]) -> bytes:
+    """Elements of a list as JSON."""
+    return b",".join(map(whole, elements))
 
 
 def _told(delta: Delta) -> list[tuple[int, TokenLogprob | None]]:

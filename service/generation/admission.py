@@ -17,12 +17,12 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Several
 from typing import NamedTuple
 
-from service.batching import Lane
 from service.errors import InvalidRequest, NotReady, Overloaded, QueueTooLong
 from service.generation.condition import Condition
 from service.generation.run import Run
 from service.generation.sequence import Asked, Sequence
-from service.patience import Patience
+from service.runtime.lanes import Lane
+from service.runtime.overload import Patience
 
 _BACKLOG = 16  # times `max_waiting`: limit on runs without a slot, of requests that have started
 _LEAST_HELD = 16  # tokens that a bulk run draws before it gives way to interactive work

@@ -1,8 +1,8 @@
 """Copies of single rows of states, wherever they are: a graph that changes nothing, run over addresses.
 
 ONNX Runtime's Python copies no part of a tensor, but it binds inputs and outputs to any address. So a graph of one Identity for each state
-tensor, whose inputs are a row here and whose outputs are a row there, is a copy on the device itself, from the host or to it. The graph is
-written in protobuf's own bytes, since `onnx` is none of the service's libraries.
+tensor, whose inputs are a row here and whose outputs are a row there, is a copy on the device itself, from the host or to it. The
+protobuf of the graph is encoded by hand, because the service does not depend on `onnx`.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import numpy as np
 
 from export import contract
 from service.generation.session import State
-from service.runtime import DEVICES, open_graph
+from service.runtime.onnx import DEVICES, open_graph
 
 Place = State | int  # of one state tensor of one row: an array on the host, or an address on the device
 

@@ -12,7 +12,7 @@ import numpy as np
 from export import contract
 from service.generation.copying import RowCopies
 from service.generation.session import Ids, Logits, OnnxStepSession, State, StepSession, beginning
-from service.runtime import CUDA, DEVICES, SettingsConflict, open_graph, with_provider
+from service.runtime.onnx import CUDA, DEVICES, SettingsConflict, open_graph, with_provider
 
 _SETS = 4  # of states of all slots, at most: two of the running sequences, and two of as many prompts in prefill
 

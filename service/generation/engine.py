@@ -17,30 +17,30 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
-from service.batching import Lane
 from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NotReady, Overloaded, RuntimeFailed, ServiceError
 from service.generation.admission import Admission, Holding, stopping
-from service.generation.averages import averaged
 from service.generation.condition import Condition
 from service.generation.engine_thread import EngineThread
-from service.generation.grammar import Grammars
-from service.generation.masks import Masks, is_there
 from service.generation.prefill import Prefill, Prompt
-from service.generation.prompt_logprobs import PromptLogprobs
-from service.generation.request import Delta, GenerationRequest, Grammar, Sampling, Token, Usage
+from service.generation.request import Delta, GenerationRequest, Grammar, Sampling, Token
 from service.generation.run import Run
 from service.generation.running import Running
-from service.generation.sampling import Edits, check_ids, check_sampling
+from service.generation.sampling.grammar import Grammars
+from service.generation.sampling.masks import Masks, is_there
+from service.generation.sampling.prompt_logprobs import PromptLogprobs
+from service.generation.sampling.sampler import Edits, check_ids, check_sampling
 from service.generation.sequence import Asked, Held, Sequence
 from service.generation.session import StepSession, beginning
 from service.generation.text import TextStream, Vocabulary
-from service.logs import traces
-from service.metrics import GeneratorMetrics
-from service.offered import OfferedSlots
-from service.runtime import device_lost
+from service.runtime.lanes import Lane
+from service.runtime.moving_average import averaged
+from service.runtime.onnx import device_lost
+from service.telemetry.logs import traces
+from service.telemetry.metrics import GeneratorMetrics
+from service.telemetry.usage import Usage
 
 if TYPE_CHECKING:
-    from service.tracing import Tracer
+    from service.telemetry.tracing import Tracer
 
 log = logging.getLogger("attnserve")
 
@@ -81,7 +81,7 @@ class GeneratorEngine(EngineThread):
         metrics: GeneratorMetrics,
         tracer: "Tracer | None" = None,
     ) -> None:
-        super().__init__("generator", metrics)
+        super().__init__("generator", limits.slots, metrics)
         self.limits = limits
         self.provider = session.provider
         self._tracer = tracer
@@ -96,7 +96,6 @@ class GeneratorEngine(EngineThread):
             max_bulk_wait_s=limits.max_bulk_wait_s,
             bulk_delay_s=limits.bulk_delay_s,
         )
-        self.offered = OfferedSlots(limits.slots, metrics.offered.inc)
         self._run_s = 1.0  # of a whole run, moving average
         self._arrivals = 0
         state_bytes = session.decoder.state_bytes
@@ -113,7 +112,6 @@ class GeneratorEngine(EngineThread):
         self._drew = 0.0
         self._back: list[Sequence] = []  # runs that have drawn no token since they got a slot back
         self._said: list[tuple[Run, Token | Delta | ServiceError]] = []
-        metrics.slots.set(limits.slots)
         metrics.running.set_function(lambda: self._n_holders)
         metrics.waiting.set_function(lambda: len(self._admission))
 
@@ -121,15 +119,6 @@ class GeneratorEngine(EngineThread):
     def pending(self) -> int:
         """Runs that have a slot or wait for one."""
         return self._n_holders + len(self._admission)
-
-    @property
-    def full(self) -> bool:
-        """No slot is free for one more run."""
-        return self.pending >= self.limits.slots
-
-    def refused(self, runs: float) -> None:
-        """A gateway has refused so many runs that this engine, or one like it, was asked for."""
-        self.offered.refuse(runs)
 
     @property
     def _n_holders(self) -> int:
@@ -345,7 +334,7 @@ class GeneratorEngine(EngineThread):
                 self._say(run, DeadlineExceeded("the request's deadline passed before its last token"))
                 self._forget(sequence)
             elif (since := run.unread_since) is not None and now - since > self.limits.unread_s:
-                self._say(run, DeadlineExceeded(f"nobody took the text for {self.limits.unread_s:g} s"))
+                self._say(run, DeadlineExceeded(f"the text was not read for {self.limits.unread_s:g} s"))
                 self._forget(sequence)
         for future in taken.values():
             self._hand_over(future, InvalidRequest("the run has ended: there is nothing to take out"))
@@ -471,7 +460,7 @@ class GeneratorEngine(EngineThread):
         self._late.append(sequence)
 
     def _place(self, sequence: Sequence) -> None:
-        """Its states go to where the graph runs."""
+        """Move the run's states to where the graph runs."""
         if sequence.mask is None:
             self._masks.begin(sequence)
         condition, sequence.come_from = sequence.come_from, None

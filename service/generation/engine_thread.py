@@ -1,20 +1,26 @@
-"""The thread that an engine's runtime, states and searches belong to, and how it fares."""
+"""The thread on which an engine computes, and its health."""
 
 import asyncio
 import contextlib
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from service.metrics import GeneratorMetrics
+from service.runtime.offered import OfferedSlots
+from service.telemetry.metrics import GeneratorMetrics
 
 
-class EngineThread:
-    """What engines of one thread have in common. `start` belongs to the event loop that their callers live on."""
+class EngineThread(ABC):
+    """Base of engines that compute on one thread. `start` is called on the event loop of their callers."""
 
-    def __init__(self, name: str, metrics: GeneratorMetrics) -> None:
+    def __init__(self, name: str, slots: int, metrics: GeneratorMetrics) -> None:
+        """`slots`: runs that it computes at the same time."""
         self.metrics = metrics
+        self.offered = OfferedSlots(slots, metrics.offered.inc)
+        self._slots = slots
+        metrics.slots.set(slots)
         self._name = name
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -36,6 +42,20 @@ class EngineThread:
         self.metrics.ready.set(0)
 
     @property
+    @abstractmethod
+    def pending(self) -> int:
+        """Slots that are taken or waited for."""
+
+    @property
+    def full(self) -> bool:
+        """No slot is free for one more run."""
+        return self.pending >= self._slots
+
+    def refused(self, runs: float) -> None:
+        """Count runs that a gateway has refused for this engine or another replica of it."""
+        self.offered.refuse(runs)
+
+    @property
     def alive(self) -> bool:
         return self._thread is None or self._thread.is_alive()
 
@@ -46,17 +66,17 @@ class EngineThread:
 
     @property
     def stuck_s(self) -> float:
-        """Seconds since the call of the runtime that has not ended began; 0 when none runs."""
+        """Seconds since the runtime's current call began; 0 if none runs."""
         began = self._began
         return 0.0 if began is None else time.monotonic() - began
 
+    @abstractmethod
     def _work(self) -> None:
         """The body of the thread. It returns after `_close`, when every caller has its answer."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _close(self) -> None:
         """Admit no more work, and let the thread end. Called on the loop."""
-        raise NotImplementedError
 
     def _post(self, callback: Callable[..., None], *arguments: Any) -> None:
         """From the thread: a call on the loop."""

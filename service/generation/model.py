@@ -7,46 +7,28 @@ from typing import Protocol
 from tokenizers import Tokenizer
 
 from export import contract
-from service.chat_prompt import ChatPrompts
-from service.chat_template import ChatTemplate
+from service.generation.chat.prompt import ChatPrompts
+from service.generation.chat.template import ChatTemplate
 from service.generation.request import GenerationRequest
 from service.generation.run import Run
 from service.generation.text import Vocabulary
-from service.metrics import GeneratorMetrics, Metrics
-from service.offered import Offered
+from service.runtime.engine_protocol import Engine
 from service.settings import Settings
-from service.tokenizer_file import open_tokenizer
+from service.telemetry.metrics import GeneratorMetrics, Metrics
+from service.tokenization.tokenizer_file import open_tokenizer, text_of, token_ids
 
 
-class Generating(Protocol):
-    """What a decoder or an encoder-decoder needs of its engine, wherever that is; see `engine.py` and `service/writing/engine.py`."""
+class Generating(Engine, Protocol):
+    """What a decoder or an encoder-decoder needs of its engine, wherever that is; see `engine.py` and `service/seq2seq/engine.py`."""
 
     @property
     def provider(self) -> str: ...
-
-    @property
-    def healthy(self) -> bool: ...
-
-    @property
-    def alive(self) -> bool: ...
-
-    @property
-    def stuck_s(self) -> float: ...
-
-    @property
-    def offered(self) -> Offered: ...
 
     @property
     def pending(self) -> int: ...
 
     @property
     def full(self) -> bool: ...
-
-    def refused(self, runs: float) -> None: ...
-
-    def start(self) -> None: ...
-
-    async def stop(self) -> None: ...
 
     async def open(self, requests: Sequence[GenerationRequest], key: str) -> list[Run]: ...
 
@@ -95,7 +77,7 @@ class GeneratorModel:
         return ChatTemplate(source, model=self.name, bos_token=bos_token, eos_token=eos_token)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return token_ids(self.tokenizer, text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=False)
+        return text_of(self.tokenizer, ids)

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from service.generation.condition import Condition
 from service.generation.price import Price
-from service.generation.prompt_logprobs import PromptLogprobs
-from service.generation.sampling import logprobs_of
+from service.generation.sampling.prompt_logprobs import PromptLogprobs
+from service.generation.sampling.sampler import logprobs_of
 from service.generation.sequence import Sequence
 from service.generation.session import Ids, Logits, State, StepSession, beginning
 from service.generation.slots import Row, Slots
@@ -31,7 +31,6 @@ class Prompt:
     """Tokens to feed for one run, or for several runs of a client with the same prompt."""
 
     tokens: tuple[int, ...]
-    n_top: int | None  # prompt_logprobs
     client: str
     order: int  # of arrival
     shared: bool  # it begins with an empty state, so that others may join
@@ -44,6 +43,15 @@ class Prompt:
     @property
     def left(self) -> int:
         return len(self.tokens) - self.position
+
+    @property
+    def scored(self) -> Sequence | None:
+        """The first run that asks for the log-probabilities of the prompt, if any does. All such runs ask for `n_top` alternatives."""
+        return next((sequence for sequence in self.sequences if sequence.request.prompt_logprobs is not None), None)
+
+    @property
+    def n_top(self) -> int | None:
+        return None if (scored := self.scored) is None else scored.request.prompt_logprobs
 
     @property
     def wanted(self) -> bool:
@@ -89,12 +97,13 @@ class Prefill:
         request = sequence.request
         begun = condition is not None and condition.position > 0
         if not begun and (found := self._under_way(sequence)) is not None:
+            if request.prompt_logprobs is not None and found.scored is not None:
+                sequence.run.prompt_logprobs.extend(found.scored.run.prompt_logprobs)
             found.sequences.append(sequence)
             sequence.position = sequence.run.usage.cached_tokens = found.position
-            sequence.run.prompt_logprobs.extend(found.sequences[0].run.prompt_logprobs)
             self._wake(found)
             return
-        prompt = Prompt(request.prompt, request.prompt_logprobs, request.client, sequence.order, not begun, sequence.position, [sequence])
+        prompt = Prompt(request.prompt, request.client, sequence.order, not begun, sequence.position, [sequence])
         if begun and condition is not None:
             prompt.resting, prompt.before = list(condition.states), condition.before
         self._resting.append(prompt)
@@ -121,9 +130,10 @@ class Prefill:
     def condition(self, sequence: Sequence) -> tuple[list[State], NDArray[np.float32] | None]:
         """States, without B, and the logits (V,) that log-probabilities of the rest of the prompt need. The arrays stay as they are."""
         prompt = self._of(sequence)
+        before = None if sequence.request.prompt_logprobs is None else prompt.before
         if prompt.slots is None:
-            return prompt.resting or beginning(self._session.decoder), prompt.before
-        return prompt.slots.state(0), prompt.before
+            return prompt.resting or beginning(self._session.decoder), before
+        return prompt.slots.state(0), before
 
     def _rest(self, prompt: Prompt) -> None:
         """If no run with a slot needs the prompt, move its state to the host, out of the slots' memory."""
@@ -217,7 +227,8 @@ class Prefill:
         """An equal prompt of the same client that is being fed. Never another client's: the speed would reveal what it asked."""
         asked = sequence.request
         for each in (*self._prompts, *self._resting):
-            if each.shared and (each.client, each.n_top) == (asked.client, asked.prompt_logprobs) and each.tokens == asked.prompt:
+            scores = asked.prompt_logprobs in (None, each.n_top)  # else it needs other scores than this prompt gives
+            if each.shared and scores and each.client == asked.client and each.tokens == asked.prompt:
                 return each
         return None
 
@@ -246,5 +257,6 @@ def _tell(prompt: Prompt, piece: list[int], logits: Logits) -> None:
     rows, tokens = (logits[:-1], piece[1:]) if prompt.before is None else (np.concatenate([prompt.before[None], logits[:-1]]), piece)
     logprobs = PromptLogprobs([None] if prompt.before is None else [], logprobs_of(rows, tokens, prompt.n_top or 0))
     for sequence in prompt.sequences:
-        sequence.run.prompt_logprobs.extend(logprobs)
+        if sequence.request.prompt_logprobs is not None:
+            sequence.run.prompt_logprobs.extend(logprobs)
     prompt.before = logits[-1].copy()

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from service.batching import Lane
+from service.runtime.lanes import Lane
 
 FinishReason = Literal["stop", "length"]
 
@@ -99,16 +99,3 @@ class Attention(NamedTuple):
 
     token_ids: tuple[int, ...]
     weights: NDArray[np.float32]
-
-
-@dataclass(slots=True)
-class Usage:
-    """Counts and moments of one run, right at every moment. Moments are `time.monotonic()` seconds."""
-
-    prompt_tokens: int
-    completion_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt, not computed because a state was at hand
-    submitted: float = 0.0
-    started: float | None = None  # left the queue
-    first_token: float | None = None
-    finished: float | None = None

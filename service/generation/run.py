@@ -7,9 +7,10 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from types import TracebackType
 
 from service.errors import Overloaded, ServiceError
-from service.generation.prompt_logprobs import PromptLogprobs
-from service.generation.request import Attention, Delta, GenerationRequest, Token, Usage
+from service.generation.request import Attention, Delta, GenerationRequest, Token
+from service.generation.sampling.prompt_logprobs import PromptLogprobs
 from service.generation.text import TextStream
+from service.telemetry.usage import Usage
 
 
 class Run:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.errors import InvalidRequest, ServiceError
-from service.generation.sampling import Drawn, Sampler
+from service.generation.sampling.sampler import Drawn, Sampler
 from service.generation.sequence import Sequence
 from service.generation.session import Ids, State, StepSession
 from service.generation.slots import Row, Slots

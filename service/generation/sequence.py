@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from service.batching import Lane
 from service.errors import InvalidRequest
 from service.generation.condition import Condition
-from service.generation.grammar import Matcher, Words
 from service.generation.request import Delta, FinishReason, GenerationRequest, Token, TokenLogprob
 from service.generation.run import Run
-from service.generation.sampling import Edits
+from service.generation.sampling.grammar import Matcher, Words
+from service.generation.sampling.sampler import Edits
 from service.generation.session import State
 from service.generation.text import TextStream
+from service.runtime.lanes import Lane
 
 
 @dataclass(eq=False)
@@ -107,7 +107,7 @@ class Sequence:
         return Token(token_id, logprob, finish) if self.stops is None else self._watched(self.stops, Token(token_id, logprob, finish))
 
     def go_on_from(self, condition: Condition) -> None:
-        """Stand where that run stood, with nothing said again. InvalidRequest where it had come to its end."""
+        """Continue from a snapshot of a run, without sending its tokens again. Raises InvalidRequest if the run had ended."""
         for token_id in condition.completion:
             if self.accept(token_id, None).finish_reason is not None:
                 raise InvalidRequest("the run has ended: there is nothing to go on with")

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export import contract
-from service.generation.side_by_side import SideBySide
-from service.runtime import CPU, one_runtime, open_graph
+from service.runtime.onnx import CPU, one_runtime, open_graph
+from service.runtime.side_by_side import SideBySide
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -21,7 +21,7 @@ class WrongOwner(RuntimeError):
 
 @dataclass(frozen=True)
 class Row:
-    """What a row of other slots holds, as long as these are not used any further."""
+    """A row of other slots. Valid until those slots are used again."""
 
     slots: "Slots[Any]"
     at: int
@@ -84,6 +84,6 @@ class Slots(Generic[Owner]):
             return
         for row, (owner, position) in enumerate(zip(self.owners, positions, strict=True)):
             if owner != owners[row]:
-                raise WrongOwner(f"slot {row} belongs to somebody else")
+                raise WrongOwner(f"slot {row} belongs to another run")
             if self.positions[row] != position:
                 raise WrongOwner(f"slot {row} is at position {self.positions[row]}, its owner at {position}")

@@ -8,12 +8,12 @@ from pathlib import Path
 from export import contract
 from service.catalog import Catalog, Model, Opened, Served
 from service.generation.model import Generating, GeneratorModel
-from service.metrics import Metrics
 from service.pools.client import PoolEncoder, PoolGenerator, ask_attention, limits_of, row_bytes, selftest_of
 from service.pools.replicas import Pool, Replicas
-from service.runtime import Array
+from service.runtime.onnx import Array
+from service.seq2seq.model import WritingModel
 from service.settings import Settings
-from service.writing.model import WritingModel
+from service.telemetry.metrics import Metrics
 
 # How long replicas of a gateway's own bundles may take to come up, as a rolling update brings them; and between two looks.
 _EXCHANGE_S, _AGAIN_S = 600.0, 0.5

@@ -17,20 +17,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from export import contract
-from service.admission import EngineLimits
-from service.batching import Lane, Spent
-from service.engine import NO_DEADLINE
+from service.encoding.admission import EngineLimits
+from service.encoding.engine import NO_DEADLINE
+from service.encoding.selftest import SelfTest
 from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed, ServiceError
-from service.generation.request import GenerationRequest, Usage
+from service.generation.request import GenerationRequest
 from service.generation.run import Run
-from service.offered import Offered
 from service.pools import wire
 from service.pools.limits import PART_BYTES
 from service.pools.replicas import Key, Replica, ReplicaLost, Replicas
-from service.runtime import Array
-from service.selftest import SelfTest
-from service.tokenization import Encoded
-from service.writing.request import WritingRequest
+from service.runtime.lanes import Lane, Spent
+from service.runtime.offered import Offered
+from service.runtime.onnx import Array
+from service.seq2seq.request import WritingRequest
+from service.telemetry.usage import Usage
+from service.tokenization.texts import Encoded
 
 log = logging.getLogger("attnserve")
 
@@ -44,7 +45,7 @@ _Take = Callable[[int, Array | ServiceError], None]
 
 
 class _PoolEngine:
-    """What engines of both kinds have in common here."""
+    """Base of the engines whose work is done by a pool of replicas."""
 
     def __init__(self, replicas: Replicas, name: str, fingerprint: str) -> None:
         self._replicas = replicas
@@ -88,7 +89,7 @@ class _PoolEngine:
 
 
 class _Tries:
-    """Of one call: the replicas that were asked, and whether another one is to be."""
+    """The replicas that were asked for one call, and whether to ask another one."""
 
     def __init__(self, replicas: Replicas, key: Key) -> None:
         self.tried: list[Replica] = []
@@ -96,7 +97,7 @@ class _Tries:
         self._lost = self._refused = False
 
     def again(self, replica: Replica, error: ServiceError) -> bool:
-        """After the first replica that was lost, and after the first that refused where there is another one."""
+        """Whether to try again: once after a lost replica, and once after a refusal if there is another replica."""
         self.tried.append(replica)
         if isinstance(error, ReplicaLost):
             again, self._lost = not self._lost, True
@@ -121,7 +122,7 @@ class PoolEncoder(_PoolEngine):
         self._request_tokens: dict[Lane, float] = {}  # moving average
 
     def check(self, lane: Lane, client: str = "") -> None:
-        """As `EncoderEngine.check`: what a replica refused a moment ago is not tokenised here to be refused there."""
+        """As `EncoderEngine.check`. Right after a replica's refusal, requests are refused here, before the work of tokenising them."""
         if lane in self._refused:
             at, refusal = self._refused[lane]
             if time.monotonic() - at < min(refusal.retry_after_s, _REFUSING_S):
@@ -337,7 +338,7 @@ _Accepted = tuple[Replica, AsyncGenerator[Any, None]]
 
 
 def _slots(request: GenerationRequest) -> int:
-    """That a run takes, or the rows of a beam."""
+    """Slots that a run takes: one, or the rows of its beam."""
     return request.beams if isinstance(request, WritingRequest) else 1
 
 
@@ -416,7 +417,7 @@ class _Stream:
 
 
 async def _refusal(part: Awaitable[None]) -> QueueTooLong | None:
-    """What a part was refused with; None when it was computed."""
+    """Wait for a part. The refusal if it was refused, None if it was computed."""
     try:
         await part
     except QueueTooLong as refusal:
@@ -425,7 +426,7 @@ async def _refusal(part: Awaitable[None]) -> QueueTooLong | None:
 
 
 async def _all(parts: Sequence[Awaitable[QueueTooLong | None]]) -> list[QueueTooLong | None]:
-    """What became of each; the first error ends the others and is raised."""
+    """Wait for all parts. The first error cancels the others and is raised."""
     if len(parts) == 1:
         return [await parts[0]]
     tasks = [asyncio.ensure_future(part) for part in parts]
@@ -445,7 +446,7 @@ def limits_of(described: Mapping[str, Any]) -> EngineLimits:
 
 
 def row_bytes(manifest: contract.Manifest) -> dict[str, tuple[int, int]]:
-    """Of each output of an encoder's graph, the bytes of a row that are always there, and those that each token of its input adds."""
+    """By output of an encoder's graph: the fixed bytes of a row, and the bytes that each token of its input adds."""
     sizes = {}
     for output in manifest.graph.outputs:
         axes = output.shape[1:]

@@ -8,13 +8,13 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any
 
-from service.batching import Spent
 from service.call import Call
 from service.catalog import Catalog, Model, Served
-from service.dialects.runs import Runs
 from service.errors import NotReady, Overloaded, RuntimeFailed, ServiceError
+from service.generation.runs import Runs
 from service.pools import wire
 from service.pools.replicas import Key
+from service.runtime.lanes import Spent
 
 _PROBE_S = 0.5
 
@@ -72,8 +72,8 @@ class Host:
         return "rows", wire.pack_rows(rows), spent.queue_s, spent.inference_s
 
     async def encode_by_row(self, key: Key, inputs: list[Any], options: dict[str, Any]) -> AsyncIterator[tuple[Any, ...]]:
-        """The same where a row is of use before all are there, or is larger than a message: ("rows", [(index, row), ..]) as runs end,
-        ("piece", index, shape, numbers) of a large one, then what `encode` gives."""
+        """As `encode`, for rows that are sent early or are larger than a message: ("rows", [(index, row), ..]) as runs end,
+        ("piece", index, shape, numbers) of large rows, then what `encode` gives."""
         there: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()
         spent = Spent()
         try:
@@ -108,9 +108,9 @@ class Host:
     async def generate(self, key: Key, requests: bytes, session: str, waits: bool = True) -> AsyncIterator[tuple[Any, ...]]:
         """("accepted",) once all runs are queued, then ("made", deltas) as they come, at the end ("ended",); or ("failed", error).
 
-        Before a run's first delta ("prompt", index, log-probabilities) where they were asked for, before its last ("attention", ..).
-        Unless it `waits`, a request for which no slot is free is refused with Overloaded: another replica may have one.
-        The first deltas leave at once, what follows is gathered for `stream_interval_s`: a message has its price, however little is in it.
+        ("prompt", index, log-probabilities) comes before the first delta of a run that asks for them, ("attention", ..) before its last.
+        Without `waits` a request is refused with Overloaded if no slot is free: another replica may have one. The first deltas are sent
+        at once, later ones are gathered for `stream_interval_s`, since every message has a fixed cost.
         """
         runs: Runs | None = None
         try:
@@ -120,15 +120,15 @@ class Host:
                 raise Overloaded("Model is overloaded: no slot of this replica is free", retry_after_s=1.0)
             runs = await Runs.submit(model, asked, Call(session, time.monotonic()), n=1, prompt_field="prompt", stream=False)
             yield ("accepted",)
-            begun: set[int] = set()
+            untold = {at for at, request in enumerate(asked) if request.prompt_logprobs is not None}
             while not runs.done:
                 taken = await runs.take(interval_s=self.catalog.settings.stream_interval_s)
+                for at in [at for at in untold if len(runs.runs[at].prompt_logprobs) == len(asked[at].prompt)]:
+                    untold.remove(at)
+                    for logprobs in wire.pack_prompt_logprobs(at, runs.runs[at].prompt_logprobs):
+                        yield "prompt", *logprobs
                 for at, delta in taken:
                     run = runs.runs[at]
-                    if at not in begun:
-                        begun.add(at)
-                        for logprobs in wire.pack_prompt_logprobs(at, run.prompt_logprobs):
-                            yield "prompt", *logprobs
                     if run.attention is not None and delta.finish_reason is not None:
                         for attention in wire.pack_attention(at, run.attention):
                             yield "attention", *attention
@@ -158,7 +158,7 @@ class Host:
             raise RuntimeFailed(reason)
 
     def load(self) -> float:
-        """Work that was asked for since the last call, over what this replica can do meanwhile: see `service/offered.py`.
+        """Work that was asked for since the last call, over what this replica can do meanwhile: see `service/runtime/offered.py`.
 
         Encoders share its processor, so theirs adds up. Each generator has slots of its own, so that of the busiest counts.
         """
@@ -185,13 +185,13 @@ class Host:
         return model
 
     def _encoder(self, key: Key) -> Model:
-        """Also a sick one: its unanswered requests keep others away, where quick refusals would draw them."""
+        """A dead or stuck one too: gateways avoid a replica with unanswered requests, and quick refusals would attract more."""
         model = self._found(key)
         assert isinstance(model, Model)
         return model
 
     def _generator(self, key: Key) -> Any:
-        """Not a sick one: what it accepted would end with an error."""
+        """Not a dead or stuck one, whose accepted runs would end with an error. Raises NotReady."""
         model = self._found(key)
         self.catalog.check(model)
         return model

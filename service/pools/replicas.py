@@ -2,8 +2,8 @@
 
 Texts go to the replica with the fewest tokens of this gateway, runs to one with few runs, unless they belong to a session.
 
-Every replica is sent a heartbeat of its own, side by side with the others. One whose connection broke gets no calls until it answers a
-heartbeat; of one that has answered none for `SILENCE_S`, the calls it has end too, with ReplicaLost.
+Each replica gets heartbeats of its own. A replica whose connection broke gets no calls until it answers a heartbeat. If it has answered
+none for `SILENCE_S`, its calls end with ReplicaLost.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class Pool(Protocol):
 
 
 class Replica:
-    """One of them."""
+    """One replica, as this gateway knows it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -97,7 +97,8 @@ class Replica:
         self.lost = True
         now = asyncio.get_running_loop().time()
         for call in self._calls:
-            call.reschedule(now)
+            if not call.expired():  # else its task is about to be cancelled already, and `reschedule` would raise
+                call.reschedule(now)
 
     @contextlib.asynccontextmanager
     async def asked(self, deadline: float = math.inf, tokens: int = 0) -> AsyncIterator[None]:
@@ -124,7 +125,7 @@ class Replica:
 
 
 class Replicas:
-    """Of one pool, and what they serve as they describe it."""
+    """The replicas of one pool, and what they serve."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
@@ -163,14 +164,14 @@ class Replicas:
         return min(self._able(key, without), key=lambda replica: (replica.load, random.random()))
 
     def freest(self, key: Key, without: Collection[Replica] = ()) -> Replica:
-        """Of two, by chance, the one with fewer runs: what is known of other gateways' runs is a second old, and the one replica that
-        had the fewest then would get those of all. (Mitzenmacher, The power of two choices in randomized load balancing, 2001.)"""
+        """Of two random replicas, the one with fewer runs. The numbers of other gateways' runs are a second old, so all gateways would
+        choose the same replica if each took the least busy. (Mitzenmacher, The power of two choices in randomized load balancing, 2001.)"""
         able = self._able(key, without)
         return min(random.sample(able, min(len(able), 2)), key=lambda replica: replica.pending(key))
 
     def owner(self, session: str, key: Key, without: Collection[Replica] = ()) -> Replica:
-        """The one that a session belongs to, for every gateway the same: by rendezvous hashing (Thaler and Ravishankar 1998), so that
-        a replica that comes or goes moves no sessions but its own. NotReady where there is none."""
+        """The replica of a session, the same for every gateway: by rendezvous hashing (Thaler and Ravishankar 1998), so that a replica that
+        comes or goes moves only its own sessions. Raises NotReady if there is none."""
         able = self._able(key, without)
         return max(able, key=lambda replica: hashlib.blake2b(f"{replica.name} {session}".encode(), digest_size=8).digest())
 
@@ -202,6 +203,8 @@ class Replicas:
         for replica in self._replicas.values():
             if replica.name not in names and now - replica.heard > _FRESH_S:
                 replica.give_up()
+        for name in sorted({*names} ^ {*self._names}):
+            log.info("a replica has come" if name in names else "a replica has left", extra={"replica": name})
         self._replicas = {name: self._replicas.get(name) or Replica(name) for name in names}
         self._names = names
 

@@ -15,14 +15,15 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from service import errors
-from service.batching import Lane
 from service.errors import NeverFits, NotReady, Overloaded, ServiceError
-from service.generation.request import Attention, Delta, GenerationRequest, TokenLogprob, Usage
+from service.generation.request import Attention, Delta, GenerationRequest, TokenLogprob
 from service.generation.run import Run
 from service.pools.limits import ASKED_BYTES, PART_BYTES
-from service.runtime import Array
-from service.tokenization import Encoded
-from service.writing.request import WritingRequest
+from service.runtime.lanes import Lane
+from service.runtime.onnx import Array
+from service.seq2seq.request import WritingRequest
+from service.telemetry.usage import Usage
+from service.tokenization.texts import Encoded
 
 _KINDS = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, ServiceError)}
 

@@ -22,9 +22,9 @@ from tokenizers import Tokenizer
 from export import contract
 from service.app import Application, build_app
 from service.catalog import Catalog
-from service.connections import Connection
-from service.engine import EncoderEngine
-from service.runtime import Array
+from service.encoding.engine import EncoderEngine
+from service.http.connections import Connection
+from service.runtime.onnx import Array
 from service.settings import Settings
 from tests.wordpiece import wordpiece
 
@@ -45,7 +45,7 @@ PROMPTS = {"query": "query: ", "document": "passage: "}
 
 
 class FakeSession:
-    """A `service.runtime.Session`. A row depends on its ids alone, as if the model were exact: neither batch nor padding changes it."""
+    """A `service.runtime.onnx.Session`. A row depends on its ids alone: neither batch nor padding changes it."""
 
     def __init__(self, *, width: int = WIDTH, hidden: int = HIDDEN, n_labels: int = 1, per_token: bool = False) -> None:
         self.provider = "CPUExecutionProvider"

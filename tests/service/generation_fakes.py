@@ -20,15 +20,16 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from export import contract
 from service.app import Application, build_app
 from service.catalog import Catalog
-from service.chat_prompt import ChatPrompts
-from service.chat_template import ChatTemplate
 from service.errors import WrongKind
-from service.generation.request import Delta, GenerationRequest, Grammar, TokenLogprob, Usage
+from service.generation.chat.prompt import ChatPrompts
+from service.generation.chat.template import ChatTemplate
+from service.generation.request import Delta, GenerationRequest, Grammar, TokenLogprob
 from service.generation.run import Run
 from service.generation.text import Vocabulary
-from service.metrics import GeneratorMetrics, Metrics
-from service.offered import OfferedSlots
+from service.runtime.offered import OfferedSlots
 from service.settings import Settings
+from service.telemetry.metrics import GeneratorMetrics, Metrics
+from service.telemetry.usage import Usage
 from tests.service import fakes
 from tests.service.fakes import PATIENCE_S
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from service.ports import free_port
+from service.deployment.ports import free_port
 
 _START_S = 120  # longer than this is a hang
 _STOP_S = 60

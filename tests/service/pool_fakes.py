@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from service.catalog import Catalog
-from service.engine import EncoderEngine
+from service.encoding.engine import EncoderEngine
 from service.pools.catalog import GatewayCatalog
 from service.pools.client import PoolGenerator
 from service.pools.host import Host

@@ -4,10 +4,10 @@ import time
 
 import pytest
 
-from service.batching import Lane
 from service.call import Call, from_headers
 from service.errors import InvalidRequest
-from service.tokenization import Cutting
+from service.runtime.lanes import Lane
+from service.tokenization.texts import Cutting
 
 
 def call(**headers: str) -> Call:

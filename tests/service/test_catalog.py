@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from export import contract
-from service.batching import Lane
 from service.call import Call
 from service.errors import (
     BatchTooLarge,
@@ -24,8 +23,9 @@ from service.errors import (
     ServiceError,
     WrongKind,
 )
+from service.runtime.lanes import Lane
 from service.settings import Settings, SettingsError
-from service.tokenization import Cut, Cutting
+from service.tokenization.texts import Cut, Cutting
 from tests.service.fakes import PATIENCE_S, FakeCatalog, client, fake_app, fake_bundle, fake_catalog
 from tests.service.generation_fakes import FakeGenerator, FakeGeneratorCatalog
 

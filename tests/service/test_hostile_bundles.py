@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from export import contract, inspection
-from service.tokenizer_file import open_tokenizer
+from service.errors import TokenizationFailed
+from service.tokenization.tokenizer_file import open_tokenizer, text_of
 from tests.service.fakes import fake_bundle, fake_catalog
 
 EXAMPLES = int(os.environ.get("ATTNSERVE_HOSTILE_EXAMPLES", "60"))
@@ -132,6 +133,11 @@ def test_a_link_within_the_bundle_is_fine_and_so_is_one_to_it(tmp_path: Path) ->
     fake_catalog(tmp_path / "current").load()
 
 
+def test_a_path_that_no_folder_can_have_is_no_bundle() -> None:
+    with pytest.raises(contract.BundleError, match="is not a bundle"):
+        contract.verify(Path("/" + "x" * 5_000))
+
+
 def test_files_too_large_to_be_read_are_not(tmp_path: Path) -> None:
     bundle = fake_bundle(tmp_path / "bundle")
     with (bundle / contract.MANIFEST).open("r+b") as stream:
@@ -153,14 +159,22 @@ GOLDEN = {"texts": ["the cat"], "pairs": None, "outputs": [[1.0]], "min_cosine":
         (GOLDEN | {"texts": ["a", "b"], "outputs": [[1.0], [1.0, 2.0]]}, "rows of 1 to 2 numbers"),
         (GOLDEN, "has rows of 1 numbers, and the manifest width="),
         (GOLDEN | {"min_cosine": None}, "one of min_cosine and max_abs_error is needed"),
-        (GOLDEN | {"min_cosine": None, "max_abs_error": 1e9}, "has no min_cosine"),
-        (GOLDEN | {"min_cosine": -7}, "greater than or equal to -1"),
+        (GOLDEN | {"min_cosine": None, "max_abs_error": 9}, "has no min_cosine"),
+        (GOLDEN | {"min_cosine": None, "max_abs_error": 1e9}, "less than or equal to 1000"),
+        (GOLDEN | {"min_cosine": -1}, "greater than or equal to 0.5"),
         (GOLDEN | {"outputs": [["x"]]}, "valid number"),
     ],
 )
 def test_golden_vectors_that_prove_nothing_are_refused(tmp_path: Path, golden: Any, said: str) -> None:
     bundle = rewritten(fake_bundle(tmp_path / "bundle"), nothing, golden=json.dumps(golden).encode())
     assert said in refusal(bundle)
+
+
+def test_a_continuation_that_would_take_a_start_for_ever_is_refused(tmp_path: Path) -> None:
+    golden = {"prompts": ["a"], "token_ids": [[1]], "continuations": [[1] * 200_000], "top_token_ids": [[1]], "top_logits": [[0.0]]}
+    (tmp_path / contract.GOLDEN).write_text(json.dumps(golden | {"max_abs_error": 1.0}))
+    with pytest.raises(contract.BundleError, match=r"continuations\.0=.* at most 1000 items"):
+        contract.read_decoder_golden(tmp_path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"{", b"[" * 100_000, b'{"a":' * 100_000, b"null", b"9" * 10_000])
@@ -199,6 +213,8 @@ def split(pattern: str) -> dict[str, Any]:
 
 BOMBS = [
     *(r"(a+)+b", r"(a|aa)+b", r"((a+))*", r"a*a*a*a*b", r"(?:a?){64}", r"(\w)\1+", r"(?:(?:a+)b?)*c", r"a**", r"(?i)(x+x+)+y"),
+    *(r"(?:aa?){20}b", r"(?:a{1,32}){8}b", "a?" * 20 + "a" * 20 + "b", r"a{0,32}a{0,32}b{0,32}c", r"(?:a|aa)" * 12 + "b"),
+    *(r"a*a*b", r"a*(?=a*b)", r"(?=a*a*b)a", r"(?:a+c?)a+b", r"(?:x|a*a*)b", r"(?:a*a*b)?"),
     *(r"([a-z]+)*$", r"(a{1,100}){1,100}", r"(.*)(.*)(.*)(.*)x", r"(?~a)b", r"(?<x>a|b\g<x>)", r"[[a]+]+(b|c)+"),
 ]
 PUBLISHED = [
@@ -238,6 +254,33 @@ def test_a_normalizer_that_multiplies_a_text_is_refused(tmp_path: Path) -> None:
     step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}
     with pytest.raises(contract.BundleError, match="can make 10000 characters of one"):
         open_tokenizer(tokenizer_file(tmp_path, normalizer={"type": "Sequence", "normalizers": [step, step]}), 2)
+
+
+def test_a_decoder_that_multiplies_a_text_is_refused(tmp_path: Path) -> None:
+    step = {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 100}
+    with pytest.raises(contract.BundleError, match="its decoder can make 10000 characters of one"):
+        open_tokenizer(tokenizer_file(tmp_path, decoder={"type": "Sequence", "decoders": [step, step]}), 2)
+
+
+@pytest.mark.parametrize(
+    ("single", "said"),
+    [
+        ([{"SpecialToken": {"id": "a", "type_id": 0}}] * 2 + [{"Sequence": {"id": "A", "type_id": 0}}], "adds 1200 special tokens"),
+        ([{"Sequence": {"id": "A", "type_id": 0}}] * 3, "has a text more than once"),
+    ],
+)
+def test_a_template_that_multiplies_a_text_is_refused(tmp_path: Path, single: Any, said: str) -> None:
+    special = {"a": {"id": "a", "ids": [0] * 600, "tokens": ["a"] * 600}}
+    template = {"type": "TemplateProcessing", "single": single, "pair": [], "special_tokens": special}
+    with pytest.raises(contract.BundleError, match=f"its template `single` {said}"):
+        open_tokenizer(tokenizer_file(tmp_path, post_processor=template), 2)
+
+
+def test_ids_at_which_the_decoder_fails_are_refused(tmp_path: Path) -> None:
+    """The library panics, which is no `Exception`."""
+    tokenizer = open_tokenizer(tokenizer_file(tmp_path, decoder={"type": "Strip", "content": "a", "start": 0, "stop": 2}), 2)
+    with pytest.raises(TokenizationFailed, match="fails at these tokens"):
+        text_of(tokenizer, [0, 0])
 
 
 def test_tokens_that_the_model_does_not_have_are_refused(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the service must not import: torch, a way to load pickles, Ray outside its package, HTTP in the engine."""
+"""The directions between the folders of the service, and what none of them may import: torch, a way to load pickles, Ray, HTTP."""
 
 import ast
 import subprocess
@@ -7,63 +7,80 @@ from pathlib import Path
 
 import pytest
 
-ROOM = Path(__file__).parents[2] / "service"
-FILES = sorted(ROOM.rglob("*.py"))
-RAY = {*(ROOM / "deployment").glob("*.py"), ROOM / "cli.py"}
-# The core: whatever is below HTTP.
-CORE = ("batching", "budget", "cache", "engine", "errors", "metrics", "runtime", "selftest", "settings", "tokenization", "vectors")
+from tests.imports import ROOT, crowded, cycle, files_between, folder_of, libraries, name_of, undescribed, upward
+
+SERVICE = ROOT / "service"
+FILES = sorted(SERVICE.rglob("*.py"))
+# From the lowest to the highest: a file imports its own folder and those before it.
+ORDER = [
+    *("errors", "settings", "runtime", "tokenization", "call", "telemetry", "encoding", "generation", "seq2seq", "catalog", "pools"),
+    *("http", "dialects", "app", "deployment", "cli"),
+]
+HTTP = {"fastapi", "starlette", "uvicorn", "httpx"}
+WITH_HTTP = {"http", "dialects", "app", "deployment"}
+WITH_RAY = {"deployment", "cli"}
 LOADERS = {"pickle", "cPickle", "cloudpickle", "dill", "joblib", "shelve", "marshal"}
 
 
-def imported(file: Path) -> set[str]:
-    """The top names of all modules that a file imports, wherever in it."""
-    names: set[str] = set()
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names.add(node.module or "")
-    return names | {name.split(".")[0] for name in names}
+def test_every_folder_has_its_place() -> None:
+    found = {folder_of(name_of(file)) for file in FILES} - {""}
+    assert found == set(ORDER)
+
+
+def test_nothing_lower_imports_anything_higher() -> None:
+    assert upward(SERVICE, ORDER) == []
+
+
+@pytest.mark.parametrize("package", ["service", "models", "export", "loadtest"])
+def test_no_file_imports_itself_by_way_of_others(package: str) -> None:
+    assert cycle(files_between(ROOT / package)) == []
+
+
+def test_a_cycle_is_seen() -> None:
+    assert cycle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+
+
+def test_no_folder_is_a_heap() -> None:
+    assert crowded(FILES) == {}
 
 
 @pytest.mark.parametrize("module", ["service.app", "service.cli"])
 def test_serving_loads_no_torch(module: str) -> None:
     heavy = ("torch", "transformers", "onnx", "onnxscript", "models")
     code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOM.parent, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
 def test_the_application_loads_no_ray() -> None:
     code = "import sys, service.app; print('ray' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOM.parent, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
     assert done.stdout.strip() == "False", done.stderr
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOM)))
-def test_no_file_imports_torch_or_what_loads_pickles_and_ray_stays_in_its_package(file: Path) -> None:
-    names = imported(file)
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SERVICE)))
+def test_libraries_stay_where_they_belong(file: Path) -> None:
+    names, folder = libraries(file), folder_of(name_of(file))
     assert not names & {"torch", "transformers", *LOADERS}
-    assert "models" not in names or file.name == "cli.py", "the command line starts trainings too, and imports them when it does"
-    assert "ray" not in names or file in RAY
+    assert "models" not in names or folder == "cli", "the command line starts trainings too, and imports them when it does"
+    assert "ray" not in names or folder in WITH_RAY
+    assert not names & HTTP or folder in WITH_HTTP
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(ROOM)))
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SERVICE)))
 def test_no_file_lets_numpy_load_pickles(file: Path) -> None:
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         assert not (isinstance(node, ast.keyword) and node.arg == "allow_pickle")
 
 
 # The command line starts exports too, and imports them when it does.
-@pytest.mark.parametrize("file", [file for file in FILES if file.name != "cli.py"], ids=lambda file: str(file.relative_to(ROOM)))
+@pytest.mark.parametrize("file", [file for file in FILES if file.name != "cli.py"], ids=lambda file: str(file.relative_to(SERVICE)))
 def test_of_export_the_contract_alone_crosses(file: Path) -> None:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     crossing = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "export"]
     assert all(node.module == "export.contract" or [alias.name for alias in node.names] == ["contract"] for node in crossing)
 
 
-@pytest.mark.parametrize("module", CORE)
-def test_the_core_knows_no_http_and_no_ray(module: str) -> None:
-    names = imported(ROOM / f"{module}.py")
-    assert not names & {"fastapi", "starlette", "uvicorn", "httpx", "ray"}
-    assert not names & {"service.app", "service.edge", "service.routing", "service.dialects", "service.call"}
+@pytest.mark.parametrize("folder", sorted({file.parent for file in FILES}), ids=lambda folder: str(folder.relative_to(ROOT)))
+def test_a_folder_says_what_each_of_its_files_is(folder: Path) -> None:
+    assert undescribed(folder) == set()

@@ -92,6 +92,14 @@ def test_bundles_become_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert load({"bundles": ["mini"]}).bundles == (tmp_path.resolve() / "mini",)
 
 
+def test_a_bundle_whose_path_leads_nowhere_stops_the_start_with_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "round").symlink_to("round")
+    for path in (tmp_path / "round", Path("~nobody-has-this-name/bundle")):
+        with pytest.raises(SettingsError, match="cannot be resolved") as refused:
+            load({"bundles": (path,)})
+        assert "\n" not in str(refused.value)
+
+
 def test_the_service_listens_on_loopback_unless_told_otherwise() -> None:
     assert load({}).host == "127.0.0.1"
 
@@ -147,6 +155,13 @@ def test_aliases_that_are_not_json_are_shown_how_to_be(monkeypatch: pytest.Monke
     with pytest.raises(SettingsError) as refused:
         load({})
     assert str(refused.value) == f'ATTNSERVE_ALIASES={value!r} is not accepted: it must be JSON, such as {{"name": "model"}}'
+
+
+@pytest.mark.parametrize("pool", ["gateways", "encoders", "generators"])
+def test_the_most_replicas_are_not_fewer_than_the_fewest(pool: str) -> None:
+    with pytest.raises(SettingsError, match=f"max_{pool}=1 is not accepted: .*it is less than {pool}=2"):
+        load({pool: 2, f"max_{pool}": 1})
+    assert getattr(load({pool: 2, f"max_{pool}": 2}), f"max_{pool}") == 2
 
 
 def test_an_unknown_flag_stops_the_start() -> None:

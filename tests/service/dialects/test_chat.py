@@ -166,6 +166,7 @@ async def test_max_completion_tokens_supersedes_max_tokens(service: Route, field
     ("format_", "grammar"),
     [
         ({"type": "text"}, None),
+        ({}, None),
         ({"type": "json_object"}, Grammar(kind="json_schema", source='{"type":"object"}')),
         (
             {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA, "strict": True}},

@@ -3,19 +3,23 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 
 import openai
 import pytest
 
-from service.batching import Lane
 from service.dialects.generation import seed_of
+from service.dialects.openai import completions
+from service.dialects.openai.completion_logprobs import Logprobs
+from service.dialects.openai.completion_schemas import CompletionRequest
 from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed
-from service.generation.request import Grammar
+from service.generation.request import Delta, Grammar, TokenLogprob
+from service.runtime.lanes import Lane
 from tests.service.dialects.asking import N_SAID, Route, route
 from tests.service.fakes import PATIENCE_S, until
 from tests.service.generation_fakes import BOS, EOS, SAID, FakeGenerator
-from tests.service.test_edge import Caller
+from tests.service.http.test_edge import Caller
 
 PROMPT = "Say:"
 N_PROMPT = len(PROMPT) + 1  # a token a byte, and <s>
@@ -305,6 +309,37 @@ async def test_a_stream_has_the_same_in_pieces(service: Route, echo: bool, logpr
         assert pieces[-1]["finish_reason"] == wanted["finish_reason"]
         for name, values in (wanted["logprobs"] or {}).items():
             assert [value for piece in pieces for value in piece["logprobs"][name]] == values
+
+
+async def test_an_echoed_prompt_is_asked_for_and_rendered_once_for_all_its_choices(service: Route, monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered: list[int] = []
+    render = Logprobs.prompt
+
+    def counted(self: Logprobs, columns: Any, ids: Any, logprobs: Any) -> Any:
+        rendered.append(len(ids))
+        return render(self, columns, ids, logprobs)
+
+    monkeypatch.setattr(Logprobs, "prompt", counted)
+    fields: dict[str, Any] = {"prompt": ["né", "b"], "echo": True, "logprobs": 2, "n": 3}
+    for streamed in (False, True):
+        rendered.clear()
+        await (service.streamed(**fields) if streamed else service.whole(**fields))
+        assert len(rendered) == 2
+        assert [request.prompt_logprobs for request in service.engine.requests[-6:]] == [2, None, None] * 2
+
+
+def test_choices_that_begin_before_the_log_probabilities_of_their_prompt_wait_for_them() -> None:
+    model = FakeGenerator("x")
+    first, second = (SimpleNamespace(prompt_logprobs=[]) for _ in range(2))
+    body = CompletionRequest.model_validate({"model": model.name, "prompt": "ab", "echo": True, "logprobs": 0, "n": 2, "stream": True})
+    stream = completions._Stream(body, model, [("ab", [10, 11])], SimpleNamespace(runs=[first, second]))  # type: ignore[arg-type]
+    assert b"".join(stream.pieces([(1, Delta("c"))])) == b""
+    first.prompt_logprobs = [None, TokenLogprob(11, -1.0)]
+    events = b"".join(stream.pieces([(0, Delta("d"))])).decode().split("\n\n")[:-1]
+    choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
+    assert [(choice["index"], choice["text"]) for choice in choices] == [(1, "ab"), (1, "c"), (0, "ab"), (0, "d")]
+    assert choices[0]["logprobs"] == choices[2]["logprobs"]
+    assert choices[0]["logprobs"]["token_logprobs"] == [None, -1.0]
 
 
 @pytest.mark.parametrize("options", [{}, {"stream_options": {"include_usage": False}}, {"stream_options": {}}])

@@ -13,8 +13,8 @@ import pytest
 from fastapi import FastAPI
 
 from export import contract
-from service.dialects.oip_schemas import InferResponse
-from service.dialects.oip_tensors import JSON_LENGTH_HEADER
+from service.dialects.oip.schemas import InferResponse
+from service.dialects.oip.tensors import JSON_LENGTH_HEADER
 from tests.service.fakes import HIDDEN, WIDTH, FakeSession, client, fake_app, fake_bundle, fake_tokenizer, serve_in_thread
 from tests.service.generation_fakes import FakeGenerator, generator_app
 
@@ -549,7 +549,7 @@ async def test_infer_by_another_method_says_which_it_takes(http: httpx.AsyncClie
 
 
 async def test_an_output_that_padding_would_blow_up_is_a_413(http: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.dialects.oip.NUMBER_BYTES", 64 * 1024 * 1024 // (3 * 10 * HIDDEN))
+    monkeypatch.setattr("service.dialects.oip.routes.NUMBER_BYTES", 64 * 1024 * 1024 // (3 * 10 * HIDDEN))
     request = {"outputs": [{"name": "token_embeddings"}]}
     assert (await infer(http, texts("a", "b", "one two three four five six seven eight"), **request)).status_code == 200
     response = await infer(http, texts("a", "b", "c", "one two three four five six seven eight"), **request)

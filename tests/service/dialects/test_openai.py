@@ -14,11 +14,11 @@ import openai
 import pytest
 from pydantic import ValidationError
 
-from service import vectors
-from service.dialects.openai import EmbeddingRequest
-from service.runtime import Array
+from service.dialects.openai.embeddings import EmbeddingRequest
+from service.encoding import vectors
+from service.runtime.onnx import Array
 from tests.service.fakes import PATIENCE_S, WIDTH, FakeCatalog, client, fake_app, fake_bundle, serve_in_thread, until
-from tests.service.test_edge import Caller
+from tests.service.http.test_edge import Caller
 
 
 class Service:

@@ -219,6 +219,10 @@ async def test_what_is_wrong_is_a_400_that_names_it(service: Route, fields: dict
     assert not service.engine.runs
 
 
+async def test_empty_fields_change_nothing(service: Route) -> None:
+    assert (await service.whole(previous_response_id="", text={"format": {}}))["status"] == "completed"
+
+
 async def test_no_answer_is_found_again(service: Route) -> None:
     made = (await service.whole())["id"]
     answer = await service.http.get(f"/v1/responses/{made}")

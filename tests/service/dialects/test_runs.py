@@ -5,10 +5,11 @@ import asyncio
 import pytest
 
 from service.call import Call
-from service.dialects.runs import Runs
 from service.errors import RuntimeFailed
-from service.generation.request import Delta, GenerationRequest, Sampling, Usage
+from service.generation.request import Delta, GenerationRequest, Sampling
 from service.generation.run import Run
+from service.generation.runs import Runs
+from service.telemetry.usage import Usage
 from tests.service.fakes import PATIENCE_S
 
 REQUEST = GenerationRequest(prompt=(1,), sampling=Sampling(seed=0), max_tokens=9)

@@ -296,6 +296,25 @@ async def test_rerank_with_documents_is_jinas(http: httpx.AsyncClient) -> None:
     assert (refused.status_code, list(refused.json())) == (404, ["detail", "message"])
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"query": "texts", "documents": ["a dog"]},  # the other form's field as a text
+        {"query": "a", "documents": ["texts", "a dog"]},
+        {"query": "a", "documents": ["a dog"], "texts": None},
+        {"query": "a", "documents": ["a dog"], "texts": []},
+        {"query": "documents", "texts": ["a dog"]},
+        {"query": "a", "documents": None, "texts": ["documents"]},
+        {"query": "a", "documents": ["a dog"], "texts": ["a cat"]},
+    ],
+    ids=str,
+)
+async def test_the_form_of_a_rerank_is_told_by_its_fields(http: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    answer = await http.post("/rerank", json=body)
+    assert answer.status_code == 200, answer.text
+    assert isinstance(answer.json(), list if body.get("texts") else dict)
+
+
 async def test_a_model_is_chosen_by_url_or_header(http: httpx.AsyncClient) -> None:
     body = {"query": "a", "texts": ["b"]}
     wanted = (await http.post("/rerank", json={**body, "model": "encoder"})).json()
@@ -533,6 +552,7 @@ async def test_health_is_200_with_nothing_in_it_and_503_while_the_runtime_fails(
     ("body", "route"),
     [
         ({"inputs": ["the cat", "a dog"], "dimensions": 4}, "/embed"),
+        ({"inputs": "the cat", "parameters": None, "stream": None}, "/embed"),
         ({"inputs": {"source_sentence": "a", "sentences": ["b"]}}, "/similarity"),
         ({"model": "reranker", "query": "a", "texts": ["b", "c"], "raw_scores": True}, "/rerank"),
         ({"model": "reranker", "inputs": ["a", "b"]}, "/predict"),
@@ -688,7 +708,7 @@ async def test_before_the_models_are_there_it_is_unhealthy(tmp_path: Path) -> No
 
 
 def test_an_error_that_is_nobody_elses_is_ours() -> None:
-    from service.dialects.tei import render
+    from service.dialects.tei.routes import render
 
     assert render(ServiceError("x")) == (500, {"error": "x", "error_type": "Backend"})
     assert render(RuntimeFailed("x")) == (424, {"error": "x", "error_type": "Backend"})

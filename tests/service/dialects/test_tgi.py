@@ -42,6 +42,14 @@ async def test_the_answer_is_a_text_and_with_details_its_tokens(service: Route) 
     assert (stopped["generated_text"], stopped["details"]["finish_reason"]) == ("Once upon", "stop_sequence")
 
 
+async def test_an_answer_that_could_be_too_large_is_refused(service: Route) -> None:
+    parameters = {"max_new_tokens": 100_000, "details": True, "top_n_tokens": 20}
+    answer = await service.http.post("/generate", json={"inputs": PROMPT, "parameters": parameters})
+    assert answer.status_code == 413
+    assert answer.json()["error_type"] == "validation"
+    assert answer.json()["error"].endswith("and the most is 67108864: lower max_new_tokens, top_n_tokens")
+
+
 async def test_parameters_mean_what_they_mean_there(service: Route) -> None:
     greedy = await asked(service)
     assert (greedy.sampling.temperature, greedy.max_tokens, greedy.include_stop) == (0.0, 100, True)

@@ -70,6 +70,6 @@ async def test_what_is_wrong_is_refused_in_openais_form(http: httpx.AsyncClient,
 
 async def test_the_other_body_is_the_other_dialects(http: httpx.AsyncClient) -> None:
     """Its model reads texts as a whole, and its errors have its form."""
-    for body in ({"inputs": "a"}, {}):
+    for body in ({"inputs": "a"}, {"inputs": "a", "prompt": "", "messages": []}, {}):
         answer = await http.post("/tokenize", json=body)
         assert set(answer.json()) == {"error", "error_type"}

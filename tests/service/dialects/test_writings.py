@@ -9,8 +9,8 @@ import httpx
 import pytest
 import torch
 
-from models.byte_tokenizer import byte_tokenizer
 from models.encoder_decoder.search import attended, beam
+from models.folders.byte_tokenizer import byte_tokenizer
 from service.app import build_app
 from service.catalog import Catalog
 from service.settings import Settings

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import onnxruntime as ort
 
-from service.runtime import open_graph
+from service.runtime.onnx import open_graph
 
 
 class Bound(ort.IOBinding):

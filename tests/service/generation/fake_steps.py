@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from export import contract
 from service.generation.session import HostStates, Ids, Logits, State
-from service.runtime import CPU
+from service.runtime.onnx import CPU
 from tests.service.fakes import PATIENCE_S
 
 VOCAB_SIZE = 300

@@ -7,10 +7,10 @@ from typing import Any
 
 from export import contract
 from service.generation.engine import GeneratorEngine, GeneratorLimits
-from service.generation.grammar import Grammars
+from service.generation.sampling.grammar import Grammars
 from service.generation.session import StepSession
 from service.generation.text import Vocabulary
-from service.metrics import GeneratorMetrics, Metrics
+from service.telemetry.metrics import GeneratorMetrics, Metrics
 
 
 @asynccontextmanager

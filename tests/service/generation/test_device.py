@@ -18,7 +18,7 @@ from service.generation.device import DeviceStates, DeviceStepSession, left_of
 from service.generation.request import Delta, GenerationRequest, Sampling
 from service.generation.run import Run, join
 from service.generation.session import Ids, Logits, OnnxStepSession, StepSession, beginning
-from service.runtime import CPU, CUDA, SettingsConflict
+from service.runtime.onnx import CPU, CUDA, SettingsConflict
 from tests.gpu import ON_A_GPU
 from tests.service.fakes import PATIENCE_S
 from tests.service.generation.real_engine import running

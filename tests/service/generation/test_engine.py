@@ -16,19 +16,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.batching import Lane
 from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NotReady, Overloaded, QueueTooLong, RuntimeFailed
 from service.generation import prefill
 from service.generation.condition import Condition
 from service.generation.engine import GeneratorEngine, GeneratorLimits
-from service.generation.grammar import Grammars, Words
-from service.generation.prompt_logprobs import PromptLogprobs
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling
 from service.generation.run import Run, join
-from service.generation.sampling import logprobs_of
+from service.generation.sampling.grammar import Grammars, Words
+from service.generation.sampling.prompt_logprobs import PromptLogprobs
+from service.generation.sampling.sampler import logprobs_of
 from service.generation.session import Logits
 from service.generation.text import Vocabulary
-from service.metrics import GeneratorMetrics, Metrics
+from service.runtime.lanes import Lane
+from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.service.fakes import PATIENCE_S, until
 from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps
 
@@ -327,7 +327,7 @@ async def test_a_run_whose_text_nobody_takes_is_ended(steps: FakeSteps, tokenize
         async with asyncio.timeout(PATIENCE_S):
             assert await tokens_of(engine.submit(ask(2, max_tokens=2))) == steps.expected((2,), 2)
         await until(lambda: forgotten.usage.finished is not None)  # which shared its slot, and may have had time left
-        with pytest.raises(DeadlineExceeded, match="nobody took"):
+        with pytest.raises(DeadlineExceeded, match="was not read"):
             await tokens_of(forgotten)
 
 
@@ -369,7 +369,9 @@ async def test_a_device_that_is_lost_ends_the_thread(steps: FakeSteps, tokenizer
     """Every later call would fail: the health check sees the dead thread, and a new process takes the replica's place."""
     steps.failures[0] = RuntimeError("CUDA failure 719: unspecified launch failure ; GPU=0 ; hostname=node ; file=cuda_call.cc ; line=1 ;")
     async with running(steps, tokenizer, slots=1) as engine, asyncio.timeout(PATIENCE_S):
+        steps.hold()  # until both are queued: the thread dies with the first call
         first, second = [engine.submit(ask(at)) for at in (1, 2)]
+        steps.open()
         with pytest.raises(RuntimeFailed):
             await tokens_of(first)
         with pytest.raises(NotReady):

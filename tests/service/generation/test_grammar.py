@@ -10,10 +10,10 @@ import pytest
 
 from export.contract import BundleError
 from service.errors import InvalidRequest
-from service.generation import grammar as grammar_module
-from service.generation.grammar import MAX_SOURCE_BYTES, Grammars, Matcher, Words
 from service.generation.request import Grammar, Sampling
-from service.generation.sampling import Sampler
+from service.generation.sampling import grammar as grammar_module
+from service.generation.sampling.grammar import MAX_SOURCE_BYTES, Grammars, Matcher, Words
+from service.generation.sampling.sampler import Sampler
 from service.generation.text import Vocabulary
 from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, byte_tokenizer
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from service.generation.random import UniformCache, philox, uniform
+from service.generation.sampling.random import UniformCache, philox, uniform
 
 LARGEST = 2**64 - 1
 

@@ -3,9 +3,10 @@
 import time
 from pathlib import Path
 
-from service.generation.request import Delta, GenerationRequest, Sampling, Token, TokenLogprob, Usage
+from service.generation.request import Delta, GenerationRequest, Sampling, Token, TokenLogprob
 from service.generation.run import Run
 from service.generation.text import TextStream, Vocabulary
+from service.telemetry.usage import Usage
 from tests.service.generation.fake_steps import EOS, byte_tokenizer
 
 

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from service.errors import InvalidRequest, RuntimeFailed
-from service.generation.drawing import Truncation, draw, draw_truncated
-from service.generation.prompt_logprobs import PromptLogprobs, Told
 from service.generation.request import Sampling, TokenLogprob
-from service.generation.sampling import Edits, Sampler, check_sampling, logprobs_of
+from service.generation.sampling import drawing
+from service.generation.sampling.drawing import Truncation, draw, draw_truncated
+from service.generation.sampling.prompt_logprobs import PromptLogprobs, Told
+from service.generation.sampling.sampler import Edits, Sampler, check_sampling, logprobs_of
 
 V = 211  # prime: nothing divides it
 FLOAT32 = 2e-6  # relative to 1: what float32 loses in a probability
@@ -134,6 +135,32 @@ def test_a_flat_distribution_is_cut_by_id() -> None:
     assert set(frequencies(Sampling(seed=0, top_p=0.0), flat, 50)) == {0}
     assert len(set(frequencies(Sampling(seed=0, min_p=1.0), flat, 500))) > 300
     assert set(frequencies(Sampling(seed=0, temperature=0), flat, 50)) == {0}
+
+
+@pytest.mark.parametrize("scale", [0.0, 1e-6, 1.0, 4.0])
+@pytest.mark.parametrize("excluded", [0, 3000])
+def test_a_large_vocabulary_is_cut_without_sorting_it_and_by_the_same_definitions(scale: float, excluded: int) -> None:
+    """Many are left of these, so that no short list of candidates is sorted. Rounding may move an end of the cut by a token."""
+    logits = some_logits(1, seed=4, vocab=20_000, scale=scale)[0]
+    logits[:excluded] = -np.inf
+    for fields in (
+        {"typical_p": 0.9},
+        {"top_p": 0.97, "typical_p": 0.95},
+        {"top_k": 15_000},
+        {"top_k": 15_000, "top_p": 0.99, "min_p": 1e-4, "typical_p": 0.98, "temperature": 3.0},
+        {"typical_p": 0.0, "temperature": 2.0},
+    ):
+        sampling = Sampling(seed=0, **fields)
+        depths = np.minimum((logits.max() - logits) / np.float32(sampling.temperature), np.float32(128))
+        weights = np.exp(-depths)
+        drawing.truncate_unsorted(weights, depths, 0.0, Truncation(*(np.array([getattr(sampling, name)]) for name in Truncation._fields)))
+        expected = naive_distribution(logits, dataclasses.replace(sampling, allowed_token_ids=tuple(range(excluded, len(logits)))))
+        wrong = set(np.flatnonzero(weights).tolist()) ^ set(expected)
+        assert len(wrong) <= 2, fields
+        assert weights.any()
+        found = weights / weights.sum(dtype=np.float64)
+        assert all(found[token] == pytest.approx(p, rel=1e-3, abs=FLOAT32) for token, p in expected.items() if token not in wrong)
+        assert set(frequencies(sampling, logits, 20)) <= set(expected) | wrong
 
 
 def test_cold_is_greedy_and_huge_logits_do_not_overflow() -> None:

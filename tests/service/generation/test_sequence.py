@@ -6,10 +6,11 @@ import pytest
 
 from service.errors import InvalidRequest
 from service.generation.condition import Condition
-from service.generation.request import Delta, GenerationRequest, Sampling, Usage
+from service.generation.request import Delta, GenerationRequest, Sampling
 from service.generation.run import Run
 from service.generation.sequence import Asked, Sequence
 from service.generation.text import TextStream, Vocabulary
+from service.telemetry.usage import Usage
 from tests.service.generation.fake_steps import EOS, byte_tokenizer
 
 

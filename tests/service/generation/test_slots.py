@@ -10,7 +10,7 @@ from service.generation.copying import RowCopies
 from service.generation.device import DeviceStates
 from service.generation.session import HostStates, States
 from service.generation.slots import Row, Slots, WrongOwner
-from service.runtime import CPU, CUDA, DEVICES
+from service.runtime.onnx import CPU, CUDA, DEVICES
 from tests.gpu import ON_A_GPU
 
 DECODER = contract.Decoder(
@@ -102,7 +102,7 @@ def test_a_row_goes_on_from_one_of_other_slots_which_stays_as_it_is(memory: Memo
     assert [theirs.state(row)[1].tolist() for row in (0, 1)] == [[2], [1]]
 
 
-@pytest.mark.parametrize(("owner", "position", "words"), [("b", 1, "somebody else"), ("a", 0, "at position 1"), ("a", 2, "at position 1")])
+@pytest.mark.parametrize(("owner", "position", "words"), [("b", 1, "another run"), ("a", 0, "at position 1"), ("a", 2, "at position 1")])
 def test_a_row_that_is_not_what_its_owner_takes_it_for_is_found_out(memory: Memory, owner: str, position: int, words: str) -> None:
     slots: Slots[str] = Slots(memory, 2)
     slots.add("a")

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from export.contract import BundleError
-from service.batching import Lane
 from service.call import Call
-from service.engine import EncoderEngine
+from service.encoding.engine import EncoderEngine
 from service.errors import DeadlineExceeded, NotReady, QueueTooLong
 from service.generation.request import GenerationRequest, Sampling
 from service.pools import catalog as catalogs
@@ -21,6 +20,7 @@ from service.pools.catalog import GatewayCatalog
 from service.pools.client import PoolEncoder, PoolGenerator
 from service.pools.host import Host
 from service.pools.replicas import ReplicaLost, Replicas
+from service.runtime.lanes import Lane
 from service.settings import Settings
 from tests.service.fakes import PATIENCE_S, FakeCatalog, fake_bundle, fake_catalog, until
 from tests.service.generation_fakes import FakeGenerator, FakeGeneratorCatalog

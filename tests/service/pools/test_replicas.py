@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from service.call import Call
-from service.dialects.runs import Runs
 from service.errors import NotReady
 from service.generation.run import Run
+from service.generation.runs import Runs
 from service.pools import replicas as module
 from service.pools.catalog import GatewayCatalog
 from service.pools.client import PoolGenerator
@@ -121,6 +121,32 @@ async def test_what_a_silent_encoder_was_asked_for_is_asked_of_another(tmp_path:
         await until(lambda: not any(replica.lost for replica in gateway._pools[0]._replicas.values()))
         await asyncio.gather(*(ask(gateway, f"cow {number}") for number in range(20)))
         assert pool.asked["one", "encode"] > before
+
+
+async def test_a_call_that_is_ending_already_can_be_given_up() -> None:
+    """At its deadline, and twice before its task runs: the heartbeats of all replicas would end with the error."""
+    replica = module.Replica("one")
+    ended = asyncio.Event()
+
+    async def call() -> None:
+        try:
+            async with replica.asked():
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    await ended.wait()
+        except ReplicaLost:
+            return
+        raise AssertionError("it was not given up")
+
+    calling = asyncio.create_task(call())
+    await until(lambda: replica._calls)
+    for _ in range(3):
+        replica.give_up()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+    ended.set()
+    await asyncio.wait_for(calling, PATIENCE_S)
 
 
 async def test_while_all_are_silent_requests_are_refused_at_once(tmp_path: Path) -> None:

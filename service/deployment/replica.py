@@ -1,0 +1,106 @@
+"""A replica's process: the models, the application over them, and the HTTP server in front, which bypasses Ray's request handling.
+
+Ray's handler makes two tasks, a dozen objects and three random ids of every request to count and trace it. None of that is used here: the
+edge counts, bounds, times and drains requests itself. On one machine Ray takes no requests at all: this process serves at a socket that the
+command gave it (`lifeline.py`). On a cluster Ray owns the socket and the server, and is given a middleware (its documented hook for them)
+that answers in its place. Ray starts, checks, replaces and stops the replica.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from service.app import Application
+    from service.catalog import Catalog
+    from service.settings import Settings
+
+_RAYS_OWN = ("/-/healthz", "/-/routes")  # what HAProxy asks to know whether the replica is there
+_KEEP_ALIVE_S = 90  # longer than HAProxy keeps an idle connection
+
+catalog: "Catalog | None" = None
+_application: "Application | None" = None
+
+
+def start(frozen: str, log_file: str | None, make_catalog: "Callable[[Settings], Catalog]") -> "Application":
+    """The application of this process. Call it once, in the replica. The models are loaded when its lifespan begins.
+
+    `log_file` is in the run directory of a service on one machine; None on a cluster, where Ray runs the HTTP server.
+    """
+    global catalog, _application
+    # Not at the top: Ray's proxy imports this module for `middlewares`, and has no use for the rest in its memory.
+    from service.app import build_app
+    from service.http.connections import install
+    from service.settings import Settings
+    from service.telemetry.logs import to_file
+
+    settings = Settings.model_validate_json(frozen)
+    to_file(Path(log_file) if log_file else None, settings.log_level)
+    install(stall_s=settings.stream_stall_s, behind_proxy=not settings.lean)
+    catalog = make_catalog(settings)
+    _application = build_app(catalog)
+    if log_file:
+        _serve_in_lifespan(_application, Path(log_file).parent, catalog)
+    return _application
+
+
+def _serve_in_lifespan(application: "Application", run: Path, catalog: "Catalog") -> None:
+    """Serve `application` during its lifespan, starting before its models are loaded."""
+    inner = application.router.lifespan_context
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[Any]:
+        async with inner(app) as state, _serving(application, run, catalog):
+            yield state
+
+    application.router.lifespan_context = lifespan
+
+
+@asynccontextmanager
+async def _serving(application: "Application", run: Path, catalog: "Catalog") -> AsyncIterator[None]:
+    import uvicorn
+
+    from service.deployment.lifeline import Lifeline
+
+    line = Lifeline(run, "ingress", os.getpid())
+    loop = asyncio.get_running_loop()
+    line.beat(loop)
+    listener = line.listener()
+    line.await_drain(loop, catalog.drain)
+    config = uvicorn.Config(
+        application, lifespan="off", access_log=False, log_level=None, log_config=None, timeout_keep_alive=_KEEP_ALIVE_S
+    )
+    server = uvicorn.Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield
+    finally:
+        server.should_exit = server.force_exit = True
+        with suppress(asyncio.CancelledError):
+            await serving
+
+
+class PastRay:
+    """ASGI middleware: this process's application where there is one, otherwise (in Ray's proxies) `ray_app`."""
+
+    def __init__(self, ray_app: ASGIApp) -> None:
+        self._ray_app = ray_app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if _application is None or scope["path"] in _RAYS_OWN:
+            await self._ray_app(scope, receive, send)
+        else:
+            await _application(scope, receive, send)
+
+
+def middlewares() -> list[Any]:
+    """For RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH."""
+    return [Middleware(PastRay)]

@@ -1,0 +1,1 @@
+"""Open Inference Protocol: `routes.py`, its `schemas.py`, and `tensors.py`."""

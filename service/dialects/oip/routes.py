@@ -1,0 +1,249 @@
+"""Open Inference Protocol v2 (KServe, Triton): `/v2`, `/v2/health/...`, `/v2/models/...`, with the binary tensor extension both ways.
+
+Source: the protocol's REST specification and Triton's `extension_binary_data`. A model has one version, "1" (what changes with its bytes is
+the bundle's fingerprint). What continues texts has metadata and readiness here, and is asked elsewhere. A name may hold slashes, plain or
+percent-encoded: what is served under exactly that name comes first, then NAME/versions/1. A name that ends in /ready, /infer, /config or
+/stats needs an alias. Of Triton's extensions a model's configuration is here; its statistics are at /metrics.
+"""
+
+from collections.abc import Iterable, Sequence
+from importlib.metadata import version as version_of
+from typing import Annotated, Any
+
+import orjson
+from fastapi import APIRouter, Path, Request, Response
+from starlette.convertors import PathConvertor, register_url_convertor
+
+from export import contract
+from service.call import NUMBER_BYTES, Call
+from service.catalog import Catalog, Model, Served
+from service.dialects.oip.schemas import (
+    ErrorResponse,
+    InferRequest,
+    InferResponse,
+    Live,
+    ModelConfig,
+    ModelMetadata,
+    ModelReady,
+    Ready,
+    ServerMetadata,
+    WantedOutput,
+)
+from service.dialects.oip.tensors import INPUTS, JSON_LENGTH_HEADER, inputs_of, split, stacked, ways_of
+from service.dialects.openai.embeddings import as_cut
+from service.errors import InvalidRequest, ModelNotFound, RouteNotFound, ServiceError, WrongKind
+from service.http.dialect import Dialect
+from service.http.fields import schema_of
+from service.http.routing import CallDep, CatalogDep, JsonRoute, json_response
+from service.runtime.onnx import Array
+
+VERSION = "1"
+_DATATYPES = {"int64": "INT64", "float32": "FP32"}
+_STATUS = {422: 400, 424: 400}
+
+
+def render(error: ServiceError) -> tuple[int, Any]:
+    return _STATUS.get(error.status, error.status), {"error": error.message}
+
+
+def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    return {status: {"model": ErrorResponse} for status in statuses}
+
+
+DIALECT = Dialect("oip", ("/v2",), render)
+router = APIRouter(route_class=JsonRoute, tags=["Open Inference Protocol"], responses=errors(401, 500, 503))
+ModelPath = Annotated[str, Path(description="NAME or NAME/versions/1")]
+
+
+# Server and readiness ---------------------------------------------------------------------------------------------------------------------
+
+
+@router.get("/v2", response_model=ServerMetadata)
+async def server() -> Any:
+    """What this server is."""
+    return {"name": "attnserve", "version": version_of("attnserve"), "extensions": ["binary_tensor_data", "model_configuration"]}
+
+
+@router.get("/v2/health/live", response_model=Live)
+async def live() -> Any:
+    """200 as soon as the process answers at all."""
+    return {"live": True}
+
+
+@router.get("/v2/health/ready", response_model=Ready, responses={503: {"model": Ready}})
+async def ready(call: CallDep, catalog: CatalogDep) -> Any:
+    """200 when every model is warm and its last run succeeded, 503 otherwise."""
+    is_ready = await catalog.ready()
+    return json_response({"ready": is_ready}, call, 200 if is_ready else 503)
+
+
+@router.get(
+    "/v2/models/{model:path}/ready", response_model=ModelReady, responses={**errors(404), 503: {"model": ModelReady | ErrorResponse}}
+)
+async def model_ready(model: ModelPath, call: CallDep, catalog: CatalogDep) -> Any:
+    """The same for one model."""
+    found = find(catalog, model)
+    is_ready = await catalog.answers(found)
+    return json_response({"name": found.name, "ready": is_ready}, call, 200 if is_ready else 503)
+
+
+# Models ------------------------------------------------------------------------------------------------------------------------------
+
+
+class _Name(PathConvertor):
+    """A name in a path, and not what the protocol puts after one."""
+
+    regex = ".*(?<!/ready)(?<!/infer)(?<!/config)(?<!/stats)"
+
+
+register_url_convertor("name", _Name())
+
+
+@router.get("/v2/models/{model:name}", response_model=ModelMetadata, responses=errors(404))
+async def model_metadata(model: ModelPath, call: CallDep, catalog: CatalogDep) -> Any:
+    """The tensors that a model takes and gives, or where it cannot be asked here those of its graph for one step; -1 is a free axis."""
+    found = find(catalog, model)
+    inputs, outputs = _tensors(found)
+    content = {"name": found.name, "versions": [VERSION], "platform": "onnx_onnxv1", "inputs": inputs, "outputs": outputs}
+    return json_response(content, call)
+
+
+@router.get("/v2/models/{model:path}/config", response_model=ModelConfig, responses=errors(404))
+async def model_config(model: ModelPath, call: CallDep, catalog: CatalogDep) -> Any:
+    """Triton's extension: the same tensors as its model configuration describes them, and how requests are batched."""
+    found = find(catalog, model)
+    inputs, outputs = _tensors(found)
+    content = {
+        "name": found.name,
+        "platform": "onnxruntime_onnx",
+        "backend": "onnxruntime",
+        "version_policy": {"latest": {"num_versions": 1}},
+        "max_batch_size": catalog.settings.max_client_batch if isinstance(found, Model) else 0,
+        "input": [_configured(tensor, "FORMAT_NONE") for tensor in inputs],
+        "output": [_configured(tensor, None) for tensor in outputs],
+        "dynamic_batching": {},
+    }
+    return json_response(content, call)
+
+
+def _configured(tensor: dict[str, Any], format_: str | None) -> dict[str, Any]:
+    """A tensor without the batch axis, which `max_batch_size` replaces."""
+    kind = "STRING" if tensor["datatype"] == "BYTES" else tensor["datatype"]
+    named = {"name": tensor["name"], "data_type": f"TYPE_{kind}", "dims": tensor["shape"][1:] or [1]}
+    return named if format_ is None else {**named, "format": format_}
+
+
+@router.get("/v2/models/stats", response_model=ErrorResponse, status_code=404)
+@router.get("/v2/models/{model:path}/stats", response_model=ErrorResponse, status_code=404)
+async def model_stats(catalog: CatalogDep, model: str = "") -> Any:
+    """Triton's extension, which is not supported: always 404."""
+    which = f" of model {find(catalog, model).name}" if model else ""
+    raise RouteNotFound(f"statistics{which} are at GET /metrics, in Prometheus's form; here are metadata, /config, /ready and /infer")
+
+
+def _tensors(found: Served) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    graph = found.manifest.graph
+    if isinstance(found, Model):
+        inputs = [*{name: INPUTS[name] for way in ways_of(found) for name in way}.values()]
+    else:
+        inputs = [_metadata(tensor) for tensor in graph.inputs]
+    return inputs, [_metadata(tensor) for tensor in graph.outputs]
+
+
+def _metadata(tensor: contract.Tensor) -> dict[str, Any]:
+    shape = [axis if isinstance(axis, int) else -1 for axis in tensor.shape]
+    return {"name": tensor.name, "datatype": _DATATYPES[tensor.dtype], "shape": shape}
+
+
+def find(catalog: Catalog, path: str) -> Served:
+    """The model at `NAME` or `NAME/versions/1`. ModelNotFound, NotReady."""
+    if not path:
+        raise ModelNotFound("The model `` does not exist: the path of a model ends with its name", param="model")
+    name, marker, version = path.rpartition("/versions/")
+    if not marker or path in catalog.models or path in catalog.settings.aliases:
+        return catalog.find(path)
+    model = catalog.find(name)
+    if version != VERSION:
+        raise ModelNotFound(f"model {name} has no version {version!r}, only {VERSION!r}", param="model")
+    return model
+
+
+# Inference -----------------------------------------------------------------------------------------------------------------------------
+
+
+_BODY = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": schema_of(InferRequest)},
+            "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+        },
+    },
+    "parameters": [
+        {
+            "name": JSON_LENGTH_HEADER,
+            "in": "header",
+            "required": False,
+            "description": "Bytes of JSON at the start of the body, where tensors follow it as bytes.",
+            "schema": {"type": "integer", "minimum": 0},
+        }
+    ],
+}
+
+
+@router.post("/v2/models/{model:path}/infer", response_model=InferResponse, responses=errors(400, 404, 413, 429, 504), openapi_extra=_BODY)
+async def infer(model: ModelPath, request: Request, call: CallDep, catalog: CatalogDep) -> Any:
+    """Run a model on text or on token ids. Rows of ids end where their attention mask does; token-level outputs are padded with zeros.
+
+    Without `outputs` all of the model's are sent, and each is a run of its own.
+    """
+    found = find(catalog, model)
+    if not isinstance(found, Model):
+        raise WrongKind(f"model {found.name} is of kind {found.manifest.kind}: ask it at POST /v1/completions", param="model")
+    asked, tail = split(await request.body(), request.headers.get(JSON_LENGTH_HEADER))
+    wanted = asked.outputs or [WantedOutput(name=tensor.name) for tensor in found.manifest.graph.outputs]
+    _check_outputs(found, wanted)
+    inputs = inputs_of(found, asked.inputs, tail)
+    call.item_errors = False  # a tensor has no room for them
+    cut = as_cut(asked.parameters.truncate, found)
+    prompt = found.texts.prompt(asked.parameters.prompt_name) if asked.parameters.prompt_name else None
+    answers = []
+    for output in wanted:
+        size = 4 if _binary(asked, output) else NUMBER_BYTES
+        answers.append(await found.answer(inputs, call, output=output.name, cut=cut, prompt=prompt, padded=True, number_bytes=size))
+    return _sent(found, asked, zip(wanted, map(stacked, answers), strict=True), call)
+
+
+def _sent(model: Model, asked: InferRequest, arrays: Iterable[tuple[WantedOutput, Array]], call: Call) -> Response:
+    """The arrays as JSON, or those that are wanted so as bytes after it."""
+    outputs: list[dict[str, Any]] = []
+    blobs: list[bytes] = []
+    for output, array in arrays:
+        entry: dict[str, Any] = {"name": output.name, "datatype": "FP32", "shape": list(array.shape)}
+        if _binary(asked, output):
+            blobs.append(array.astype("<f4", copy=False).tobytes())
+            entry["parameters"] = {"binary_data_size": len(blobs[-1])}
+        else:
+            entry["data"] = array.reshape(-1)
+        outputs.append(entry)
+    content = {"model_name": model.name, "model_version": VERSION, "outputs": outputs, **({} if asked.id is None else {"id": asked.id})}
+    if not blobs:
+        return json_response(content, call)
+    head = orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY)
+    headers = {**call.headers, JSON_LENGTH_HEADER: str(len(head))}
+    return Response(b"".join([head, *blobs]), headers=headers, media_type="application/octet-stream")
+
+
+def _binary(asked: InferRequest, output: WantedOutput) -> bool:
+    """Whether this output is sent as bytes after the JSON."""
+    choice = output.parameters.binary_data
+    return bool(asked.parameters.binary_data_output if choice is None else choice)
+
+
+def _check_outputs(model: Model, wanted: Sequence[WantedOutput]) -> None:
+    known = [tensor.name for tensor in model.manifest.graph.outputs]
+    names = [output.name for output in wanted]
+    if unknown := [name for name in names if name not in known]:
+        raise InvalidRequest(f"model {model.name} has no output {unknown[0]!r}; it has: {', '.join(known)}", param="outputs")
+    if len(set(names)) < len(names):
+        raise InvalidRequest("an output is asked for twice", param="outputs")

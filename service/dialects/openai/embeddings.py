@@ -1,0 +1,180 @@
+"""OpenAI: `/v1/embeddings` (also `/embeddings`) and `/v1/models`.
+
+Source: the OpenAI API reference (CreateEmbeddingRequest) and what openai-python sends: it asks for base64 itself, and retries on 408, 409,
+429 and 5xx, honouring `retry-after-ms`. Beyond it: `prompt_name` and `prompt`, more encoding formats, `truncated` in the answer, NDJSON.
+"""
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field, StrictBool, StrictInt
+
+from service.catalog import Model, Served
+from service.dialects import accepted
+from service.encoding import vectors
+from service.errors import ServiceError
+from service.http.dialect import Dialect
+from service.http.fields import Body
+from service.http.ndjson import stream, totals
+from service.http.routing import CallDep, CatalogDep, JsonRoute, Many
+from service.tokenization.texts import Cut, Cutting, Input, Side
+
+TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
+
+
+class EmbeddingRequest(Body):
+    """Keys that no list of `fields.py` has are ignored: clients send some."""
+
+    others = accepted.EMBEDDINGS
+
+    input: str | Many[str] | Many[TokenId] | Many[str | Many[TokenId]] = Field(
+        description="A text, a list of texts, one text as token ids, or a list of texts and token id lists."
+    )
+    model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first encoder without it.")
+    encoding_format: vectors.Form = Field("float", description="float, base64 (little-endian float32), int8, uint8, binary, ubinary.")
+    dimensions: int | None = Field(
+        None, ge=1, le=65_536, strict=True, description="Keep this many dimensions, then bring the vector back to length 1."
+    )
+    user: str | None = Field(None, description="Accepted and ignored.")
+    prompt_name: str | None = Field(None, max_length=256, description="A prompt of the checkpoint, put before each text.")
+    prompt: str | None = Field(None, max_length=65_536, description="The same, given in full.")
+    normalize: StrictBool = Field(True, description="False sends the vector as it was pooled.")
+    truncate: StrictBool | Side | None = Field(None, description="right or true, left, none or false; the service's setting without it.")
+    truncate_prompt_tokens: StrictInt | None = Field(
+        None, ge=-1, lt=2**31, description="vLLM's: cut each input to this many tokens; -1 to the model's own limit. 0 is the same as none."
+    )
+
+
+class EmbeddingObject(BaseModel):
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | list[int] | str | None = Field(description="Null where `error` says why, on requests with x-item-errors.")
+    error: dict[str, Any] | None = None
+
+
+class Usage(BaseModel):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingResponse(BaseModel):
+    object: Literal["list"]
+    data: list[EmbeddingObject]
+    model: str
+    usage: Usage
+    truncated: list[Cutting] = Field([], description="The inputs that were cut, with their tokens before and after.")
+
+
+class ErrorDetail(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    error: ErrorDetail
+
+
+class ModelObject(BaseModel):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelList(BaseModel):
+    object: Literal["list"]
+    data: list[ModelObject]
+
+
+_TYPES = {
+    401: "authentication_error",
+    404: "invalid_request_error",
+    408: "timeout_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+# OpenAI answers 400 to whatever is wrong with a request, and never uses 422 or 424.
+_STATUS = {422: 400, 424: 400}
+
+
+def render(error: ServiceError) -> tuple[int, Any]:
+    status = _STATUS.get(error.status, error.status)
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return status, {"error": {"message": error.message, "type": kind, "param": error.param, "code": error.code}}
+
+
+DIALECT = Dialect("openai", ("/v1", "/embeddings"), render)
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 401, 404, 413, 429, 500, 503, 504)}
+router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
+
+
+@router.post("/v1/embeddings", response_model=EmbeddingResponse)
+@router.post("/embeddings", response_model=EmbeddingResponse)  # where a client's base URL has no /v1; text-embeddings-inference has it too
+async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep) -> Any:
+    """A vector for each input. With `Accept: application/x-ndjson`, a line for each as soon as it is computed."""
+    model = catalog.get(body.model, "encoder")
+    vectors.check_dimensions(body.dimensions, model.manifest.width)
+    vectors.check_bits(body.encoding_format, body.dimensions or model.manifest.width)
+    inputs = as_inputs(body.input)
+    options: dict[str, Any] = {
+        "output": model.vector_output(body.normalize),
+        "cut": _cut(body, model),
+        "prompt": model.texts.prompt(body.prompt_name, body.prompt) if body.prompt_name or body.prompt is not None else None,
+        "width": body.dimensions,
+        "number_bytes": vectors.NUMBER_BYTES[body.encoding_format],
+    }
+
+    def entry(index: int, row: Any) -> dict[str, Any]:
+        if isinstance(row, ServiceError):
+            return {"object": "embedding", "index": index, "embedding": None, "error": render(row)[1]["error"]}
+        vector = vectors.cut(row, body.dimensions, normalize=body.normalize)
+        return {"object": "embedding", "index": index, "embedding": vectors.FORMS[body.encoding_format](vector)}
+
+    if call.ndjson:
+        return await stream(model, inputs, call, entry, options, render)
+    answer = await model.answer(inputs, call, **options)
+    return {
+        "object": "list",
+        "data": [entry(index, row) for index, row in enumerate(answer.rows)],
+        "model": model.name,
+        **totals(answer),
+    }
+
+
+@router.get("/v1/models", response_model=ModelList)
+async def models(catalog: CatalogDep) -> Any:
+    """The served models, aliases last."""
+    catalog.find(None)  # NotReady while they are still being loaded
+    return {"object": "list", "data": [_model(name, catalog.find(name)) for name in [*catalog.models, *catalog.settings.aliases]]}
+
+
+@router.get("/v1/models/{model:path}", response_model=ModelObject)
+async def model(model: str, catalog: CatalogDep) -> Any:
+    """One served model, by name or alias."""
+    return _model(model, catalog.find(model))
+
+
+def _model(name: str, model: Served) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": model.manifest.created_s, "owned_by": "attnserve"}
+
+
+def as_inputs(value: str | list[Any]) -> list[Input]:
+    """One text or one list of ids is one input; everything else is a list of inputs."""
+    if isinstance(value, str):
+        return [value]
+    return [value] if value and isinstance(value[0], int) else value
+
+
+def _cut(body: EmbeddingRequest, model: Model) -> Cut:
+    """`truncate_prompt_tokens` asks for a cut by itself; `truncate` may say from which end."""
+    if not (limit := body.truncate_prompt_tokens):
+        return as_cut(body.truncate, model)
+    cut = as_cut(True if body.truncate is None else body.truncate, model)
+    return cut if limit < 0 else Cut(side=cut.side, max_tokens=limit)
+
+
+def as_cut(truncate: bool | Side | None, model: Model) -> Cut:
+    return model.default_cut(truncate) if truncate is None or isinstance(truncate, bool) else Cut(side=truncate)

@@ -1,0 +1,224 @@
+"""OpenAI: `/v1/images/generations`, pictures from a decoder whose tokens are pixels.
+
+Source: the OpenAI API reference (CreateImageRequest, its streaming events) and the types of openai-python. A picture is a completion of
+`width * height` tokens in which nothing but grey levels may be drawn; it leaves as a PNG. Beyond the reference: the fields of
+`DrawingFields`, so that a seed gives the same picture again.
+"""
+
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field, StrictBool, StrictInt
+
+from export import contract
+from service.catalog import Catalog
+from service.dialects import accepted, generation
+from service.dialects.generation_schemas import STREAM, DrawingFields, Ignored, SamplingFields
+from service.dialects.openai.embeddings import ERRORS, render
+from service.dialects.openai.png import png
+from service.dialects.tei.tokens import aside
+from service.errors import InvalidRequest, ServiceError, WrongKind
+from service.generation.request import Delta
+from service.generation.runs import Generator, Runs
+from service.http import sse
+from service.http.routing import CallDep, CatalogDep, JsonRoute
+
+MOST_SIDE = 1024  # pixels of an enlarged picture
+
+
+class ImageRequest(DrawingFields):
+    others = accepted.IMAGES
+
+    model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first that draws without it.")
+    prompt: str = Field(min_length=1, max_length=32_000, description="One of what the model draws; a refusal names all of them.")
+    n: StrictInt = Field(1, ge=1, le=10, description="Pictures.")
+    size: str = Field("auto", max_length=16, description="auto: as drawn. Or a whole multiple of that, `280x280`, each pixel a square.")
+    response_format: Literal["b64_json", "url"] = Field("b64_json", description="url is refused: nothing is stored here.")
+    output_format: Literal["png"] = "png"
+    background: Literal["auto", "opaque"] = Field("auto", description="Always opaque here.")
+    quality: Literal["auto"] = "auto"
+    stream: StrictBool = False
+    partial_images: StrictInt = Field(0, ge=0, le=3, description="Of a stream: unfinished pictures on the way, black where not yet drawn.")
+    user: Ignored = None
+    safety_identifier: Ignored = None
+
+
+class ImageObject(BaseModel):
+    b64_json: str = Field(description="A PNG of 8-bit grey.")
+
+
+class ImageInputDetails(BaseModel):
+    text_tokens: int
+    image_tokens: int
+
+
+class ImageUsage(BaseModel):
+    """A prompt counts once, however many pictures it has. A pixel is a token."""
+
+    input_tokens: int
+    input_tokens_details: ImageInputDetails
+    output_tokens: int
+    output_tokens_details: ImageInputDetails
+    total_tokens: int
+
+
+class Images(BaseModel):
+    created: int
+    background: Literal["opaque"]
+    output_format: Literal["png"]
+    size: str
+    data: list[ImageObject]
+    usage: ImageUsage
+
+
+router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
+
+
+@router.post("/v1/images/generations", response_model=Images, responses=STREAM)
+async def generations(body: ImageRequest, call: CallDep, catalog: CatalogDep) -> Any:
+    """n pictures of the prompt. With `stream`, one picture, and unfinished ones before it."""
+    model, image = _that_draws(catalog, body.model)
+    _check(body, image)
+    sheet = Sheet.of(image, body.size)
+    asked = generation.requests(
+        _sampling(body, image),
+        [await generation.encode(model, catalog, body.prompt, "prompt")],
+        model,
+        call,
+        n=body.n,
+        max_tokens=sheet.n_pixels,
+        max_tokens_field="size",
+        grammar=None,
+    )
+    runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="prompt", stream=body.stream)
+    if body.stream:
+        return await sse.stream(runs, _Stream(sheet, runs, body.partial_images), call, catalog.settings)
+    drawn = [delta.token_ids for delta in await runs.all()]
+    pictures = await aside(catalog, lambda: [sheet.base64(token_ids) for token_ids in drawn])
+    return {
+        "created": generation.now(),
+        "background": "opaque",
+        "output_format": "png",
+        "size": sheet.size,
+        "data": [{"b64_json": picture} for picture in pictures],
+        "usage": _usage(runs),
+    }
+
+
+def _that_draws(catalog: Catalog, name: str | None) -> tuple[Generator, contract.Image]:
+    """The decoder of that name and what it draws; without a name the first that draws."""
+    if not name:
+        name = next((model.name for model in catalog.models.values() if _image(model.manifest) is not None), None)
+    model = catalog.generator(name)
+    image = _image(model.manifest)
+    if image is None:
+        raise WrongKind(f"model {model.name} writes text and draws no pictures: send the prompt to /v1/completions", param="model")
+    return model, image
+
+
+def _image(manifest: contract.Manifest) -> contract.Image | None:
+    return None if manifest.decoder is None else manifest.decoder.image
+
+
+def _check(body: ImageRequest, image: contract.Image) -> None:
+    """What a schema does not say."""
+    if body.response_format == "url":
+        raise InvalidRequest("response_format=url is not supported: nothing is stored here; send b64_json", param="response_format")
+    if body.prompt not in image.prompts:
+        known = ", ".join(image.prompts)
+        raise InvalidRequest(f"prompt={body.prompt[:80]!r} is not among what this model draws: {known}", param="prompt")
+    if body.partial_images and not body.stream:
+        raise InvalidRequest("partial_images needs stream=true", param="partial_images")
+    if body.stream and body.n > 1:
+        raise InvalidRequest(f"n={body.n} cannot be streamed, for events do not say whose they are: send n=1", param="n")
+
+
+def _sampling(body: ImageRequest, image: contract.Image) -> SamplingFields:
+    """Grey levels and nothing else, to the last pixel."""
+    given = {name: getattr(body, name) for name in DrawingFields.model_fields}
+    return SamplingFields(**given, allowed_token_ids=list(image.level_token_ids), ignore_eos=True)
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """What tokens are drawn on."""
+
+    image: contract.Image
+    enlarged: int  # a pixel is a square of so many
+
+    @classmethod
+    def of(cls, image: contract.Image, size: str) -> "Sheet":
+        """InvalidRequest for a size that is neither "auto" nor a whole multiple of the model's own."""
+        most = max(1, MOST_SIDE // max(image.width, image.height))
+        for enlarged in range(1, most + 1):
+            sheet = cls(image, enlarged)
+            if size in (sheet.size, "auto"):
+                return sheet
+        raise InvalidRequest(
+            f"size={size!r} is not a whole multiple of {image.width}x{image.height}, which this model draws: "
+            f"send auto or up to {cls(image, most).size}",
+            param="size",
+        )
+
+    @property
+    def n_pixels(self) -> int:
+        return self.image.width * self.image.height
+
+    @property
+    def size(self) -> str:
+        return f"{self.image.width * self.enlarged}x{self.image.height * self.enlarged}"
+
+    def base64(self, token_ids: Sequence[int]) -> str:
+        """The picture as far as it is drawn."""
+        ids = self.image.level_token_ids
+        levels = [ids.index(token_id) for token_id in token_ids]
+        file = png(levels, width=self.image.width, height=self.image.height, n_levels=len(ids), enlarged=self.enlarged)
+        return b64encode(file).decode()
+
+
+def _usage(runs: Runs) -> dict[str, Any]:
+    prompt, drawn = runs.prompt_tokens, runs.completion_tokens
+    return {
+        "input_tokens": prompt,
+        "input_tokens_details": {"text_tokens": prompt, "image_tokens": 0},
+        "output_tokens": drawn,
+        "output_tokens_details": {"text_tokens": 0, "image_tokens": drawn},
+        "total_tokens": prompt + drawn,
+    }
+
+
+class _Stream:
+    """The script of one picture: partial ones after even shares of its pixels, whatever the pace, then the whole."""
+
+    def __init__(self, sheet: Sheet, runs: Runs, partial_images: int) -> None:
+        self._sheet, self._runs = sheet, runs
+        self._drawn: list[int] = []
+        self._stops = [sheet.n_pixels * (at + 1) // (partial_images + 1) for at in range(partial_images)]
+        self._shown = 0  # of the stops
+        self._created = generation.now()
+
+    def opening(self) -> bytes:
+        return b""
+
+    def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:
+        for _, delta in pieces:
+            self._drawn += delta.token_ids
+        events = b""
+        while self._shown < len(self._stops) and self._stops[self._shown] <= len(self._drawn):
+            unfinished = self._drawn[: self._stops[self._shown]]
+            events += self._event("image_generation.partial_image", unfinished, partial_image_index=self._shown)
+            self._shown += 1
+        return events
+
+    def closing(self) -> bytes:
+        return self._event("image_generation.completed", self._drawn, usage=_usage(self._runs))
+
+    def failure(self, error: ServiceError) -> bytes:
+        return sse.event({"type": "error", **render(error)[1]}, "error")
+
+    def _event(self, kind: str, token_ids: Sequence[int], **content: Any) -> bytes:
+        picture = {"b64_json": self._sheet.base64(token_ids), "created_at": self._created, "size": self._sheet.size}
+        return sse.event({"type": kind, **picture, "quality": "auto", "background": "opaque", "output_format": "png", **content}, kind)

@@ -1,0 +1,509 @@
+"""OpenAI: `/v1/responses`, one answer to a text or a conversation.
+
+Nothing is stored: `store` is false unless said otherwise, and saying otherwise is an error, as is continuing an answer by its id. Beyond
+OpenAI's: the sampling fields of `SamplingFields`. Streamed events come in OpenAI's order, numbered from 0, and end with
+`response.completed`, `response.incomplete` or `response.failed`; there is no `[DONE]` here.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal
+
+import orjson
+from fastapi import APIRouter
+from pydantic import BaseModel, Discriminator, Field, StrictBool, StrictInt, Tag
+
+from service.dialects import accepted, generation
+from service.dialects.answer_size import AnswerSize, check_size
+from service.dialects.generation_schemas import EMPTY_IS_ABSENT, MAX_TOKENS, STREAM, ChatLogprob, Ignored, SamplingFields, TextFormat
+from service.dialects.openai import tool_calls
+from service.dialects.openai.embeddings import ERRORS, render
+from service.dialects.openai.token_json import token_json
+from service.dialects.openai.tool_calls import Call, Calling, arguments_of
+from service.errors import EmptyInput, InvalidRequest, ServiceError
+from service.generation.request import Delta, Grammar
+from service.generation.runs import Generator, Runs
+from service.http import sse
+from service.http.answers import Elements, Text, json_answer
+from service.http.fields import WITHOUT_NULLS, Fields
+from service.http.routing import CallDep, CatalogDep, JsonRoute, Many
+
+LOGPROBS: Literal["message.output_text.logprobs"] = "message.output_text.logprobs"
+Include = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+]
+_NOT_STORED = "answers are not stored by this service"
+Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16), WITHOUT_NULLS]
+
+
+class InputPart(Fields):
+    """A part of a message; an answer's part can be sent back as it came."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: list[Any] = Field([], max_length=0)
+    logprobs: list[Any] = Field([], description="Accepted and ignored.")
+
+
+class InputItem(Fields):
+    """A message; an answer's message can be sent back as it came."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Many[InputPart]
+    id: Ignored = None
+    status: Ignored = None
+    phase: Ignored = None
+
+
+class CallItem(Fields):
+    """A call of a tool in an answer, sent back."""
+
+    type: Literal["function_call"]
+    call_id: str = Field(min_length=1, max_length=256)
+    name: str = Field(max_length=256)
+    arguments: str
+    id: Ignored = None
+    status: Ignored = None
+
+
+class CallOutputItem(Fields):
+    """The output of a tool."""
+
+    type: Literal["function_call_output"]
+    call_id: str = Field(min_length=1, max_length=256)
+    output: str | Many[InputPart]
+    id: Ignored = None
+    status: Ignored = None
+
+
+def _kind(item: Any) -> str:
+    """Tags that are no names of fields, so that errors leave them out."""
+    type_ = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
+    return {"function_call": "a-call", "function_call_output": "an-output"}.get(type_ if isinstance(type_, str) else "", "a-message")
+
+
+Item = Annotated[
+    Annotated[InputItem, Tag("a-message")] | Annotated[CallItem, Tag("a-call")] | Annotated[CallOutputItem, Tag("an-output")],
+    Discriminator(_kind),
+]
+
+
+class FunctionTool(Fields):
+    type: Literal["function"]
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = Field(None, max_length=65_536)
+    parameters: dict[str, Any] | None = None
+    strict: StrictBool | None = None
+
+
+class NamedFunction(Fields):
+    type: Literal["function"]
+    name: str
+
+
+class AllowedFunctions(Fields):
+    """Some of the tools: `auto` shows them to the model, `required` has one of them called."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedFunction] = Field(min_length=1, max_length=128)
+
+
+class TextConfig(Fields):
+    format: Annotated[TextFormat | None, EMPTY_IS_ABSENT] = None
+    verbosity: Literal["low", "medium", "high"] | None = Field(None, description="Accepted and ignored.")
+
+
+class ResponseStreamOptions(Fields):
+    include_obfuscation: Literal[False] = Field(False, description="Nothing is padded here.")
+
+
+class ResponseRequest(SamplingFields):
+    others = accepted.RESPONSES
+
+    model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first decoder without it.")
+    input: str | Annotated[Many[Item], Field(min_length=1, max_length=4096)]
+    instructions: str | None = Field(None, description="A system message before the input.")
+    max_output_tokens: StrictInt | None = Field(None, ge=1, le=MAX_TOKENS, description="The service's `default_max_tokens` without it.")
+    text: TextConfig | None = None
+    include: list[Include] = Field([], max_length=16, description="What belongs to tools, pictures or reasoning adds nothing here.")
+    top_logprobs: StrictInt | None = Field(None, ge=0, le=20, description="Likeliest tokens beside each token; needs `include`.")
+    metadata: Metadata = Field({})
+    stream: StrictBool = False
+    stream_options: ResponseStreamOptions | None = None
+    store: StrictBool = Field(False, description="True is refused: answers are not stored.")
+    previous_response_id: str | None = Field(None, max_length=256, description="Refused: answers are not stored.")
+    background: Literal[False] = False
+    truncation: Literal["disabled", "auto"] = Field("disabled", description="Nothing is cut, with auto neither.")
+    tools: list[FunctionTool] = Field([], max_length=128)
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions = Field(
+        "auto",
+        description="none hides the tools from the model, auto shows them to it; required, or a tool's name, has one called; "
+        "allowed_tools is auto or required for some of them.",
+    )
+    parallel_tool_calls: StrictBool | None = Field(None, description="Accepted and ignored: an answer has one call at most.")
+    service_tier: Literal["auto", "default"] | None = Field(None, description="Accepted and ignored.")
+    user: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+
+
+class OutputText(BaseModel):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[ChatLogprob]
+
+
+class OutputMessage(BaseModel):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    status: Literal["in_progress", "completed", "incomplete"]
+    content: list[OutputText]
+
+
+class OutputCall(BaseModel):
+    id: str
+    type: Literal["function_call"]
+    status: Literal["in_progress", "completed", "incomplete"]
+    call_id: str
+    name: str
+    arguments: str
+
+
+class InputTokensDetails(BaseModel):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputTokensDetails(BaseModel):
+    reasoning_tokens: int
+
+
+class ResponseUsage(BaseModel):
+    input_tokens: int
+    input_tokens_details: InputTokensDetails
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    total_tokens: int
+
+
+class ResponseFailure(BaseModel):
+    code: str
+    message: str
+
+
+class IncompleteDetails(BaseModel):
+    reason: Literal["max_output_tokens"]
+
+
+class ResponseObject(BaseModel):
+    id: str
+    object: Literal["response"]
+    created_at: int
+    completed_at: int | None
+    status: Literal["in_progress", "completed", "incomplete", "failed"]
+    error: ResponseFailure | None
+    incomplete_details: IncompleteDetails | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[OutputMessage | OutputCall]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    store: Literal[False]
+    temperature: float
+    top_p: float
+    top_logprobs: int
+    text: dict[str, Any]
+    tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions
+    tools: list[FunctionTool]
+    truncation: Literal["disabled"]
+    background: Literal[False]
+    usage: ResponseUsage | None
+
+
+class ResponseNotFound(ServiceError):
+    status = 404
+    code = "response_not_found"
+
+
+router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
+
+
+@router.post("/v1/responses", response_model=ResponseObject, responses=STREAM)
+async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep) -> Any:
+    """The model's answer. With `stream`, events as it comes into being. 400 to whatever needs stored answers."""
+    model = catalog.generator(body.model)
+    _check(body)
+    tool_calls.unique([tool.name for tool in body.tools])
+    choice, allowed = _chosen(body)
+    calling = Calling.of(choice, {tool.name: tool.parameters for tool in allowed})
+    tools = [{"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"type"})} for tool in allowed]
+    prompt = await generation.encode_chat(model, catalog, _messages(body), tools if choice != "none" else None, "input")
+    asked = generation.requests(
+        body,
+        [prompt],
+        model,
+        call,
+        max_tokens=body.max_output_tokens or catalog.settings.default_max_tokens,
+        max_tokens_field="max_output_tokens",
+        grammar=generation.grammar_of(body, _format(body), "text.format", calling.grammar() if calling else None),
+        top_logprobs=(body.top_logprobs or 0) if LOGPROBS in body.include else None,
+    )
+    size, tokens = AnswerSize(model.vocabulary), generation.most_tokens(model, asked[0].max_tokens, len(prompt))
+    check_size(  # of streams too: their last event has all of it
+        size.text(tokens) + size.chat_logprobs(tokens, asked[0].top_logprobs),
+        1,
+        catalog.settings,
+        fields="max_output_tokens, top_logprobs" if body.top_logprobs else "max_output_tokens",
+        streamable=False,
+    )
+    runs = await Runs.submit(model, asked, call, n=1, prompt_field="input", stream=body.stream)
+    answer = _Answer(body, model, runs, calling)
+    if body.stream:
+        generation.bound_unread(runs, asked[0].top_logprobs, catalog.settings)
+        return await sse.stream(runs, answer, call, catalog.settings)
+    await runs.read(answer.begin, answer.read)
+    return json_answer(answer.ended(), call.headers)
+
+
+@router.get("/v1/responses/{response_id}", response_model=ResponseObject)
+async def response(response_id: str) -> Any:
+    """Always 404: answers are not stored."""
+    raise ResponseNotFound(f"Response with id '{response_id}' not found: {_NOT_STORED}", param="response_id")
+
+
+def _chosen(body: ResponseRequest) -> tuple[str, list[FunctionTool]]:
+    """The choice, as `Calling.of` takes it, and the tools that it is about."""
+    choice = body.tool_choice
+    if isinstance(choice, AllowedFunctions):
+        return choice.mode, tool_calls.only([tool.name for tool in choice.tools], {tool.name: tool for tool in body.tools})
+    return choice if isinstance(choice, str) else json.dumps(choice.name), body.tools
+
+
+def _check(body: ResponseRequest) -> None:
+    """What a schema does not say."""
+    if body.store:
+        raise InvalidRequest(f"store=true is not supported: {_NOT_STORED}; send store=false or leave it out", param="store")
+    if body.previous_response_id:
+        raise InvalidRequest(
+            f"previous_response_id is not supported: {_NOT_STORED}; send the conversation as `input`", param="previous_response_id"
+        )
+    if body.top_logprobs and LOGPROBS not in body.include:
+        raise InvalidRequest(f'top_logprobs needs include=["{LOGPROBS}"]', param="top_logprobs")
+    if body.input == "":
+        raise EmptyInput("`input` cannot be empty", param="input")
+
+
+def _format(body: ResponseRequest) -> Grammar | None:
+    if body.text is None or body.text.format is None:
+        return None
+    return generation.format_grammar(body.text.format.type, body.text.format.schema_, "text.format.schema")
+
+
+def _messages(body: ResponseRequest) -> list[dict[str, Any]]:
+    first = [{"role": "system", "content": body.instructions}] if body.instructions is not None else []
+    if isinstance(body.input, str):
+        return [*first, {"role": "user", "content": body.input}]
+    return [*first, *map(_message, body.input)]
+
+
+def _message(item: InputItem | CallItem | CallOutputItem) -> dict[str, Any]:
+    """An item as a message for templates."""
+    if isinstance(item, CallItem):
+        called = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments_of(item.arguments)}}
+        return {"role": "assistant", "content": "", "tool_calls": [called]}
+    if isinstance(item, CallOutputItem):
+        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
+    return {"role": item.role, "content": _text(item.content)}
+
+
+def _text(content: str | list[InputPart]) -> str:
+    return content if isinstance(content, str) else "\n".join(part.text for part in content)
+
+
+class _Answer:
+    """The response as its tokens arrive; also the events of a stream."""
+
+    def __init__(self, body: ResponseRequest, model: Generator, runs: Runs, calling: Calling | None) -> None:
+        self._body, self._model, self._runs = body, model, runs
+        self._calling = calling
+        self._begun = False  # whether the item of a call was sent, which has its name
+        self._id = generation.new_id("resp_")
+        self._item_id = generation.new_id("msg_" if calling is None else "fc_")
+        self._created = generation.now()
+        self._tokens = token_json(model.vocabulary)
+        self._number = 0  # of the next event
+        self.begin()
+
+    def begin(self) -> None:
+        """Start, or start again after a lost replica."""
+        self._call = None if self._calling is None else self._calling.call()
+        self._text, self._logprobs = Text(), Elements()
+        self._last = Delta("")
+
+    def add(self, delta: Delta) -> bytes:
+        """Add a delta. Returns its log-probabilities as elements of a JSON list."""
+        self._last = delta
+        if self._call is None:
+            self._text.add(delta.text)
+        self._logprobs.add(written := self._tokens.chat(delta.logprobs))
+        return written
+
+    def read(self, index: int, delta: Delta) -> None:
+        """Add a delta of an answer without streaming."""
+        self.add(delta)
+        if self._call is not None:
+            self._call.push(delta.text)
+
+    def ended(self) -> dict[str, Any]:
+        """The whole response after its last delta."""
+        output = [self._item(self._status)]
+        if self._status == "completed":
+            return self._response("completed", output=output)
+        return self._response("incomplete", output=output, incomplete_details={"reason": "max_output_tokens"})
+
+    def _item(self, status: str) -> dict[str, Any]:
+        if self._call is None:
+            return self._message(status)
+        called = {"call_id": self._call.id, "name": self._call.name or "", "arguments": self._call.arguments}
+        return {"id": self._item_id, "type": "function_call", "status": status, **called}
+
+    @property
+    def _status(self) -> str:
+        return "completed" if self._last.finish_reason == "stop" else "incomplete"
+
+    def _response(self, status: str, **said: Any) -> dict[str, Any]:
+        body, done = self._body, status in ("completed", "incomplete")
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "completed_at": generation.now() if status == "completed" else None,
+            "status": status,
+            "error": None,
+            "incomplete_details": None,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata,
+            "model": self._model.name,
+            "output": [],
+            "parallel_tool_calls": False,
+            "previous_response_id": None,
+            "store": False,
+            "temperature": body.temperature,
+            "top_p": body.top_p,
+            "top_logprobs": body.top_logprobs or 0,
+            "text": body.text.model_dump(by_alias=True, exclude_none=True) if body.text else {"format": {"type": "text"}},
+            "tool_choice": body.tool_choice if isinstance(body.tool_choice, str) else body.tool_choice.model_dump(),
+            "tools": [{"parameters": None, "strict": None, **tool.model_dump(exclude_none=True)} for tool in body.tools],
+            "truncation": "disabled",
+            "background": False,
+            "usage": self._usage() if done or status == "failed" else None,
+            **said,
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        runs = self._runs
+        return {
+            "input_tokens": runs.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": runs.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": runs.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": runs.prompt_tokens + runs.completion_tokens,
+        }
+
+    def _message(self, status: str) -> dict[str, Any]:
+        content = [] if status == "in_progress" else [self._part()]
+        return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+
+    def _part(self) -> dict[str, Any]:
+        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": self._logprobs}
+
+    # As a stream -----------------------------------------------------------------------------------------------------------------------
+
+    def opening(self) -> bytes:
+        begun = self._response("in_progress")
+        said = self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
+        if self._call is not None:  # which has no name yet
+            return said
+        return (
+            said
+            + self._event("response.output_item.added", output_index=0, item=self._message("in_progress"))
+            + self._event("response.content_part.added", **self._place, part=self._part())
+        )
+
+    def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:
+        return b"".join(self._delta(delta) for _, delta in pieces)
+
+    def closing(self) -> Iterator[bytes]:
+        whole = self.ended()
+        (message,) = whole["output"]
+        if self._call is not None:
+            place = {"item_id": self._item_id, "output_index": 0}
+            yield self._begin_call()
+            told = {"name": self._call.name or "", "arguments": self._call.arguments}
+            yield self._event("response.function_call_arguments.done", **place, **told)
+            yield self._event("response.output_item.done", output_index=0, item=message)
+            yield self._event(f"response.{self._status}", response=whole)
+            return
+        (part,) = message["content"]
+        yield from self._event_pieces("response.output_text.done", **self._place, text=part["text"], logprobs=self._logprobs)
+        yield from self._event_pieces("response.content_part.done", **self._place, part=part)
+        yield from self._event_pieces("response.output_item.done", output_index=0, item=message)
+        yield from self._event_pieces(f"response.{self._status}", response=whole)
+
+    def failure(self, error: ServiceError) -> bytes:
+        told = render(error)[1]["error"]
+        code = "rate_limit_exceeded" if error.status == 429 else "invalid_prompt" if error.status < 500 else "server_error"
+        output = [self._message("incomplete")] if self._text else []
+        failed = self._response("failed", output=output, error={"code": code, "message": told["message"]})
+        return self._event("response.failed", response=failed)
+
+    @property
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
+
+    def _delta(self, delta: Delta) -> bytes:
+        logprobs = self.add(delta)
+        if self._call is not None:
+            return self._of_call(self._call, delta.text)
+        if not (delta.text or logprobs):
+            return b""
+        return self._event("response.output_text.delta", **self._place, delta=delta.text, logprobs=orjson.Fragment(b"[%b]" % logprobs))
+
+    def _of_call(self, call: Call, text: str) -> bytes:
+        arguments = call.push(text)
+        if not arguments:
+            return b""
+        begun = self._begin_call()
+        place = {"item_id": self._item_id, "output_index": 0}
+        return begun + self._event("response.function_call_arguments.delta", **place, delta=arguments)
+
+    def _begin_call(self) -> bytes:
+        """Its item, before the first of its arguments."""
+        if self._begun:
+            return b""
+        self._begun = True
+        return self._event("response.output_item.added", output_index=0, item={**self._item("in_progress"), "arguments": ""})
+
+    def _event(self, kind: str, **content: Any) -> bytes:
+        return sse.event(self._numbered(kind, content), kind)
+
+    def _event_pieces(self, kind: str, **content: Any) -> Iterator[bytes]:
+        return sse.event_pieces(self._numbered(kind, content), kind)
+
+    def _numbered(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
+        number, self._number = self._number, self._number + 1
+        return {"type": kind, "sequence_number": number, **content}

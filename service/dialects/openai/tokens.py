@@ -1,0 +1,119 @@
+"""`/tokenize` and `/detokenize`: a decoder's prompts to tokens and back, in vLLM's form.
+
+text-embeddings-inference has a `/tokenize` of its own. One path, two bodies: what has `prompt` or `messages` is vLLM's, everything else
+the other's, and each is answered, also refused, as there.
+"""
+
+import asyncio
+from typing import Annotated, Any
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field, StrictBool
+
+from service.call import Call
+from service.catalog import Catalog
+from service.dialects import accepted, generation
+from service.dialects.generation_schemas import TokenId
+from service.dialects.openai import embeddings as openai
+from service.dialects.openai.chat import ChatMessage, messages_of
+from service.dialects.tei import tokens as tei_tokens
+from service.dialects.tei.schemas import TeiError, TeiToken, TeiTokenizeRequest
+from service.errors import InvalidRequest, ServiceError
+from service.http.fields import Fields
+from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, Many, json_response, read
+
+
+class TokenizeRequest(Fields):
+    others = accepted.TOKENIZE
+
+    model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first decoder without it.")
+    prompt: str | None = None
+    messages: Annotated[Many[ChatMessage], Field(min_length=1, max_length=4096)] | None = None
+    add_special_tokens: StrictBool | None = Field(None, description="True without it for a prompt; a chat template writes its own.")
+    add_generation_prompt: StrictBool = Field(True, description="Of messages: up to where the answer begins.")
+    return_token_strs: StrictBool = False
+
+
+class Tokens(BaseModel):
+    count: int
+    max_model_len: int | None
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeRequest(Fields):
+    model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first decoder without it.")
+    tokens: Many[TokenId]
+
+
+class Detokenized(BaseModel):
+    prompt: str
+
+
+class _Glance(BaseModel):
+    """The fields that tell the forms of a body apart."""
+
+    inputs: Any = None
+    prompt: Any = None
+    messages: Any = None
+
+
+def _schema(body: type[BaseModel]) -> dict[str, Any]:
+    """For the document, which knows the objects inside from other routes."""
+    schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
+    schema.pop("$defs", None)
+    return schema
+
+
+_BODY = {"content": {"application/json": {"schema": {"anyOf": [_schema(TeiTokenizeRequest), _schema(TokenizeRequest)]}}}, "required": True}
+_STATUSES = (400, 401, 404, 413, 422, 424, 429, 500, 503, 504)
+_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": TeiError | openai.ErrorResponse} for status in _STATUSES}
+router = APIRouter(route_class=JsonRoute)
+_ID_BYTES, _STRING_BYTES = 7, 24  # of a token in JSON
+
+
+@router.post(
+    "/tokenize",
+    response_model=list[list[TeiToken]] | Tokens,
+    responses=_ERRORS,
+    openapi_extra={"requestBody": _BODY},
+    tags=["text-embeddings-inference", "OpenAI"],
+)
+async def tokenize(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any:
+    """The tokens of a prompt or a conversation (vLLM's body), or of each text (text-embeddings-inference's)."""
+    glance = read(_Glance, content, call)
+    await asyncio.sleep(0)  # before a large body is read once more
+    empty = not (glance.prompt or glance.messages)  # a client of the other form may send its defaults too
+    if empty and (glance.inputs is not None or (glance.prompt is None and glance.messages is None)):
+        return json_response(await tei_tokens.tokenize(read(TeiTokenizeRequest, content, call), call, catalog), call)
+    try:
+        return json_response(await _tokens(read(TokenizeRequest, content, call), call, catalog), call)
+    except ServiceError as error:  # the path speaks the other dialect
+        status, content = openai.render(error)
+        return json_response(content, call, status)
+
+
+async def _tokens(body: TokenizeRequest, call: Call, catalog: Catalog) -> dict[str, Any]:
+    model = catalog.generator(body.model)
+    if body.prompt is not None and body.messages is not None:
+        raise InvalidRequest("prompt and messages cannot be combined", param="messages")
+    if body.messages is not None:
+        if body.add_special_tokens:
+            raise InvalidRequest("a chat template writes its own special tokens", param="add_special_tokens")
+        messages = messages_of(body.messages)
+        ids = await generation.encode_chat(model, catalog, messages, None, "messages", add_generation_prompt=body.add_generation_prompt)
+    else:
+        ids = await generation.encode(model, catalog, body.prompt or "", "prompt", add_special_tokens=body.add_special_tokens is not False)
+    catalog.expect(call, len(ids) * (_STRING_BYTES if body.return_token_strs else _ID_BYTES), f"{len(ids)} tokens")
+    strings: Any = (model.tokenizer.id_to_token(token_id) for token_id in ids) if body.return_token_strs else None
+    if strings is not None and not call.answer_bytes:  # otherwise each is decoded when it is sent
+        strings = list(strings)
+    return {"count": len(ids), "max_model_len": model.max_context, "tokens": ids, "token_strs": strings}
+
+
+@router.post("/detokenize", response_model=Detokenized, responses=openai.ERRORS, tags=["OpenAI"])
+async def detokenize(body: DetokenizeRequest, catalog: CatalogDep) -> Any:
+    """The text of token ids, special tokens written out."""
+    model = catalog.generator(body.model)
+    generation.check_ids(body.tokens, model.manifest.limits.vocab_size, "tokens")
+    return {"prompt": await generation.inline_or_aside(catalog, len(body.tokens), lambda: model.decode(body.tokens))}

@@ -1,0 +1,63 @@
+"""`/v1/usage`: what the caller's tenant has used. No route of OpenAI's, in the form of its others.
+
+It counts what this process has answered since it has known the tenant. On a cluster each gateway counts its own; Prometheus has their sum
+(`attnserve_tenant_tokens_total`).
+"""
+
+from dataclasses import asdict
+from typing import Any, Literal
+
+from fastapi import APIRouter
+from pydantic import BaseModel, Field
+
+from service.dialects.openai.embeddings import ErrorResponse
+from service.errors import RouteNotFound
+from service.http.edge import USAGE_PATH
+from service.http.routing import CallDep, CatalogDep, JsonRoute
+from service.http.tenants import Tenant, Usage
+
+
+class ModelUsage(BaseModel):
+    model: str
+    requests: int
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class TenantUsage(BaseModel):
+    object: Literal["usage"]
+    tenant: str
+    key: str = Field(description="The name of the key that asks; the counts are of all keys of the tenant.")
+    since: int = Field(description="Seconds since the epoch.")
+    scope: Literal["process", "gateway"] = Field(description="`gateway`: one of several that answer, each with counts of its own.")
+    requests: int = Field(description="Requests that a model answered.")
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    models: list[ModelUsage]
+
+
+_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 401, 404, 500, 503)}
+router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=_ERRORS)
+
+
+@router.get(USAGE_PATH, response_model=TenantUsage)
+async def usage(call: CallDep, catalog: CatalogDep) -> Any:
+    """What the tenant of the request's API key has used, by model. It counts towards no limit."""
+    tenant = call.tenant
+    if not isinstance(tenant, Tenant):
+        raise RouteNotFound("there is no usage here: it is counted by API key, and this service has none; see the setting api_keys_file")
+    return {
+        "object": "usage",
+        "tenant": tenant.name,
+        "key": call.key,
+        "since": tenant.since_s,
+        "scope": "gateway" if catalog.settings.profile == "split" else "process",
+        **_counts(tenant.total),
+        "models": [{"model": name, **_counts(used)} for name, used in sorted(tenant.usage.items())],
+    }
+
+
+def _counts(used: Usage) -> dict[str, int]:
+    return {**asdict(used), "total_tokens": used.prompt_tokens + used.completion_tokens}

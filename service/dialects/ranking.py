@@ -1,0 +1,156 @@
+"""Documents in the order in which they answer a query: the work behind every rerank route.
+
+A reranker reads query and document together; its logit l is worth the score σ(l). Where an encoder is asked instead, the cosine c of the
+two vectors is worth (1 + c) / 2. Scores are float64, and the order goes by the number under them, then by index: where two scores round to
+the same number, as σ does above 36, the better document still stands first.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+
+from service.call import Call
+from service.catalog import Answer, Catalog, Model
+from service.errors import EmptyInput, ServiceError
+from service.runtime.onnx import Array
+from service.tokenization.texts import Cut, Cutting, Encoded, TextEncoder
+
+_TOGETHER = 100_000  # characters that one call tokenises
+
+# Names under which checkpoints keep the prompt of a role, the commonest first. A role that is not here has its own name alone.
+_PROMPT_NAMES = {
+    "search_query": ("query", "search_query"),
+    "search_document": ("document", "passage", "corpus", "search_document"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """One document. `raw` is the logit or the cosine, `score` what it is worth in [0, 1]."""
+
+    index: int
+    raw: float
+    score: float
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """`results` are the best `top_n`, best first; the rest speaks of all documents that were sent."""
+
+    model: Model
+    results: list[Ranked]
+    n_tokens: int
+    truncated: list[Cutting]  # documents; their tokens include the query's where both are read as a pair
+    warnings: list[str]
+
+
+async def rank(
+    catalog: Catalog,
+    call: Call,
+    name: str | None,
+    query: str,
+    documents: Sequence[str],
+    *,
+    top_n: int | None = None,
+    max_document_tokens: int | None = None,
+    cut: Callable[[Model], Cut] = lambda model: Cut(),
+    field: str = "documents",
+) -> Ranking:
+    """Rank `documents` with the named model; without a name, with the first reranker, or else the first encoder.
+
+    `cut` says how texts that are too long are truncated, `field` is the name of the documents in the caller's body.
+    """
+    model = _choose(catalog, name)
+    call.item_errors = False  # an order with holes in it is none
+    texts, lost = await _shorten(catalog, model.texts, documents, max_document_tokens)
+    by_pair = model.manifest.kind == "reranker"
+    if not by_pair and "" in documents:
+        raise EmptyInput(f"`{field}` cannot be empty, not one of them", param=field)
+    raw, answer, warnings = await (_logits if by_pair else _cosines)(model, call, query, texts, cut(model))
+    encoded = [item for item in answer.encoded if isinstance(item, Encoded)][-len(documents) :]
+    before = [item.n_tokens + cut for item, cut in zip(encoded, lost, strict=True)]
+    truncated = [Cutting(at, n, len(item.ids)) for at, (item, n) in enumerate(zip(encoded, before, strict=True)) if n > len(item.ids)]
+    query_cut = None if by_pair else next((one for one in answer.truncated if one.index == 0), None)  # the first row is the query's
+    call.report(truncated, query_cut)
+    worth = sigmoid if by_pair else _worth_of_cosine
+    results = [Ranked(index, raw[index], worth(raw[index])) for index in best_first(raw)[:top_n]]
+    return Ranking(model, results, answer.n_tokens, truncated, warnings)
+
+
+def best_first(raw: Sequence[float]) -> list[int]:
+    """Indices by descending number; equal ones keep their order."""
+    return sorted(range(len(raw)), key=lambda index: -raw[index])
+
+
+def sigmoid(logit: float) -> float:
+    """1 / (1 + e^-l) in float64, for any finite logit."""
+    if logit >= 0:
+        return 1 / (1 + math.exp(-logit))
+    return math.exp(logit) / (1 + math.exp(logit))
+
+
+def role_prompt(model: Model, role: str) -> str:
+    """What this checkpoint puts before a text that plays this role; its default prompt where it knows nothing of the role."""
+    names = _PROMPT_NAMES.get(role, (role,))
+    return next((model.texts.prompts[name] for name in names if name in model.texts.prompts), model.texts.default_prompt)
+
+
+def _choose(catalog: Catalog, name: str | None) -> Model:
+    if not name and any(model.manifest.kind == "reranker" for model in catalog.models.values()):
+        return catalog.get(None, "reranker")
+    return catalog.get(name, "reranker", "encoder")
+
+
+async def _logits(model: Model, call: Call, query: str, documents: Sequence[str], cut: Cut) -> tuple[list[float], Answer, list[str]]:
+    answer = await model.answer([(query, document) for document in documents], call, cut=cut)
+    return [float(row[0]) for row in _arrays(answer)], answer, []
+
+
+async def _cosines(model: Model, call: Call, query: str, documents: Sequence[str], cut: Cut) -> tuple[list[float], Answer, list[str]]:
+    """The query is the first row of the answer."""
+    ask, tell = role_prompt(model, "search_query"), role_prompt(model, "search_document")
+    # One call for both roles, so each text brings its prompt along.
+    answer = await model.answer([ask + query, *(tell + document for document in documents)], call, cut=cut, prompt="", number_bytes=0)
+    warnings = [f"{model.name} is an encoder, not a reranker: relevance_score is (1 + cosine) / 2 of the query's and the document's vector"]
+    if answer.truncated and (first := answer.truncated[0]).index == 0:
+        warnings.append(f"the query was cut: it has {first.tokens} tokens and {first.kept} were kept")
+    vectors = np.array(_arrays(answer), np.float64)
+    cosines = np.clip(np.einsum("nd,d->n", vectors[1:], vectors[0]), -1, 1)
+    return [float(cosine) for cosine in cosines], answer, warnings
+
+
+def _worth_of_cosine(cosine: float) -> float:
+    return (1 + cosine) / 2
+
+
+def _arrays(answer: Answer) -> list[Array]:
+    return [row for row in answer.rows if not isinstance(row, ServiceError)]  # all of them: errors by item are off
+
+
+async def _shorten(catalog: Catalog, texts: TextEncoder, documents: Sequence[str], limit: int | None) -> tuple[list[str], list[int]]:
+    """The documents with at most `limit` tokens each, and how many tokens each has lost.
+
+    The cut is made in the text, because what is left is tokenised together with the query. A limit over the model's own has nothing to cut.
+    """
+    if limit is None or limit >= texts.max_tokens:
+        return list(documents), [0] * len(documents)
+    together = sum(map(len, documents)) < _TOGETHER
+    pieces: list[tuple[str, int]] = []
+    for some in [documents] if together else [[document] for document in documents]:
+        work = partial(_all_first_tokens, texts, some, limit)
+        pieces += await catalog.tokenizers.run(work, size=sum(map(len, some)))
+    return [text for text, _ in pieces], [lost for _, lost in pieces]
+
+
+def _all_first_tokens(texts: TextEncoder, documents: Sequence[str], limit: int) -> list[tuple[str, int]]:
+    return [_first_tokens(texts, document, limit) for document in documents]
+
+
+def _first_tokens(texts: TextEncoder, document: str, limit: int) -> tuple[str, int]:
+    (encoding,) = texts.tokenizer.encode_batch([document], add_special_tokens=False)  # which, unlike `encode`, leaves Python to others
+    if len(encoding) <= limit:
+        return document, 0
+    return document[: encoding.offsets[limit - 1][1]], len(encoding) - limit

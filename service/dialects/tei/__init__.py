@@ -1,0 +1,1 @@
+"""text-embeddings-inference: `routes.py`, its `schemas.py`, `info.py` and `tokens.py`."""

@@ -1,0 +1,417 @@
+"""text-embeddings-inference: `/embed`, `/rerank`, `/predict` and related routes.
+
+Source: its router's code; where its OpenAPI document says otherwise (413 for too many inputs, error types in lower case) the code is right.
+Beyond it: `model` in each body, a JSON body on every error, NDJSON from `/embed`, errors by item. huggingface_hub's InferenceClient speaks
+this dialect at `POST /`. A deadline that passed has no word in it: the answer is 504 with type Overloaded, as it passes in a full queue.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Query, Response
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from export import contract
+from service.call import ITEM_ERRORS_HEADER, Call
+from service.catalog import ENCODER_KINDS, GENERATOR_KINDS, Answer, Catalog, Model
+from service.dialects import jina, ranking, tgi
+from service.dialects.openai.embeddings import as_inputs
+from service.dialects.tei import tokens as tei_tokens
+from service.dialects.tei.info import Info, describe
+from service.dialects.tei.schemas import (
+    ErrorType,
+    SimilarityParameters,
+    TeiEmbedAllRequest,
+    TeiEmbedRequest,
+    TeiError,
+    TeiPrediction,
+    TeiPredictRequest,
+    TeiRank,
+    TeiRerankRequest,
+    TeiSimilarityRequest,
+    Truncation,
+)
+from service.encoding import vectors
+from service.errors import (
+    DeadlineExceeded,
+    EmptyInput,
+    InputTooLong,
+    NotReady,
+    Overloaded,
+    RuntimeFailed,
+    ServiceError,
+    TokenizationFailed,
+    WrongKind,
+)
+from service.http.answers import json_answer
+from service.http.dialect import Dialect
+from service.http.edge import refused
+from service.http.fields import schema_of
+from service.http.ndjson import stream
+from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, read
+from service.runtime.onnx import Array
+from service.tokenization.texts import Cut, Input
+
+Scores = NDArray[np.float64]
+
+_MOST_NAMED = 64  # failed inputs named in a header; the count before them is complete
+
+# The first that fits. What is none of them is a Validation when the caller can mend it, else Backend.
+_ERROR_TYPES: tuple[tuple[type[ServiceError], ErrorType], ...] = (
+    (EmptyInput, "Empty"),
+    (InputTooLong, "Validation"),
+    (TokenizationFailed, "Tokenizer"),
+    (Overloaded, "Overloaded"),
+    (DeadlineExceeded, "Overloaded"),
+    (NotReady, "Unhealthy"),
+    (WrongKind, "Backend"),
+)
+
+
+def error_type(error: ServiceError) -> ErrorType:
+    rest: ErrorType = "Validation" if error.status < 500 else "Backend"
+    return next((name for kind, name in _ERROR_TYPES if isinstance(error, kind)), rest)
+
+
+def render(error: ServiceError) -> tuple[int, Any]:
+    status = 424 if isinstance(error, RuntimeFailed) else error.status
+    empty = isinstance(error, EmptyInput) and error.param == "input" and error.message.endswith("cannot be empty")
+    return status, {"error": "`inputs` cannot be empty" if empty else error.message, "error_type": error_type(error)}
+
+
+_COMPUTING = ("/embed", "/embed_all", "/embed_sparse", "/similarity", "/rerank", "/predict", "/invocations")
+_TELLING = ("/tokenize", "/decode", "/info", "/health", "/ping")
+DIALECT = Dialect("tei", (*_COMPUTING, *_TELLING, "/"), render)  # "/" is the root alone
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": TeiError} for status in (400, 401, 404, 413, 422, 424, 429, 500, 503, 504)}
+_RERANK_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": TeiError | jina.ErrorResponse} for status in ERRORS}
+_ANY_ANSWERS: dict[int | str, dict[str, Any]] = {**tgi.EVENTS, **{status: {"model": TeiError | tgi.TgiError} for status in ERRORS}}
+router = APIRouter(route_class=JsonRoute, tags=["text-embeddings-inference"], responses=ERRORS)
+
+
+# Vectors -------------------------------------------------------------------------------------------------------------------------------
+
+
+@router.post("/embed", response_model=list[list[float] | None])
+async def embed(body: TeiEmbedRequest, call: CallDep, catalog: CatalogDep) -> Any:
+    """A vector for each input. With `Accept: application/x-ndjson`, a line for each as soon as it is computed."""
+    model = catalog.get(body.model, "encoder")
+    vectors.check_dimensions(body.dimensions, model.manifest.width)
+    inputs = as_inputs(body.inputs)
+    options: dict[str, Any] = {
+        "output": model.vector_output(body.normalize),
+        "cut": as_cut(body, model),
+        "prompt": as_prompt(body.prompt_name, model),
+        "width": body.dimensions,
+    }
+
+    def vector(row: Array) -> Array:
+        return vectors.cut(row, body.dimensions, normalize=body.normalize)
+
+    def entry(index: int, row: Any) -> dict[str, Any]:
+        if isinstance(row, ServiceError):
+            return {"index": index, **render(row)[1]}
+        return {"index": index, "embedding": vector(row)}
+
+    if call.ndjson:
+        return await stream(model, inputs, call, entry, options, render)
+    return settle(await model.answer(inputs, call, **options), call, model, vector)
+
+
+@router.post("/embed_all", response_model=list[list[list[float]] | None])
+async def embed_all(body: TeiEmbedAllRequest, call: CallDep, catalog: CatalogDep) -> Any:
+    """The vector of each token of each input, special tokens included, not normalised."""
+    model = catalog.get(body.model, "encoder")
+    answer = await model.answer(
+        as_inputs(body.inputs), call, output=contract.TOKEN_EMBEDDINGS, cut=as_cut(body, model), prompt=as_prompt(body.prompt_name, model)
+    )
+    return settle(answer, call, model, lambda row: row)
+
+
+@router.post("/embed_sparse", response_model=TeiError, status_code=424)
+async def embed_sparse(body: TeiEmbedAllRequest, catalog: CatalogDep) -> Any:
+    """Always 424: no model that is served here gives sparse vectors."""
+    model = catalog.get(body.model)
+    raise WrongKind(f"model {model.name} is of kind {model.manifest.kind} and gives no sparse vectors; /embed gives dense ones")
+
+
+@router.post("/similarity", response_model=list[float | None])
+async def similarity(body: TeiSimilarityRequest, call: CallDep, catalog: CatalogDep) -> Any:
+    """Cosine of the source sentence with each of the others."""
+    model = catalog.get(body.model, "encoder")
+    parameters = body.parameters or SimilarityParameters()
+    sentences = [body.inputs.source_sentence, *body.inputs.sentences]
+    options: dict[str, Any] = {"cut": as_cut(parameters, model), "prompt": as_prompt(parameters.prompt_name, model)}
+    answer = await model.answer(sentences, call, number_bytes=0, **options)
+    source, *others = answer.rows
+    if isinstance(source, ServiceError):
+        raise source
+    unit = source.astype(np.float64)
+    return settle(Answer(others, answer.encoded), call, model, lambda row: float(np.clip(unit @ row, -1, 1)))
+
+
+# Scores --------------------------------------------------------------------------------------------------------------------------------
+
+
+_RERANK = {
+    "required": True,
+    "content": {"application/json": {"schema": {"anyOf": [schema_of(TeiRerankRequest), schema_of(jina.RerankRequest)]}}},
+}
+
+
+@router.post(
+    "/rerank",
+    response_model=list[TeiRank] | jina.RerankResponse,
+    response_model_exclude_none=True,
+    responses=_RERANK_ERRORS,
+    openapi_extra={"requestBody": _RERANK},
+)
+async def rerank(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any:
+    """The texts by their score for the query, best first: the sigmoid of the logit, or with `raw_scores` the logit itself.
+
+    An encoder's scores are (1 + cosine) / 2, and the header `x-warnings` says so. A body with `documents` is Jina's, and answered as there.
+    """
+    if b'"documents"' in content and _is_jina(content):
+        try:
+            return await jina.rerank(read(jina.RerankRequest, content, call), call, catalog)
+        except ServiceError as error:
+            return refused(error, jina.DIALECT)
+    return await _ranked(read(TeiRerankRequest, content, call), call, catalog)
+
+
+class _RerankGlance(BaseModel):
+    """As much of a body as says whose form it has."""
+
+    texts: Any = None
+    documents: Any = None
+
+
+def _is_jina(content: bytes) -> bool:
+    glance = read(_RerankGlance, content)
+    return glance.documents is not None and not glance.texts
+
+
+async def _ranked(body: TeiRerankRequest, call: Call, catalog: Catalog) -> list[dict[str, Any]]:
+    ranked = await ranking.rank(catalog, call, body.model, body.query, body.texts, cut=lambda model: as_cut(body, model), field="texts")
+    call.headers.update(measures(call, ranked.model, len(body.texts)))
+    if ranked.warnings:
+        call.headers["x-warnings"] = "; ".join(ranked.warnings)
+    return [
+        {
+            "index": one.index,
+            "score": one.raw if body.raw_scores else one.score,
+            **({"text": body.texts[one.index]} if body.return_text else {}),
+        }
+        for one in ranked.results
+    ]
+
+
+@router.post("/predict", response_model=list[TeiPrediction] | list[list[TeiPrediction] | None])
+async def predict(body: TeiPredictRequest, call: CallDep, catalog: CatalogDep) -> Any:
+    """Every label of each text or pair with its score, best first; a reranker has one label. A list of such lists for a batch."""
+    model = predictor(body.model, catalog)
+    single, inputs = as_sequences(body.inputs)
+    answer = await model.answer(inputs, call, cut=as_cut(body, model))
+    activation, labels = activation_of(body, model), model.manifest.id2label
+    top_k = body.parameters.top_k if body.parameters else None
+
+    def predictions(row: Array) -> list[dict[str, Any]]:
+        logits = row.astype(np.float64)
+        scores = activation(logits).tolist()
+        best = np.argsort(-logits, kind="stable")[:top_k].tolist()
+        return [{"score": scores[index], "label": labels.get(index, f"LABEL_{index}")} for index in best]
+
+    predicted = settle(answer, call, model, predictions)
+    return predicted[0] if single and predicted[0] is not None and body.parameters is None else predicted
+
+
+def predictor(name: str | None, catalog: Catalog) -> Model:
+    """The model of that name; without one a classifier comes before a reranker, which has a route of its own."""
+    classifies = any(model.manifest.kind == "classifier" for model in catalog.models.values())
+    return catalog.get(name, "classifier") if not name and classifies else catalog.get(name, "classifier", "reranker")
+
+
+def raw(logits: Scores) -> Scores:
+    return logits
+
+
+def sigmoid(logits: Scores) -> Scores:
+    scores: Scores = np.exp(-np.logaddexp(0.0, -logits))  # neither end overflows
+    return scores
+
+
+def softmax(logits: Scores) -> Scores:
+    powers = np.exp(logits - logits.max())
+    scores: Scores = powers / powers.sum()
+    return scores
+
+
+_ACTIVATIONS: dict[str, Callable[[Scores], Scores]] = {"sigmoid": sigmoid, "softmax": softmax, "identity": raw, "none": raw}
+
+
+def activation_of(body: TeiPredictRequest, model: Model) -> Callable[[Scores], Scores]:
+    """The activation that the request asks for, else sigmoid for a reranker (as text-embeddings-inference has it, whatever the checkpoint
+    says), else the model's own."""
+    if body.raw_scores:
+        return raw
+    if body.parameters and body.parameters.function_to_apply:
+        return _ACTIVATIONS[body.parameters.function_to_apply]
+    return sigmoid if model.manifest.kind == "reranker" else _ACTIVATIONS[model.manifest.score_activation]
+
+
+# The service itself --------------------------------------------------------------------------------------------------------------------
+
+
+@router.get("/info", response_model=Info)
+async def info(
+    call: CallDep, catalog: CatalogDep, model: Annotated[str | None, Query(description="Name or alias; the first without it.")] = None
+) -> Any:
+    """What is served and within which limits. 424 for a model that continues texts, of which this dialect has no word."""
+    try:
+        found = catalog.get(model or call.wanted)
+    except WrongKind as error:
+        described = ", ".join(name for name, each in catalog.models.items() if isinstance(each, Model))
+        raise WrongKind(f"{error.message}. Served of these: {described or 'none'}", param="model") from None
+    return describe(found, catalog)
+
+
+@router.get("/health", response_class=Response)
+@router.get("/ping", response_class=Response)
+async def health(catalog: CatalogDep) -> Any:
+    """200 with nothing in it when every model answers, else 503."""
+    if await catalog.ready():
+        return Response()
+    raise NotReady(f"unhealthy: {catalog.failure}" if catalog.failure else "unhealthy")
+
+
+router.include_router(tei_tokens.router)  # after what is called more: routes are matched from the top
+
+
+# Whatever the model is for -------------------------------------------------------------------------------------------------------------
+
+
+_OF_TEXTS = frozenset({*tgi.TgiParameters.model_fields, *tgi.TgiParameters.others} - {"top_k", "truncate"})
+
+
+class _Glance(BaseModel):
+    """As much of a body as says where it belongs."""
+
+    model: str | None = None
+    stream: Any = None
+    query: Any = None
+    inputs: Any = None
+    parameters: Any = None
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of model that it fits, the likeliest first. `stream` and decoders' parameters fit only decoders. huggingface_hub sends
+        `parameters`, even if empty, with texts to continue or classify, and never with texts to embed. A null is an absent field.
+        """
+        parameters = self.parameters if isinstance(self.parameters, dict) else {}
+        if self.stream is not None or any(parameters.get(name) is not None for name in _OF_TEXTS):
+            return GENERATOR_KINDS
+        if self.parameters is not None and not isinstance(self.inputs, dict):
+            return tuple(kind for kind in (*ENCODER_KINDS, *GENERATOR_KINDS) if kind != "encoder")
+        return ENCODER_KINDS
+
+
+_BODIES = (TeiEmbedRequest, TeiSimilarityRequest, TeiRerankRequest, TeiPredictRequest, tgi.TgiRequest)
+_ANY = {"required": True, "content": {"application/json": {"schema": {"anyOf": [schema_of(body) for body in _BODIES]}}}}
+
+
+@router.post("/", response_model=list[Any], responses=_ANY_ANSWERS, openapi_extra={"requestBody": _ANY})
+@router.post("/invocations", response_model=list[Any], responses=_ANY_ANSWERS, openapi_extra={"requestBody": _ANY})
+async def invoke(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any:
+    """What the model is for: /embed (/similarity, if `inputs` is an object), /rerank (/predict, if there are `inputs`), /predict, or
+    /generate (/generate_stream, with `stream`).
+
+    Without a model, the first that fits the body answers.
+    """
+    glance = read(_Glance, content, call)
+    await asyncio.sleep(0)  # before a large body is read once more
+    kind = catalog.find(glance.model or _first(catalog, glance.kinds), *ENCODER_KINDS, *GENERATOR_KINDS).manifest.kind
+    if kind in GENERATOR_KINDS or (not glance.model and glance.kinds == GENERATOR_KINDS):
+        return await _continued(content, call, catalog)
+    if kind == "encoder":
+        if isinstance(glance.inputs, dict):
+            return await similarity(read(TeiSimilarityRequest, content, call), call, catalog)
+        return await embed(read(TeiEmbedRequest, content, call), call, catalog)
+    if kind == "reranker" and glance.inputs is None:
+        return await _ranked(read(TeiRerankRequest, content, call), call, catalog)
+    return await predict(read(TeiPredictRequest, content, call), call, catalog)
+
+
+def _first(catalog: Catalog, kinds: tuple[str, ...]) -> str | None:
+    """The first model of these kinds, or None."""
+    return next((name for name, model in catalog.models.items() if model.manifest.kind in kinds), None)
+
+
+async def _continued(content: bytes, call: Call, catalog: Catalog) -> Any:
+    """Answer as text-generation-inference does at this path, errors included."""
+    try:
+        body = read(tgi.TgiRequest, content, call)
+        if body.stream:
+            return await tgi.continuation_stream(body, call, catalog)
+        return json_answer([await tgi.continuation(body, call, catalog)], call.headers)
+    except ServiceError as error:
+        return refused(error, tgi.DIALECT)
+
+
+# What the routes share -----------------------------------------------------------------------------------------------------------------
+
+
+def as_sequences(value: str | list[str] | list[list[str]]) -> tuple[bool, list[Input]]:
+    """Whether it is a single one, and the texts and pairs themselves."""
+    if isinstance(value, str):
+        return True, [value]
+    single = isinstance(value[0], str)
+    sequences: list[Any] = [value] if single else value
+    return single, [texts[0] if len(texts) == 1 else (texts[0], texts[1]) for texts in sequences]
+
+
+def as_cut(body: Truncation, model: Model) -> Cut:
+    cut = model.default_cut(body.truncate)
+    return Cut(side="left") if cut.side == "right" and body.truncation_direction in ("Left", "left") else cut
+
+
+def as_prompt(name: str | None, model: Model) -> str | None:
+    return model.texts.prompt(name) if name else None
+
+
+def settle(answer: Answer, call: Call, model: Model, form: Callable[[Array], Any]) -> list[Any]:
+    """Each row in its form, and the headers. A row that failed raises, or is None and named in a header where the request asked for it."""
+    shaped: list[Any] = []
+    failed: list[str] = []
+    for index, row in enumerate(answer.rows):
+        try:
+            if isinstance(row, ServiceError):
+                raise row
+            shaped.append(form(row))
+        except ServiceError as error:
+            if not call.item_errors:
+                raise
+            shaped.append(None)
+            failed.append(f"{index}:{error_type(error)}")
+    if call.item_errors:
+        named = ", ".join(failed[:_MOST_NAMED]) + (", ..." if len(failed) > _MOST_NAMED else "")
+        call.headers[ITEM_ERRORS_HEADER] = f"{len(failed)}; {named}" if failed else "0"
+    call.headers.update(measures(call, model, len(answer.encoded)))
+    return shaped
+
+
+def measures(call: Call, model: Model, size: int) -> dict[str, str]:
+    """What the request took, in whole milliseconds as there; tokenisation, queue and inference are means over the inputs."""
+    total_ms = str(int((time.monotonic() - call.started) * 1e3))
+    return {
+        "x-compute-type": "cpu+optimized" if model.provider == "CPUExecutionProvider" else "gpu+optimized",
+        "x-compute-time": total_ms,
+        "x-compute-characters": str(call.characters),
+        "x-compute-tokens": str(call.tokens),
+        "x-total-time": total_ms,
+        "x-tokenization-time": str(int(call.tokenization_s / size * 1e3)),
+        "x-queue-time": str(int(call.spent.queue_s / size * 1e3)),
+        "x-inference-time": str(int(call.spent.inference_s / size * 1e3)),
+    }

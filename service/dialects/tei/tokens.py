@@ -1,0 +1,82 @@
+"""`/tokenize` and `/decode` of the text-embeddings-inference dialect: texts to tokens and back, without the model."""
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+from fastapi import APIRouter
+from tokenizers import Encoding, Tokenizer
+
+from service.call import Call
+from service.catalog import Catalog
+from service.dialects.tei.schemas import TeiDecodeRequest, TeiTokenizeRequest
+from service.errors import EmptyInput, NeverFits
+from service.http.routing import CallDep, CatalogDep, JsonRoute
+from service.tokenization.tokenizer_file import bytes_of, texts_of
+
+Result = TypeVar("Result")
+_TOKEN_BYTES = 70  # of a token in JSON, beside its text
+router = APIRouter(route_class=JsonRoute)
+
+
+async def tokenize(body: TeiTokenizeRequest, call: Call, catalog: Catalog) -> Any:
+    """The tokens of each text after its prompt, never cut. Its path is `tokens.tokenize`'s, which another dialect has too."""
+    model = catalog.get(body.model)
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    model.check_size(len(texts))
+    if (characters := sum(map(len, texts))) > (limit := catalog.settings.max_input_characters):
+        raise NeverFits(f"the texts have {characters} characters and the most is {limit}: send them in parts")
+    if not all(texts):
+        raise EmptyInput("`inputs` cannot be empty", param="inputs")
+    prompt = model.texts.prompt(body.prompt_name)
+    tokenizer = model.texts.tokenizer
+    texts = [prompt + text for text in texts]
+    # Unlike `encode`, it releases the interpreter's lock.
+    encode = partial(tokenizer.encode_batch, texts, add_special_tokens=body.add_special_tokens)
+    encodings = await catalog.tokenizers.run(encode, size=characters, client=call.client)
+    tokens = sum(map(len, encodings))
+    catalog.expect(call, tokens * _TOKEN_BYTES + 2 * characters, f"{tokens} tokens of {_TOKEN_BYTES} bytes")
+    found = [tokens_of(tokenizer, encoding, text) for encoding, text in zip(encodings, texts, strict=True)]
+    return found if call.answer_bytes else [list(each) for each in found]
+
+
+@router.post("/decode", response_model=list[str])
+async def decode(body: TeiDecodeRequest, call: CallDep, catalog: CatalogDep) -> Any:
+    """The text of each list of token ids; ids that are not in the vocabulary give nothing."""
+    model = catalog.get(body.model)
+    lists: list[Any] = [ids for ids in body.ids if isinstance(ids, list)] or [body.ids]
+    if not all(lists):
+        raise EmptyInput("`input_ids` cannot be empty", param="ids")
+    model.check_size(len(lists))
+    if (size := sum(map(len, lists))) > (limit := catalog.settings.max_input_characters):
+        raise NeverFits(f"there are {size} token ids and the most is {limit}: send them in parts")
+    tokenizer = model.texts.tokenizer
+    most = await catalog.tokenizers.run(partial(bytes_of, tokenizer, lists), size=size, client=call.client)
+    catalog.expect(call, most, f"the text of {size} tokens")
+    decoding = partial(texts_of, tokenizer, lists, skip_special_tokens=body.skip_special_tokens)
+    return await catalog.tokenizers.run(decoding, size=size, client=call.client)
+
+
+def tokens_of(tokenizer: Tokenizer, encoding: Encoding, text: str) -> Iterator[dict[str, Any]]:
+    """The tokens, one by one, with their byte offsets in `text` as UTF-8; the tokenizer counts in characters."""
+    at: Sequence[int] = range(len(text) + 1) if text.isascii() else _places(text)
+    for index, (id_, special) in enumerate(zip(encoding.ids, encoding.special_tokens_mask, strict=True)):
+        # By token: all offsets of a million tokens in one call would hold the interpreter's lock for a third of a second.
+        start, stop = (None if special else encoding.token_to_chars(index)) or (0, 0)
+        if special:
+            yield {"id": id_, "text": tokenizer.id_to_token(id_), "special": True, "start": None, "stop": None}
+        else:
+            yield {"id": id_, "text": text[start:stop], "special": False, "start": int(at[start]), "stop": int(at[stop])}
+
+
+def _places(text: str) -> Any:
+    """The byte offset of each character in UTF-8, and the length."""
+    points = np.frombuffer(text.encode("utf-32-le"), "<u4")
+    sizes = 1 + (points > 0x7F).astype(np.int64) + (points > 0x7FF) + (points > 0xFFFF)
+    return np.concatenate([[0], np.cumsum(sizes)])
+
+
+async def aside(catalog: Catalog, work: Callable[[], Result], size: int = 0) -> Result:
+    """Run the work on a tokenizer thread, queued by its characters."""
+    return await catalog.tokenizers.run(work, size=size)

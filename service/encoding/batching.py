@@ -1,0 +1,259 @@
+"""Which inputs share one call of the runtime.
+
+The queue is ordered by turn and drawn by length. Clients take turns by tokens (`fairness.py`): in interactive work a turn is an input, in
+bulk work some seconds of inputs. The inputs of one client stay in order of arrival. The input whose turn it is opens a batch; others join
+it, nearest length first, as long as the padding they add costs less than a run of their own would. That price of a run, counted in tokens,
+is a property of model and machine (a run streams all weights through the core once, however short the input) and is measured at start. No
+timer is involved: a batch is what is there when a worker is free.
+
+Two lanes: interactive work passes bulk work, whose head is drawn as if it had come `bulk_delay_s` later than it did, and later than the
+last bulk batch began, or as soon as three times as much interactive work was drawn since. So a long bulk request delays what comes after it
+by one batch every `bulk_delay_s`, or by one batch in four under overload, and it never starves.
+"""
+
+import bisect
+import heapq
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from service.runtime.fairness import FairOrder
+from service.runtime.lanes import Lane, Spent
+
+# While interactive work waits, bulk work gets at least one of every BULK_SHARE tokens.
+BULK_SHARE = 4
+
+
+class Work:
+    """The inputs of one request, and their results, which arrive in any order.
+
+    `results[i]` is a row of the output, or the exception of input i. `on_result(i)` is called for each as it arrives and
+    `on_done()` after the last, both on the event loop.
+    """
+
+    __slots__ = (
+        "arrived",
+        "begun",
+        "cancelled",
+        "deadline",
+        "drawn",
+        "on_done",
+        "on_result",
+        "remaining",
+        "results",
+        "spent",
+        "traceparent",
+    )
+
+    def __init__(
+        self, size: int, deadline: float, arrived: float = 0.0, spent: Spent | None = None, traceparent: str | None = None
+    ) -> None:
+        self.results: list[Any] = [None] * size
+        self.remaining = size
+        self.deadline = deadline
+        self.arrived = arrived
+        self.spent = spent or Spent()
+        self.traceparent = traceparent  # None: not traced
+        self.begun = False  # one of its inputs was drawn
+        self.drawn = False  # and said so in its trace
+        self.cancelled = False
+        self.on_result: Any = None
+        self.on_done: Any = None
+
+    def tired(self, now: float, patience_s: float) -> bool:
+        """Nothing of it was begun for longer than that."""
+        return not self.begun and now - self.arrived > patience_s
+
+    def set(self, index: int, result: Any) -> None:
+        self.results[index] = result
+        self.remaining -= 1
+        if self.on_result:
+            self.on_result(index)
+        if not self.remaining and self.on_done:
+            self.on_done()
+
+
+@dataclass(slots=True, eq=False)
+class Item:
+    """One input in the queue. Several requests may wait for the same one."""
+
+    ids: list[int]
+    type_ids: list[int] | None
+    output: str
+    lane: Lane
+    arrived: float
+    key: bytes
+    waiters: list[tuple[Work, int]]
+    client: str = ""
+    taken: bool = False
+
+    def wanted(self, now: float, patience_s: float = math.inf) -> bool:
+        """Whether a client still wants it, its deadline has not passed, and it has not waited too long for the first of its inputs."""
+        return any(not work.cancelled and now < work.deadline and not work.tired(now, patience_s) for work, _ in self.waiters)
+
+    def begin(self) -> None:
+        for work, _ in self.waiters:
+            work.begun = True
+
+
+@dataclass
+class Queue:
+    """Not thread-safe: its owner holds a lock. `tokens` counts what is queued, cancelled items included until they are met."""
+
+    max_batch_tokens: int
+    run_cost_tokens: float
+    bulk_delay_s: float
+    bulk_turn_tokens: float = 0.0  # of a client's turn in bulk work; 0: a turn is an input
+    lanes: tuple["_Lane", "_Lane"] = field(init=False)
+    bulk_began: float = -math.inf  # when a bulk batch was last drawn
+    drawn_since_bulk: int = 0  # tokens of interactive work since then
+    patience_s: float = math.inf  # an interactive request of which nothing was begun for so long is dropped
+
+    def __post_init__(self) -> None:
+        self.lanes = _Lane(), _Lane(self.bulk_turn_tokens)
+
+    def __len__(self) -> int:
+        return sum(lane.size for lane in self.lanes)
+
+    @property
+    def tokens(self) -> int:
+        return sum(lane.tokens for lane in self.lanes)
+
+    def tokens_before(self, lane: Lane) -> int:
+        """Queued tokens that are drawn before an input that arrives in this lane now, not counting the few bulk batches in between."""
+        return self.tokens if lane == Lane.BULK else self.lanes[lane].tokens
+
+    def put(self, item: Item) -> None:
+        self.lanes[item.lane].put(item)
+
+    def take(self, now: float) -> tuple[list[Item], list[Item]]:
+        """The next batch, removed from the queue, and the items dropped on the way because no client wants them any more."""
+        dropped: list[Item] = []
+        head = self._oldest(now, dropped)
+        if head is None:
+            return [], dropped
+        lane = self.lanes[head.lane]
+        batch, longest = [head], len(head.ids)
+        while (length := self._joining(lane, longest, len(batch))) is not None:
+            item = lane.take(lane.first(length))
+            if self._wanted(item, now):
+                item.begin()
+                batch.append(item)
+                longest = max(longest, length)
+            else:
+                dropped.append(item)
+        self.drawn_since_bulk = 0 if head.lane == Lane.BULK else self.drawn_since_bulk + sum(len(item.ids) for item in batch)
+        return batch, dropped
+
+    def _oldest(self, now: float, dropped: list[Item]) -> Item | None:
+        while len(self):
+            lane = self.lanes[self._next_lane()]
+            item = lane.take(lane.head())
+            if self._wanted(item, now):
+                item.begin()
+                if item.lane == Lane.BULK:
+                    self.bulk_began = now
+                return item
+            dropped.append(item)
+        return None
+
+    def patience_of(self, lane: Lane) -> float:
+        return math.inf if lane == Lane.BULK else self.patience_s
+
+    def _wanted(self, item: Item, now: float) -> bool:
+        return item.wanted(now, self.patience_of(item.lane))
+
+    def _next_lane(self) -> Lane:
+        interactive, bulk = self.lanes
+        if not (interactive.size and bulk.size):
+            return Lane.INTERACTIVE if interactive.size else Lane.BULK
+        if self.drawn_since_bulk >= (BULK_SHARE - 1) * self.max_batch_tokens:
+            return Lane.BULK
+        due = max(bulk.head().arrived, self.bulk_began) + self.bulk_delay_s
+        return Lane.BULK if due < interactive.head().arrived else Lane.INTERACTIVE
+
+    def _joining(self, lane: "_Lane", longest: int, count: int) -> int | None:
+        """The queued length that joins a batch of `count` inputs padded to `longest` at the least padding; None if none pays."""
+        best, best_padding = None, self.run_cost_tokens
+        for length in lane.around(longest):
+            padding = longest - length if length <= longest else (length - longest) * count
+            if padding <= best_padding and max(length, longest) * (count + 1) <= self.max_batch_tokens:
+                best, best_padding = length, padding
+        return best
+
+
+class _Lane:
+    """Items by turn, which clients share fairly, and at the same time by length."""
+
+    def __init__(self, turn_tokens: float = 0.0) -> None:
+        self.size = 0
+        self.tokens = 0
+        self._turn_tokens = turn_tokens
+        self.by_client: dict[str, int] = {}  # queued tokens; those of items without a client are under ""
+        self._order = FairOrder(turn_tokens)
+        self._numbers = itertools.count()
+        self._by_turn: list[_Turn] = []  # a heap; items taken by length stay here until they come up
+        self._by_length: dict[int, list[_Turn]] = {}  # heaps
+        self._lengths: list[int] = []  # the keys of _by_length, sorted
+
+    def put(self, item: Item) -> None:
+        length = len(item.ids)
+        turn = self._order.tag(item.client, length), next(self._numbers), item
+        if length not in self._by_length:
+            self._by_length[length] = []
+            bisect.insort(self._lengths, length)
+        heapq.heappush(self._by_length[length], turn)
+        heapq.heappush(self._by_turn, turn)
+        self.size += 1
+        self.tokens += length
+        self.by_client[item.client] = self.by_client.get(item.client, 0) + length
+
+    def head(self) -> Item:
+        while self._by_turn[0][2].taken:
+            heapq.heappop(self._by_turn)
+        return self._by_turn[0][2]
+
+    def first(self, length: int) -> Item:
+        return self._by_length[length][0][2]
+
+    def around(self, length: int) -> Iterator[int]:
+        """The queued lengths next to `length`: the nearest that is not longer, and the nearest that is."""
+        at = bisect.bisect_right(self._lengths, length)
+        yield from self._lengths[max(at - 1, 0) : at + 1]
+
+    def ahead(self, client: str, tokens: int) -> int:
+        """Queued tokens that are drawn before a client's next `tokens`: its own, and of each other client as many as those are."""
+        own = self.by_client.get(client, 0)
+        return own + sum(min(queued, own + tokens) if other else queued for other, queued in self.by_client.items() if other != client)
+
+    def crowd(self, most: float) -> float:
+        """Queued tokens, of no client more than `most`; what has no client counts in full."""
+        return sum(min(queued, most) if client else queued for client, queued in self.by_client.items())
+
+    def take(self, item: Item) -> Item:
+        """Remove an item that is the first of its length (the head of a lane always is)."""
+        length = len(item.ids)
+        bucket = self._by_length[length]
+        tag, _, first = heapq.heappop(bucket)
+        assert first is item
+        if not bucket:
+            del self._by_length[length]
+            self._lengths.remove(length)
+        if item is self._by_turn[0][2]:
+            heapq.heappop(self._by_turn)
+            self._order.served(tag)
+        item.taken = True
+        self.size -= 1
+        self.tokens -= length
+        self.by_client[item.client] -= length
+        if not self.by_client[item.client]:
+            del self.by_client[item.client]
+        if not self.size:
+            self._by_turn.clear()
+            self._order = FairOrder(self._turn_tokens)
+        return item
+
+
+_Turn = tuple[float, int, Item]

@@ -1,0 +1,355 @@
+"""The queue in front of one model and the threads that empty it. No HTTP and no Ray here.
+
+Requests live on the event loop; the runtime is called from `concurrent_runs` threads, each of which draws its own next batch, so that no
+core waits for the loop between two batches. What both sides touch (the queue and the counters beside it) is behind one lock, held for
+microseconds.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export import contract
+from service.encoding.admission import Admission, EngineLimits
+from service.encoding.batching import Item, Work
+from service.encoding.cache import VectorCache, key_of
+from service.errors import DeadlineExceeded, NotReady, Overloaded, RuntimeFailed, ServiceError
+from service.runtime.lanes import Lane, Spent
+from service.runtime.offered import Offered
+from service.runtime.onnx import Array, Session, device_lost
+from service.telemetry.logs import traces
+from service.telemetry.metrics import ModelMetrics
+from service.tokenization.texts import Encoded
+
+if TYPE_CHECKING:
+    from service.telemetry.tracing import Tracer
+
+log = logging.getLogger("attnserve")
+
+NO_DEADLINE = math.inf
+
+
+class EncoderEngine:
+    """Turns encoded inputs into rows of a graph output, sharing runtime calls between requests.
+
+    `start` and `run` belong to one event loop. A row is float32: (D,) of a vector, (N, D) of token vectors, (L,) of logits.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        *,
+        fingerprint: str,
+        limits: EngineLimits,
+        metrics: ModelMetrics,
+        cache: VectorCache,
+        tracer: "Tracer | None" = None,
+    ) -> None:
+        self.limits = limits
+        self._session = session
+        self._fingerprint = fingerprint
+        self._metrics = metrics
+        self._cache = cache
+        self._tracer = tracer
+        self._changed = threading.Condition()  # guards the next three
+        self.offered = Offered(metrics.offered.inc)
+        self._admission = Admission(limits, self.offered)
+        self._queue = self._admission.queue
+        self._closed = False
+        self._device_lost = False
+        self._threads: list[threading.Thread] = []
+        self._in_flight: dict[bytes, Item] = {}  # by key; event loop only
+        self._last_run_failed = False
+        self._began: dict[int, float] = {}  # by thread: the run it is in
+        metrics.queue_size.set_function(lambda: len(self._queue))
+        metrics.queue_tokens.set_function(lambda: self._queue.tokens)
+        metrics.rate.set_function(lambda: self.tokens_per_s)
+        metrics.cache_bytes.set_function(lambda: cache.size_bytes)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def start(self) -> None:
+        """Begin to work. To be called on the event loop that will call `run`."""
+        self._loop = asyncio.get_running_loop()
+        for number in range(self.limits.concurrent_runs):
+            thread = threading.Thread(target=self._work, name=f"runtime-{number}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        self._metrics.ready.set(1)
+
+    async def stop(self) -> None:
+        """Finish the batches that run, fail what is queued with NotReady, end the threads."""
+        self._close()
+        for thread in self._threads:
+            await asyncio.to_thread(thread.join)
+        self._metrics.ready.set(0)
+
+    @property
+    def healthy(self) -> bool:
+        """Warm, every thread alive, and the last runtime call succeeded."""
+        return bool(self._threads) and self.alive and not self._last_run_failed
+
+    @property
+    def alive(self) -> bool:
+        """No thread has died; true before `start`."""
+        return all(thread.is_alive() for thread in self._threads)
+
+    @property
+    def stuck_s(self) -> float:
+        """Seconds since the oldest call of the runtime that has not ended began; 0 when none runs."""
+        began = list(self._began.values())
+        return time.monotonic() - min(began) if began else 0.0
+
+    @property
+    def queued_tokens(self) -> int:
+        return self._admission.tokens
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self._admission.tokens_per_s
+
+    def check(self, lane: Lane, client: str = "") -> None:
+        """Raise QueueTooLong if the queue of this lane is too long for another request of this client."""
+        with self._changed:
+            self._admission.check(lane, time.monotonic(), client)
+
+    def refused(self, tokens: float) -> None:
+        """A gateway has refused so many tokens that this engine, or one like it, was asked for."""
+        self.offered.add(tokens / self.tokens_per_s)
+
+    async def run(
+        self,
+        inputs: Sequence[Encoded],
+        *,
+        output: str,
+        lane: Lane = Lane.INTERACTIVE,
+        deadline: float = NO_DEADLINE,
+        on_result: Callable[[int, Array | ServiceError], None] | None = None,
+        spent: Spent | None = None,
+        use_cache: bool = True,
+        traceparent: str | None = None,
+        client: str = "",
+    ) -> list[Array | ServiceError]:
+        """The row of each input, in order, or its error. `deadline` is in `time.monotonic()` seconds; `spent` is added to.
+        `client`: whose share of the queue this takes.
+
+        Raises Overloaded or NeverFits before anything is queued, DeadlineExceeded when time runs out; cancelling the caller drops its
+        inputs from the queue.
+        """
+        if self._loop is None:
+            raise NotReady("the model is still being started")
+        work = Work(len(inputs), deadline, time.monotonic(), spent, traceparent)
+        if on_result:
+            work.on_result = lambda index: on_result(index, work.results[index])
+        done = self._loop.create_future()
+        work.on_done = lambda: _settle(done)
+        self._submit(work, inputs, output, lane, use_cache, client)
+        timer = None
+        if deadline != NO_DEADLINE:
+            timer = self._loop.call_later(max(deadline - time.monotonic(), 0), _expire, done)
+        try:
+            if work.remaining:
+                await done
+            return work.results
+        finally:
+            work.cancelled = True
+            if timer:
+                timer.cancel()
+
+    async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None:
+        """Compute these, past the cache. Raises a ServiceError if that fails."""
+        for row in await self.run(inputs, output=output, deadline=deadline, use_cache=False):
+            if isinstance(row, ServiceError):
+                raise row
+
+    # On the event loop -----------------------------------------------------------------------------------------------------------------
+
+    def _close(self) -> None:
+        with self._changed:
+            self._closed = True
+            left: list[Item] = []
+            while len(self._queue):
+                batch, dropped = self._queue.take(-math.inf)
+                left += batch + dropped
+            self._changed.notify_all()
+        self._deliver(left, [_stopping() for _ in left])
+
+    def _submit(self, work: Work, inputs: Sequence[Encoded], output: str, lane: Lane, use_cache: bool, client: str) -> None:
+        now = work.arrived
+        fresh: list[Item] = []
+        joined: list[tuple[Item, int]] = []
+        cached: list[tuple[int, Array]] = []
+        own: dict[bytes, Item] = {}
+        for index, encoded in enumerate(inputs):
+            key = key_of(self._fingerprint, output, encoded.ids, encoded.type_ids)
+            if use_cache and (row := self._cache.get(key)) is not None:
+                cached.append((index, row))
+            elif (item := own.get(key) or self._in_flight.get(key)) is not None and (item.taken or item.lane <= lane):
+                joined.append((item, index))
+            else:
+                item = own[key] = Item(encoded.ids, encoded.type_ids, output, lane, now, key, [(work, index)], client)
+                fresh.append(item)
+        self._admit(fresh, lane, work.deadline)  # raises before anything was changed
+        for item, index in joined:
+            item.waiters.append((work, index))
+        self._in_flight.update(own)
+        for index, row in cached:
+            work.set(index, row)
+        if cached:
+            self._metrics.cache_hits.inc(len(cached))
+        if joined:
+            self._metrics.joined.inc(len(joined))
+
+    def _admit(self, items: Sequence[Item], lane: Lane, deadline: float) -> None:
+        with self._changed:
+            if self._closed:
+                raise _stopping()
+            self._admission.put(items, lane, time.monotonic(), deadline)
+            self._changed.notify(len(items))
+
+    def _deliver(self, items: Sequence[Item], rows: Sequence[Array | ServiceError], started: float = 0.0, elapsed: float = 0.0) -> None:
+        """Hand each item's row to everyone who waits for it, and to the cache. `started` and `elapsed` are of the run that gave it."""
+        for item, row in zip(items, rows, strict=True):
+            if self._in_flight.get(item.key) is item:
+                del self._in_flight[item.key]
+            if not isinstance(row, ServiceError) and item.output != contract.TOKEN_EMBEDDINGS:
+                self._cache.put(item.key, row)
+            for work, index in item.waiters:
+                if not work.cancelled:
+                    work.spent.queue_s += max(started - work.arrived, 0.0)
+                    work.spent.inference_s += elapsed
+                    work.set(index, row)
+
+    def _complete(self, batch: Sequence[Item], rows: Sequence[Array | ServiceError], started: float, elapsed: float) -> None:
+        """A run has ended: answer its waiters, then update the statistics."""
+        self._deliver(batch, rows, started, elapsed)
+        tokens, padded = sum(len(item.ids) for item in batch), max(len(item.ids) for item in batch) * len(batch)
+        metrics = self._metrics
+        metrics.queueing.observe(started - batch[0].arrived)
+        metrics.inference.observe(elapsed)
+        metrics.batch_size.observe(len(batch))
+        metrics.batch_tokens.observe(padded)
+        metrics.tokens.inc(tokens)
+        metrics.padding.inc(padded - tokens)
+        if self._tracer is not None:
+            self._tracer.batch(batch, rows, started, elapsed)
+
+    def _drop(self, items: Sequence[Item]) -> None:
+        """Fail the waiters of dropped items. A waiter that joined while its item was being dropped is requeued."""
+        now = time.monotonic()
+        for item in items:
+            waiting = [(work, index) for work, index in item.waiters if not work.cancelled and now < work.deadline]
+            tired = [waiter for waiter in waiting if waiter[0].tired(now, self._queue.patience_of(item.lane))]
+            alive = [waiter for waiter in waiting if waiter not in tired]
+            item.waiters = [waiter for waiter in item.waiters if waiter not in alive]
+            self._metrics.dropped.inc(len(item.waiters))
+            if self._tracer is not None:
+                self._tracer.dropped(item)
+            item.waiters = [waiter for waiter in item.waiters if waiter not in tired]
+            self._deliver([item], [DeadlineExceeded("the request's deadline passed while it was queued")])
+            item.waiters = tired
+            self._deliver([item], [Overloaded("Model is overloaded: it took too long to begin", retry_after_s=self._admission.busy_s)])
+            if alive:
+                again = dataclasses.replace(item, waiters=alive, taken=False)
+                with self._changed:
+                    closed = self._closed  # by stop(), which has emptied the queue for the last time
+                    if not closed:
+                        self._queue.put(again)
+                        self._changed.notify()
+                if closed:
+                    self._deliver([again], [_stopping()])
+                else:
+                    self._in_flight.setdefault(item.key, again)
+
+    # On a runtime thread ---------------------------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        assert self._loop is not None
+        while True:
+            with self._changed:
+                while not len(self._queue) and not self._closed:
+                    self._changed.wait()
+                if self._closed:
+                    return
+                draw = self._admission.take(time.monotonic())
+            if draw.dropped:
+                self._post(self._drop, draw.dropped)
+            if batch := draw.batch:
+                started = self._began[threading.get_ident()] = time.monotonic()
+                rows = self._run(batch, draw.alone)
+                del self._began[threading.get_ident()]
+                elapsed = max(time.monotonic() - started, 1e-6)
+                with self._changed:
+                    self._admission.ended(draw, elapsed, answered=any(not isinstance(row, ServiceError) for row in rows))
+                self._post(self._complete, batch, rows, started, elapsed)
+            if self._device_lost:  # for this process: `alive` has another one take its place
+                self._post(self._close)
+                return
+
+    def _run(self, batch: list[Item], alone: bool) -> Sequence[Array | ServiceError]:
+        """One runtime call. Whatever it raises, or gives that is no answer, belongs to the inputs of this batch alone."""
+        outputs = sorted({item.output for item in batch})
+        typed = [item.type_ids for item in batch if item.type_ids is not None]
+        try:
+            types = typed if len(typed) == len(batch) else None
+            arrays = self._session.run(outputs, [item.ids for item in batch], types, alone=alone)
+            lengths = [len(item.ids) for item in batch]
+            fit = {name: _fit_to_leave(name, array, lengths) for name, array in arrays.items()}
+            rows = [self._row(item, arrays[item.output][at], fit[item.output][at]) for at, item in enumerate(batch)]
+        except BaseException as error:  # not even SystemExit may end this thread: queued items would wait forever
+            self._last_run_failed = True
+            self._device_lost |= device_lost(error)
+            asked = traces(work.traceparent for item in batch for work, _ in list(item.waiters))  # the loop may add to them
+            log.exception("run failed", extra={"inputs": len(batch), "tokens": sum(len(item.ids) for item in batch), **asked})
+            # An error for each: it is raised in as many requests, and an exception remembers where it was raised.
+            return [RuntimeFailed(f"the runtime failed on a batch of {len(batch)}; the log says why") for _ in batch]
+        self._last_run_failed = False
+        return rows
+
+    def _row(self, item: Item, row: Array, fit: bool) -> Array | ServiceError:
+        """An item's own row, without its padding and without the memory of its batch."""
+        if not fit:
+            self._metrics.bad_outputs.inc()
+            return RuntimeFailed("the model's output for this input is not finite or has no length; it was withheld")
+        return row[: len(item.ids)].copy() if row.ndim == 2 else row.copy()
+
+    def _post(self, callback: Callable[..., None], *arguments: Any) -> None:
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+def _stopping() -> NotReady:
+    return NotReady("the service is shutting down: send the request to another replica")
+
+
+def _settle(done: "asyncio.Future[None]") -> None:
+    if not done.done():
+        done.set_result(None)
+
+
+def _expire(done: "asyncio.Future[None]") -> None:
+    if not done.done():
+        done.set_exception(DeadlineExceeded("the request's deadline passed before its answer was there"))
+
+
+def _fit_to_leave(output: str, array: Array, lengths: Sequence[int]) -> NDArray[np.bool_]:
+    """(B,) bool: rows without NaN or Inf whose vectors, of every token where they are by token, have a length (of 1, where normalised)."""
+    flat = array.reshape(len(array), -1)
+    squares: Array = np.einsum("bd,bd->b", flat, flat)  # NaN and Inf reach the sum
+    if output == contract.EMBEDDING:
+        fit: NDArray[np.bool_] = np.abs(squares - 1) < 1e-2
+    else:
+        fit = np.isfinite(squares) & ((squares > 0) | (output != contract.POOLED))
+    if output == contract.TOKEN_EMBEDDINGS:
+        padding = np.arange(array.shape[1]) >= np.asarray(lengths)[:, None]
+        fit &= (array.any(axis=2) | padding).all(axis=1)
+    return fit

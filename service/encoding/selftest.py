@@ -1,0 +1,125 @@
+"""What a bundle must show before it is served: the vectors it gave at export, and how fast it is on this machine."""
+
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from export import contract
+from service.errors import ServiceError
+from service.runtime.onnx import Array, Session, in_a_line
+from service.tokenization.texts import Cut, TextEncoder
+
+_SHORT, _LONG, _MANY = 16, 64, 8  # tokens of a short and a longer input, inputs of a batch
+_ANY_TOKEN = 0
+_LONGEST, _BEGIN_S = 2_048, 0.05  # an input beyond the model's positions fails at once; a good one need not run to its end
+_LEAST_RUNS, _MOST_RUNS, _ENOUGH_S = 3, 7, 0.1  # for one point: a slow model is timed well by fewer, and every start waits
+
+
+@dataclass(frozen=True)
+class SelfTest:
+    """How close the answers of this process are to the golden ones: the lowest cosine, or the largest difference of a logit."""
+
+    n_texts: int
+    min_cosine: float | None
+    max_abs_error: float | None
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What time a run takes that has one core. `run_cost_tokens`: how much padding costs as much as a run of its own beyond its tokens."""
+
+    tokens_per_s: float
+    run_cost_tokens: float
+
+
+def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, session: Session) -> SelfTest:
+    """Run the golden inputs, and every other served output once. BundleError if a row differs by more than the bundle allows."""
+    golden = contract.read_golden(bundle)
+    output = contract.EMBEDDING if manifest.kind == "encoder" else contract.LOGITS
+    bound = "min_cosine" if manifest.kind == "encoder" else "max_abs_error"
+    if getattr(golden, bound) is None:
+        raise contract.BundleError(f"{bundle / contract.GOLDEN} has no {bound}, by which a bundle of kind {manifest.kind} is judged")
+    if (width := len(golden.outputs[0])) != manifest.width:
+        raise contract.BundleError(f"{bundle / contract.GOLDEN} has rows of {width} numbers, and the manifest width={manifest.width}")
+    inputs = list(golden.texts) if golden.pairs is None else list(zip(golden.texts, golden.pairs, strict=True))
+    ids, types = [], []
+    for item in inputs:
+        # The empty text is a fair input of a model, though not of a request: the tokenizer is asked for it directly.
+        (encoded,) = texts.encode([item or texts.tokenizer.encode("").ids], cut=Cut())
+        if isinstance(encoded, ServiceError):
+            raise contract.BundleError(f"{bundle / contract.GOLDEN}: {item!r} cannot be encoded: {encoded}")
+        ids.append(encoded.ids)
+        types.append(encoded.type_ids or [0] * len(encoded.ids))
+    rows = [session.run([output], [one], [kind], alone=True)[output][0] for one, kind in zip(ids, types, strict=True)]
+    if manifest.kind == "token_classifier":
+        rows = [row[0] for row in rows]
+    wanted = np.array(golden.outputs, np.float32)
+    got: Array = np.array(rows, np.float32)
+    error = float(np.abs(got - wanted).max())
+    cosine = float((np.einsum("bd,bd->b", got, wanted) / (np.linalg.norm(got, axis=1) * np.linalg.norm(wanted, axis=1) + 1e-30)).min())
+    if golden.min_cosine is not None and not cosine >= golden.min_cosine:
+        raise contract.BundleError(
+            f"{bundle}: self-test failed, lowest cosine to the golden vectors {cosine:.6f}, needed {golden.min_cosine}"
+        )
+    if golden.max_abs_error is not None and not error <= golden.max_abs_error:
+        raise contract.BundleError(f"{bundle}: self-test failed, a logit is off by {error:.3g}, allowed {golden.max_abs_error}")
+    _check_served(bundle, manifest, session, ids[0], types[0])
+    encoder = manifest.kind == "encoder"
+    return SelfTest(len(inputs), cosine if encoder else None, None if encoder else error)
+
+
+def _check_served(bundle: Path, manifest: contract.Manifest, session: Session, ids: list[int], types: list[int]) -> None:
+    """Compute every output that a route may request, and an input of the manifest's longest length. BundleError if one fails."""
+    sizes = {"B": 1, "N": len(ids)}
+    named = [tensor.name for tensor in manifest.graph.outputs]
+    made = session.run(named, [ids], [types], alone=True)
+    for tensor in manifest.graph.outputs:
+        got = made[tensor.name]
+        wanted = tuple(sizes.get(str(axis), axis) for axis in tensor.shape)
+        if got.shape != wanted:
+            raise contract.BundleError(f"{bundle}: self-test failed, {tensor.name} has the shape {got.shape}, and should have {wanted}")
+        if not np.isfinite(got).all():
+            raise contract.BundleError(f"{bundle}: self-test failed, {tensor.name} has numbers that are not finite")
+    length = min(manifest.limits.max_tokens, _LONGEST)
+    try:
+        session.begin([_ANY_TOKEN] * length, within_s=_BEGIN_S)
+    except Exception as error:  # ONNX Runtime's errors have no other base class
+        raise contract.BundleError(
+            f"{bundle}: self-test failed, an input of {length} tokens fails, and the manifest allows {manifest.limits.max_tokens}: "
+            f"{in_a_line(error)}"
+        ) from error
+
+
+def measure_rate(session: Session, output: str, max_tokens: int) -> Rate:
+    """Three points, each the median of a few runs: one short input, many, and many beside a longer one.
+
+    The third shows what padding costs: a graph that packs its tokens pays for it in the attention alone.
+    """
+    short, long = min(_SHORT, max_tokens), min(_LONG, max_tokens)
+    one, many = _median_s(session, output, [short]), _median_s(session, output, [short] * _MANY)
+    per_token_s = max((many - one) / (short * (_MANY - 1)), 1e-9)
+    run_cost_s = max(one - short * per_token_s, 0.0)
+    ragged = [long] + [short] * (_MANY - 1)
+    padding = max(long * len(ragged) - sum(ragged), 1)
+    per_padding_s = (_median_s(session, output, ragged) - run_cost_s - sum(ragged) * per_token_s) / padding
+    # A measured price of nothing is noise: everything would be padded to everything.
+    price_s = min(max(per_padding_s, per_token_s / 10), per_token_s)
+    return Rate(tokens_per_s=1 / per_token_s, run_cost_tokens=min(run_cost_s / price_s, 1024.0))
+
+
+def _median_s(session: Session, output: str, lengths: list[int]) -> float:
+    ids = [[1] * length for length in lengths]
+    session.run([output], ids, None, alone=False)
+    times: list[float] = []
+    while len(times) < _LEAST_RUNS or (len(times) < _MOST_RUNS and sum(times) < _ENOUGH_S):
+        times.append(_timed(session, output, ids))
+    return statistics.median(times)
+
+
+def _timed(session: Session, output: str, ids: list[list[int]]) -> float:
+    started = time.perf_counter()
+    session.run([output], ids, None, alone=False)
+    return time.perf_counter() - started

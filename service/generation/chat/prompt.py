@@ -1,0 +1,88 @@
+"""Prompts of conversations, in which special tokens come from the template alone and all that a client wrote is text.
+
+A template writes `<|im_end|>` where a message ends. A client that writes the same letters must not end one. Before the template sees the
+messages, the first letter of every special token in them is replaced by a stand-in, a code point that is no character. Every special token
+in the rendered prompt then comes from the template. The stand-ins become letters again when the texts between are tokenised.
+
+A template can also assemble a special token from text: two fields side by side, or a filter that changes letters. So a second rendering has
+stand-ins for every letter with which a special token begins. If its special tokens differ from those of the first, the second one is used:
+the template may miss a text that it searches for in the messages, but no special token can be smuggled in.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from service.generation.chat.template import ChatTemplate, Message
+from service.tokenization.tokenizer_file import token_ids
+
+_STAND_INS = [*range(0xFDD0, 0xFDF0), *range(0x10F000, 0x10FF00)]  # noncharacters of Unicode, then of a private plane
+
+
+class ChatPrompts:
+    """One decoder's. `texts` reads everything as text, `specials` finds special tokens. The same one for both lets clients write them."""
+
+    def __init__(self, template: ChatTemplate, texts: Tokenizer, specials: Tokenizer) -> None:
+        self._template, self._texts, self._specials = template, texts, specials
+        added = {} if texts is specials else specials.get_added_tokens_decoder()
+        self._ids = {token.content: token_id for token_id, token in added.items() if token.special and token.content}
+        self._special = re.compile("|".join(map(re.escape, sorted(self._ids, key=len, reverse=True))) or "$^")
+        firsts = sorted({token[0] for token in self._ids})
+        self._stand_ins = {ord(letter): chr(stand_in) for letter, stand_in in zip(firsts, _STAND_INS, strict=False)}
+        self._letters = {ord(stand_in): chr(letter) for letter, stand_in in self._stand_ins.items()}
+        self._stood_in = re.compile(f"[{''.join(self._stand_ins.values())}]" if self._stand_ins else "$^")
+
+    async def prompt(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool = True
+    ) -> str:
+        """The prompt with its stand-ins, for `encode`. Raises InvalidRequest and Overloaded, as the template does."""
+
+        async def rendered(change: Callable[[str], str]) -> str:
+            # The arguments of calls can be hundreds of thousands of values: not on the event loop.
+            told, its_tools = await asyncio.to_thread(lambda: (_changed(messages, change), tools and _changed(tools, change)))
+            return await self._template.prompt(told, tools=its_tools, add_generation_prompt=add_generation_prompt)
+
+        if not self._ids:
+            return await rendered(str)
+        begins = False
+
+        def marked(text: str) -> str:
+            nonlocal begins
+            begins = begins or any(letter in text for letter in self._letters.values())
+            return self._special.sub(lambda found: found[0][0].translate(self._stand_ins) + found[0][1:], text)
+
+        prompt = await rendered(marked)
+        if begins:
+            safe = await rendered(lambda text: text.translate(self._stand_ins))
+            if self._special.findall(prompt) != self._special.findall(safe):
+                return safe
+        return prompt
+
+    def close(self) -> None:
+        self._template.close()
+
+    def encode(self, prompt: str) -> list[int]:
+        """The ids of a prompt made by `prompt`. No special tokens are added: the template has written them."""
+        if not self._stood_in.search(prompt):
+            return token_ids(self._specials, prompt, add_special_tokens=False)
+        ids: list[int] = []
+        at = 0
+        for found in self._special.finditer(prompt):
+            ids += [*self._text(prompt[at : found.start()]), self._ids[found[0]]]
+            at = found.end()
+        return [*ids, *self._text(prompt[at:])]
+
+    def _text(self, piece: str) -> list[int]:
+        return token_ids(self._texts, piece.translate(self._letters), add_special_tokens=False) if piece else []
+
+
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    """The value with every text in it changed, names included. Roles come from a fixed list and stay unchanged."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, Mapping):
+        return {change(name): each if name == "role" else _changed(each, change) for name, each in value.items()}
+    return [_changed(each, change) for each in value] if isinstance(value, list | tuple) else value

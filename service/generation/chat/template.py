@@ -1,0 +1,225 @@
+"""Messages to a prompt, by the Jinja template that came with a checkpoint.
+
+A template is code by the author of a checkpoint and works on input from clients. So it is compiled and rendered in a process of its own
+(`template_child.py`), whose CPU time and memory the kernel limits. When a template reaches a limit, that request gets an error and the next
+one a new process. Nothing of it runs on the event loop.
+"""
+
+import asyncio
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from service.errors import InvalidRequest, Overloaded
+from service.generation.chat import template_child
+
+MAX_CHARACTERS = 16 * 1024 * 1024
+MAX_S = 2.0
+MEMORY_BYTES = 512 * 1024 * 1024
+
+_PATIENCE_S = 20.0  # wall-clock limit: the process may get little CPU time beside other work
+_MOST_WAITING = 1_000  # requests for one template; rendering takes a fraction of a millisecond
+_RETRY_AFTER_S = 1.0
+_ENVIRONMENT = ("TZ", "LD_LIBRARY_PATH")  # the only variables that the process inherits: keys and addresses stay out
+_PIECE_BYTES = 1 << 20
+_PROBE = [{"role": "user", "content": "Hello"}]
+
+Message = Mapping[str, Any]
+
+
+class ChatTemplate:
+    """One template. `bos_token` and `eos_token` are its variables of these names; `model` names it in errors."""
+
+    def __init__(
+        self,
+        source: str,
+        *,
+        model: str = "",
+        bos_token: str = "",
+        eos_token: str = "",
+        max_characters: int = MAX_CHARACTERS,
+        max_s: float = MAX_S,
+    ) -> None:
+        """ValueError for a template that does not compile, or that reaches a limit of time, memory or length with one short message."""
+        self._name = f"the chat template of model {model}" if model else "the chat template"
+        self._max_s, self._max_bytes = max_s, 6 * max_characters + _PIECE_BYTES  # a character of JSON has six bytes at most
+        tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._first = _frame({"source": source, "tokens": tokens, "max_characters": max_characters})
+        self._knows_developer = "developer" in source
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
+        self._waiting = 0  # of the event loop
+        self._lock = threading.Lock()  # around the child
+        self._child: _Child | None = None
+        try:
+            self.takes_tools = bool(self._ask(None)["takes_tools"])
+            self._ask(_frame(self._variables(_PROBE, None, True)))
+        except _Refused as refused:
+            # A template may refuse these messages, but it must terminate.
+            if not str(refused).startswith("does not take"):
+                self.close()
+                raise ValueError(f"{self._name} {refused}") from None
+
+    async def prompt(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool = True
+    ) -> str:
+        """`render` on the template's own thread. Overloaded if too many requests wait for it."""
+        if self._waiting >= _MOST_WAITING:
+            raise Overloaded(f"{self._waiting} requests wait for {self._name}, which is the most", retry_after_s=_RETRY_AFTER_S)
+        self._waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(
+                self._thread, lambda: self.render(messages, tools=tools, add_generation_prompt=add_generation_prompt)
+            )
+        finally:
+            self._waiting -= 1
+
+    def render(
+        self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool = True
+    ) -> str:
+        """The prompt, its special tokens written out. Blocks. InvalidRequest with the template's own words where it refuses the messages.
+
+        `developer` is what OpenAI calls the system's role now: a template that has not heard of it is told `system`.
+        """
+        try:
+            prompt: str = self._ask(_frame(self._variables(messages, tools, add_generation_prompt)))["prompt"]
+        except _Refused as refused:
+            advice = "; send fewer or shorter messages" if str(refused).startswith("was stopped") else ""
+            raise InvalidRequest(f"{self._name} {refused}{advice}", param="messages") from None
+        return prompt
+
+    def close(self) -> None:
+        """End its process. A rendering in progress fails; a later one starts another process."""
+        if (child := self._child) is not None:
+            child.kill()
+            with self._lock:  # the pipes belong to the thread that asks
+                child.end()
+
+    def _variables(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool) -> Any:
+        known = [message if self._knows_developer else _as_system(message) for message in messages]
+        return {"messages": known, "tools": list(tools) if tools else None, "add_generation_prompt": add_generation_prompt}
+
+    def _ask(self, question: bytes | None) -> dict[str, Any]:
+        """The answer to a frame; None: only compile. Raises _Refused if there is no answer; the next frame starts a new process."""
+        with self._lock:
+            if self._child is None or self._child.ended:
+                self._child = _Child(self._max_s, self._max_bytes)
+                first = self._child.ask(self._first)
+                if question is None:
+                    return first
+            assert question is not None
+            return self._child.ask(question)
+
+
+class _Refused(Exception):
+    """Why there is no prompt: the end of a sentence about the template."""
+
+
+class _Child:
+    """The process. One thread asks at a time."""
+
+    def __init__(self, max_s: float, max_bytes: int) -> None:
+        self.ended = False
+        self._max_s, self._max_bytes = max_s, max_bytes
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", str(Path(template_child.__file__)), str(MEMORY_BYTES), str(max_s)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+            cwd="/",
+            env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+            start_new_session=True,  # Ctrl-C is for the service, which finishes what it accepted
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._into, self._out_of = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._into, False)
+        # Closes it also if `close` is never called: at exit, or by the garbage collector.
+        self._finalizer = weakref.finalize(self, _end, self._process)
+
+    def ask(self, frame: bytes) -> dict[str, Any]:
+        """Raises _Refused if the process refuses or has ended."""
+        until = time.monotonic() + self._max_s + _PATIENCE_S
+        try:
+            self._send(frame, until)
+            size = int.from_bytes(self._receive(8, until), "big")
+            if size > self._max_bytes:
+                raise _Gone
+            answer: dict[str, Any] = json.loads(self._receive(size, until))
+        except (_Gone, OSError):
+            self.end()
+            raise _Refused(f"was stopped: {self._cause()}") from None
+        if (reason := answer.get("refused")) is not None:
+            raise _Refused(reason)
+        return answer
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def end(self) -> None:
+        self.ended = True
+        self._finalizer()
+
+    def _cause(self) -> str:
+        """Why the process ended: SIGPROF is its CPU limit, SIGKILL our timeout, and anything else its memory limit."""
+        if self._process.returncode in (-signal.SIGPROF, -signal.SIGKILL):
+            return f"it took more than {self._max_s:g} s"
+        return f"it needs more than {MEMORY_BYTES >> 20} MiB"
+
+    def _send(self, frame: bytes, until: float) -> None:
+        left = memoryview(frame)
+        while left:
+            _wait(self._into, select.POLLOUT, until)
+            left = left[os.write(self._into, left) :]
+
+    def _receive(self, size: int, until: float) -> bytes:
+        content = bytearray()
+        while len(content) < size:
+            _wait(self._out_of, select.POLLIN, until)
+            piece = os.read(self._out_of, min(size - len(content), _PIECE_BYTES))
+            if not piece:
+                raise _Gone
+            content += piece
+        return bytes(content)
+
+
+class _Gone(Exception):
+    """The process has ended, or takes too long."""
+
+
+def _wait(descriptor: int, event: int, until: float) -> None:
+    poll = select.poll()
+    poll.register(descriptor, event)
+    if not poll.poll(max(until - time.monotonic(), 0) * 1000):
+        raise _Gone
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Close the pipes and end the process. If it has ended by itself, its exit status is kept."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None:
+            pipe.close()
+    try:
+        process.wait(timeout=0.05)  # it may be about to end by itself
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _frame(content: Any) -> bytes:
+    encoded = json.dumps(content).encode()
+    return len(encoded).to_bytes(8, "big") + encoded
+
+
+def _as_system(message: Message) -> Message:
+    return {**message, "role": "system"} if message.get("role") == "developer" else message

@@ -1,0 +1,335 @@
+"""From logits to tokens, for all running rows at once: each with its own parameters, its own history, its own random numbers.
+
+The steps, in the order of vLLM and Hugging Face: logit_bias and allowed ids; penalties; grammar and tokens that must not come yet;
+temperature; top_k, top_p, min_p, typical_p; one draw. Log-probabilities are of the model itself, before all of these.
+"""
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.errors import InvalidRequest, RuntimeFailed, ServiceError
+from service.generation.request import Sampling, TokenLogprob
+from service.generation.sampling.drawing import Floats, Ids, Truncation, draw, draw_truncated, largest, log_totals, pieces, rows_of
+from service.generation.sampling.grammar import Words
+from service.generation.sampling.prompt_logprobs import PromptLogprobs, Told
+from service.generation.sampling.random import UniformCache
+
+COLDEST: Final = 1e-5  # a temperature below it is 0, as in vLLM: dividing by it would overflow
+
+_ROW = np.dtype(
+    [
+        ("seed", np.uint64),
+        ("position", np.uint64),
+        ("temperature", np.float32),
+        ("top_k", np.int64),
+        ("top_p", np.float64),
+        ("min_p", np.float64),
+        ("typical_p", np.float64),
+        ("truncated", np.bool_),  # by any of the four above
+        ("repetition_penalty", np.float32),
+        ("frequency_penalty", np.float32),
+        ("presence_penalty", np.float32),
+        ("top_logprobs", np.int64),  # -1: no log-probabilities
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """What one call of `Sampler.draw` gave. A row that failed has the token id -1 and stays where it was."""
+
+    token_ids: Ids  # (B,)
+    logprobs: Mapping[int, TokenLogprob]  # of the rows that asked
+    failures: Mapping[int, ServiceError]
+
+
+class Sampler:
+    """The parameters and counts of up to `slots` rows. The rows in use stand at the front. Not thread-safe."""
+
+    def __init__(self, vocab_size: int, slots: int) -> None:
+        self._vocab_size = vocab_size
+        self._rows = np.zeros(slots, _ROW)
+        self._edits: list[Edits | None] = [None] * slots  # None: the row's logits are taken as they are
+        self._uniforms = UniformCache(slots)
+        self._scores = np.empty((slots, vocab_size), np.float32)
+
+    def put(
+        self,
+        row: int,
+        sampling: Sampling,
+        *,
+        prompt: Sequence[int],
+        completion: Sequence[int] = (),
+        top_logprobs: int | None = None,
+    ) -> None:
+        """Begin a run in this row, or go on with one that has drawn `completion`."""
+        edits = Edits.of(sampling, self._vocab_size, prompt, completion)
+        self.go_on(row, sampling, edits, position=len(prompt) + len(completion), top_logprobs=top_logprobs)
+
+    def go_on(self, row: int, sampling: Sampling, edits: "Edits | None", *, position: int, top_logprobs: int | None) -> None:
+        """The same with what `Edits.of` gave, at no cost by the length of prompt and completion. `edits` counts on."""
+        self._edits[row] = edits
+        self._rows[row] = (
+            sampling.seed,
+            position,
+            sampling.temperature if sampling.temperature >= COLDEST else 0.0,
+            sampling.top_k,
+            sampling.top_p,
+            sampling.min_p,
+            sampling.typical_p,
+            (sampling.top_k, sampling.top_p, sampling.min_p, sampling.typical_p) != (0, 1, 0, 1),
+            sampling.repetition_penalty,
+            sampling.frequency_penalty,
+            sampling.presence_penalty,
+            -1 if top_logprobs is None else top_logprobs,
+        )
+
+    def move(self, source: int, target: int) -> None:
+        """`target` becomes what `source` was; `source` is free."""
+        self._rows[target] = self._rows[source]
+        self._edits[target], self._edits[source] = self._edits[source], None
+
+    def draw(self, logits: Floats, *, masks: Mapping[int, Words] | None = None, banned: Sequence[Sequence[int]] = ()) -> Drawn:
+        """A token for each of the first B rows, which then stand one position further. `logits` (B, V) are left as they are.
+
+        `masks`: by row the words of a bitmask, 1 = allowed. `banned`: for each row the ids that may not be drawn now.
+        """
+        failures: dict[int, ServiceError] = {}
+        with np.errstate(over="ignore", invalid="ignore"):
+            scores = self._edited(logits, masks or {}, banned)
+            token_ids = scores.argmax(axis=1)  # the first of equals; a NaN, if there is one
+            peaks = _at(scores, token_ids)
+            drawable = np.isfinite(peaks)
+            if scores is not logits:
+                drawable &= np.isfinite(logits.max(axis=1))
+            if not drawable.all():
+                failures = {row: self._failure(row, logits[row], any(banned[row : row + 1])) for row in np.flatnonzero(~drawable).tolist()}
+                token_ids[~drawable] = -1
+            self._draw_at_random(scores, peaks, drawable, token_ids)
+            logprobs = self._logprobs(logits, drawable, token_ids)
+        self._advance(token_ids, drawable)
+        return Drawn(token_ids, logprobs, failures)
+
+    def _edited(self, logits: Floats, masks: Mapping[int, Words], banned: Sequence[Sequence[int]]) -> Floats:
+        """The logits themselves if no row changes any; else a copy with what each row changes."""
+        edits = [(row, edit) for row, edit in enumerate(self._edits[: len(logits)]) if edit is not None]
+        if not (edits or masks or any(banned)):
+            return logits
+        scores = self._scores[: len(logits)]
+        np.copyto(scores, logits)
+        for row, edit in edits:
+            edit.bias(scores[row])
+        self._penalise(scores, [(row, edit.counts) for row, edit in edits if len(edit.counts.token_ids)])
+        for row, words in masks.items():
+            allowed = np.unpackbits(words.view(np.uint8), count=self._vocab_size, bitorder="little").view(np.bool_)
+            scores[row, ~allowed] = -np.inf
+        for row, token_ids in enumerate(banned):
+            scores[row, list(token_ids)] = -np.inf
+        return scores
+
+    def _penalise(self, scores: Floats, seen: list[tuple[int, "_Counts"]]) -> None:
+        """Repetition as in CTRL (Keskar et al. 2019, section 4.1), for scores of either sign; the other two as in OpenAI's API."""
+        if not seen:
+            return
+        row = np.repeat([row for row, _ in seen], [len(counts.token_ids) for _, counts in seen])
+        token_id = np.concatenate([counts.token_ids for _, counts in seen])
+        count = np.concatenate([counts.counts for _, counts in seen]).astype(np.float32)
+        repetition = self._rows["repetition_penalty"][row]
+        score = scores[row, token_id]
+        score = np.where(score < 0, score * repetition, score / repetition)
+        score -= self._rows["frequency_penalty"][row] * count + self._rows["presence_penalty"][row] * (count > 0)
+        scores[row, token_id] = score
+
+    def _draw_at_random(self, scores: Floats, peaks: Floats, drawable: NDArray[np.bool_], token_ids: Ids) -> None:
+        """Replaces, in place, the likeliest token by a drawn one where there is a temperature."""
+        rows = self._rows[: len(scores)]
+        warm = drawable & (rows["temperature"] > 0)
+        if not warm.any():
+            return
+        truncated = rows["truncated"]
+        for chosen in pieces(np.flatnonzero(warm & ~truncated), self._vocab_size):
+            row, uniforms = rows[chosen], self._uniforms_of(chosen)
+            token_ids[chosen] = draw(rows_of(scores, chosen), peaks[chosen], row["temperature"], uniforms)
+        for chosen in pieces(np.flatnonzero(warm & truncated), self._vocab_size):
+            row, uniforms = rows[chosen], self._uniforms_of(chosen)
+            truncation = Truncation(row["top_k"], row["top_p"], row["min_p"], row["typical_p"])
+            token_ids[chosen] = draw_truncated(rows_of(scores, chosen), peaks[chosen], row["temperature"], truncation, uniforms)
+
+    def _uniforms_of(self, chosen: NDArray[np.intp]) -> NDArray[np.float64]:
+        return self._uniforms.at(chosen, self._rows["seed"][chosen], self._rows["position"][chosen])
+
+    def _logprobs(self, logits: Floats, drawable: NDArray[np.bool_], token_ids: Ids) -> dict[int, TokenLogprob]:
+        told: dict[int, TokenLogprob] = {}
+        for asked in pieces(np.flatnonzero(drawable & (self._rows["top_logprobs"][: len(logits)] >= 0)), self._vocab_size):
+            logprobs = _token_logprobs(rows_of(logits, asked), token_ids[asked], self._rows["top_logprobs"][asked])
+            told.update(zip(asked.tolist(), logprobs, strict=True))
+        return told
+
+    def _advance(self, token_ids: Ids, drawable: NDArray[np.bool_]) -> None:
+        self._rows["position"][: len(token_ids)] += drawable
+        for row, edit in enumerate(self._edits[: len(token_ids)]):
+            if edit is not None and edit.counted and drawable[row]:
+                edit.counts.add(int(token_ids[row]))
+
+    def _failure(self, row: int, logits: Floats, banned: bool) -> ServiceError:
+        position, edit = int(self._rows["position"][row]), self._edits[row]
+        if not np.isfinite(logits.max()):
+            return RuntimeFailed(f"the model's logits at position {position} are not finite")
+        return InvalidRequest(
+            f"no token may stand at position {position}: grammar, allowed_token_ids, logit_bias and min_tokens together leave none",
+            param="allowed_token_ids" if edit is not None and edit.allowed is not None else "min_tokens" if banned else None,
+        )
+
+
+def logprobs_of(logits: Floats, token_ids: Sequence[int], n_top: int) -> PromptLogprobs:
+    """(M, V), M ids -> what the model gave each of these tokens, with its rank, and its `n_top` likeliest.
+
+    A token that the model itself excludes has -inf. RuntimeFailed if logits are not finite.
+    """
+    if not np.isfinite(logits.max(axis=1)).all():
+        raise RuntimeFailed("the model's logits of the prompt are not finite")
+    told = PromptLogprobs()
+    for rows in pieces(np.arange(len(logits)), logits.shape[1]):
+        scores, asked = rows_of(logits, rows), np.asarray(token_ids, np.int64)[rows]
+        peaks, given = scores.max(axis=1), _at(scores, asked)
+        ranks = 1 + np.count_nonzero(scores > given[:, None], axis=1)
+        totals = log_totals(scores, peaks)
+        distances, ids = np.zeros((len(rows), 0), np.float32), np.zeros((len(rows), 0), np.int64)
+        if n_top:
+            distances, ids = largest(scores, peaks, np.full(len(rows), n_top))
+        top_ids, top_distances = ids[:, :n_top].astype(np.int32), distances[:, :n_top].copy()
+        told.extend(Told(asked.astype(np.int32), given - peaks - totals, ranks.astype(np.int32), top_ids, top_distances, totals))
+    return told
+
+
+_RANGES: Final = {  # of numeric fields: every dialect accepts less than this, and no value within it can fail in a draw
+    "seed": (0, 2**64 - 1),
+    "top_k": (0, 2**31 - 1),
+    "temperature": (0, 100),
+    "top_p": (0, 1),
+    "min_p": (0, 1),
+    "typical_p": (0, 1),
+    "repetition_penalty": (1e-6, 1e6),
+    "frequency_penalty": (-2, 2),
+    "presence_penalty": (-2, 2),
+}
+
+
+def check_sampling(sampling: Sampling, vocab_size: int, checked: set[int] | None = None) -> None:
+    """InvalidRequest, with `param`, for values that no model of this vocabulary accepts. `checked`: identities of checked ids."""
+    for name, (low, high) in _RANGES.items():
+        value = getattr(sampling, name)
+        kind = int if name in ("seed", "top_k") else int | float
+        if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
+            raise InvalidRequest(
+                f"{name} is {value!r} and must be {'an integer' if kind is int else 'a number'} from {low:g} to {high:g}", param=name
+            )
+    checked = set() if checked is None else checked
+    for name, token_ids in (("logit_bias", sampling.logit_bias), ("allowed_token_ids", sampling.allowed_token_ids)):
+        if token_ids and id(token_ids) not in checked:
+            check_ids(token_ids, vocab_size, name)
+            checked.add(id(token_ids))
+            for token_id, bias in sampling.logit_bias.items() if name == "logit_bias" else ():
+                if not -100 <= bias <= 100:
+                    raise InvalidRequest(f"the logit_bias of token {token_id} is {bias} and must be from -100 to 100", param="logit_bias")
+
+
+def check_ids(token_ids: Collection[int], vocab_size: int, name: str) -> None:
+    """InvalidRequest unless all of them are in the vocabulary."""
+    if token_ids and ((worst := max(token_ids)) >= vocab_size or (worst := min(token_ids)) < 0):
+        raise InvalidRequest(f"token id {worst} of {name} is outside this model's vocabulary of {vocab_size}", param=name)
+
+
+@dataclass(slots=True)
+class _Counts:
+    """How often each token was drawn; 0 for those that only the prompt has. The arrays are replaced when they grow."""
+
+    token_ids: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
+    counts: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
+
+    @classmethod
+    def of(cls, seen: NDArray[np.bool_] | None, completion: Sequence[int], vocab_size: int) -> "_Counts":
+        """`seen` (V,): the prompt's tokens, as a table: sorting a prompt of 100,000 tokens takes 40 ms."""
+        drawn = np.bincount(np.array(completion, np.int64), minlength=vocab_size)
+        token_ids = np.flatnonzero(drawn if seen is None else seen | (drawn > 0))
+        return cls(token_ids, drawn[token_ids])
+
+    def add(self, token_id: int) -> None:
+        known = np.flatnonzero(self.token_ids == token_id)
+        if known.size:
+            self.counts[known[0]] += 1
+        else:
+            self.token_ids, self.counts = np.append(self.token_ids, token_id), np.append(self.counts, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Edits:
+    """Changes that a run makes to its logits at every step."""
+
+    bias_ids: Ids
+    biases: Floats
+    allowed: Ids | None
+    counts: _Counts
+    counted: bool
+
+    @classmethod
+    def of(
+        cls,
+        sampling: Sampling,
+        vocab_size: int,
+        prompt: Sequence[int],
+        completion: Sequence[int] = (),
+        made: dict[int, NDArray[Any]] | None = None,
+    ) -> "Edits | None":
+        """None where logits are taken as they are. `made` has what was made of a prompt or of allowed ids, by the identity of those."""
+        counted = _penalises(sampling)
+        if not (sampling.logit_bias or sampling.allowed_token_ids or counted):
+            return None
+        made = {} if made is None else made
+        allowed = seen = None
+        if sampling.allowed_token_ids and (allowed := made.get(id(sampling.allowed_token_ids))) is None:
+            allowed = made[id(sampling.allowed_token_ids)] = np.array(sampling.allowed_token_ids, np.int64)
+        if sampling.repetition_penalty != 1 and (seen := made.get(id(prompt))) is None:
+            seen = made[id(prompt)] = np.zeros(vocab_size, np.bool_)
+            seen[np.array(prompt, np.int64)] = True
+        bias_ids, biases = np.array(list(sampling.logit_bias), np.int64), np.array(list(sampling.logit_bias.values()), np.float32)
+        counts = _Counts.of(seen, completion, vocab_size) if counted else _Counts()
+        return cls(bias_ids, biases, allowed, counts, counted)
+
+    def bias(self, scores: Floats) -> None:
+        """(V,), in place."""
+        scores[self.bias_ids] += self.biases
+        if self.allowed is not None:
+            kept = scores[self.allowed]
+            scores.fill(-np.inf)
+            scores[self.allowed] = kept
+
+
+def _penalises(sampling: Sampling) -> bool:
+    return (sampling.repetition_penalty, sampling.frequency_penalty, sampling.presence_penalty) != (1, 0, 0)
+
+
+def _token_logprobs(logits: Floats, token_ids: Ids, tops: Ids) -> list[TokenLogprob]:
+    """(M, V), (M,), (M,) -> M entries; the largest logit of every row is finite."""
+    peaks = logits.max(axis=1)
+    totals = log_totals(logits, peaks)
+    own = _at(logits, token_ids) - peaks - totals
+    if not tops.any():
+        return [TokenLogprob(int(token_id), float(logprob)) for token_id, logprob in zip(token_ids, own, strict=True)]
+    distances, ids = largest(logits, peaks, np.maximum(tops, 1))
+    logprobs = -distances - totals[:, None]
+    answers = []
+    for row, top in enumerate(tops.tolist()):
+        best = zip(ids[row, :top].tolist(), logprobs[row, :top].tolist(), strict=True)
+        likeliest = tuple((token_id, logprob) for token_id, logprob in best if logprob > -math.inf)
+        answers.append(TokenLogprob(int(token_ids[row]), float(own[row]), likeliest))
+    return answers
+
+
+def _at(scores: Floats, token_ids: Ids) -> Floats:
+    return scores[np.arange(len(scores)), token_ids]

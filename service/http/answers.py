@@ -1,0 +1,204 @@
+"""Answers as JSON: large ones are bounded before they are computed, and written in pieces.
+
+One call that writes megabytes would hold the event loop, and all of them would wait in memory for their client. A piece is written when the
+client has taken the one before. A `Part` is written while its tokens are generated.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any, TypeVar
+
+import numpy as np
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from service.call import NUMBER_BYTES
+
+PIECE_BYTES = 65_536
+SLICE_S = 0.002  # how long writing may hold the event loop
+_JSON = "application/json"
+_OPTIONS = orjson.OPT_SERIALIZE_NUMPY
+
+Made = TypeVar("Made")
+
+
+class Part:
+    """A value of an answer that is already JSON, in pieces."""
+
+    __slots__ = ("_pieces",)
+
+    def __init__(self) -> None:
+        self._pieces: list[bytes] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    @property
+    def pieces(self) -> list[bytes]:
+        return self._pieces
+
+
+class Text(Part):
+    """A string that grows."""
+
+    def add(self, text: str) -> None:
+        if text:
+            self._pieces.append(orjson.dumps(text)[1:-1])
+
+    def copy(self) -> "Text":
+        """Another string that begins like this one, whose bytes are shared."""
+        copy = Text()
+        copy._pieces = self._pieces.copy()
+        return copy
+
+    @property
+    def pieces(self) -> list[bytes]:
+        return [b'"', *self._pieces, b'"']
+
+
+class Elements(Part):
+    """A list that grows."""
+
+    def add(self, written: bytes) -> None:
+        """One or several elements as JSON, with commas between them; b"" adds none."""
+        if written:
+            self._pieces.append(b",%b" % written if self._pieces else written)
+
+    def add_all(self, others: "Elements") -> None:
+        """The elements of another list, whose bytes are shared."""
+        if others._pieces:
+            if self._pieces:
+                self._pieces.append(b",")
+            self._pieces += others._pieces
+
+    @property
+    def pieces(self) -> list[bytes]:
+        return [b"[", *self._pieces, b"]"]
+
+
+def whole(content: Any) -> bytes:
+    """`content` as JSON in one call: for small answers. It may hold numpy arrays and parts."""
+    return orjson.dumps(content, default=_joined, option=_OPTIONS)
+
+
+def _joined(value: Any) -> orjson.Fragment:
+    if not isinstance(value, Part):
+        raise TypeError
+    return orjson.Fragment(b"".join(value.pieces))
+
+
+def pieces(content: Any) -> Iterator[bytes]:
+    """The same JSON in pieces. Iterators become lists; each element is made when it is written."""
+    held = bytearray()
+    for part in _parts(content):
+        held += part
+        if len(held) >= PIECE_BYTES:
+            yield bytes(held)
+            held.clear()
+    if held:
+        yield bytes(held)
+
+
+def _parts(content: Any) -> Iterator[bytes]:
+    if isinstance(content, dict) and any(isinstance(value, list | dict | np.ndarray | Iterator | Part) for value in content.values()):
+        mark = b"{"
+        for key, value in content.items():
+            yield mark + orjson.dumps(key) + b":"
+            yield from _parts(value)
+            mark = b","
+        yield b"{}" if mark == b"{" else b"}"
+    elif isinstance(content, Part):
+        yield from content.pieces
+    elif isinstance(content, Iterator):
+        mark = b"["
+        for each in content:
+            yield mark + whole(each)
+            mark = b","
+        yield b"[]" if mark == b"[" else b"]"
+    elif isinstance(content, list) or (isinstance(content, np.ndarray) and content.ndim):
+        yield from _elements(content)
+    else:
+        yield whole(content)
+
+
+def _elements(content: Any) -> Iterator[bytes]:
+    """A list: small elements together, as many as make about a piece; each large one in pieces of its own."""
+    count, mark = 1, b"["
+    at = 0
+    while at < len(content):
+        if _is_large(content[at]):
+            yield mark
+            yield from _parts(content[at])
+            at += 1
+        else:
+            some = content[at : at + count]
+            if isinstance(some, np.ndarray):
+                some = np.ascontiguousarray(some)
+            else:
+                some = some[: next((i for i, each in enumerate(some) if _is_large(each)), None)]
+            part = whole(some)
+            yield mark + part[1:-1]
+            at += len(some)
+            if len(part) < PIECE_BYTES // 2:
+                count *= 2
+            elif len(part) > PIECE_BYTES:
+                count = max(count // 2, 1)
+        mark = b","
+    yield b"[]" if mark == b"[" else b"]"
+
+
+def _is_large(element: Any) -> bool:
+    if isinstance(element, np.ndarray):
+        return element.size * NUMBER_BYTES > PIECE_BYTES
+    if isinstance(element, dict):
+        return any(map(_is_large, element.values()))
+    if isinstance(element, list):
+        return len(element) > PIECE_BYTES // NUMBER_BYTES or any(map(_is_large, element))
+    return isinstance(element, Iterator | Part)
+
+
+def json_answer(content: Any, headers: Mapping[str, str], status: int = 200) -> Response:
+    """A response that is whole if one piece holds it, else sent in pieces."""
+    made = pieces(content)
+    begin = next(made)
+    more = next(made, None)
+    if more is None:
+        return Response(begin, status, headers, _JSON)
+    return PiecesResponse(chain((begin, more), made), headers, status)
+
+
+class PiecesResponse(Response):
+    """A JSON response whose pieces are made as its client takes them."""
+
+    media_type = _JSON
+
+    def __init__(self, made: Iterator[bytes], headers: Mapping[str, str], status: int = 200) -> None:
+        super().__init__(b"", status, headers)
+        del self.headers["content-length"]
+        self._made = made
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for piece in self._made:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await asyncio.sleep(0)  # `send` does not yield while the socket has room
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def in_slices(work: Iterable[Made]) -> AsyncIterator[Made]:
+    """The items of `work`, which lets other tasks run after every `SLICE_S`."""
+    until = time.perf_counter() + SLICE_S
+    for made in work:
+        yield made
+        if time.perf_counter() > until:
+            await asyncio.sleep(0)
+            until = time.perf_counter() + SLICE_S
+
+
+async def done(work: Iterable[object]) -> None:
+    """Run `work` to its end, in slices."""
+    async for _ in in_slices(work):
+        pass

@@ -1,0 +1,186 @@
+"""uvicorn's HTTP server, with the limits on connections that an open port needs.
+
+The head of a request must arrive within `_HEAD_S`, the client must read its answer within `stream_stall_s`, the number of connections is
+bounded, and malformed HTTP is answered in JSON. Uvicorn has none of these limits, and answers in plain text. A burst of connections is
+accepted at once.
+"""
+
+import asyncio
+import resource
+import socket
+import time
+from collections import Counter
+from typing import Any, ClassVar
+from weakref import WeakSet
+
+import orjson
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+_HEAD_S = 10.0
+_HEAD_BYTES = 65_536
+_SWEEP_S = 1.0
+_FILES = 512  # of a process, beside its connections
+_MOST = 16_384
+_ACCEPTED_AT_ONCE = _FILES // 2  # connections that are accepted before `most_connections` is looked at
+
+
+def most_connections() -> int:
+    """The limit on open files of this process, less the files that it needs itself."""
+    return max(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _FILES, _MOST), 64)
+
+
+class Connection(HttpToolsProtocol):
+    """One connection. `install` sets the limits of all."""
+
+    head_s: ClassVar[float] = _HEAD_S
+    stall_s: ClassVar[float] = 60.0
+    most: ClassVar[int] = 0  # 0: as `most_connections` says
+    share: ClassVar[float] = 1.0  # of these, for one address
+    _by_address: ClassVar[Counter[str]] = Counter()
+    _swept: ClassVar["WeakSet[Any]"] = WeakSet()  # servers whose connections are looked at
+
+    _head_since: float | None = None  # a request has begun, and its head is not there
+    _head_bytes = 0  # of that head
+    _unread = (0, 0.0)  # bytes that the client has not taken, and since when
+    _counted = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if self.server_state not in self._swept:
+            self._swept.add(self.server_state)
+            self.loop.call_later(_SWEEP_S, self._sweep, self.loop, self.server_state)
+        super().connection_made(transport)
+        self._head_since = time.monotonic()
+        address = self.client[0] if self.client else ""
+        self._by_address[address] += 1
+        self._counted = True
+        most = self.most or most_connections()
+        if len(self.connections) > most or self._by_address[address] > most * self.share:
+            self.refuse(503, f"the service has {len(self.connections)} connections open and accepts no more from this address: try again")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._counted:
+            self._counted = False
+            address = self.client[0] if self.client else ""
+            self._by_address[address] -= 1
+            if not self._by_address[address]:
+                del self._by_address[address]
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self._head_since is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > _HEAD_BYTES:
+                self.refuse(431, f"the request's head is over {_HEAD_BYTES} bytes: send fewer or shorter headers")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._head_since = time.monotonic()
+
+    def on_headers_complete(self) -> None:
+        self._head_since = None
+        self._head_bytes = 0
+        super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.close()  # in the middle of an answer there is no place for another
+        else:
+            self.refuse(400, "the request is not valid HTTP/1.1: send it with an HTTP client, its target in ASCII")
+
+    def refuse(self, status: int, message: str) -> None:
+        """Answer data that never became a request, and close. No dialect is known: the sentence is where clients of most dialects look."""
+        kind = "invalid_request_error" if status < 500 else "service_unavailable_error"
+        error = {"message": message, "type": kind, "param": None, "code": None}
+        body = orjson.dumps({"error": error, "message": message})
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nretry-after: 1\r\nconnection: close\r\n\r\n" % len(body)
+        self.transport.write(STATUS_LINE[status] + head + body)
+        self.transport.close()
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self.transport.is_closing() or not self.transport.get_write_buffer_size():
+            super().timeout_keep_alive_handler()
+        else:  # the last answer is still being taken
+            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    @classmethod
+    def _sweep(cls, loop: asyncio.AbstractEventLoop, server: Any) -> None:
+        now = time.monotonic()
+        for each in list(server.connections):
+            if isinstance(each, cls):
+                each._look(now)
+        if server.connections:
+            loop.call_later(_SWEEP_S, cls._sweep, loop, server)
+        else:
+            cls._swept.discard(server)
+
+    def _look(self, now: float) -> None:
+        """Close it if its client has been idle for too long."""
+        if self._head_since is not None and now - self._head_since > self.head_s and not self.transport.is_closing():
+            if self.scope is None:  # no request was ever sent
+                self.transport.close()
+            else:
+                self.refuse(408, f"the request's head did not come whole in {self.head_s:g} s: send it faster")
+        # Where writing is paused, and after an answer's end, nothing is added to what the client has not taken.
+        full = self.flow.write_paused or self.cycle is None or self.cycle.response_complete
+        unread = self.transport.get_write_buffer_size() if full else 0
+        last, since = self._unread
+        if not unread or unread < last or not last:
+            self._unread = unread, now
+        elif now - since > self.stall_s:
+            self.transport.abort()
+
+
+class Server(uvicorn.Server):
+    """Accept up to `_ACCEPTED_AT_ONCE` waiting connections in each iteration of the event loop.
+
+    uvloop accepts one, as libuv does since 1.45. An iteration takes 0.1 s while hundreds of requests are computed, so the last of 256 new
+    connections would wait for half a minute.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._listeners: list[socket.socket] = []
+        self._accepted: set[asyncio.Task[Any]] = set()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        loop = asyncio.get_running_loop()
+        # Copies, since an event loop watches a descriptor only once and uvicorn's server has these.
+        self._listeners = [each.dup() for each in sockets or ()]
+        for listener in self._listeners:
+            listener.setblocking(False)
+            loop.add_reader(listener, self._accept, listener, loop)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for listener in self._listeners:
+            asyncio.get_running_loop().remove_reader(listener)
+            listener.close()
+        await super().shutdown(sockets)
+
+    def _accept(self, listener: socket.socket, loop: asyncio.AbstractEventLoop) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                accepted, _ = listener.accept()
+            except OSError:  # BlockingIOError when none is waiting; after any other error the event loop calls again
+                return
+            accepted.setblocking(False)
+            task = loop.create_task(loop.connect_accepted_socket(self._connection, accepted))
+            self._accepted.add(task)
+            task.add_done_callback(self._accepted.discard)
+
+    def _connection(self) -> asyncio.Protocol:
+        return self.config.http_protocol_class(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)  # type: ignore[call-arg]
+
+
+def install(*, stall_s: float, behind_proxy: bool) -> None:
+    """Replace uvicorn's classes by these, since Ray starts the server. `behind_proxy`: the proxy has all connections and limits clients."""
+    import uvicorn.protocols.http.auto as auto
+
+    Connection.stall_s = stall_s
+    Connection.share = 1.0 if behind_proxy else 0.5
+    auto.AutoHTTPProtocol = Connection
+    uvicorn.Server = Server  # type: ignore[misc]

@@ -1,0 +1,69 @@
+"""Cross-origin requests of browsers. Preflights need no key, and scripts can read every answer and its headers, errors included."""
+
+import secrets
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from service.errors import OriginRefused
+from service.http.dialect import Dialect
+from service.http.edge import refusal
+
+# A script of another origin can read these headers of an answer, and no others.
+EXPOSED = (
+    "accept-encoding",
+    "allow",
+    "inference-header-content-length",
+    "retry-after",
+    "retry-after-ms",
+    "traceresponse",
+    "www-authenticate",
+    "x-compute-characters",
+    "x-compute-time",
+    "x-compute-tokens",
+    "x-compute-type",
+    "x-inference-time",
+    "x-item-errors",
+    "x-queue-time",
+    "x-ratelimit-limit-requests",
+    "x-ratelimit-limit-tokens",
+    "x-ratelimit-remaining-requests",
+    "x-ratelimit-remaining-tokens",
+    "x-ratelimit-reset-requests",
+    "x-ratelimit-reset-tokens",
+    "x-request-id",
+    "x-tokenization-time",
+    "x-total-time",
+    "x-truncated-inputs",
+)
+
+
+class Cors(CORSMiddleware):
+    """Starlette's, with refusals in the form of the dialect and a request id on every answer."""
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str], dialects: tuple[Dialect, ...]) -> None:
+        super().__init__(
+            app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=EXPOSED, allow_private_network=True
+        )
+        self._dialects = dialects
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope) if scope["type"] == "http" and scope["method"] == "OPTIONS" else {}
+        if "origin" in headers and "access-control-request-method" in headers:
+            await self._preflight(scope["path"], Headers(scope=scope))(scope, receive, send)
+        else:
+            await super().__call__(scope, receive, send)
+
+    def _preflight(self, path: str, asked: Headers) -> Response:
+        granted = self.preflight_response(asked)
+        told = {name: value for name, value in granted.headers.items() if name not in ("content-length", "content-type")}
+        told["x-request-id"] = secrets.token_hex(8)
+        if granted.status_code == 200:
+            return Response(status_code=204, headers=told)
+        origin, method = asked["origin"][:80], asked["access-control-request-method"][:80]
+        error = OriginRefused(f"{method!r} from origin {origin!r} is not allowed: the setting cors_origins names the origins that are")
+        status, body, more = refusal(path, error, self._dialects)
+        return Response(body, status, {**told, **more})

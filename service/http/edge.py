@@ -1,0 +1,353 @@
+"""What happens to every request before a route sees it and after it has answered: identity, key, size, deadline, counting, logging."""
+
+import asyncio
+import logging
+import random
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from starlette.responses import Response
+
+from service.call import CONNECTION_HEADER, Call, from_headers, waited_s
+from service.catalog import Catalog
+from service.errors import (
+    BodyTooLarge,
+    BodyTooSlow,
+    DeadlineExceeded,
+    NotReady,
+    Overloaded,
+    QueueTooLong,
+    ServiceError,
+    Unauthorized,
+    UnsupportedEncoding,
+)
+from service.http.content_encoding import ACCEPTED, inflate
+from service.http.dialect import Dialect, dialect_of
+from service.http.keys import Keys
+from service.http.routing import CALL, CATALOG, JsonRoute, address
+from service.http.uploads import Uploads
+from service.runtime.lanes import Lane
+from service.runtime.memory import LARGE_BYTES, LARGE_TOKENS
+from service.runtime.overload import Lag, Refusals
+
+if TYPE_CHECKING:
+    from service.telemetry.tracing import RequestSpan
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+log = logging.getLogger("attnserve.http")
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+# Probes carry no key, nor does a browser that opens a page; these pages and the OpenAPI document are the same in every installation.
+_OPEN = ("/health", "/metrics", "/ping", "/v2/health", "/docs", "/redoc", "/openapi.json")
+USAGE_PATH = "/v1/usage"
+INTERNAL_ERROR = "internal error; the log has it under this request's id"
+_CLIENT_GONE = 499
+_WITH_BODY = ("POST", "PUT", "PATCH")
+_MOST_DIGITS = 18  # of a content-length; `int` itself refuses thousands of them with an error of its own
+_LARGE_BODY, _PIECE = 262_144, 65_536  # of an answer, in bytes
+_TURN_BYTES = 32_768  # of a body that waits for its turn to be read
+_LEAST_DELAY_S = 0.05  # of a refusal
+_UNWATCHED_S = 0.1  # how long a request may run on for a client that has left
+
+
+class ClientGone(Exception):
+    """The client closed the connection before it had its answer."""
+
+
+class Edge:
+    """ASGI, around the whole application: it calls the routes of `exact` itself and leaves everything else to `app`."""
+
+    def __init__(
+        self, app: Any, exact: Mapping[tuple[str, str], JsonRoute], *, catalog: Catalog, keys: Keys, dialects: tuple[Dialect, ...]
+    ) -> None:
+        self.app = app
+        self.exact = exact
+        self.catalog = catalog
+        self.keys = keys
+        self.dialects = dialects
+        self._uploads = Uploads()
+        self._refusals = Refusals()
+        self._reading = asyncio.Lock()
+        self._lag = Lag(catalog.settings.max_wait_s)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        # Without a proxy in front, spaces after a value are still there.
+        headers = {name.decode("latin-1"): value.decode("latin-1").rstrip() for name, value in scope["headers"]}
+        sent_id = headers.get("x-request-id", "")
+        request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else f"{random.getrandbits(64):016x}"
+        call = Call(request_id, time.monotonic())
+        span = None if self.catalog.tracer is None else self._traced(scope, headers, call)
+        answer = _Answer(send, request_id, span)
+        self.catalog.active += 1
+        try:
+            # The address first: a header that is refused is refused in the words of the path that is meant.
+            named, by_path = address(scope) if scope["query_string"] or scope["path"].startswith("/models/") else (None, False)
+            call = answer.call = from_headers(headers, request_id, self.catalog.settings.request_timeout_s)
+            if named is not None:
+                call.wanted, call.by_path = named, by_path
+            if span is not None:
+                span.mark(call)
+            self._admit(scope, headers, call)
+            if scope["method"] in _WITH_BODY:
+                self._lag.check(call.started, waited_s(headers))
+            body = await self._body(headers, receive, call) if scope["method"] in _WITH_BODY else b""
+            if headers.get("content-encoding", "identity") != "identity":
+                body = await self._inflated(headers["content-encoding"], body, call)
+            if len(body) > _TURN_BYTES:
+                async with self._reading:  # one in an iteration of the event loop: together they would hold it for long
+                    await asyncio.sleep(0)
+            with leaving_with(receive):
+                if (route := self.exact.get((scope["method"], scope["path"]))) is not None and route.answer is not None:
+                    scope["route"] = route
+                    response = await route.answer(body, call, self.catalog)
+                    await response(scope, receive, answer)
+                else:
+                    scope[CALL], scope[CATALOG] = call, self.catalog
+                    await self.app(scope, _replay(body, receive), answer)
+        except ServiceError as error:
+            if isinstance(error, QueueTooLong) and (delay_s := self._refusals.delay_s(time.monotonic())) > _LEAST_DELAY_S:
+                await asyncio.sleep(delay_s)
+            await self._refuse(scope, answer, error)
+        except ClientGone:
+            answer.status = _CLIENT_GONE
+        except asyncio.CancelledError:
+            answer.status = _CLIENT_GONE
+            raise
+        except Exception:
+            log.exception("unexpected error", extra={**call.identity, "path": scope["path"]})
+            await self._refuse(scope, answer, ServiceError(INTERNAL_ERROR))
+        finally:
+            self.catalog.active -= 1
+            if self.catalog.body_shares.used + self.catalog.answer_shares.used > LARGE_BYTES or call.tokens > LARGE_TOKENS:
+                self.catalog.release.asked()
+            self.catalog.body_shares.give(call.host, call.body_bytes)
+            self.catalog.answer_shares.give(call.host, call.answer_bytes)
+            if call.tenant is not None:
+                call.tenant.settle(call, answer.status or 500)
+            self._account(scope, call, answer, span)
+
+    def _traced(self, scope: Scope, headers: dict[str, str], call: Call) -> "RequestSpan | None":
+        """The span of a request that is not a probe."""
+        tracer = self.catalog.tracer
+        if tracer is None or scope["path"].startswith(_OPEN):
+            return None
+        span = tracer.request(scope["method"], scope["path"], headers, call.started)
+        span.mark(call)
+        return span
+
+    def _admit(self, scope: Scope, headers: dict[str, str], call: Call) -> None:
+        """Refuse requests that may not enter now, and note the client on `call`."""
+        if scope["path"].startswith(_OPEN) or scope["method"] == "OPTIONS":
+            return
+        if self.catalog.draining:
+            raise NotReady("the service is shutting down: send the request to another replica")
+        call.client, call.host = self._connection(scope, headers)
+        if self.keys.needed and not (scope["path"] == "/" and scope["method"] == "GET" and "authorization" not in headers):  # `pages.root`
+            tenant = self.keys.identify(headers.get("authorization", ""), call)
+            if scope["path"] != USAGE_PATH:  # a tenant over its limits may see how it came there
+                tenant.admit()
+
+    def _connection(self, scope: Scope, headers: dict[str, str]) -> tuple[str, str]:
+        """The client's `address:port`, and its address. With `lean` there is no proxy, and a client could have sent the header."""
+        connection = "" if self.catalog.settings.lean else headers.get(CONNECTION_HEADER, "")
+        if not connection:
+            address, port = scope.get("client") or ("", 0)
+            return f"{address}:{port}", address
+        return connection, connection.rpartition(":")[0]
+
+    async def _body(self, headers: dict[str, str], receive: Receive, call: Call) -> bytes:
+        """The whole body, bounded in bytes and in time."""
+        limit = self.catalog.settings.max_body_bytes
+        length = headers.get("content-length", "0")
+        if length.isdecimal() and (len(length) > _MOST_DIGITS or int(length) > limit):
+            raise BodyTooLarge(f"the body has {length} bytes and the limit is {limit}: send the inputs in parts")
+        chunks: list[bytes] = []
+        late = DeadlineExceeded("the request's deadline passed before its body was there")
+        with ended_at(call.deadline, late), self._uploads.begin(self.catalog.settings) as upload:
+            while True:
+                message = await receive()
+                chunk = message.get("body", b"")
+                size = len(chunk)
+                if call.body_bytes + size > limit:
+                    raise BodyTooLarge(f"the body has more than {limit} bytes: send the inputs in parts")
+                self.catalog.body_shares.take(call.host, size, call.body_bytes)
+                call.body_bytes += size
+                chunks.append(chunk)
+                if message["type"] == "http.disconnect":
+                    raise ClientGone
+                if not message.get("more_body"):
+                    break
+                upload.came(size)
+        return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+    async def _inflated(self, coding: str, body: bytes, call: Call) -> bytes:
+        """The content of a compressed body, within the limits of one that is not."""
+        limit, pieces, size = self.catalog.settings.max_body_bytes, [], 0
+        with ended_at(call.deadline, DeadlineExceeded("the request's deadline passed before its body was inflated")):
+            async for piece in inflate(coding, body):
+                size += len(piece)
+                if size > limit:
+                    raise BodyTooLarge(f"the body has more than {limit} bytes when it is inflated: send the inputs in parts")
+                self.catalog.body_shares.take(call.host, len(piece), call.body_bytes)
+                call.body_bytes += len(piece)
+                pieces.append(piece)
+        return b"".join(pieces)
+
+    async def _refuse(self, scope: Scope, answer: "_Answer", error: ServiceError) -> None:
+        """The error in the dialect of its path, unless an answer is already under way."""
+        if answer.status is None:
+            status, body, headers = refusal(scope["path"], error, self.dialects)
+            raw = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+            await answer({"type": "http.response.start", "status": status, "headers": raw})
+            await answer({"type": "http.response.body", "body": body})
+
+    def _account(self, scope: Scope, call: Call, answer: "_Answer", span: "RequestSpan | None") -> None:
+        elapsed_s = time.monotonic() - call.started
+        route = getattr(scope.get("route"), "path", "unmatched")
+        status = answer.status or 500
+        self.catalog.metrics.request(route, call.model, status, elapsed_s, bulk=call.bulk or call.lane == Lane.BULK)
+        if span is not None:
+            span.end(route, status, call)
+        if self.catalog.settings.access_log or (status >= 500 and not scope["path"].startswith(_OPEN)):
+            log.log(
+                logging.INFO if status < 500 else logging.WARNING,
+                "request",
+                extra={
+                    **call.identity,
+                    "method": scope["method"],
+                    "path": scope["path"],
+                    "status": status,
+                    "duration_ms": round(elapsed_s * 1000, 2),
+                    "model": call.model,
+                    "tokens": call.tokens,
+                    **({} if call.tenant is None else {"tenant": call.tenant.name, "key": call.key}),
+                },
+            )
+
+
+@contextmanager
+def ended_at(deadline: float, error: ServiceError) -> Iterator[None]:
+    """Raise `error` inside when the deadline passes: what `asyncio.timeout` does, with less done for those that keep it."""
+    working = asyncio.current_task()
+    assert working is not None
+    passed = False
+
+    def end() -> None:
+        nonlocal passed
+        passed = True
+        working.cancel()
+
+    timer = asyncio.get_running_loop().call_later(max(deadline - time.monotonic(), 0), end)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not passed:
+            raise
+        working.uncancel()
+        raise error from None
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def leaving_with(receive: Receive) -> Iterator[None]:
+    """End the work inside with ClientGone when the client leaves. Only what takes long is watched: a watch is not free."""
+    working = asyncio.current_task()
+    assert working is not None
+    gone = False
+    watch: asyncio.Task[None] | None = None
+
+    async def until_gone() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        working.cancel()
+
+    def begin() -> None:
+        nonlocal watch
+        watch = asyncio.create_task(until_gone())
+
+    timer = asyncio.get_running_loop().call_later(_UNWATCHED_S, begin)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if not gone:
+            raise
+        working.uncancel()
+        raise ClientGone from None
+    finally:
+        timer.cancel()
+        if watch is not None:
+            watch.cancel()
+
+
+class _Answer:
+    """`send` with the request's id on the answer, that of its trace too, its tenant's limits, and a memory of its status."""
+
+    def __init__(self, send: Send, request_id: str, span: "RequestSpan | None") -> None:
+        self.status: int | None = None
+        self.call: Call | None = None
+        self._send = send
+        self._ids = [(b"x-request-id", request_id.encode("latin-1"))]
+        if span is not None:
+            self._ids.append((b"traceresponse", span.traceparent.encode()))
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), *self._ids]
+            if self.call is not None and (tenant := self.call.tenant) is not None:
+                tenant.charge(self.call)  # what an answer that is whole has used; a stream is charged when it has ended
+                message["headers"] += tenant.headers()
+        body = message.get("body", b"")
+        if len(body) <= _LARGE_BODY:
+            await self._send(message)
+            return
+        for at in range(0, len(body), _PIECE):  # the server would take all of it at once, and hold it until the client has it
+            part = {"type": "http.response.body", "body": body[at : at + _PIECE]}
+            await self._send({**part, "more_body": at + _PIECE < len(body) or bool(message.get("more_body"))})
+            await asyncio.sleep(0)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """`receive` from the beginning, for a body that was read already."""
+    pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Message:
+        return pending.pop() if pending else await receive()
+
+    return again
+
+
+def refused(error: ServiceError, dialect: Dialect) -> Response:
+    """The error in the form of a dialect, on a path that serves more than one."""
+    status, body, headers = refusal(dialect.prefixes[0], error, (dialect,))
+    return Response(body, status, headers)
+
+
+def refusal(path: str, error: ServiceError, dialects: tuple[Dialect, ...]) -> tuple[int, bytes, dict[str, str]]:
+    """Status, body and headers of an error on this path."""
+    status, content = dialect_of(path, dialects).render(error)
+    body = orjson.dumps(content)
+    headers = {"content-type": "application/json", "content-length": str(len(body))}
+    if isinstance(error, Overloaded | NotReady):
+        headers["retry-after"] = str(max(1, int(error.retry_after_s + 0.999)))
+        headers["retry-after-ms"] = str(max(1, int(error.retry_after_s * 1000 + 0.999)))
+    if isinstance(error, BodyTooSlow):
+        headers["connection"] = "close"  # the rest of the body may never come
+    if isinstance(error, Unauthorized):
+        headers["www-authenticate"] = "Bearer"
+    if isinstance(error, UnsupportedEncoding):
+        headers["accept-encoding"] = ACCEPTED
+    return status, body, headers

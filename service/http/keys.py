@@ -1,0 +1,238 @@
+"""API keys from the settings and from a file. The file is read again when it changes.
+
+The file holds SHA-256 hashes, so a copy of it reveals no key. A key is looked up by its hash in a dictionary, at the same cost for any
+number of keys. The time of the lookup depends on the hash and reveals nothing about the key: a caller cannot improve a guess byte by byte,
+as in a comparison of the keys themselves. A fast hash is enough because `attnserve key` draws 256 random bits; it would not be for
+passwords.
+
+Kubernetes updates a mounted Secret by replacing a symbolic link, so the file behind the link is watched.
+"""
+
+import asyncio
+import hashlib
+import json
+import logging
+import os
+import secrets
+import stat
+import tempfile
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from service.call import Call
+from service.errors import Unauthorized
+from service.http.tenants import Limits, Rate, Tenant
+from service.settings import Settings, SettingsError
+from service.telemetry.metrics import Metrics
+
+log = logging.getLogger("attnserve.keys")
+
+MOST_BYTES = 8 * 1024 * 1024  # of the file: some 40,000 keys; a Secret of Kubernetes has at most 1 MiB
+MOST_LABELLED = 100  # tenants with series of their own
+OTHERS = "other"  # whose series are those of all further tenants
+_CHECKED_EVERY_S = 1.0
+
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
+Most = Annotated[int, Field(ge=1, le=10**12)]
+
+
+class Entry(BaseModel):
+    """One key in the file. Limits are the tenant's, the same at each of its keys; a null is no limit."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    name: Name
+    sha256: Annotated[str, Field(pattern=r"^[0-9a-fA-F]{64}$")]
+    tenant: Name
+    requests_per_second: Most | None = None
+    requests_per_minute: Most | None = None
+    tokens_per_second: Most | None = None
+    tokens_per_minute: Most | None = None
+    streams: Most | None = None
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(
+            _rate(self.requests_per_second, self.requests_per_minute), _rate(self.tokens_per_second, self.tokens_per_minute), self.streams
+        )
+
+
+_ENTRIES = TypeAdapter(Annotated[list[Entry], Field(fail_fast=True)])
+
+
+def _rate(a_second: int | None, a_minute: int | None) -> Rate | None:
+    if a_second is not None:
+        return Rate(a_second, 1.0)
+    return None if a_minute is None else Rate(a_minute, 60.0)
+
+
+def read(path: Path) -> list[Entry]:
+    """Read the entries of a file of keys. Raises SettingsError with the place and the reason, and without the file's content."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise SettingsError(f"{path} is not a file: api_keys_file names a JSON file of keys")
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise SettingsError(f"{path} cannot be read: {error.strerror or type(error).__name__}: api_keys_file names a JSON file") from None
+    if len(content) > MOST_BYTES:
+        raise SettingsError(f"{path} has more than {MOST_BYTES} bytes, the most of a file of keys")
+    try:
+        entries = _ENTRIES.validate_json(content)
+    except ValidationError as error:
+        raise SettingsError(f"{path}: {_sentence(error)}") from None
+    _check(entries, path)
+    return entries
+
+
+def _check(entries: Iterable[Entry], path: Path) -> None:
+    """Check the entries against each other."""
+    hashes: dict[str, Entry] = {}
+    names: set[tuple[str, str]] = set()
+    limits: dict[str, Entry] = {}
+    for entry in entries:
+        said = f"key {entry.name} of tenant {entry.tenant}"
+        if entry.tenant == OTHERS:
+            raise SettingsError(f"{path}: {said}: the name {OTHERS} is taken by the series of tenants that have none: choose another")
+        for what in ("requests", "tokens"):
+            if None not in (getattr(entry, f"{what}_per_second"), getattr(entry, f"{what}_per_minute")):
+                raise SettingsError(f"{path}: {said} has {what}_per_second and {what}_per_minute: give one of the two")
+        if (other := hashes.setdefault(entry.sha256.lower(), entry)) is not entry:
+            raise SettingsError(f"{path}: {said} has the sha256 of key {other.name} of tenant {other.tenant}: remove one of the two")
+        if (entry.tenant, entry.name) in names:
+            raise SettingsError(f"{path}: {said} is there twice: give each key of a tenant a name of its own")
+        names.add((entry.tenant, entry.name))
+        if (other := limits.setdefault(entry.tenant, entry)).limits != entry.limits:
+            raise SettingsError(f"{path}: {said} has other limits than key {other.name}: limits are the tenant's, the same at all its keys")
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first error, without the value or the name of an unknown field: either may be a key in the wrong place."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    if first["type"] == "json_invalid":
+        return f"not JSON: {first['msg']}"
+    if not first["loc"]:
+        return 'not a list of keys: write [{"name": "ci", "sha256": "..", "tenant": "acme"}]'
+    where = f"entry {first['loc'][0]}, counted from 0"
+    if first["type"] == "extra_forbidden":
+        return f"{where}, has a field that is not known. Fields: {', '.join(Entry.model_fields)}"
+    return f"{where}{''.join(f', `{part}`' for part in first['loc'][1:])}: {first['msg']}"
+
+
+class Keys:
+    """The keys of one process. `watch` reads the file again; all else is for the event loop."""
+
+    def __init__(self, settings: Settings, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """Raises SettingsError if the file cannot be used: the service does not start without its keys."""
+        self.needed = settings.needs_key
+        self._file = settings.api_keys_file
+        self._metrics = metrics
+        self._clock = clock
+        self._found: dict[bytes, tuple[Tenant, str]] = {}  # by the key's hash: its tenant and its name
+        self._tenants: dict[str, Tenant] = {}  # of the file
+        self._labelled: set[str] = set()
+        self._own: dict[bytes, tuple[Tenant, str]] = {}
+        for key in settings.api_keys:
+            digest = hashlib.sha256(key.get_secret_value().encode()).digest()
+            name = f"key:{digest.hex()[:16]}"
+            tenant = Tenant(name, client=name, clock=clock)
+            tenant.metrics = metrics.tenant(OTHERS)  # /metrics is open: it shows no part of a hash
+            self._own[digest] = tenant, name
+        self._mark: object = None
+        self._install(self._read() or [])
+
+    def identify(self, authorization: str, call: Call) -> Tenant:
+        """Set the tenant and the key of `call`. Raises Unauthorized if the header has no key or an unknown one."""
+        scheme, _, key = authorization.partition(" ")
+        given = key.strip().encode("latin-1")
+        found = self._found.get(hashlib.sha256(given).digest()) if scheme.lower() == "bearer" else None
+        if found is None:
+            raise Unauthorized("an API key is needed: send it as `Authorization: Bearer KEY`" if not given else "the API key is not known")
+        call.tenant, call.key = found
+        call.client = call.host = found[0].client
+        return found[0]
+
+    async def watch(self) -> None:
+        """Apply every change of the file, without end. A file that cannot be used is logged once and changes nothing."""
+        while self._file is not None:
+            await asyncio.sleep(_CHECKED_EVERY_S)
+            try:
+                entries = await asyncio.to_thread(self._read)
+                if entries is not None:
+                    self._install(entries)
+                    log.info("api keys were read again", extra={"keys": len(entries), "tenants": len(self._tenants)})
+            except SettingsError as error:
+                log.error("api keys stay as they were", extra={"error": str(error)})
+            except Exception as error:  # whatever a hostile file causes, the next one is read; its text may hold a key
+                log.error("api keys stay as they were", extra={"error": type(error).__name__})
+
+    def _read(self) -> list[Entry] | None:
+        """The file's entries if it has changed since the last call, else None. Blocks."""
+        if self._file is None:
+            return None
+        mark = _mark(self._file)
+        if mark == self._mark:
+            return None
+        self._mark = mark  # before it is read: what changes meanwhile is another mark
+        return read(self._file)
+
+    def _install(self, entries: list[Entry]) -> None:
+        """Use these entries from the next request on. Running requests continue, even if their key was removed."""
+        tenants: dict[str, Tenant] = {}
+        found = dict(self._own)
+        for entry in entries:
+            tenant = tenants.get(entry.tenant)
+            if tenant is None:
+                tenant = tenants[entry.tenant] = self._tenants.get(entry.tenant) or Tenant(entry.tenant, clock=self._clock)
+                tenant.limit(entry.limits)
+            found[bytes.fromhex(entry.sha256)] = tenant, entry.name
+        labelled = set(list(tenants)[:MOST_LABELLED])  # by their order in the file, so that all gateways name the same
+        for name in self._labelled - labelled:
+            self._metrics.forget_tenant(name)
+        for name, tenant in tenants.items():
+            tenant.metrics = self._metrics.tenant(name if name in labelled else OTHERS)
+        self._found, self._tenants, self._labelled = found, tenants, labelled
+
+
+def _mark(path: Path) -> object:
+    """A value that changes when the file behind the path changes."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        return error.errno
+    return found.st_dev, found.st_ino, found.st_mtime_ns, found.st_ctime_ns, found.st_size
+
+
+def make(name: str, tenant: str, limits: dict[str, int | None]) -> tuple[str, Entry]:
+    """Draw a new key and make its entry for the file. Raises SettingsError for a bad name or limit."""
+    key = f"sk-{secrets.token_urlsafe(32)}"
+    fields: dict[str, Any] = {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest(), "tenant": tenant, **limits}
+    try:
+        entry = Entry.model_validate(fields)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise SettingsError(f"{first['loc'][0]}={first['input']!r} is not accepted: {first['msg']}") from None
+    _check([entry], Path("the new key"))
+    return key, entry
+
+
+def add(entry: Entry, path: Path) -> None:
+    """Add the entry to a file of keys, or create the file. The file is replaced as a whole."""
+    entries = [*(read(path) if path.exists() else []), entry]
+    _check(entries, path)
+    lines = ",\n ".join(written(each) for each in entries)
+    target = path.resolve()
+    with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=f".{target.name}.", delete=False) as file:  # mode 0600
+        file.write(f"[{lines}]\n")
+    if target.exists():
+        os.chmod(file.name, target.stat().st_mode)
+    os.replace(file.name, target)
+
+
+def written(entry: Entry) -> str:
+    """The entry as JSON, without unset limits."""
+    return json.dumps(entry.model_dump(exclude_none=True))

@@ -1,0 +1,101 @@
+"""Bulk answers a line at a time: each input's line leaves as soon as its row is there, in any order, the totals last.
+
+A line carries the index of its input. The status is sent before the first row is known, so a later error of the whole request is
+the last line, in the dialect's form; a client must require the closing line with `usage`.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+import orjson
+from fastapi import Response
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from service.call import NDJSON, Call
+from service.catalog import Answer, Model
+from service.errors import ServiceError
+from service.tokenization.texts import Input
+
+log = logging.getLogger("attnserve")
+
+
+async def stream(
+    model: Model,
+    inputs: Sequence[Input],
+    call: Call,
+    entry: Callable[[int, Any], dict[str, Any]],
+    options: dict[str, Any],
+    render: Callable[[ServiceError], tuple[int, Any]],
+) -> Response:
+    """Begin the work and stream its rows. What can be refused is refused before the first byte, with a status of its own.
+
+    Once lines are flowing, errors of single inputs are lines too, whether or not the request asked for them.
+    """
+    call.begin_stream()
+    call.item_errors = True
+    rows: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()  # at most one entry an input, which the client batch bounds
+    work = asyncio.create_task(model.answer(inputs, call, on_result=lambda index, row: rows.put_nowait((index, row)), **options))
+
+    def ended(done: asyncio.Task[Answer]) -> None:
+        _ = done.cancelled() or done.exception()  # retrieve it, or asyncio complains about an error that was never read
+        rows.put_nowait(None)
+
+    work.add_done_callback(ended)
+    try:
+        first = await rows.get()
+    except asyncio.CancelledError:  # the client has gone before the first row
+        work.cancel()
+        raise
+    if first is None and (error := work.exception()):
+        raise error
+
+    async def lines() -> AsyncIterator[bytes]:
+        item = first
+        while item is not None:
+            yield _line(_entry(entry, *item, render))
+            item = await rows.get()
+        error = work.exception()
+        if error is None:
+            yield _line(totals(work.result()))
+        elif isinstance(error, ServiceError):
+            yield _line(render(error)[1])
+        else:
+            log.error("unexpected error", exc_info=error, extra=call.identity)
+            yield _line(render(ServiceError("internal error; the log has it under this request's id"))[1])
+
+    return _Lines(lines(), work, call)
+
+
+class _Lines(StreamingResponse):
+    """The lines of a piece of work, which ends with them: also when the client goes before the first one is asked for."""
+
+    def __init__(self, lines: AsyncIterator[bytes], work: "asyncio.Task[Answer]", call: Call) -> None:
+        super().__init__(lines, media_type=NDJSON, headers=call.headers)
+        self._work = work
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._work.cancel()
+
+
+def _entry(
+    entry: Callable[[int, Any], dict[str, Any]], index: int, row: Any, render: Callable[[ServiceError], tuple[int, Any]]
+) -> dict[str, Any]:
+    try:
+        return entry(index, row)
+    except ServiceError as error:
+        return {"index": index, **render(error)[1]}
+
+
+def totals(answer: Answer) -> dict[str, Any]:
+    """What an answer says of all its inputs together."""
+    return {"usage": {"prompt_tokens": answer.n_tokens, "total_tokens": answer.n_tokens}, "truncated": answer.truncated}
+
+
+def _line(content: Any) -> bytes:
+    return orjson.dumps(content, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)

@@ -1,0 +1,190 @@
+"""The OpenAPI document as generators of clients need it.
+
+FastAPI derives it from the routes. This corrects, for all routes at once, what breaks generators: schemas of different dialects with
+one title, enums whose members have one name, a type that is null alone, defaults, a form of error that is never sent. Examples and keys
+are added.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from service.http.content_encoding import ACCEPTED
+
+DESCRIPTION = (
+    "Attention models over HTTP: embeddings and scores from encoders, text from decoders, in the forms of OpenAI, "
+    "text-embeddings-inference, Cohere, Jina and the Open Inference Protocol. `model` may be left out: the first model that fits answers."
+)
+_JSON = "application/json"
+_TEXT = "Attention is all you need"
+_QUESTION, _DOCUMENTS = "What is the capital of France?", ["Paris is the capital of France.", "Fish swim."]
+_CODE = "def mean(values):\n"
+_CONVERSATION = [{"role": "user", "content": "Write a function that adds two numbers."}]
+
+# A body that each route takes, whatever its name for `model` is.
+EXAMPLES: dict[str, dict[str, Any]] = {
+    "/v1/embeddings": {"input": [_TEXT, "Paris is in France"]},
+    "/embeddings": {"input": _TEXT},
+    "/v1/chat/completions": {"messages": _CONVERSATION, "max_tokens": 32},
+    "/v1/completions": {"prompt": _CODE, "max_tokens": 32, "temperature": 0.5},
+    "/v1/responses": {"input": "Write a function that adds two numbers.", "max_output_tokens": 32},
+    "/v1/images/generations": {"prompt": "7"},
+    "/v1/attention": {"input": "The cat sat.", "layers": [-1], "average_heads": True},
+    "/v1/rerank": {"query": _QUESTION, "documents": _DOCUMENTS, "top_n": 1},
+    "/v2/rerank": {"query": _QUESTION, "documents": _DOCUMENTS, "top_n": 1},
+    "/v2/embed": {"input_type": "search_query", "texts": [_TEXT], "embedding_types": ["float"]},
+    "/embed": {"inputs": [_TEXT, "Paris is in France"]},
+    "/embed_all": {"inputs": _TEXT},
+    "/embed_sparse": {"inputs": _TEXT},
+    "/similarity": {"inputs": {"source_sentence": "The cat sat.", "sentences": ["A cat was sitting.", "Stocks fell."]}},
+    "/rerank": {"query": _QUESTION, "texts": _DOCUMENTS},
+    "/predict": {"inputs": "I like this."},
+    "/": {"inputs": _TEXT},
+    "/invocations": {"inputs": _TEXT},
+    "/tokenize": {"inputs": _TEXT},
+    "/detokenize": {"tokens": [100, 101, 102]},
+    "/decode": {"ids": [101, 2054, 102]},
+    "/v1/embed": {"texts": [_TEXT], "input_type": "search_query"},
+    "/generate": {"inputs": _CODE, "parameters": {"max_new_tokens": 32}},
+    "/generate_stream": {"inputs": _CODE, "parameters": {"max_new_tokens": 32}},
+    "/v2/models/{model}/infer": {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [_TEXT]}]},
+}
+_PARAMETERS = {"model": "all-MiniLM-L6-v2", "response_id": "resp_0123456789abcdef"}
+_OPEN_TAG = "Operation"  # its routes need no key
+_OPEN_PATHS = ("/health", "/ping", "/v2/health/live", "/v2/health/ready")
+# FastAPI puts the module before the name if two schemas share one. Its folder or file in `service/dialects/` names the dialect.
+_DIALECTS = {"openai": "OpenAI", "openai__tokens": "Vllm"}
+
+
+def refined(document: dict[str, Any], *, needs_key: bool) -> dict[str, Any]:
+    """Correct `document` in place, and return it."""
+    document["servers"] = [{"url": "/", "description": "The service that sent this document."}]
+    document["info"]["license"] = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
+    _name(document)
+    schemas = document["components"]["schemas"]
+    for schema in schemas.values():
+        _mend(schema)
+    for path, method, operation in _operations(document):
+        _mend(operation)
+        _answers(operation, has_body=method in ("post", "put", "patch"))
+        _exemplify(path, operation)
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    _secure(document, needs_key)
+    return document
+
+
+def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            yield path, method, operation
+
+
+# Names -----------------------------------------------------------------------------------------------------------------------------------
+
+
+def _name(document: dict[str, Any]) -> None:
+    """Every schema gets a name of its own, without dots or underscores, and that name as its title."""
+    old = document["components"]["schemas"]
+    names = {name: _plain(name) for name in old}
+    assert len(set(names.values())) == len(names), "two schemas have one name"
+    _refer(document, {f"#/components/schemas/{name}": f"#/components/schemas/{plain}" for name, plain in names.items()})
+    document["components"]["schemas"] = {names[name]: {**schema, "title": names[name]} for name, schema in sorted(old.items())}
+
+
+def _plain(name: str) -> str:
+    """`service__dialects__cohere__RerankRequest` -> `CohereRerankRequest`."""
+    *modules, last = name.split("__")
+    own = modules[2:]  # behind `service` and `dialects`
+    dialect = (_DIALECTS.get("__".join(own)) or _DIALECTS.get(own[0], own[0].title())) if own else ""
+    return dialect + re.sub(r"[^A-Za-z0-9]", "", last)
+
+
+def _refer(node: Any, names: dict[str, str]) -> None:
+    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+        _refer(value, names)
+    if isinstance(node, dict) and isinstance(node.get("$ref"), str):
+        node["$ref"] = names[node["$ref"]]
+
+
+# Schemas ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def _mend(node: Any) -> None:
+    """Correct every schema inside `node`, a part of the document. The name of `node` itself is unchanged."""
+    if isinstance(node, list):
+        for each in node:
+            _mend(each)
+    elif isinstance(node, dict):
+        for key, value in node.items():
+            if key in ("example", "examples", "default", "enum", "const", "mapping"):
+                continue  # values, not schemas
+            if key == "properties":
+                for schema in value.values():
+                    _mend_schema(schema)
+            elif isinstance(value, dict) and key in ("items", "additionalProperties", "schema", "not"):
+                _mend_schema(value)
+            elif isinstance(value, list) and key in ("anyOf", "oneOf", "allOf", "prefixItems"):
+                for schema in value:
+                    _mend_schema(schema, alone=False)
+            else:
+                _mend(value)
+
+
+def _mend_schema(schema: dict[str, Any], *, alone: bool = True) -> None:
+    schema.pop("title", None)  # pydantic repeats the field's name: a source of equal titles and of nothing else
+    if "default" in schema:  # in words: generators require a field that has a default, or always send it
+        default = schema.pop("default")
+        if default not in (None, [], {}):
+            schema["description"] = f"{schema.get('description', '')} Default: {json.dumps(default)}.".strip()
+    if schema.get("type") == "null" and alone:  # a value that is always null; generators know none
+        del schema["type"]
+        schema["anyOf"] = [{"type": "string"}, {"type": "null"}]
+    if "enum" in schema:
+        kept = {re.sub(r"[^a-z0-9]", "", str(value).lower()) or str(value): value for value in reversed(schema["enum"])}
+        if len(kept) < len(schema["enum"]):
+            schema["enum"] = list(reversed(kept.values()))
+            schema["description"] = f"{schema.get('description', '')} Capital and small letters mean the same.".strip()
+    _mend(schema)
+
+
+# Operations ------------------------------------------------------------------------------------------------------------------------------
+
+
+def _answers(operation: dict[str, Any], *, has_body: bool) -> None:
+    """Errors in the dialect's form only: FastAPI adds its own 422, which is never sent."""
+    responses = operation["responses"]
+    if "HTTPValidationError" in str(responses.get("422")):
+        del responses["422"]
+    for answer in responses.values():
+        if (events := answer.get("content", {}).get("text/event-stream")) is not None:
+            events.setdefault("schema", {"type": "string", "description": "Events: `data: {..}`, and an empty line after each."})
+    if has_body and "413" in responses:
+        refused = {
+            "408": {**responses["413"], "description": "Request Timeout: the body stopped on its way, or came too slowly"},
+            "415": {**responses["413"], "description": f"Unsupported Media Type: a content-encoding other than {ACCEPTED}"},
+        }
+        operation["responses"] = dict(sorted({**responses, **refused}.items()))
+
+
+def _exemplify(path: str, operation: dict[str, Any]) -> None:
+    for parameter in operation.get("parameters", ()):
+        if parameter["name"] in _PARAMETERS:
+            parameter["example"] = _PARAMETERS[parameter["name"]]
+    content = operation.get("requestBody", {}).get("content", {})
+    if _JSON in content and path in EXAMPLES:
+        content[_JSON]["example"] = EXAMPLES[path]
+
+
+def _secure(document: dict[str, Any], needs_key: bool) -> None:
+    """Always describe the API key, so that generated clients can send one. It is required only if keys are set."""
+    document["components"]["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer", "description": "An API key of the service, where it has any."}
+    }
+    if not needs_key:
+        return
+    document["security"] = [{"bearer": []}]
+    for path, _, operation in _operations(document):
+        if _OPEN_TAG in operation.get("tags", ()) or path in _OPEN_PATHS:
+            operation["security"] = []

@@ -1,0 +1,249 @@
+"""A route of ours: a validated body in, a JSON answer out, and as little as possible between.
+
+FastAPI's own handler parses JSON into dicts, validates those, solves dependencies, validates the answer and serialises it, in Python and
+for every request, on the cores that compute. Here pydantic reads the bytes and orjson writes them; what FastAPI is kept for is the OpenAPI
+document, which it draws from the same signature, and the routes with parameters in their paths.
+"""
+
+import asyncio
+import inspect
+import re
+import reprlib
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, MutableMapping, Sequence
+from typing import Annotated, Any, NamedTuple, TypeVar
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, Field, ValidationError
+from starlette.types import Message, Scope, Send
+
+from service.call import Call
+from service.catalog import Catalog
+from service.errors import BodyTooLarge, EmptyInput, InvalidRequest, MalformedBody
+from service.http.answers import json_answer, whole
+from service.http.fields import NOT_SUPPORTED, UNKNOWN
+
+Body = TypeVar("Body", bound=BaseModel)
+Element = TypeVar("Element")
+
+Answer = Callable[[bytes, Call, Catalog], Awaitable[Response]]
+
+# A list in a body. Its first bad element ends the check: a complaint about each would be far larger and slower than the body itself.
+Many = Annotated[list[Element], Field(fail_fast=True)]
+
+CALL, CATALOG = "attnserve.call", "attnserve.catalog"  # their places in the ASGI scope
+METHOD = "attnserve.method"  # also in the scope: HEAD, of a request that is handled as GET
+# Reading JSON holds the event loop. How long is estimated from the characters outside its strings, in nanoseconds on a core of 2026, and so
+# that the worst shape of each is met: a row of one number costs a list, an unknown key a call of Python.
+_VALUE_NS, _LIST_NS, _KEY_NS, _STRING_NS, _BYTE_NS = 125, 850, 900, 120, 1.5
+_LONG_DIGITS, _LONG_NS = 256, 2000  # of a number: reading it takes time by the square of its length
+_ZEROS = bytes.maketrans(b"123456789", b"000000000")
+_MOST_NS = 80e6
+_LARGE_BYTES = 250_000  # shorter bodies are below that whatever they hold
+_ASIDE_BYTES = 1_000_000  # larger bodies are checked on a thread
+_MOST_ESCAPES = 2_000_000  # finding the end of strings takes time by these
+_SHORT = reprlib.Repr()  # of what was given, in an error
+_SHORT.maxstring = _SHORT.maxother = 80
+_BRANCHES = ("str", "int", "bool")  # what pydantic puts beside field names when a union has them
+
+
+def _from_scope(name: str) -> Callable[[Request], Coroutine[Any, Any, Any]]:
+    async def value(request: Request) -> Any:  # FastAPI goes by the annotation, and gives a plain function a thread
+        return request.scope[name]
+
+    return value
+
+
+# What a route may ask for beside its body.
+CallDep = Annotated[Call, Depends(_from_scope(CALL))]
+CatalogDep = Annotated[Catalog, Depends(_from_scope(CATALOG))]
+
+
+async def _content(request: Request) -> bytes:
+    return await request.body()
+
+
+ContentDep = Annotated[bytes, Depends(_content)]  # the raw body, for a route that parses it itself
+
+
+class JsonRoute(APIRoute):
+    """A route `async def name(body: SomeModel, call: CallDep, catalog: CatalogDep)`, each optional, that returns JSON or a Response.
+
+    `content: ContentDep` gives the bytes of the body to a route that has to choose between several models of it.
+
+    `answer(body, call, catalog)` is all of it; None where the signature asks for more, and FastAPI has to find that.
+    """
+
+    answer: Answer | None = None
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        endpoint = self.endpoint
+        parameters = inspect.signature(endpoint).parameters
+        body = next((p for p in parameters.values() if inspect.isclass(p.annotation) and issubclass(p.annotation, BaseModel)), None)
+        if set(parameters) - {"call", "catalog", "content"} - ({body.name} if body else set()):
+            return super().get_route_handler()
+
+        async def answer(content: bytes, call: Call, catalog: Catalog) -> Response:
+            arguments: dict[str, Any] = {}
+            if len(content) > _ASIDE_BYTES and (body is not None or "content" in parameters):
+                await asyncio.to_thread(_check_work, content)
+                call.body_checked = True
+            if body is not None:
+                arguments[body.name] = read(body.annotation, content, call)
+            if "content" in parameters:
+                arguments["content"] = content
+            if "call" in parameters:
+                arguments["call"] = call
+            if "catalog" in parameters:
+                arguments["catalog"] = catalog
+            result = await endpoint(**arguments)
+            return result if isinstance(result, Response) else json_response(result, call)
+
+        async def handle(request: Request) -> Response:
+            return await answer(await request.body(), request.scope[CALL], request.scope[CATALOG])
+
+        self.answer = answer
+        return handle
+
+
+def exact(routers: Iterable[APIRouter]) -> dict[tuple[str, str], JsonRoute]:
+    """The routes that method and path alone decide, by both: the edge calls these itself, past FastAPI's layers of middleware."""
+    return {
+        (method, route.path): route
+        for route in routes_of(routers)
+        if isinstance(route, JsonRoute) and route.answer is not None and "{" not in route.path
+        for method in route.methods or ()
+    }
+
+
+def routes_of(routers: Iterable[APIRouter]) -> Iterator[APIRoute]:
+    """Every route, nested routers included, in the order of matching."""
+    for router in routers:
+        for route in router.routes:
+            if isinstance(route, APIRoute):
+                yield route
+            elif (inner := getattr(route, "original_router", None)) is not None:
+                yield from routes_of([inner])
+
+
+def allowed(path: str, routers: Iterable[APIRouter]) -> list[str]:
+    """The methods of this path, sorted; an empty list if there is no such path."""
+    methods = {method for route in routes_of(routers) if route.path_regex.match(path) for method in route.methods or ()}
+    if "GET" in methods:
+        methods.add("HEAD")
+    return sorted(methods | {"OPTIONS"}) if methods else []
+
+
+def canonical(scope: Scope, send: Send) -> tuple[Scope, Send]:
+    """Normalise a request: no slash at the end of the path, and HEAD becomes a GET whose body is not sent."""
+    path: str = scope["path"]
+    if len(path) > 1 and path.endswith("/"):
+        scope = {**scope, "path": path[:-1]}
+    if scope["method"] != "HEAD":
+        return scope, send
+
+    async def send_head(message: Message) -> None:
+        await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
+
+    return {**scope, "method": "GET", METHOD: "HEAD"}, send_head
+
+
+_ADDRESSED = re.compile(
+    r"/models/(.+?)(/(?:embed|embed_all|embed_sparse|similarity|rerank|predict|tokenize|decode|info|generate|generate_stream"
+    r"|(?:v1/)?embeddings|v1/completions|v1/chat/completions))?"
+)
+
+
+def address(scope: MutableMapping[str, Any]) -> tuple[str | None, bool]:
+    """The model that the URL names, and whether its path does: `?model=NAME`, or `/models/NAME/embed`, whose path becomes `/embed`.
+
+    `/models/NAME` becomes `/`.
+    """
+    if (found := _ADDRESSED.fullmatch(scope["path"])) is not None:
+        scope["path"] = found[2] or "/"
+        return found[1], True
+    named = parse_qs(scope["query_string"].decode("latin-1")).get("model")
+    return named[-1] if named else None, False
+
+
+def read(model: type[Body], body: bytes, call: Call | None = None) -> Body:
+    """The body as its model, or BodyTooLarge, MalformedBody, EmptyInput, InvalidRequest with the field's name.
+
+    A body without a model gets the one that `call` wants; a body that was sent to a model's own path always does.
+    """
+    if len(body) > _LARGE_BYTES and not (call is not None and call.body_checked):
+        _check_work(body)
+    try:
+        parsed = model.model_validate_json(body)
+    except ValidationError as error:
+        raise _sentence(error) from None
+    if call is not None and call.wanted is not None and hasattr(parsed, "model") and (call.by_path or not parsed.model):
+        parsed.model = call.wanted
+    return parsed
+
+
+def _check_work(body: bytes) -> None:
+    """BodyTooLarge where reading it would hold the event loop for too long. Texts may have any number of commas and brackets."""
+    work = _Work.of(body, body.count(b'"'), len(body))
+    if work.ns > _MOST_NS and (escapes := body.count(b"\\")) <= _MOST_ESCAPES:
+        plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if escapes else body
+        quotes = plain.count(b'"')
+        if quotes * _STRING_NS / 2 <= _MOST_NS:
+            work = _Work.of(b"".join(plain.split(b'"')[::2]), quotes, len(body))
+    if work.ns > _MOST_NS:
+        raise BodyTooLarge(
+            f"the body has about {work.lists} lists, {work.values} values, {work.keys} keys and {work.digits} digits of very long numbers, "
+            f"which would take {work.ns / 1e9:.2f} s to read, and the most is {_MOST_NS / 1e9:.2f} s: send it in parts"
+        )
+
+
+class _Work(NamedTuple):
+    """The estimated cost of reading JSON."""
+
+    lists: int
+    values: int
+    keys: int
+    digits: int  # of very long numbers
+    ns: float
+
+    @classmethod
+    def of(cls, structure: bytes, quotes: int, size_bytes: int) -> "_Work":
+        """Of a body of so many bytes and quotation marks, and the characters that lists, values and keys are counted by."""
+        lists, values, keys = structure.count(b"["), structure.count(b","), structure.count(b":")
+        long = structure.translate(_ZEROS).count(b"0" * _LONG_DIGITS)
+        ns = lists * _LIST_NS + values * _VALUE_NS + keys * _KEY_NS + long * _LONG_NS + quotes * _STRING_NS / 2 + size_bytes * _BYTE_NS
+        return cls(lists, values, keys, long * _LONG_DIGITS, ns)
+
+
+def json_response(content: Any, call: Call, status: int = 200) -> Response:
+    """A response with `content`, which may hold numpy arrays; in pieces if a large answer was reserved."""
+    if call.answer_bytes:
+        return json_answer(content, call.headers, status)
+    return Response(whole(content), status, call.headers, "application/json")
+
+
+def _sentence(error: ValidationError) -> InvalidRequest:
+    """One of pydantic's errors as a sentence. In a union: of the branch whose type fits, and of these the deepest."""
+    problems = error.errors(include_url=False)
+    if problems[0]["type"] == "json_invalid":
+        return MalformedBody(f"the body is not JSON: {problems[0]['msg']}")
+    first = max(problems, key=_aptness) if len(problems) > 1 else problems[0]
+    field = ".".join(_names(first["loc"])) or "body"
+    if first["type"] in (UNKNOWN, NOT_SUPPORTED):
+        named = ".".join([*_names(first["loc"]), _SHORT.repr(first["ctx"]["field"]).strip("'")])
+        return InvalidRequest(f"`{named}` {first['msg']}", param=named)
+    if first["input"] is None:
+        return InvalidRequest(f"`{field}`: Field required: null is the same as leaving it out", param=field)
+    if first["type"] in ("too_short", "string_too_short"):
+        return EmptyInput(f"`{field}` cannot be empty", param=field)
+    given = "" if first["type"] == "missing" else f". Given: {_SHORT.repr(first['input'])}"
+    return InvalidRequest(f"`{field}`: {first['msg']}{given}", param=field)
+
+
+def _names(loc: Sequence[int | str]) -> list[str]:
+    return [str(part) for part in loc if isinstance(part, int) or (part.isidentifier() and part not in _BRANCHES)]
+
+
+def _aptness(problem: Any) -> tuple[bool, int]:
+    return not problem["type"].endswith("_type"), sum(isinstance(part, int) for part in problem["loc"])

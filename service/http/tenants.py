@@ -1,0 +1,183 @@
+"""Tenants: their limits and their usage.
+
+Requests and tokens are limited by token buckets: 600 a minute is a bucket of 600 that fills at 10 a second. The tokens of a request are
+known when it has been answered, so they are charged then. A request is admitted if at least one token is left; a large answer may make the
+level negative, and the bucket fills again at its rate. Limits and counts are those of one process; each gateway of a cluster has its own
+(docs/keys.md).
+"""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from service.errors import RateLimited
+
+if TYPE_CHECKING:
+    from service.call import Call
+    from service.telemetry.metrics import TenantMetrics
+
+_ALMOST = 1e-9  # of a request or token: what adding up fractions may lose
+_STREAM_RETRY_S = 1.0  # nothing says when a stream will end
+
+
+class Rate(NamedTuple):
+    """`most` in `period_s` seconds."""
+
+    most: int
+    period_s: float
+
+    def __str__(self) -> str:
+        return f"{self.most} a {'minute' if self.period_s == 60 else 'second'}"
+
+
+class Limits(NamedTuple):
+    """None is no limit."""
+
+    requests: Rate | None = None
+    tokens: Rate | None = None
+    streams: int | None = None
+
+
+class Bucket:
+    """Full at first; fills at its rate, up to its limit. The level may be negative: a debt."""
+
+    def __init__(self, rate: Rate, now: float) -> None:
+        self.rate = rate
+        self._level = float(rate.most)
+        self._at = now
+
+    def level(self, now: float) -> float:
+        self._level = min(self._level + (now - self._at) * self.rate.most / self.rate.period_s, self.rate.most)
+        self._at = now
+        return self._level
+
+    def take(self, amount: int, now: float) -> None:
+        self._level = self.level(now) - amount
+
+    def until_s(self, level: float, now: float) -> float:
+        """Seconds until the bucket has that level; 0 if it has it now."""
+        missing = level - self.level(now)
+        return missing * self.rate.period_s / self.rate.most if missing > _ALMOST else 0.0
+
+    def of(self, rate: Rate, now: float) -> "Bucket":
+        """Change the limit. The level stays, up to the new limit."""
+        bucket = Bucket(rate, now)
+        bucket._level = min(self.level(now), bucket._level)
+        return bucket
+
+
+@dataclass(slots=True)
+class Usage:
+    """What a tenant has used of one model."""
+
+    requests: int = 0
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class Tenant:
+    """For the event loop alone. Buckets and usage are kept when the file of keys is read again."""
+
+    def __init__(self, name: str, *, client: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name = name
+        self.client = client or f"tenant:{name}"  # for shares of queues, slots and bodies
+        self.since_s = int(time.time())
+        self.usage: dict[str, Usage] = {}  # by model
+        self.streams = 0
+        self.metrics: TenantMetrics | None = None
+        self.limits = Limits()
+        self._requests: Bucket | None = None
+        self._tokens: Bucket | None = None
+        self._clock = clock
+
+    def limit(self, limits: Limits) -> None:
+        """Use these limits from now on."""
+        if limits != self.limits:
+            now = self._clock()
+            self._requests = _changed(self._requests, limits.requests, now)
+            self._tokens = _changed(self._tokens, limits.tokens, now)
+            self.limits = limits
+
+    def admit(self) -> None:
+        """Count a request. Raises RateLimited, and counts nothing, if a bucket is empty."""
+        if self._requests is None and self._tokens is None:
+            return
+        now = self._clock()
+        for bucket, what in ((self._requests, "requests"), (self._tokens, "tokens")):
+            if bucket is not None and (wait_s := bucket.until_s(1, now)):
+                raise self._refused(f"its limit is {bucket.rate} of {what}: send the request again in {wait_s:.3g} s", wait_s)
+        if self._requests is not None:
+            self._requests.take(1, now)
+
+    def begin_stream(self, call: "Call") -> None:
+        """Count the answer to `call` as a stream until `settle`. Raises RateLimited if the tenant has too many."""
+        if self.limits.streams is not None and self.streams >= self.limits.streams:
+            raise self._refused(
+                f"{self.streams} of its streams are open, and its limit is {self.limits.streams}: wait until one has ended", _STREAM_RETRY_S
+            )
+        self.streams += 1
+        call.streaming = True
+
+    def charge(self, call: "Call") -> None:
+        """Charge the tokens of `call` that were not charged yet."""
+        if self._tokens is not None and call.tokens != call.charged:
+            self._tokens.take(call.tokens - call.charged, self._clock())
+            call.charged = call.tokens
+
+    def settle(self, call: "Call", status: int) -> None:
+        """The request is over."""
+        self.charge(call)
+        self.streams -= call.streaming
+        if call.model and (status < 400 or call.tokens):
+            usage = self.usage.setdefault(call.model, Usage())
+            usage.requests += 1
+            usage.prompt_tokens += call.tokens - call.completion_tokens
+            usage.completion_tokens += call.completion_tokens
+        if self.metrics is not None:
+            self.metrics.request(call.tokens - call.completion_tokens, call.completion_tokens)
+
+    @property
+    def total(self) -> Usage:
+        """Of all models."""
+        each = self.usage.values()
+        return Usage(sum(u.requests for u in each), sum(u.prompt_tokens for u in each), sum(u.completion_tokens for u in each))
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """OpenAI's, of the limits that there are: how much, how much is left, and how long until all of it is there again."""
+        made: list[tuple[bytes, bytes]] = []
+        now = self._clock()
+        for bucket, what in ((self._requests, b"requests"), (self._tokens, b"tokens")):
+            if bucket is not None:
+                left = max(math.floor(bucket.level(now) + _ALMOST), 0)
+                made += [
+                    (b"x-ratelimit-limit-" + what, b"%d" % bucket.rate.most),
+                    (b"x-ratelimit-remaining-" + what, b"%d" % left),
+                    (b"x-ratelimit-reset-" + what, duration(bucket.until_s(bucket.rate.most, now)).encode()),
+                ]
+        return made
+
+    def _refused(self, why: str, retry_after_s: float) -> RateLimited:
+        if self.metrics is not None:
+            self.metrics.limited.inc()
+        return RateLimited(f"Rate limit reached for tenant {self.name}: {why}", retry_after_s=retry_after_s)
+
+
+def _changed(bucket: Bucket | None, rate: Rate | None, now: float) -> Bucket | None:
+    if rate is None:
+        return None
+    return Bucket(rate, now) if bucket is None else bucket.of(rate, now)
+
+
+def duration(seconds: float) -> str:
+    """As OpenAI writes it: `0s`, `20ms`, `1.5s`, `6m0s`, `1h0m0s`. Rounded up to milliseconds."""
+    ms = math.ceil(seconds * 1000 - _ALMOST)
+    if 0 < ms < 1000:
+        return f"{ms}ms"
+    minutes, ms = divmod(ms, 60_000)
+    hours, minutes = divmod(minutes, 60)
+    said = f"{ms / 1000:.3f}".rstrip("0").rstrip(".") + "s"
+    if hours:
+        return f"{hours}h{minutes}m{said}"
+    return f"{minutes}m{said}" if minutes else said

@@ -1,0 +1,27 @@
+"""What the service needs of every engine, in this process or in a pool of replicas."""
+
+from typing import Protocol
+
+from service.runtime.offered import Offered
+
+
+class Engine(Protocol):
+    """`start` is called on the event loop of the engine's callers. `refused`: a gateway refused so many tokens or runs for this engine."""
+
+    @property
+    def healthy(self) -> bool: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def stuck_s(self) -> float: ...
+
+    @property
+    def offered(self) -> Offered: ...
+
+    def refused(self, work: float, /) -> None: ...
+
+    def start(self) -> None: ...
+
+    async def stop(self) -> None: ...

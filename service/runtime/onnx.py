@@ -1,0 +1,285 @@
+"""One call of ONNX Runtime: token ids of a batch in, named outputs out."""
+
+import logging
+import re
+import threading
+from collections.abc import Callable, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export import contract
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+log = logging.getLogger("attnserve")
+
+Array = NDArray[np.float32]
+Opened = TypeVar("Opened")
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+DEVICES = {CPU: "cpu", CUDA: "cuda"}  # what ONNX Runtime calls the device of a provider
+
+_USUAL_TOKENS = 1024  # of a run, padding included: only a single long text makes a larger one
+
+_CUDA_FAILURE = re.compile(r"CUDA failure (\d+)")
+# Of cudaError_t, those whose description says that the process must be ended: memory, hardware and launches that went wrong.
+_STICKY = frozenset({214, 220, 226, 700, 702, 709, 710, *range(714, 720), 999})
+
+
+class SettingsConflict(ValueError):
+    """The machine cannot do what the settings ask: the message says what to change."""
+
+
+class Session(Protocol):
+    """What the service needs of a runtime; `run` is called from several threads at once."""
+
+    provider: str
+
+    def run(
+        self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None, *, alone: bool = True
+    ) -> dict[str, Array]:
+        """B inputs of up to N tokens -> each named output, B rows in the order of the inputs; blocks until done.
+
+        `alone`: no other run is under way and none waits, so this one may have every core.
+        """
+        ...
+
+    def begin(self, ids: list[int], *, within_s: float) -> None:
+        """Run one input for a limited time. Raises the runtime's error if it fails within that time."""
+        ...
+
+
+def open_graph(
+    graph: Path | bytes,
+    *,
+    threads: int,
+    provider: str = CPU,
+    gpu_memory_gib: float | None = None,
+    promised: contract.Graph | None = None,
+) -> "ort.InferenceSession":
+    """A file, or a graph of the service's own. Threads spin inside a call and stop when it ends: between two of them they belong to HTTP.
+
+    BundleError for a file that is no graph, or not the one that is `promised`. SettingsConflict if
+    `provider` cannot be had. ONNX Runtime offers CUDA wherever it was built in, and without a driver, a device or a
+    library it would compute on the CPU and say nothing to its caller.
+    """
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    options.log_severity_level = 3
+    asked = [(provider, cuda_options(gpu_memory_gib) if provider == CUDA else {})]
+    if provider == CUDA:
+        ort.preload_dlls()  # of the packages that onnxruntime-gpu[cuda,cudnn] brings, which no loader looks into by itself
+    try:
+        session = ort.InferenceSession(graph, options, providers=asked, enable_fallback=0)
+    except Exception as error:  # ONNX Runtime's own have no base but this
+        if provider == CPU and isinstance(graph, Path):
+            raise contract.BundleError(f"{graph} cannot be opened by ONNX Runtime: {in_a_line(error)}. Export the bundle again.") from error
+        if provider == CPU or not isinstance(error, RuntimeError):
+            raise
+        raise _no_provider(graph, provider, str(error)) from error
+    if promised is not None:
+        _check_interface(session, promised, str(graph))
+    if provider not in (got := session.get_providers()):
+        raise _no_provider(graph, provider, f"the session has only {', '.join(got)}")
+    return session
+
+
+def in_a_line(error: BaseException) -> str:
+    """The message of a library's error in one line of at most 300 characters."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
+
+
+def _check_interface(session: "ort.InferenceSession", promised: contract.Graph, graph: str) -> None:
+    """BundleError for the first tensor that differs from the manifest. An axis that the graph leaves open may have any size."""
+    for way, found, wanted in (("input", session.get_inputs(), promised.inputs), ("output", session.get_outputs(), promised.outputs)):
+        if (names := [node.name for node in found]) != (told := [tensor.name for tensor in wanted]):
+            raise contract.BundleError(
+                f"{graph}: the {way}s are {names!s:.300}, and the manifest says {told!s:.300}. Export the bundle again."
+            )
+        for node, tensor in zip(found, wanted, strict=True):
+            same = len(node.shape) == len(tensor.shape) and all(
+                size == axis or not isinstance(size, int) for size, axis in zip(node.shape, tensor.shape, strict=True)
+            )
+            if not same or _TYPES.get(node.type) != tensor.dtype:
+                raise contract.BundleError(
+                    f"{graph}: the {way} {node.name} is {node.type} {tuple(node.shape)}, and the manifest says {tensor.dtype} "
+                    f"{tensor.shape}. Export the bundle again."
+                )
+
+
+_TYPES = {"tensor(int64)": "int64", "tensor(float)": "float32"}
+
+
+def cuda_options(memory_gib: float | None) -> dict[str, str]:
+    """Options of the CUDA provider. `memory_gib`: the most that one session takes for weights and work; None: what the device has."""
+    options = {
+        # The arena would double each time it grows, and keep from the GPU's other processes what it has no use for.
+        "arena_extend_strategy": "kSameAsRequested",
+        # A bundle in fp32 has to give its golden vectors to fp32's precision. For tensor cores, export in fp16.
+        "use_tf32": "0",
+    }
+    if memory_gib is not None:
+        options["gpu_mem_limit"] = str(int(memory_gib * 2**30))
+    return options
+
+
+def _no_provider(graph: Path | bytes, provider: str, why: str) -> SettingsConflict:
+    where = graph if isinstance(graph, Path) else "copies of states"
+    return SettingsConflict(
+        f"{where}: {provider} was asked for and cannot be had: {why}. See that nvidia-smi shows a device here and that the libraries of "
+        "CUDA and cuDNN are found (README, On a GPU), or set provider=cpu."
+    )
+
+
+class OnnxSession:
+    """A bundle's graph in ONNX Runtime, opened twice over the same mapped weights.
+
+    Under load every run has one core: as many runs side by side as cores waste nothing on waiting for each other at every operator. A run
+    that is alone is spread over `threads`, which spin between its operators, since no other run needs them, and stop when it ends.
+    """
+
+    def __init__(
+        self, bundle: Path, manifest: contract.Manifest, *, threads: int, provider: str = "auto", gpu_memory_gib: float | None = None
+    ) -> None:
+        """`provider` "cuda": on a GPU, or SettingsConflict; "auto": on a GPU where one can be had. The attribute says what it became."""
+        graph = bundle / manifest.graph.file
+
+        def opened(chosen: str) -> tuple[str, "ort.InferenceSession"]:
+            return chosen, open_graph(graph, threads=1, provider=chosen, gpu_memory_gib=gpu_memory_gib, promised=manifest.graph)
+
+        self.provider, self._narrow = with_provider(provider, manifest.name, opened)
+        self._wide = open_graph(graph, threads=threads) if threads > 1 and self.provider == CPU else self._narrow
+        self._shrinking = shrinking() if self.provider == CPU else None
+        self._typed = any(tensor.name == contract.TOKEN_TYPE_IDS for tensor in manifest.graph.inputs)
+        self._pad = manifest.pad_token_id
+
+    def run(
+        self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None, *, alone: bool = True
+    ) -> dict[str, Array]:
+        session = self._wide if alone else self._narrow
+        feed = self._feed(ids, type_ids)
+        options = self._shrinking if feed[contract.INPUT_IDS].size > _USUAL_TOKENS else None
+        return dict(zip(outputs, session.run(outputs, feed, options), strict=True))
+
+    def begin(self, ids: list[int], *, within_s: float) -> None:
+        import onnxruntime as ort
+
+        options = shrinking() if self.provider == CPU else ort.RunOptions()  # release the memory of a long input
+        end = threading.Timer(within_s, setattr, (options, "terminate", True))
+        end.start()
+        try:
+            self._narrow.run(None, self._feed([ids], None), options)
+        except Exception:
+            if not options.terminate:
+                raise
+        finally:
+            end.cancel()
+
+    def _feed(self, ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None) -> dict[str, NDArray[np.int64]]:
+        input_ids, mask, types = pad(ids, type_ids, self._pad)
+        feed = {contract.INPUT_IDS: input_ids, contract.ATTENTION_MASK: mask}
+        if self._typed:
+            feed[contract.TOKEN_TYPE_IDS] = types if types is not None else np.zeros_like(input_ids)
+        return feed
+
+
+def pad(
+    ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None, pad_id: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64] | None]:
+    """Right-padded (B, N) ids, mask and types; N is the longest input."""
+    longest = max(map(len, ids))
+    if all(len(row) == longest for row in ids):
+        input_ids = np.array(ids, np.int64)
+        return input_ids, np.ones_like(input_ids), None if type_ids is None else np.array(type_ids, np.int64)
+    input_ids = np.full((len(ids), longest), pad_id, np.int64)
+    mask = np.zeros_like(input_ids)
+    types = None if type_ids is None else np.zeros_like(input_ids)
+    for row, tokens in enumerate(ids):
+        input_ids[row, : len(tokens)] = tokens
+        mask[row, : len(tokens)] = 1
+        if types is not None and type_ids is not None:
+            types[row, : len(tokens)] = type_ids[row]
+    return input_ids, mask, types
+
+
+def shrinking() -> "ort.RunOptions":
+    """Options of a run after which the arena releases what it has grown by: 750 MB for a text of 8,192 tokens."""
+    import onnxruntime as ort
+
+    options = ort.RunOptions()
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
+
+
+def with_provider(wanted: str, model: str, opened: Callable[[str], Opened]) -> Opened:
+    """What `opened` gives for the provider that `wanted` means. "auto" means the CPU where the GPU raises SettingsConflict, and warns."""
+    import onnxruntime as ort
+
+    one_runtime()
+    chosen = choose_provider(wanted, ort.get_available_providers())
+    try:
+        return opened(chosen)
+    except SettingsConflict as conflict:
+        if wanted != "auto" or chosen == CPU:
+            raise
+        log.warning("computes on the CPU, since provider=auto found no GPU that works", extra={"model": model, "why": str(conflict)})
+        return opened(CPU)
+
+
+def choose_provider(wanted: str, available: Sequence[str]) -> str:
+    if wanted == "cuda" and CUDA not in available:
+        raise SettingsConflict(
+            f"provider=cuda, but this onnxruntime offers only {', '.join(available)}: install onnxruntime-gpu in its place"
+        )
+    return CUDA if wanted == "cuda" or (wanted == "auto" and CUDA in available) else CPU
+
+
+def check_install(wanted: str) -> None:
+    """SettingsConflict for what can be known of `provider` before any graph is opened."""
+    one_runtime()
+    if wanted == "cuda":  # or else onnxruntime, which is heavy, need not be imported here
+        import onnxruntime as ort
+
+        choose_provider(wanted, ort.get_available_providers())
+
+
+def stays_on_the_cpu(model: str, wanted: str) -> None:
+    """Log that a model without GPU support runs on the CPU although a GPU is available."""
+    import onnxruntime as ort
+
+    if wanted != "cpu" and CUDA in ort.get_available_providers():
+        log.info("computes on the CPU, as every encoder-decoder does", extra={"model": model, "provider": wanted})
+
+
+def device_lost(error: BaseException) -> bool:
+    """Whether the device can do nothing more for this process: after some of CUDA's errors every later call fails with the same one.
+
+    ONNX Runtime writes them as `CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; ..`; memory that ran out is none.
+    """
+    found = _CUDA_FAILURE.search(str(error))
+    return found is not None and int(found[1]) in _STICKY
+
+
+def one_runtime() -> None:
+    """onnxruntime and onnxruntime-gpu own the same module: with both installed, which one runs is an accident of the order."""
+    if _installed("onnxruntime") and _installed("onnxruntime-gpu"):
+        raise SettingsConflict(
+            "onnxruntime and onnxruntime-gpu are both installed and overwrite each other. Keep one: "
+            "`pip uninstall -y onnxruntime onnxruntime-gpu`, then `pip install onnxruntime` (CPU) or `pip install onnxruntime-gpu`."
+        )
+
+
+def _installed(package: str) -> bool:
+    try:
+        return bool(version(package))
+    except PackageNotFoundError:
+        return False

@@ -1,0 +1,84 @@
+"""The two graphs of an encoder-decoder: sources in, memory and states out; then a token for every row, step by step."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from export import contract
+from service.runtime.onnx import one_runtime, open_graph, pad, stays_on_the_cpu
+
+if TYPE_CHECKING:
+    import onnxruntime as ort
+
+Ids = NDArray[np.int64]
+Tensors = dict[str, NDArray[np.float32]]
+
+
+@dataclass
+class Rows:
+    """R rows between two steps: the mask (R, N), memory tensors (R, N, ..) and states (R, ..), by the graphs' names."""
+
+    mask: Ids
+    memory: Tensors
+    state: Tensors
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one step gave: (R, V), (R, N), and the states after it."""
+
+    logits: NDArray[np.float32]
+    attention: NDArray[np.float32]
+    state: Tensors
+
+
+class WritingSession(Protocol):
+    """What the engine needs of a runtime. Calls come from one thread."""
+
+    both: contract.EncoderDecoder
+    vocab_size: int
+    max_source: int
+
+    def read(self, sources: Sequence[list[int]]) -> Rows:
+        """Rows that have written nothing."""
+        ...
+
+    def step(self, previous: Ids, rows: Rows) -> Step:
+        """The token before, (R,) -> what follows it. `rows` is left as it was."""
+        ...
+
+
+class OnnxWritingSession:
+    """A bundle's graphs in ONNX Runtime, on the CPU whatever `provider` is."""
+
+    def __init__(self, bundle: Path, manifest: contract.Manifest, *, threads: int, provider: str = "auto") -> None:
+        one_runtime()
+        stays_on_the_cpu(manifest.name, provider)
+        assert manifest.encoder_decoder is not None
+        self.both = manifest.encoder_decoder
+        self.vocab_size, self.max_source = manifest.limits.vocab_size, manifest.limits.max_tokens
+        self._pad = manifest.pad_token_id
+
+        def opened(graph: contract.Graph) -> "ort.InferenceSession":
+            return open_graph(bundle / graph.file, threads=threads, promised=graph)
+
+        self._reader, self._step = opened(self.both.reader), opened(manifest.graph)
+        self._made = [tensor.name for tensor in self.both.reader.outputs]
+        self._stepped = [tensor.name for tensor in manifest.graph.outputs]
+
+    def read(self, sources: Sequence[list[int]]) -> Rows:
+        ids, mask, _ = pad(sources, None, self._pad)
+        made: dict[str, Any] = dict(
+            zip(self._made, self._reader.run(self._made, {contract.INPUT_IDS: ids, contract.ATTENTION_MASK: mask}), strict=True)
+        )
+        memory = {name: value for name, value in made.items() if name.startswith("memory_")}
+        return Rows(mask, memory, {name: value for name, value in made.items() if name not in memory})
+
+    def step(self, previous: Ids, rows: Rows) -> Step:
+        feed = {contract.PREVIOUS: previous, contract.ATTENTION_MASK: rows.mask, **rows.memory, **rows.state}
+        logits, attention, *states = self._step.run(self._stepped, feed)
+        return Step(logits, attention, dict(zip(rows.state, states, strict=True)))

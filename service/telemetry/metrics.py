@@ -1,0 +1,187 @@
+"""What the service counts, in Prometheus form.
+
+Names that dashboards of text-embeddings-inference know are kept (`te_*`), and for decoders those of vLLM (`vllm:*`, of its
+`vllm/v1/metrics/loggers.py`); what they do not have is called `attnserve_*`.
+"""
+
+from functools import cache, partial
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
+
+from service.telemetry.histogram import Histogram as BulkHistogram
+from service.telemetry.usage import Usage
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each one, that says when the process started
+
+# Few buckets, since each is a series of every route and model in every replica. The thresholds of the objectives in
+# deploy/prometheus/rules.yaml must be among them.
+_ANSWER_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
+_STEP_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
+_TOKENS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+_ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# About half of vLLM's buckets, with finer ones below: a small decoder on a CPU takes a millisecond a token.
+_FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 40, 160)
+_BETWEEN_TOKENS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+_REQUEST_S = (0.01, 0.03, 0.1, 0.3, 1, 2.5, 5, 10, 30, 60, 120, 300, 960)
+_COUNTERS_WITHOUT_TOTAL = ("te_request_count", "te_request_success", "te_request_failure")
+
+
+class Metrics:
+    """All series of one process, on a registry of its own so that several can live in one test."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        counter = partial(Counter, registry=self.registry)
+        gauge = partial(Gauge, registry=self.registry)
+        histogram = partial(Histogram, registry=self.registry)
+        # Gauges, since prometheus_client adds _total to a counter's name and dashboards expect these names. `exposition` declares counters.
+        self.requests = gauge("te_request_count", "Requests taken", ["method", "model"])
+        self.successes = gauge("te_request_success", "Requests answered", ["method", "model"])
+        self.failures = gauge("te_request_failure", "Requests refused or failed", ["err", "model"])
+        self.duration = histogram(
+            "te_request_duration", "Seconds from request to answer, if it was answered", ["method", "model", "lane"], buckets=_ANSWER_S
+        )
+        self.tokenization = histogram("te_request_tokenization_duration", "Seconds of tokenisation, a request", ["model"], buckets=_STEP_S)
+        self.queueing = histogram("te_request_queue_duration", "Seconds in the queue, the head of each batch", ["model"], buckets=_STEP_S)
+        self.inference = histogram("te_request_inference_duration", "Seconds of one runtime call", ["model"], buckets=_STEP_S)
+        self.input_length = histogram("te_request_input_length", "Tokens of one input after any cut", ["model"], buckets=_TOKENS)
+        self.queue_size = gauge("te_queue_size", "Inputs waiting", ["model"])
+        self.batch_size = histogram("te_batch_next_size", "Inputs in a batch", ["model"], buckets=_ITEMS)
+        self.batch_tokens = histogram("te_batch_next_tokens", "Tokens in a batch, padding included", ["model"], buckets=_TOKENS)
+        self.queue_tokens = gauge("attnserve_queue_tokens", "Tokens waiting", ["model"])
+        self.tokens = counter("attnserve_tokens", "Tokens computed, padding not counted", ["model"])
+        self.padding = counter("attnserve_padding_tokens", "Padding computed for nothing", ["model"])
+        self.rate = gauge("attnserve_tokens_per_second", "Measured rate of the runtime, all callers together", ["model"])
+        self.offered = counter(
+            "attnserve_offered_seconds", "Work asked for, refused included, in seconds that take all of the engine", ["model"]
+        )
+        self.dropped = counter("attnserve_dropped_inputs", "Inputs cancelled or expired before they ran", ["model"])
+        self.cache_hits = counter("attnserve_cache_hits", "Inputs answered from the cache", ["model"])
+        self.joined = counter("attnserve_joined_inputs", "Inputs that joined an equal one already on its way", ["model"])
+        self.cache_bytes = gauge("attnserve_cache_bytes", "Bytes of cached vectors")
+        self.bad_outputs = counter("attnserve_bad_outputs", "Rows with NaN, Inf or no length, withheld", ["model"])
+        self.truncated = counter("attnserve_truncated_inputs", "Inputs that were cut", ["model"])
+        self.active = gauge("attnserve_active_requests", "Requests between their first byte and their last")
+        self.tenant_requests = counter("attnserve_tenant_requests", "Requests of a tenant, refused ones among them", ["tenant"])
+        self.tenant_tokens = counter("attnserve_tenant_tokens", "Tokens of a tenant: prompt or completion", ["tenant", "kind"])
+        self.tenant_limited = counter("attnserve_tenant_limited", "Requests refused by a tenant's own limits", ["tenant"])
+        self.tenant = cache(partial(TenantMetrics, self))
+        named = ["model_name"]
+        self.running = gauge("vllm:num_requests_running", "Runs that have a slot", named)
+        self.slots = gauge("attnserve_slots", "Sequences that a decoder continues at the same time, at most", ["model"])
+        self.waiting = gauge("vllm:num_requests_waiting", "Runs that wait for a slot", named)
+        self.prompt_tokens = counter("vllm:prompt_tokens", "Prompt tokens read", named)
+        self.generation_tokens = counter("vllm:generation_tokens", "Tokens drawn", named)
+        self.finished = counter("vllm:request_success", "Runs that ended: stop, length, abort or error", [*named, "finished_reason"])
+        self.first_token = histogram("vllm:time_to_first_token_seconds", "From arrival to first token", named, buckets=_FIRST_TOKEN_S)
+        self.between_tokens = BulkHistogram(
+            "vllm:inter_token_latency_seconds",
+            "Between two tokens of a run",
+            "model_name",
+            buckets=_BETWEEN_TOKENS_S,
+            registry=self.registry,
+        )
+        self.run_time = histogram("vllm:e2e_request_latency_seconds", "From arrival to last token", named, buckets=_REQUEST_S)
+        self.run_queueing = histogram("vllm:request_queue_time_seconds", "From arrival to a slot", named, buckets=_REQUEST_S)
+        # As few entries as routes and models; a look-up by labels costs more than the counting.
+        self._requests_of, self._answers_of = cache(self.requests.labels), cache(self._answers)
+        self.ready = gauge("attnserve_ready", "1 when the model answers", ["model"])
+
+    def exposition(self) -> bytes:
+        """All series in Prometheus' text format."""
+        text = generate_latest(self.registry)
+        for name in _COUNTERS_WITHOUT_TOTAL:
+            text = text.replace(f"# TYPE {name} gauge\n".encode(), f"# TYPE {name} counter\n".encode())
+        return text
+
+    def request(self, route: str, model: str, status: int, elapsed_s: float, *, bulk: bool = False) -> None:
+        """Count one request that was answered, refused or given up. `bulk`: it was in the bulk lane.
+
+        As in text-embeddings-inference only requests that a model answered are timed: refusals and probes would lower the figures.
+        """
+        self._requests_of(route, model).inc()
+        if status < 400:
+            successes, duration = self._answers_of(route, model, bulk)
+            successes.inc()
+            if duration is not None:
+                duration.observe(elapsed_s)
+        else:
+            self.failures.labels(str(status), model).inc()
+
+    def forget_tenant(self, name: str) -> None:
+        """Remove the tenant's series."""
+        self.tenant_requests.remove(name)
+        self.tenant_limited.remove(name)
+        for kind in ("prompt", "completion"):
+            self.tenant_tokens.remove(name, kind)
+        self.tenant.cache_clear()
+
+    def _answers(self, route: str, model: str, bulk: bool) -> tuple[Gauge, Histogram | None]:
+        lane = "bulk" if bulk else "interactive"
+        return self.successes.labels(route, model), self.duration.labels(route, model, lane) if model else None
+
+
+class TenantMetrics:
+    """The series of one tenant. `service/http/keys.py` bounds how many have some."""
+
+    def __init__(self, metrics: Metrics, tenant: str) -> None:
+        self.limited = metrics.tenant_limited.labels(tenant)
+        self._requests = metrics.tenant_requests.labels(tenant)
+        self._prompt_tokens = metrics.tenant_tokens.labels(tenant, "prompt")
+        self._completion_tokens = metrics.tenant_tokens.labels(tenant, "completion")
+
+    def request(self, prompt_tokens: int, completion_tokens: int) -> None:
+        """Count one request that is over."""
+        self._requests.inc()
+        self._prompt_tokens.inc(prompt_tokens)
+        self._completion_tokens.inc(completion_tokens)
+
+
+class ModelMetrics:
+    """The series of one encoder, with the label looked up once instead of at each use."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self.queue_size = metrics.queue_size.labels(model)
+        self.queueing = metrics.queueing.labels(model)
+        self.inference = metrics.inference.labels(model)
+        self.input_length = metrics.input_length.labels(model)
+        self.batch_size = metrics.batch_size.labels(model)
+        self.batch_tokens = metrics.batch_tokens.labels(model)
+        self.queue_tokens = metrics.queue_tokens.labels(model)
+        self.tokens = metrics.tokens.labels(model)
+        self.padding = metrics.padding.labels(model)
+        self.rate = metrics.rate.labels(model)
+        self.offered = metrics.offered.labels(model)
+        self.dropped = metrics.dropped.labels(model)
+        self.cache_hits = metrics.cache_hits.labels(model)
+        self.joined = metrics.joined.labels(model)
+        self.bad_outputs = metrics.bad_outputs.labels(model)
+        self.truncated = metrics.truncated.labels(model)
+        self.tokenization = metrics.tokenization.labels(model)
+        self.cache_bytes = metrics.cache_bytes
+        self.ready = metrics.ready.labels(model)
+
+
+class GeneratorMetrics:
+    """The series of one decoder. The engine counts tokens and moments as they come, and says of each run how it ended."""
+
+    def __init__(self, metrics: Metrics, model: str) -> None:
+        self.ready = metrics.ready.labels(model)
+        self.slots = metrics.slots.labels(model)
+        self.running = metrics.running.labels(model)
+        self.waiting = metrics.waiting.labels(model)
+        self.offered = metrics.offered.labels(model)
+        self.prompt_tokens = metrics.prompt_tokens.labels(model)
+        self.generation_tokens = metrics.generation_tokens.labels(model)
+        self.first_token_s = metrics.first_token.labels(model)
+        self.between_tokens_s = metrics.between_tokens.labels(model)
+        self.queue_s = metrics.run_queueing.labels(model)
+        self._run_s = metrics.run_time.labels(model)
+        self._finished = {reason: metrics.finished.labels(model, reason) for reason in ("stop", "length", "abort", "error")}
+
+    def finished(self, reason: Literal["stop", "length", "abort", "error"], usage: Usage) -> None:
+        """Count one run that has ended; abort: its client no longer wanted it. `usage.finished` must be known."""
+        assert usage.finished is not None
+        self._finished[reason].inc()
+        self._run_s.observe(usage.finished - usage.submitted)

@@ -1,0 +1,227 @@
+"""Traces of requests in OpenTelemetry's form, sent to a collector over OTLP/HTTP. Imported only where `otlp_endpoint` is set.
+
+A request's span begins at the edge. What is under it is made once it is over, from moments that were written down anyway, so that nothing
+here happens between two runs of a model: `queue`, and for every batch that computed a part of the request `batch` with the runtime call
+`run` inside; of a decoder's run `generate` with `queue`, `prefill` and `decode` inside, and its first token as an event.
+
+What passes through the service, and between its processes, is the W3C traceparent of the request's span: a string, or None where the
+request is not sampled. Which are is OpenTelemetry's own `OTEL_TRACES_SAMPLER`: all by default, and what the caller's traceparent says.
+"""
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib.metadata import version
+from random import getrandbits
+from typing import Any, Protocol
+
+from opentelemetry.context import Context
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.trace import Span, SpanKind, StatusCode, format_span_id, format_trace_id, set_span_in_context
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.util.types import AttributeValue
+
+from service.call import Call
+from service.telemetry.usage import Usage
+
+_W3C = TraceContextTextMapPropagator()
+_EXPORT_S = 5.0  # a collector that takes longer loses the spans, and a replica that stops waits no longer for it
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+
+class Work(Protocol):
+    """A request that waits for rows; `service/encoding/batching.py` has them."""
+
+    traceparent: str | None
+    arrived: float
+    drawn: bool
+    results: list[Any]
+
+
+class Item(Protocol):
+    """One of its inputs."""
+
+    ids: list[int]
+
+    @property
+    def waiters(self) -> Sequence[tuple[Work, int]]: ...
+
+
+class TracingUnavailable(RuntimeError):
+    """Traces are asked for and what sends them is not installed; the message says how to install it."""
+
+
+def to_collector(endpoint: str) -> "Tracer":
+    """A tracer that sends to `endpoint`/v1/traces, in the background. `OTEL_*` of the environment has the rest: headers, TLS, sampling."""
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError:
+        raise TracingUnavailable(
+            f"otlp_endpoint={endpoint} asks for traces, and what sends them is not installed: pip install 'attnserve[trace]'"
+        ) from None
+    name = os.environ.get("OTEL_SERVICE_NAME", "attnserve")
+    provider = TracerProvider(resource=Resource.create({"service.name": name, "service.version": version("attnserve")}))
+    exporter = OTLPSpanExporter(f"{endpoint.rstrip('/')}/v1/traces", timeout=_EXPORT_S)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return Tracer(provider)
+
+
+class RequestSpan:
+    """One request at the edge, from its first byte to its last."""
+
+    def __init__(self, span: Span, method: str) -> None:
+        context = span.get_span_context()
+        self._span = span
+        self._method = method
+        self._trace_id = format_trace_id(context.trace_id)
+        self.traceparent = f"00-{self._trace_id}-{format_span_id(context.span_id)}-{context.trace_flags:02x}"
+
+    def mark(self, call: Call) -> None:
+        """Pass the trace context to the engine and to replicas."""
+        call.trace_id = self._trace_id
+        call.traceparent = self.traceparent if self._span.is_recording() else None
+
+    def end(self, route: str, status: int, call: Call) -> None:
+        span = self._span
+        if not span.is_recording():
+            return
+        span.update_name(f"{self._method} {route}")
+        span.set_attributes(
+            {
+                "http.route": route,
+                "http.response.status_code": status,
+                "attnserve.request_id": call.request_id,
+                "attnserve.tokens": call.tokens,
+                "attnserve.tokenization_s": call.tokenization_s,
+            }
+        )
+        if call.model:
+            span.set_attribute("gen_ai.request.model", call.model)
+        if call.tenant is not None:
+            span.set_attributes({"attnserve.tenant": call.tenant.name, "attnserve.key": call.key})
+        if status >= 500:
+            span.set_attribute("error.type", str(status))
+            span.set_status(StatusCode.ERROR)
+        span.end()
+
+
+class Tracer:
+    """Spans of this process. Moments are `time.monotonic()` seconds, as everywhere in the service."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        self._provider = provider
+        self._tracer = provider.get_tracer("attnserve", version("attnserve"))
+
+    def close(self) -> None:
+        """Send what is left. Blocks for as long as the collector takes, seconds at most where it is gone."""
+        self._provider.shutdown()
+
+    def request(self, method: str, path: str, headers: Mapping[str, str], started: float) -> RequestSpan:
+        """A request has come: part of its caller's trace if it names one, else a new one."""
+        method = method if method in _METHODS else "_OTHER"
+        attributes = {"http.request.method": method, "url.path": path, "url.scheme": "http"}
+        parent = _W3C.extract(headers, Context())
+        span = self._tracer.start_span(method, parent, SpanKind.SERVER, attributes, start_time=_Clock().ns(started))
+        return RequestSpan(span, method)
+
+    def batch(self, batch: Sequence[Item], rows: Sequence[object], started: float, elapsed: float) -> None:
+        """A batch was computed and delivered: its queue, batch and run in the trace of every request that had a part in it."""
+        failed: dict[Work, bool] = {}
+        for item, row in zip(batch, rows, strict=True):
+            for work, _ in item.waiters:
+                if work.traceparent is not None:
+                    failed[work] = failed.get(work, False) or isinstance(row, Exception)
+        if not failed:
+            return
+        clock, now = _Clock(), time.monotonic()
+        tokens, padded = sum(len(item.ids) for item in batch), max(len(item.ids) for item in batch) * len(batch)
+        # The same id in the traces of all requests that shared the batch.
+        described: dict[str, AttributeValue] = {
+            "attnserve.batch.id": f"{getrandbits(64):016x}",
+            "attnserve.batch.inputs": len(batch),
+            "attnserve.batch.tokens": tokens,
+            "attnserve.batch.padding_tokens": padded - tokens,
+        }
+        for work, bad in failed.items():
+            self._queue(clock, work, started)
+            begun = max(started, work.arrived)  # this request joined an input that was already being computed
+            with (
+                self._span(clock, "batch", _context(work.traceparent), begun, now, described) as span,
+                self._span(clock, "run", set_span_in_context(span), begun, started + elapsed) as run,
+            ):
+                if bad:
+                    run.set_status(StatusCode.ERROR, "an input of this request has no answer; the log says why")
+
+    def dropped(self, item: Item) -> None:
+        """It left the queue without having been computed: cancelled, or too late."""
+        clock, now = _Clock(), time.monotonic()
+        for work, _ in item.waiters:
+            if work.traceparent is not None:
+                self._queue(clock, work, now, "cancelled or expired before it was computed")
+
+    def generation(self, traceparent: str, usage: Usage, reason: str) -> None:
+        """A run of a decoder has ended. `reason`: stop, length, abort, error, or taken: out of this engine, to go on elsewhere."""
+        clock = _Clock()
+        ended = usage.finished or time.monotonic()
+        described: dict[str, AttributeValue] = {
+            "gen_ai.usage.input_tokens": usage.prompt_tokens,
+            "gen_ai.usage.output_tokens": usage.completion_tokens,
+            "gen_ai.response.finish_reasons": [reason],
+            "attnserve.cached_tokens": usage.cached_tokens,
+        }
+        started, first = usage.started, usage.first_token
+        with self._span(clock, "generate", _context(traceparent), usage.submitted, ended, described) as span:
+            inside = set_span_in_context(span)
+            with self._span(clock, "queue", inside, usage.submitted, ended if started is None else started):
+                pass
+            if started is not None:
+                with self._span(clock, "prefill", inside, started, ended if first is None else first):
+                    pass
+            if first is not None:
+                span.add_event("first token", timestamp=clock.ns(first))
+                with self._span(clock, "decode", inside, first, ended):
+                    pass
+            if reason == "error":
+                span.set_status(StatusCode.ERROR)
+
+    def _queue(self, clock: "_Clock", work: Work, until: float, why: str | None = None) -> None:
+        """Once a request: until the first of its inputs was drawn."""
+        if not work.drawn and until > work.arrived:
+            described = {"attnserve.inputs": len(work.results)}
+            with self._span(clock, "queue", _context(work.traceparent), work.arrived, until, described) as span:
+                if why is not None:
+                    span.set_status(StatusCode.ERROR, why)
+        work.drawn = True
+
+    @contextmanager
+    def _span(
+        self,
+        clock: "_Clock",
+        name: str,
+        parent: Context,
+        started: float,
+        ended: float,
+        attributes: Mapping[str, AttributeValue] | None = None,
+    ) -> Iterator[Span]:
+        """Something that is over."""
+        span = self._tracer.start_span(name, parent, attributes=attributes, start_time=clock.ns(started))
+        yield span
+        span.end(clock.ns(ended))
+
+
+class _Clock:
+    """Moments on the clock of the wall, for spans that are made together."""
+
+    def __init__(self) -> None:
+        self._offset_ns = time.time_ns() - time.monotonic_ns()
+
+    def ns(self, moment: float) -> int:
+        return self._offset_ns + int(moment * 1e9)
+
+
+def _context(traceparent: str | None) -> Context:
+    assert traceparent is not None
+    return _W3C.extract({"traceparent": traceparent}, Context())

@@ -1,0 +1,206 @@
+"""Text -> token ids, with an account of what was cut.
+
+The `tokenizers` library does the work; truncation is done here, on the ids, because a request may set its own length and side and must be
+told how many tokens its input had before the cut. (The library's own cut keeps all pieces, and of a pair all combinations of them:
+gigabytes, for two texts of some 10,000 words.)
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from service.errors import EmptyInput, InputTooLong, InvalidRequest, ServiceError, TokenizationFailed
+from service.tokenization.tokenizer_file import open_tokenizer, panicked, token_ids
+
+Side = Literal["left", "right", "none"]
+Text = str
+Pair = tuple[str, str]
+TokenIds = list[int]
+Input = Text | Pair | TokenIds
+
+
+@dataclass(slots=True)
+class Encoded:
+    """One input ready to run. `n_tokens` is its length before any cut; `len(ids)` what is left of it."""
+
+    ids: list[int]
+    type_ids: list[int] | None
+    n_tokens: int
+
+    @property
+    def truncated(self) -> bool:
+        return self.n_tokens > len(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """What a cut did to the input at `index` of a request: its tokens before, and how many of them were kept."""
+
+    index: int
+    tokens: int
+    kept: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """How an over-long input is treated. `side` is the end that loses tokens; "none" makes it an error."""
+
+    side: Side = "right"
+    max_tokens: int | None = None
+
+
+class TextEncoder:
+    """The tokenizer of one bundle. Thread-safe: nothing in it changes after loading."""
+
+    def __init__(
+        self,
+        file: Path,
+        *,
+        max_tokens: int,
+        vocab_size: int,
+        pair_types: bool,
+        prompts: Mapping[str, str],
+        default_prompt: str | None,
+        allow_special_tokens: bool = False,
+    ) -> None:
+        self.tokenizer = open_tokenizer(file, vocab_size, allow_special_tokens=allow_special_tokens)
+        self.max_tokens = max_tokens
+        self.vocab_size = vocab_size
+        self.prompts = prompts
+        self.default_prompt = prompts.get(default_prompt or "", "")
+        self._pair_types = pair_types
+        self._single, self._pair = self._layout(pair=False), self._layout(pair=True)
+
+    def prompt(self, name: str | None, text: str | None = None) -> str:
+        """The text put before every input: given as it is, or by its name in the checkpoint's configuration."""
+        if text is not None:
+            return text
+        if not name:
+            return self.default_prompt
+        if name not in self.prompts:
+            known = ", ".join(sorted(self.prompts)) or "none"
+            raise InvalidRequest(f"prompt name {name!r} is not known to this model; it has: {known}", param="prompt_name")
+        return self.prompts[name]
+
+    def encode(self, inputs: Sequence[Input], *, cut: Cut, prompt: str = "", first: int = 0) -> list[Encoded | ServiceError]:
+        """Ids of each input, or the error that this one input is. Blocks, in proportion to the texts: long ones are for a thread."""
+        limit = min(cut.max_tokens or self.max_tokens, self.max_tokens)
+        return [self._one(item, index, limit, cut.side, prompt) for index, item in enumerate(inputs, first)]
+
+    def _one(self, item: Input, index: int, limit: int, side: Side, prompt: str) -> Encoded | ServiceError:
+        try:
+            if isinstance(item, list):
+                return self._ids(item, index, limit, side, prompt)
+            return self._text(item, index, limit, side, prompt)
+        except ServiceError as error:
+            return error
+        except TypeError:  # which `tokenizers` says of text that is no Unicode
+            if not _has_lone_surrogate([prompt, item] if isinstance(item, str) else [str(text) for text in item]):
+                raise
+            return TokenizationFailed(
+                f"input {index} is not valid Unicode: it has half of a surrogate pair; send whole characters", param="input"
+            )
+        except BaseException as error:
+            if not panicked(error):
+                raise
+            return TokenizationFailed(f"input {index} takes this model's tokenizer too many steps: change or shorten it", param="input")
+
+    def _text(self, item: Text | Pair, index: int, limit: int, side: Side, prompt: str) -> Encoded:
+        if isinstance(item, str):
+            if not item:
+                raise EmptyInput(f"input {index} cannot be empty", param="input")
+            (encoding,) = self.tokenizer.encode_batch_fast([prompt + item])  # without offsets
+        else:
+            if not item[0] and not item[1]:
+                raise EmptyInput(f"input {index} cannot be empty", param="input")
+            (encoding,) = self.tokenizer.encode_batch_fast([item])
+        n_tokens = len(encoding)
+        if not n_tokens:  # white space, in a tokenizer without special tokens
+            raise EmptyInput(f"input {index} has no tokens", param="input")
+        ids, type_ids = encoding.ids, encoding.type_ids if self._pair_types else None
+        if n_tokens > limit:
+            self._allowed(n_tokens, limit, side, index)
+            n_first = None if isinstance(item, str) else len(token_ids(self.tokenizer, item[0], add_special_tokens=False))
+            ids = self._cut(ids, n_first, limit, side)
+            type_ids = type_ids and self._cut(type_ids, n_first, limit, side)
+        return Encoded(ids, type_ids, n_tokens)
+
+    def _ids(self, ids: TokenIds, index: int, limit: int, side: Side, prompt: str) -> Encoded:
+        """Ids are taken as they are, special tokens included, as text-embeddings-inference does."""
+        if not ids:
+            raise EmptyInput(f"input {index} cannot be empty", param="input")
+        if prompt:
+            raise InvalidRequest("a prompt cannot be put before token ids: send text, or no prompt", param="prompt_name")
+        if (worst := max(ids)) >= self.vocab_size or min(ids) < 0:
+            bad = worst if worst >= self.vocab_size else min(ids)
+            raise TokenizationFailed(
+                f"token id {bad} of input {index} is outside this model's vocabulary of {self.vocab_size}; "
+                "ids must come from this model's own tokenizer (see /tokenize)",
+                param="input",
+            )
+        n_tokens = len(ids)
+        if n_tokens > limit:
+            self._allowed(n_tokens, limit, side, index)
+            ids = ids[-limit:] if side == "left" else ids[:limit]
+        return Encoded(ids, [0] * len(ids) if self._pair_types else None, n_tokens)
+
+    def _allowed(self, n_tokens: int, limit: int, side: Side, index: int) -> None:
+        if side == "none":
+            raise InputTooLong(
+                f"`inputs` must have less than {limit + 1} tokens. Given: {n_tokens} (input {index}); shorten it or allow truncation",
+                param="input",
+            )
+
+    def _cut(self, row: list[int], n_first: int | None, limit: int, side: Side) -> list[int]:
+        """A row of an encoding cut to `limit`; `n_first` is the length of a pair's first text. Special tokens are never what is cut off."""
+        layout = self._single if n_first is None else self._pair
+        n_texts = len(row) - layout.count(None)
+        room = max(limit - layout.count(None), 0)
+        lengths = (n_texts, 0) if n_first is None else (n_first, n_texts - n_first)
+        kept = longest_first(*lengths, room)
+        left: list[int] = []
+        at = 0
+        for text in layout:
+            length, keep = (1, 1) if text is None else (lengths[text], kept[text])
+            start = at + length - keep if side == "left" else at
+            left += row[start : start + keep]
+            at += length
+        return left
+
+    def _layout(self, *, pair: bool) -> tuple[int | None, ...]:
+        """Where the special tokens of one text or of two stand: `(None, 0, None, 1, None)` is `[CLS] first [SEP] second [SEP]`."""
+        n = len(self.tokenizer.encode("a", add_special_tokens=False))
+        if not n:
+            raise ValueError("the tokenizer makes no token of 'a', so where its special tokens stand cannot be seen")
+        encoding = self.tokenizer.encode("a", "a" if pair else None)
+        layout: list[int | None] = []
+        seen = 0
+        for special in encoding.special_tokens_mask:
+            if special:
+                layout.append(None)
+            elif seen % n == 0:
+                layout.append(seen // n)
+            seen += not special
+        return tuple(layout)
+
+
+def size_of(item: Input) -> int:
+    """Characters of a text or of both of a pair, or token ids."""
+    return len(item[0]) + len(item[1]) if isinstance(item, tuple) else len(item)
+
+
+def _has_lone_surrogate(texts: Sequence[str]) -> bool:
+    return any("\ud800" <= character <= "\udfff" for text in texts for character in text)
+
+
+def longest_first(n_a: int, n_b: int, room: int) -> tuple[int, int]:
+    """How many tokens of a pair to keep in `room`: the longer one is cut until they are even, then both (as `tokenizers` does)."""
+    short, long = sorted((n_a, n_b))
+    if short + long <= room:
+        return n_a, n_b
+    if 2 * short <= room:
+        long = room - short
+    else:
+        short, long = room // 2, room // 2 + room % 2
+    return (short, long) if n_a <= n_b else (long, short)

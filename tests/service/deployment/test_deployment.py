@@ -1,0 +1,250 @@
+"""The service as a process: it starts, says why when it cannot, finishes what it accepted, and leaves nothing behind."""
+
+import http.client
+import json
+import re
+import shutil
+import signal
+import socket
+import threading
+import time
+import urllib.request
+from collections import Counter
+from contextlib import ExitStack, closing, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from service.deployment.ports import free_port
+from tests.bundles import tiny_encoder_bundle
+from tests.service.live import LiveService, live
+
+pytestmark = pytest.mark.service
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_encoder_bundle(tmp_path_factory.mktemp("deployment") / "tiny")
+
+
+NAMES = {"raylet", "gcs_server", "haproxy"}
+
+
+def traces() -> set[str]:
+    """Run directories that no process has in its command, and processes of Ray or HAProxy whose parent has gone; of other services too."""
+    found, commands = set(), []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            commands.append(" ".join(process.cmdline()))
+            if process.ppid() == 1 and process.name() in NAMES:
+                found.add(f"{process.name()} {process.pid}")
+    directories = map(str, Path("/tmp").glob("attnserve-*"))
+    return found | {path for path in directories if not any(path in command for command in commands)}
+
+
+@pytest.fixture
+def before() -> set[str]:
+    return traces()
+
+
+def left(before: set[str]) -> set[str]:
+    """What was not there before and stays: a service that starts elsewhere has a directory before it has processes."""
+    found, deadline = traces() - before, time.monotonic() + 20
+    while found and time.monotonic() < deadline:
+        time.sleep(0.1)
+        found &= traces()
+    return found
+
+
+def post(connection: http.client.HTTPConnection, text: str) -> tuple[int, bytes]:
+    connection.request("POST", "/v1/embeddings", json.dumps({"input": text}), {"content-type": "application/json"})
+    answer = connection.getresponse()
+    return answer.status, answer.read()
+
+
+def test_sigterm_under_load_loses_no_accepted_request(tiny: Path, before: set[str]) -> None:
+    """Every request ends as a whole 200, as a 503 that says so, or before it was accepted; none is cut off, none fails otherwise."""
+    with live([tiny]) as service:
+        outcomes: Counter[str] = Counter()
+        under_way = threading.Semaphore(0)
+
+        def client(number: int) -> None:
+            with closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=30)) as connection:
+                talk(connection, number)
+
+        def talk(connection: http.client.HTTPConnection, number: int) -> None:
+            for round_ in range(100_000):
+                try:
+                    status, body = post(connection, f"one two three {number} {round_}")
+                except ConnectionRefusedError:
+                    outcomes["refused"] += 1
+                    return
+                except http.client.RemoteDisconnected:  # an idle connection closed under us: nothing of an answer was sent
+                    outcomes["closed"] += 1
+                    connection.close()
+                    continue
+                outcomes[str(status)] += 1
+                under_way.release()
+                if status == 200:
+                    assert len(json.loads(body)["data"]) == 1
+                elif status == 503:
+                    assert "shutting down" in json.loads(body)["error"]["message"]
+                    return
+
+        threads = [threading.Thread(target=client, args=(number,)) for number in range(16)]
+        for thread in threads:
+            thread.start()
+        for _ in range(200):
+            assert under_way.acquire(timeout=30)
+        assert service.stop() == 0
+        for thread in threads:
+            thread.join(30)
+    assert outcomes["200"] >= 200
+    assert set(outcomes) <= {"200", "503", "refused", "closed"}, outcomes
+    assert "could not be finished" not in service.output
+    assert left(before) == set()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_long_request_is_finished_before_the_service_ends(tiny: Path, before: set[str], number: int) -> None:
+    with live([tiny], "--set", "max_client_batch=20000") as service:
+        body = json.dumps({"input": [f"one two three {at}" for at in range(20_000)]})
+        answers: list[int] = []
+
+        def ask() -> None:
+            with closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=60)) as connection:
+                connection.request("POST", "/v1/embeddings", body, {"content-type": "application/json"})
+                answer = connection.getresponse()
+                answers.append(len(json.loads(answer.read())["data"]) if answer.status == 200 else answer.status)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        while "attnserve_active_requests 2.0" not in metrics(service) and asking.is_alive():  # the scrape itself is one
+            pass
+        assert service.stop(number) == 0
+        asking.join(60)
+    assert answers == [20_000]
+    assert left(before) == set()
+
+
+def test_second_signal_ends_at_once_and_leaves_nothing(tiny: Path, before: set[str]) -> None:
+    with live([tiny], "--set", "drain_timeout_s=600") as service, ExitStack() as stack:
+        family = service.family()
+        connection = stack.enter_context(socket.create_connection(("127.0.0.1", service.port)))
+        connection.sendall(b"POST /v1/embeddings HTTP/1.1\r\nhost: x\r\ncontent-length: 100000\r\n\r\n")
+        connection.sendall(b" " * 40_000)  # more than HAProxy holds back, of a request that never ends
+        for _ in range(200):  # the scrape itself is the other one
+            if "attnserve_active_requests 2.0" in metrics(service):
+                break
+        else:
+            pytest.fail("the request did not come to the replica")
+        service.process.send_signal(signal.SIGTERM)
+        service.wait_for("stopping")
+        assert service.stop(signal.SIGTERM) == 128 + signal.SIGTERM
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert alive == []
+    assert left(before) == set()
+
+
+@pytest.mark.parametrize("step", ["starting Ray", "starting Ray Serve", "starting the replica", "loading models"])
+def test_signal_during_start_takes_everything_down(tiny: Path, before: set[str], step: str) -> None:
+    service = LiveService([tiny])
+    service.wait_for(step)
+    assert service.stop(signal.SIGINT) in (0, 128 + signal.SIGINT), "ready in the same moment, or not"
+    assert "Traceback" not in service.output
+    assert left(before) == set()
+
+
+def test_killed_outright_its_processes_end_too(tiny: Path, before: set[str]) -> None:
+    with live([tiny]) as service:
+        # Ray's two agents look for their parent only about once a minute.
+        family = [process for process in service.family() if not process.name().endswith("Agent")]
+        directories = {path for process in family for path in re.findall(r"/tmp/attnserve-\w+", " ".join(process.cmdline()))}
+        service.stop(signal.SIGKILL)
+        _, alive = psutil.wait_procs(family, timeout=60)
+        assert alive == []
+    for directory in directories:  # nobody is left to remove it
+        shutil.rmtree(directory)
+
+
+def test_lean_serves_without_haproxy_and_starts_again_at_once(tiny: Path) -> None:
+    """At the port that it has left, whose last connections the kernel still remembers; open to others it is that port alone."""
+    port = free_port()
+    for _ in range(2):
+        with live([tiny], "--lean", "--host", "0.0.0.0", port=port) as service:
+            assert "haproxy" not in {process.name() for process in service.family()}
+            assert listening_outside(service) == {port}
+            with closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=30)) as connection:
+                assert post(connection, "one two three")[0] == 200
+                service.stop()  # it closes the connection first, which is the end that the kernel remembers
+
+
+def test_listens_on_loopback_alone(service: LiveService) -> None:
+    assert listening_outside(service) == set()
+
+
+def listening_outside(service: LiveService) -> set[int]:
+    """Ports that are open to other machines."""
+    return {
+        connection.laddr.port
+        for process in service.family()
+        for connection in process.net_connections("tcp")
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.ip not in ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+    }
+
+
+def test_who_only_hangs_keeps_nobody_else_from_an_answer(service: LiveService) -> None:
+    """200 connections say nothing, and 5 clients do not read the streams that they have; slots are free again when they are gone."""
+    endless = {"model": "tiny-decoder", "prompt": "a", "max_tokens": 1_000_000, "stream": True, "ignore_eos": True}
+    short = {"model": "tiny-decoder", "prompt": "a", "max_tokens": 8, "ignore_eos": True}
+    with ExitStack() as crowd:
+        for _ in range(200):
+            crowd.enter_context(socket.create_connection(("127.0.0.1", service.port)))
+        for _ in range(5):
+            slow = crowd.enter_context(socket.create_connection(("127.0.0.1", service.port), timeout=30))
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            body = json.dumps(endless).encode()
+            head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            slow.sendall(head.encode() + body)
+            assert slow.recv(12) == b"HTTP/1.1 200"
+        with closing(http.client.HTTPConnection("127.0.0.1", service.port, timeout=30)) as connection:
+            for number in range(20):
+                assert post(connection, f"beside a crowd {number}")[0] == 200
+            connection.request("POST", "/v1/completions", json.dumps(short), {"content-type": "application/json"})
+            assert json.loads(connection.getresponse().read())["usage"]["completion_tokens"] == 8
+    for _ in range(300):
+        if (match := re.search(r"^vllm:num_requests_running\{[^}]*tiny-decoder[^}]*\} (\S+)$", metrics(service), re.MULTILINE)) is None:
+            pytest.fail("there is no such metric")
+        if match[1] == "0.0":
+            break
+    else:
+        pytest.fail("the runs of clients that are gone go on")
+
+
+def test_taken_port_stops_the_start(tiny: Path, service: LiveService) -> None:
+    second = LiveService([tiny], port=service.port)
+    second.process.wait(60)
+    assert second.stop() == 1
+    assert f"cannot listen on 127.0.0.1:{service.port}" in second.output
+    assert "Traceback" not in second.output
+
+
+def test_changed_byte_stops_the_start(tiny: Path, tmp_path: Path) -> None:
+    bundle = tmp_path / "changed"
+    bundle.mkdir()
+    for file in tiny.iterdir():
+        (bundle / file.name).write_bytes(file.read_bytes())
+    graph = bytearray((bundle / "model.onnx").read_bytes())
+    graph[len(graph) // 2] ^= 1
+    (bundle / "model.onnx").write_bytes(graph)
+    service = LiveService([bundle])
+    service.process.wait(60)
+    assert service.stop() == 1
+    assert str(bundle / "model.onnx") in service.output
+    assert "Traceback" not in service.output
+
+
+def metrics(service: LiveService) -> str:
+    with urllib.request.urlopen(f"{service.url}/metrics", timeout=30) as answer:
+        return str(answer.read().decode())

@@ -1,0 +1,320 @@
+"""Profile split as it is run: real replicas behind Ray's handles, clients that know nothing of it, and replicas that die."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import openai
+import psutil
+import pytest
+import yaml
+
+from service.settings import LIVE
+from tests.bundles import tiny_encoder_bundle
+from tests.encoder_decoders import endless_writer_bundle
+from tests.service.dialects.test_writing_clients import expect_what_torch_writes
+from tests.service.live import LiveService, live
+
+pytestmark = pytest.mark.service
+PATIENCE_S = 60
+LONGEST_S = 20  # twice what is promised of a request that meets a hanging replica: machines that test are busy
+ENDLESS: list[dict[str, Any]] = [{"model": "tiny-decoder", "extra_body": {"ignore_eos": True}}, {"model": "endless-writer"}]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_encoder_bundle(tmp_path_factory.mktemp("split") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def split(tiny: Path, decoder_bundle: Path, writer_bundle: Path) -> Iterator[LiveService]:
+    """Two encoders and two generators, for all tests of this file."""
+    bundles = [tiny, decoder_bundle, writer_bundle, endless_writer_bundle(tiny.with_name("endless-writer"))]
+    with live(bundles, "--profile", "split", "--encoders", "2", "--generators", "2", "--set", "max_queue_tokens=4000") as made:
+        yield made
+
+
+@pytest.fixture
+def client(split: LiveService) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{split.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S) as made:
+        yield made
+
+
+def replicas(service: LiveService, pool: str) -> list[psutil.Process]:
+    """The processes of its replicas that run or are stopped."""
+    found = []
+    for process in service.family():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.ZombieProcess):
+            if f"ServeReplica:attnserve:{pool}" in " ".join(process.cmdline()[:1]):
+                found.append(process)
+    return found
+
+
+def until_there_are(service: LiveService, pool: str, number: int) -> None:
+    """A dead replica has been replaced, and the gateway can ask all of both pools: a process is there long before it has loaded."""
+
+    def known() -> int:
+        output = service.output
+        return output.count('"message": "a replica has come"') - output.count('"message": "a replica has left"')
+
+    until(lambda: len(replicas(service, pool)) == number and known() == 4)
+
+
+def test_openais_client_embeds(client: openai.OpenAI) -> None:
+    """One text, and more than go to one replica at a time: the same vector for the same text wherever it was computed."""
+    (one,) = client.embeddings.create(model="tiny-encoder", input="three red birds").data
+    many = client.embeddings.create(model="tiny-encoder", input=["three red birds", "a cat"] * 100)
+    assert len(many.data) == 200
+    assert all(each.embedding == pytest.approx(one.embedding, abs=1e-6) for each in many.data[::2])
+    assert many.usage.prompt_tokens > 0
+
+
+def test_openais_client_streams_the_text_it_would_get_at_once(client: openai.OpenAI) -> None:
+    asked = {"model": "tiny-decoder", "prompt": "one two", "max_tokens": 40, "seed": 7, "extra_body": {"ignore_eos": True}}
+    whole = client.completions.create(**asked)
+    chunks = list(client.completions.create(**asked, stream=True, stream_options={"include_usage": True}))
+    assert "".join(chunk.choices[0].text for chunk in chunks if chunk.choices) == whole.choices[0].text
+    assert chunks[-1].usage == whole.usage
+    assert whole.usage is not None
+    assert (whole.usage.completion_tokens, whole.choices[0].finish_reason) == (40, "length")
+
+
+def test_openais_client_has_an_encoder_decoder_write(client: openai.OpenAI) -> None:
+    expect_what_torch_writes(client)
+
+
+def test_what_a_replica_refuses_comes_as_it_was_said(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.completions.create(model="tiny-decoder", prompt="a", logit_bias={"999999": 1})
+    assert bad.value.param == "logit_bias"
+    with pytest.raises(openai.APIStatusError) as large:
+        client.embeddings.create(model="tiny-encoder", input=["three red birds " * 30] * 200)
+    assert large.value.status_code == 413
+    with pytest.raises(openai.APIStatusError, match="41 tokens and this model reads 40 at most") as long:
+        client.completions.create(model="tiny-writer", prompt="x" * 41)
+    assert (long.value.status_code, long.value.code) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("endless", ENDLESS, ids=lambda endless: str(endless["model"]))
+def test_a_text_that_is_late_is_given_up(client: openai.OpenAI, endless: dict[str, Any]) -> None:
+    with pytest.raises(openai.APIStatusError) as late:
+        client.completions.create(**endless, prompt="a", max_tokens=1_000_000, extra_headers={"x-request-timeout-ms": "300"})
+    assert late.value.status_code == 504
+
+
+@pytest.mark.parametrize("endless", ENDLESS, ids=lambda endless: str(endless["model"]))
+def test_a_client_that_leaves_frees_its_slot(client: openai.OpenAI, endless: dict[str, Any]) -> None:
+    """More streams than there are slots, one after the other, none read to its end."""
+    for number in range(80):
+        stream = client.completions.create(**endless, prompt="a", max_tokens=100_000, stream=True, seed=number)
+        assert next(iter(stream))
+        stream.close()
+    last = client.completions.create(**endless, prompt="a", max_tokens=3)
+    assert last.usage is not None
+    assert last.usage.completion_tokens == 3
+
+
+def test_an_encoder_killed_under_load_costs_no_request(split: LiveService, client: openai.OpenAI) -> None:
+    """What it had accepted is asked for once more: an embedding is the same the second time."""
+    outcomes: Counter[int] = Counter()
+    answered, enough = threading.Semaphore(0), threading.Event()
+
+    def ask(number: int) -> None:
+        for round_ in range(100_000):
+            if enough.is_set():
+                return
+            body = json.dumps({"model": "tiny-encoder", "input": [f"bird {number} {round_} {at}" for at in range(8)]}).encode()
+            request = urllib.request.Request(f"{split.url}/v1/embeddings", body, {"content-type": "application/json"})
+            try:
+                with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+                    outcomes[answer.status] += 1
+            except urllib.error.HTTPError as error:
+                outcomes[error.code] += 1
+                error.close()
+            answered.release()
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(40):
+            assert answered.acquire(timeout=PATIENCE_S)
+        replicas(split, "encoder")[0].kill()
+        for _ in range(200):
+            assert answered.acquire(timeout=PATIENCE_S)
+    finally:
+        enough.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+    assert set(outcomes) == {200}, outcomes
+    until_there_are(split, "encoder", 2)
+
+
+def streams_of_both(client: openai.OpenAI) -> list[openai.Stream[Any]]:
+    """Of a decoder and of an encoder-decoder in turn, for sessions enough that both generators have some; all have begun."""
+    streams = [
+        client.completions.create(
+            **endless, prompt="a", max_tokens=100_000, stream=True, extra_headers={"x-session-id": f"session-{number}"}
+        )
+        for number in range(12)
+        for endless in ENDLESS
+    ]
+    for stream in streams:
+        assert next(iter(stream))
+    return streams
+
+
+def expect_some_ended(errors: list[str | None], words: str) -> None:
+    """Of the streams of one generator, which have an error with these words."""
+    told = [error for error in errors if error is not None]
+    assert 0 < len(told) < len(errors)
+    assert all(words in error for error in told), told
+    assert errors[::2] == errors[1::2], "decoder and encoder-decoder of a session are in one replica"
+
+
+def test_a_generator_killed_ends_its_streams_with_an_error_and_no_others(split: LiveService, client: openai.OpenAI) -> None:
+    """Each session is in one of the two, with all its streams; those of the dead one are told, the other takes what comes next."""
+    streams = streams_of_both(client)
+    replicas(split, "generator")[0].kill()
+    for endless in ENDLESS:
+        again = client.completions.create(**endless, prompt="a", max_tokens=3)
+        assert again.choices[0].finish_reason == "length"
+    expect_some_ended([error_of(stream) for stream in streams], "gone")
+    until_there_are(split, "generator", 2)
+
+
+@contextlib.contextmanager
+def asking(split: LiveService, *bodies: tuple[str, dict[str, Any]]) -> Iterator[list[tuple[int, float, str | None]]]:
+    """Clients that ask again and again, three for each (path, body): status, seconds and Retry-After of every answer so far."""
+    outcomes: list[tuple[int, float, str | None]] = []
+    enough = threading.Event()
+
+    def ask(path: str, body: dict[str, Any]) -> None:
+        while not enough.wait(0.05):
+            began = time.monotonic()
+            request = urllib.request.Request(f"{split.url}{path}", json.dumps(body).encode(), {"content-type": "application/json"})
+            try:
+                with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
+                    status, retry_after = answer.status, None
+            except urllib.error.HTTPError as error:
+                status, retry_after = error.code, error.headers["retry-after"]
+                error.close()
+            outcomes.append((status, time.monotonic() - began, retry_after))
+
+    threads = [threading.Thread(target=ask, args=each) for each in bodies for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield outcomes
+    finally:
+        enough.set()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+
+
+TEXT = ("/v1/completions", {"model": "tiny-decoder", "prompt": "a", "max_tokens": 20, "ignore_eos": True})
+VECTORS = ("/v1/embeddings", {"model": "tiny-encoder", "input": ["three red birds"] * 8})
+
+
+def test_a_replica_that_hangs_costs_no_request_of_its_pool(split: LiveService, client: openai.OpenAI) -> None:
+    """One of two encoders and one of two generators are stopped (SIGSTOP) under load. What they had is asked of the others, except
+    streams, which end with an error; both are replaced."""
+    streams = streams_of_both(client)
+    stopped = [replicas(split, pool)[0] for pool in ("encoder", "generator")]
+    replaced = threading.Event()
+    with asking(split, TEXT, VECTORS) as outcomes, ThreadPoolExecutor(len(streams)) as readers:
+        errors = [readers.submit(error_of, stream, lambda read: replaced.is_set()) for stream in streams]
+        until(lambda: len(outcomes) > 30)
+        for process in stopped:
+            process.suspend()
+        until(lambda: not any(process.is_running() for process in stopped))
+        until_there_are(split, "encoder", 2)
+        until_there_are(split, "generator", 2)
+        replaced.set()
+    told = {error.result() for error in errors} - {None}  # the sessions may all have been of the one that was stopped
+    assert told, "no stream was of the stopped generator"
+    assert all("silent" in error or "gone" in error for error in told), told
+    assert {status for status, *_ in outcomes} == {200}, Counter(status for status, *_ in outcomes)
+    assert max(seconds for _, seconds, _ in outcomes) < LONGEST_S
+
+
+def test_while_a_pool_has_no_replica_it_is_said_at_once_and_the_other_pool_answers(split: LiveService) -> None:
+    """Both generators hang, until they are replaced."""
+    stopped = replicas(split, "generator")
+    with asking(split, TEXT) as texts, asking(split, VECTORS) as vectors:
+        until(lambda: len(texts) > 10)
+        for process in stopped:
+            process.suspend()
+        until(lambda: texts[-1][0] == 503)
+        refused = len(texts)
+        until(lambda: len(texts) > refused + 10)
+        assert all(seconds < LONGEST_S and retry_after and int(retry_after) >= 1 for _, seconds, retry_after in texts[refused:][:10])
+        until(lambda: texts[-1][0] == 200)
+    assert {status for status, *_ in texts} == {200, 503}
+    assert {status for status, *_ in vectors} == {200}
+    until_there_are(split, "generator", 2)
+
+
+def until(condition: Callable[[], object]) -> None:
+    waiting = threading.Event()
+    for _ in range(PATIENCE_S * 20):
+        if condition():
+            return
+        waiting.wait(0.05)
+    raise AssertionError(f"not so after {PATIENCE_S} s")
+
+
+def error_of(stream: openai.Stream[Any], enough: Callable[[int], bool] = lambda read: read == 50) -> str | None:
+    """What ends the stream before enough of its chunks are read, if anything does; then it is left."""
+    try:
+        for read, _ in enumerate(stream):
+            if enough(read):
+                break
+    except openai.APIError as error:
+        return str(error)
+    finally:
+        stream.close()
+    return None
+
+
+def test_a_provider_that_is_missing_stops_the_start(tiny: Path) -> None:
+    """Before Ray, which would look for a GPU for as long as it may."""
+    service = LiveService([tiny], "--profile", "split", "--provider", "cuda")
+    service.process.wait(PATIENCE_S)
+    assert service.stop() == 1
+    assert "error: provider=cuda, but this onnxruntime offers only" in service.output
+    assert "starting Ray" not in service.output
+    assert "Traceback" not in service.output
+
+
+def test_more_gpus_than_there_are_stop_the_start(tiny: Path) -> None:
+    """The same where onnxruntime is the right one: auto has no default share of a GPU, so it is set here."""
+    service = LiveService([tiny], "--profile", "split", "--set", "replica_gpus=64")
+    service.process.wait(PATIENCE_S)
+    assert service.stop() == 1
+    assert "error: encoders=1 and replica_gpus=64 need 64 GPUs, and this machine has" in service.output
+    assert "starting Ray" not in service.output
+
+
+def test_the_configuration_is_one_that_serve_takes(tiny: Path, decoder_bundle: Path) -> None:
+    command = [sys.executable, "-m", "service.cli", "config", "--bundle", str(tiny), "--bundle", str(decoder_bundle)]
+    command += ["--encoders", "2", "--max-encoders", "5", "--threads", "3", "--set", "api_keys=do-not-tell", "--provider", "cuda"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
+    assert "do-not-tell" not in done.stdout
+    (application,) = yaml.safe_load(done.stdout)["applications"]
+    deployments = {each["name"]: each for each in application["deployments"]}
+    assert set(deployments) == {"gateway", "encoder", "generator"}
+    assert deployments["encoder"]["ray_actor_options"]["num_cpus"] == application["args"]["threads"] == 3
+    assert [deployments[pool]["ray_actor_options"]["num_gpus"] for pool in ("encoder", "generator")] == [1, 1]
+    scaling = deployments["encoder"]["autoscaling_config"]
+    assert (scaling["min_replicas"], scaling["max_replicas"]) == (2, 5)
+    assert set(deployments["gateway"]["user_config"]) == set(LIVE)

@@ -1,0 +1,210 @@
+"""Processes of the real service are killed and stopped while clients ask: what they get meanwhile, and that it is whole again soon.
+
+`python -m loadtest.kills` does the same with real bundles and measures it; deploy/faults.md has the figures.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from loadtest.kills import Clients, Fault, Outcome, Victim, hit, requests, victim
+from tests.bundles import tiny_encoder_bundle
+
+pytestmark = pytest.mark.service
+
+_WHOLE_S = 60.0  # seconds on a machine of its own; tests share theirs
+_HANG_S = 10.0  # no answer takes longer; a stopped process is found within one or two seconds
+_ROOM_BYTES = 1 << 30  # limit of what the processes allocate from then on: more than another replica needs
+KILL, STOP = signal.SIGKILL, signal.SIGSTOP
+
+# A file has a pid and a fault, which that process applies to itself: block its event loop for so many seconds, or use ever more memory.
+_SITECUSTOMIZE = """
+import os, threading, time
+
+def act():
+    fault, kept = os.environ["ATTNTEST_FAULT"], []
+    while True:
+        time.sleep(0.1)
+        try:
+            pid, what = open(fault).read().split()
+        except (OSError, ValueError):
+            continue
+        if pid != str(os.getpid()):
+            continue
+        os.unlink(fault)
+        while what == "grow":
+            kept.append(b"x" * (16 << 20))
+        (lifeline,) = (thread for thread in threading.enumerate() if thread.name == "lifeline")
+        lifeline._args[0].call_soon_threadsafe(time.sleep, float(what))
+
+if "ATTNTEST_FAULT" in os.environ:
+    threading.Thread(target=act, daemon=True).start()
+"""
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory, decoder_bundle: Path) -> list[Path]:
+    return [tiny_encoder_bundle(tmp_path_factory.mktemp("survival") / "tiny"), decoder_bundle]
+
+
+@contextmanager
+def under_load(running: Victim) -> Iterator[Clients]:
+    clients = Clients(running.port, requests("tiny-encoder", "tiny-decoder"))
+    try:
+        time.sleep(1)
+        yield clients
+    finally:
+        clients.stop()
+
+
+def survived(running: Victim, clients: Clients, title: str, how: Fault, *, lean: bool = False) -> Outcome:
+    """It is whole again, and meanwhile every request had a whole answer, or a 429 or 503 that says when to come again, in time."""
+    outcome = hit(running, clients, title, how, within_s=_WHOLE_S)
+    assert outcome.ended_with is None, outcome.last_words
+    assert outcome.whole_s is not None, (title, how, outcome.statuses, running.output())
+    others = {status for status in outcome.statuses if status not in ("200", "429", "503")}
+    # The requests that a process had at the client's own connections end with it: HAProxy's, and with lean the replica's.
+    lost = {"RemoteDisconnected", "ConnectionResetError"} if lean or title == "haproxy" else set()
+    assert others <= lost, (title, how, outcome.statuses)
+    assert all(answer.fit for answer in outcome.answers if answer.status in ("200", "503")), (title, how)
+    assert outcome.slowest_s < _HANG_S, (title, how, outcome.slowest_s)
+    return outcome
+
+
+def ended(running: Victim, title: str, how: signal.Signals) -> None:
+    """The command has ended with a sentence, and nothing is left of it."""
+    runs = {part for part in " ".join(running.find("raylet").cmdline()).split("/") if part.startswith("attnserve-")}
+    with under_load(running) as clients:
+        outcome = hit(running, clients, title, how, within_s=_WHOLE_S, to_the_end=True)
+    assert outcome.ended_with == 1, (title, how, running.output())
+    assert "start the service again" in outcome.last_words
+    assert "LEFT" not in outcome.last_words
+    assert runs
+    assert not [run for run in runs if (Path("/tmp") / run).exists()]
+
+
+@pytest.fixture(scope="module")
+def fault(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that `_SITECUSTOMIZE` reads."""
+    return tmp_path_factory.mktemp("fault") / "fault"
+
+
+@pytest.fixture(scope="module")
+def single(bundles: list[Path], fault: Path) -> Iterator[Victim]:
+    (fault.parent / "sitecustomize.py").write_text(_SITECUSTOMIZE)
+    path = os.pathsep.join([str(fault.parent), str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+    with victim(bundles, "single", env={"PYTHONPATH": path, "ATTNTEST_FAULT": str(fault)}) as running:
+        yield running
+
+
+def test_profile_single_replaces_what_dies_or_is_stopped(single: Victim) -> None:
+    with under_load(single) as clients:
+        for title in ("haproxy", "ServeController", "ServeReplica"):
+            for how in (KILL, STOP):
+                survived(single, clients, title, how)
+
+
+def test_a_busy_event_loop_is_no_dead_process(single: Victim, fault: Path) -> None:
+    """It is busy for longer than a process may be stopped. The replica is kept, and its callers are answered."""
+    with under_load(single) as clients:
+        replica, began = single.find("ServeReplica").pid, time.monotonic()
+        fault.write_text(f"{replica} 16")
+        time.sleep(18)
+        probes = [answer for answer in list(clients.answers) if answer.began > began and answer.name == "live"]
+        assert len(probes) > 50
+        assert {answer.status for answer in probes} == {"200"}
+        assert max(answer.ended - answer.began for answer in probes) < _HANG_S
+        assert single.find("ServeReplica").pid == replica
+    blocked = [answer for answer in clients.answers if answer.began > began and answer.name != "live"]
+    assert max(answer.ended - answer.began for answer in blocked) > 10, "the loop was not blocked"
+    assert {answer.status for answer in blocked} <= {"200", "429"}
+
+
+@dataclass(frozen=True)
+class MemoryGroup:
+    """A memory cgroup, of version 1 or 2."""
+
+    path: Path
+    limit: str
+    events: str  # the file that counts kills
+
+    def limit_to(self, size_bytes: int) -> None:
+        (self.path / self.limit).write_text(str(size_bytes))
+
+    def add(self, pid: int) -> None:
+        (self.path / "cgroup.procs").write_text(str(pid))
+
+    def kills(self) -> int:
+        lines = (line.split() for line in (self.path / self.events).read_text().splitlines())
+        return int(dict(lines)["oom_kill"])
+
+
+@pytest.fixture
+def memory_group() -> Iterator[MemoryGroup]:
+    """A new one. Its processes go back to the group of this process at the end."""
+    places = {
+        controllers: place for _, controllers, place in (line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().split())
+    }
+    first, second = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    if "memory" in places:
+        home = first / places["memory"].lstrip("/")
+        parent, limit, events = home, "memory.limit_in_bytes", "memory.oom_control"
+    else:  # a group of version 2 that has processes can have no groups with limits below
+        home = second / places.get("", "/").lstrip("/")
+        parent, limit, events = home.parent, "memory.max", "memory.events"
+    group = MemoryGroup(parent / f"attntest-{os.getpid()}", limit, events)
+    try:
+        group.path.mkdir()
+    except OSError as error:
+        pytest.skip(f"no memory cgroup can be made here: {error}")
+    try:
+        if not os.access(group.path / limit, os.W_OK):
+            pytest.skip(f"{group.path / limit} cannot be written")
+        yield group
+    finally:
+        for pid in (group.path / "cgroup.procs").read_text().split():
+            with suppress(ProcessLookupError):
+                (home / "cgroup.procs").write_text(pid)
+        group.path.rmdir()
+
+
+def test_a_replica_that_the_kernel_kills_for_its_memory_is_replaced(single: Victim, fault: Path, memory_group: MemoryGroup) -> None:
+    """All processes have a limit together, as `docker run --memory` sets it. The kernel may kill more than the replica."""
+    with under_load(single) as clients:
+        memory_group.limit_to(_ROOM_BYTES)
+        for process in single.family():
+            memory_group.add(process.pid)
+        outcome = survived(single, clients, "ServeReplica", lambda process: fault.write_text(f"{process.pid} grow"))
+        assert outcome.statuses["503"]
+        assert memory_group.kills() >= 1
+
+
+def test_profile_single_ends_without_rays_gcs(single: Victim) -> None:
+    ended(single, "gcs_server", KILL)
+
+
+def test_lean(bundles: list[Path]) -> None:
+    with victim(bundles, "lean") as running:
+        with under_load(running) as clients:
+            assert survived(running, clients, "ServeReplica", KILL, lean=True).statuses["503"]
+            survived(running, clients, "ServeReplica", STOP, lean=True)
+        ended(running, "raylet", KILL)
+
+
+def test_profile_split_with_two_gateways(bundles: list[Path]) -> None:
+    """One of two gateways that is stopped costs no request. Without its controller Serve replaces nothing: it must come back."""
+    with victim(bundles, "split", "--set", "gateways=2") as running:
+        with under_load(running) as clients:
+            assert set(survived(running, clients, "ServeReplica:attnserve:gateway", STOP).statuses) == {"200"}
+            controller = running.find("ServeController")
+            survived(running, clients, "ServeController", STOP)
+            for title in ("gateway", "encoder", "generator"):
+                survived(running, clients, f"ServeReplica:attnserve:{title}", KILL)
+            assert running.find("ServeController").pid != controller.pid
+        ended(running, "raylet", STOP)

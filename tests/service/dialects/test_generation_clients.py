@@ -1,0 +1,156 @@
+"""OpenAI's client, unchanged, against the real service: text from a decoder beside the encoders, on one port."""
+
+import asyncio
+import json
+import socket
+import urllib.request
+from collections.abc import Iterator
+
+import jsonschema
+import openai
+import pytest
+
+from tests.service.live import LiveService
+
+pytestmark = pytest.mark.service
+
+MODEL = "tiny-decoder"
+_LOOKS = 2000  # at the metrics, before something that should have ended counts as a hang
+
+
+@pytest.fixture(scope="module")
+def client(service: LiveService) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{service.url}/v1", api_key="not needed", max_retries=0) as client:
+        yield client
+
+
+def complete(client: openai.OpenAI, prompt: str = "def f(x):", **options: object) -> str:
+    return str(client.completions.create(**{"model": MODEL, "prompt": prompt, "max_tokens": 24, "seed": 1, **options}).choices[0].text)
+
+
+def running(service: LiveService) -> int:
+    with urllib.request.urlopen(f"{service.url}/metrics", timeout=30) as answer:
+        lines = answer.read().decode().splitlines()
+    return int(
+        sum(float(line.split()[-1]) for line in lines if line.startswith(("vllm:num_requests_running{", "vllm:num_requests_waiting{")))
+    )
+
+
+def test_encoders_and_decoders_answer_on_one_port(client: openai.OpenAI) -> None:
+    assert {"all-MiniLM-L6-v2", MODEL} <= {model.id for model in client.models.list()}
+    assert len(client.embeddings.create(model="all-MiniLM-L6-v2", input="a").data[0].embedding) == 384
+    assert complete(client)
+    with pytest.raises(openai.BadRequestError, match="kind encoder"):
+        complete(client, model="all-MiniLM-L6-v2")
+    with pytest.raises(openai.BadRequestError, match="kind decoder"):
+        client.embeddings.create(model=MODEL, input="a")
+
+
+def test_a_stream_is_the_answer_in_pieces_with_its_usage(client: openai.OpenAI) -> None:
+    whole = client.completions.create(model=MODEL, prompt="abc", max_tokens=40, seed=5, logprobs=2)
+    pieces = list(
+        client.completions.create(
+            model=MODEL, prompt="abc", max_tokens=40, seed=5, logprobs=2, stream=True, stream_options={"include_usage": True}
+        )
+    )
+    text = "".join(piece.choices[0].text for piece in pieces if piece.choices)
+    logprobs = [
+        value for piece in pieces if piece.choices and piece.choices[0].logprobs for value in piece.choices[0].logprobs.token_logprobs or []
+    ]
+    assert text == whole.choices[0].text
+    # How many pieces there are depends on how fast the client reads: text that waits for it is sent as one.
+    assert len(pieces) >= 2, "the text, then the usage"
+    assert whole.choices[0].logprobs is not None
+    assert logprobs == whole.choices[0].logprobs.token_logprobs
+    assert pieces[-1].usage == whole.usage
+    assert whole.usage is not None
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (3, len(logprobs))
+
+
+def test_chat_and_responses_speak_through_the_template(client: openai.OpenAI) -> None:
+    prompt = "user: hello\nassistant: "
+    plain = complete(client, prompt, max_tokens=16, temperature=0)
+    assert plain
+    chat = client.chat.completions.create(model=MODEL, messages=[{"role": "user", "content": "hello"}], max_tokens=16, temperature=0)
+    response = client.responses.create(model=MODEL, input="hello", max_output_tokens=16, temperature=0)
+    assert chat.choices[0].message.content == plain == response.output_text
+    with client.responses.stream(model=MODEL, input="hello", max_output_tokens=16, temperature=0) as stream:
+        events = list(stream)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == plain
+
+
+@pytest.mark.parametrize("place", [0, 8, 15])
+def test_a_seed_gives_the_same_text_alone_and_among_others(service: LiveService, client: openai.OpenAI, place: int) -> None:
+    alone = complete(client, "the same", seed=42)
+
+    async def together() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{service.url}/v1", api_key="not needed", max_retries=0) as several:
+            asked = [(f"other {number}" * (number + 1), number, 10 + number) for number in range(15)]
+            asked.insert(place, ("the same", 42, 24))
+            answers = await asyncio.gather(
+                *(several.completions.create(model=MODEL, prompt=prompt, seed=seed, max_tokens=most) for prompt, seed, most in asked)
+            )
+            return [answer.choices[0].text for answer in answers]
+
+    assert asyncio.run(together())[place] == alone
+
+
+def test_a_client_that_disappears_frees_its_slot(service: LiveService, client: openai.OpenAI) -> None:
+    body = json.dumps({"model": MODEL, "prompt": "a", "max_tokens": 1_000_000, "stream": True, "ignore_eos": True}).encode()
+    with socket.create_connection(("127.0.0.1", service.port), timeout=30) as connection:
+        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        connection.sendall(head.encode() + body)
+        assert b"200 OK" in connection.recv(65_536)
+        assert running(service) == 1
+    for _ in range(_LOOKS):
+        if not running(service):
+            break
+    assert running(service) == 0
+    assert complete(client)
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "n": {"type": "integer", "minimum": -9, "maximum": 99},
+        "kind": {"enum": ["odd", "even"]},
+        "digits": {"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["n", "kind", "digits"],
+    "additionalProperties": False,
+}
+LONGEST = 1000  # tokens: at most 70 characters of JSON, and 40 of white space in each of 22 places
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_json_that_must_match_a_schema_is_complete_and_does(client: openai.OpenAI, seed: int) -> None:
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "a number"}],
+        max_tokens=LONGEST,
+        seed=seed,
+        response_format={"type": "json_schema", "json_schema": {"name": "number", "schema": SCHEMA}},
+    )
+    assert answer.choices[0].finish_reason == "stop"
+    jsonschema.validate(json.loads(answer.choices[0].message.content or ""), SCHEMA)
+
+
+def test_a_call_that_is_demanded_satisfies_its_schema(client: openai.OpenAI) -> None:
+    """Of a model that has never heard of tools."""
+    weather = {"type": "object", "properties": {"unit": {"enum": ["c", "f"]}, "soon": {"type": "boolean"}}, "required": ["unit", "soon"]}
+    clock = {"type": "object", "properties": {"zone": {"$ref": "#/$defs/zone"}}, "required": ["zone"], "$defs": {"zone": {"enum": ["utc"]}}}
+    schemas = {"weather": weather, "clock": clock}
+    answer = client.chat.completions.create(
+        model=MODEL,
+        messages=[{"role": "user", "content": "Hi"}],
+        tools=[{"type": "function", "function": {"name": name, "parameters": schema}} for name, schema in schemas.items()],  # type: ignore[misc]
+        tool_choice="required",
+        max_tokens=1000,
+        n=4,
+        seed=1,
+    )
+    for choice in answer.choices:
+        (call,) = choice.message.tool_calls or []
+        assert (choice.finish_reason, call.type) == ("tool_calls", "function")
+        jsonschema.validate(json.loads(call.function.arguments), schemas[call.function.name])

@@ -1,0 +1,74 @@
+"""The cache of vectors: what it keeps, and how much."""
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from service.encoding.cache import VectorCache, key_of
+from service.runtime.onnx import Array
+
+_ENTRY_BYTES = 300  # what service.encoding.cache reckons an entry costs beside its numbers
+
+
+def row(size: int = 100) -> Array:
+    return np.zeros(size, np.float32)
+
+
+def key(number: int) -> bytes:
+    return number.to_bytes(16, "big")
+
+
+def test_what_was_put_comes_back_as_it_was() -> None:
+    cache, vector = VectorCache(10_000), row()
+    cache.put(key(1), vector)
+    assert cache.get(key(1)) is vector
+    assert cache.get(key(2)) is None
+
+
+def test_the_least_recently_used_leaves_first() -> None:
+    cache = VectorCache(3 * (400 + _ENTRY_BYTES))
+    for number in (1, 2, 3):
+        cache.put(key(number), row())
+    cache.get(key(1))
+    cache.put(key(4), row())
+    assert [cache.get(key(number)) is not None for number in (1, 2, 3, 4)] == [True, False, True, True]
+
+
+def test_a_row_larger_than_the_cache_is_not_kept_and_pushes_nothing_out() -> None:
+    cache = VectorCache(1000)
+    cache.put(key(1), row())
+    cache.put(key(2), row(10_000))
+    assert (cache.get(key(1)) is not None, cache.get(key(2))) == (True, None)
+
+
+def test_a_cache_of_no_bytes_keeps_nothing() -> None:
+    cache = VectorCache(0)
+    cache.put(key(1), row(0))
+    assert len(cache) == cache.size_bytes == 0
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 300), st.booleans())))
+def test_its_bytes_never_exceed_the_bound_and_are_counted_exactly(steps: list[tuple[int, int, bool]]) -> None:
+    cache = VectorCache(5000)
+    for number, size, get in steps:
+        if get:
+            cache.get(key(number))
+        else:
+            cache.put(key(number), row(size))
+        kept = [found for each in range(10) if (found := cache._rows.get(key(each))) is not None]
+        assert cache.size_bytes == sum(each.nbytes + _ENTRY_BYTES for each in kept) <= 5000
+
+
+def test_a_key_tells_models_outputs_ids_and_types_apart() -> None:
+    keys = [
+        key_of("f", "sentence_embedding", [1, 2], None),
+        key_of("g", "sentence_embedding", [1, 2], None),
+        key_of("f", "pooled", [1, 2], None),
+        key_of("f", "sentence_embedding", [2, 1], None),
+        key_of("f", "sentence_embedding", [1, 2, 0], None),
+        key_of("f", "sentence_embedding", [1, 2], [0, 0]),
+        key_of("f", "sentence_embedding", [1, 2], [0, 1]),
+    ]
+    assert len(set(keys)) == len(keys)
+    assert keys[0] == key_of("f", "sentence_embedding", [1, 2], None)

@@ -1,0 +1,655 @@
+"""The queue, its threads and the event loop together, over a session that can be held, broken and read."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from export import contract
+from service.encoding.admission import EngineLimits
+from service.encoding.cache import VectorCache
+from service.encoding.engine import EncoderEngine
+from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed
+from service.runtime.lanes import Lane
+from service.runtime.onnx import Array
+from service.telemetry.metrics import Metrics, ModelMetrics
+from service.tokenization.texts import Encoded
+from tests.service.fakes import PATIENCE_S, FakeSession
+
+VECTOR, TOKENS, LOGITS = contract.EMBEDDING, contract.TOKEN_EMBEDDINGS, contract.LOGITS
+
+
+def make(session: FakeSession, *, cache_bytes: int = 0, **limits: Any) -> EncoderEngine:
+    limits = {"run_cost_tokens": 16, "tokens_per_s": 1e9, **limits}
+    metrics = ModelMetrics(Metrics(), "fake")
+    return EncoderEngine(session, fingerprint="f", limits=EngineLimits(**limits), metrics=metrics, cache=VectorCache(cache_bytes))
+
+
+@asynccontextmanager
+async def running(session: FakeSession, **limits: Any) -> AsyncIterator[EncoderEngine]:
+    engine = make(session, **limits)
+    engine.start()
+    try:
+        yield engine
+    finally:
+        session.open()
+        await engine.stop()
+
+
+def encode(*inputs: Sequence[int], typed: bool = False) -> list[Encoded]:
+    return [Encoded(list(ids), [0] * len(ids) if typed else None, len(ids)) for ids in inputs]
+
+
+def text(number: int, length: int = 4) -> list[int]:
+    return [number] * length
+
+
+async def busy(engine: EncoderEngine, session: FakeSession) -> "asyncio.Task[Any]":
+    """Hold one run at the gate, so that what comes now must queue; its log and count begin anew."""
+    session.hold()
+    held = asyncio.create_task(engine.run(encode(text(0)), output=VECTOR))
+    await session.entered(1)
+    session.forget()
+    return held
+
+
+async def queued(engine: EncoderEngine, *inputs: Sequence[int], **options: Any) -> "asyncio.Task[Any]":
+    """A request whose inputs have been put into the queue."""
+    task = asyncio.create_task(engine.run(encode(*inputs), **{"output": VECTOR, **options}))
+    await asyncio.sleep(0)
+    return task
+
+
+def same(row: object, session: FakeSession, ids: Sequence[int], output: str = VECTOR) -> bool:
+    assert isinstance(row, np.ndarray), row
+    return np.array_equal(row, session.row(output, ids))
+
+
+# Results ---------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_rows_come_in_the_order_of_the_inputs_whatever_the_order_of_the_runs() -> None:
+    session = FakeSession()
+    inputs = [text(1, 3), text(2, 40), text(3, 3), text(4, 90), text(5, 41), text(6, 3)]
+    async with running(session, concurrent_runs=2) as engine:
+        rows = await engine.run(encode(*inputs), output=VECTOR)
+    assert all(same(row, session, ids) for row, ids in zip(rows, inputs, strict=True))
+    assert len(session.batches) > 1
+
+
+async def test_a_request_without_inputs_is_answered_at_once() -> None:
+    async with running(FakeSession()) as engine:
+        assert await engine.run([], output=VECTOR) == []
+
+
+async def test_a_lone_request_runs_at_once_and_alone() -> None:
+    session = FakeSession()
+    async with running(session) as engine:
+        await engine.run(encode(text(1)), output=VECTOR)
+    assert session.batches == [[text(1)]]
+
+
+async def test_requests_that_come_while_a_run_is_held_share_the_next_one() -> None:
+    session = FakeSession()
+    async with running(session) as engine:
+        held = await busy(engine, session)
+        tasks = [await queued(engine, text(number)) for number in range(1, 6)]
+        session.release(2)
+        rows = await asyncio.gather(held, *tasks)
+    assert session.batches == [[text(number) for number in range(1, 6)]]
+    assert all(same(row[0], session, text(number)) for number, row in enumerate(rows))
+
+
+async def test_every_free_thread_takes_a_batch_of_its_own() -> None:
+    session = FakeSession()
+    session.hold()
+    async with running(session, concurrent_runs=2) as engine:
+        tasks = [await queued(engine, text(1)), await queued(engine, text(2, 100))]
+        await session.entered(2)
+        assert session.most_active == 2
+        session.open()
+        await asyncio.gather(*tasks)
+
+
+async def test_a_run_is_alone_when_no_other_is_under_way_and_none_waits() -> None:
+    session = FakeSession()
+    async with running(session, concurrent_runs=2) as engine:
+        await engine.run(encode(text(1)), output=VECTOR)
+        assert session.alone == [True]
+        session.forget()
+        held = await busy(engine, session)
+        beside = await queued(engine, text(2))
+        await session.entered(1)
+        assert session.alone == [False]
+        session.open()
+        await asyncio.gather(held, beside)
+        session.forget()
+        await engine.run(encode(text(3), text(4, 100)), output=VECTOR)
+    assert session.alone[0] is False, "another batch was waiting"
+
+
+async def test_requests_with_different_outputs_share_a_run() -> None:
+    session = FakeSession()
+    async with running(session) as engine:
+        held = await busy(engine, session)
+        vector, tokens = await queued(engine, text(1, 5)), await queued(engine, text(1, 3), output=TOKENS)
+        session.open()
+        rows = await asyncio.gather(held, vector, tokens)
+    assert session.batches == [[text(1, 5), text(1, 3)]]
+    assert session.outputs == [[VECTOR, TOKENS]]
+    assert same(rows[1][0], session, text(1, 5))
+    assert same(rows[2][0], session, text(1, 3), TOKENS), "token vectors of the input alone, without padding"
+
+
+async def test_logits_of_a_token_classifier_come_without_padding() -> None:
+    session = FakeSession(n_labels=3, per_token=True)
+    async with running(session) as engine:
+        rows = await engine.run(encode(text(1, 5), text(2, 3)), output=LOGITS)
+    assert session.batches == [[text(1, 5), text(2, 3)]]
+    assert [np.shape(row) for row in rows] == [(5, 3), (3, 3)]
+
+
+async def test_token_types_reach_the_session() -> None:
+    session = FakeSession()
+    async with running(session) as engine:
+        await engine.run([Encoded([1, 2, 3], [0, 0, 1], 3)], output=VECTOR)
+        await engine.run(encode([1, 2]), output=VECTOR)
+    assert session.type_ids == [[[0, 0, 1]], None]
+
+
+async def test_a_row_owns_its_memory() -> None:
+    async with running(FakeSession()) as engine:
+        rows = await engine.run(encode(text(1), text(2)), output=VECTOR)
+    assert all(isinstance(row, np.ndarray) and row.base is None for row in rows)
+
+
+async def test_on_result_is_called_for_each_input_as_its_run_ends() -> None:
+    session = FakeSession()
+    seen: list[tuple[int, Any]] = []
+    async with running(session) as engine:
+        held = await busy(engine, session)
+        task = await queued(engine, text(1, 90), text(2, 3), text(3, 90), on_result=lambda *entry: seen.append(entry))
+        session.release(2)
+        await held
+        await session.entered(2)
+        await asyncio.sleep(0)
+        assert [index for index, _ in seen] == [0, 2], "the first batch, before the second is through"
+        session.open()
+        rows = await task
+    assert sorted(index for index, _ in seen) == [0, 1, 2]
+    assert all(rows[index] is row for index, row in seen)
+
+
+# Cancellation and deadlines --------------------------------------------------------------------------------------------------------------
+
+
+async def test_the_queued_inputs_of_a_cancelled_request_never_run() -> None:
+    session = FakeSession()
+    async with running(session) as engine:
+        held = await busy(engine, session)
+        gone, stays = await queued(engine, text(1), text(2, 90)), await queued(engine, text(3))
+        gone.cancel()
+        await asyncio.gather(gone, return_exceptions=True)
+        session.open()
+        await asyncio.gather(held, stays)
+        await engine.run(encode(text(4)), output=VECTOR)
+        assert session.batches == [[text(3)], [text(4)]]
+        assert not engine._in_flight
+        assert engine.queued_tokens == 0
+
+
+async def test_cancelling_while_the_run_is_under_way_disturbs_nobody() -> None:
+    session = FakeSession()
+    async with running(session) as engine:
+        held = await busy(engine, session)
+        held.cancel()
+        session.open()
+        assert same((await engine.run(encode(text(1)), output=VECTOR))[0], session, text(1))
+        assert not engine._in_flight
+
+
+async def test_a_request_out_of_time_is_told_so_and_its_inputs_never_run() -> None:
+    session = FakeSession()
+    async with running(session) as engine:
+        held = await busy(engine, session)
+        with pytest.raises(DeadlineExceeded):
+            await engine.run(encode(text(1)), output=VECTOR, deadline=time.monotonic() + 0.01)
+        session.open()
+        await held
+        await engine.run(encode(text(2)), output=VECTOR)
+    assert session.batches == [[text(2)]]
+
+
+async def test_a_request_that_comes_after_its_deadline_is_not_queued() -> None:
+    session = FakeSession()
+    async with running(session) as engine:
+        with pytest.raises(DeadlineExceeded):
+            await engine.run(encode(text(1)), output=VECTOR, deadline=time.monotonic() - 1)
+    assert session.batches == []
+
+
+# Admission -------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_request_larger_than_the_queue_never_fits() -> None:
+    async with running(FakeSession(), max_queue_tokens=100) as engine:
+        with pytest.raises(NeverFits, match="101 tokens and the queue holds 100"):
+            await engine.run(encode(text(1, 101)), output=VECTOR)
+        assert engine.queued_tokens == 0
+
+
+async def test_over_the_queue_a_request_is_refused_with_the_time_until_there_is_room() -> None:
+    session = FakeSession()
+    async with running(session, max_queue_tokens=100, tokens_per_s=1000) as engine:
+        held = await busy(engine, session)
+        waiting = await queued(engine, text(1, 90))
+        with pytest.raises(Overloaded, match="90 of 100 tokens are queued and the request has 20") as refused:
+            await engine.run(encode(text(2, 20)), output=VECTOR)
+        assert refused.value.retry_after_s == pytest.approx(10 / 1000)
+        assert len(engine._in_flight) == 2, "nothing of the refused request is left"
+        session.open()
+        await asyncio.gather(held, waiting)
+
+
+async def test_a_request_whose_deadline_is_shorter_than_the_queue_is_refused_at_once() -> None:
+    session = FakeSession()
+    async with running(session, tokens_per_s=1) as engine:
+        held = await busy(engine, session)
+        with pytest.raises(Overloaded) as refused:
+            await engine.run(encode(text(1)), output=VECTOR, deadline=time.monotonic() + 1)
+        assert refused.value.retry_after_s == pytest.approx(3, abs=0.1), "4 tokens are running at 1 token a second, and 1 s is given"
+        session.open()
+        await held
+
+
+async def test_bulk_work_in_the_queue_does_not_count_against_an_interactive_deadline() -> None:
+    session = FakeSession()
+    async with running(session, tokens_per_s=10) as engine:
+        held = await busy(engine, session)
+        bulk = await queued(engine, text(1, 100), lane=Lane.BULK)
+        interactive = await queued(engine, text(2), deadline=time.monotonic() + 5)
+        with pytest.raises(Overloaded):
+            await engine.run(encode(text(3)), output=VECTOR, lane=Lane.BULK, deadline=time.monotonic() + 5)
+        session.open()
+        await asyncio.gather(held, interactive, bulk)
+
+
+async def test_when_the_queue_must_be_short_what_has_waited_too_long_is_refused_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.runtime.overload._CALM_S", 3600.0)
+    session = FakeSession()
+    async with running(session, max_batch_tokens=4, tokens_per_s=1e6, max_wait_s=5e-6) as engine:
+        held = await busy(engine, session)
+        first, second = await queued(engine, text(1)), await queued(engine, text(2))
+        with pytest.raises(QueueTooLong, match="Model is overloaded"):
+            engine.check(Lane.INTERACTIVE)
+        third = await queued(engine, text(3))
+        session.open()
+        refused = await asyncio.gather(first, second, third, return_exceptions=True)
+        await held
+    assert [[str(row) for row in rows] for rows in refused[:2]] == [["Model is overloaded: it took too long to begin"]] * 2  # type: ignore[union-attr]
+    assert isinstance(refused[2], QueueTooLong)
+    assert session.batches == [], "none of them was computed"
+
+
+async def test_a_run_that_fails_at_once_does_not_count_as_a_fast_one() -> None:
+    session = FakeSession()
+    session.broken = True
+    async with running(session, tokens_per_s=1000) as engine:
+        await engine.run(encode(text(1)), output=VECTOR)
+        assert engine.tokens_per_s == 1000
+
+
+# Lanes -----------------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_interactive_requests_pass_a_bulk_request_that_is_under_way() -> None:
+    session = FakeSession()
+    async with running(session, max_batch_tokens=8, bulk_delay_s=3600) as engine:
+        held = await busy(engine, session)
+        bulk = await queued(engine, *(text(number) for number in range(1, 9)), lane=Lane.BULK)
+        session.release(2)
+        await held
+        await session.entered(2)
+        interactive = await queued(engine, text(99))
+        session.open()
+        await asyncio.gather(bulk, interactive)
+    assert [batch[0][0] for batch in session.batches] == [1, 3, 99, 5, 7]
+
+
+async def test_bulk_work_is_not_passed_for_longer_than_its_delay() -> None:
+    session = FakeSession()
+    async with running(session, max_batch_tokens=4, bulk_delay_s=0) as engine:
+        held = await busy(engine, session)
+        tasks = [await queued(engine, text(1), lane=Lane.BULK)]
+        tasks += [await queued(engine, text(number)) for number in (2, 3)]
+        session.open()
+        await asyncio.gather(held, *tasks)
+    assert session.batches == [[text(1)], [text(2)], [text(3)]]
+
+
+async def test_an_interactive_request_does_not_wait_for_an_equal_input_in_the_bulk_lane() -> None:
+    session = FakeSession()
+    async with running(session, max_batch_tokens=4, bulk_delay_s=3600) as engine:
+        held = await busy(engine, session)
+        bulk = await queued(engine, text(1), text(2), lane=Lane.BULK)
+        interactive = await queued(engine, text(2))
+        session.open()
+        rows = await asyncio.gather(held, bulk, interactive)
+        assert session.batches == [[text(2)], [text(1)], [text(2)]]
+        assert same(rows[1][1], session, text(2))
+        assert same(rows[2][0], session, text(2))
+        assert not engine._in_flight
+
+
+# De-duplication and the cache ------------------------------------------------------------------------------------------------------------
+
+
+async def test_equal_inputs_in_flight_run_once_and_answer_all() -> None:
+    session = FakeSession()
+    async with running(session) as engine:
+        held = await busy(engine, session)
+        tasks = [await queued(engine, text(1), text(1)), await queued(engine, text(1)), await queued(engine, text(0))]
+        session.open()
+        await held
+        rows = [row for task in tasks for row in await task]
+    assert session.batches == [[text(1)]], "and 0, which is running, is joined too"
+    assert [same(row, session, ids) for row, ids in zip(rows, [text(1)] * 3 + [text(0)], strict=True)] == [True] * 4
+
+
+async def test_the_same_ids_for_another_output_are_another_input() -> None:
+    session = FakeSession()
+    async with running(session) as engine:
+        held = await busy(engine, session)
+        tasks = [await queued(engine, text(1)), await queued(engine, text(1), output=contract.POOLED)]
+        session.open()
+        _, vector, pooled = await asyncio.gather(held, *tasks)
+    assert np.array_equal(vector[0] * 3, pooled[0])
+
+
+async def test_when_the_first_of_two_is_cancelled_the_second_still_gets_its_row() -> None:
+    session = FakeSession()
+    async with running(session) as engine:
+        held = await busy(engine, session)
+        first, second = await queued(engine, text(1)), await queued(engine, text(1))
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        session.open()
+        await held
+        assert same((await second)[0], session, text(1))
+    assert session.batches == [[text(1)]]
+
+
+async def dropped_as_joined(engine: EncoderEngine, session: FakeSession, *also: Any) -> "asyncio.Task[Any]":
+    """A request for an input that a runtime thread has dropped, and of which the loop does not know yet."""
+    held = await busy(engine, session)
+    gone, marker = await queued(engine, text(1, 90)), await queued(engine, text(2))
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    joins = asyncio.create_task(engine.run(encode(text(1, 90)), output=VECTOR))
+    for step in also:
+        step()
+    session.release()
+    session._wait(lambda: session.batches == [[text(2)]])  # the loop stands still meanwhile: it hears of the drop after `joins`
+    joins.add_done_callback(lambda _: (held, marker))  # keeps them
+    return joins
+
+
+async def test_joining_an_input_in_the_moment_it_is_dropped_queues_it_again() -> None:
+    session = FakeSession()
+    async with running(session) as engine:
+        joins = await dropped_as_joined(engine, session)
+        session.open()
+        assert same((await joins)[0], session, text(1, 90))
+        assert not engine._in_flight
+
+
+async def test_joining_an_input_in_the_moment_it_is_dropped_and_the_engine_stops_is_an_answer_too() -> None:
+    session = FakeSession()
+    engine = make(session)
+    engine.start()
+    stopping: list[asyncio.Task[None]] = []
+    joins = await dropped_as_joined(engine, session, lambda: stopping.append(asyncio.create_task(engine.stop())))
+    session.open()
+    async with asyncio.timeout(PATIENCE_S):
+        assert isinstance((await joins)[0], NotReady)
+        await stopping[0]
+
+
+async def test_an_input_seen_before_comes_from_the_cache() -> None:
+    session = FakeSession()
+    async with running(session, cache_bytes=10_000) as engine:
+        first = await engine.run(encode(text(1)), output=VECTOR)
+        seen: list[int] = []
+        again = await engine.run(encode(text(1), text(2)), output=VECTOR, on_result=lambda index, row: seen.append(index))
+    assert session.batches == [[text(1)], [text(2)]]
+    assert np.array_equal(first[0], again[0])
+    assert seen == [0, 1]
+
+
+async def test_token_vectors_are_not_cached() -> None:
+    """One long text's would push out a thousand vectors."""
+    session = FakeSession()
+    async with running(session, cache_bytes=1_000_000) as engine:
+        for _ in range(2):
+            await engine.run(encode(text(1)), output=TOKENS)
+    assert len(session.batches) == 2
+
+
+async def test_a_run_can_be_asked_for_whatever_the_cache_knows() -> None:
+    session = FakeSession()
+    async with running(session, cache_bytes=10_000) as engine:
+        for _ in range(2):
+            await engine.run(encode(text(1)), output=VECTOR, use_cache=False)
+    assert len(session.batches) == 2
+
+
+async def test_errors_are_not_cached() -> None:
+    session = FakeSession()
+    session.failures[0] = RuntimeError("once")
+    async with running(session, cache_bytes=10_000) as engine:
+        assert isinstance((await engine.run(encode(text(1)), output=VECTOR))[0], RuntimeFailed)
+        assert same((await engine.run(encode(text(1)), output=VECTOR))[0], session, text(1))
+
+
+# Failures --------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("no memory"), SystemExit(1), KeyboardInterrupt(), MemoryError()], ids=repr)
+async def test_an_error_of_a_run_reaches_exactly_the_inputs_of_its_batch(failure: BaseException) -> None:
+    """And the thread lives on, whatever was raised: what is queued would otherwise wait for it for good."""
+    session = FakeSession()
+    session.failures[0] = failure
+    async with running(session) as engine:
+        held = await busy(engine, session)
+        mixed, other = await queued(engine, text(1), text(2, 90)), await queued(engine, text(3))
+        session.open()
+        rows = await asyncio.gather(held, mixed, other)
+        assert session.batches == [[text(1), text(3)], [text(2, 90)]]
+        assert isinstance(rows[1][0], RuntimeFailed)
+        assert isinstance(rows[2][0], RuntimeFailed)
+        assert rows[1][0] is not rows[2][0], "two requests raise it: each has its own"
+        assert same(rows[1][1], session, text(2, 90))
+        assert "no memory" not in str(rows[1][0]), "the runtime's words are for the log"
+        assert engine.alive
+
+
+async def test_the_runtimes_own_words_reach_the_log_with_the_traces_of_who_met_them(caplog: pytest.LogCaptureFixture) -> None:
+    session = FakeSession()
+    session.broken = True
+    async with running(session, concurrent_runs=1) as engine:
+        asking = [
+            await busy(engine, session),
+            await queued(engine, text(1)),
+            await queued(engine, text(2), traceparent=f"00-{2:032x}-{1:016x}-01"),
+        ]
+        asking += [await queued(engine, text(number), traceparent=f"00-{number:032x}-{1:016x}-01") for number in range(2, 30)]
+        session.open()
+        await asyncio.gather(*asking)
+    held, failed = [record for record in caplog.records if record.message == "run failed"][:2]
+    assert "scripted failure" in caplog.text
+    assert not hasattr(held, "trace_ids")
+    assert vars(failed)["trace_ids"] == [f"{number:032x}" for number in range(2, 10)], "each once, and not all of a large batch"
+
+
+CUDA_LOST = (
+    "[ONNXRuntimeError] : 1 : FAIL : Non-zero status code returned while running Gemm node. CUDA failure 700: an illegal memory access was "
+    "encountered ; GPU=0 ; hostname=node ; file=/onnxruntime_src/onnxruntime/core/providers/cuda/gpu_data_transfer.cc ; line=73 ;"
+)
+
+
+async def test_a_device_that_is_lost_ends_the_threads_and_what_waits_is_told() -> None:
+    """Every later call would fail: the health check sees a dead thread, and a new process takes the replica's place."""
+    session = FakeSession()
+    session.failures[0] = RuntimeError(CUDA_LOST)
+    async with running(session, concurrent_runs=2, max_batch_tokens=2) as engine, asyncio.timeout(PATIENCE_S):
+        held = await queued(engine, text(1))
+        (row,) = await held
+        assert isinstance(row, RuntimeFailed)
+        while engine.alive:  # noqa: ASYNC110  threads end by themselves
+            await asyncio.sleep(0.001)
+        with pytest.raises(NotReady, match="another replica"):
+            await engine.run(encode(text(2)), output=VECTOR)
+
+
+async def test_memory_of_the_device_that_ran_out_is_not_its_end() -> None:
+    session = FakeSession()
+    session.failures[0] = RuntimeError("CUDA failure 2: out of memory ; GPU=0 ; hostname=node ; file=cuda_allocator.cc ; line=1 ;")
+    async with running(session) as engine:
+        await engine.run(encode(text(1)), output=VECTOR)
+        assert same((await engine.run(encode(text(1)), output=VECTOR))[0], session, text(1))
+        assert engine.alive
+
+
+@pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf, 0.0, 2.0])
+async def test_a_row_that_is_no_vector_is_withheld_and_its_neighbours_are_not(number: float) -> None:
+    session = FakeSession()
+    session.bad_rows[tuple(text(1))] = number
+    async with running(session, cache_bytes=10_000) as engine:
+        for _ in range(2):  # the cache has not kept it either
+            rows = await engine.run(encode(text(1), text(2)), output=VECTOR)
+            assert isinstance(rows[0], RuntimeFailed)
+            assert same(rows[1], session, text(2))
+        assert engine.healthy, "one odd row is no sick runtime"
+
+
+@pytest.mark.parametrize(
+    ("output", "number", "leaves"),
+    [
+        (contract.POOLED, 0.0, False),
+        (contract.POOLED, math.nan, False),
+        (contract.POOLED, 2.0, True),
+        (LOGITS, 0.0, True),
+        (LOGITS, math.inf, False),
+        (TOKENS, math.nan, False),
+        (TOKENS, 0.0, False),
+        (TOKENS, 2.0, True),
+    ],
+)
+async def test_each_output_has_its_own_idea_of_a_bad_row(output: str, number: float, leaves: bool) -> None:
+    session = FakeSession()
+    session.bad_rows[tuple(text(1))] = number
+    async with running(session) as engine:
+        (row,) = await engine.run(encode(text(1)), output=output)
+    assert isinstance(row, RuntimeFailed) != leaves
+
+
+class ShortSession(FakeSession):
+    """Forgets the last row."""
+
+    def run(self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None) -> dict[str, Array]:
+        return {name: rows[:-1] for name, rows in super().run(outputs, ids, type_ids).items()}
+
+
+async def test_an_answer_of_the_wrong_shape_is_an_error_and_not_the_end_of_the_thread() -> None:
+    async with running(ShortSession()) as engine:
+        async with asyncio.timeout(PATIENCE_S):
+            rows = await engine.run(encode(text(1), text(2)), output=VECTOR)
+        assert all(isinstance(row, RuntimeFailed) for row in rows)
+        assert engine.alive
+
+
+async def test_a_failed_run_turns_health_off_and_the_next_good_one_turns_it_on() -> None:
+    session = FakeSession()
+    session.broken = True
+    async with running(session) as engine:
+        assert engine.healthy
+        await engine.run(encode(text(1)), output=VECTOR)
+        assert not engine.healthy
+        session.broken = False
+        await engine.run(encode(text(1)), output=VECTOR)
+        assert engine.healthy
+
+
+# Start and stop --------------------------------------------------------------------------------------------------------------------------
+
+
+async def test_before_start_requests_are_told_that_it_is_not_ready() -> None:
+    with pytest.raises(NotReady):
+        await make(FakeSession()).run(encode(text(1)), output=VECTOR)
+
+
+async def test_stop_finishes_what_runs_fails_what_waits_and_ends_the_threads() -> None:
+    session = FakeSession()
+    engine = make(session, concurrent_runs=1)
+    engine.start()
+    held = await busy(engine, session)
+    waiting = await queued(engine, text(1), text(2))
+    stopping = asyncio.create_task(engine.stop())
+    assert all(isinstance(row, NotReady) for row in await waiting)
+    session.open()
+    await stopping
+    assert same((await held)[0], session, text(0))
+    assert session.batches == []
+    assert not any(thread.is_alive() for thread in engine._threads)
+    assert not engine.healthy
+    with pytest.raises(NotReady):
+        await engine.run(encode(text(1)), output=VECTOR)
+
+
+async def test_stopping_twice_is_no_error() -> None:
+    engine = make(FakeSession())
+    engine.start()
+    await engine.stop()
+    await engine.stop()
+
+
+def test_a_run_that_outlives_its_event_loop_ends_quietly() -> None:
+    session = FakeSession()
+    engine = make(session)
+
+    async def begin() -> None:
+        engine.start()
+        (await busy(engine, session)).cancel()
+
+    asyncio.run(begin())
+    session.open()  # the thread finds no loop to tell; an exception there would fail this test as a warning
+    session._wait(lambda: not session.active)
+    asyncio.run(engine.stop())
+    assert not any(thread.is_alive() for thread in engine._threads)
+
+
+async def test_many_requests_from_everywhere_all_get_their_own_rows() -> None:
+    session = FakeSession()
+    random = np.random.default_rng(7)
+    async with running(session, concurrent_runs=3, cache_bytes=20_000) as engine:
+
+        async def ask(number: int) -> None:
+            inputs = [text(int(token), int(length)) for token, length in random.integers(1, 60, (5, 2))]
+            task = asyncio.create_task(engine.run(encode(*inputs), output=VECTOR, lane=Lane(number % 2)))
+            if number % 7 == 0:
+                await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            else:
+                assert all(same(row, session, ids) for row, ids in zip(await task, inputs, strict=True))
+
+        async with asyncio.timeout(PATIENCE_S):
+            await asyncio.gather(*(ask(number) for number in range(400)))
+        await engine.stop()
+        assert not engine._in_flight
+        assert engine.queued_tokens == 0

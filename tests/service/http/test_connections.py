@@ -1,0 +1,132 @@
+"""The HTTP server on an open port: what is no HTTP, comes too slowly, or is not taken."""
+
+import asyncio
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+import uvloop
+
+from service.http.connections import Connection, Server
+from tests.service.fakes import PATIENCE_S, fake_app, fake_bundle, serve_in_thread
+
+
+@pytest.fixture
+def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr("service.http.connections._SWEEP_S", 0.05)
+    monkeypatch.setattr(Connection, "head_s", 0.2)
+    monkeypatch.setattr(Connection, "stall_s", 0.5)
+    with serve_in_thread(fake_app(fake_bundle(tmp_path / "mini"))) as url:
+        yield int(url.rpartition(":")[2])
+
+
+def said(port: int, content: bytes) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of the answer to these bytes, up to the end of the connection."""
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
+        connection.sendall(content)
+        received = b""
+        while chunk := connection.recv(65536):
+            received += chunk
+    head, _, body = received.partition(b"\r\n\r\n")
+    status, *lines = head.decode().split("\r\n")
+    return int(status.split()[1]), dict(line.split(": ", 1) for line in lines), body
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"hello\r\n\r\n",
+        b"GET /caf\xc3\xa9 HTTP/1.1\r\n\r\n",
+        b"POST /embed HTTP/1.1\r\ncontent-length: many\r\n\r\n",
+        b"\x16\x03\x01\x00\xa5\x01",
+    ],
+)
+def test_what_is_no_http_is_answered_in_json(port: int, content: bytes) -> None:
+    status, headers, body = said(port, content)
+    assert (status, headers["content-type"]) == (400, "application/json")
+    assert "not valid HTTP" in json.loads(body)["error"]["message"]
+
+
+def test_half_a_head_is_not_waited_for(port: int) -> None:
+    status, headers, body = said(port, b"POST /embed HTTP/1.1\r\nhost: me\r\n")
+    assert (status, headers["content-type"]) == (408, "application/json")
+    assert "head did not come" in json.loads(body)["message"]
+
+
+def test_a_connection_without_a_request_is_closed(port: int) -> None:
+    with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as connection:
+        assert connection.recv(1) == b""
+
+
+def test_a_head_that_does_not_end_is_refused(port: int) -> None:
+    status, _, _ = said(port, b"GET / HTTP/1.1\r\n" + b"x: " + b"y" * 70_000)
+    assert status == 431
+
+
+def test_an_idle_connection_after_an_answer_stays(port: int) -> None:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
+        for _ in range(2):
+            assert http.get("/health/live").status_code == 200
+            with socket.create_connection(("127.0.0.1", port), PATIENCE_S) as other:  # for as long as a head may take
+                assert other.recv(1) == b""
+        assert len(http._transport._pool.connections) == 1  # type: ignore[attr-defined]
+
+
+def test_an_answer_that_is_not_taken_is_dropped(port: int) -> None:
+    """The connection is reset while megabytes of its answers wait."""
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.settimeout(PATIENCE_S)
+        connection.connect(("127.0.0.1", port))
+        with pytest.raises(OSError, match=r"reset|Broken pipe"):
+            connection.sendall(b"GET /openapi.json HTTP/1.1\r\nhost: me\r\n\r\n" * 200_000)
+
+
+def test_connections_are_bounded_for_each_address(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Connection, "most", 8)
+    monkeypatch.setattr(Connection, "share", 0.5)
+    opened = [socket.create_connection(("127.0.0.1", port), PATIENCE_S) for _ in range(4)]
+    try:
+        status, headers, body = said(port, b"")
+        assert (status, headers["retry-after"]) == (503, "1")
+        assert "accepts no more from this address" in json.loads(body)["message"]
+    finally:
+        for each in opened:
+            each.close()
+
+
+def accepted(count: int, rounds: int) -> int:
+    """How many of so many waiting connections are open after some rounds of the event loop."""
+
+    async def after_rounds() -> int:
+        listener = socket.create_server(("127.0.0.1", 0), backlog=count)
+        server = Server(uvicorn.Config(fake_app, http=Connection, lifespan="off", log_config=None))
+        server.config.load()
+        server.lifespan = server.config.lifespan_class(server.config)
+        await server.startup([listener])
+        clients = [socket.create_connection(listener.getsockname(), PATIENCE_S) for _ in range(count)]
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        there = len(server.server_state.connections)
+        for client in clients:
+            client.close()
+        await server.shutdown([listener])
+        return there
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(after_rounds())
+
+
+def test_a_burst_of_connections_is_accepted_at_once() -> None:
+    """In few rounds of the event loop, which are long while it has much to do."""
+    assert accepted(count=100, rounds=10) == 100
+
+
+def test_a_flood_of_connections_is_accepted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that it cannot open more files than the process may have, before the connections are counted."""
+    monkeypatch.setattr("service.http.connections._ACCEPTED_AT_ONCE", 4)
+    assert accepted(count=100, rounds=10) < 60

@@ -1,0 +1,209 @@
+"""Padding, the choice of a provider, and one real graph in ONNX Runtime."""
+
+import logging
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper
+
+from export import contract
+from service.generation.device import open_steps
+from service.generation.session import OnnxStepSession
+from service.runtime import onnx as runtime
+from service.runtime.onnx import OnnxSession, SettingsConflict, check_install, choose_provider, cuda_options, one_runtime, pad
+from service.seq2seq.session import OnnxWritingSession
+from tests.service.fakes import fake_bundle
+
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+def weighted_sum(bundle: Path, *, typed: bool) -> None:
+    """The smallest graph that sees everything: logits (B, 1) = sum over N of ids * mask, plus 1000 * sum of the types."""
+    int64 = TensorProto.INT64
+    names = [contract.INPUT_IDS, contract.ATTENTION_MASK, *([contract.TOKEN_TYPE_IDS] if typed else [])]
+    inputs = [helper.make_tensor_value_info(name, int64, ["B", "N"]) for name in names]
+    nodes = [helper.make_node("Mul", names[:2], ["seen"])]
+    if typed:
+        nodes += [helper.make_node("Mul", [names[2], "thousand"], ["types"]), helper.make_node("Add", ["seen", "types"], ["all"])]
+    nodes += [
+        helper.make_node("ReduceSum", ["all" if typed else "seen", "axis"], ["sum"], keepdims=1),
+        helper.make_node("Cast", ["sum"], [contract.LOGITS], to=TensorProto.FLOAT),
+    ]
+    constants = [helper.make_tensor("axis", int64, [1], [1]), helper.make_tensor("thousand", int64, [1], [1000])]
+    outputs = [helper.make_tensor_value_info(contract.LOGITS, TensorProto.FLOAT, ["B", 1])]
+    graph = helper.make_graph(nodes, "weighted_sum", inputs, outputs, constants)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), bundle / contract.GRAPH)
+
+
+def steps(bundle: Path, provider: str) -> Any:
+    """Of a decoder."""
+    return open_steps(bundle, contract.read_manifest(bundle), threads=2, provider=provider, slots=2, gpu_memory_gib=None)
+
+
+def session(folder: Path, *, typed: bool = False, provider: str = "cpu") -> OnnxSession:
+    bundle = fake_bundle(folder / "tiny", "classifier", n_labels=1, typed=typed)
+    weighted_sum(bundle, typed=typed)
+    return OnnxSession(bundle, contract.read_manifest(bundle), threads=2, provider=provider)
+
+
+# Padding ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_inputs_of_one_length_are_not_padded() -> None:
+    ids, mask, types = pad([[1, 2], [3, 4]], [[0, 0], [0, 1]], 9)
+    assert types is not None
+    assert (ids.tolist(), mask.tolist(), types.tolist()) == ([[1, 2], [3, 4]], [[1, 1], [1, 1]], [[0, 0], [0, 1]])
+    assert ids.dtype == mask.dtype == types.dtype == np.int64
+
+
+def test_shorter_inputs_are_padded_on_the_right_and_masked() -> None:
+    ids, mask, types = pad([[1, 2, 3], [4]], [[0, 1, 1], [1]], 9)
+    assert types is not None
+    assert (ids.tolist(), mask.tolist(), types.tolist()) == ([[1, 2, 3], [4, 9, 9]], [[1, 1, 1], [1, 0, 0]], [[0, 1, 1], [1, 0, 0]])
+
+
+@pytest.mark.parametrize("ids", [[[1], [2]], [[1, 2], [3]]])
+def test_without_types_there_are_none(ids: list[list[int]]) -> None:
+    assert pad(ids, None, 0)[2] is None
+
+
+# A session -------------------------------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_is_the_same_alone_and_padded_in_a_batch(tmp_path: Path) -> None:
+    graph = session(tmp_path)
+    rows = graph.run([contract.LOGITS], [[1, 2, 3], [4], [5, 6]], None)[contract.LOGITS]
+    assert rows.dtype == np.float32
+    assert rows.tolist() == [[6], [4], [11]]
+    assert graph.run([contract.LOGITS], [[4]], None)[contract.LOGITS].tolist() == [[4]]
+
+
+def test_token_types_are_zeros_unless_given_and_only_where_the_graph_takes_them(tmp_path: Path) -> None:
+    typed = session(tmp_path / "typed", typed=True)
+    assert typed.run([contract.LOGITS], [[1, 2], [3]], None)[contract.LOGITS].tolist() == [[3], [3]]
+    assert typed.run([contract.LOGITS], [[1, 2], [3]], [[0, 1], [1]])[contract.LOGITS].tolist() == [[1003], [1003]]
+    untyped = session(tmp_path / "untyped")
+    assert untyped.run([contract.LOGITS], [[1, 2]], [[1, 1]])[contract.LOGITS].tolist() == [[3]]
+
+
+def test_a_session_serves_several_threads_at_once(tmp_path: Path) -> None:
+    graph = session(tmp_path)
+
+    def ask(number: int) -> float:
+        return float(graph.run([contract.LOGITS], [[number] * (number % 7 + 1)], None)[contract.LOGITS][0, 0])
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(ask, range(200))) == [number * (number % 7 + 1) for number in range(200)]
+
+
+def test_a_session_says_where_it_runs(tmp_path: Path) -> None:
+    assert session(tmp_path).provider == CPU
+
+
+# Providers -------------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("wanted", "available", "chosen"),
+    [
+        ("auto", [CPU], CPU),
+        ("auto", ["TensorrtExecutionProvider", CUDA, CPU], CUDA),
+        ("cpu", [CUDA, CPU], CPU),
+        ("cuda", [CUDA, CPU], CUDA),
+    ],
+)
+def test_the_provider_is_the_one_asked_for_and_by_default_the_gpu_where_there_is_one(
+    wanted: str, available: list[str], chosen: str
+) -> None:
+    assert choose_provider(wanted, available) == chosen
+
+
+def test_a_gpu_that_is_asked_for_and_not_there_stops_the_start(
+    tmp_path: Path, decoder_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [CPU])
+    for opened in (partial(session, tmp_path), partial(steps, decoder_bundle)):
+        with pytest.raises(SettingsConflict, match="offers only CPUExecutionProvider: install onnxruntime-gpu in its place"):
+            opened(provider="cuda")
+
+
+def test_a_gpu_is_looked_for_before_anything_is_started() -> None:
+    check_install("auto")
+    check_install("cpu")
+    with pytest.raises(SettingsConflict, match="provider=cuda, but this onnxruntime offers only"):
+        check_install("cuda")
+
+
+class WithoutDriver(ort.InferenceSession):
+    """What onnxruntime-gpu does where CUDA's libraries cannot be loaded: a line on stderr, and a session on the CPU."""
+
+    def _create_inference_session(self, providers: Any, *rest: Any) -> None:
+        super()._create_inference_session([CPU], *rest)
+
+
+class WithoutDevice(ort.InferenceSession):
+    """And where they can be, and the driver has no device for this process."""
+
+    def _create_inference_session(self, providers: Any, *rest: Any) -> None:
+        if any(CUDA in provider for provider in providers):
+            raise RuntimeError("CUDA failure 100: no CUDA-capable device is detected")
+        super()._create_inference_session(providers, *rest)
+
+
+@pytest.fixture(
+    params=[(WithoutDriver, "the session has only CPUExecutionProvider"), (WithoutDevice, "no CUDA-capable device is detected")]
+)
+def broken_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """An onnxruntime that offers CUDA and cannot have it: what there is to read about it."""
+    stand_in, why = request.param
+    monkeypatch.setattr(ort, "InferenceSession", stand_in)
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, CPU])
+    return str(why)
+
+
+def test_a_gpu_that_does_not_work_stops_the_start_where_it_was_asked_for(broken_gpu: str, tmp_path: Path, decoder_bundle: Path) -> None:
+    for opened in (partial(session, tmp_path), partial(steps, decoder_bundle)):
+        with pytest.raises(SettingsConflict, match=f"CUDAExecutionProvider was asked for and cannot be had: .*{broken_gpu}.* nvidia-smi"):
+            opened(provider="cuda")
+
+
+def test_by_default_a_gpu_that_does_not_work_is_told_and_the_cpu_computes(
+    broken_gpu: str, tmp_path: Path, decoder_bundle: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "attnserve"):
+        graph, decoder = session(tmp_path, provider="auto"), steps(decoder_bundle, "auto")
+    assert graph.provider == decoder.provider == CPU
+    assert graph.run([contract.LOGITS], [[1, 2, 3]], None)[contract.LOGITS].tolist() == [[6]]
+    assert isinstance(decoder, OnnxStepSession)
+    assert len(caplog.records) == 2
+    assert all(broken_gpu in record.__dict__["why"] for record in caplog.records)
+
+
+def test_a_session_takes_of_a_gpu_what_it_needs_and_no_more_than_it_may() -> None:
+    """In the words of ONNX Runtime; fp32 is not rounded to TF32 on the way."""
+    assert cuda_options(None) == {"arena_extend_strategy": "kSameAsRequested", "use_tf32": "0"}
+    assert cuda_options(1.5) == {**cuda_options(None), "gpu_mem_limit": "1610612736"}
+
+
+@pytest.mark.parametrize("provider", ["auto", "cuda"])
+def test_a_model_without_a_form_for_gpus_computes_on_the_cpu_and_says_so_once(
+    provider: str, writer_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [CUDA, CPU])
+    with caplog.at_level(logging.INFO, "attnserve"):
+        OnnxWritingSession(writer_bundle, contract.read_manifest(writer_bundle), threads=1, provider=provider)
+    told = [(record.__dict__["model"], record.message) for record in caplog.records]
+    assert told == [("tiny-writer", "computes on the CPU, as every encoder-decoder does")]
+
+
+def test_two_runtimes_side_by_side_stop_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    one_runtime()
+    monkeypatch.setattr(runtime, "_installed", lambda package: True)
+    with pytest.raises(SettingsConflict, match="both installed and overwrite each other"):
+        one_runtime()

@@ -1,0 +1,62 @@
+"""Texts of all lengths on few threads."""
+
+import asyncio
+import threading
+
+import pytest
+
+from service.tokenization.threads import LONG_CHARACTERS, Tokenizers
+from tests.service.fakes import PATIENCE_S
+
+
+async def test_short_texts_do_not_wait_for_long_ones() -> None:
+    threads, gate, running = Tokenizers(1), threading.Event(), []
+
+    def long() -> int:
+        running.append(1)
+        assert gate.wait(PATIENCE_S)
+        return 1
+
+    waiting = [asyncio.create_task(threads.run(long, size=1_000_000, client=str(n))) for n in range(6)]
+    async with asyncio.timeout(PATIENCE_S):
+        while not running:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        for _ in range(10):
+            assert await threads.run(lambda: "short", size=10_000) == "short"
+    assert len(running) == 1, "long ones have one thread at most"
+    gate.set()
+    assert await asyncio.gather(*waiting) == [1] * 6
+    threads.close()
+
+
+async def test_clients_take_turns() -> None:
+    threads, gate, done = Tokenizers(1), threading.Event(), []
+    held = [asyncio.create_task(threads.run(lambda: gate.wait(PATIENCE_S), size=1)) for _ in range(2)]
+    await asyncio.sleep(0.01)
+
+    async def one(client: str) -> None:
+        await threads.run(lambda: done.append(client), size=LONG_CHARACTERS, client=client)
+
+    rest = [asyncio.create_task(one(client)) for client in ["a"] * 10 + ["b"]]
+    await asyncio.sleep(0)
+    gate.set()
+    await asyncio.gather(*held, *rest)
+    assert done.index("b") <= 3
+    threads.close()
+
+
+async def test_an_error_is_its_callers_and_what_was_cancelled_does_not_run() -> None:
+    threads, gate, ran = Tokenizers(1), threading.Event(), []
+    with pytest.raises(ZeroDivisionError):
+        await threads.run(lambda: 1 / 0, size=1)
+    held = [asyncio.create_task(threads.run(lambda: gate.wait(PATIENCE_S), size=1)) for _ in range(2)]
+    await asyncio.sleep(0.01)
+    left = asyncio.create_task(threads.run(lambda: ran.append(1), size=1))
+    await asyncio.sleep(0)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    gate.set()
+    await asyncio.gather(*held)
+    await threads.run(lambda: None, size=1)
+    assert not ran
+    threads.close()
