@@ -11,7 +11,7 @@ from export.attention_graph import trace_maps
 from export.errors import ExportError
 from export.parity import open_graph
 from export.shared_weights import share
-from models.attention_maps import EFFECTIVE, attention_maps
+from models.maps.model import EFFECTIVE, attention_maps
 
 TOLERANCE = 1e-4  # of a weight: float32 on both sides, sums in another order
 

@@ -1,7 +1,7 @@
 """The second graph of a bundle: the ids of one text in, and what every layer attends to out, a matrix (H, N, N) a layer.
 
 The served graph has no such matrix: its attention is one operator, or never forms pairs at all. Here every layer is run once more on what
-it gets, with values that are 1 for one token and 0 for all others, as in models/attention_matrix.py: what comes out are columns of the
+it gets, with values that are 1 for one token and 0 for all others, as in models/maps/matrix.py: what comes out are columns of the
 matrix. A head takes D_v tokens at a time, so the text is copied into R = N / D_v rows, each with values of its own.
 """
 
@@ -17,11 +17,11 @@ from export.decoder_operators import FORMS, with_operators
 from export.graph import EXAMPLE_TOKENS, OPSET, quiet, strip
 from export.packing import FusedAttention, PackedEncoder, Packing, with_children
 from export.step_graph import OPSET as CAUSAL_OPSET
-from models.attention.gau import GatedProjections
-from models.attention.multi_head import split_heads
-from models.attention_matrix import NORMED, SILU_IS_1, gates_of
-from models.decoder import Decoder
-from models.encoder import Encoder
+from models.attention.gated.gau import GatedProjections
+from models.attention.layers.multi_head import split_heads
+from models.decoder.model import Decoder
+from models.encoder.model import Encoder
+from models.maps.matrix import NORMED, SILU_IS_1, gates_of
 
 
 def trace_maps(model: Encoder | Decoder, file: Path, *, longest: int) -> None:

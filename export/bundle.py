@@ -25,10 +25,10 @@ from export.golden import MORE_TEXTS, TEXTS, Examples, Tokens
 from export.graph import PACKED, REWRITTEN, describe, inputs_of, optimise, outputs_of, run_torch, trace
 from export.parity import FP32_TOLERANCE, Arrays, Feed, Reference, Tensors, answers, check_interface, compare, feeds, open_graph, scale
 from export.trials import Task, choose
-from models.checkpoint import ATTENTION_OF_CHECKPOINTS, SWAPPABLE, Checkpoint, load_checkpoint
-from models.encoder import Encoder
-from models.encoder_file import build_encoder
-from models.folder import WEIGHTS, in_sentences
+from models.checkpoints.description import build_encoder
+from models.checkpoints.published import ATTENTION_OF_CHECKPOINTS, SWAPPABLE, Checkpoint, load_checkpoint
+from models.encoder.model import Encoder
+from models.folders.folder import WEIGHTS, in_sentences
 
 Progress = Callable[[str, float | None], None]
 
@@ -54,7 +54,7 @@ ABOUT_FP16 = "weights in float16, for a GPU: a CPU widens them to float32 and is
 
 
 def export_file(file: Path, out: Path, **how: Any) -> contract.Manifest:
-    """The bundle of an encoder that is described by a file; see models/encoder_file.py. `how` are the keywords of `export_bundle`."""
+    """The bundle of an encoder that is described by a file; see `models/checkpoints/`. `how` are the keywords of `export_bundle`."""
     with TemporaryDirectory() as temporary:
         checkpoint = Path(temporary) / file.stem  # which the manifest names
         build_encoder(file, checkpoint)

@@ -294,6 +294,7 @@ class Manifest(Part):
 
 
 MOST_GOLDEN = 1_000  # texts; every start runs them
+MOST_CONTINUED = 1_000  # tokens after a text, each a step of the decoder
 Tokens = Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=100_000)]
 
 
@@ -312,8 +313,8 @@ class Golden(Part):
     texts: tuple[Text, ...] = Field(min_length=1, max_length=MOST_GOLDEN)
     pairs: tuple[Text, ...] | None = None
     outputs: tuple[tuple[float, ...], ...]
-    min_cosine: float | None = Field(None, ge=-1, le=1, description="encoder: a server whose row falls below this cosine must not start")
-    max_abs_error: float | None = Field(None, ge=0, description="classifiers: the same for the largest difference of a logit")
+    min_cosine: float | None = Field(None, ge=0.5, le=1, description="encoder: a server whose row falls below this cosine must not start")
+    max_abs_error: float | None = Field(None, ge=0, le=1000, description="classifiers: the same for the largest difference of a logit")
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -334,10 +335,12 @@ class DecoderGolden(Part):
 
     prompts: tuple[Text, ...] = Field(min_length=1, max_length=MOST_GOLDEN)
     token_ids: tuple[Tokens, ...] = Field(description="of each prompt, as the bundle's tokenizer gives them")
-    continuations: tuple[tuple[TokenId, ...], ...] = Field(description="the likeliest tokens after each prompt, one after the other")
+    continuations: tuple[Annotated[tuple[TokenId, ...], Field(max_length=MOST_CONTINUED)], ...] = Field(
+        description="the likeliest tokens after each prompt, one after the other"
+    )
     top_token_ids: tuple[Tokens, ...] = Field(description="the likeliest after each prompt, the first of them first")
     top_logits: tuple[tuple[float, ...], ...] = Field(description="of these tokens")
-    max_abs_error: float = Field(ge=0, description="a server with a logit further off must not start")
+    max_abs_error: float = Field(ge=0, le=1000, description="a server with a logit further off must not start")
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -364,7 +367,7 @@ class EncoderDecoderGolden(Part):
     outputs: tuple[Tokens, ...] = Field(description="tokens up to and with the end, or as many as fit")
     logits: tuple[tuple[tuple[float, ...], ...], ...] = Field(description="[text][step]: of `top_token_ids` there")
     top_token_ids: tuple[tuple[Tokens, ...], ...] = Field(description="[text][step]: the likeliest, the one written first")
-    max_abs_error: float = Field(ge=0, description="a server with a logit further off must not start")
+    max_abs_error: float = Field(ge=0, le=1000, description="a server with a logit further off must not start")
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
@@ -432,7 +435,7 @@ def read_manifest(bundle: Path) -> Manifest:
     """The manifest, the files it names not yet looked at. BundleError when it is missing, does not parse, was changed or contradicts
     itself."""
     path = bundle / MANIFEST
-    if not path.exists():
+    if not os.path.exists(path):  # also False for a path that no file can have
         raise BundleError(
             f"{bundle} is not a bundle: it has no {MANIFEST}. Make one with `attnserve export --checkpoint DIR --out {bundle}`."
         )

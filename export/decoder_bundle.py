@@ -23,11 +23,11 @@ from export.parity import Arrays, Feed, Reference, answers, check_interface, ope
 from export.quantisation import per_block
 from export.step_graph import StepGraph, inputs_of, outputs_of, states_of, trace
 from models import LAYERS
-from models.checkpoint import UNLIMITED
-from models.decoder import Decoder
-from models.decoder_checkpoint import ARCHITECTURE, CONFIG, DecoderCheckpoint, load_decoder
-from models.families import DECODERS
-from models.folder import read_settings, read_tokenizer
+from models.checkpoints.decoder import ARCHITECTURE, CONFIG, DecoderCheckpoint, load_decoder
+from models.checkpoints.families import DECODERS
+from models.checkpoints.published import UNLIMITED
+from models.decoder.model import Decoder
+from models.folders.folder import read_settings, read_tokenizer
 
 Progress = Callable[[str, float | None], None]
 

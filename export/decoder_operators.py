@@ -16,13 +16,13 @@ from onnxscript import opset20 as op
 from torch import Tensor, nn
 
 from export.packing import OPERATORS
-from models.attention.causal import CausalLayer
-from models.attention.causal_longformer import CausalLongformerAttention
-from models.attention.codebook import Codebook
-from models.attention.hedgehog import HedgehogMap
-from models.attention.multi_head import merge_heads, split_heads
-from models.attention.short_convolution import ShortConvolution
-from models.attention.sliding_window import SlidingWindowAttention
+from models.attention.layers.causal import CausalLayer
+from models.attention.layers.multi_head import merge_heads, split_heads
+from models.attention.layers.short_convolution import ShortConvolution
+from models.attention.linear.codebook import Codebook
+from models.attention.linear.hedgehog import HedgehogMap
+from models.attention.sparse.causal_longformer import CausalLongformerAttention
+from models.attention.sparse.sliding_window import SlidingWindowAttention
 
 RULES = {(False, False): "linear", (True, False): "gated", (False, True): "delta", (True, True): "gated_delta"}  # (decay, beta) given
 
@@ -55,7 +55,7 @@ def with_operators(model: nn.Module) -> Iterator[None]:
 def linear_attention(
     q: Tensor, k: Tensor, v: Tensor, S: Tensor, *, decay: Tensor | None = None, beta: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`models.attention.recurrence` as one operator, in float32: same shapes in and out."""
+    """`models.attention.layers.recurrence` as one operator, in float32: same shapes in and out."""
     B, H, N, D_v = v.shape
     inputs = [*(merge_heads(x.float()) for x in (q, k, v)), S]  # (B, N, H * D)
     inputs += [_heads_last(decay), _heads_last(beta)]
@@ -78,7 +78,7 @@ def _heads_last(x: Tensor | None) -> Tensor | None:
 
 
 def causal_convolution(x: Tensor, weight: Tensor, past: Tensor) -> Tensor:
-    """`models.attention.short_convolution.convolve` as one operator. The state it offers counts padding and is not used."""
+    """`models.attention.layers.short_convolution.convolve` as one operator. The state it offers counts padding and is not used."""
     y, _ = torch.onnx.ops.symbolic_multi_out(
         f"{OPERATORS}::CausalConvWithState",
         [x, weight, None, past],
@@ -91,7 +91,7 @@ def causal_convolution(x: Tensor, weight: Tensor, past: Tensor) -> Tensor:
 
 
 def windows(q: Tensor, k: Tensor, v: Tensor, *, scale: float, present: Tensor, seen_first: Tensor | None = None) -> Tensor:
-    """`models.attention.windows.attend_to_windows` where every query gets a copy of its window, oldest key first.
+    """`models.attention.sparse.windows.attend_to_windows` where every query gets a copy of its window, oldest key first.
 
     Sums over keys then have the same order wherever a window lies among the slots.
     """

@@ -17,7 +17,7 @@ from export.folder import files_of, now, tools
 from export.graph import REWRITTEN, describe, optimise
 from export.parity import Tensors, answers, check_interface, compare, feeds, open_graph, scale
 from models.encoder_decoder.checkpoint import ARCHITECTURES, CONFIG, EncoderDecoderCheckpoint, load_encoder_decoder
-from models.folder import read_settings, read_tokenizer
+from models.folders.folder import read_settings, read_tokenizer
 
 Arrays = Mapping[str, NDArray[Any]]
 Answer = Callable[[Any], Arrays]

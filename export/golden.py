@@ -15,7 +15,7 @@ from export import contract
 from export.decoder_parity import Steps
 from export.errors import ExportError
 from export.parity import Feed, Reference, Tensors
-from models.folder import read_tokenizer
+from models.folders.folder import read_tokenizer
 
 TEXTS = (
     "A cat sleeps on the warm stones of the harbour wall.",

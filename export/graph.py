@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from export import contract
 from export.errors import ExportError
 from export.packing import without_padding
-from models.checkpoint import Checkpoint
+from models.checkpoints.published import Checkpoint
 
 OPSET = 20
 PACKED = "tokens packed to (T, D) between attentions"

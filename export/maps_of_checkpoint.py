@@ -8,10 +8,10 @@ from export.contract import LONGEST_ATTENTION
 from export.decoder_bundle import is_decoder
 from export.errors import ExportError
 from export.heatmaps import Maps, tokens_of
-from models.attention_maps import attention_maps
-from models.checkpoint import UNLIMITED, load_checkpoint
-from models.decoder_checkpoint import load_decoder
-from models.encoder import Encoder
+from models.checkpoints.decoder import load_decoder
+from models.checkpoints.published import UNLIMITED, load_checkpoint
+from models.encoder.model import Encoder
+from models.maps.model import attention_maps
 
 
 def maps_of_checkpoint(checkpoint: Path, text: str) -> Maps:

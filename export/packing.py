@@ -14,10 +14,10 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from models.attention.multi_head import SoftmaxAttention, merge_heads, split_heads
-from models.encoder import Block, Encoder
-from models.heads import SequenceClassifier
-from models.positions import Rotation, rotate
+from models.attention.layers.multi_head import SoftmaxAttention, merge_heads, split_heads
+from models.encoder.heads import SequenceClassifier
+from models.encoder.model import Block, Encoder
+from models.parts.positions import Rotation, rotate
 
 OPERATORS = "com.microsoft"  # the domain of onnxruntime's own operators
 
@@ -62,7 +62,7 @@ class Packing(NamedTuple):
 
 
 class PackedEncoder(nn.Module):  # type: ignore[misc]
-    """`models.encoder.Encoder` with its blocks on packed tokens: (B, N) ids -> (B, N, D), anything at padding.
+    """`models.encoder.model.Encoder` with its blocks on packed tokens: (B, N) ids -> (B, N, D), anything at padding.
 
     With `first_token_only`: (B, 1, D).
     """

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from export import contract
 from export.decoder_operators import FORMS, with_operators
 from export.graph import quiet, strip
-from models.decoder import Decoder
+from models.decoder.model import Decoder
 
 OPSET = 23  # the first with RMSNormalization as one operator
 

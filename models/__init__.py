@@ -1,8 +1,8 @@
-"""What each attention layer computes, in torch, and the models built from them. Read the layers below in their order; then for encoders
-`positions.py`, `xpos.py`, `feedforward.py`, `encoder.py` (the blocks), `gau_alpha.py` (an encoder of gated units), `pooling.py` and
-`heads.py` (what is served), `families/` (how a published checkpoint names its parts), `checkpoint.py` (a folder becomes a model) and
-`encoder_file.py` (a description becomes one); and for decoders `scale_norm.py`, `decoder.py` and `decoder_checkpoint.py`. The Reformer is
-a model of its own: `reversible.py`, `reformer.py`. Nothing here knows of ONNX or HTTP.
+"""What each attention layer computes, in torch, and the models built from them. Nothing here knows of ONNX or HTTP.
+
+A folder imports only those before it: `parts/`, `attention/` (the layers of the table below), `folders/`, `encoder/`, `decoder/`,
+`reformer/`, `checkpoints/` (folders become models), `encoder_decoder/`, `maps/`, `training/`, `distillation/`. `configs/` and
+`pretrained/` are data.
 
 Letters: B batch, H heads, H_k heads of keys where they are fewer, N length in tokens (N_q, N_k when they differ, N_max the largest), C
 chunk length, K tokens of a short convolution, L labels, M wanted positions, N_l landmarks, V vocabulary, Z codes of a codebook, A hidden
@@ -11,49 +11,49 @@ projections, D_h hidden layer, D_c channels of a convolution, D_kv memory. S (D_
 normaliser. Layout is (B, H, N, D_k) inside a mechanism and (B, N, D) between layers. A key mask (B, N) is boolean: True = attend.
 """
 
-from models.attention.additive import AdditiveAttention, CausalAdditiveAttention
-from models.attention.atrous import AtrousAttention
-from models.attention.based import BasedAttention
-from models.attention.bigbird import BigBirdAttention
-from models.attention.causal_atrous import CausalAtrousAttention
-from models.attention.causal_efficient import CausalEfficientAttention
-from models.attention.causal_flash import CausalMixedChunkAttention
-from models.attention.causal_gau import CausalGatedAttentionUnit
-from models.attention.causal_linear import CausalLinearAttention
-from models.attention.causal_longformer import CausalLongformerAttention
-from models.attention.causal_lsh import CausalLSHAttention
-from models.attention.causal_performer import CausalPerformerAttention
-from models.attention.causal_softmax import CausalSoftmaxAttention
-from models.attention.causal_sparse import CausalSparseAttention
-from models.attention.causal_synthesizer import CausalSynthesizer
-from models.attention.causal_vq import CausalVectorQuantisedAttention
-from models.attention.cosine import CausalCosineAttention, CosineAttention
-from models.attention.delta import DeltaNet
-from models.attention.dot import CausalDotAttention, DotAttention
-from models.attention.efficient import EfficientAttention
-from models.attention.flash import MixedChunkAttention
-from models.attention.gated_delta import GatedDeltaNet
-from models.attention.gated_linear import GatedLinearAttention
-from models.attention.gated_softmax import GatedSoftmaxAttention
-from models.attention.gau import GatedAttentionUnit
-from models.attention.hedgehog import HedgehogAttention
-from models.attention.hybrid import HybridAttention
-from models.attention.linear import LinearAttention
-from models.attention.local import LocalAttention
-from models.attention.longformer import LongformerAttention
-from models.attention.lsh import LSHAttention
-from models.attention.multi_head import SoftmaxAttention
-from models.attention.nadaraya_watson import CausalNadarayaWatsonAttention, NadarayaWatsonAttention
-from models.attention.narrow import NarrowAttention
-from models.attention.nystrom import NystromAttention
-from models.attention.performer import PerformerAttention
-from models.attention.retention import Retention
-from models.attention.sliding_window import SlidingWindowAttention
-from models.attention.softmax1 import CausalSoftmax1Attention, Softmax1Attention
-from models.attention.sparse import SparseAttention
-from models.attention.synthesizer import Synthesizer
-from models.attention.vq import VectorQuantisedAttention
-from models.attention.wide import WideAttention
+from models.attention.gated.causal_flash import CausalMixedChunkAttention
+from models.attention.gated.causal_gau import CausalGatedAttentionUnit
+from models.attention.gated.flash import MixedChunkAttention
+from models.attention.gated.gau import GatedAttentionUnit
+from models.attention.layers.multi_head import SoftmaxAttention
+from models.attention.layers.narrow import NarrowAttention
+from models.attention.layers.wide import WideAttention
+from models.attention.linear.based import BasedAttention
+from models.attention.linear.causal_efficient import CausalEfficientAttention
+from models.attention.linear.causal_linear import CausalLinearAttention
+from models.attention.linear.causal_performer import CausalPerformerAttention
+from models.attention.linear.causal_vq import CausalVectorQuantisedAttention
+from models.attention.linear.efficient import EfficientAttention
+from models.attention.linear.hedgehog import HedgehogAttention
+from models.attention.linear.hybrid import HybridAttention
+from models.attention.linear.linear import LinearAttention
+from models.attention.linear.nystrom import NystromAttention
+from models.attention.linear.performer import PerformerAttention
+from models.attention.linear.vq import VectorQuantisedAttention
+from models.attention.recurrent.delta import DeltaNet
+from models.attention.recurrent.gated_delta import GatedDeltaNet
+from models.attention.recurrent.gated_linear import GatedLinearAttention
+from models.attention.recurrent.retention import Retention
+from models.attention.scoring.additive import AdditiveAttention, CausalAdditiveAttention
+from models.attention.scoring.causal_softmax import CausalSoftmaxAttention
+from models.attention.scoring.causal_synthesizer import CausalSynthesizer
+from models.attention.scoring.cosine import CausalCosineAttention, CosineAttention
+from models.attention.scoring.dot import CausalDotAttention, DotAttention
+from models.attention.scoring.gated_softmax import GatedSoftmaxAttention
+from models.attention.scoring.nadaraya_watson import CausalNadarayaWatsonAttention, NadarayaWatsonAttention
+from models.attention.scoring.softmax1 import CausalSoftmax1Attention, Softmax1Attention
+from models.attention.scoring.synthesizer import Synthesizer
+from models.attention.sparse.atrous import AtrousAttention
+from models.attention.sparse.bigbird import BigBirdAttention
+from models.attention.sparse.causal_atrous import CausalAtrousAttention
+from models.attention.sparse.causal_longformer import CausalLongformerAttention
+from models.attention.sparse.causal_lsh import CausalLSHAttention
+from models.attention.sparse.causal_patterns import CausalSparseAttention
+from models.attention.sparse.local import LocalAttention
+from models.attention.sparse.longformer import LongformerAttention
+from models.attention.sparse.lsh import LSHAttention
+from models.attention.sparse.patterns import SparseAttention
+from models.attention.sparse.sliding_window import SlidingWindowAttention
 
 LAYERS = {
     # Encoders: a token sees past and future.

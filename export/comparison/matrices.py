@@ -9,8 +9,8 @@ from torch import Tensor
 from export.comparison.mechanisms import REFERENCES, build
 from export.comparison.plan import Plan
 from export.comparison.results import Rank
-from models.attention_matrix import attention_matrix
-from models.rank import effective_rank, numerical_rank
+from models.maps.matrix import attention_matrix
+from models.maps.rank import effective_rank, numerical_rank
 
 
 def ranks(name: str, plan: Plan) -> list[Rank]:
@@ -47,13 +47,13 @@ def layers_to_reach(name: str, plan: Plan) -> int:
 
 
 def _reference_support(name: str, N: int, D: int) -> Tensor:
-    """[i, j]: output i is another one when token j is."""
+    """[i, j]: output i depends on token j, by its derivative. A difference would be lost in rounding where the influence is small."""
     layer = build(name, D, 1, longest=N, short=True).double()
-    x = _tokens(1, N, D)
-    changed = x + torch.eye(N, dtype=x.dtype)[:, :, None]  # (N, N, D): in row j, token j
-    mask = torch.ones(N, N, dtype=torch.bool)
-    with torch.inference_mode():
-        return (layer(changed, mask) != layer(x, mask[:1])).any(-1).mT
+    x = _tokens(1, N, D).requires_grad_()
+    y = layer(x, torch.ones(1, N, dtype=torch.bool))[0]
+    direction = _tokens(1, 1, D)[0, 0]  # a sum would be constant behind a norm
+    rows = [torch.autograd.grad(output @ direction, x, retain_graph=True)[0][0] for output in y]  # of N outputs, (N, D) each
+    return (torch.stack(rows) != 0).any(-1)
 
 
 def _tokens(B: int, N: int, D: int) -> Tensor:

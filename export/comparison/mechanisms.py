@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from export.errors import ExportError
 from models import LAYERS
-from models.attention.capabilities import Capabilities
-from models.attention.gau import GatedProjections
+from models.attention.gated.gau import GatedProjections
+from models.attention.layers.capabilities import Capabilities
 
 # Keywords of constructors. What a cost depends on is said here, also where it is the layer's default.
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -15,7 +15,7 @@ from export.comparison.plan import Plan
 from export.comparison.results import Result
 from export.errors import ExportError
 from export.folder import now
-from models.folder import in_sentences
+from models.folders.folder import in_sentences
 
 PICTURES = {
     "compare-time.svg": "Milliseconds of a run",

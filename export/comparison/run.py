@@ -12,7 +12,7 @@ from export.comparison.mechanisms import build
 from export.comparison.plan import Plan
 from export.comparison.results import Result, WidthPoint
 from export.errors import ExportError
-from models.folder import in_sentences
+from models.folders.folder import in_sentences
 
 Progress = Callable[[str, float | None], None]
 

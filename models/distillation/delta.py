@@ -19,12 +19,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from models.checkpoint import Checkpoint, load_checkpoint
+from models.checkpoints.encoder import save_encoder
+from models.checkpoints.published import Checkpoint, load_checkpoint
 from models.distillation.plan import Plan
 from models.distillation.student import with_attention
-from models.encoder import Encoder
-from models.encoder_checkpoint import save_encoder
-from models.folder import CheckpointError
+from models.encoder.model import Encoder
+from models.folders.folder import CheckpointError
 
 WEIGHTS, DESCRIPTION = "delta.safetensors", "delta.json"
 

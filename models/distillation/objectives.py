@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from models.distillation.batches import Batch
 from models.distillation.plan import Plan
-from models.encoder import Encoder
-from models.pooling import POOLINGS, unit_length
+from models.encoder.model import Encoder
+from models.encoder.pooling import POOLINGS, unit_length
 
 
 class Embedder(NamedTuple):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from models import LAYERS
-from models.attention.causal import CausalLayer
+from models.attention.layers.causal import CausalLayer
 
 Phase = Literal["transfer", "end to end"]
 

@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from models.checkpoint import Checkpoint, load_checkpoint
+from models.checkpoints.published import Checkpoint, load_checkpoint
 from models.distillation.batches import Batches, read_pieces, tokenize
 from models.distillation.card import model_card
 from models.distillation.delta import read_student, write_delta
@@ -34,7 +34,7 @@ from models.distillation.objectives import Embedder
 from models.distillation.pieces import Piece
 from models.distillation.plan import Plan
 from models.distillation.student import new_parameters, reading, with_attention
-from models.folder import in_sentences, read_tokenizer
+from models.folders.folder import in_sentences, read_tokenizer
 from models.training import checkpoints
 from models.training.corpus import SOURCES
 from models.training.loop import stop_signals

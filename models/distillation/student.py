@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.multi_head import SoftmaxAttention, merge_heads, split_heads
-from models.checkpoint import Checkpoint
-from models.encoder import Encoder
-from models.folder import CheckpointError
+from models.attention.layers.multi_head import SoftmaxAttention, merge_heads, split_heads
+from models.checkpoints.published import Checkpoint
+from models.encoder.model import Encoder
+from models.folders.folder import CheckpointError
 
 POSITIONS = "embeddings.positions.weight"
 

@@ -17,7 +17,7 @@ from rich.progress import Progress
 from tokenizers import Tokenizer
 from torch.optim import AdamW
 
-from models.checkpoint import load_checkpoint
+from models.checkpoints.published import load_checkpoint
 from models.distillation.batches import Batches, read_pieces, tokenize
 from models.distillation.evaluation import by_length, embed
 from models.distillation.objectives import Embedder, layer_losses, teachers_layers

@@ -16,13 +16,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from models.config_fields import validated
-from models.decoder_checkpoint import weights_sha256
+from models.checkpoints.decoder import weights_sha256
+from models.checkpoints.weights import check_names, copy_rows
 from models.encoder_decoder.config import Config, RecurrentConfig, TransformerConfig
 from models.encoder_decoder.model import EncoderDecoder
 from models.encoder_decoder.recurrent import RecurrentEncoderDecoder
 from models.encoder_decoder.transformer import TransformerEncoderDecoder
-from models.folder import (
+from models.folders.config_fields import validated
+from models.folders.folder import (
     MOST_TOKENIZER_BYTES,
     WEIGHTS,
     CheckpointError,
@@ -34,7 +35,6 @@ from models.folder import (
     rehearsed,
     rehearsing,
 )
-from models.weights import check_names, copy_rows
 
 CONFIG, TOKENIZER, CARD = "config.json", "tokenizer.json", "README.md"
 ARCHITECTURES: dict[str, tuple[type[Config], type[EncoderDecoder]]] = {

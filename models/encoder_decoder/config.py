@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from models.feedforward import ACTIVATIONS
+from models.parts.feedforward import ACTIVATIONS
 
 
 @dataclass(frozen=True, kw_only=True)

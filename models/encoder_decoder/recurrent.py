@@ -9,7 +9,7 @@ readout has a maxout layer more). A step costs O(N (A + 2 D_h)); the state is D_
 import torch
 from torch import Tensor, nn
 
-from models.attention.scaled_dot_product import masked_softmax
+from models.attention.layers.scaled_dot_product import masked_softmax
 from models.encoder_decoder.config import RecurrentConfig
 from models.encoder_decoder.model import EncoderDecoder, Tensors
 from models.encoder_decoder.modified_gru import ModifiedGru

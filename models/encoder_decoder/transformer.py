@@ -11,15 +11,15 @@ so its size is constant.
 import torch
 from torch import Tensor, nn
 
-from models.attention.causal_softmax import CausalSoftmaxAttention
-from models.attention.cross import CrossAttention
-from models.attention.multi_head import merge_heads, split_heads
-from models.attention.scaled_dot_product import attend, masked_softmax
-from models.encoder import Encoder, EncoderConfig
+from models.attention.layers.cross import CrossAttention
+from models.attention.layers.multi_head import merge_heads, split_heads
+from models.attention.layers.scaled_dot_product import attend, masked_softmax
+from models.attention.scoring.causal_softmax import CausalSoftmaxAttention
+from models.encoder.model import Encoder, EncoderConfig
 from models.encoder_decoder.config import TransformerConfig
 from models.encoder_decoder.model import EncoderDecoder, Tensors
-from models.feedforward import FeedForward
-from models.positions import Rotation, RotationTable, rotate
+from models.parts.feedforward import FeedForward
+from models.parts.positions import Rotation, RotationTable, rotate
 
 
 class TransformerEncoderDecoder(EncoderDecoder):

@@ -33,7 +33,7 @@ class Optimisation(BaseModel):
 class TrainingConfig(Optimisation):
     """Checked on creation. The budget is `max_steps`, `max_minutes` or both, whichever ends first; the learning rate follows its share."""
 
-    model: dict[str, Any] = Field(description="fields of models.decoder.DecoderConfig, without vocab_size")
+    model: dict[str, Any] = Field(description="fields of models.decoder.model.DecoderConfig, without vocab_size")
     vocab_size: int = Field(ge=257, le=65_536)
     context: int = Field(ge=2, description="N, tokens of a training sequence")
     batch: int = Field(ge=1, description="B, sequences of a step")

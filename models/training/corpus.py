@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from models.decoder_checkpoint import Image
-from models.folder import read_tokenizer
+from models.checkpoints.decoder import Image
+from models.folders.folder import read_tokenizer
 from models.training.tokenizer import END_OF_TEXT, train_tokenizer
 
 SOURCES = "sources.json"

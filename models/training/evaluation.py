@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.decoder import Decoder
+from models.decoder.model import Decoder
 from models.training.corpus import TokenDocument
 
 CHUNK = 256  # tokens of a call

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.codebook import commitment_loss, update_codebooks
-from models.attention.random_features import redraw_features
+from models.attention.linear.codebook import commitment_loss, update_codebooks
+from models.attention.linear.random_features import redraw_features
 from models.training import checkpoints
 from models.training.config import TrainingConfig
 from models.training.corpus import Tokens

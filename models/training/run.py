@@ -1,7 +1,7 @@
 """From a config and a data folder to a checkpoint folder that `attnserve export` takes.
 
 OUT/
-  config.json, model.safetensors, tokenizer.json   models/decoder_checkpoint.py
+  config.json, model.safetensors, tokenizer.json   models/checkpoints/decoder.py
   README.md        the model card
   loss.png         curves, drawn anew at every evaluation
   samples.png      what a model of pictures draws
@@ -23,21 +23,21 @@ import torch
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from models.attention.causal import CausalLayer
-from models.attention.recurrence import chunkwise
-from models.config_fields import bounded
-from models.decoder import Decoder, DecoderConfig
-from models.decoder_checkpoint import CARD, TOKENIZER, load_decoder, save_decoder
-from models.folder import CheckpointError, check_memory, in_sentences
+from models.attention.layers.causal import CausalLayer
+from models.attention.layers.recurrence import chunkwise
+from models.checkpoints.decoder import CARD, TOKENIZER, load_decoder, save_decoder
+from models.decoder.model import Decoder, DecoderConfig
+from models.folders.config_fields import bounded
+from models.folders.folder import CheckpointError, check_memory, in_sentences
 from models.training import checkpoints
 from models.training.card import model_card
 from models.training.config import ConfigError, TrainingConfig, read_config
 from models.training.corpus import SOURCES, Tokens, open_tokens
 from models.training.display import training_bar
-from models.training.drawings import draw
 from models.training.evaluation import evaluate
-from models.training.image_card import SAMPLES, image_card
 from models.training.loop import Progress, TrainingError, stop_signals, train
+from models.training.pictures.card import SAMPLES, image_card
+from models.training.pictures.drawings import draw
 from models.training.plot import plot
 from models.training.samples import continuations
 from models.training.tokenizer import beginning

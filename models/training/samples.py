@@ -6,7 +6,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from models.decoder import Decoder
+from models.decoder.model import Decoder
 
 PROMPTS = (
     "import os\nimport json\n\n\ndef read_config(path):\n",

@@ -16,7 +16,7 @@ from export.errors import ExportError
 from export.graph import beside, inputs_of, optimise, outputs_of, trace
 from export.measure import bare_rate
 from export.parity import Feed, check_interface, feeds, open_graph
-from models.checkpoint import load_checkpoint
+from models.checkpoints.published import load_checkpoint
 from tests import checkpoints
 from tests.models import tiny
 

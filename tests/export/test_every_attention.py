@@ -17,9 +17,9 @@ from export.bundle import export_bundle, export_file
 from export.errors import ExportError
 from export.maps_of_bundle import maps_of_bundle
 from models import LAYERS
-from models.attention_maps import EFFECTIVE, attention_maps
-from models.checkpoint import load_checkpoint
-from models.encoder_file import build_encoder
+from models.checkpoints.description import build_encoder
+from models.checkpoints.published import load_checkpoint
+from models.maps.model import EFFECTIVE, attention_maps
 from service.app import build_app
 from service.call import Call
 from service.catalog import Catalog, Model

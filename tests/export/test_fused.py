@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from export.graph import OPSET, quiet
-from models.attention.fused_block import FusedBlock
-from models.attention.fusion import ModalityFusion
+from models.attention.layers.fused_block import FusedBlock
+from models.attention.layers.fusion import ModalityFusion
 
 D, H = 16, 2
 SAME = 1e-4  # float32 on both sides, sums in another order

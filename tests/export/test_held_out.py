@@ -15,8 +15,8 @@ from export.held_out import Text, bits_per_byte, read_text
 from export.inspection import render
 from export.parity import Arrays, Feed, answers, open_graph
 from export.step_graph import inputs_of
-from models.decoder import Decoder
-from models.decoder_checkpoint import load_decoder
+from models.checkpoints.decoder import load_decoder
+from models.decoder.model import Decoder
 from models.training.corpus import CorpusError, Document, TokenDocument, write_texts
 from models.training.evaluation import evaluate
 from service.generation.session import OnnxStepSession

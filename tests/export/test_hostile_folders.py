@@ -55,6 +55,20 @@ ENCODERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a pipe of weights": (lambda folder: pipe(folder / "model.safetensors"), "model.safetensors is no regular file"),
     "a garbage tokenizer": (lambda folder: (folder / "tokenizer.json").write_text('{"model": 7}'), "tokenizer.json is not a tokenizer"),
     "a tokenizer of pure depth": (lambda folder: (folder / "tokenizer.json").write_text(DEEP), "tokenizer.json is not a tokenizer"),
+    "a tokenizer whose pattern has no end": (
+        lambda folder: edited(
+            folder / "tokenizer.json",
+            pre_tokenizer={"type": "Split", "pattern": {"Regex": "(?:aa?){20}b"}, "behavior": "Isolated", "invert": False},
+        ),
+        "tokenizer.json is refused: the pattern '(?:aa?){20}b'",
+    ),
+    "a shard with a name of two lines": (
+        lambda folder: (
+            (folder / "model.safetensors").unlink(),
+            (folder / "model.safetensors.index.json").write_text('{"weight_map": {"x": "a\\nb"}}'),
+        ),
+        "a shard named in",
+    ),
     "a tokenizer of another model": (
         lambda folder: (folder / "tokenizer.json").write_text(
             json.dumps({"model": {"type": "WordLevel", "vocab": {"[UNK]": 10**6}, "unk_token": "[UNK]"}})

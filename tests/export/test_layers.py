@@ -14,7 +14,7 @@ from torch import nn
 from export.comparison import layer_graph
 from export.graph import OPSET, quiet
 from models import LAYERS
-from models.attention.convolution_as_attention import ConvolutionAsAttention
+from models.attention.scoring.convolution_as_attention import ConvolutionAsAttention
 from tests.models.mechanisms import OPTIONS
 
 D, H = 16, 2

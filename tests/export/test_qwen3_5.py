@@ -10,11 +10,11 @@ from export import contract
 from export.bundle import export_bundle
 from export.errors import ExportError
 from service.generation.engine import GeneratorEngine, GeneratorLimits
-from service.generation.grammar import Grammars
 from service.generation.request import GenerationRequest, Sampling
+from service.generation.sampling.grammar import Grammars
 from service.generation.session import OnnxStepSession
 from service.generation.text import Vocabulary
-from service.metrics import GeneratorMetrics, Metrics
+from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.decoders import byte_tokenizer
 
 V = 256

@@ -17,8 +17,8 @@ from export.errors import ExportError
 from export.graph import optimise
 from export.parity import Arrays, Feed, answers, check_interface, open_graph
 from export.step_graph import inputs_of, outputs_of, states_of, trace
-from models.attention.recurrence import chunkwise
-from models.decoder import Decoder
+from models.attention.layers.recurrence import chunkwise
+from models.decoder.model import Decoder
 from tests.decoders import EVERY_CONSTANT_STATE, random_decoder
 from tests.models.mechanisms import SETTLES
 

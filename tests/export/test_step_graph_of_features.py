@@ -9,8 +9,8 @@ from export.decoder_parity import Steps, compare, inexact
 from export.graph import optimise
 from export.parity import answers, open_graph
 from export.step_graph import inputs_of, outputs_of, trace
-from models.attention.feature_maps import FEATURE_MAPS
-from models.attention.random_features import KERNELS
+from models.attention.linear.feature_maps import FEATURE_MAPS
+from models.attention.linear.random_features import KERNELS
 from tests.decoders import random_decoder
 
 VOCAB = 61

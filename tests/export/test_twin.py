@@ -10,7 +10,7 @@ import torch
 from export.errors import ExportError
 from export.twin import export_twin
 from export.twin_session import TwinSession
-from models.decoder_checkpoint import load_decoder
+from models.checkpoints.decoder import load_decoder
 from tests.decoders import tiny_decoder
 
 

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from export.decoder_bundle import is_decoder
 from export.encoder_decoder_bundle import is_encoder_decoder
-from models.checkpoint import load_checkpoint
-from models.decoder_checkpoint import load_decoder
+from models.checkpoints.decoder import load_decoder
+from models.checkpoints.published import load_checkpoint
 from models.encoder_decoder.checkpoint import load_encoder_decoder
-from models.folder import CheckpointError
+from models.folders.folder import CheckpointError
 from tests.service.test_hostile_bundles import ANYTHING, places, put
 
 NUMBERS = st.sampled_from([0, -5, 1, 3, 1000, 100_000, 10**9, 2**31, 2**63, 10**30, 0.5, 1e308, float("nan"), float("inf")])

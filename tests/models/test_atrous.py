@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from models.attention.atrous import AtrousAttention, attend_atrous
-from models.attention.causal_atrous import CausalAtrousAttention
-from models.attention.multi_head import merge_heads, split_heads
+from models.attention.layers.multi_head import merge_heads, split_heads
+from models.attention.sparse.atrous import AtrousAttention, attend_atrous
+from models.attention.sparse.causal_atrous import CausalAtrousAttention
 from tests.models.patterns import EXACT, LENGTHS, check, check_gradients, dense, heads, mask_of
 
 

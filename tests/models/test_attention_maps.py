@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from models.attention_maps import attention_maps
-from models.attention_matrix import attention_matrix
-from models.encoder import Encoder, EncoderConfig
+from models.encoder.model import Encoder, EncoderConfig
+from models.maps.matrix import attention_matrix
+from models.maps.model import attention_maps
 from tests.decoders import random_decoder
 
 IDS = torch.tensor([[5, 3, 8, 1, 1, 9]])

@@ -8,11 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models import LAYERS
-from models.attention.gau import GatedProjections
-from models.attention.multi_head import split_heads
-from models.attention_matrix import NORMED, SILU_IS_1, attention_matrix
-from models.decoder import rotation_at
-from models.rank import effective_rank, numerical_rank
+from models.attention.gated.gau import GatedProjections
+from models.attention.layers.multi_head import split_heads
+from models.decoder.model import rotation_at
+from models.maps.matrix import NORMED, SILU_IS_1, attention_matrix
+from models.maps.rank import effective_rank, numerical_rank
 from tests.models.mechanisms import OPTIONS
 
 EXACT = 1e-9  # float64: the same formula, summed in another order; Nyström's rounds cube their matrix

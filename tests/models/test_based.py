@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from models.attention.based import BasedAttention, taylor
+from models.attention.linear.based import BasedAttention, taylor
 from tests.models.test_causal_layers import EXACT, D, H, heads, make, projected, tokens
 
 

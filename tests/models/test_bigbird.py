@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.attention.bigbird import BigBirdAttention, attend_bigbird, random_blocks
-from models.attention.multi_head import merge_heads, split_heads
+from models.attention.layers.multi_head import merge_heads, split_heads
+from models.attention.sparse.bigbird import BigBirdAttention, attend_bigbird, random_blocks
 from tests.models.patterns import EXACT, check, check_gradients, dense, heads, mask_of
 
 BLOCK = 3

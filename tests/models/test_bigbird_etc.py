@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.attention.bigbird_etc import attend_bigbird_etc
+from models.attention.sparse.bigbird_etc import attend_bigbird_etc
 from tests.models.patterns import LENGTHS, check, check_gradients, heads
 
 b, H = 2, 2

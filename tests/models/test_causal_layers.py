@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models import LAYERS
-from models.attention.causal import CausalLayer, State, attend_causal_features
-from models.attention.gau import GatedProjections
-from models.attention.recurrence import CHUNK, chunkwise, parallel, recurrent
-from models.attention.scaled_dot_product import attend
-from models.attention_matrix import gates_of
-from models.decoder import rotation_at
-from models.positions import Rotation
+from models.attention.gated.gau import GatedProjections
+from models.attention.layers.causal import CausalLayer, State, attend_causal_features
+from models.attention.layers.recurrence import CHUNK, chunkwise, parallel, recurrent
+from models.attention.layers.scaled_dot_product import attend
+from models.decoder.model import rotation_at
+from models.maps.matrix import gates_of
+from models.parts.positions import Rotation
 from tests.models.mechanisms import OPTIONS, SETTLES
 
 EXACT = 1e-10  # float64: the same formula, summed in another order

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from models.checkpoint import Checkpoint, CheckpointError, load_checkpoint
-from models.heads import SentenceEncoder, SequenceClassifier, TokenClassifier
+from models.checkpoints.published import Checkpoint, CheckpointError, load_checkpoint
+from models.encoder.heads import SentenceEncoder, SequenceClassifier, TokenClassifier
 from tests.models import tiny
 
 ROUNDED = 1e-6  # float32: the same sums over two layers

@@ -7,17 +7,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.attention.bigbird import attend_bigbird
-from models.attention.causal_lsh import CausalLSHAttention, attend_lsh_to_cache
-from models.attention.codebook import codes_of
-from models.attention.efficient import attend_efficient
-from models.attention.fused_block import attend_fused
-from models.attention.gau import weights
-from models.attention.linear import attend_linear
-from models.attention.lsh import LSHAttention, attend_lsh
-from models.attention.nystrom import attend_nystrom
-from models.attention.scaled_dot_product import attend
-from models.attention.softmax1 import attend_softmax1, attend_softmax1_online
+from models.attention.gated.gau import weights
+from models.attention.layers.fused_block import attend_fused
+from models.attention.layers.scaled_dot_product import attend
+from models.attention.linear.codebook import codes_of
+from models.attention.linear.efficient import attend_efficient
+from models.attention.linear.linear import attend_linear
+from models.attention.linear.nystrom import attend_nystrom
+from models.attention.scoring.softmax1 import attend_softmax1, attend_softmax1_online
+from models.attention.sparse.bigbird import attend_bigbird
+from models.attention.sparse.causal_lsh import CausalLSHAttention, attend_lsh_to_cache
+from models.attention.sparse.lsh import LSHAttention, attend_lsh
 from tests.models.scoring import EXACT, B, H, drawn, qkv
 
 q, k, v = qkv(7, 7)

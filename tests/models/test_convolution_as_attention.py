@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.convolution_as_attention import ConvolutionAsAttention, position_weights, quadratic_scores
-from models.attention.multi_head import SoftmaxAttention
+from models.attention.layers.multi_head import SoftmaxAttention
+from models.attention.scoring.convolution_as_attention import ConvolutionAsAttention, position_weights, quadratic_scores
 
 EXACT = 1e-9  # float64: off-pixel weights of e^-46
 ROUNDED = 1e-6  # float32, relative to the largest output where that is above 1

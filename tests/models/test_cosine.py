@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from models.attention.cosine import LARGEST_TAU, CosineAttention, attend_cosine
+from models.attention.scoring.cosine import LARGEST_TAU, CosineAttention, attend_cosine
 from tests.models.scoring import EXACT, H, by_loops, drawn, pairs, qkv, weights_of
 
 

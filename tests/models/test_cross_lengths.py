@@ -10,18 +10,18 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models import LAYERS
-from models.attention.additive import attend_additive
-from models.attention.cosine import attend_cosine
-from models.attention.dot import attend_dot
-from models.attention.efficient import attend_efficient
-from models.attention.linear import attend_linear
-from models.attention.local import attend_local
-from models.attention.nadaraya_watson import attend_nadaraya_watson
-from models.attention.nystrom import attend_nystrom
-from models.attention.performer import attend_performer, log_features
-from models.attention.scaled_dot_product import attend
-from models.attention.softmax1 import attend_softmax1
-from models.attention.vq import attend_to_codes
+from models.attention.layers.scaled_dot_product import attend
+from models.attention.linear.efficient import attend_efficient
+from models.attention.linear.linear import attend_linear
+from models.attention.linear.nystrom import attend_nystrom
+from models.attention.linear.performer import attend_performer, log_features
+from models.attention.linear.vq import attend_to_codes
+from models.attention.scoring.additive import attend_additive
+from models.attention.scoring.cosine import attend_cosine
+from models.attention.scoring.dot import attend_dot
+from models.attention.scoring.nadaraya_watson import attend_nadaraya_watson
+from models.attention.scoring.softmax1 import attend_softmax1
+from models.attention.sparse.local import attend_local
 from tests.models.scoring import D_K, EXACT, N_K, N_Q, B, H, by_loops, drawn, qkv
 
 WINDOW, N_CODES = 2, 3

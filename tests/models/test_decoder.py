@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from models import LAYERS
-from models.attention.causal import CausalLayer, State
-from models.decoder import Decoder, DecoderConfig, rotation_at, sinusoids_at
-from models.positions import RotationTable, sinusoids
+from models.attention.layers.causal import CausalLayer, State
+from models.decoder.model import Decoder, DecoderConfig, rotation_at, sinusoids_at
+from models.parts.positions import RotationTable, sinusoids
 from tests.models.mechanisms import SETTLES
 
 EXACT = 1e-10  # float64: the same formula, summed in another order

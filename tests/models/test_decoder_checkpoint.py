@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.decoder import Decoder, DecoderConfig
-from models.decoder_checkpoint import Image, load_decoder, save_decoder
-from models.folder import CheckpointError
+from models.checkpoints.decoder import Image, load_decoder, save_decoder
+from models.decoder.model import Decoder, DecoderConfig
+from models.folders.folder import CheckpointError
 from tests.models import tiny
 
 CONFIG = DecoderConfig(vocab_size=31, d_model=12, n_layers=2, n_heads=3, d_feedforward=20, layers="causal_linear")

@@ -9,9 +9,9 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from models.decoder_checkpoint import load_decoder
-from models.families import DECODERS
-from models.folder import CheckpointError, Settings
+from models.checkpoints.decoder import load_decoder
+from models.checkpoints.families import DECODERS
+from models.folders.folder import CheckpointError, Settings
 from tests.models import tiny
 
 V, N = 60, 200

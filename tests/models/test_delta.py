@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.attention.delta import DeltaNet, unit
+from models.attention.recurrent.delta import DeltaNet, unit
 from tests.models.test_causal_layers import EXACT, D, H, heads, make, projected, tokens
 
 NEARLY_1 = 1e-5  # |k|² is 1 / (1 + eps) with eps = 1e-6

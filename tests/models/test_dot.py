@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 
-from models.attention.dot import attend_dot
+from models.attention.scoring.dot import attend_dot
 from tests.models.scoring import EXACT, by_loops, drawn, pairs, qkv, weights_of
 
 

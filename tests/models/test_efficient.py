@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.attention.causal_efficient import ColumnSums, attend_causal_efficient
-from models.attention.efficient import EfficientAttention, attend_efficient
-from models.attention.linear import attend_features
-from models.attention.recurrence import chunkwise, parallel, recurrent
+from models.attention.layers.recurrence import chunkwise, parallel, recurrent
+from models.attention.linear.causal_efficient import ColumnSums, attend_causal_efficient
+from models.attention.linear.efficient import EfficientAttention, attend_efficient
+from models.attention.linear.linear import attend_features
 from tests.models.test_causal_layers import EXACT
 
 B, H, D_K, D_V = 2, 2, 3, 4

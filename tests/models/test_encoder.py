@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.encoder import Encoder, EncoderConfig
-from models.heads import Dense, SentenceEncoder, SequenceClassifier, TokenClassifier
-from models.pooling import POOLINGS
+from models.encoder.heads import Dense, SentenceEncoder, SequenceClassifier, TokenClassifier
+from models.encoder.model import Encoder, EncoderConfig
+from models.encoder.pooling import POOLINGS
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
 ROUNDED = 1e-5  # float32: 24 bits, a few layers, values of a few units

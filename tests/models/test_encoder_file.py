@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from models.checkpoint import load_checkpoint
-from models.encoder_file import build_encoder
-from models.folder import WEIGHTS, CheckpointError
+from models.checkpoints.description import build_encoder
+from models.checkpoints.published import load_checkpoint
+from models.folders.folder import WEIGHTS, CheckpointError
 from tests.checkpoints import tiny_tokenizer
 
 EXAMPLE = Path(__file__).parents[2] / "models" / "configs" / "encoder.yaml"

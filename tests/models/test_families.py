@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from transformers.models.modernbert import modeling_modernbert
 from transformers.models.nomic_bert import modeling_nomic_bert
 
-from models.attention.bigbird import random_blocks
-from models.checkpoint import load_checkpoint
+from models.attention.sparse.bigbird import random_blocks
+from models.checkpoints.published import load_checkpoint
 from tests.models import tiny
 
 EXACT = 1e-10  # float64: the same formula, summed in another order

@@ -5,12 +5,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.attention.causal_flash import CausalMixedChunkAttention, attend_causal_in_groups
-from models.attention.flash import MixedChunkAttention, attend_in_groups
-from models.attention.gau import weights
-from models.attention.recurrence import chunkwise, parallel, recurrent
-from models.decoder import rotation_at
-from models.positions import Rotation
+from models.attention.gated.causal_flash import CausalMixedChunkAttention, attend_causal_in_groups
+from models.attention.gated.flash import MixedChunkAttention, attend_in_groups
+from models.attention.gated.gau import weights
+from models.attention.layers.recurrence import chunkwise, parallel, recurrent
+from models.decoder.model import rotation_at
+from models.parts.positions import Rotation
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
 G, s, e = 4, 3, 5

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.attention.fusion import ModalityFusion, fuse, fusion_weights
+from models.attention.layers.fusion import ModalityFusion, fuse, fusion_weights
 from tests.models.scoring import EXACT, drawn
 
 B, P, D, A = 3, 4, 5, 6

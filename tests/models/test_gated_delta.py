@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from models.attention.gated_delta import GatedDeltaNet
+from models.attention.recurrent.gated_delta import GatedDeltaNet
 from tests.models.test_causal_layers import EXACT, D, lengths_mask, tokens
 
 H, H_K, D_K, D_V, K = 4, 2, 3, 5, 3

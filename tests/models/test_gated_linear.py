@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.causal import CausalLayer
-from models.attention.gated_linear import GatedLinearAttention
+from models.attention.layers.causal import CausalLayer
+from models.attention.recurrent.gated_linear import GatedLinearAttention
 from tests.models.test_causal_layers import EXACT, D, H, heads, make, projected, tokens
 
 

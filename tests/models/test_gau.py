@@ -7,9 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.attention.causal_gau import CausalGatedAttentionUnit
-from models.attention.gau import DistanceBias, GatedAttentionUnit, weights
-from models.decoder import rotation_at
+from models.attention.gated.causal_gau import CausalGatedAttentionUnit
+from models.attention.gated.gau import DistanceBias, GatedAttentionUnit, weights
+from models.decoder.model import rotation_at
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
 NORMALISATIONS = ("length", "valid", "softmax", "softmax_plus")

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.gau_alpha import GauAlpha, GauAlphaConfig
-from models.positions import rotate
+from models.encoder.gau_alpha import GauAlpha, GauAlphaConfig
+from models.parts.positions import rotate
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
 TINY = {"vocab_size": 50, "d_model": 12, "n_layers": 2, "d_key": 4, "n_positions": 70, "least_length": 4}

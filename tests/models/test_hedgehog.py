@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.hedgehog import HedgehogMap
+from models.attention.linear.hedgehog import HedgehogMap
 from tests.models.test_causal_layers import EXACT, D, H, heads, make, projected, tokens
 
 D_K = D // H

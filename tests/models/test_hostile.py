@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from models.checkpoint import load_checkpoint
-from models.decoder_checkpoint import load_decoder
-from models.folder import CheckpointError
+from models.checkpoints.decoder import load_decoder
+from models.checkpoints.published import load_checkpoint
+from models.folders.folder import CheckpointError
 from tests.checkpoints import tiny_classifier, tiny_encoder
 from tests.decoders import tiny_decoder
 from tests.encoder_decoders import tiny_encoder_decoder

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.attention.hybrid import HybridAttention, attend_hybrid, beyond_neighbours
-from models.attention.learned_maps import FUNCTIONS, LearnedMap
-from models.attention.linear import attend_features
+from models.attention.linear.hybrid import HybridAttention, attend_hybrid, beyond_neighbours
+from models.attention.linear.learned_maps import FUNCTIONS, LearnedMap
+from models.attention.linear.linear import attend_features
 from tests.models.patterns import EXACT, LENGTHS, ROUNDED, dense, heads, some_keys
 
 C = 4

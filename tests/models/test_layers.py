@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from models import LAYERS
-from models.attention.causal import CausalLayer
-from models.attention.linear import attend_linear
-from models.attention.multi_head import SoftmaxAttention
-from models.attention.narrow import NarrowAttention
-from models.attention.scaled_dot_product import attend, masked_softmax
-from models.attention.wide import WideAttention
+from models.attention.layers.causal import CausalLayer
+from models.attention.layers.multi_head import SoftmaxAttention
+from models.attention.layers.narrow import NarrowAttention
+from models.attention.layers.scaled_dot_product import attend, masked_softmax
+from models.attention.layers.wide import WideAttention
+from models.attention.linear.linear import attend_linear
 from tests.models.mechanisms import OPTIONS
 
 EXACT = 1e-10  # float64: the same formula, summed in another order

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.attention.local import LocalAttention, attend_local
+from models.attention.sparse.local import LocalAttention, attend_local
 from tests.models.patterns import EXACT, LENGTHS, check, check_gradients, dense, heads, mask_of
 
 

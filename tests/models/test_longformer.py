@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.attention.causal_longformer import CausalLongformerAttention, attend_causal_longformer
-from models.attention.longformer import LongformerAttention, attend_longformer
-from models.attention.multi_head import merge_heads, split_heads
-from models.encoder import Encoder, EncoderConfig
+from models.attention.layers.multi_head import merge_heads, split_heads
+from models.attention.sparse.causal_longformer import CausalLongformerAttention, attend_causal_longformer
+from models.attention.sparse.longformer import LongformerAttention, attend_longformer
+from models.encoder.model import Encoder, EncoderConfig
 from tests.models.patterns import EXACT, LENGTHS, ROUNDED, dense, heads, mask_of, some_keys
 
 

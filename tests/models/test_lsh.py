@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.attention.causal_lsh import CausalLSHAttention, attend_lsh_to_cache
-from models.attention.lsh import LSHAttention, attend_lsh, unit_keys
-from models.attention.lsh_buckets import angular_buckets, draw_rotations, hyperplane_buckets
-from models.attention.scaled_dot_product import masked_softmax
+from models.attention.layers.scaled_dot_product import masked_softmax
+from models.attention.sparse.causal_lsh import CausalLSHAttention, attend_lsh_to_cache
+from models.attention.sparse.lsh import LSHAttention, attend_lsh, unit_keys
+from models.attention.sparse.lsh_buckets import angular_buckets, draw_rotations, hyperplane_buckets
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
 ROUNDED = 1e-5  # float32

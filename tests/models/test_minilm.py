@@ -8,7 +8,7 @@ import transformers
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.checkpoint import Checkpoint, load_checkpoint
+from models.checkpoints.published import Checkpoint, load_checkpoint
 from tests.texts import texts
 
 SAME_VECTOR = 0.999999  # cosine; float32 leaves 1e-7 of it

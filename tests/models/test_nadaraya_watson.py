@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from models.attention.nadaraya_watson import NadarayaWatsonAttention, attend_nadaraya_watson
-from models.attention.scaled_dot_product import attend
+from models.attention.layers.scaled_dot_product import attend
+from models.attention.scoring.nadaraya_watson import NadarayaWatsonAttention, attend_nadaraya_watson
 from tests.models.scoring import D_K, EXACT, B, H, by_loops, drawn, pairs, qkv
 
 BANDWIDTHS = {

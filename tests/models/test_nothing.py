@@ -6,18 +6,19 @@ import pytest
 import torch
 
 from models import LAYERS
-from models.attention.additive import attend_additive
-from models.attention.causal import CausalLayer
-from models.attention.cosine import attend_cosine
-from models.attention.dot import attend_dot
-from models.attention.efficient import attend_efficient
-from models.attention.linear import attend_linear
-from models.attention.local import attend_local
-from models.attention.nadaraya_watson import attend_nadaraya_watson
-from models.attention.nystrom import attend_nystrom
-from models.attention.performer import attend_performer
-from models.attention.scaled_dot_product import attend
-from models.attention.softmax1 import attend_softmax1
+from models.attention.layers.causal import CausalLayer
+from models.attention.layers.scaled_dot_product import attend
+from models.attention.linear.causal_efficient import attend_causal_efficient
+from models.attention.linear.efficient import attend_efficient
+from models.attention.linear.linear import attend_linear
+from models.attention.linear.nystrom import attend_nystrom
+from models.attention.linear.performer import attend_performer
+from models.attention.scoring.additive import attend_additive
+from models.attention.scoring.cosine import attend_cosine
+from models.attention.scoring.dot import attend_dot
+from models.attention.scoring.nadaraya_watson import attend_nadaraya_watson
+from models.attention.scoring.softmax1 import attend_softmax1, attend_softmax1_online
+from models.attention.sparse.local import attend_local
 from tests.models import test_causal_layers, test_layers
 
 D = test_layers.D
@@ -40,6 +41,7 @@ def test_a_layer_answers_nothing_with_nothing(name: str, B: int, N: int, masked:
 SCORING = {
     "softmax": attend,
     "softmax1": attend_softmax1,
+    "softmax1, online": attend_softmax1_online,
     "dot": attend_dot,
     "cosine": partial(attend_cosine, tau=1.0),
     "nadaraya_watson": partial(attend_nadaraya_watson, h=1.0),
@@ -58,6 +60,12 @@ def test_queries_without_keys_get_zero(name: str, N_q: int, N_k: int) -> None:
     o = SCORING[name](torch.ones(2, 2, N_q, 4), torch.ones(2, 2, N_k, 4), torch.ones(2, 2, N_k, 5))
     assert o.shape == (2, 2, N_q, 5)
     assert not o.any()
+
+
+def test_the_function_of_causal_efficient_attention_answers_nothing_with_nothing() -> None:
+    o, past = attend_causal_efficient(*(torch.ones(2, 2, 0, D) for D in (4, 4, 5)))
+    assert o.shape == (2, 2, 0, 5)
+    assert not any(each.any() for each in past)
 
 
 @pytest.mark.parametrize("name", [name for name, layer in LAYERS.items() if issubclass(layer, CausalLayer)])

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.attention.landmarks import Landmarks, segment_means
-from models.attention.nystrom import NystromAttention, attend_nystrom, iterative_inverse
-from models.attention.scaled_dot_product import attend
+from models.attention.layers.scaled_dot_product import attend
+from models.attention.linear.landmarks import Landmarks, segment_means
+from models.attention.linear.nystrom import NystromAttention, attend_nystrom, iterative_inverse
 from tests.models.test_causal_layers import EXACT
 
 B, H, D_K, D_V, L = 2, 2, 4, 3, 4

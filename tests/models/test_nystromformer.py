@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from models.checkpoint import load_checkpoint
-from models.folder import CheckpointError
+from models.checkpoints.published import load_checkpoint
+from models.folders.folder import CheckpointError
 from tests.models import tiny
 
 EXACT = 1e-9  # float64; six rounds of the inverse multiply what is rounded

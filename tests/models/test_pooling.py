@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.pooling import POOLINGS, unit_length
+from models.encoder.pooling import POOLINGS, unit_length
 
 X = torch.arange(24, dtype=torch.float64).reshape(2, 4, 3).sin()
 RIGHT = torch.tensor([[True, True, True, False], [True, False, False, False]])

@@ -8,7 +8,7 @@ from torch import Tensor
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from models.positions import (
+from models.parts.positions import (
     RelativeBias,
     Rotation,
     RotationTable,

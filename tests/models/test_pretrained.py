@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer
 
 import models
-from models.decoder_checkpoint import load_decoder
+from models.checkpoints.decoder import load_decoder
 from models.encoder_decoder.checkpoint import load_encoder_decoder
 from models.encoder_decoder.search import beam, greedy
 from models.training.corpus import TokenDocument

@@ -7,10 +7,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.attention.linear import attend_linear
-from models.attention.scaled_dot_product import attend
-from models.attention.synthesizer_scores import factorised_random_scores
-from models.rank import effective_rank, numerical_rank
+from models.attention.layers.scaled_dot_product import attend
+from models.attention.linear.linear import attend_linear
+from models.attention.scoring.synthesizer_scores import factorised_random_scores
+from models.maps.rank import effective_rank, numerical_rank
 
 N, D_K = 64, 8
 

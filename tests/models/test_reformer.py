@@ -13,9 +13,9 @@ from export.bundle import export_bundle
 from export.errors import ExportError
 from export.graph import OPSET, quiet
 from export.maps_of_checkpoint import maps_of_checkpoint
-from models.checkpoint import load_checkpoint
-from models.families.reformer import load_reformer
-from models.folder import CheckpointError
+from models.checkpoints.families.reformer import load_reformer
+from models.checkpoints.published import load_checkpoint
+from models.folders.folder import CheckpointError
 from tests.models import tiny
 
 EXACT = 1e-10  # float64: the same formula, summed in another order

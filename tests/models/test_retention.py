@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from models.attention import retention
-from models.attention.retention import log_gammas
+from models.attention.recurrent import retention
+from models.attention.recurrent.retention import log_gammas
 from tests.models.test_causal_layers import EXACT, D, H, heads, make, projected, tokens
 
 

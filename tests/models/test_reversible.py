@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from export.graph import OPSET, quiet
-from models.attention.lsh import LSHAttention
-from models.attention.multi_head import SoftmaxAttention
-from models.feedforward import ChunkedFeedForward, FeedForward
-from models.reversible import ReversibleBlock, ReversibleStack
+from models.attention.layers.multi_head import SoftmaxAttention
+from models.attention.sparse.lsh import LSHAttention
+from models.parts.feedforward import ChunkedFeedForward, FeedForward
+from models.reformer.reversible import ReversibleBlock, ReversibleStack
 
 EXACT = 1e-10  # float64: the same formula on inputs that were computed back from the outputs
 ROUNDED = 1e-5  # float32, backwards through 4 blocks

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from models.attention.running_max import CHUNK, running_max
+from models.attention.layers.running_max import CHUNK, running_max
 
 
 def draw(B: int, N: int) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 import torch
 
-from models.scale_norm import ScaleNorm
+from models.parts.scale_norm import ScaleNorm
 
 EXACT = 1e-10  # float64
 

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from models import LAYERS
-from models.attention.causal_scored import CausalScoredAttention
-from models.attention.scored import ScoredAttention
-from models.positions import RotationTable
+from models.attention.scoring.causal_scored import CausalScoredAttention
+from models.attention.scoring.scored import ScoredAttention
+from models.parts.positions import RotationTable
 from tests.models.scoring import EXACT, drawn
 
 D, H = 12, 3

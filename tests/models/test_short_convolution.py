@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from models.attention.short_convolution import ShortConvolution, last_inputs
+from models.attention.layers.short_convolution import ShortConvolution, last_inputs
 from tests.models.test_causal_layers import lengths_mask
 
 D_C, K = 5, 4

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from models.attention.scaled_dot_product import attend
-from models.attention.softmax1 import Softmax1Attention, attend_softmax1, attend_softmax1_online, softmax1
+from models.attention.layers.scaled_dot_product import attend
+from models.attention.scoring.softmax1 import Softmax1Attention, attend_softmax1, attend_softmax1_online, softmax1
 from tests.models.scoring import EXACT, B, H, by_loops, drawn, pairs, qkv
 
 scores = drawn(B, H, 5, 7, seed=1)

@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 
 from models import LAYERS
-from models.attention.causal_synthesizer import CausalSynthesizer
-from models.attention.scaled_dot_product import attend
-from models.attention.synthesizer import Synthesizer, attend_by_scores
-from models.attention.synthesizer_scores import (
+from models.attention.layers.scaled_dot_product import attend
+from models.attention.scoring.causal_synthesizer import CausalSynthesizer
+from models.attention.scoring.synthesizer import Synthesizer, attend_by_scores
+from models.attention.scoring.synthesizer_scores import (
     KINDS,
     dense_scores,
     factorised_dense_scores,
     factorised_random_scores,
     mixed_scores,
 )
-from models.positions import Rotation
+from models.parts.positions import Rotation
 from tests.export import test_layers as exported
 from tests.models import test_causal_layers as causal
 from tests.models import test_layers as both_ways

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.attention import codebook as book
-from models.attention.causal_vq import CausalVectorQuantisedAttention, attend_causal_to_codes
-from models.attention.codebook import Codebook, commitment_loss, update_codebooks
-from models.attention.scaled_dot_product import attend
-from models.attention.vq import VectorQuantisedAttention, attend_to_codes
+from models.attention.layers.scaled_dot_product import attend
+from models.attention.linear import codebook as book
+from models.attention.linear.causal_vq import CausalVectorQuantisedAttention, attend_causal_to_codes
+from models.attention.linear.codebook import Codebook, commitment_loss, update_codebooks
+from models.attention.linear.vq import VectorQuantisedAttention, attend_to_codes
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
 H, D_k, D_v, Z = 2, 4, 3, 6

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.attention.causal_vq import attend_causal_to_codes
-from models.attention.scaled_dot_product import attend
-from models.attention.vq_near import attend_causal_to_codes_and_near
+from models.attention.layers.scaled_dot_product import attend
+from models.attention.linear.causal_vq import attend_causal_to_codes
+from models.attention.linear.vq_near import attend_causal_to_codes_and_near
 from tests.models.patterns import EXACT, LENGTHS, ROUNDED, heads, some_keys
 
 C, Z, D = 3, 5, 4

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from models.positions import RotationTable, rotate
-from models.xpos import xpos
+from models.parts.positions import RotationTable, rotate
+from models.parts.xpos import xpos
 
 EXACT = 1e-10  # float64
 N, D_K = 7, 6

@@ -19,14 +19,14 @@ import torch
 from rich.console import Console
 from tokenizers import Tokenizer
 
-from models.config_fields import bounded
 from models.encoder_decoder.checkpoint import CARD, load_encoder_decoder, save_encoder_decoder
 from models.encoder_decoder.config import RecurrentConfig, TransformerConfig
 from models.encoder_decoder.model import EncoderDecoder
 from models.encoder_decoder.recurrent import RecurrentEncoderDecoder
 from models.encoder_decoder.search import beam, greedy
 from models.encoder_decoder.transformer import TransformerEncoderDecoder
-from models.folder import CheckpointError, check_memory, in_sentences
+from models.folders.config_fields import bounded
+from models.folders.folder import CheckpointError, check_memory, in_sentences
 from models.training import checkpoints
 from models.training.config import ConfigError, read_config
 from models.training.loop import TrainingError, stop_signals

@@ -12,13 +12,13 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from models.checkpoint import load_checkpoint
+from models.checkpoints.published import load_checkpoint
 from models.distillation.delta import DESCRIPTION, WEIGHTS, assemble, read_student
 from models.distillation.evaluation import embed
 from models.distillation.objectives import Embedder
 from models.distillation.plan import Plan
 from models.distillation.run import run, texts_of
-from models.folder import CheckpointError
+from models.folders.folder import CheckpointError
 from models.training.checkpoints import ResumeError, newest
 from tests.checkpoints import tiny_encoder
 

@@ -7,14 +7,14 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from models.checkpoint import load_checkpoint
+from models.checkpoints.published import load_checkpoint
 from models.distillation.batches import Batches, TextError, cut_into_batches, padded, read_pieces
 from models.distillation.evaluation import by_kind, by_length, likeness, spearman
 from models.distillation.objectives import Embedder, end_to_end_loss, teachers_layers, transfer_loss
 from models.distillation.plan import Plan
 from models.distillation.student import new_parameters, repeated_positions, with_attention
-from models.folder import CheckpointError
-from models.pooling import unit_length
+from models.encoder.pooling import unit_length
+from models.folders.folder import CheckpointError
 from tests.checkpoints import tiny_classifier
 
 SAME = 1e-5  # float32

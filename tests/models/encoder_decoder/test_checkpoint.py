@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from models.encoder_decoder.checkpoint import load_encoder_decoder, save_encoder_decoder
-from models.folder import CheckpointError
+from models.folders.folder import CheckpointError
 from tests.models.encoder_decoder.tiny import KINDS, sources, tiny
 
 

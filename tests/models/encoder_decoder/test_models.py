@@ -7,7 +7,7 @@ import torch
 
 from models.encoder_decoder.config import RecurrentConfig, TransformerConfig
 from models.encoder_decoder.recurrent import RecurrentEncoderDecoder, turned
-from models.positions import Rotation
+from models.parts.positions import Rotation
 from tests.models.encoder_decoder.tiny import KINDS, RECURRENT, TRANSFORMER, VOCABULARY, sources, tiny
 
 TOLERANCE = 1e-10  # float64

@@ -11,16 +11,16 @@ from rich.console import Console
 from sklearn.datasets import load_digits
 from tokenizers import Tokenizer
 
-from models.decoder_checkpoint import load_decoder
-from models.training import digits
+from models.checkpoints.decoder import load_decoder
 from models.training.config import TrainingConfig, read_config
 from models.training.corpus import Document, Tokens, open_tokens, write_texts
 from models.training.evaluation import evaluate
 from models.training.loop import TrainingError
+from models.training.pictures import digits
 from models.training.run import build, run
 
 LETTERS = "abcd"
-CONFIG = Path(digits.__file__).with_name("configs") / "digits.yaml"
+CONFIG = Path(digits.__file__).parents[1] / "configs" / "digits.yaml"
 
 
 @pytest.fixture(scope="module")

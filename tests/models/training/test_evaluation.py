@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from models.decoder import Decoder, DecoderConfig
+from models.decoder.model import Decoder, DecoderConfig
 from models.training import evaluation
 from models.training.corpus import TokenDocument
 from models.training.evaluation import evaluate, first

@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from models.attention.random_features import redraw_features
+from models.attention.linear.random_features import redraw_features
 from models.training import checkpoints, loop
 from models.training.checkpoints import ResumeError
 from models.training.config import TrainingConfig

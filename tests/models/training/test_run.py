@@ -9,7 +9,7 @@ import yaml
 from rich.console import Console
 from typer.testing import CliRunner
 
-from models.decoder_checkpoint import load_decoder
+from models.checkpoints.decoder import load_decoder
 from models.training.checkpoints import ResumeError
 from models.training.compare import CompareError, compare
 from models.training.config import ConfigError, TrainingConfig

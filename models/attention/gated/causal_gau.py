@@ -1,0 +1,74 @@
+"""The causal gated attention unit, with a cache of keys and values: gau.py where a token sees itself and its past.
+
+A_tj = relu(q_t . k_j / sqrt(s) + b_{t-j})² / t for j <= t (`valid`), or a softmax over them,   y_t = (u_t ⊙ sum_j A_tj v_j) W_o
+Hua et al. 2022, arXiv:2202.10447, section 3. The t-th token costs O(t (s + e)), and the cache holds t (s + e) numbers. `length`,
+which divides by the N of the whole sequence, has no causal form here: no token knows how many will follow.
+"""
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from models.attention.gated.gau import DistanceBias, GatedProjections, Normalisation, weights
+from models.attention.layers.capabilities import Capabilities
+from models.attention.layers.causal import CausalLayer, State
+from models.attention.scoring.causal_softmax import remember, seen
+from models.parts.positions import Rotation
+
+CAUSAL_NORMALISATIONS = ("valid", "softmax", "softmax_plus")
+
+
+class CausalGatedAttentionUnit(GatedProjections, CausalLayer):
+    """The unit without its norm and its residual. Its state is that of `CausalSoftmaxAttention` with one head, k (1, t, s) and v (1, t, e).
+
+    Raises ValueError for a normalisation that is not one of CAUSAL_NORMALISATIONS.
+    """
+
+    capabilities = Capabilities(causal=True, cross=False, state="growing", rotates=True, ordered=True, averages=False)
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        d_head: int | None = None,
+        bias: bool = False,
+        expansion: int = 2,
+        normalisation: Normalisation = "valid",
+        relative_bias: bool = True,
+        least_length: int = 1,
+    ) -> None:
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias, expansion=expansion, n_maps=2)
+        if normalisation not in CAUSAL_NORMALISATIONS:
+            raise ValueError(f"normalisation={normalisation!r} is not one of {', '.join(CAUSAL_NORMALISATIONS)}, which have a causal form")
+        self.normalisation = normalisation
+        self.capabilities = replace(self.capabilities, averages=normalisation in ("softmax", "softmax_plus"))
+        self.least_length = least_length
+        self.bias = DistanceBias(scale=d_model**0.5, causal=True) if relative_bias else None
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"k": (1, 0, self.d_head), "v": (1, 0, self.d_value), "filled": (0,)}
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
+    ) -> tuple[Tensor, State]:
+        u, v, (q, k) = self.projected(x, rotation)
+        state = remember(k, v, mask, self.new_state(x) if state is None else state)
+        bias = None if self.bias is None else self.bias(_distances(state["filled"], n_new=x.shape[1]))
+        A = weights(
+            q,
+            state["k"],
+            normalisation=self.normalisation,
+            mask=seen(state["filled"], n_new=x.shape[1]),
+            bias=bias,
+            least_length=self.least_length,
+        )
+        return self.gated(u, A @ state["v"]), state
+
+
+def _distances(filled: Tensor, *, n_new: int) -> Tensor:
+    """Key - query of the new tokens and all slots, empty slots not counted: (B, t + N) -> int64 (B, 1, N, t + N)."""
+    t = filled.cumsum(1).long()  # (B, t + N): a token's position, from 1
+    own = t[:, -n_new:] if n_new else t[:, :0]
+    return (t[:, None, :] - own[:, :, None]).unsqueeze(1)

@@ -1,0 +1,113 @@
+"""FLASH: a gated unit whose attention is exact within a group of G tokens and linear, by sums, between the groups.
+
+quad_q, quad_k, lin_q, lin_k: four affine maps of z (gau.py);   y = (u ⊙ (V_quad + V_lin)) W_o,   for a token of group g
+V_quad = relu(quad_q quad_kᵀ / G + b)² V_g                          within the group
+V_lin  = lin_q (sum over all groups of lin_kᵀ V) / n                past and future; n is how many tokens are not masked, or G
+V_lin  = lin_q (sum over the groups before g of lin_kᵀ V) / t       causal; t is how many tokens are seen, the token included, or G
+Hua et al. 2022, arXiv:2202.10447, section 4. O(N G (s + e) + N s e) time. Two units take the place of one block, as in gau.py.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.attention.gated.gau import DistanceBias, GatedProjections
+from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_cross, refuse_pairs
+from models.parts.positions import Rotation
+
+Divisor = Literal["tokens", "group"]
+
+
+def attend_in_groups(
+    quad_q: Tensor,
+    quad_k: Tensor,
+    lin_q: Tensor,
+    lin_k: Tensor,
+    v: Tensor,
+    *,
+    group: int,
+    causal: bool = False,
+    key_mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    divisor: Divisor = "tokens",
+    quad_divisor: float | None = None,
+) -> Tensor:
+    """V_quad + V_lin: (B, 1, N, s) four times, (B, 1, N, e), bool (B, N), bias b (G, G) -> (B, 1, N, e). The last group may be short.
+
+    divisor: of V_lin. `tokens`: how many unmasked ones the query sees, all N unless causal; `group`: G. quad_divisor: of the scores within
+    a group; None: G.
+    """
+    refuse_cross("FLASH", quad_q=quad_q, quad_k=quad_k, lin_q=lin_q, lin_k=lin_k, v=v)
+    if (nothing := of_nothing(quad_q, quad_k, v)) is not None:
+        return nothing
+    N, given, exact = v.shape[2], v.dtype, torch.promote_types(v.dtype, torch.float32)  # half precision counts to 2,048
+    quad_q, quad_k, lin_q, lin_k, v = (x.to(exact) for x in (quad_q, quad_k, lin_q, lin_k, v))
+    seen = torch.ones_like(v[:, 0, :, 0]) if key_mask is None else key_mask.to(exact)  # (B, N)
+    v = v * seen[:, None, :, None]  # a masked key writes nothing, wherever
+    C = torch.sym_min(group, N)  # a text that is shorter than a group is not filled up to one
+    quad_q, quad_k, lin_q, lin_k, v = (_in_groups(x, C) for x in (quad_q, quad_k, lin_q, lin_k, v))  # (B, 1, groups, C, ..)
+    scores = quad_q @ quad_k.mT / (group if quad_divisor is None else quad_divisor)
+    A = F.relu(scores if bias is None else scores + bias[:C, :C]).square()
+    sums = lin_k.mT @ v  # (B, 1, groups, s, e)
+    sums = sums.cumsum(2) - sums if causal else sums.sum(2, keepdim=True)
+    n_seen = (seen.cumsum(1) if causal else seen.sum(1, keepdim=True)).clamp_min(1)[:, None, :, None]  # (B, 1, N or 1, 1)
+    quad = ((A.tril() if causal else A) @ v).flatten(2, 3)[:, :, :N]
+    lin = (lin_q @ sums).flatten(2, 3)[:, :, :N]
+    return (quad + lin / (n_seen if divisor == "tokens" else group)).to(given)
+
+
+def _in_groups(x: Tensor, group: int) -> Tensor:
+    """(B, 1, N, D) -> (B, 1, groups, G, D), the last group filled up with zeros."""
+    N = x.shape[2]
+    return F.pad(x, (0, 0, 0, (N + group - 1) // group * group - N)).unflatten(2, (-1, group))
+
+
+def check_group(group: int) -> None:
+    """Raises ValueError for groups of less than 2 tokens."""
+    if group < 2:
+        raise ValueError(f"group={group} must be at least 2 tokens: a token that is a group of its own needs no attention in it")
+
+
+class MixedChunkAttention(GatedProjections):
+    """The unit of FLASH without its norm and its residual, so that it stands where attention does. A rotation turns all four maps.
+
+    relative_bias adds T5's, times sqrt(s), to the scores within a group.
+    """
+
+    capabilities = Capabilities(cross=False, rotates=True, ordered=True, averages=False, pads_to="group")
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        d_head: int | None = None,
+        bias: bool = True,
+        expansion: int = 2,
+        group: int = 256,
+        relative_bias: bool = True,
+        divisor: Divisor = "tokens",
+    ) -> None:
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias, expansion=expansion, n_maps=4)
+        check_group(group)
+        self.group = group
+        self.divisor: Divisor = divisor
+        self.bias = DistanceBias(scale=self.d_head**0.5, causal=False) if relative_bias else None
+
+    def forward(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        *,
+        rotation: Rotation | None = None,
+        pair_mask: Tensor | None = None,
+        pair_bias: Tensor | None = None,
+    ) -> Tensor:
+        """(B, N, D), bool (B, N) -> (B, N, D)."""
+        refuse_pairs("FLASH", None, pair_mask, pair_bias)
+        u, v, maps = self.projected(x, rotation)
+        r = torch.arange(self.group, device=x.device)
+        bias = None if self.bias is None else self.bias(r - r[:, None])  # (G, G)
+        return self.gated(u, attend_in_groups(*maps, v, group=self.group, key_mask=key_mask, bias=bias, divisor=self.divisor))

@@ -1,0 +1,162 @@
+"""The gated attention unit: one cheap head of attention inside a gated feed-forward layer, in the place of both.
+
+u, v = silu(x W_u), silu(x W_v)  (N, e);   z = silu(x W_z)  (N, s);   q = z ⊙ g_q + b_q,   k = z ⊙ g_k + b_k
+A = normalised scores (`weights`, in four ways),   y = (u ⊙ A v) W_o
+Hua et al. 2022, arXiv:2202.10447, eqs. 3-6; valid, softmax_plus: Su et al. 2022 (GAU-α). s is D_k, e is D_v; 3 D e + D s weights.
+O(N² (s + e)) time. Two units take the place of one block of attention and feed-forward layer, of 12 D² weights, at e = 2 D.
+"""
+
+import math
+from dataclasses import replace
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.attention.layers.capabilities import Capabilities, refuse_pairs
+from models.attention.layers.multi_head import head_width
+from models.attention.layers.scaled_dot_product import masked_softmax, scale_of
+from models.parts.positions import Rotation, distance_buckets, rotate
+
+Normalisation = Literal["length", "valid", "softmax", "softmax_plus"]
+
+
+def weights(
+    q: Tensor,
+    k: Tensor,
+    *,
+    normalisation: Normalisation = "valid",
+    mask: Tensor | None = None,
+    bias: Tensor | None = None,
+    length: int | None = None,
+    least_length: int = 1,
+    scale: float | None = None,
+    log_base: float = 512,
+) -> Tensor:
+    """A, from q (.., N_q, s) and k (.., N_k, s): (.., N_q, N_k). mask (bool, True = attend) and bias b broadcast to that.
+
+    length        relu((q . k + b) / length)²,   length None: N_k, masked keys among them
+    valid         relu(scale q . k + b)² / l,   l the number of keys that the query may attend to
+    softmax       softmax(scale q . k + b)
+    softmax_plus  softmax(log(max(l, least_length)) / log(log_base) scale q . k + b),   at l = log_base the same as softmax
+    A query without any key gets 0. Only the rows of the two softmaxes sum to 1. scale None: s^-1/2. `length` takes no scale but its length.
+    """
+    scores = q @ k.mT
+    if mask is None:
+        mask = torch.ones_like(scores[..., :1, :], dtype=torch.bool)
+    if normalisation != "length":
+        scores = scores * scale_of(q, scale)
+    n_seen = mask.sum(-1, keepdim=True).clamp_min(1)  # l
+    if normalisation == "softmax_plus":
+        scores = scores * (n_seen.clamp_min(least_length).to(scores.dtype).log() / math.log(log_base))
+    if bias is not None:
+        scores = scores + bias
+    if normalisation in ("softmax", "softmax_plus"):
+        return masked_softmax(scores, mask)
+    if normalisation == "length":
+        scores = scores / (k.shape[-2] if length is None else length)
+    A = F.relu(scores).square() * mask
+    return A if normalisation == "length" else A / n_seen
+
+
+class DistanceBias(nn.Module):
+    """A learned number for each bucket of distances key - query, times `scale`: T5's buckets (Raffel et al. 2019), at any length."""
+
+    bucket_of: Tensor
+
+    def __init__(self, *, scale: float, causal: bool, n_buckets: int = 32, max_distance: int = 128) -> None:
+        super().__init__()
+        self.scale = scale
+        self.max_distance = max_distance  # all beyond share its bucket
+        self.weight = nn.Parameter(torch.zeros(n_buckets))
+        distances = torch.arange(-max_distance, max_distance + 1)
+        self.register_buffer("bucket_of", distance_buckets(distances, n_buckets, max_distance, causal=causal), persistent=False)
+
+    def forward(self, distances: Tensor) -> Tensor:
+        """int64 of any shape -> the same shape."""
+        rows = distances.clamp(-self.max_distance, self.max_distance) + self.max_distance
+        return (self.weight * self.scale)[self.bucket_of[rows]]
+
+
+class GatedProjections(nn.Module):
+    """What all gated units have: to_u, to_v (D -> e), to_z (D -> s), to_out (e -> D), and n_maps affine maps of z.
+
+    A unit has one head, whatever the n_heads of a model's other layers: s is d_head or, for None, D / n_heads. e is expansion · D.
+    interleaved: which columns a rotation pairs, see `rotate`.
+    """
+
+    def __init__(
+        self, d_model: int, n_heads: int, *, d_head: int | None, bias: bool, expansion: int, n_maps: int, interleaved: bool = False
+    ) -> None:
+        super().__init__()
+        self.interleaved = interleaved
+        self.d_head = head_width(d_model, n_heads, d_head)
+        self.d_value = expansion * d_model
+        self.to_u = nn.Linear(d_model, self.d_value, bias=bias)
+        self.to_v = nn.Linear(d_model, self.d_value, bias=bias)
+        self.to_z = nn.Linear(d_model, self.d_head, bias=bias)
+        self.to_out = nn.Linear(self.d_value, d_model, bias=bias)
+        self.gain = nn.Parameter(0.02 * torch.randn(n_maps, 1, self.d_head))
+        self.offset = nn.Parameter(torch.zeros(n_maps, 1, self.d_head)) if bias else None
+
+    def projected(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """(B, N, D) -> u (B, N, e) in the dtype of x; v (B, 1, N, e) and the maps of z (B, 1, N, s), rotated, in float32 at least."""
+        exact = torch.promote_types(x.dtype, torch.float32)
+        v = F.silu(self.to_v(x)).unsqueeze(1).to(exact)
+        z = F.silu(self.to_z(x)).unsqueeze(1)
+        maps = z * self.gain[:, None, None] if self.offset is None else z * self.gain[:, None, None] + self.offset[:, None, None]
+        maps = maps.to(exact).unbind(0)  # (B, 1, N, s) each
+        return F.silu(self.to_u(x)), v, [y if rotation is None else rotate(y, rotation, interleaved=self.interleaved) for y in maps]
+
+    def gated(self, u: Tensor, o: Tensor) -> Tensor:
+        """u (B, N, e), o (B, 1, N, e) -> (B, N, D)."""
+        return self.to_out(u * o.squeeze(1).to(u.dtype))
+
+
+class GatedAttentionUnit(GatedProjections):
+    """The unit without its norm and its residual, so that it stands where attention does. bias False leaves out b_q and b_k too.
+
+    relative_bias adds T5's, times sqrt(D), to the scores. Raises ValueError for a normalisation that `weights` does not know.
+    """
+
+    capabilities = Capabilities(cross=False, rotates=True, ordered=True, averages=False)
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        d_head: int | None = None,
+        bias: bool = True,
+        expansion: int = 2,
+        normalisation: Normalisation = "valid",
+        relative_bias: bool = True,
+        least_length: int = 1,
+        interleaved: bool = False,
+    ) -> None:
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias, expansion=expansion, n_maps=2, interleaved=interleaved)
+        if normalisation not in get_args(Normalisation):
+            raise ValueError(f"normalisation={normalisation!r} is not one of {', '.join(get_args(Normalisation))}")
+        self.normalisation = normalisation
+        self.capabilities = replace(self.capabilities, averages=normalisation in ("softmax", "softmax_plus"))
+        self.least_length = least_length
+        self.bias = DistanceBias(scale=d_model**0.5, causal=False) if relative_bias else None
+
+    def forward(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        *,
+        rotation: Rotation | None = None,
+        pair_mask: Tensor | None = None,
+        pair_bias: Tensor | None = None,
+    ) -> Tensor:
+        """(B, N, D), bool (B, N) -> (B, N, D)."""
+        refuse_pairs("the gated attention unit", None, pair_mask, pair_bias)
+        u, v, (q, k) = self.projected(x, rotation)
+        mask = None if key_mask is None else key_mask[:, None, None, :]
+        t = torch.arange(x.shape[1], device=x.device)
+        bias = None if self.bias is None else self.bias(t - t[:, None])  # (N, N)
+        A = weights(q, k, normalisation=self.normalisation, mask=mask, bias=bias, least_length=self.least_length)
+        return self.gated(u, A @ v)

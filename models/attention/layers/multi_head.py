@@ -1,0 +1,83 @@
+"""Multi-head attention: H heads look at the same tokens, each through projections of its own.
+
+head_h = attend(x W_h^Q, x W_h^K, x W_h^V),   y = concat(head_1 .. head_H) W^O,   D_k = D_v = D / H unless given
+Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2. 4 D² weights, O(N² D) time.
+"""
+
+from torch import Tensor, nn
+
+from models.attention.layers.capabilities import Capabilities
+from models.attention.layers.scaled_dot_product import attend
+from models.parts.positions import Rotation, rotate
+
+
+def split_heads(x: Tensor, n_heads: int) -> Tensor:
+    """(B, N, H * D_k) -> (B, H, N, D_k)."""
+    return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """(B, H, N, D_k) -> (B, N, H * D_k)."""
+    return x.transpose(1, 2).flatten(-2)
+
+
+def head_width(d_model: int, n_heads: int, d_head: int | None) -> int:
+    """D_k: as given, or D / H. Raises ValueError when D does not divide into H."""
+    if d_head is None and d_model % n_heads:
+        raise ValueError(
+            f"d_model={d_model} is not divisible by n_heads={n_heads}; give d_head, or change one of them",
+        )
+    return d_head or d_model // n_heads
+
+
+def both_masks(key_mask: Tensor | None, pair_mask: Tensor | None) -> Tensor | None:
+    """Keys that exist (B, N_k) and pairs that may meet (N_q, N_k), as one mask that broadcasts to (B, H, N_q, N_k)."""
+    if key_mask is None:
+        return pair_mask
+    keys_B11N = key_mask[:, None, None, :]
+    return keys_B11N if pair_mask is None else keys_B11N & pair_mask
+
+
+class EqualHeads(nn.Module):
+    """H heads equally wide in q, k and v: `to_q`, `to_k` and `to_v` are D -> H * D_k, `to_out` is H * D_k -> D."""
+
+    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.d_head = head_width(d_model, n_heads, d_head)
+        self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.to_k = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
+
+
+class SoftmaxAttention(EqualHeads):
+    """Standard multi-head self-attention."""
+
+    capabilities = Capabilities(rotates=True, pairs=True)
+
+    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True) -> None:
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
+        self.scale = self.d_head**-0.5
+
+    def forward(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        *,
+        rotation: Rotation | None = None,
+        pair_mask: Tensor | None = None,
+        pair_bias: Tensor | None = None,
+    ) -> Tensor:
+        """(B, N, D) -> (B, N, D).
+
+        key_mask (B, N) bool: tokens that exist. rotation: turns q and k by their position. pair_mask (N, N) bool:
+        which query may see which key. pair_bias (1, H, N, N): added to the scores. A padded token may get anything.
+        """
+        q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
+        k = split_heads(self.to_k(x), self.n_heads)
+        v = split_heads(self.to_v(x), self.n_heads)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        o = attend(q, k, v, scale=self.scale, mask=both_masks(key_mask, pair_mask), bias=pair_bias)
+        return self.to_out(merge_heads(o))

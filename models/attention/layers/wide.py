@@ -1,0 +1,16 @@
+"""Wide multi-head attention: every head is as wide as the model.
+
+head_h = attend(x W_h^Q, x W_h^K, x W_h^V) with D_k = D_v = D,   y = concat(head_1 .. head_H) W^O,   W^O is (H D, D)
+The same as the standard layer with D_k = D: 4 H D² weights and H times its time.
+"""
+
+from models.attention.layers.multi_head import SoftmaxAttention
+
+
+class WideAttention(SoftmaxAttention):
+    """Self-attention with H heads of width D. Raises ValueError for a d_head that is not d_model."""
+
+    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True) -> None:
+        if d_head not in (None, d_model):
+            raise ValueError(f"d_head={d_head} does not fit wide heads, which are d_model={d_model} wide")
+        super().__init__(d_model, n_heads, d_head=d_model, bias=bias)

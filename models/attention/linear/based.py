@@ -1,0 +1,54 @@
+"""Based: the exponential of softmax attention, cut off after its square, is a feature map of finite size.
+
+φ(x) = [1, x', vec(x' x'ᵀ) / √2],   x' = x D_k^(-1/4):   φ(q)ᵀ φ(k) = 1 + s + s² / 2 >= 1/2   with s = qᵀk / √D_k
+S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps)
+Arora et al. 2024, arXiv:2402.18668. φ has D_φ = 1 + D_k + D_k² columns, so q and k are projected to 16, and D_φ is 273.
+O(N (C + D_φ) D_v) time a head.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from models.attention.layers.causal import CausalLayer, State, attend_causal_features
+from models.attention.layers.multi_head import head_width, merge_heads, split_heads
+from models.parts.positions import Rotation
+
+
+def taylor(x: Tensor) -> Tensor:
+    """φ: (.., D_k) -> (.., 1 + D_k + D_k²)."""
+    x = x * x.shape[-1] ** -0.25
+    squares = (x.unsqueeze(-1) * x.unsqueeze(-2)).flatten(-2) / math.sqrt(2)
+    return torch.cat([torch.ones_like(x[..., :1]), x, squares], dim=-1)
+
+
+class BasedAttention(CausalLayer):
+    """Multi-head causal linear attention with the map of Based. Its state is [S | z], (H, D_φ, D_v + 1).
+
+    d_head is D_v, d_key is D_k. A rotation is ignored, as in the paper: its angles are for heads of width D_v.
+    """
+
+    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, d_key: int = 16) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.d_head = head_width(d_model, n_heads, d_head)
+        self.d_key = d_key
+        self.to_q = nn.Linear(d_model, n_heads * d_key, bias=bias)
+        self.to_k = nn.Linear(d_model, n_heads * d_key, bias=bias)
+        self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"S": (self.n_heads, 1 + self.d_key + self.d_key**2, self.d_head + 1)}
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
+    ) -> tuple[Tensor, State]:
+        state = self.new_state(x) if state is None else state
+        phi_q = taylor(split_heads(self.to_q(x), self.n_heads))  # (B, H, N, D_φ)
+        phi_k = taylor(split_heads(self.to_k(x), self.n_heads))
+        v = split_heads(self.to_v(x), self.n_heads)
+        o, S = attend_causal_features(phi_q, phi_k, v, state["S"], mask=mask, recurrence=self.recurrence)
+        return self.to_out(merge_heads(o)), {"S": S}

@@ -1,0 +1,49 @@
+"""Causal linear attention: softmax becomes a feature map φ, and the past becomes a sum of constant size.
+
+S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps)
+Katharopoulos et al. 2020, arXiv:2006.16236, eqs. 16-20; φ(x) = elu(x) + 1 > 0 unless another of feature_maps.py is chosen.
+`causal.py` has the function of given features. O(N (C + D_φ) D_v) time a head; a token costs the same however long its past is.
+"""
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from models.attention.layers.capabilities import Capabilities
+from models.attention.layers.causal import EqualHeadsLayer, State, attend_causal_features
+from models.attention.layers.multi_head import merge_heads, split_heads
+from models.attention.linear.feature_maps import MAY_BE_ZERO, map_named, n_features
+from models.parts.positions import Rotation, rotate
+
+
+class CausalLinearAttention(EqualHeadsLayer):
+    """Multi-head causal linear attention. Its state is [S | z], (H, D_φ, D_v + 1).
+
+    A rotation turns q and k in front of φ: after it, the weights of a token could be negative and their sum 0. A score then depends on both
+    positions, and not on their distance alone.
+    """
+
+    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", rotates=True)
+
+    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, feature_map: str = "elu") -> None:
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
+        self.feature_map = feature_map
+        self.capabilities = replace(self.capabilities, averages=feature_map not in MAY_BE_ZERO)
+        self.n_features = n_features(feature_map, self.d_head)
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"S": (self.n_heads, self.n_features, self.d_head + 1)}
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
+    ) -> tuple[Tensor, State]:
+        state = self.new_state(x) if state is None else state
+        q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
+        k = split_heads(self.to_k(x), self.n_heads)
+        v = split_heads(self.to_v(x), self.n_heads)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        phi = map_named(self.feature_map)
+        o, S = attend_causal_features(phi(q), phi(k), v, state["S"], mask=mask, recurrence=self.recurrence)
+        return self.to_out(merge_heads(o)), {"S": S}

@@ -1,0 +1,94 @@
+"""Causal Performer: linear attention with the random features of random_features.py, which may be as large as they like.
+
+S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps)
+Choromanski et al. 2020 (FAVOR+), arXiv:2009.14794, section 2.2. φ(k) = exp(..) is kept as a multiple of exp(m_t), m_t the largest exponent
+of the head so far: a decay of S and z. A largest one over the whole sequence would tell the past of the future, as soon as anything is
+added to φ(k). O(N (C + D_φ) D_v) time a head.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from torch import Tensor
+
+from models.attention.layers.capabilities import Capabilities, refuse_cross
+from models.attention.layers.causal import CausalLayer, State, attend_causal_features, no_past
+from models.attention.layers.multi_head import merge_heads, split_heads
+from models.attention.layers.recurrence import chunkwise
+from models.attention.layers.running_max import of_tokens, running_max
+from models.attention.linear.random_features import Kernel, RandomFeatures, log_features, relu_features
+from models.parts.positions import Rotation, rotate
+
+EPS = 1e-20  # keeps 0 / 0 away; where no feature of the query is one of the keys, φ(q)ᵀz is as small as the weights are
+
+
+class FeatureSums(NamedTuple):
+    """What a head keeps of its past; zeros before the first token."""
+
+    S: Tensor  # [S | z], (B, H, D_φ, D_v + 1), over exp(m)
+    m: Tensor  # (B, H, 1); 0 for the relu kernel
+
+
+def attend_causal_performer(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    projection: Tensor,
+    past: FeatureSums | None = None,
+    *,
+    mask: Tensor | None = None,
+    kernel: Kernel = "positive",
+    scale: float | None = None,
+    eps: float = EPS,
+    relu_eps: float = 1e-3,
+    recurrence: Callable = chunkwise,
+) -> tuple[Tensor, FeatureSums]:
+    """(B, H, N, D_k), same, (B, H, N, D_v), W, bool (B, N) with the tokens at the left -> (B, H, N, D_v), what is kept of them.
+
+    past None: zeros. scale None: D_k^-1/2.
+    """
+    refuse_cross("the causal Performer", q=q, k=k, v=v)
+    if past is None:
+        n_features = projection.shape[-2] * (2 if kernel == "hyperbolic" else 1)
+        past = FeatureSums(no_past(v, n_features, v.shape[-1] + 1), no_past(v, 1))
+    if kernel == "relu":
+        phi_q, phi_k = (relu_features(x, projection, scale=scale, relu_eps=relu_eps) for x in (q, k))
+        decay, m_last = None, past.m
+    else:
+        log_q, log_k = (log_features(x, projection, kernel=kernel, scale=scale) for x in (q, k))
+        log_k = of_tokens(log_k, mask)
+        seen = past.S[..., -1].amax(-1, keepdim=True) > 0  # (B, H, 1); z, of which one column was 1 when m was its exponent
+        m, decay, m_last = running_max(log_k.amax(-1, keepdim=True), mask, past.m, seen)
+        decay = decay.squeeze(-1)  # (B, H, N)
+        phi_q, phi_k = (log_q - log_q.amax(-1, keepdim=True).detach()).exp(), (log_k - m).exp()
+    o, S = attend_causal_features(phi_q, phi_k, v, past.S, mask=mask, decay=decay, eps=eps, recurrence=recurrence)
+    return o, FeatureSums(S, m_last)
+
+
+class CausalPerformerAttention(RandomFeatures, CausalLayer):
+    """Multi-head causal attention by random features. Its state is [S | z] (H, D_φ, D_v + 1) and m (H, 1).
+
+    When W is drawn anew, states of the W before are of no use.
+    """
+
+    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", rotates=True)
+    biased = False
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        n_features = len(self.projection) * (2 if self.kernel == "hyperbolic" else 1)
+        return {"S": (self.n_heads, n_features, self.d_head + 1), "m": (self.n_heads, 1)}
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
+    ) -> tuple[Tensor, State]:
+        state = self.new_state(x) if state is None else state
+        q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
+        k = split_heads(self.to_k(x), self.n_heads)
+        v = split_heads(self.to_v(x), self.n_heads)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        o, past = attend_causal_performer(
+            q, k, v, self.projection, FeatureSums(**state), mask=mask, kernel=self.kernel, recurrence=self.recurrence
+        )
+        return self.to_out(merge_heads(o).to(x.dtype)), past._asdict()

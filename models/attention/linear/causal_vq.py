@@ -1,0 +1,100 @@
+"""Causal Transformer-VQ: what is remembered of the past is, for each code, the sum of its values and how many they were.
+
+U_t = U_{t-1} + 1_{z_t} v_tᵀ,   L_t = L_{t-1} + 1_{z_t},   o_t = sum_s e_ts U_ts / sum_s e_ts L_ts,   e_ts = exp(q_t . c_s / sqrt(D_k))
+Lingle 2023, arXiv:2309.16354, theorem 3.7, with codes for the recent past too. The shared recurrence with one-hot keys and queries e.
+O(N (C + Z) D_v) time a head for Z codes; the state is [U | L], (H, Z, D_v + 1), whatever the length.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.attention.layers.capabilities import Capabilities, refuse_cross
+from models.attention.layers.causal import EqualHeadsLayer, State, at_least_float32, no_past, with_ones, zero_padding
+from models.attention.layers.multi_head import merge_heads, split_heads
+from models.attention.layers.recurrence import chunkwise
+from models.attention.linear.codebook import Codebook, straight_through
+from models.attention.linear.vq import mean_of_codes, weights_of_codes
+from models.parts.positions import Rotation
+
+
+def attend_causal_to_codes(
+    q: Tensor,
+    codes: Tensor,
+    v: Tensor,
+    codebook: Tensor,
+    past: Tensor | None = None,
+    *,
+    scale: float | None = None,
+    mask: Tensor | None = None,
+    products: Tensor | None = None,
+    recurrence: Callable = chunkwise,
+) -> tuple[Tensor, Tensor]:
+    """(B, H, N, D_k), int64 (B, H, N), (B, H, N, D_v), (H, Z, D_k), [U | L] (B, H, Z, D_v + 1) -> (B, H, N, D_v), the new [U | L].
+
+    past None: zeros. scale None: D_k^-1/2. mask bool (B, N): tokens; a row gets 0 before them. products: q . c, (B, H, N, Z), if known.
+    """
+    refuse_cross("causal attention to codes", q=q, codes=codes, v=v)
+    exact, Z = at_least_float32(v.dtype), codebook.shape[-2]
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    past = no_past(v, Z, v.shape[-1] + 1) if past is None else past
+    one_hot = zero_padding(F.one_hot(codes, Z).to(exact), mask)  # (B, H, N, Z)
+    scores = (q @ codebook.mT if products is None else products).to(exact) * scale
+    # A sum of ones has the same bits in any order, so that codes are known to be in use without the recurrence.
+    e = weights_of_codes(scores, past[..., -1].unsqueeze(-2) + one_hot.cumsum(-2))
+    o, S = recurrence(e, one_hot, with_ones(v), past)
+    return mean_of_codes(o[..., :-1], o[..., -1:]).to(v.dtype), S
+
+
+def attend_to_past_and_pairs(q: Tensor, k_hat: Tensor, v: Tensor, S: Tensor, scores: Tensor, *, scale: float) -> Tensor:
+    """The same outputs with a gradient for every key: codes for what came before this call, pairs of tokens within it.
+
+    q, k^ (B, H, N, D_k), v (B, H, N, D_v), S = [U | L] before these tokens, scores (B, H, N, Z) of the codes -> (B, H, N, D_v). O(N²).
+    """
+    pairs = (q * scale) @ k_hat.mT  # (B, H, N, N)
+    seen = torch.ones_like(pairs[0, 0], dtype=torch.bool).tril()
+    L = S[..., -1].unsqueeze(-2)  # (B, H, 1, Z)
+    either = torch.cat([scores, torch.where(seen, pairs, 0.0)], dim=-1)
+    filled = torch.cat([L.expand_as(scores), seen.expand_as(pairs)], dim=-1)
+    past, present = weights_of_codes(either, filled).split([scores.shape[-1], pairs.shape[-1]], dim=-1)
+    o = past @ S + present @ with_ones(v)
+    return mean_of_codes(o[..., :-1], o[..., -1:])
+
+
+class CausalVectorQuantisedAttention(EqualHeadsLayer):
+    """Multi-head causal attention to rounded keys. Its state is S = [U | L], (H, Z, D_v + 1); counts are exact up to 2²⁴ tokens of a code.
+
+    Where gradients are taken in training, the pairs of a call are formed, in O(N²), as in `VectorQuantisedAttention`.
+    """
+
+    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", straight_through=True)
+
+    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, n_codes: int = 512) -> None:
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
+        self.n_codes = n_codes
+        self.codebook = Codebook(n_heads, n_codes, self.d_head)
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"S": (self.n_heads, self.n_codes, self.d_head + 1)}
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
+    ) -> tuple[Tensor, State]:
+        S = (self.new_state(x) if state is None else state)["S"]
+        exact, scale = at_least_float32(x.dtype), self.d_head**-0.5
+        q = F.layer_norm(split_heads(self.to_q(x), self.n_heads).to(exact), (self.d_head,))  # (B, H, N, D_k)
+        k = F.layer_norm(split_heads(self.to_k(x), self.n_heads).to(exact), (self.d_head,))
+        v = split_heads(self.to_v(x), self.n_heads).to(exact)
+        codes = self.codebook.nearest(k)
+        products = self.codebook.products(q)  # (B, H, N, Z)
+        o, S_new = attend_causal_to_codes(
+            q, codes, v, self.codebook.codes, S, scale=scale, mask=mask, products=products, recurrence=self.recurrence
+        )
+        if self.training and torch.is_grad_enabled():
+            self.codebook.watch(k, codes, mask)
+            k_hat = straight_through(k, codes, self.codebook.codes.to(exact))
+            o = attend_to_past_and_pairs(q, k_hat, v, S, products.to(exact) * scale, scale=scale)
+        return self.to_out(merge_heads(o.to(x.dtype))), {"S": S_new}

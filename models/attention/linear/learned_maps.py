@@ -1,0 +1,86 @@
+"""Feature maps φ that are trained, each head its own: a linear map of x' = x D_k^(-1/4), then a function whose products are not negative.
+
+elu       elu(W x' + b) + 1                        D_φ = D_k        W = I, b = 0 at first
+hedgehog  softmax([W x' + b, -(W x' + b)])         D_φ = 2 D_k      the same; Zhang et al. 2024, arXiv:2402.04347
+taylor    `based.taylor` of W x' + b, unscaled     D_φ = 1 + D_k + D_k²   the same; Arora et al. 2024, arXiv:2402.18668
+positive  exp(W x' + b - |x'|² / 2) / √D_φ         D_φ = 2 D_k      W drawn as the Performer's: on average, φ(q)ᵀφ(k) begins as
+                                                                    exp(qᵀk / √D_k); Choromanski et al. 2020, arXiv:2009.14794
+"""
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from models.attention.linear.based import taylor
+from models.attention.linear.feature_maps import LARGEST_EXPONENT, elu_plus_one
+from models.attention.linear.random_features import draw_projection
+
+Kind = Literal["elu", "hedgehog", "taylor", "positive"]
+
+
+class LearnedMap(nn.Module):
+    """φ of every head: (B, H, N, D_k) -> (B, H, N, D_φ). Raises ValueError for a kind that is not in the table."""
+
+    def __init__(self, kind: Kind, n_heads: int, d_head: int, *, seed: int = 0) -> None:
+        super().__init__()
+        if kind not in FUNCTIONS:
+            raise ValueError(f"feature_map={kind!r} is not one of {', '.join(FUNCTIONS)}")
+        self.kind, self.scale = kind, d_head**-0.25
+        weight = torch.eye(d_head)
+        if kind == "positive":
+            weight = draw_projection(2 * d_head, d_head, torch.Generator().manual_seed(seed))
+        self.weight = nn.Parameter(weight.repeat(n_heads, 1, 1))  # (H, D_w, D_k)
+        self.bias = nn.Parameter(torch.zeros(n_heads, 1, weight.shape[0]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return FUNCTIONS[self.kind](x, *self._parameters_for(x))
+
+    @property
+    def has_log(self) -> bool:
+        """Whether every feature is an exponential, whose exponents `log` gives."""
+        return self.kind == "positive"
+
+    def log(self, x: Tensor, present: Tensor | None = None) -> Tensor:
+        """log φ, for a map that `has_log`. present: bool (B, 1, N, 1); an absent token gets the least exponents, about -10³⁸."""
+        return _log_positive(x, *self._parameters_for(x), present)
+
+    def _parameters_for(self, x: Tensor) -> tuple[Tensor, Tensor, float]:
+        return self.weight.to(x.dtype) * self.scale, self.bias.to(x.dtype), self.scale
+
+
+def _elu(x: Tensor, weight: Tensor, bias: Tensor, scale: float) -> Tensor:
+    return elu_plus_one(x @ weight.mT + bias)
+
+
+def _hedgehog(x: Tensor, weight: Tensor, bias: Tensor, scale: float) -> Tensor:
+    y = x @ weight.mT + bias
+    return torch.softmax(torch.cat([y, -y], dim=-1), dim=-1)
+
+
+def _taylor(x: Tensor, weight: Tensor, bias: Tensor, scale: float) -> Tensor:
+    return taylor((x @ weight.mT + bias) / scale)  # which scales by itself
+
+
+def _positive(x: Tensor, weight: Tensor, bias: Tensor, scale: float) -> Tensor:
+    return _log_positive(x, weight, bias, scale).clamp(max=LARGEST_EXPONENT).exp()
+
+
+def _log_positive(x: Tensor, weight: Tensor, bias: Tensor, scale: float, present: Tensor | None = None) -> Tensor:
+    """|x'|², b, D_φ and `present` come in by columns of the one product: a pass over the features costs more than that."""
+    halves = (x * x).sum(-1, keepdim=True) * (scale**2 / 2)  # |x'|² / 2
+    if present is not None:
+        halves = torch.where(present, halves, -torch.finfo(x.dtype).min / 4)  # a quarter: room for the other addends
+    x = torch.cat([x, halves, torch.ones_like(halves)], dim=-1)  # (B, H, N, D_k + 2)
+    bias = (bias - math.log(weight.shape[1]) / 2).mT  # (H, D_φ, 1)
+    return x @ torch.cat([weight, torch.full_like(bias, -1.0), bias], dim=-1).mT
+
+
+FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {  # of x, W D_k^(-1/4), b, D_k^(-1/4)
+    "elu": _elu,
+    "hedgehog": _hedgehog,
+    "taylor": _taylor,
+    "positive": _positive,
+}

@@ -1,0 +1,115 @@
+"""Random features whose products have an exponential as their mean: the maps, the matrix W behind them, and the heads that keep one.
+
+The three kernels are those of performer.py. W is (D_r, D_k), drawn from N(0, 1) a number, with orthogonal rows unless told otherwise.
+Choromanski et al. 2020 (FAVOR+), arXiv:2009.14794, lemma 1 and sections 2.3 and 2.4. The paper draws W anew every 1,000 steps of training.
+
+A forward changes no W: a training loop calls `redraw_features(model, step)` in front of a step, so that no W is left untrained.
+"""
+
+import math
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.attention.layers.multi_head import EqualHeads
+
+REDRAW_STEPS = 1000
+Kernel = Literal["positive", "hyperbolic", "relu"]
+KERNELS = ("positive", "hyperbolic", "relu")
+Rows = Literal["orthogonal", "iid", "regularised"]
+ROWS = ("orthogonal", "iid", "regularised")
+
+
+def draw_projection(n_rows: int, d_head: int, generator: torch.Generator, *, rows: Rows = "orthogonal") -> Tensor:
+    """W (D_r, D_k), float32. iid: every number for itself. orthogonal: rows in blocks of D_k at right angles, as long as iid ones.
+    regularised: at right angles and of length √D_k each.
+    """
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    if rows == "iid":
+        return normal(n_rows, d_head).float()
+    blocks = [_rotation(normal(d_head, d_head)) for _ in range(-(-n_rows // d_head))]
+    lengths = normal(n_rows, d_head).norm(dim=-1, keepdim=True) if rows == "orthogonal" else math.sqrt(d_head)
+    return (torch.cat(blocks)[:n_rows] * lengths).float()
+
+
+def _rotation(gaussian: Tensor) -> Tensor:
+    """Orthonormal rows that point everywhere alike: the Q of a square Gaussian matrix, with the signs that make R's diagonal positive."""
+    Q, R = torch.linalg.qr(gaussian)
+    return (Q * R.diagonal().sign()).mT
+
+
+def default_features(d_head: int) -> int:
+    """D_r = D_k ln D_k, section 4 of the paper."""
+    return max(1, round(d_head * math.log(d_head)))
+
+
+def log_features(x: Tensor, projection: Tensor, *, kernel: Kernel = "positive", scale: float | None = None) -> Tensor:
+    """log φ of the two exponential kernels: (B, H, N, D_k), W (D_r, D_k) or (H, D_r, D_k) -> (B, H, N, D_φ), float32 at least."""
+    x = _scaled(x, scale)
+    projected = (x @ projection.to(x.dtype).mT).to(x.dtype)  # autocast would leave half precision
+    if kernel == "hyperbolic":
+        projected = torch.cat([projected, -projected], dim=-1)
+    return projected - (x * x).sum(-1, keepdim=True) / 2 - math.log(projected.shape[-1]) / 2
+
+
+def relu_features(x: Tensor, projection: Tensor, *, scale: float | None = None, relu_eps: float = 1e-3) -> Tensor:
+    """The third kernel: (B, H, N, D_k), W (D_r, D_k) or (H, D_r, D_k) -> (B, H, N, D_r), float32 at least."""
+    x = _scaled(x, scale)
+    return F.relu((x @ projection.to(x.dtype).mT).to(x.dtype)) + relu_eps
+
+
+def _scaled(x: Tensor, scale: float | None) -> Tensor:
+    scale = x.shape[-1] ** -0.5 if scale is None else scale
+    return x.to(torch.promote_types(x.dtype, torch.float32)) * math.sqrt(scale)
+
+
+class RandomFeatures(EqualHeads):
+    """Heads, and one W, `projection` (D_r, D_k), for all of them."""
+
+    biased = True  # the projections, unless told otherwise
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        d_head: int | None = None,
+        bias: bool | None = None,
+        n_features: int | None = None,
+        kernel: Kernel = "positive",
+        rows: Rows = "orthogonal",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(d_model, n_heads, d_head=d_head, bias=self.biased if bias is None else bias)
+        self.kernel, self.rows = checked(kernel, rows, n_features)
+        self.register_buffer("projection", torch.empty(n_features or default_features(self.d_head), self.d_head))  # (D_r, D_k)
+        self.redraw(torch.Generator().manual_seed(seed))
+
+    def redraw(self, generator: torch.Generator) -> None:
+        """Another W of the same kind, in place. The generator is one of the CPU."""
+        self.projection.copy_(draw_projection(*self.projection.shape, generator, rows=self.rows))
+
+
+def redraw_features(model: nn.Module, step: int, *, every: int = REDRAW_STEPS) -> None:
+    """Another W for every layer, when so many steps or a multiple of them have passed; the same ones in a run that is taken up again."""
+    if step > 0 and step % every == 0:
+        generator = torch.Generator().manual_seed(step)
+        for module in model.modules():
+            if isinstance(module, RandomFeatures):
+                module.redraw(generator)
+
+
+def checked(kernel: Kernel, rows: Rows, n_features: int | None) -> tuple[Kernel, Rows]:
+    """The first two. Raises ValueError for a name that is unknown, and for D_r < 1."""
+    if kernel not in KERNELS:
+        raise ValueError(f"kernel={kernel!r} is not one of {', '.join(KERNELS)}")
+    if rows not in ROWS:
+        raise ValueError(f"rows={rows!r} is not one of {', '.join(ROWS)}")
+    if n_features is not None and n_features < 1:
+        raise ValueError(f"n_features={n_features} must be at least 1, or None for D_k ln D_k")
+    return kernel, rows

@@ -1,0 +1,57 @@
+"""Gated linear attention: every row of S fades at a rate that the token itself decides.
+
+S_t = diag(exp(a_t)) S_{t-1} + k_t v_tᵀ,   o_t = S_tᵀ q_t / √D_k,   a_t = logsigmoid(x_t W_1 W_2 + b) / 16
+y = (silu(x W^G) ⊙ rmsnorm_h(o)) W^O
+Yang et al. 2023 (GLA), arXiv:2312.06635, section 4. W_1 W_2 is of rank 16. O(N (C D_k + D_k D_v)) time a head.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.attention.layers.capabilities import Capabilities
+from models.attention.layers.causal import EqualHeadsLayer, State, zero_padding
+from models.attention.layers.head_norm import HeadNorm
+from models.attention.layers.multi_head import merge_heads, split_heads
+from models.attention.recurrent.half_lives import log_decays
+from models.parts.positions import Rotation, rotate
+
+TEMPERATURE = 16.0  # τ: without it, an untrained gate of 1/2 would forget everything in a few tokens
+RANK = 16
+EPS = 1e-5  # of the norm
+
+
+class GatedLinearAttention(EqualHeadsLayer):
+    """Multi-head gated linear attention. Its state is S, (H, D_k, D_v), with D_k = D_v."""
+
+    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", rotates=True, averages=False)
+
+    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
+        self.to_low = nn.Linear(d_model, RANK, bias=False)  # W_1
+        self.to_decay = nn.Linear(RANK, n_heads * self.d_head, bias=False)  # W_2
+        self.decay_bias = nn.Parameter(_first_biases(n_heads).repeat_interleave(self.d_head))  # b, (H * D_k,)
+        self.to_gate = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.norm = HeadNorm(self.d_head, eps=EPS)
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"S": (self.n_heads, self.d_head, self.d_head)}
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
+    ) -> tuple[Tensor, State]:
+        state = self.new_state(x) if state is None else state
+        q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
+        k = split_heads(self.to_k(x), self.n_heads)
+        v = split_heads(self.to_v(x), self.n_heads)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        a = split_heads(F.logsigmoid(self.to_decay(self.to_low(x)) + self.decay_bias) / TEMPERATURE, self.n_heads)
+        o, S = self.recurrence(q * self.d_head**-0.5, zero_padding(k, mask), v, state["S"], decay=zero_padding(a, mask))
+        return self.to_out(F.silu(self.to_gate(x)) * merge_heads(self.norm(o)).to(x.dtype)), {"S": S}
+
+
+def _first_biases(n_heads: int) -> Tensor:
+    """(H,) float32: logsigmoid(b) / 16 is the log-decay of the head's first half-life."""
+    return torch.logit(torch.exp(TEMPERATURE * log_decays(n_heads))).float()

@@ -1,0 +1,54 @@
+"""Retention: the past fades at a rate that is fixed, each head with its own.
+
+S_t = γ_h S_{t-1} + k_t v_tᵀ,   o_t = S_tᵀ q_t / √D_k,   γ_h = 1 - 2^(-5-h), h = 0 .. H - 1
+y = (silu(x W^G) ⊙ groupnorm_h(o)) W^O
+Sun et al. 2023 (RetNet), arXiv:2307.08621, eqs. 5-8. The rotation of q and k is the model's, and stands for the paper's xPos, whose
+scaling is a decay once more. Half-lives are 22 tokens · 2^h. O(N (C + D_k) D_v) time a head.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.attention.layers.capabilities import Capabilities
+from models.attention.layers.causal import EqualHeadsLayer, State, zero_padding
+from models.attention.layers.multi_head import merge_heads, split_heads
+from models.parts.positions import Rotation, rotate
+
+EPS = 1e-5  # of the group norm
+
+
+def log_gammas(n_heads: int, device: torch.device | None = None) -> Tensor:
+    """log γ_h, (H,) float64: computed when asked, since a buffer would be rounded with the weights of a half-precision model."""
+    return torch.log1p(-(2.0 ** (-5 - torch.arange(n_heads, dtype=torch.float64, device=device))))
+
+
+class Retention(EqualHeadsLayer):
+    """Multi-scale retention. Its state is S, (H, D_k, D_v), with D_k = D_v.
+
+    The group norm, which is over each head's D_v channels, has no weights of its own: those of W^O and W^G come right behind it.
+    """
+
+    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", rotates=True, averages=False)
+
+    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
+        self.to_gate = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"S": (self.n_heads, self.d_head, self.d_head)}
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
+    ) -> tuple[Tensor, State]:
+        state = self.new_state(x) if state is None else state
+        q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
+        k = split_heads(self.to_k(x), self.n_heads)
+        v = split_heads(self.to_v(x), self.n_heads)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        decay = log_gammas(self.n_heads, x.device)[None, :, None].expand(q.shape[:3])
+        o, S = self.recurrence(q * self.d_head**-0.5, zero_padding(k, mask), v, state["S"], decay=zero_padding(decay, mask))
+        o = F.layer_norm(o, (self.d_head,), eps=EPS)
+        return self.to_out(F.silu(self.to_gate(x)) * merge_heads(o).to(x.dtype)), {"S": S}

@@ -1,0 +1,75 @@
+"""softmax1 attention: one more in the denominator, so that a head with nothing to say can say nothing.
+
+o_i = sum_j p_ij v_j,   p_ij = exp(s_ij) / (1 + sum_l exp(s_il)),   s_ij = scale * q_i . k_j + bias_ij,   scale = D_k^-1/2
+Miller 2023, "Attention is off by one". The softmax over the scores and a 0 whose value is 0. Its weights sum to sigmoid(logsumexp(s)) < 1.
+They are not the same for s + c: the 0 takes part in the maximum that is subtracted. O(N_q N_k (D_k + D_v)) time a head.
+"""
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models.attention.layers.capabilities import Capabilities, of_nothing
+from models.attention.layers.scaled_dot_product import scale_of
+from models.attention.scoring.causal_scored import CausalScoredAttention
+from models.attention.scoring.scored import ScoredAttention
+
+
+def softmax1(scores: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Over the last axis, counting only what `mask` (bool, True = count) allows; a row that it forbids altogether is 0."""
+    if mask is not None:
+        scores = torch.where(mask, scores, torch.finfo(scores.dtype).min)
+    return torch.softmax(F.pad(scores, (0, 1)), dim=-1)[..., :-1]  # the 1 is one more key, of score 0, that has no value
+
+
+def attend_softmax1(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    """(B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v); the options are those of `scaled_dot_product.attend`."""
+    scores = (q * scale_of(q, scale)) @ k.transpose(-1, -2)  # (B, H, N_q, N_k)
+    return softmax1(scores if bias is None else scores + bias, mask) @ v
+
+
+def attend_softmax1_online(
+    q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None, keys_at_once: int = 64
+) -> Tensor:
+    """`attend_softmax1` over so many keys at a time, in O(N_q keys_at_once) memory: the 1 is where the sum begins, and 0 the first maximum.
+
+    scale None: D_k^-1/2. mask broadcasts to (B, H, N_q, N_k). 0 without any key.
+    """
+    if (nothing := of_nothing(q, k, v)) is not None:
+        return nothing
+    exact = torch.promote_types(v.dtype, torch.float32)
+    top = torch.zeros_like(q[..., :1], dtype=exact)  # (B, H, N_q, 1)
+    total, o = torch.ones_like(top), v.new_zeros(*q.shape[:-1], v.shape[-1], dtype=exact)
+    masks = [None] * -(-k.shape[-2] // keys_at_once) if mask is None else mask.expand(*mask.shape[:-1], k.shape[-2]).split(keys_at_once, -1)
+    for k_C, v_C, mask_C in zip(k.split(keys_at_once, -2), v.split(keys_at_once, -2), masks, strict=True):
+        scores = ((q * scale_of(q, scale)) @ k_C.transpose(-1, -2)).to(exact)  # (B, H, N_q, C)
+        if mask_C is not None:
+            scores = torch.where(mask_C, scores, torch.finfo(scores.dtype).min)
+        new_top = torch.maximum(top, scores.amax(-1, keepdim=True))
+        left, exps = torch.exp(top - new_top), torch.exp(scores - new_top)
+        total, o, top = left * total + exps.sum(-1, keepdim=True), left * o + exps @ v_C.to(exact), new_top
+    return (o / total).to(v.dtype)
+
+
+class Softmax1Attention(ScoredAttention):
+    """Multi-head self-attention with softmax1 in the place of the softmax, and the weights of `SoftmaxAttention`."""
+
+    capabilities = Capabilities(rotates=True, pairs=True, averages=False)
+
+    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True) -> None:
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
+        self.attend = partial(attend_softmax1, scale=self.d_head**-0.5)
+
+
+class CausalSoftmax1Attention(CausalScoredAttention):
+    """The same over a cache of the past."""
+
+    capabilities = Capabilities(causal=True, cross=False, state="growing", rotates=True, averages=False)
+
+    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
+        self.attend = partial(attend_softmax1, scale=self.d_head**-0.5)

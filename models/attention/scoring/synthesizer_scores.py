@@ -1,0 +1,153 @@
+"""The scores of a Synthesizer, kind by kind: as functions of given weights, and as modules that hold the weights.
+
+Equations and paper: synthesizer.py. What is drawn here gives scores of variance about 1 for tokens of variance 1. A module is called with
+x (B, N, D), the tokens' positions t (B or 1, N), and how many keys there are, and gives (B or 1, H, N, N_k).
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from models.attention.layers.multi_head import split_heads
+
+KINDS = ("dense", "random", "factorised_dense", "factorised_random", "dot_product")
+
+
+def dense_scores(x: Tensor, W_1: Tensor, b_1: Tensor, W_2: Tensor, b_2: Tensor) -> Tensor:
+    """(B, N, D), (H, D_h, D), (H, D_h), (H, N_k, D_h), (H, N_k) -> (B, H, N, N_k)."""
+    hidden = torch.relu(x.unsqueeze(1) @ W_1.mT + b_1.unsqueeze(-2))  # (B, H, N, D_h)
+    return hidden @ W_2.mT + b_2.unsqueeze(-2)
+
+
+def factorised_dense_scores(x: Tensor, W_A: Tensor, W_B: Tensor) -> Tensor:
+    """(B, N, D), (H, a, D), (H, b, D) -> (B, H, N, a b): column l is number l // b of W_A x times number l mod b of W_B x.
+
+    So the one is repeated and the other tiled. Tiling both would give no more than lcm(a, b) different columns.
+    """
+    block, place = x.unsqueeze(1) @ W_A.mT, x.unsqueeze(1) @ W_B.mT  # (B, H, N, a), (B, H, N, b)
+    return (block.unsqueeze(-1) * place.unsqueeze(-2)).flatten(-2)
+
+
+def factorised_random_scores(R_1: Tensor, R_2: Tensor) -> Tensor:
+    """(.., N, k), (.., N_k, k) -> (.., N, N_k), of rank k at most."""
+    return R_1 @ R_2.mT
+
+
+def mixed_scores(scores: Sequence[Tensor], alpha: Tensor) -> Tensor:
+    """sum_c softmax(α)_c L_c: (B or 1, H, N, N_k) each, (C,) -> the same."""
+    return sum(share * L for share, L in zip(alpha.softmax(0).unbind(), scores, strict=True))
+
+
+class SynthesizedScores(nn.Module):
+    """One kind, or the mixture of several, whose α begins at 0: equal shares. Options as in `Synthesizer`."""
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        d_head: int,
+        bias: bool,
+        kinds: Sequence[str],
+        n_positions: int,
+        d_hidden: int | None,
+        a: int | None,
+        rank: int,
+        fixed: bool,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        if isinstance(kinds, str) or not kinds or set(kinds) - set(KINDS) or len(set(kinds)) < len(kinds):
+            raise ValueError(f"kinds={kinds!r} must be a list of some of {', '.join(KINDS)}, each at most once")
+        random = torch.Generator().manual_seed(seed)
+        make = {
+            "dense": lambda: _Dense(d_model, n_heads, n_positions, d_hidden or d_head),
+            "random": lambda: _Random(n_heads, n_positions, fixed, random),
+            "factorised_dense": lambda: _FactorisedDense(d_model, n_heads, n_positions, a or _divisor_near_root(n_positions)),
+            "factorised_random": lambda: _FactorisedRandom(n_heads, n_positions, rank, fixed, random),
+            "dot_product": lambda: _DotProduct(d_model, n_heads, d_head, bias),
+        }
+        self.kinds = nn.ModuleDict({kind: make[kind]() for kind in kinds})
+        self.alpha = nn.Parameter(torch.zeros(len(kinds))) if len(kinds) > 1 else None
+
+    def keys(self, x: Tensor) -> Tensor | None:
+        """What the dot product must know of the tokens that are attended to: (B, N, D) -> (B, H, N, D_k), or None without that kind."""
+        return self.kinds["dot_product"].keys(x) if "dot_product" in self.kinds else None
+
+    def forward(self, x: Tensor, t: Tensor, k: Tensor | None, n_keys: int) -> Tensor:
+        """(B, N, D), (B or 1, N), `keys` of all N_k tokens -> (B or 1, H, N, N_k)."""
+        scores = [made(x, k) if isinstance(made, _DotProduct) else made(x, t, n_keys) for made in self.kinds.values()]
+        return scores[0] if self.alpha is None else mixed_scores(scores, self.alpha)
+
+
+class _Dense(nn.Module):
+    def __init__(self, d_model: int, n_heads: int, n_positions: int, d_hidden: int) -> None:
+        super().__init__()
+        self.W_1 = nn.Parameter(torch.randn(n_heads, d_hidden, d_model) * d_model**-0.5)
+        self.b_1 = nn.Parameter(torch.zeros(n_heads, d_hidden))
+        self.W_2 = nn.Parameter(torch.randn(n_heads, n_positions, d_hidden) * (2 / d_hidden) ** 0.5)  # the relu halves the variance
+        self.b_2 = nn.Parameter(torch.zeros(n_heads, n_positions))
+
+    def forward(self, x: Tensor, t: Tensor, n_keys: int) -> Tensor:
+        return dense_scores(x, self.W_1, self.b_1, self.W_2[:, :n_keys], self.b_2[:, :n_keys])
+
+
+class _Random(nn.Module):
+    def __init__(self, n_heads: int, n_positions: int, fixed: bool, random: torch.Generator) -> None:
+        super().__init__()
+        _keep(self, "R", torch.randn(n_heads, n_positions, n_positions, generator=random if fixed else None), fixed)
+
+    def forward(self, x: Tensor, t: Tensor, n_keys: int) -> Tensor:
+        return self.R[:, :, :n_keys][:, t].transpose(0, 1)
+
+
+class _FactorisedDense(nn.Module):
+    def __init__(self, d_model: int, n_heads: int, n_positions: int, a: int) -> None:
+        super().__init__()
+        if a < 1 or n_positions % a:
+            raise ValueError(f"a={a} does not divide n_positions={n_positions}, which are a blocks of equal length; choose a divisor")
+        self.W_A = nn.Parameter(torch.randn(n_heads, a, d_model) * d_model**-0.5)
+        self.W_B = nn.Parameter(torch.randn(n_heads, n_positions // a, d_model) * d_model**-0.5)
+
+    def forward(self, x: Tensor, t: Tensor, n_keys: int) -> Tensor:
+        return factorised_dense_scores(x, self.W_A, self.W_B)[..., :n_keys]
+
+
+class _FactorisedRandom(nn.Module):
+    def __init__(self, n_heads: int, n_positions: int, rank: int, fixed: bool, random: torch.Generator) -> None:
+        super().__init__()
+        for name in ("R_1", "R_2"):
+            R = torch.randn(n_heads, n_positions, rank, generator=random if fixed else None)
+            _keep(self, name, R * rank**-0.25, fixed)
+
+    def forward(self, x: Tensor, t: Tensor, n_keys: int) -> Tensor:
+        return factorised_random_scores(self.R_1[:, t].transpose(0, 1), self.R_2[:, :n_keys])
+
+
+class _DotProduct(nn.Module):
+    def __init__(self, d_model: int, n_heads: int, d_head: int, bias: bool) -> None:
+        super().__init__()
+        self.n_heads, self.scale = n_heads, d_head**-0.5
+        self.to_q = nn.Linear(d_model, n_heads * d_head, bias=bias)
+        self.to_k = nn.Linear(d_model, n_heads * d_head, bias=bias)
+
+    def keys(self, x: Tensor) -> Tensor:
+        return split_heads(self.to_k(x), self.n_heads)
+
+    def forward(self, x: Tensor, k: Tensor) -> Tensor:
+        return (split_heads(self.to_q(x), self.n_heads) * self.scale).to(k.dtype) @ k.mT
+
+
+def _keep(module: nn.Module, name: str, R: Tensor, fixed: bool) -> None:
+    """As a buffer of the state dict or as a parameter."""
+    if fixed:
+        module.register_buffer(name, R)
+    else:
+        setattr(module, name, nn.Parameter(R))
+
+
+def _divisor_near_root(n: int) -> int:
+    """The largest divisor of n that is not above its root."""
+    return max(a for a in range(1, math.isqrt(n) + 1) if n % a == 0)

@@ -1,0 +1,51 @@
+"""BigBird with global tokens of its own (ETC): g tokens in front of a text see everything and are seen by all.
+
+With n = N / b blocks of the text behind them: a token of block i sees the g global ones, blocks i - 1, i, i + 1 and r random blocks, and
+what is listed twice counts once. No block of the text is global. Zaheer et al. 2020, arXiv:2007.14062, section 2 (the variant of the
+extended transformer construction, of Ainslie et al. 2020, arXiv:2004.08483). O(N (g + b (3 + r)) D_k) time a head. A function alone: the
+layer `bigbird` has the other variant, as the published checkpoints have.
+"""
+
+import torch
+from torch import Tensor
+
+from models.attention.layers.capabilities import refuse_cross
+from models.attention.layers.scaled_dot_product import attend
+from models.attention.sparse.bigbird import keys_of_lists
+from models.attention.sparse.blocks import in_blocks, keys_present, out_of_blocks
+
+
+def attend_bigbird_etc(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    table: Tensor,
+    *,
+    n_global: int,
+    block: int,
+    scale: float | None = None,
+    key_mask: Tensor | None = None,
+) -> Tensor:
+    """(B, H, g + N, D_k), the same, (B, H, g + N, D_v), int64 (H, n, r), bool (B, g + N) -> (B, H, g + N, D_v); 0 without any key.
+
+    n_global: g. table: the random key blocks of every query block, n = ceil(N / b). Any number in it that is no block is passed over. scale
+    None: D_k^-1/2. Raises ValueError for a table of another n.
+    """
+    refuse_cross("BigBird", q=q, k=k, v=v)
+    g, present = n_global, keys_present(k, key_mask).expand(len(k), -1, -1, -1)  # (B, 1, g + N, 1)
+    of_globals = attend(q[:, :, :g], k, v, scale=scale, mask=present.mT)
+    q_blocks = in_blocks(q[:, :, g:], block)  # (B, H, n, b, D_k)
+    n = q_blocks.shape[2]
+    if table.shape[1] != n:
+        raise ValueError(f"table has random blocks for {table.shape[1]} blocks, and {q.shape[2] - g} tokens are {n} blocks of {block}")
+    i = torch.arange(n, device=q.device)
+    neighbours = torch.stack([i - 1, i, i + 1], dim=-1).expand(1, q.shape[1], -1, -1)
+    lists = torch.cat([neighbours, table[None]], dim=-1)  # (1, H, n, 3 + r)
+    n_blocks = torch.full((1, 1, 1), n, device=q.device)
+    keys, values, seen = keys_of_lists(k[:, :, g:], v[:, :, g:], present[:, :, g:], lists, n_blocks, block=block)
+    in_front = [x[:, :, None, :g].expand(-1, -1, n, -1, -1) for x in (k, v)]  # (B, H, n, g, ..)
+    seen_in_front = present[:, :, None, :g, 0].expand(-1, q.shape[1], n, -1)
+    keys, values = torch.cat([in_front[0], keys], dim=3), torch.cat([in_front[1], values], dim=3)  # (B, H, n, g + (3 + r) b, ..)
+    seen = torch.cat([seen_in_front, seen], dim=3).unsqueeze(3)  # (B, H, n, 1, g + (3 + r) b)
+    o = attend(q_blocks, keys, values, scale=scale, mask=seen)
+    return torch.cat([of_globals, out_of_blocks(o, q.shape[2] - g)], dim=2)

@@ -1,0 +1,117 @@
+"""Causal Longformer: softmax over the last `window` tokens and the g first ones, which are global and have projections of their own.
+
+token t >= g   softmax over t - window < j <= t and j < g, with q, k, v; a global token inside the window counts once
+token t < g    softmax over j <= t, with q_g, k_g, v_g: all it sees is global too
+Beltagy et al. 2020, arXiv:2004.05150, section 3, looking back only. The past is the last window - 1 keys and values and those of the g
+global tokens, twice, whatever its length. O(window + g) a token, in steps and in one call.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from models.attention.layers.capabilities import Capabilities, refuse_cross
+from models.attention.layers.causal import EqualHeadsLayer, State, at_least_float32
+from models.attention.layers.multi_head import merge_heads, split_heads
+from models.attention.sparse.longformer import copy_to_global
+from models.attention.sparse.pattern import at_least
+from models.attention.sparse.sliding_window import lengths_of, newest
+from models.attention.sparse.windows import attend_to_windows
+from models.parts.positions import Rotation, rotate
+
+
+def attend_causal_longformer(
+    local: Sequence[Tensor],
+    of_globals: Sequence[Tensor],
+    past: State | None = None,
+    *,
+    window: int,
+    n_global: int,
+    scale: float | None = None,
+    mask: Tensor | None = None,
+    attend: Callable = attend_to_windows,
+) -> tuple[Tensor, State]:
+    """q, k, v and q_g, k_g, v_g (B, H, N, D_k), bool (B, N) with the tokens at the left -> (B, H, N, D_k), the state of the layer below.
+
+    past None: no token yet. scale None: D_k^-1/2.
+    """
+    given, exact = local[2].dtype, at_least_float32(local[2].dtype)
+    q, k, v, q_g, k_g, v_g = (x.to(exact) for x in (*local, *of_globals))
+    refuse_cross("the causal Longformer", q=q, k=k, v=v, q_g=q_g, k_g=k_g, v_g=v_g)
+    if past is None:
+        past = {name: q.new_zeros(len(q), *shape) for name, shape in shapes_of_past(q.shape[1], q.shape[3], window, n_global).items()}
+    n, lengths, n_kept = past["n"], lengths_of(q[:, 0], mask), window - 1  # (B, 1) both
+    firsts = {"k_first": k, "v_first": v, "k_global": k_g, "v_global": v_g}
+    new = {name: _first(past[name], head, n, lengths) for name, head in firsts.items()}
+    slots = {"k": torch.cat([past["k"], k], dim=2), "v": torch.cat([past["v"], v], dim=2)}  # (B, H, window - 1 + N, D_k)
+    new |= {name: newest(head, lengths, n_kept) for name, head in slots.items()}
+    new["n"] = (n + lengths).clamp_max(n_kept + n_global)
+
+    t = n + torch.arange(q.shape[2], device=q.device)  # (B, N), right up to where no window holds a global token
+    is_global = (t < n_global).unsqueeze(-1)  # (B, N, 1)
+    sees_first = torch.arange(n_global, device=q.device) <= t.unsqueeze(-1)  # (B, N, g)
+    position = torch.arange(slots["k"].shape[2], device=q.device) - n_kept + n  # (B, slots); of empty slots below 0
+    o = attend(
+        torch.where(is_global.unsqueeze(1), q_g, q),
+        torch.cat([new["k_global"], new["k_first"], slots["k"]], dim=2),  # (B, H, 2 g + window - 1 + N, D_k)
+        torch.cat([new["v_global"], new["v_first"], slots["v"]], dim=2),
+        scale=q.shape[-1] ** -0.5 if scale is None else scale,
+        present=position >= n_global,  # in the window; global tokens are seen elsewhere
+        seen_first=torch.cat([sees_first & is_global, sees_first & ~is_global], dim=-1),
+    )
+    return o.to(given), new
+
+
+def shapes_of_past(n_heads: int, d_head: int, window: int, n_global: int) -> dict[str, tuple[int, ...]]:
+    """Of one sequence."""
+    kept, first = (n_heads, window - 1, d_head), (n_heads, n_global, d_head)
+    return {"k": kept, "v": kept, "k_first": first, "v_first": first, "k_global": first, "v_global": first, "n": (1,)}
+
+
+def _first(known: Tensor, new: Tensor, n: Tensor, lengths: Tensor) -> Tensor:
+    """The global tokens, where they are among the new ones: (B, H, g, D_k), (B, H, N, D_k) -> (B, H, g, D_k)."""
+    i = torch.arange(known.shape[2], device=n.device) - n  # (B, g): which of the new tokens
+    here = ((i >= 0) & (i < lengths))[:, None, :, None]
+    i = i.long().clamp(0, new.shape[2] - 1)[:, None, :, None]
+    return torch.where(here, new.gather(2, i.expand(-1, new.shape[1], -1, new.shape[3])), known)
+
+
+class CausalLongformerAttention(EqualHeadsLayer):
+    """Multi-head attention over a window and the beginning. Raises ValueError for a window below 2 tokens, or no global token.
+
+    Its state is k and v of the last window - 1 tokens, the newest last; of the global tokens k_first, v_first in the window's projections
+    and k_global, v_global in their own; and n, how many tokens there were, counted up to where no global token is left in the window.
+    """
+
+    capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True)
+    attend = staticmethod(attend_to_windows)  # an attribute, so that the export can put another execution in its place
+
+    def __init__(
+        self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, window: int = 128, n_global: int = 1
+    ) -> None:
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
+        self.window = at_least("window", window, 2, "a token sees itself and its past")
+        self.n_global = at_least("n_global", n_global, 1, "without global tokens it is a sliding window")
+        self.to_q_global, self.to_k_global, self.to_v_global = (nn.Linear(d_model, n_heads * self.d_head, bias=bias) for _ in range(3))
+        copy_to_global(self)
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        return shapes_of_past(self.n_heads, self.d_head, self.window, self.n_global)
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
+    ) -> tuple[Tensor, State]:
+        state = self.new_state(x) if state is None else state
+        exact = at_least_float32(x.dtype)
+        q, k, v, q_g, k_g, v_g = (
+            split_heads(to(x), self.n_heads).to(exact)
+            for to in (self.to_q, self.to_k, self.to_v, self.to_q_global, self.to_k_global, self.to_v_global)
+        )  # (B, H, N, D_k)
+        if rotation is not None:
+            q, k, q_g, k_g = (rotate(head, rotation) for head in (q, k, q_g, k_g))
+        o, new = attend_causal_longformer(
+            (q, k, v), (q_g, k_g, v_g), state, window=self.window, n_global=self.n_global, mask=mask, attend=self.attend
+        )
+        return self.to_out(merge_heads(o.to(x.dtype))), new

@@ -1,0 +1,104 @@
+"""Causal LSH attention with a cache: a token sees those of its past with which it shares a bucket in some round of hashing.
+
+o_t = softmax over j <= t with h_r(j) = h_r(t) for some r, of q_t . k_j, of v_j,   k_j = q_j / |q_j|,   itself with -10^5: the last resort
+This is `attend_lsh` by the rule of the paper, causal, where every bucket lies within two chunks: N_ij makes its rounds one softmax over
+their union. Chunks are left out, since where they are cut depends on tokens to come, and a step could not know.
+Kitaev et al. 2020, arXiv:2001.04451, eqs. 3-6. The t-th token costs O(t (D_k + R)); the cache holds t H (2 D_k + R) numbers.
+"""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from models.attention.layers.capabilities import Capabilities, refuse_cross
+from models.attention.layers.causal import CausalLayer, State, at_least_float32
+from models.attention.layers.multi_head import head_width, merge_heads, split_heads
+from models.attention.layers.scaled_dot_product import masked_softmax
+from models.attention.sparse.lsh import EPS, SELF_LOGIT, unit_keys
+from models.attention.sparse.lsh_buckets import Buckets, angular_buckets, draw_rotations, factors_of
+from models.parts.positions import Rotation
+
+NOWHERE = -1.0  # the bucket of padding
+MOST_BUCKETS = 2**24  # whole numbers that float32, the dtype of states, tells apart
+
+
+def attend_lsh_to_cache(
+    qk: Tensor,
+    v: Tensor,
+    buckets: Tensor,
+    state: State | None = None,
+    *,
+    scale: float = 1.0,
+    self_logit: float = SELF_LOGIT,
+    eps: float = EPS,
+) -> tuple[Tensor, State]:
+    """(B, H, N, D_k), (B, H, N, D_v), buckets as floats (B, H, N, R) -> (B, H, N, D_v) and the state with N slots more.
+
+    A token in the bucket -1 is padding: no token sees it, now or later. state None: no token yet. eps: of `lsh.unit_keys`.
+    """
+    new = {"qk": qk, "v": v, "buckets": buckets}
+    refuse_cross("causal LSH attention", **new)
+    state = new if state is None else {name: torch.cat([state[name], x], dim=2) for name, x in new.items()}  # (B, H, t + N, ..)
+    slots = torch.arange(state["qk"].shape[2], device=qk.device)
+    own = slots[-qk.shape[2] :, None]  # (N, 1)
+    shared = torch.zeros((), dtype=torch.bool, device=qk.device)
+    for here, there in zip(buckets.unbind(-1), state["buckets"].unbind(-1), strict=True):  # round by round
+        shared = shared | (here.unsqueeze(-1) == there.unsqueeze(-2))  # (B, H, N, t + N)
+    scores = scale * (qk @ unit_keys(state["qk"], eps=eps).mT).to(qk.dtype)  # under autocast too: float16 ends before -10^5
+    scores = torch.where(slots == own, self_logit, scores)
+    return masked_softmax(scores, shared & (slots <= own)) @ state["v"], state
+
+
+class CausalLSHAttention(CausalLayer):
+    """Multi-head causal LSH attention. Its state is qk, v and buckets (as floats), each with one slot more for every token of a call.
+
+    There is no to_k. Raises ValueError for more buckets than a state can tell apart. A row that was padded in a call has slots there that
+    nobody sees and that are not reused.
+    """
+
+    capabilities = Capabilities(causal=True, cross=False, state="growing")
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        d_head: int | None = None,
+        bias: bool = False,
+        n_rounds: int = 4,
+        n_buckets: Buckets = 32,
+        scale: float = 1.0,
+        self_logit: float = SELF_LOGIT,
+        eps: float = EPS,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.n_heads = n_heads
+        self.d_head = head_width(d_model, n_heads, d_head)
+        self.n_rounds, self.n_buckets = n_rounds, n_buckets
+        self.options = {"scale": scale, "self_logit": self_logit, "eps": eps}
+        if (product := math.prod(factors_of(n_buckets))) > MOST_BUCKETS:
+            raise ValueError(f"n_buckets={n_buckets} are {product} buckets, more than {MOST_BUCKETS}; take smaller factors")
+        self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
+        self.register_buffer("rotations", draw_rotations(n_heads, n_rounds, self.d_head, n_buckets, seed=seed))
+
+    @property
+    def state_shapes(self) -> dict[str, tuple[int, ...]]:
+        slots = (self.n_heads, 0, self.d_head)
+        return {"qk": slots, "v": slots, "buckets": (self.n_heads, 0, self.n_rounds)}
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
+    ) -> tuple[Tensor, State]:
+        state = self.new_state(x) if state is None else state
+        exact = at_least_float32(x.dtype)
+        qk = split_heads(self.to_q(x), self.n_heads).to(exact)  # (B, H, N, D_k)
+        v = split_heads(self.to_v(x), self.n_heads).to(exact)
+        buckets = angular_buckets(qk, self.rotations, self.n_buckets).mT.to(exact)  # (B, H, N, R)
+        if mask is not None:
+            buckets = torch.where(mask[:, None, :, None], buckets, NOWHERE)
+        o, state = attend_lsh_to_cache(qk, v, buckets, state, **self.options)
+        return self.to_out(merge_heads(o.to(x.dtype))), state

@@ -1,0 +1,54 @@
+"""Causal sparse attention: near tokens and every l-th one, or the ends of blocks, looking back only.
+
+The patterns of `sparse.py` with j <= t. Child et al. 2019, arXiv:1904.10509, eqs. 2-4. The cache holds all tokens, of which the t-th reads
+l + t / l (union; a head of the other patterns reads a part of that), with l near sqrt(N) some 2 sqrt(N).
+"""
+
+import torch
+from torch import Tensor
+
+from models.attention.sparse.pattern_cache import PatternCacheLayer, Slots, every, latest
+from models.attention.sparse.patterns import Mode, attend_sparse, check_sparse, heads_of_type_a
+
+
+class CausalSparseAttention(PatternCacheLayer):
+    """Multi-head attention in one of the three patterns. Raises ValueError for options that make none."""
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        d_head: int | None = None,
+        bias: bool = False,
+        mode: Mode = "union",
+        stride: int = 32,
+        n_summaries: int = 8,
+    ) -> None:
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
+        check_sparse(mode, stride, n_summaries, n_heads)
+        self.mode, self.stride, self.n_summaries = mode, stride, n_summaries
+
+    def attend_whole(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend_sparse(q, k, v, mode=self.mode, stride=self.stride, n_summaries=self.n_summaries, causal=True)
+
+    def slots_of_heads(self, t: Tensor, n_slots: int) -> list[tuple[slice, Slots]]:
+        near, far = latest(t, self.stride), every(t, n_slots, self.stride)
+        a = heads_of_type_a(self.n_heads)
+        if self.mode == "union":
+            once = far[1] & (far[0] < t.unsqueeze(-1) - self.stride)  # nearer ones are in the window
+            return [(slice(None), (torch.cat([near[0], far[0]], dim=-1), torch.cat([near[1], once], dim=-1)))]
+        if self.mode == "strided":
+            return [(slice(a), near), (slice(a, None), far)]
+        return [(slice(a), _own_block(t, self.stride)), (slice(a, None), _ends(t, n_slots, self.stride, self.n_summaries))]
+
+
+def _own_block(t: Tensor, stride: int) -> Slots:
+    slots = (t // stride * stride).unsqueeze(-1) + torch.arange(stride, device=t.device)
+    return slots, slots <= t.unsqueeze(-1)
+
+
+def _ends(t: Tensor, n_slots: int, stride: int, c: int) -> Slots:
+    begin = torch.arange(0, n_slots, stride, device=t.device)[:, None]
+    slots = (begin + torch.arange(stride - c, stride, device=t.device)).flatten()
+    return slots.expand(*t.shape, -1), slots <= t.unsqueeze(-1)

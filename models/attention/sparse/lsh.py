@@ -1,0 +1,175 @@
+"""LSH attention (Reformer): a token looks for its keys only where they are likely to be, among those with the same hash.
+
+q_i = x_i W_q,   k_j = q_j / |q_j|,   h_r(i) the bucket of q_i in round r.   In every round r the tokens are sorted by (bucket, position)
+and cut into chunks of C; i sees its own chunk and `before` chunks ahead of it, `after` behind it:
+    o_i^r = softmax over the seen j of (q_i . k_j - log N_ij) of v_j,   o_i = sum_r exp(lse_i^r - logsumexp_r lse_i^r) o_i^r
+Rule `paper`: only j with h_r(j) = h_r(i), and N_ij is the number of rounds in which i sees j, so that the rounds together are one
+softmax over all that i sees in any of them; the first chunk of a round follows the last one of the same round. Rule `chunk`, that of
+the public code: everything in these chunks, and N_ij = 1; the first chunk of a round follows the last one of the round before.
+A token is its own last resort: q_i . k_i is replaced by -10^5, below every score. No 1/sqrt(D_k): keys have length 1.
+
+Kitaev et al. 2020, arXiv:2001.04451, eqs. 3-6 and appendix A. O(R N C D_k + R N log N) time, O(R N C) memory, and O(R² N C) for N_ij.
+With `causal`, what is seen is right, but where chunks are cut depends on the tokens to come: a decoder is `causal_lsh.py`.
+"""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_cross, refuse_pairs
+from models.attention.layers.multi_head import head_width, merge_heads, split_heads
+from models.attention.sparse.lsh_buckets import Buckets, angular_buckets, draw_rotations
+from models.attention.sparse.lsh_chunks import at, by_bucket, n_rounds_seeing, neighbours
+from models.parts.positions import Rotation
+
+Rule = Literal["paper", "chunk"]
+RULES = ("paper", "chunk")
+SELF_LOGIT = -1e5
+EPS = 1e-12
+
+
+def attend_lsh(
+    qk: Tensor,
+    v: Tensor,
+    buckets: Tensor,
+    *,
+    key_mask: Tensor | None = None,
+    causal: bool = False,
+    rule: Rule = "paper",
+    chunk: int = 64,
+    before: int = 1,
+    after: int = 0,
+    scale: float = 1.0,
+    self_logit: float = SELF_LOGIT,
+    eps: float = EPS,
+) -> Tensor:
+    """(B, H, N, D_k), (B, H, N, D_v), int (B, H or 1, R, N), bool (B, N) -> (B, H, N, D_v); a token that is not in key_mask gets 0.
+
+    buckets: of `lsh_buckets.py`, or any others >= 0. chunk: in tokens. before, after: how many neighbours of its own chunk a token sees on
+    either side. eps: of `unit_keys`. Raises ValueError for a rule or sizes that there are not.
+    """
+    _check(rule, chunk, before, after)
+    refuse_cross("LSH attention", qk=qk, v=v, buckets=buckets.mT)
+    if (nothing := of_nothing(qk, qk, v)) is not None:
+        return nothing
+    B, H, N, _ = qk.shape
+    chunk = torch.sym_min(chunk, N)  # what is shorter than a chunk is not filled up to one
+    given, exact = v.dtype, torch.promote_types(v.dtype, torch.float32)
+    n_chunks = (N + chunk - 1) // chunk
+    more = n_chunks * chunk - N
+    real = torch.ones(B, N, dtype=torch.bool, device=qk.device) if key_mask is None else key_mask
+    real = F.pad(real, (0, more))[:, None].expand(-1, H, -1)  # (B, H, N'), N' = n_chunks * C
+    buckets = F.pad(buckets.expand(-1, H, -1, -1), (0, more))  # (B, H, R, N')
+    order = by_bucket(buckets, real)  # (B, H, R, N'): the token at each place, padding last
+    place = order.argsort(-1)  # the place of each token
+    n_filled = ((real[:, :1].sum(-1, keepdim=True) + chunk - 1) // chunk).clamp_min(1)  # (B, 1, 1): chunks with a token
+
+    i = order.unflatten(-1, (-1, chunk))  # (B, H, R, chunks, C)
+    j, is_once = neighbours(order, n_filled, n_chunks, chunk, before, after, across_rounds=rule == "chunk")  # (B, H, R, chunks, W C) each
+    i_, j_ = i.unsqueeze(-1), j.unsqueeze(-2)
+    allowed = is_once.unsqueeze(-2) & at(real, i).unsqueeze(-1) & at(real, j).unsqueeze(-2)
+    if causal:
+        allowed = allowed & (j_ <= i_)
+    qk, v = (F.pad(x.to(exact), (0, 0, 0, more)) for x in (qk, v))
+    scores = scale * (at(qk, i) @ at(unit_keys(qk, eps=eps), j).mT).to(exact)  # (B, H, R, chunks, C, W C), exact under autocast too
+    scores = torch.where(i_ == j_, self_logit, scores)
+    if rule == "paper":
+        own = buckets.gather(-1, order).unflatten(-1, (-1, chunk))  # h_r(i)
+        allowed = allowed & (own.unsqueeze(-1) == buckets.gather(-1, j.flatten(3)).view_as(j).unsqueeze(-2))
+        n_rounds = n_rounds_seeing(i, j, buckets, place // chunk, n_filled, before, after).clamp_min(1)
+        times = allowed / n_rounds.to(exact)  # exp(s - log N_ij) = exp(s) / N_ij
+    else:
+        times = allowed.to(exact)
+
+    o, lse = _softmax_and_lse(torch.where(allowed, scores, torch.finfo(exact).min), times, at(v, j))
+    o, lse = o.flatten(3, 4), lse.flatten(3, 4)  # (B, H, R, N', D_v), (B, H, R, N', 1), in the order of places
+    o = o.gather(3, place.unsqueeze(-1).expand(-1, -1, -1, -1, o.shape[-1]))
+    lse = lse.gather(3, place.unsqueeze(-1))
+    return (o * torch.softmax(lse, dim=2)).sum(2)[:, :, :N].to(given)
+
+
+def unit_keys(qk: Tensor, *, eps: float = EPS) -> Tensor:
+    """q / |q| over the last axis; `eps` is added to the mean of the squares, so that 0 stays 0."""
+    return qk * torch.rsqrt(qk.square().mean(-1, keepdim=True) + eps) * qk.shape[-1] ** -0.5
+
+
+class LSHAttention(nn.Module):
+    """Multi-head LSH self-attention; keys are the queries at length 1, so there is no to_k.
+
+    A row of at most `chunk` tokens is one bucket: its attention is full. n_buckets should be about 2 N / chunk; a tuple are factors. The
+    rotations are drawn once, from `seed`, and are part of the weights. The other options are those of `attend_lsh`.
+    """
+
+    # Ordered, since a bucket that is longer than its chunks is cut in the order of its tokens.
+    capabilities = Capabilities(cross=False, pads_to="chunk", ordered=True)
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        d_head: int | None = None,
+        bias: bool = True,
+        n_rounds: int = 4,
+        n_buckets: Buckets = 32,
+        chunk: int = 64,
+        before: int = 1,
+        after: int = 0,
+        rule: Rule = "paper",
+        scale: float = 1.0,
+        self_logit: float = SELF_LOGIT,
+        eps: float = EPS,
+        causal: bool = False,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        _check(rule, chunk, before, after)
+        self.n_heads = n_heads
+        self.d_head = head_width(d_model, n_heads, d_head)
+        self.n_buckets = n_buckets
+        self.chunk = chunk
+        self.options = {"chunk": chunk, "before": before, "after": after, "rule": rule, "scale": scale, "causal": causal}
+        self.options |= {"self_logit": self_logit, "eps": eps}
+        self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
+        self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
+        self.register_buffer("rotations", draw_rotations(n_heads, n_rounds, self.d_head, n_buckets, seed=seed))
+
+    def forward(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        *,
+        rotation: Rotation | None = None,
+        pair_mask: Tensor | None = None,
+        pair_bias: Tensor | None = None,
+    ) -> Tensor:
+        """(B, N, D), bool (B, N) -> (B, N, D)."""
+        refuse_pairs("LSH attention", rotation, pair_mask, pair_bias)
+        key_mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
+        qk = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
+        v = split_heads(self.to_v(x), self.n_heads)
+        is_long = key_mask.sum(1) > self.chunk  # (B,)
+        buckets = angular_buckets(qk, self.rotations, self.n_buckets) * is_long[:, None, None, None]
+        return self.to_out(merge_heads(attend_lsh(qk, v, buckets, key_mask=key_mask, **self.options)))
+
+
+def _softmax_and_lse(scores: Tensor, times: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Softmax over keys that count `times`, and the log of its sum: (.., C, W C) twice, (.., W C, D_v) -> (.., C, D_v), (.., C, 1).
+
+    A row whose keys all count 0 gets 0, and its scores, all the least number, are its log.
+    """
+    top = scores.amax(-1, keepdim=True)
+    exps = torch.exp(scores - top) * times
+    total = exps.sum(-1, keepdim=True)
+    total = total + (total == 0)
+    return exps @ v / total, top + total.log()
+
+
+def _check(rule: str, chunk: int, before: int, after: int) -> None:
+    if rule not in RULES:
+        raise ValueError(f"rule={rule!r} is not one of {', '.join(RULES)}")
+    if chunk < 1 or before < 0 or after < 0:
+        raise ValueError(f"chunk={chunk} must be at least 1 token, before={before} and after={after} at least 0 chunks")

@@ -1,0 +1,137 @@
+"""Sparse attention in three patterns: near tokens, and with them every l-th one or the ends of blocks, so that two layers connect all.
+
+union    |i - j| <= l  or  (i - j) mod l = 0                      in every head
+strided  A: |i - j| <= l                 B: (i - j) mod l = 0     heads of type A first, then those of type B
+fixed    A: floor(i / l) = floor(j / l)  B: j mod l >= l - c      the same
+and, looking back only, j <= i. Child et al. 2019, arXiv:1904.10509, eqs. 2-4 and section 4, which factorises the pattern over heads or
+layers; the union is a common reading of it. With l near sqrt(N), O(N sqrt(N) D_k) time; what a union sees twice counts once.
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from models.attention.layers.capabilities import Capabilities, refuse_cross
+from models.attention.layers.scaled_dot_product import attend, masked_softmax, scale_of
+from models.attention.sparse.atrous import attend_atrous, residues
+from models.attention.sparse.blocks import in_blocks, keys_present, near, out_of_blocks, spans
+from models.attention.sparse.local import attend_local
+from models.attention.sparse.pattern import PatternAttention, at_least
+
+Mode = Literal["union", "strided", "fixed"]
+
+
+def attend_sparse(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    mode: Mode,
+    stride: int,
+    n_summaries: int = 8,
+    n_heads_a: int | None = None,
+    scale: float | None = None,
+    key_mask: Tensor | None = None,
+    causal: bool = False,
+) -> Tensor:
+    """(B, H, N, D_k), the same, (B, H, N, D_v), bool (B, N) -> (B, H, N, D_v); 0 without any key.
+
+    stride: l. n_summaries: c, of `fixed` only. n_heads_a: heads of type A, all or none where layers take turns; None: half, rounded up.
+    Of a head of type B in `fixed`, the tokens before the first end of a block see nothing if they look back only.
+    """
+    refuse_cross("sparse attention", q=q, k=k, v=v)
+    options = {"scale": scale_of(q, scale), "causal": causal}
+    if mode == "union":
+        return _union(q, k, v, stride=stride, key_mask=key_mask, **options)
+    a = heads_of_type_a(q.shape[1], n_heads_a)
+    first, second = ([x[:, :a] for x in (q, k, v)], [x[:, a:] for x in (q, k, v)])
+    options["key_mask"] = key_mask
+    if mode == "strided":
+        return torch.cat(
+            [attend_local(*first, window=stride, block=stride, **options), attend_atrous(*second, rate=stride, **options)], dim=1
+        )
+    return torch.cat([_block(*first, stride=stride, **options), _summaries(*second, stride=stride, c=n_summaries, **options)], dim=1)
+
+
+def heads_of_type_a(n_heads: int, n_heads_a: int | None = None) -> int:
+    """As given, or half of the heads, rounded up."""
+    return n_heads - n_heads // 2 if n_heads_a is None else n_heads_a
+
+
+def _union(q: Tensor, k: Tensor, v: Tensor, *, stride: int, scale: float, key_mask: Tensor | None, causal: bool) -> Tensor:
+    """In blocks of l tokens, the keys of a residue class stand at one place of every block: both patterns share a layout and a softmax."""
+    reach = {"before": 1, "after": 0 if causal else 1}
+    q_blocks = in_blocks(q, stride, spare=1)  # (B, H, n, l, D_k)
+    n = q_blocks.shape[2]
+    present = keys_present(k, key_mask)
+    near_k, near_v, near_present = (spans(x, n, stride, **reach) for x in (k, v, present))  # (B, H, n, span, ..)
+    seen_near = near(stride, **reach, window=stride, causal=causal).to(q.device) & near_present.mT  # (B, 1, n, l, span)
+    k_r, v_r = residues(k, stride), residues(v, stride)  # (B, H, l, n, ..)
+    row = torch.arange(n, device=q.device)
+    gaps = row[:, None] - row  # in blocks; those of up to one are near
+    far = gaps > 1 if causal else gaps.abs() > 1
+    seen_far = (residues(present, stride).mT & far).transpose(2, 3)  # (B, 1, n, l, n)
+    scaled = q_blocks * scale
+    scores_far = (scaled.transpose(2, 3) @ k_r.mT).transpose(2, 3)  # (B, H, n, l, n)
+    p = masked_softmax(
+        torch.cat([scaled @ near_k.mT, scores_far], dim=-1),
+        torch.cat([seen_near, seen_far.expand(seen_near.shape[0], -1, -1, -1, -1)], dim=-1),
+    )
+    span = near_k.shape[3]
+    o = p[..., :span] @ near_v + (p[..., span:].transpose(2, 3) @ v_r).transpose(2, 3)
+    return out_of_blocks(o, q.shape[2])
+
+
+def _block(q: Tensor, k: Tensor, v: Tensor, *, stride: int, scale: float, key_mask: Tensor | None, causal: bool) -> Tensor:
+    seen = in_blocks(keys_present(k, key_mask), stride).mT  # (B, 1, n, 1, l)
+    if causal:
+        seen = seen & near(stride, before=0, after=0, window=stride, causal=True).to(q.device)
+    o = attend(in_blocks(q, stride), in_blocks(k, stride), in_blocks(v, stride), scale=scale, mask=seen)
+    return out_of_blocks(o, q.shape[2])
+
+
+def _summaries(q: Tensor, k: Tensor, v: Tensor, *, stride: int, c: int, scale: float, key_mask: Tensor | None, causal: bool) -> Tensor:
+    ends = [
+        in_blocks(x, stride, spare=1)[:, :, :, stride - c :].flatten(2, 3) for x in (k, v, keys_present(k, key_mask))
+    ]  # (B, H, n c, ..)
+    seen = ends[2].mT  # (B, 1, 1, n c)
+    if causal:
+        place = torch.arange(ends[0].shape[2], device=q.device)
+        seen = seen & (torch.arange(q.shape[2], device=q.device)[:, None] >= place // c * stride + stride - c + place % c)
+    return attend(q, ends[0], ends[1], scale=scale, mask=seen)
+
+
+def check_sparse(mode: str, stride: int, n_summaries: int, n_heads: int) -> None:
+    """Raises ValueError for a pattern that is not one."""
+    if mode not in ("union", "strided", "fixed"):
+        raise ValueError(f"mode={mode!r} is not one of union, strided, fixed")
+    at_least("stride", stride, 1, "it is a number of tokens")
+    if mode == "fixed" and not 1 <= n_summaries <= stride:
+        raise ValueError(f"n_summaries={n_summaries} must be from 1 to stride={stride}, the tokens of a block")
+    if mode != "union" and n_heads < 2:
+        raise ValueError(f"n_heads={n_heads}: mode={mode!r} has heads of two types; give 2 heads, or mode='union'")
+
+
+class SparseAttention(PatternAttention):
+    """Multi-head attention in one of the three patterns. Raises ValueError for options that make none."""
+
+    capabilities = Capabilities(cross=False, pads_to="stride", rotates=True, ordered=True)
+
+    def __init__(
+        self,
+        d_model: int,
+        n_heads: int,
+        *,
+        d_head: int | None = None,
+        bias: bool = True,
+        mode: Mode = "union",
+        stride: int = 32,
+        n_summaries: int = 8,
+    ) -> None:
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
+        check_sparse(mode, stride, n_summaries, n_heads)
+        self.pattern = {"mode": mode, "stride": stride, "n_summaries": n_summaries}
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        return attend_sparse(q, k, v, **self.pattern, key_mask=key_mask)

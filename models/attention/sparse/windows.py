@@ -1,0 +1,34 @@
+"""Every query with its own window of keys: query i sees slots i .. i + window - 1 of those that are present.
+
+What a window holds beyond the new tokens is the past, so there are window - 1 slots more than queries. Queries are taken a window at a
+time: O(N window) scores and as much of a mask, whatever N is.
+"""
+
+import torch
+from torch import Tensor
+
+from models.attention.layers.causal import attend_to_past
+
+
+def attend_to_windows(q: Tensor, k: Tensor, v: Tensor, *, scale: float, present: Tensor, seen_first: Tensor | None = None) -> Tensor:
+    """(B, H, N, D_k), (B, H, window - 1 + N, D_k), the same, present bool (B, window - 1 + N) -> (B, H, N, D_k).
+
+    With seen_first, bool (B, N, n_first), as many slots stand in front of these in k and v, and it says which query sees which of them.
+    Every query must see a key, if only its own. Raises ValueError for fewer keys than queries.
+    """
+    N, n_first = q.shape[2], 0 if seen_first is None else seen_first.shape[-1]
+    n_kept = k.shape[2] - n_first - N
+    if n_kept < 0 or v.shape[2] != k.shape[2]:
+        n_k, n_v = (x.shape[2] - n_first for x in (k, v))
+        raise ValueError(f"{N} queries, {n_k} keys and {n_v} values: give a key and a value to each query")
+    pieces = []
+    for start in range(0, max(N, 1), n_kept + 1):
+        end = min(start + n_kept + 1, N)
+        gaps = torch.arange(end - start + n_kept, device=q.device) - torch.arange(end - start, device=q.device)[:, None]
+        seen = ((gaps >= 0) & (gaps <= n_kept)) & present[:, None, start : end + n_kept]  # (B, end - start, slots)
+        keys, values = (x[:, :, n_first + start : n_first + end + n_kept] for x in (k, v))
+        if seen_first is not None:
+            seen = torch.cat([seen_first[:, start:end], seen], dim=-1)
+            keys, values = torch.cat([k[:, :, :n_first], keys], dim=2), torch.cat([v[:, :, :n_first], values], dim=2)
+        pieces.append(attend_to_past(q[:, :, start:end], keys, values, scale=scale, mask=seen.unsqueeze(1)))
+    return torch.cat(pieces, dim=2)

@@ -1,0 +1,92 @@
+"""An encoder from a file that describes it: any encoder of LAYERS, without a checkpoint; `models/configs/encoder.yaml` is one.
+
+Its weights are drawn from the seed unless the file names some: such a model is for measuring and for trying things out.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+
+from models.checkpoints.encoder import TOKENIZER, encoder_config, fill_encoder, save_encoder
+from models.encoder.model import Encoder
+from models.folders.byte_tokenizer import byte_tokenizer
+from models.folders.folder import MOST_JSON_BYTES, CheckpointError, check_memory, in_a_line, read_text, read_tokenizer
+
+BYTES = "bytes"
+
+
+class EncoderFile(BaseModel):
+    """The keys of the file, which is YAML or JSON. Paths are relative to it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: dict[str, Any] = Field(description="fields of models.encoder.model.EncoderConfig, without vocab_size, which is the tokenizer's")
+    tokenizer: str = Field(BYTES, description="`bytes`, a token for each of the 256, or a folder with a tokenizer.json")
+    pooling: Literal["cls", "mean", "max", "last", "mean_sqrt_len"] = "mean"
+    normalized: bool = True
+    seed: int = Field(0, ge=0, description="of the weights that are drawn")
+    weights: Path | None = Field(None, description="a safetensors file with the encoder's tensors by name; None: drawn")
+
+
+def build_encoder(file: Path, folder: Path) -> None:
+    """Write the encoder that `file` describes as the checkpoint `folder`. Raises CheckpointError, with the value, for what cannot be."""
+    asked = _read(file)
+    if "vocab_size" in asked.model:
+        raise CheckpointError(f"{file}: vocab_size={asked.model['vocab_size']!r} is the tokenizer's; take it out")
+    tokenizer = _tokenizer(asked, file)
+    config = encoder_config({"vocab_size": tokenizer.get_vocab_size(), **asked.model}, file)
+    what = f"{file}: attention {config.attention} with {dict(config.attention_options)}"
+    with torch.device("meta"):
+        check_memory(file, _drawn(lambda: Encoder(config), asked.seed, what))
+    encoder = _drawn(lambda: Encoder(config), asked.seed, what)
+    if asked.weights is not None:
+        fill_encoder(encoder, _tensors(file.parent / asked.weights))
+    how: Mapping[str, Any] = {"pooling": asked.pooling, "normalized": asked.normalized, "untrained": asked.weights is None}
+    save_encoder(folder, encoder, tokenizer=tokenizer.to_str(), **how)
+
+
+def _read(file: Path) -> EncoderFile:
+    if not file.is_file():
+        raise CheckpointError(f"{file} is missing; models/configs/encoder.yaml is an example to begin with")
+    try:
+        return EncoderFile.model_validate(yaml.safe_load(read_text(file, MOST_JSON_BYTES)))
+    except (yaml.YAMLError, RecursionError) as error:
+        raise CheckpointError(f"{file} is neither YAML nor JSON: {in_a_line(error)}") from error
+    except ValidationError as error:
+        known = f"; the keys are {', '.join(EncoderFile.model_fields)}"
+        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the file'}: {e['msg']} (is {e['input']!r:.80})" for e in error.errors())
+        raise CheckpointError(f"{file}: {problems}{known}") from error
+
+
+def _tokenizer(asked: EncoderFile, file: Path) -> Tokenizer:
+    if asked.tokenizer == BYTES:
+        return byte_tokenizer()
+    found = file.parent / asked.tokenizer / TOKENIZER
+    if not found.is_file():
+        raise CheckpointError(f"{file}: tokenizer={asked.tokenizer!r} is neither `{BYTES}` nor a folder with a {TOKENIZER} ({found})")
+    return read_tokenizer(found)
+
+
+def _drawn(make: Any, seed: int, what: str) -> Encoder:
+    """The random generator is left as it was. A layer's own complaint about its options comes with what they were."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            encoder: Encoder = make()
+        except (TypeError, ValueError, ArithmeticError, RuntimeError) as error:
+            raise CheckpointError(f"{what}: {in_a_line(error)}") from error
+    return encoder
+
+
+def _tensors(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(file)
+    except (FileNotFoundError, SafetensorError) as error:
+        raise CheckpointError(f"weights={str(file)!r} is no safetensors file ({error}); leave `weights` out to have them drawn") from error

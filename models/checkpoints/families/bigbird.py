@@ -1,0 +1,40 @@
+"""BigBird: a BERT whose blocks of tokens see neighbours, ends and random blocks. Zaheer et al. 2020, arXiv:2007.14062.
+
+Computed is the paper's attention, with random blocks in use as in training. `transformers` differs from it in use: it puts block 0 in the
+place of every random block, and counts it each time. On texts of up to 5 + 2 r blocks both are full attention.
+"""
+
+from dataclasses import replace
+
+from models.checkpoints.families import bert
+from models.checkpoints.families.family import ACTIVATION_NAMES, Family, HeadConfig
+from models.encoder.model import EncoderConfig
+from models.folders.folder import Settings
+
+
+def encoder_config(settings: Settings) -> EncoderConfig:
+    settings.allow("rescale_embeddings", False)
+    settings.allow("use_bias", True)
+    config = replace(bert.encoder_config(settings), activation=activation(settings))
+    kinds = {"block_sparse": "bigbird", "original_full": "softmax"}
+    if settings.pick("attention_type", "block_sparse", kinds) == "softmax":
+        return config
+    options = {"block": settings.get("block_size", 64), "n_random": settings.get("num_random_blocks", 3), "n_positions": config.n_positions}
+    return replace(config, attention="bigbird", attention_options=options)
+
+
+def activation(settings: Settings) -> str:
+    """Of the feed-forward layers, and of a classifier's head too."""
+    return settings.pick("hidden_act", "gelu_new", ACTIVATION_NAMES)
+
+
+BIGBIRD = Family(
+    prefix="bert.",
+    encoder_config=encoder_config,
+    encoder_names=(bert.ENCODER_NAMES,),
+    sequence_head=lambda settings: HeadConfig(pooling="cls", activation=activation(settings)),
+    sequence_names={"classifier.dense": "transform.linear", "classifier.out_proj": "classifier"},
+    token_names={"classifier": "classifier"},
+    unused=("pooler.", "cls."),
+    reads_token_types=True,
+)

@@ -1,0 +1,43 @@
+"""DistilBERT: a BERT without token types, with names of its own. Sanh et al. 2019, arXiv:1910.01108."""
+
+from models.checkpoints.families.family import ACTIVATION_NAMES, Family, HeadConfig, Names
+from models.encoder.model import EncoderConfig
+from models.folders.folder import Settings
+
+
+def encoder_config(settings: Settings) -> EncoderConfig:
+    return EncoderConfig(
+        vocab_size=settings.need("vocab_size"),
+        d_model=settings.need("dim"),
+        n_layers=settings.need("n_layers"),
+        n_heads=settings.need("n_heads"),
+        d_feedforward=settings.need("hidden_dim"),
+        n_positions=settings.need("max_position_embeddings"),  # sinusoidal_pos_embds or not, the table is in the file
+        activation=settings.pick("activation", "gelu", ACTIVATION_NAMES),
+        norm_eps=1e-12,
+    )
+
+
+ENCODER_NAMES: Names = {
+    "embeddings.word_embeddings": "embeddings.tokens",
+    "embeddings.position_embeddings": "embeddings.positions",
+    "embeddings.LayerNorm": "embeddings.norm",
+    "transformer.layer.{i}.attention.q_lin": "blocks.{i}.attention.to_q",
+    "transformer.layer.{i}.attention.k_lin": "blocks.{i}.attention.to_k",
+    "transformer.layer.{i}.attention.v_lin": "blocks.{i}.attention.to_v",
+    "transformer.layer.{i}.attention.out_lin": "blocks.{i}.attention.to_out",
+    "transformer.layer.{i}.sa_layer_norm": "blocks.{i}.attention_norm",
+    "transformer.layer.{i}.ffn.lin1": "blocks.{i}.feedforward.up",
+    "transformer.layer.{i}.ffn.lin2": "blocks.{i}.feedforward.down",
+    "transformer.layer.{i}.output_layer_norm": "blocks.{i}.feedforward_norm",
+}
+
+DISTILBERT = Family(
+    prefix="distilbert.",
+    encoder_config=encoder_config,
+    encoder_names=(ENCODER_NAMES,),
+    sequence_head=lambda settings: HeadConfig(pooling="cls", activation="relu"),
+    sequence_names={"pre_classifier": "transform.linear", "classifier": "classifier"},
+    token_names={"classifier": "classifier"},
+    unused=("vocab_transform.", "vocab_layer_norm.", "vocab_projector."),
+)

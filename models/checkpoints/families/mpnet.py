@@ -1,0 +1,49 @@
+"""MPNet: a BERT with RoBERTa's positions and T5's relative position bias. Song et al. 2020, arXiv:2004.09297."""
+
+from dataclasses import replace
+
+from models.checkpoints.families import bert
+from models.checkpoints.families.family import Family, HeadConfig, Names
+from models.encoder.model import EncoderConfig
+from models.folders.folder import Settings
+
+PADDING_ID = 1  # the code of the authors counts positions after this id, whatever pad_token_id says
+N_BUCKETS = 32  # likewise, whatever the size of the table
+
+
+def encoder_config(settings: Settings) -> EncoderConfig:
+    settings.allow("relative_attention_num_buckets", N_BUCKETS)
+    return replace(
+        bert.encoder_config(settings),
+        n_positions=settings.need("max_position_embeddings") - PADDING_ID - 1,
+        position_padding_id=PADDING_ID,
+        n_relative_buckets=N_BUCKETS,
+        n_token_types=0,
+    )
+
+
+ENCODER_NAMES: Names = {
+    "embeddings.word_embeddings": "embeddings.tokens",
+    "embeddings.position_embeddings": "embeddings.positions",
+    "embeddings.LayerNorm": "embeddings.norm",
+    "encoder.relative_attention_bias": "relative_bias",
+    "encoder.layer.{i}.attention.attn.q": "blocks.{i}.attention.to_q",
+    "encoder.layer.{i}.attention.attn.k": "blocks.{i}.attention.to_k",
+    "encoder.layer.{i}.attention.attn.v": "blocks.{i}.attention.to_v",
+    "encoder.layer.{i}.attention.attn.o": "blocks.{i}.attention.to_out",
+    "encoder.layer.{i}.attention.LayerNorm": "blocks.{i}.attention_norm",
+    "encoder.layer.{i}.intermediate.dense": "blocks.{i}.feedforward.up",
+    "encoder.layer.{i}.output.dense": "blocks.{i}.feedforward.down",
+    "encoder.layer.{i}.output.LayerNorm": "blocks.{i}.feedforward_norm",
+}
+
+MPNET = Family(
+    prefix="mpnet.",
+    encoder_config=encoder_config,
+    encoder_names=(ENCODER_NAMES,),
+    sequence_head=lambda settings: HeadConfig(pooling="cls", activation="tanh"),
+    sequence_names={"classifier.dense": "transform.linear", "classifier.out_proj": "classifier"},
+    token_names={"classifier": "classifier"},
+    unused=("pooler.", "lm_head."),
+    pad_token_id=PADDING_ID,
+)

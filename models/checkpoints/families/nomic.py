@@ -1,0 +1,112 @@
+"""Nomic BERT: a post-norm BERT with rotary positions and SwiGLU. Nussbaum et al. 2024, arXiv:2402.01613.
+
+Two spellings exist: that of transformers (`hidden_size`, `layers.0.self_attn.q_proj`), and the older one of the
+authors' own code (`n_embd`, `encoder.layers.0.attn.Wqkv`). A file may mix them: transformers writes the new settings
+beside the old tensor names.
+"""
+
+from models.checkpoints.families.family import ACTIVATION_NAMES, Family, HeadConfig, Names
+from models.encoder.model import EncoderConfig
+from models.folders.folder import Settings
+
+
+def encoder_config(settings: Settings) -> EncoderConfig:
+    return _old_config(settings) if "n_embd" in settings.values else _config(settings)
+
+
+def _config(settings: Settings) -> EncoderConfig:
+    settings.allow("rope_scaling")
+    rope = Settings(settings.get("rope_parameters", {}), settings.file)
+    rope.allow("rope_type", "default")
+    return EncoderConfig(
+        vocab_size=settings.need("vocab_size"),
+        d_model=settings.need("hidden_size"),
+        n_layers=settings.need("num_hidden_layers"),
+        n_heads=settings.need("num_attention_heads"),
+        d_head=settings.get("head_dim", None),
+        d_feedforward=settings.need("intermediate_size"),
+        n_positions=settings.need("max_position_embeddings"),
+        attention_bias=False,
+        positions="rotary",
+        rotary_base=rope.get("rope_theta", 1000.0),
+        n_token_types=settings.get("type_vocab_size", 2),
+        norm_eps=settings.get("layer_norm_eps", 1e-12),
+        activation=settings.pick("hidden_act", "silu", ACTIVATION_NAMES),
+        gated=True,
+        feedforward_bias=False,
+    )
+
+
+def _old_config(settings: Settings) -> EncoderConfig:
+    settings.allow("prenorm", False)
+    settings.allow("parallel_block", False)
+    settings.allow("causal", False)
+    settings.allow("use_rms_norm", False)
+    settings.allow("qkv_proj_bias", False)
+    settings.allow("mlp_fc1_bias", False)
+    settings.allow("mlp_fc2_bias", False)
+    settings.allow("rotary_emb_fraction", 1, 1.0)
+    settings.allow("rotary_emb_interleaved", False)
+    settings.allow("rotary_emb_scale_base")
+    settings.allow("rotary_scaling_factor")
+    settings.allow("num_experts", 0)
+    return EncoderConfig(
+        vocab_size=settings.need("vocab_size"),
+        d_model=settings.need("n_embd"),
+        n_layers=settings.need("n_layer"),
+        n_heads=settings.need("n_head"),
+        d_feedforward=settings.need("n_inner"),
+        n_positions=settings.need("n_positions"),
+        attention_bias=False,
+        positions="rotary",
+        rotary_base=settings.get("rotary_emb_base", 1000.0),
+        n_token_types=settings.get("type_vocab_size", 2),
+        norm_eps=settings.get("layer_norm_epsilon", 1e-12),
+        activation=settings.pick("activation_function", "swiglu", {"swiglu": "silu", "geglu": "gelu"}),
+        gated=True,
+        feedforward_bias=False,
+    )
+
+
+NAMES: Names = {
+    "embeddings.word_embeddings": "embeddings.tokens",
+    "embeddings.token_type_embeddings": "embeddings.token_types",
+    "embeddings.LayerNorm": "embeddings.norm",
+    "layers.{i}.self_attn.q_proj": "blocks.{i}.attention.to_q",
+    "layers.{i}.self_attn.k_proj": "blocks.{i}.attention.to_k",
+    "layers.{i}.self_attn.v_proj": "blocks.{i}.attention.to_v",
+    "layers.{i}.self_attn.o_proj": "blocks.{i}.attention.to_out",
+    "layers.{i}.post_attention_layernorm": "blocks.{i}.attention_norm",
+    "layers.{i}.mlp.gate_proj": "blocks.{i}.feedforward.gate",
+    "layers.{i}.mlp.up_proj": "blocks.{i}.feedforward.up",
+    "layers.{i}.mlp.down_proj": "blocks.{i}.feedforward.down",
+    "layers.{i}.post_mlp_layernorm": "blocks.{i}.feedforward_norm",
+}
+
+OLD_NAMES: Names = {
+    "embeddings.word_embeddings": "embeddings.tokens",
+    "embeddings.token_type_embeddings": "embeddings.token_types",
+    "emb_ln": "embeddings.norm",
+    "encoder.layers.{i}.attn.Wqkv": (
+        "blocks.{i}.attention.to_q",
+        "blocks.{i}.attention.to_k",
+        "blocks.{i}.attention.to_v",
+    ),
+    "encoder.layers.{i}.attn.out_proj": "blocks.{i}.attention.to_out",
+    "encoder.layers.{i}.norm1": "blocks.{i}.attention_norm",
+    "encoder.layers.{i}.mlp.fc11": "blocks.{i}.feedforward.up",
+    "encoder.layers.{i}.mlp.fc12": "blocks.{i}.feedforward.gate",
+    "encoder.layers.{i}.mlp.fc2": "blocks.{i}.feedforward.down",
+    "encoder.layers.{i}.norm2": "blocks.{i}.feedforward_norm",
+}
+
+NOMIC = Family(
+    prefix="nomic_bert.",
+    encoder_config=encoder_config,
+    encoder_names=(NAMES, OLD_NAMES),
+    sequence_head=lambda settings: HeadConfig(pooling="cls", activation="tanh"),
+    sequence_names={"nomic_bert.pooler.dense": "transform.linear", "classifier": "classifier"},
+    token_names={"classifier": "classifier"},
+    unused=("pooler.", "cls."),
+    reads_token_types=True,
+)

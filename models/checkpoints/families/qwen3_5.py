@@ -1,0 +1,141 @@
+"""Qwen3.5, the text part of the dense models: three blocks of the gated delta rule to one of gated softmax attention. Qwen Team 2026.
+
+A checkpoint whose every layer is linear has a state of constant size and can be exported and served. With full attention layers, as the
+published ones have them, it can be read, trained and run in torch; their state grows with the text, and the export refuses it.
+"""
+
+from functools import partial
+
+from torch import Tensor
+
+from models.checkpoints.families.decoder_family import DecoderFamily, Source
+from models.decoder.model import DecoderConfig
+from models.folders.folder import CheckpointError, Settings
+
+LAYER_NAMES = {"linear_attention": "gated_delta", "full_attention": "gated_softmax"}
+
+
+def decoder_config(settings: Settings) -> DecoderConfig:
+    """Of a text-only config.json, or of one whose `text_config` stands beside a `vision_config`."""
+    text = Settings(settings.get("text_config", settings.values), settings.file)
+    text.allow("hidden_act", "silu")
+    text.allow("attention_bias", False)
+    text.allow("attn_output_gate", True)
+    layers = _layers(text)
+    norm_eps = text.get("rms_norm_eps", 1e-6)
+    linear = {
+        "n_heads": text.need("linear_num_value_heads"),
+        "n_key_heads": text.need("linear_num_key_heads"),
+        "d_head": text.need("linear_key_head_dim"),
+        "d_value": text.need("linear_value_head_dim"),
+        "kernel": text.need("linear_conv_kernel_dim"),
+        "norm_eps": norm_eps,
+    }
+    full = {"n_key_heads": text.need("num_key_value_heads"), "norm_eps": norm_eps}
+    options = {"gated_delta": linear, "gated_softmax": full}
+    d_head = text.get("head_dim", 256)
+    rope = _rope(text)
+    return DecoderConfig(
+        vocab_size=text.need("vocab_size"),
+        d_model=text.need("hidden_size"),
+        n_layers=len(layers),
+        n_heads=text.need("num_attention_heads"),
+        d_head=d_head,
+        d_feedforward=text.need("intermediate_size"),
+        layers=layers,
+        layer_options={name: options[name] for name in sorted(set(layers))},
+        positions="rotary" if "gated_softmax" in layers else "none",
+        rotary_base=rope.get("rope_theta", 10_000.0),
+        rotary_width=int(d_head * rope.get("partial_rotary_factor", 0.25)),
+        norm_eps=norm_eps,
+        tied=settings.get("tie_word_embeddings", False),
+    )
+
+
+def _layers(text: Settings) -> tuple[str, ...]:
+    """Spelled out in most configs; otherwise every `full_attention_interval`-th layer is a full one."""
+    every, n_layers = text.get("full_attention_interval", 4), text.need("num_hidden_layers")
+    types = text.get("layer_types", ["full_attention" if i % every == 0 else "linear_attention" for i in range(1, n_layers + 1)])
+    for name in types:
+        if name not in LAYER_NAMES:
+            raise CheckpointError(
+                f"{text.file}: layer_types has {name!r}; supported: {', '.join(LAYER_NAMES)}; use another checkpoint",
+            )
+    if len(types) != n_layers:
+        raise CheckpointError(f"{text.file}: layer_types has {len(types)} entries for num_hidden_layers={n_layers}; copy it again")
+    return tuple(LAYER_NAMES[name] for name in types)
+
+
+def _rope(text: Settings) -> Settings:
+    """The sections for pictures (`mrope_section`) change nothing for text, whose tokens have one position and not three."""
+    text.allow("rope_scaling")
+    rope = Settings(text.get("rope_parameters", {}), text.file)
+    rope.allow("rope_type", "default")
+    return rope
+
+
+def sources(config: DecoderConfig) -> list[Source]:
+    found = [
+        Source("model.embed_tokens.weight", ("embedding.weight",)),
+        Source("model.norm.weight", ("final_norm.weight",), _from_zero),
+    ]
+    if not config.tied:
+        found.append(Source("lm_head.weight", ("unembedding.weight",)))
+    of_layer = {"gated_delta": LINEAR, "gated_softmax": _full(config.n_heads)}
+    for i, layer in enumerate(config.layer_names):
+        for source in EVERY_BLOCK + of_layer[layer]:
+            ours = tuple(f"blocks.{i}.{name}" for name in source.ours)
+            found.append(Source(f"model.layers.{i}.{source.theirs}", ours, source.read))
+    return found
+
+
+def _from_zero(weight: Tensor) -> Tensor:
+    """A norm that multiplies by 1 + weight. Added in float32, as there: in bfloat16, 1 + 0.002 is 1."""
+    return 1.0 + weight.float()
+
+
+def _gates_last(n_heads: int, weight: Tensor) -> Tensor:
+    """Rows (q of head 1, gate of head 1, q of head 2, ..) -> all of q, then all gates: (H * 2 * D_k, D) -> same."""
+    return weight.unflatten(0, (n_heads, 2, -1)).transpose(0, 1).flatten(0, 2)
+
+
+EVERY_BLOCK = (
+    Source("input_layernorm.weight", ("layer_norm.weight",), _from_zero),
+    Source("post_attention_layernorm.weight", ("feedforward_norm.weight",), _from_zero),
+    Source("mlp.gate_proj.weight", ("feedforward.gate.weight",)),
+    Source("mlp.up_proj.weight", ("feedforward.up.weight",)),
+    Source("mlp.down_proj.weight", ("feedforward.down.weight",)),
+)
+
+LINEAR = (
+    Source("linear_attn.in_proj_qkv.weight", ("layer.to_q.weight", "layer.to_k.weight", "layer.to_v.weight")),
+    Source("linear_attn.conv1d.weight", ("layer.convolution.weight",)),
+    Source("linear_attn.in_proj_z.weight", ("layer.to_gate.weight",)),
+    Source("linear_attn.in_proj_b.weight", ("layer.to_beta.weight",)),
+    Source("linear_attn.in_proj_a.weight", ("layer.to_decay.weight",)),
+    Source("linear_attn.A_log", ("layer.A_log",)),
+    Source("linear_attn.dt_bias", ("layer.dt_bias",)),
+    Source("linear_attn.norm.weight", ("layer.norm.weight",)),
+    Source("linear_attn.out_proj.weight", ("layer.to_out.weight",)),
+)
+
+
+def _full(n_heads: int) -> tuple[Source, ...]:
+    return (
+        Source("self_attn.q_proj.weight", ("layer.to_q.weight", "layer.to_gate.weight"), partial(_gates_last, n_heads)),
+        Source("self_attn.k_proj.weight", ("layer.to_k.weight",)),
+        Source("self_attn.v_proj.weight", ("layer.to_v.weight",)),
+        Source("self_attn.q_norm.weight", ("layer.q_norm.weight",), _from_zero),
+        Source("self_attn.k_norm.weight", ("layer.k_norm.weight",), _from_zero),
+        Source("self_attn.o_proj.weight", ("layer.to_out.weight",)),
+    )
+
+
+QWEN3_5 = DecoderFamily(
+    decoder_config=decoder_config,
+    sources=sources,
+    prefix="model.",
+    prefix_beside_vision="model.language_model.",
+    # Pictures, the head that guesses several tokens ahead, and a copy of the embedding where it is the unembedding too.
+    unused=("model.visual.", "mtp.", "lm_head."),
+)

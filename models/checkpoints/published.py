@@ -1,0 +1,316 @@
+"""A published checkpoint folder becomes a model, with everything a server has to know about it.
+
+Read are plain Hugging Face folders and sentence-transformers folders, weights in safetensors (one file or shards) and
+nothing pickled. Every tensor of the model must be in the files, and every tensor of the files must have a place or be
+on a short list of known leftovers, so that a checkpoint that we would misread is an error and not a bad vector.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+from models.checkpoints.encoder import ARCHITECTURE, Own, read_own, sentence_encoder
+from models.checkpoints.families import ARCHITECTURES, reformer
+from models.checkpoints.families.family import Family, HeadConfig, Names
+from models.checkpoints.weights import fill
+from models.encoder.heads import Dense, SentenceEncoder, SequenceClassifier, TokenClassifier
+from models.encoder.model import Encoder, EncoderConfig
+from models.encoder.pipeline import Pipeline, read_pipeline
+from models.folders.folder import (
+    MOST_TOKENIZER_BYTES,
+    CheckpointError,
+    Settings,
+    present,
+    read_settings,
+    read_tensors,
+    regular,
+    rehearsed,
+)
+
+Kind = Literal["encoder", "reranker", "classifier", "token_classifier"]
+ScoreActivation = Literal["sigmoid", "identity", "softmax"]
+
+ATTENTION_OF_CHECKPOINTS = "softmax"
+SWAPPABLE = ("softmax", "linear")  # the layers whose projections have the shapes of a checkpoint's
+UNLIMITED = 1_000_000  # tokens; a tokenizer without a limit says 1e30
+
+SCORE_ACTIVATIONS: dict[str, ScoreActivation] = {
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+    "torch.nn.modules.activation.Softmax": "softmax",
+    "torch.nn.modules.linear.Identity": "identity",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A loaded model, in eval mode, and what came with it."""
+
+    kind: Kind
+    model: nn.Module  # SentenceEncoder, SequenceClassifier or TokenClassifier
+    config: EncoderConfig | reformer.ReformerShape
+    architecture: str  # as config.json names it, "BertModel"
+    folder: Path
+    tokenizer_file: Path
+    max_tokens: int  # longest input, special tokens included
+    pooling: str | None  # a name in POOLINGS or "none"; None in classifiers
+    normalized: bool  # the checkpoint's own pipeline ends in a normalisation
+    prompts: dict[str, str]
+    default_prompt: str | None  # a key of `prompts`
+    id2label: dict[int, str]
+    pad_token_id: int
+    uses_token_types: bool  # the second text of a pair is told from the first by token_type_ids
+    untrained: bool  # the attention is not the one the weights were trained with, or all weights are drawn
+    score_activation: ScoreActivation
+
+
+@rehearsed
+def load_checkpoint(folder: Path, *, attention: str = "softmax", dtype: torch.dtype = torch.float32) -> Checkpoint:
+    """Read `folder`. Another `attention` keeps the weights of q, k, v and o, though they were not trained for it.
+
+    Raises CheckpointError for everything that is missing, unexpected or unsupported in the folder.
+    """
+    folder = Path(folder)
+    pipeline = read_pipeline(folder)
+    settings = read_settings(pipeline.transformer / "config.json")
+    architecture = settings.need("architectures")[0]
+    if architecture == ARCHITECTURE:
+        return _of_our_own(folder, read_own(settings), pipeline, attention, dtype)
+    if architecture in reformer.ARCHITECTURES:
+        return _of_reformer(folder, settings, pipeline, attention, dtype)
+    if architecture not in ARCHITECTURES:
+        raise CheckpointError(
+            f"{settings.file}: architecture {architecture!r} is not supported; supported: "
+            f"{', '.join((*ARCHITECTURES, *reformer.ARCHITECTURES, ARCHITECTURE))}",
+        )
+    family, task = ARCHITECTURES[architecture]
+    pipeline = replace(pipeline, pooling=_pooling(task, architecture, pipeline))
+    config = _encoder_config(family, settings, attention)
+    id2label = {} if task == "encoder" else _labels(settings)
+    prompting = read_settings(folder / "config_sentence_transformers.json", required=False)
+    prompts, default_prompt = _prompts(prompting)
+
+    encoder = Encoder(config, dtype=dtype)
+    model, head_names = _build(encoder, family, task, settings, pipeline, n_labels=len(id2label))
+    model = model.to(dtype).eval()
+    fill(model, read_tensors(pipeline.transformer), family, head_names)
+    return Checkpoint(
+        kind="reranker" if task == "classifier" and len(id2label) == 1 else task,
+        model=model,
+        config=config,
+        architecture=architecture,
+        folder=folder,
+        tokenizer_file=_tokenizer_file(pipeline),
+        max_tokens=_max_tokens(config.n_positions, pipeline),
+        pooling=pipeline.pooling,
+        normalized=task == "encoder" and pipeline.normalized,
+        prompts=prompts,
+        default_prompt=default_prompt,
+        id2label=id2label,
+        pad_token_id=settings.get("pad_token_id", family.pad_token_id),
+        uses_token_types=family.reads_token_types and config.n_token_types > 1,
+        untrained=attention != ATTENTION_OF_CHECKPOINTS,
+        score_activation=_score_activation(task, settings, prompting, n_labels=len(id2label)),
+    )
+
+
+def _of_our_own(folder: Path, own: Own, pipeline: Pipeline, attention: str, dtype: torch.dtype) -> Checkpoint:
+    """A folder that `save_encoder` wrote."""
+    if attention not in (ATTENTION_OF_CHECKPOINTS, own.config.attention):
+        raise CheckpointError(
+            f"{folder}: attention={attention!r} cannot replace {own.config.attention}, of which the encoder is made; change its config"
+        )
+    return Checkpoint(
+        kind="encoder",
+        model=sentence_encoder(own, read_tensors(folder), dtype=dtype),
+        config=own.config,
+        architecture=ARCHITECTURE,
+        folder=folder,
+        tokenizer_file=_tokenizer_file(pipeline),
+        max_tokens=own.config.n_positions,
+        pooling=own.pooling,
+        normalized=own.normalized,
+        prompts={},
+        default_prompt=None,
+        id2label={},
+        pad_token_id=0,
+        uses_token_types=False,
+        untrained=own.untrained,
+        score_activation="identity",
+    )
+
+
+def _of_reformer(folder: Path, settings: Settings, pipeline: Pipeline, attention: str, dtype: torch.dtype) -> Checkpoint:
+    """Its blocks are reversible, so it is no `Encoder`; around it, pooling and all else are the same."""
+    if attention != ATTENTION_OF_CHECKPOINTS:
+        raise CheckpointError(f"{settings.file}: attention={attention!r} cannot replace lsh, of which the checkpoint is made")
+    encoder = reformer.ReformerEncoder(reformer.load_reformer(pipeline.transformer, dtype=dtype, logits=False))
+    _check_widths(encoder.config.d_model, pipeline)
+    pooling = pipeline.pooling or "mean"
+    prompts, default_prompt = _prompts(read_settings(folder / "config_sentence_transformers.json", required=False))
+    return Checkpoint(
+        kind="encoder",
+        model=SentenceEncoder(encoder, pooling=pooling, dense=pipeline.dense, normalized=pipeline.normalized).to(dtype).eval(),
+        config=encoder.config,
+        architecture=settings.need("architectures")[0],
+        folder=folder,
+        tokenizer_file=_tokenizer_file(pipeline),
+        max_tokens=_max_tokens(encoder.config.n_positions, pipeline),
+        pooling=pooling,
+        normalized=pipeline.normalized,
+        prompts=prompts,
+        default_prompt=default_prompt,
+        id2label={},
+        pad_token_id=settings.get("pad_token_id", 0),
+        uses_token_types=False,
+        untrained=False,
+        score_activation="identity",
+    )
+
+
+# What config.json says
+
+
+def _encoder_config(family: Family, settings: Settings, attention: str) -> EncoderConfig:
+    if attention not in SWAPPABLE:
+        raise CheckpointError(
+            f"attention={attention!r} cannot take the weights of a checkpoint, whose projections are those of "
+            f"{ATTENTION_OF_CHECKPOINTS} attention; choose one of {', '.join(SWAPPABLE)}"
+        )
+    try:
+        config = family.encoder_config(settings)
+        if config.attention == ATTENTION_OF_CHECKPOINTS:
+            return replace(config, attention=attention)
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(f"{settings.file}: {error}") from error
+    if attention != ATTENTION_OF_CHECKPOINTS:
+        raise CheckpointError(
+            f"{settings.file}: attention={attention!r} cannot replace {config.attention}, of which the checkpoint is made"
+        )
+    return config
+
+
+def _pooling(task: str, architecture: str, pipeline: Pipeline) -> str | None:
+    """An encoder without modules gets mean pooling, as in sentence-transformers; a classifier pools in its head."""
+    if task == "encoder":
+        return pipeline.pooling or "mean"
+    if pipeline.pooling not in (None, "none"):
+        raise CheckpointError(
+            f"{pipeline.transformer}: modules.json pools the tokens of {architecture}, whose own head gives scores; "
+            "take the Pooling module out, or save the model as an encoder"
+        )
+    return None
+
+
+def _labels(settings: Settings) -> dict[int, str]:
+    """{0: "LABEL_0", 1: "LABEL_1"} where the file names none, as transformers does."""
+    n_labels = settings.get("num_labels", 2)
+    names = settings.get("id2label", {str(i): f"LABEL_{i}" for i in range(n_labels)})
+    labels = {int(i): names[i] for i in sorted(names, key=int)}
+    if not labels or list(labels) != list(range(len(labels))):
+        raise CheckpointError(f"{settings.file}: labels have the numbers {list(labels)!s:.80}, which must be 0, 1, 2, ..; correct id2label")
+    return labels
+
+
+def _score_activation(task: str, settings: Settings, prompting: Settings, *, n_labels: int) -> ScoreActivation:
+    """What turns logits into scores, in the order in which sentence-transformers' CrossEncoder looks for it."""
+    if task == "encoder":
+        return "identity"
+    if task == "token_classifier":
+        return "softmax"
+    named = (
+        prompting.get("activation_fn", None)
+        or settings.get("sentence_transformers", {}).get("activation_fn")
+        or settings.get("sbert_ce_default_activation_function", None)
+    )
+    if named is not None:
+        return Settings({"activation_fn": named}, settings.file).pick("activation_fn", named, SCORE_ACTIVATIONS)
+    problem = settings.get("problem_type", "single_label_classification")
+    if n_labels == 1 or problem == "multi_label_classification":
+        return "sigmoid"
+    return "identity" if problem == "regression" else "softmax"
+
+
+def _prompts(prompting: Settings) -> tuple[dict[str, str], str | None]:
+    prompts = {name: text or "" for name, text in prompting.get("prompts", {}).items()}
+    default = prompting.get("default_prompt_name", None)
+    if default is not None and default not in prompts:
+        raise CheckpointError(
+            f"{prompting.file}: default_prompt_name={default!r} is not one of the prompts {list(prompts)}",
+        )
+    return prompts, default
+
+
+# What the tokenizer says
+
+
+def _tokenizer_file(pipeline: Pipeline) -> Path:
+    file = pipeline.transformer / "tokenizer.json"
+    if not present(file):
+        raise CheckpointError(
+            f"{file} is missing; write it with AutoTokenizer.from_pretrained(...).save_pretrained(...)",
+        )
+    regular(file, most_bytes=MOST_TOKENIZER_BYTES)
+    if pipeline.settings.get("do_lower_case", False) and not _lower_cases(file):
+        asked = f"{pipeline.settings.file} asks for do_lower_case"
+        raise CheckpointError(f"{asked}, which {file.name} does not do; add a Lowercase normalizer to it")
+    return file
+
+
+def _lower_cases(tokenizer_file: Path) -> bool:
+    normalizer = read_settings(tokenizer_file, most_bytes=MOST_TOKENIZER_BYTES).values.get("normalizer") or {}
+    steps = normalizer.get("normalizers", [normalizer])
+    return any(step.get("type") == "Lowercase" or step.get("lowercase") for step in steps)
+
+
+def _max_tokens(n_positions: int, pipeline: Pipeline) -> int:
+    """What the positions hold, cut by max_seq_length or, where that is not given, by the tokenizer's own limit."""
+    tokenizer = read_settings(pipeline.transformer / "tokenizer_config.json", required=False)
+    limit = pipeline.settings.get("max_seq_length", tokenizer.get("model_max_length", UNLIMITED))
+    return int(min(n_positions, limit))
+
+
+# The model and its tensors
+
+
+def _build(
+    encoder: Encoder,
+    family: Family,
+    task: str,
+    settings: Settings,
+    pipeline: Pipeline,
+    *,
+    n_labels: int,
+) -> tuple[nn.Module, Names]:
+    """The empty model, and the names of its head in the checkpoint."""
+    if task == "encoder":
+        _check_widths(encoder.config.d_model, pipeline)
+        dense, normalized = pipeline.dense, pipeline.normalized
+        return SentenceEncoder(encoder, pooling=pipeline.pooling, dense=dense, normalized=normalized), {}
+    if task == "classifier":
+        head = family.sequence_head(settings)
+        transform = _transform(encoder.config, head)
+        model = SequenceClassifier(encoder, n_labels=n_labels, pooling=head.pooling, transform=transform)
+        return model, family.sequence_names
+    head = family.token_head(settings)
+    transform = None if head is None else _transform(encoder.config, head)
+    return TokenClassifier(encoder, n_labels=n_labels, transform=transform), family.token_names
+
+
+def _check_widths(d_model: int, pipeline: Pipeline) -> None:
+    width = d_model
+    for dense in pipeline.dense:
+        if dense.linear.in_features != width:
+            raise CheckpointError(
+                f"a Dense module takes in_features={dense.linear.in_features}, but gets vectors of {width}",
+            )
+        width = dense.linear.out_features
+
+
+def _transform(config: EncoderConfig, head: HeadConfig) -> Dense:
+    norm = nn.LayerNorm(config.d_model, eps=config.norm_eps, bias=config.norm_bias) if head.norm else None
+    return Dense(config.d_model, config.d_model, activation=head.activation, bias=head.bias, norm=norm)

@@ -1,0 +1,98 @@
+"""Tensors of a checkpoint find their places in a model: by name, each once, nothing missing and nothing left over."""
+
+import torch
+from torch import Tensor, nn
+
+from models.checkpoints.families.family import Family, Names
+from models.folders.folder import CheckpointError
+
+BUFFERS = ("position_ids", "token_type_ids", "inv_freq")  # constants that older releases saved among the weights
+SHOWN = 5  # names in an error message
+
+
+def fill(model: nn.Module, tensors: dict[str, Tensor], family: Family, head_names: Names) -> None:
+    """Copy `tensors` into `model`, whose encoder is `model.encoder`. They are cast to the model's dtype.
+
+    Raises CheckpointError for a missing tensor, an unexpected one (see `Family.unused`), and one of another shape.
+    """
+    tensors = {_modern(name): tensor for name, tensor in tensors.items()}
+    prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors) else ""
+    tensors |= {prefix + name: tensors[prefix + name][n:] for name, n in family.unread_rows.items() if prefix + name in tensors}
+    names = _encoder_names(family, prefix, tensors) | head_names
+    # Memory shared with the model. The dense layers of a SentenceEncoder have files of their own, and come here filled.
+    # Buffers are what a layer has drawn for itself.
+    parameters = {name for name, _ in model.named_parameters() if not name.startswith("dense.")}
+    places = {name: tensor for name, tensor in model.state_dict().items() if name in parameters}
+    sources = _sources(names, places, n_layers=model.encoder.config.n_layers)
+    check_names(sources, tensors, harmless=tuple(prefix + beginning for beginning in family.unused) + family.unused)
+    for theirs, ours in sources.items():
+        copy_rows(tensors[theirs], [places[name] for name in ours], theirs)
+
+
+def _modern(name: str) -> str:
+    """The name that a tensor converted from TensorFlow would have today."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+
+
+def _encoder_names(family: Family, prefix: str, tensors: dict[str, Tensor]) -> Names:
+    """The names of the encoder's modules, in the spelling of which the file has most."""
+    spellings = [{prefix + theirs: ours for theirs, ours in names.items()} for names in family.encoder_names]
+    best = max(spellings, key=lambda names: sum(_numbered(f"{theirs}.weight", 0) in tensors for theirs in names))
+    return {theirs: tuple(f"encoder.{part}" for part in _parts(ours)) for theirs, ours in best.items()}
+
+
+def _sources(names: Names, places: dict[str, Tensor], *, n_layers: int) -> dict[str, list[str]]:
+    """Tensor in the file -> tensors of the model that share its rows; all layers, weights and biases spelled out.
+
+    What our model does not have is left out: a bias that is switched off, the norm in front of a first layer.
+    """
+    sources = {}
+    for theirs, ours in names.items():
+        for i in range(n_layers) if "{i}" in theirs else (0,):
+            for kind in ("weight", "bias"):
+                wanted = [_numbered(f"{part}.{kind}", i) for part in _parts(ours)]
+                sources[_numbered(f"{theirs}.{kind}", i)] = [name for name in wanted if name in places]
+    placed = {name for wanted in sources.values() for name in wanted}
+    assert placed == set(places), f"no name in the checkpoint for {set(places) - placed}"
+    return {theirs: wanted for theirs, wanted in sources.items() if wanted}
+
+
+def check_names(sources: dict[str, list[str]], tensors: dict[str, Tensor], *, harmless: tuple[str, ...]) -> None:
+    """Raise CheckpointError when a source is missing, and when a tensor is no source and does not begin as a harmless one does."""
+    missing = [name for name in sources if name not in tensors]
+    if missing:
+        raise CheckpointError(
+            f"{_listed(missing)} missing from the weights, which do not fit config.json; copy both again",
+        )
+    left = [name for name in tensors if name not in sources]
+    unexpected = [name for name in left if not name.startswith(harmless) and name.split(".")[-1] not in BUFFERS]
+    if unexpected:
+        raise CheckpointError(
+            f"{_listed(unexpected)} unexpected in the weights of this architecture and would be ignored; "
+            "check `architectures` in config.json, or use another checkpoint"
+        )
+
+
+def copy_rows(tensor: Tensor, places: list[Tensor], name: str) -> None:
+    """Fill the places with the rows of the tensor, one after the other. Raises CheckpointError for a tensor of another shape."""
+    rows = [place.shape[0] for place in places]
+    wanted = (sum(rows), *places[0].shape[1:])
+    if tuple(tensor.shape) != wanted:
+        raise CheckpointError(
+            f"{name} has shape {tuple(tensor.shape)}, but config.json makes it {wanted}; copy both again",
+        )
+    for place, part in zip(places, torch.split(tensor, rows), strict=True):
+        place.copy_(part)
+
+
+def _parts(ours: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (ours,) if isinstance(ours, str) else ours
+
+
+def _numbered(name: str, i: int) -> str:
+    return name.replace("{i}", str(i))
+
+
+def _listed(names: list[str]) -> str:
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{', '.join(sorted(names)[:SHOWN])}{more} {'is' if len(names) == 1 else 'are'}"

@@ -1,0 +1,246 @@
+"""The decoder: tokens in, logits of the next token out, and a state for each block that carries the past.
+
+x = embedding;   a block:  x = x + layer(norm(x));  x = x + feedforward(norm(x));   logits = unembedding(norm(x))
+Pre-norm blocks as in GPT-2 (Radford et al. 2019), whose residual projections begin smaller by sqrt(2 L). Any causal layer may stand in any
+block; one call is prefill, a part of it, or a step, according to how many tokens it is given.
+"""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from models import LAYERS
+from models.attention.layers.causal import CausalLayer, State, at_least_float32
+from models.attention.sparse.causal_longformer import CausalLongformerAttention
+from models.attention.sparse.longformer import copy_to_global
+from models.parts.feedforward import ACTIVATIONS, FeedForward
+from models.parts.positions import Rotation
+from models.parts.scale_norm import ScaleNorm
+
+DRAWN = ("to_q", "to_k", "to_v")  # projections that begin as the model's other weights do, where a layer has them
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecoderConfig:
+    """The shape of a decoder. Raises ValueError, with the values, for parts that do not fit together."""
+
+    vocab_size: int
+    d_model: int
+    n_layers: int
+    n_heads: int
+    d_feedforward: int
+    layers: str | tuple[str, ...]  # causal names of LAYERS: one for all blocks, or one for each
+    d_head: int | None = None  # None: d_model / n_heads
+    window: int = 128  # tokens that a sliding_window layer sees, the token itself included
+    layer_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # layer name -> keywords of its constructor, n_heads too
+    positions: Literal["rotary", "sinusoidal", "learned", "none"] = "rotary"
+    n_positions: int | None = None  # N_max, tokens that a table of learned positions has rows for; the others have no last
+    rotary_base: float = 10_000.0
+    rotary_width: int | None = None  # columns of a head that turn; None: all
+    norm: Literal["rms", "layer", "scale"] = "rms"
+    norm_eps: float = 1e-6
+    bias: bool = False  # in projections and feed-forward layers
+    gated: bool = True
+    activation: str = "silu"
+    tied: bool = True  # the unembedding is the embedding
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "d_model", "n_layers", "n_heads", "d_feedforward"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name}={value!r} must be a whole number of at least 1")
+        if len(self.layer_names) != self.n_layers:
+            raise ValueError(f"layers has {len(self.layer_names)} entries for n_layers={self.n_layers}")
+        causal = [name for name, layer in LAYERS.items() if issubclass(layer, CausalLayer)]
+        for name in self.layer_names:
+            if name not in causal:
+                raise ValueError(f"layers={name!r} is not one of {', '.join(causal)}")
+        if self.d_head is None and self.d_model % self.n_heads:
+            raise ValueError(f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}; give d_head, or change one of them")
+        positions = ("rotary", "sinusoidal", "learned", "none")
+        for name, choices in (("positions", positions), ("norm", ("rms", "layer", "scale")), ("activation", ACTIVATIONS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(choices)}")
+        if self.positions == "learned" and not (isinstance(self.n_positions, int) and self.n_positions >= 1):
+            raise ValueError(f"n_positions={self.n_positions!r}, but positions='learned' are a table; give its rows, 1 or more")
+        if self.positions != "learned" and self.n_positions is not None:
+            raise ValueError(
+                f"n_positions={self.n_positions} are rows of a table, and positions={self.positions!r} have none; leave it out"
+            )
+        if self.positions == "rotary" and not any(LAYERS[name].capabilities.rotates for name in self.layer_names):
+            raise ValueError(
+                f"positions='rotary', but no layer of {', '.join(sorted(set(self.layer_names)))} turns its q and k; use 'none'"
+            )
+        if self.positions == "rotary" and self.rotated_width % 2:
+            name = "d_head" if self.rotary_width is None else "rotary_width"
+            raise ValueError(f"{name}={self.rotated_width} is odd; a rotation turns pairs of columns")
+        self._check_layer_options()
+
+    def _check_layer_options(self) -> None:
+        for name, options in self.layer_options.items():
+            if name not in self.layer_names:
+                raise ValueError(f"layer_options name {name!r}, which is not among the layers {', '.join(sorted(set(self.layer_names)))}")
+            known = inspect.signature(LAYERS[name]).parameters.keys() - {"d_model"}
+            if unknown := options.keys() - known:
+                raise ValueError(f"layer_options of {name} hold {sorted(unknown)[0]!r}, which is not one of {', '.join(sorted(known))}")
+
+    @property
+    def layer_names(self) -> tuple[str, ...]:
+        """The name in LAYERS of every block's layer."""
+        return (self.layers,) * self.n_layers if isinstance(self.layers, str) else tuple(self.layers)
+
+    @property
+    def rotated_width(self) -> int:
+        """How many columns of a head turn with its position."""
+        return self.rotary_width or self.d_head or self.d_model // self.n_heads
+
+
+class Decoder(nn.Module):
+    """Tokens to the logits of their successors. Weights of the given dtype; states in float32 or, beside float64 weights, in float64.
+
+    Weights are drawn from N(0, 0.02), those that lead back into the residual stream from N(0, 0.02 / sqrt(2 L)), biases are 0, and what is
+    peculiar to a layer begins as that layer says.
+    """
+
+    def __init__(self, config: DecoderConfig, *, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.config = c = config
+        self.embedding = nn.Embedding(c.vocab_size, c.d_model)
+        self.position_embedding = nn.Embedding(c.n_positions, c.d_model) if c.n_positions is not None else None
+        self.blocks = nn.ModuleList(Block(c, name) for name in c.layer_names)
+        self.final_norm = _norm(c)
+        self.unembedding = nn.Linear(c.d_model, c.vocab_size, bias=False)
+        self._draw_weights()
+        if c.tied:
+            self.unembedding.weight = self.embedding.weight
+        self.to(dtype)
+
+    @property
+    def takes_positions(self) -> bool:
+        """The positions given to `forward` make a difference."""
+        return self.config.positions != "none"
+
+    @property
+    def grows(self) -> bool:
+        """The state takes more room with every token, or is full after a largest number of them."""
+        return any(block.layer.capabilities.state != "constant" for block in self.blocks)
+
+    def init_states(self, batch: int) -> list[State]:
+        """What is known before the first token, block by block: zeros, where the weights are."""
+        weight = self.embedding.weight
+        return [block.layer.init_state(batch, device=weight.device, dtype=at_least_float32(weight.dtype)) for block in self.blocks]
+
+    def forward(
+        self,
+        tokens: Tensor,
+        lengths: Tensor | None = None,
+        states: list[State] | None = None,
+        positions: Tensor | None = None,
+        wanted: Tensor | None = None,
+    ) -> tuple[Tensor, list[State]]:
+        """The next N tokens of B sequences -> the logits that follow them, and the states after them.
+
+        tokens (B, N) int64. lengths (B,) int64: how many of a row's tokens count, from the left, 0 to N; None: all. states: those of
+        `init_states` or of the call before; None: the beginning. positions (B,) int64: tokens of each row before this call; None: 0.
+        wanted (B, M) int64: the indices among the N whose logits are given, (B, M, V); None: all, (B, N, V). A token beyond its row's
+        length leaves the states as they are, and its logits may be anything. Raises ValueError for a token beyond the last position.
+        """
+        c, (B, N) = self.config, tokens.shape
+        ahead = torch.arange(N, device=tokens.device)
+        mask = None if lengths is None else ahead < lengths[:, None]  # (B, N)
+        states = self.init_states(B) if states is None else states
+        t = ahead.expand(B, N) if positions is None else positions[:, None] + ahead
+        if c.n_positions is not None and not torch.compiler.is_exporting() and t.numel():
+            last = int((t if mask is None else t * mask).max())
+            if last >= c.n_positions:
+                raise ValueError(f"a token at position {last}, but n_positions={c.n_positions}; cut the text, or build the model for more")
+        x, rotation = self._embed(tokens, t)
+        new_states = []
+        for block, state in zip(self.blocks, states, strict=True):
+            x, state = block(x, mask, state, rotation)
+            new_states.append(state)
+        if wanted is not None:
+            x = x.gather(1, wanted[:, :, None].expand(-1, -1, x.shape[2]))  # (B, M, D)
+        return self.unembedding(self.final_norm(x)), new_states
+
+    def _embed(self, tokens: Tensor, t: Tensor) -> tuple[Tensor, Rotation | None]:
+        """Tokens and their positions, (B, N) each -> (B, N, D), and what turns q and k."""
+        c = self.config
+        x = self.embedding(tokens)
+        if c.n_positions is not None:
+            assert self.position_embedding is not None
+            x = x + self.position_embedding(t.clamp_max(c.n_positions - 1))  # padding may stand behind the last one
+        if c.positions == "sinusoidal":
+            # Scaled as in Vaswani et al. 2017, section 3.4: the waves are of size 1 and would drown embeddings that begin at 0.02.
+            x = x * c.d_model**0.5 + sinusoids_at(t, c.d_model).to(x.dtype)
+        return x, rotation_at(t, c.rotated_width, base=c.rotary_base, dtype=x.dtype) if c.positions == "rotary" else None
+
+    def _draw_weights(self) -> None:
+        std = 0.02
+        residual_std = std / (2 * self.config.n_layers) ** 0.5
+        tables = [self.embedding, self.unembedding] + ([] if self.position_embedding is None else [self.position_embedding])
+        for table in tables:
+            nn.init.normal_(table.weight, std=std)
+        for block in self.blocks:
+            into = [getattr(block.layer, name) for name in DRAWN if hasattr(block.layer, name)] + [block.feedforward.up]
+            into += [] if block.feedforward.gate is None else [block.feedforward.gate]
+            out_of = [block.layer.to_out, block.feedforward.down]
+            for linear in into + out_of:
+                nn.init.normal_(linear.weight, std=residual_std if linear in out_of else std)
+                if linear.bias is not None:
+                    nn.init.zeros_(linear.bias)
+            if isinstance(block.layer, CausalLongformerAttention):
+                copy_to_global(block.layer)
+
+
+class Block(nn.Module):
+    """One block: (B, N, D) -> (B, N, D)."""
+
+    def __init__(self, config: DecoderConfig, layer: str) -> None:
+        super().__init__()
+        c = config
+        options: dict[str, Any] = {"n_heads": c.n_heads, "d_head": c.d_head, "bias": c.bias}
+        options |= {"window": c.window} if layer == "sliding_window" else {}
+        self.layer_norm = _norm(c)
+        self.layer = LAYERS[layer](c.d_model, **(options | c.layer_options.get(layer, {})))
+        self.feedforward_norm = _norm(c)
+        self.feedforward = FeedForward(c.d_model, c.d_feedforward, activation=c.activation, gated=c.gated, bias=c.bias)
+
+    def forward(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
+        """The arguments are those of `CausalLayer.forward`."""
+        y, state = self.layer(self.layer_norm(x), mask, state, rotation=rotation)
+        x = x + y
+        return x + self.feedforward(self.feedforward_norm(x)), state
+
+
+# Positions computed from their number: a sequence without end has no table, unless one was learned
+
+
+def sinusoids_at(t: Tensor, d_model: int) -> Tensor:
+    """Positions (B, N) int64 -> (B, N, D) float64: the rows t of `models.parts.positions.sinusoids`."""
+    angles = _angles(t, d_model, base=10_000.0)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :d_model]
+
+
+def rotation_at(t: Tensor, d_head: int, *, base: float, dtype: torch.dtype) -> Rotation:
+    """Positions (B, N) int64 -> their angles, (B, 1, N, D_k/2), for `models.parts.positions.rotate`."""
+    angles = _angles(t, d_head, base=base).unsqueeze(1)
+    return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
+
+
+def _angles(t: Tensor, width: int, *, base: float) -> Tensor:
+    """(B, N, ceil(width/2)): t * base^(-2i/width), in float64: at a position of 10⁶ float32 knows an angle to 0.06."""
+    frequencies = base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=t.device) / width)
+    return t.unsqueeze(-1) * frequencies
+
+
+def _norm(c: DecoderConfig) -> nn.Module:
+    if c.norm == "rms":
+        return nn.RMSNorm(c.d_model, eps=c.norm_eps)
+    if c.norm == "scale":
+        return ScaleNorm(c.d_model, eps=c.norm_eps)
+    return nn.LayerNorm(c.d_model, eps=c.norm_eps, bias=c.bias)

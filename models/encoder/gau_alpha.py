@@ -1,0 +1,92 @@
+"""GAU-α: an encoder of gated attention units alone, without a bias or a weight of a norm anywhere.
+
+x = norm(tokens + token types);   24 times:  x = norm(x + unit(x)),   norm(x) = x / sqrt(mean x² + eps)
+Su et al. 2022, "GAU-α: (FLASH) Transformer Quality in Linear Time, a first look", technical report, and bert4keras. The units normalise by
+`softmax_plus`, so that scores grow with log l, and know positions by rotation alone. Two units have the weights of one block of BERT.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from models.attention.gated.gau import GatedAttentionUnit
+from models.parts.positions import RotationTable
+
+
+@dataclass(frozen=True, kw_only=True)
+class GauAlphaConfig:
+    """The shape; the defaults are those of the base model. Raises ValueError, with the value, for one that makes no model."""
+
+    vocab_size: int
+    d_model: int = 768
+    n_layers: int = 24
+    d_key: int = 128  # s
+    expansion: int = 2  # e = 1,536
+    n_token_types: int = 2
+    n_positions: int = 512  # longest input in tokens
+    least_length: int = 1  # for which a length below it is taken by softmax_plus; 16 in later releases
+    rotary_base: float = 10_000.0
+    rotary_interleaved: bool = True  # pairs (2i, 2i + 1), as bert4keras does, and not (i, i + s/2)
+    norm_eps: float = 1e-12
+
+    def __post_init__(self) -> None:
+        for name in ("vocab_size", "d_model", "n_layers", "d_key", "expansion", "n_positions", "least_length"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.n_token_types < 0:
+            raise ValueError(f"n_token_types={self.n_token_types} must be at least 0")
+
+
+class GauAlpha(nn.Module):
+    """Token ids to token vectors, by the calls of `Encoder`. Weights of the given dtype, drawn from N(0, 0.02)."""
+
+    def __init__(self, config: GauAlphaConfig, *, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.config = c = config
+        self.tokens = nn.Embedding(c.vocab_size, c.d_model)
+        self.token_types = nn.Embedding(c.n_token_types, c.d_model) if c.n_token_types else None
+        self.rotations = RotationTable(c.n_positions, c.d_key, base=c.rotary_base, dtype=dtype)
+        self.units = nn.ModuleList(_unit(c) for _ in range(c.n_layers))
+        self.apply(_draw_weights)
+        self.to(dtype)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        """(B, N) int64 each, attention_mask 1 = token, 0 = padding -> (B, N, D). A padded token may get anything.
+
+        Raises ValueError for N > n_positions.
+        """
+        n, limit = input_ids.shape[1], self.config.n_positions
+        if not torch.compiler.is_exporting() and n > limit:
+            raise ValueError(f"N={n} tokens, but the model has n_positions={limit}; cut the input")
+        key_mask = attention_mask != 0
+        rotation = self.rotations(torch.arange(n, device=input_ids.device))
+        x = self.tokens(input_ids)
+        if self.token_types is not None:
+            x = x + (self.token_types.weight[0] if token_type_ids is None else self.token_types(token_type_ids))
+        x = self._norm(x)
+        for unit in self.units:
+            x = self._norm(x + unit(x, key_mask, rotation=rotation))
+        return x
+
+    def _norm(self, x: Tensor) -> Tensor:
+        return nn.functional.rms_norm(x, x.shape[-1:], eps=self.config.norm_eps)
+
+
+def _unit(c: GauAlphaConfig) -> GatedAttentionUnit:
+    return GatedAttentionUnit(
+        c.d_model,
+        1,
+        d_head=c.d_key,
+        bias=False,
+        expansion=c.expansion,
+        normalisation="softmax_plus",
+        relative_bias=False,
+        least_length=c.least_length,
+        interleaved=c.rotary_interleaved,
+    )
+
+
+def _draw_weights(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding):
+        nn.init.normal_(module.weight, std=0.02)

@@ -1,0 +1,225 @@
+"""The encoder: embeddings, then blocks in which tokens first look at each other and then think on their own.
+
+Post-norm (Vaswani et al. 2017; BERT):  x = norm(x + attention(x));  x = norm(x + feedforward(x))
+Pre-norm (ModernBERT):                  x = x + attention(norm(x));  x = x + feedforward(norm(x))
+"""
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from models import LAYERS
+from models.attention.layers.causal import CausalLayer
+from models.attention.sparse.longformer import LongformerAttention, copy_to_global
+from models.parts.feedforward import ACTIVATIONS, FeedForward
+from models.parts.positions import RelativeBias, Rotation, RotationTable, positions_after_padding, sinusoids
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderConfig:
+    """The shape of an encoder. Raises ValueError, with the values, for parts that do not fit together."""
+
+    vocab_size: int
+    d_model: int
+    n_layers: int
+    n_heads: int
+    d_feedforward: int  # 0: no such layers, where gated attention units take their place too
+    n_positions: int  # longest input in tokens, for every kind of position
+    d_head: int | None = None  # None: d_model / n_heads
+    attention: str = "softmax"  # a name in LAYERS, not a causal one
+    attention_options: Mapping[str, Any] = field(default_factory=dict)  # keywords of the layer's constructor
+    attention_bias: bool = True
+    positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
+    position_padding_id: int | None = None  # count positions over tokens other than this, from the one after it
+    rotary_base: float = 10_000.0
+    local_rotary_base: float | None = None  # of layers with a window; None: rotary_base
+    windows: tuple[int | None, ...] = ()  # per layer: how far to either side a token sees; None or (): all
+    n_relative_buckets: int = 0  # 0: no relative position bias
+    n_token_types: int = 0
+    embedding_norm: bool = True
+    norm: Literal["post", "pre"] = "post"
+    norm_eps: float = 1e-12
+    norm_bias: bool = True
+    final_norm: bool = False
+    activation: str = "gelu"
+    gated: bool = False
+    feedforward_bias: bool = True
+
+    def __post_init__(self) -> None:
+        for name, least in {"vocab_size": 1, "d_model": 1, "n_layers": 1, "n_heads": 1, "d_feedforward": 0, "n_positions": 1}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+        seeing_both_ways = [name for name, layer in LAYERS.items() if not issubclass(layer, CausalLayer)]
+        if self.attention not in seeing_both_ways:
+            raise ValueError(f"attention={self.attention!r} is not one of {', '.join(seeing_both_ways)}")
+        if self.d_head is None and self.d_model % self.n_heads:
+            raise ValueError(f"d_model={self.d_model} is not divisible by n_heads={self.n_heads}")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation={self.activation!r} is not one of {', '.join(ACTIVATIONS)}")
+        if self.positions not in ("learned", "sinusoidal", "rotary", "none"):
+            raise ValueError(f"positions={self.positions!r} is not one of learned, sinusoidal, rotary, none")
+        if self.norm not in ("post", "pre"):
+            raise ValueError(f"norm={self.norm!r} is not one of post, pre")
+        if self.windows and len(self.windows) != self.n_layers:
+            raise ValueError(f"windows has {len(self.windows)} entries for n_layers={self.n_layers}")
+        if self.position_padding_id is not None and self.positions != "learned":
+            raise ValueError(
+                f"position_padding_id={self.position_padding_id} needs learned positions, not {self.positions!r}",
+            )
+        self._check_attention()
+
+    def _check_attention(self) -> None:
+        layer = LAYERS[self.attention]
+        can = layer.capabilities
+        impossible = {
+            "rotary positions": self.positions == "rotary" and not can.rotates,
+            "a relative position bias": self.n_relative_buckets > 0 and not can.pairs,
+            "local windows": any(window is not None for window in self.windows) and not can.pairs,
+        }
+        if found := [name for name, present in impossible.items() if present]:
+            raise ValueError(
+                f"attention={self.attention!r} has no form with {' or '.join(found)}, which act on single pairs of tokens",
+            )
+        known = inspect.signature(layer).parameters.keys() - {"d_model", "n_heads", "d_head", "bias"}
+        if unknown := sorted(self.attention_options.keys() - known):
+            raise ValueError(
+                f"attention_options of {self.attention} hold {unknown[0]!r}, which is not one of {', '.join(sorted(known)) or 'none'}"
+            )
+
+    @property
+    def n_position_rows(self) -> int:
+        """Rows of the position table: counting after a padding id leaves the rows up to it without a token."""
+        return self.n_positions + (0 if self.position_padding_id is None else self.position_padding_id + 1)
+
+
+class Encoder(nn.Module):
+    """Token ids to token vectors. Weights of the given dtype, drawn from N(0, 0.02), and biases 0, as BERT begins."""
+
+    def __init__(self, config: EncoderConfig, *, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.config = c = config
+        self.embeddings = Embeddings(c, dtype=dtype)
+        self.rotations = _rotations(c, dtype)
+        self.relative_bias = None
+        if c.n_relative_buckets:
+            self.relative_bias = RelativeBias(c.n_positions, c.n_heads, n_buckets=c.n_relative_buckets)
+        self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.n_layers))
+        self.final_norm = _norm(c) if c.final_norm else nn.Identity()
+        self.apply(_draw_weights)
+        self.to(dtype)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
+        """(B, N) int64 each, attention_mask 1 = token, 0 = padding -> (B, N, D). A padded token may get anything.
+
+        Raises ValueError for N > n_positions.
+        """
+        if not torch.compiler.is_exporting() and input_ids.shape[1] > self.config.n_positions:
+            limit = self.config.n_positions
+            raise ValueError(f"N={input_ids.shape[1]} tokens, but the model has n_positions={limit}; cut the input")
+        key_mask = attention_mask != 0
+        t = torch.arange(input_ids.shape[1], device=input_ids.device)
+        rotations = {name: table(t) for name, table in self.rotations.items()}
+        gaps = (t[None, :] - t[:, None]).abs()  # (N, N)
+        near = {window: gaps <= window for window in set(self.config.windows) - {None}}
+        bias = None if self.relative_bias is None else self.relative_bias(t)
+        x = self.embeddings(input_ids, t, token_type_ids)
+        for block in self.blocks:
+            rotation, pair_mask = rotations.get(block.reach), near.get(block.window)
+            x = block(x, key_mask, rotation=rotation, pair_mask=pair_mask, pair_bias=bias)
+        return self.final_norm(x)
+
+
+class Embeddings(nn.Module):
+    """What a token is, where it stands, and which of the texts it belongs to, added up."""
+
+    def __init__(self, config: EncoderConfig, *, dtype: torch.dtype) -> None:
+        super().__init__()
+        c = config
+        self.padding_id = c.position_padding_id
+        self.tokens = nn.Embedding(c.vocab_size, c.d_model)
+        self.positions = nn.Embedding(c.n_position_rows, c.d_model) if c.positions == "learned" else None
+        self.token_types = nn.Embedding(c.n_token_types, c.d_model) if c.n_token_types else None
+        self.norm = _norm(c) if c.embedding_norm else nn.Identity()
+        waves = sinusoids(c.n_positions, c.d_model).to(dtype) if c.positions == "sinusoidal" else None
+        self.register_buffer("waves", waves, persistent=False)  # (N_max, D)
+
+    def forward(self, input_ids: Tensor, t: Tensor, token_type_ids: Tensor | None) -> Tensor:
+        """(B, N), positions (N,), (B, N) or None for all 0 -> (B, N, D)."""
+        x = self.tokens(input_ids)
+        if self.token_types is not None:
+            x = x + (self.token_types.weight[0] if token_type_ids is None else self.token_types(token_type_ids))
+        if self.positions is not None:
+            rows = t if self.padding_id is None else positions_after_padding(input_ids, self.padding_id)
+            x = x + self.positions(rows)
+        if self.waves is not None:
+            x = x + F.embedding(t, self.waves)
+        return self.norm(x)
+
+
+class Block(nn.Module):
+    """One layer of the encoder: (B, N, D) -> (B, N, D)."""
+
+    def __init__(self, config: EncoderConfig, layer: int) -> None:
+        super().__init__()
+        c = config
+        self.pre_norm = c.norm == "pre"
+        self.window = c.windows[layer] if c.windows else None
+        self.reach = "full" if self.window is None else "local"
+        self.attention = LAYERS[c.attention](c.d_model, c.n_heads, d_head=c.d_head, bias=c.attention_bias, **c.attention_options)
+        # Pre-norm embeddings that are normalised already need no norm before their first attention (ModernBERT).
+        skip = self.pre_norm and c.embedding_norm and layer == 0
+        self.attention_norm = nn.Identity() if skip else _norm(c)
+        self.feedforward = self.feedforward_norm = None
+        if c.d_feedforward:
+            self.feedforward = FeedForward(c.d_model, c.d_feedforward, activation=c.activation, gated=c.gated, bias=c.feedforward_bias)
+            self.feedforward_norm = _norm(c)
+
+    def forward(
+        self,
+        x: Tensor,
+        key_mask: Tensor,
+        *,
+        rotation: Rotation | None,
+        pair_mask: Tensor | None,
+        pair_bias: Tensor | None,
+    ) -> Tensor:
+        """The arguments are those of `SoftmaxAttention.forward`."""
+        seen = self.attention_norm(x) if self.pre_norm else x
+        attended = self.attention(seen, key_mask, rotation=rotation, pair_mask=pair_mask, pair_bias=pair_bias)
+        return self.thought(x + attended if self.pre_norm else self.attention_norm(x + attended))
+
+    def thought(self, x: Tensor) -> Tensor:
+        """The feed-forward half, of each token by itself: (.., D) -> (.., D)."""
+        if self.feedforward is None:
+            return x
+        if self.pre_norm:
+            return x + self.feedforward(self.feedforward_norm(x))
+        return self.feedforward_norm(x + self.feedforward(x))
+
+
+def _rotations(c: EncoderConfig, dtype: torch.dtype) -> nn.ModuleDict:
+    """Rotation tables by reach: layers with a window turn faster, since they only tell near distances apart."""
+    if c.positions != "rotary":
+        return nn.ModuleDict()
+    d_head = c.d_head or c.d_model // c.n_heads
+    bases = {"full": c.rotary_base, "local": c.local_rotary_base or c.rotary_base}
+    tables = {reach: RotationTable(c.n_positions, d_head, base=base, dtype=dtype) for reach, base in bases.items()}
+    return nn.ModuleDict(tables)
+
+
+def _norm(c: EncoderConfig) -> nn.LayerNorm:
+    return nn.LayerNorm(c.d_model, eps=c.norm_eps, bias=c.norm_bias)
+
+
+def _draw_weights(module: nn.Module) -> None:
+    if isinstance(module, nn.Linear | nn.Embedding | RelativeBias):
+        nn.init.normal_(module.weight, std=0.02)
+    if isinstance(module, nn.Linear) and module.bias is not None:
+        nn.init.zeros_(module.bias)
+    if isinstance(module, LongformerAttention):
+        copy_to_global(module)

@@ -1,0 +1,142 @@
+"""The modules of a sentence-transformers folder: what happens to token vectors after the encoder.
+
+`modules.json` lists them in order, and we read one sentence shape: Transformer, Pooling, Dense or Dropout any number
+of times, Normalize. A folder without that file is one Transformer. Types are told by their last name, since releases
+moved the classes between packages ("sentence_transformers.models.Pooling" became "...modules.pooling.Pooling").
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.encoder.heads import Dense
+from models.folders.folder import CheckpointError, Settings, read_modules, read_settings, read_tensors, subfolder
+
+MODULES = ("Transformer", "Pooling", "Dense", "Dropout", "Normalize")
+
+POOLING_NAMES = {
+    "cls": "cls",
+    "mean": "mean",
+    "max": "max",
+    "lasttoken": "last",
+    "mean_sqrt_len_tokens": "mean_sqrt_len",
+}
+
+OLD_POOLING_KEYS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+
+DENSE_ACTIVATIONS = {
+    "torch.nn.modules.activation.Tanh": "tanh",
+    "torch.nn.modules.activation.ReLU": "relu",
+    "torch.nn.modules.activation.GELU": "gelu",
+    "torch.nn.modules.activation.SiLU": "silu",
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+    "torch.nn.modules.linear.Identity": "identity",
+}
+
+TRANSFORMER_SETTINGS = (
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_xlm-roberta_config.json",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pipeline:
+    """`pooling` is a name in POOLINGS, "none" where modules are listed without one, and None where none are listed."""
+
+    transformer: Path  # the folder of config.json, weights and tokenizer
+    settings: Settings  # of the Transformer module: max_seq_length, do_lower_case
+    pooling: str | None
+    dense: tuple[Dense, ...]
+    normalized: bool
+
+
+def read_pipeline(folder: Path) -> Pipeline:
+    """Raises CheckpointError for modules of other types or in another order, and for settings we do not support."""
+    modules = read_modules(folder)
+    if not modules:
+        settings = _transformer_settings(folder)
+        return Pipeline(transformer=folder, settings=settings, pooling=None, dense=(), normalized=False)
+    kinds = [_kind(module, folder) for module in modules]
+    places = [subfolder(folder, module["path"]) for module in modules]
+    _check_order(kinds, folder)
+    return Pipeline(
+        transformer=places[0],
+        settings=_transformer_settings(places[0]),
+        pooling=_read_pooling(places[1]) if "Pooling" in kinds else "none",
+        dense=tuple(_read_dense(place) for kind, place in zip(kinds, places, strict=True) if kind == "Dense"),
+        normalized=kinds[-1] == "Normalize",
+    )
+
+
+def _kind(module: dict[str, Any], folder: Path) -> str:
+    package, _, kind = module["type"].rpartition(".")
+    if package.split(".")[0] != "sentence_transformers" or kind not in MODULES:
+        raise CheckpointError(
+            f"{folder / 'modules.json'}: module type {module['type']!r} is not supported "
+            f"(supported: {', '.join(MODULES)} of sentence_transformers); use another checkpoint"
+        )
+    return kind
+
+
+def _check_order(kinds: list[str], folder: Path) -> None:
+    rest = kinds[1:]
+    if rest[:1] == ["Pooling"]:
+        rest = rest[1:]
+        while rest[:1] in (["Dense"], ["Dropout"]):  # Dropout does nothing when serving
+            rest = rest[1:]
+        if rest == ["Normalize"]:
+            rest = []
+    if kinds[0] != "Transformer" or rest:
+        raise CheckpointError(
+            f"{folder / 'modules.json'}: the order {', '.join(kinds)} is not supported; "
+            "supported: Transformer, Pooling, then Dense layers, then Normalize"
+        )
+
+
+def _transformer_settings(place: Path) -> Settings:
+    found = [place / name for name in TRANSFORMER_SETTINGS if (place / name).is_file()]
+    settings = read_settings(found[0] if found else place / TRANSFORMER_SETTINGS[0], required=False)
+    settings.allow("transformer_task", "feature-extraction", "sequence-classification")
+    return settings
+
+
+def _read_pooling(place: Path) -> str:
+    settings = read_settings(place / "config.json")
+    settings.allow("include_prompt", True)
+    old = [mode for key, mode in OLD_POOLING_KEYS.items() if settings.get(key, False)] or ["mean"]
+    modes = settings.get("pooling_mode", old)
+    modes = [modes] if isinstance(modes, str) else modes
+    if len(modes) != 1:
+        raise CheckpointError(
+            f"{settings.file}: {len(modes)} pooling modes at once ({', '.join(modes)}) are not supported; one is",
+        )
+    return Settings({"pooling_mode": modes[0]}, settings.file).pick("pooling_mode", "mean", POOLING_NAMES)
+
+
+def _read_dense(place: Path) -> Dense:
+    settings = read_settings(place / "config.json")
+    settings.allow("use_residual", False)
+    settings.allow("module_input_name", "sentence_embedding")
+    settings.allow("module_output_name", "sentence_embedding")
+    d_in, d_out, bias = settings.need("in_features"), settings.need("out_features"), settings.get("bias", True)
+    activation = settings.pick("activation_function", "torch.nn.modules.activation.Tanh", DENSE_ACTIVATIONS)
+    dense = Dense(d_in, d_out, activation=activation, bias=bias)
+    tensors = read_tensors(place)
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    wanted = {name: tuple(tensor.shape) for name, tensor in dense.state_dict().items()}
+    if found != wanted:
+        raise CheckpointError(f"{place} holds the tensors {found} where {wanted} are expected")
+    with torch.no_grad():
+        dense.load_state_dict(tensors)
+    return dense

@@ -1,0 +1,305 @@
+"""Reading a checkpoint folder: JSON settings and safetensors weights, and nothing that could run code (no pickle)."""
+
+import functools
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from models.folders.config_fields import checked
+
+WEIGHTS = "model.safetensors"
+WEIGHTS_INDEX = "model.safetensors.index.json"
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json")
+HOW_TO_CONVERT = """\
+convert it yourself, where you trust its source:
+    import torch, safetensors.torch as s
+    s.save_file({k: v.clone() for k, v in torch.load("pytorch_model.bin").items()}, "model.safetensors")"""
+
+# Bounds of what is read whole, far above what is published.
+MOST_JSON_BYTES = 16 * 2**20
+MOST_INDEX_BYTES = MOST_TOKENIZER_BYTES = 64 * 2**20
+MOST_HEADER_BYTES = 16 * 2**20  # of a safetensors file
+MOST_TEMPLATE_BYTES = 2**20
+MOST_BUFFER_NUMBERS = 2**27  # of tables that a model computes for itself
+
+_DTYPES = {
+    **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool, "U8": torch.uint8},
+    **{"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8},
+    **{"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2},
+}
+_rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)
+Loaded = TypeVar("Loaded")
+
+
+class CheckpointError(ValueError):
+    """A folder that cannot become a model: the message names the file, the value and the next step."""
+
+
+class Settings:
+    """A JSON object read key by key, so that what is missing or unsupported is an error with its name."""
+
+    def __init__(self, values: dict[str, Any], file: Path) -> None:
+        self.values = values
+        self.file = file
+
+    def get(self, key: str, default: Any) -> Any:
+        """The value, or `default` where the key is absent or null."""
+        value = self.values.get(key)
+        return default if value is None else self._checked(key, value)
+
+    def need(self, key: str) -> Any:
+        value = self.values.get(key)
+        if value is None:
+            raise CheckpointError(f"{self.file} has no {key!r}; save the model again with save_pretrained")
+        return self._checked(key, value)
+
+    def _checked(self, key: str, value: Any) -> Any:
+        try:
+            return checked(key, value)
+        except ValueError as error:
+            raise CheckpointError(f"{self.file}: {key}={value!r:.80} is not accepted ({error}); correct it") from None
+
+    def allow(self, key: str, *supported: Any) -> None:
+        """Raise CheckpointError unless the value is one of `supported`, or absent or null."""
+        value = self.values.get(key)
+        if value is not None and value not in supported:
+            listed = ", ".join(repr(v) for v in supported)
+            raise CheckpointError(
+                f"{self.file}: {key}={value!r:.80} is not supported (supported: {listed}); use another checkpoint",
+            )
+
+    def pick(self, key: str, default: str, choices: dict[str, str]) -> str:
+        """Our name for the value. Raises CheckpointError for a value that `choices` does not have."""
+        value = self.get(key, default)
+        if value not in choices:
+            supported = ", ".join(choices)
+            raise CheckpointError(
+                f"{self.file}: {key}={value!r:.80} is not supported (supported: {supported}); use another checkpoint",
+            )
+        return choices[value]
+
+
+def regular(file: Path, *, most_bytes: int | None = None) -> Path:
+    """`file`. Raises CheckpointError for one that is missing, too large, no regular file, or elsewhere behind a link.
+
+    A folder in the cache of huggingface_hub (snapshots/REVISION) is made of links to the `blobs` of the same repository.
+    """
+    try:
+        found, folder = file.resolve(strict=True), file.parent.resolve(strict=True)
+        about = found.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise CheckpointError(f"{file} is missing; save the model again with save_pretrained") from None
+    except (OSError, RuntimeError, ValueError) as error:  # a link to itself, a name too long
+        raise CheckpointError(f"{file} cannot be read ({error}); copy it again") from None
+    blobs = next((above.parent / "blobs" for above in folder.parents if above.name == "snapshots"), None)
+    if not any(found.is_relative_to(place) for place in (folder, blobs) if place is not None):
+        raise CheckpointError(f"{file} is a link out of its folder, which is not followed; copy the folder with its files")
+    if not stat.S_ISREG(about.st_mode):
+        raise CheckpointError(f"{file} is no regular file; copy it again")
+    if most_bytes is not None and about.st_size > most_bytes:
+        raise CheckpointError(f"{file} has {about.st_size} bytes, and {most_bytes} are the most; copy it again")
+    return file
+
+
+def present(file: Path) -> bool:
+    """Whether there is something of that name, even a link that leads nowhere: `regular` says what is wrong with it."""
+    return os.path.lexists(file)
+
+
+def read_tokenizer(file: Path) -> Tokenizer:
+    """Raises CheckpointError for what is none."""
+    text = read_text(file, MOST_TOKENIZER_BYTES)
+    try:
+        return Tokenizer.from_str(text)
+    except BaseException as error:  # the library's own have no base but `Exception`, and its panics not even that
+        if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
+            raise
+        raise CheckpointError(f"{file} is not a tokenizer ({in_a_line(error)}); copy it again") from error
+
+
+def read_settings(file: Path, *, required: bool = True, most_bytes: int = MOST_JSON_BYTES) -> Settings:
+    """The JSON object in `file`; an empty one where it may be absent. Raises CheckpointError otherwise, and for
+    broken JSON.
+    """
+    if not required and not present(file):
+        return Settings({}, file)
+    values = _read_json(file, most_bytes)
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{file} holds a {type(values).__name__} where a JSON object is expected")
+    return Settings(values, file)
+
+
+def rehearsed(load: Callable[..., Loaded]) -> Callable[..., Loaded]:
+    """A function that loads a model from a folder, made to do it twice: first with the shapes of all tensors and without their numbers.
+
+    So what config.json makes of itself is held against the headers of the weights before any memory is taken, and whatever a broken file
+    makes torch raise is a CheckpointError of one sentence.
+    """
+
+    @functools.wraps(load)
+    def loaded(folder: Path, **how: Any) -> Loaded:
+        if _rehearsing.get():
+            return load(folder, **how)
+        token = _rehearsing.set(True)
+        try:
+            with in_sentences(f"{folder} cannot be read", CheckpointError), torch.device("meta"):
+                check_memory(folder, load(folder, **how).model)  # type: ignore[attr-defined]
+        finally:
+            _rehearsing.reset(token)
+        with in_sentences(f"{folder} cannot be read", CheckpointError):
+            return load(folder, **how)
+
+    return loaded
+
+
+def rehearsing() -> bool:
+    """Whether a model is loaded for its shapes alone."""
+    return _rehearsing.get()
+
+
+@contextmanager
+def in_sentences(failed: str, kind: type[Exception]) -> Iterator[None]:
+    """Whatever is raised within, and is no error of this project or of the operating system, becomes a `kind` of one line.
+
+    What a broken or hostile file makes libraries raise has no common base. The line begins with `failed`; the original error is the cause.
+    """
+    try:
+        yield
+    except OSError:  # one line, with the file and the reason
+        raise
+    except RecursionError:
+        raise kind(f"{failed}: it is nested too deeply; copy it again") from None
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] in ("models", "export"):
+            raise
+        raise kind(f"{failed}: {type(error).__name__}: {in_a_line(error)}") from error
+
+
+def check_memory(what: Path, model: torch.nn.Module) -> None:
+    """Of a model without numbers, on torch's meta device. Raises CheckpointError for one that is larger than this machine's memory, and
+    for one whose tables (of positions and the like, which are computed and in no file) are larger than any published model's.
+    """
+    parameters = sum(tensor.nbytes for tensor in model.parameters())
+    if (numbers := sum(tensor.numel() for tensor in model.buffers())) > MOST_BUFFER_NUMBERS:
+        raise CheckpointError(
+            f"{what}: tables of {numbers} numbers are asked for, and {MOST_BUFFER_NUMBERS} are the most; correct the config"
+        )
+    if parameters > (memory := os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")):
+        raise CheckpointError(f"{what}: the model has {parameters} bytes, and this machine {memory}; use a larger one")
+
+
+def in_a_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]
+
+
+def read_modules(folder: Path) -> list[dict[str, Any]]:
+    """The pipeline of a sentence-transformers folder, in order; [] in a plain one. Raises CheckpointError for a
+    malformed file.
+    """
+    file = folder / "modules.json"
+    if not present(file):
+        return []
+    modules = _read_json(file, MOST_JSON_BYTES)
+    if not isinstance(modules, list) or not all(
+        isinstance(m, dict) and isinstance(m.get("type"), str) and isinstance(m.get("path"), str) for m in modules
+    ):
+        raise CheckpointError(f"{file} is not a list of objects with 'type' and 'path'")
+    return modules
+
+
+def subfolder(folder: Path, path: str) -> Path:
+    """`folder/path`. Raises CheckpointError for a path that leaves the folder."""
+    try:
+        inside = (folder / path).resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"{folder / 'modules.json'}: path={path!r:.80} cannot be ({error})") from None
+    if not inside.is_relative_to(folder.resolve()):
+        raise CheckpointError(f"{folder / 'modules.json'}: path={path!r} leaves the folder")
+    return inside
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of `model.safetensors`, or of the shards its index names.
+
+    Raises CheckpointError when there is none, when a shard is missing, and for a folder that has only pickled weights.
+    """
+    if present(folder / WEIGHTS):
+        return _read_safetensors(folder / WEIGHTS)
+    index = folder / WEIGHTS_INDEX
+    if present(index):
+        return _read_shards(index)
+    for name in PICKLES:
+        if (folder / name).is_file():
+            raise CheckpointError(
+                f"{folder} has only {name}, a pickle, which can run any code when read; {HOW_TO_CONVERT}",
+            )
+    raise CheckpointError(f"{folder / WEIGHTS} is missing; save the model again with save_pretrained")
+
+
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    owner = read_settings(index, most_bytes=MOST_INDEX_BYTES).need("weight_map")  # tensor name -> file name
+    tensors: dict[str, Tensor] = {}
+    for name in sorted(set(owner.values())):
+        if Path(name).name != name:
+            raise CheckpointError(f"{index} names the shard {name!r}, which is not a plain file name")
+        if not present(index.parent / name):
+            raise CheckpointError(
+                f"{str(index.parent / name)!r}, a shard named in {WEIGHTS_INDEX}, is missing; copy it to the folder",
+            )
+        tensors |= _read_safetensors(index.parent / name)
+    return tensors
+
+
+def _read_safetensors(file: Path) -> dict[str, Tensor]:
+    """In a rehearsal without their numbers."""
+    regular(file)
+    with file.open("rb") as stream:
+        if (size := int.from_bytes(stream.read(8), "little")) > MOST_HEADER_BYTES:
+            raise CheckpointError(
+                f"{file} is not a safetensors file (it would have a header of {size} bytes, and {MOST_HEADER_BYTES} are the most); "
+                "copy it again"
+            )
+    try:
+        return _shapes(file) if rehearsing() else load_file(file)
+    except SafetensorError as error:
+        raise CheckpointError(f"{file} is not a safetensors file ({in_a_line(error)}); copy it again") from error
+
+
+def _shapes(file: Path) -> dict[str, Tensor]:
+    tensors = {}
+    with safe_open(file, framework="pt") as opened:
+        for name in opened.keys():  # noqa: SIM118  it is no dictionary
+            kind = opened.get_slice(name).get_dtype()
+            if kind not in _DTYPES:
+                raise CheckpointError(f"{file}: {name} is of type {kind}, and read are {', '.join(_DTYPES)}; convert it")
+            tensors[name] = torch.empty(opened.get_slice(name).get_shape(), dtype=_DTYPES[kind], device="meta")
+    return tensors
+
+
+def _read_json(file: Path, most_bytes: int) -> Any:
+    text = read_text(file, most_bytes)
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise CheckpointError(f"{file} is nested too deeply; copy it again") from None
+    except ValueError as error:
+        raise CheckpointError(f"{file} is not valid JSON ({error}); copy it again") from error
+
+
+def read_text(file: Path, most_bytes: int) -> str:
+    """Of a file of a checkpoint, in UTF-8. Raises CheckpointError for anything else, and for what `regular` refuses."""
+    try:
+        return regular(file, most_bytes=most_bytes).read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise CheckpointError(f"{file} is not valid JSON ({error}); copy it again") from error

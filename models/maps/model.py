@@ -1,0 +1,49 @@
+"""What every layer of a model attends to on one text: the effective matrices of all its attention layers.
+
+The model is run once on the text; what each attention layer is given is caught on its way, and its matrix read off (attention_matrix.py).
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from models import LAYERS
+from models.decoder.model import Decoder
+from models.encoder.model import Encoder
+from models.maps.matrix import attention_matrix
+
+NAMES = {layer: name for name, layer in LAYERS.items()}
+# Layers that form no weights of pairs of tokens, or not of all that they attend to: their matrix is the effective one, unrolled from sums
+# over tokens, landmarks or codes.
+EFFECTIVE = frozenset(
+    {"linear", "efficient", "performer", "nystromformer", "vq", "flash", "hybrid"}
+    | {"causal_linear", "causal_efficient", "causal_performer", "hedgehog", "based", "causal_vq", "causal_flash"}
+    | {"retention", "gated_linear", "delta", "gated_delta"}
+)
+
+
+@dataclass(frozen=True)
+class Map:
+    """Of one layer."""
+
+    layer: str  # a name in LAYERS
+    A: Tensor  # (H, N, N), [.., query, key]; H may differ from layer to layer
+
+
+def attention_maps(model: Encoder | Decoder, ids: Tensor) -> list[Map]:
+    """ids (1, N) int64, without padding -> its maps, in the order in which the layers are run. The model is left as it was."""
+    given: list[tuple[nn.Module, Tensor, dict[str, Any]]] = []
+
+    def catch(layer: nn.Module, arguments: tuple[Any, ...], positions: dict[str, Any]) -> None:
+        given.append((layer, arguments[0], positions))  # then come a mask and a state: all tokens, from the first one on
+
+    hooks = [part.register_forward_pre_hook(catch, with_kwargs=True) for part in model.modules() if type(part) in NAMES]
+    try:
+        with torch.no_grad():
+            model(ids) if isinstance(model, Decoder) else model(ids, torch.ones_like(ids))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [Map(NAMES[type(layer)], attention_matrix(layer, x, **positions)[0]) for layer, x, positions in given]

@@ -1,0 +1,1 @@
+"""The Reformer: `reversible.py` (blocks whose inputs need not be kept), `model.py`."""
