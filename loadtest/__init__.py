@@ -1,1 +1,1 @@
-"""How the service behaves under a stated load. It is known here by its command and by HTTP alone."""
+"""How the service behaves under a stated load."""

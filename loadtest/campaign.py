@@ -27,11 +27,13 @@ from loadtest import capacity, machine, terminal
 from loadtest.deeper import deeper
 from loadtest.errors import LoadtestError
 from loadtest.load.shapes import SECONDS, Shape
+from loadtest.report import Verdict
 from loadtest.server import attnserve
 from loadtest.terminal import console, interruptible
 
 _TRIES = 4  # of a ramp, until its knee lies within
 _LOWER, _HIGHER = 0.4, 1.5  # of its rate, for the next one
+_NO_PASS = (Verdict.failed, Verdict.not_judged)
 _MISSED = (0, 1)  # what `attnserve load` ends with when it has measured
 _STOP_S = 60  # for `attnserve load` to stop Locust
 _CONDITIONS = "conditions.json"
@@ -39,9 +41,9 @@ _CONDITIONS = "conditions.json"
 
 @dataclass(frozen=True)
 class Step:
-    """One run. Where its rate is not guessed it is the knee of the ramp `knee_of`.
+    """One run, at the knee of the ramp `knee_of`, or at a guessed rate.
 
-    `apart`: service and generator have half of the cores each, for what sends more than the service can answer.
+    `apart`: service and generator have half of the cores each, for loads that the service cannot answer in full.
     `deep`: the encoder is the one of `loadtest/deeper.py`.
     """
 
@@ -90,10 +92,10 @@ def campaign(
             failed = runs.make(chosen(only))
     finally:
         found = [run for step in STEPS if (run := runs.found(step))]
-        tell(found, page)
+        tell(found, page, [step.name for step in STEPS if runs.found(step) is None])
     for name, why in failed.items():
         console.print(f"[bold red]{name} failed:[/bold red] {escape(why)}", highlight=False, soft_wrap=True)
-    missed = [f"{run.parent.parent.name}: {mark['figure']}" for run in found for mark in read(run)["marks"] if mark["verdict"] == "FAIL"]
+    missed = [f"{run.parent.parent.name}: {mark['figure']}" for run in found for mark in read(run)["marks"] if mark["verdict"] in _NO_PASS]
     if missed:
         console.print(f"[red]missed:[/red] {', '.join(missed)}", highlight=False)
     if failed or missed:
@@ -109,14 +111,14 @@ def chosen(only: str) -> list[Step]:
     return [step for step in STEPS if step.name in needed]
 
 
-def tell(found: Sequence[Path], page: Path | None) -> None:
-    """Tables into the page, with pictures beside it; without a page on stdout."""
+def tell(found: Sequence[Path], page: Path | None, absent: Sequence[str]) -> None:
+    """Write the tables and pictures into the page, or the tables to stdout. `absent`: names of the runs that were not made."""
     if not found:
         console.print("[yellow]no run is there: no tables[/yellow]")
     elif page is None:
-        print(capacity.tables_of(found))
+        print(capacity.tables_of(found, absent))
     else:
-        measured = f"{capacity.tables_of(found)}\n\n{capacity.pictures(found, page)}".strip()
+        measured = f"{capacity.tables_of(found, absent)}\n\n{capacity.pictures(found, page)}".strip()
         page.write_text(capacity.written(page.read_text(), measured))
         console.print(f"written: {page}, of {len(found)} runs", highlight=False)
 
@@ -131,7 +133,7 @@ class Runs:
         self._bundles = [contract.verify(bundle).fingerprint for bundle in (encoder, decoder)]
 
     def make(self, steps: Sequence[Step]) -> dict[str, str]:
-        """Those that are not there yet. What failed, by name; after a failure the service is started anew, since it may be broken."""
+        """Make the runs that are missing. Returns the errors of failed ones, by name. After a failure the service is started anew."""
         waiting, failed = deque(step for step in steps if self.found(step) is None), {}
         while waiting:
             first = waiting[0]
@@ -148,7 +150,7 @@ class Runs:
 
     @contextmanager
     def _service(self, step: Step) -> Iterator[str]:
-        """Its URL; what is started meanwhile runs on the generator's cores."""
+        """Start a step's service; gives its URL. Processes that are started meanwhile run on the generator's cores."""
         service_cores, generator_cores = halves() if step.apart else (cores(), cores())
         encoder = deeper(self._encoder, self._out / f"of-{self._bundles[0][:12]}") if step.deep else self._encoder
         service = attnserve(encoder, contract.verify(encoder).name, flags=("--bundle", str(self._decoder)))
@@ -175,10 +177,10 @@ class Runs:
             if self.found(step):
                 return
             rate = next_rate(read(next(folder.glob("*/run.json"))))
-        raise LoadtestError(f"{step.name}: no knee within after {_TRIES} ramps; the last one is in {folder}")
+        raise LoadtestError(f"{step.name}: no knee within that can be judged, after {_TRIES} ramps; the last one is in {folder}")
 
     def conditions(self, step: Step) -> dict[str, Any]:
-        """What a run must have been made under to stand beside the others. The commit is not among them: the page tells it."""
+        """The conditions that make a run comparable to the others. The commit is not one of them: the page shows it."""
         ramp = self.found(_BY_NAME[step.knee_of]) if step.knee_of else None
         return {
             "machine": self._machine,
@@ -189,7 +191,7 @@ class Runs:
         }
 
     def found(self, step: Step) -> Path | None:
-        """The run there, if it is worth keeping: made under these conditions, and of a ramp one that has its knee within."""
+        """The existing run of a step, if it was made under these conditions and, if it is a ramp, has a knee that can be judged."""
         runs = sorted((self._out / step.name).glob("*/run.json"))
         if not runs or self._changed(step) or (step.shape == Shape.ramp and next_rate(read(runs[-1])) is not None):
             return None
@@ -205,9 +207,11 @@ class Runs:
 
 
 def next_rate(run: dict[str, Any]) -> float | None:
-    """Of the next ramp, where the knee is not within this one."""
+    """The rate of the next ramp if the knee is not within this one. The same rate if the generator was late at the knee."""
     if run["knee"] is None:
         return _LOWER * float(run["plan"]["rate"])
+    if run["knee"].get("late_ms") is not None:
+        return float(run["plan"]["rate"])
     return None if run["knee"]["reached"] else _HIGHER * float(run["plan"]["rate"])
 
 
@@ -245,7 +249,7 @@ def halves() -> tuple[frozenset[int], frozenset[int]]:
 
 @contextmanager
 def on(some: frozenset[int]) -> Iterator[None]:
-    """What is started meanwhile runs on these cores."""
+    """Run processes that are started meanwhile on these cores."""
     before = cores()
     os.sched_setaffinity(0, some)
     try:

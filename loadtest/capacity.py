@@ -11,7 +11,7 @@ from PIL import Image
 
 from loadtest.errors import LoadtestError
 from loadtest.load.figures import StageFigures
-from loadtest.load.knee import Knee
+from loadtest.load.knee import Knee, knee
 from loadtest.load.plan import Plan
 from loadtest.load.shapes import WARM_UP, Shape
 from loadtest.report import amount
@@ -53,16 +53,16 @@ class Ramp:
 
 
 def read(file: Path) -> Ramp:
-    """LoadtestError when the file is no ramp, or one without a knee."""
+    """Read a ramp; its knee is computed anew from its steps. Raises LoadtestError if the file is no ramp, or has no knee."""
     try:
         about = json.loads(file.read_text())
         steps = [StageFigures.model_validate(stage) for stage in about["stages"] if stage["name"] != WARM_UP]
-        plan, found = Plan.model_validate(about["plan"]), about["knee"]
-    except (OSError, ValueError, KeyError) as error:
+        plan, found = Plan.model_validate(about["plan"]), knee(steps)
+    except (OSError, ValueError, KeyError, IndexError) as error:
         raise LoadtestError(f"{file} is no run.json of `attnserve load --shape ramp`: {error}") from error
-    if not found:
+    if found is None:
         raise LoadtestError(f"{file} has no knee: already its first step was too much. Repeat the ramp with a lower --knee")
-    return Ramp(file, about, plan, steps, Knee(next(step for step in steps if step.name == found["stage"]), found["reached"]))
+    return Ramp(file, about, plan, steps, found)
 
 
 class Part(NamedTuple):
@@ -91,7 +91,7 @@ def tables(ramps: Sequence[Ramp]) -> str:
         (
             ramp.name,
             ramp.what,
-            cell(ramp.knee.rate) + ("" if ramp.knee.reached else " or more"),
+            knee_of(ramp.knee),
             cell(ramp.knee.stage.all.tokens_per_s),
             cell(per_core(ramp.knee.rate, ramp.knee.stage)),
             cell(per_core(ramp.knee.stage.all.tokens_per_s, ramp.knee.stage)),
@@ -148,7 +148,7 @@ def models(ramps: Sequence[Ramp]) -> list[str]:
         least = min((cost for cost in costs if cost), default=None)
         if len({tuple(ramp.plan.models.items()) for ramp in group}) > 1:
             rows += [
-                (ramp.name, ramp.what, cell(ramp.knee.rate), cell(cost), cell(cost and least and cost / least))
+                (ramp.name, ramp.what, knee_of(ramp.knee), cell(cost), cell(cost and least and cost / least))
                 for ramp, cost in zip(group, costs, strict=True)
             ]
     heads = ("run", "what", "requests/s", "core-ms a request", "times the cheapest")
@@ -162,18 +162,27 @@ def verdicts(runs: Iterable[Path]) -> str:
         about = json.loads(run.read_text())
         bounds = [f"at most {mark['at_most']:g}" if "at_most" in mark else f"at least {mark['at_least']:g}" for mark in about["marks"]]
         rows += [
-            (name(run), f"{mark['stage']}: {mark['figure']}", cell(mark["value"]), bound, mark["verdict"], about["date"][:10])
+            (
+                name(run),
+                f"{mark['stage']}: {mark['figure']}",
+                cell(mark["value"]),
+                bound,
+                mark["verdict"],
+                about["date"][:10],
+                mark.get("changed", ""),
+            )
             for mark, bound in zip(about["marks"], bounds, strict=True)
         ]
-    return "### Pass marks\n\n" + markdown(("run", "mark", "figure", "bound", "", "when"), rows)
+    return "### Pass marks\n\n" + markdown(("run", "mark", "figure", "bound", "", "when", "the mark changed"), rows)
 
 
-def tables_of(runs: Sequence[Path]) -> str:
-    """Everything that run.json files of any shape say: where, ramps as tables, what grew in a soak, then the pass marks of all."""
+def tables_of(runs: Sequence[Path], absent: Sequence[str] = ()) -> str:
+    """The tables of run.json files of any shape: machine, absent runs, ramps, growth in a soak, all pass marks."""
     told = {run: json.loads(run.read_text()) for run in runs}
     ramps = [read(run) for run, about in told.items() if about["shape"] == Shape.ramp]
     soaks = [flat(run, about["flatness"]) for run, about in told.items() if about["shape"] == Shape.soak]
-    return "\n\n".join([where(list(told.values())), *([tables(ramps)] if ramps else []), *soaks, verdicts(runs)])
+    not_run = [f"**Not run**: {', '.join(absent)}."] if absent else []
+    return "\n\n".join([where(list(told.values())), *not_run, *([tables(ramps)] if ramps else []), *soaks, verdicts(runs)])
 
 
 def where(abouts: Sequence[dict[str, Any]]) -> str:
@@ -209,6 +218,13 @@ def pictures(runs: Sequence[Path], page: Path) -> str:
 def name(run: Path) -> str:
     """`embed-14` for out/capacity/embed-14/DATE-ramp/run.json."""
     return run.parent.parent.name
+
+
+def knee_of(found: Knee) -> str:
+    """The rate with its reservations. Other figures of the step are valid at that rate, whether or not it is the knee."""
+    if found.late_ms is not None:
+        return f"{cell(found.rate)}, knee not judged (generator {found.late_ms:,.0f} ms late)"
+    return cell(found.rate) + ("" if found.reached else " or more")
 
 
 def per_core(rate: float, stage: StageFigures) -> float | None:

@@ -25,14 +25,14 @@ import psutil
 import yaml
 
 from loadtest.errors import LoadtestError
-from service import haproxy
-from service.ports import free_port
+from service.deployment import haproxy
+from service.deployment.ports import free_port, free_ports
 
 APPLICATION = "attnserve"
 WAIT_S = 60.0  # for anything that ends: longer is a hang
 START_S = 300.0  # for replicas that start or are replaced, one after the other, with large bundles on few cores
 _ROOT = Path(__file__).parents[1]
-_MARK = "LOADTEST_NODE"  # in the environment of every process of a node, whoever its parent is by now
+_MARK = "LOADTEST_NODE"  # in the environment of every process of a node, also of one whose parent has changed
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # the least Ray takes
 _HEAD = "head"
 
@@ -44,7 +44,8 @@ class Cluster:
         """`folder` must be short and empty; `config` and `flags` are what `attnserve config` printed."""
         self.folder = folder
         self.config: dict[str, Any] = json.loads(json.dumps(config))
-        self.port, self._gcs_port, self._dashboard_port, self._redis_port = (free_port() for _ in range(4))
+        # All at once, so that they differ.
+        self.port, self._gcs_port, self._dashboard_port, self._redis_port, *self._proxy_ports = free_ports(8)
         self.config["http_options"] = {"host": "0.0.0.0", "port": self.port}
         self._token = secrets.token_hex(32)
         self._flags = {**flags, **self._on_one_machine()}
@@ -59,12 +60,20 @@ class Cluster:
     def start(self, workers: Sequence[str], *, cpus: int) -> None:
         """Redis where there is one, the head without CPUs, and workers."""
         if self._redis is not None:
-            arguments = ["--port", str(self._redis_port), "--bind", "127.0.0.1", "--save", "", "--requirepass", self._token]
-            self._run("redis", [str(self._redis), *arguments], {})
+            self.start_redis()
             self._flags["RAY_REDIS_ADDRESS"] = f"127.0.0.1:{self._redis_port}"
         self.start_head()
         for name in workers:
             self.start_worker(name, cpus=cpus)
+
+    def start_redis(self) -> None:
+        """Start Redis, with the data of the last one if there was one. `kill` ends it as it ends a node."""
+        assert self._redis is not None
+        data = self.folder / "redis"
+        data.mkdir(exist_ok=True)
+        arguments = ["--port", str(self._redis_port), "--bind", "127.0.0.1", "--requirepass", self._token]
+        arguments += ["--dir", str(data), "--save", "", "--appendonly", "yes", "--appendfsync", "always"]  # as deploy/components/ha has it
+        self._run("redis", [str(self._redis), *arguments], {})
 
     def start_head(self) -> None:
         """For the first time, or again where Redis knows what there was."""
@@ -92,7 +101,7 @@ class Cluster:
         return self._addresses.setdefault(name, f"127.0.0.{len(self._addresses) + 2}")
 
     def url(self, name: str) -> str:
-        """Where the HAProxy of a node listens."""
+        """The URL of a node's HAProxy."""
         return f"http://{self.address(name)}:{self.port}"
 
     def said(self, name: str) -> str:
@@ -100,7 +109,7 @@ class Cluster:
         return (self.folder / f"{name}.log").read_text()
 
     def processes(self, name: str, title: str = "") -> list[psutil.Process]:
-        """Those of a node that live and whose command contains `title`: "ServeReplica:attnserve:encoder", "bin/haproxy", .."""
+        """The living processes of a node whose command contains `title`: "ServeReplica:attnserve:encoder", "bin/haproxy", .."""
         found = set()
         with suppress(psutil.NoSuchProcess):
             root = psutil.Process(self._started[name].pid)
@@ -128,14 +137,18 @@ class Cluster:
             self._started[name].wait()
         psutil.wait_procs(frozen, timeout=WAIT_S)
 
+    def ended(self, name: str) -> bool:
+        """Whether the node's `ray start --block` has ended, which ends its pod."""
+        return self._started[name].poll() is not None
+
     def terminate(self, name: str, timeout_s: float) -> None:
         """End a node as the deletion of its pod does: SIGTERM to `ray start --block`, which drains it. Returns when it has ended."""
         self._started[name].terminate()
-        self.until(lambda: self._started[name].poll() is not None, f"node {name} has drained and ended", timeout_s)
+        self.until(lambda: self.ended(name), f"node {name} has drained and ended", timeout_s)
         self.kill(name)  # what Ray has left
 
     def stop(self) -> None:
-        """Whoever waits for something in `until`, in whatever thread, waits no longer."""
+        """End every wait in `until`, in all threads."""
         self._over.set()
         for name in self._started:
             self.kill(name)
@@ -166,7 +179,7 @@ class Cluster:
             return json.loads(answer.read() or b"{}")
 
     def replicas(self, deployment: str) -> list[dict[str, Any]]:
-        """Those that run, as Serve describes them: replica_id, node_ip, pid, .."""
+        """The running replicas, as Serve describes them: replica_id, node_ip, pid, .."""
         there = self.api("GET")["applications"].get(APPLICATION, {}).get("deployments", {}).get(deployment, {})
         return [each for each in there.get("replicas", []) if each["state"] == "RUNNING"]
 
@@ -188,7 +201,7 @@ class Cluster:
         return True
 
     def until(self, there: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
-        """What `there` gives once that is something; connections that fail are asked again. LoadtestError with `what` after `timeout_s`."""
+        """Call `there` until it returns a true value, and return that. Failed connections are retried. LoadtestError after `timeout_s`."""
         deadline, last = time.monotonic() + timeout_s, ""
         while time.monotonic() < deadline and not self._over.is_set():
             try:
@@ -205,6 +218,7 @@ class Cluster:
     def _on_one_machine(self) -> dict[str, str]:
         """Flags that a node has because others are on its machine, and those that make its end short."""
         files = self.folder / "h"
+        metrics, stats, http, grpc = self._proxy_ports
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self._token,
@@ -214,10 +228,10 @@ class Cluster:
             "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(files / "metrics.sock"),
             "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(files),
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(files / "server-state"),
-            "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
-            "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
-            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(free_port()),
-            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(free_port()),
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(http),
+            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(grpc),
             # A replica that leaves takes requests for so long, 30 s by default; HAProxy knows within a tenth of a second.
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
             # Of HAProxy, three times before it is started again; every 10 s by default.

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 from rich.console import Console
@@ -79,7 +79,7 @@ class Outcome:
 
 
 def simulate(*, arrivals: float, replicas: int, service: Draw, routing: Routing, requests: int, seed: int) -> Outcome:
-    """So many requests through the fleet, first come first served in each replica. The first tenth warms up and is not counted."""
+    """Send requests through a fleet whose replicas serve in order of arrival. The first tenth of the requests is not counted."""
     draw = random.Random(seed)
     now, times = 0.0, []
     free_at, held = [0.0] * replicas, [0] * replicas
@@ -133,6 +133,23 @@ def replicas_for(*, arrivals: float, replica: float, p99_s: float, routing: Rout
     return high
 
 
+class ControlTraffic(NamedTuple):
+    """Messages a second between the nodes of one cluster, also when it is idle."""
+
+    checks: float  # of gateways by the HAProxy of every node
+    heartbeats: float  # of encoders and generators by every gateway
+
+
+CHECK_EVERY_S, HEARTBEAT_EVERY_S = 5.0, 1.0  # Ray's RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER, service/pools/replicas.py
+POOLS = 2
+NODES = (10, 50, 100, 1000)
+
+
+def control_traffic(nodes: int) -> ControlTraffic:
+    """The messages of a cluster with a gateway, an encoder and a generator on each node."""
+    return ControlTraffic(nodes**2 / CHECK_EVERY_S, POOLS * nodes**2 / HEARTBEAT_EVERY_S)
+
+
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 SPARE = 0.25  # of the replicas: a node is lost while an update runs, or a day's peak is higher than the last one
 
@@ -151,6 +168,9 @@ def fleet(
     if (run is None) == (replica is None):
         raise typer.BadParameter("give one of a run.json and --replica")
     ramp = capacity.read(run) if run else None
+    if ramp and ramp.knee.late_ms is not None:
+        late = f"the generator was {ramp.knee.late_ms:,.0f} ms late where the knee of {run} would be"
+        raise LoadtestError(f"{late}, so it is not judged: repeat the ramp with --workers, or take --replica")
     rate = ramp.knee.rate if ramp else replica
     assert rate is not None
     terminal = Console()
@@ -165,6 +185,12 @@ def fleet(
             busy = arrivals / (count * rate)
             table.add_row(routing, name, f"{count:,}", f"{busy:.0%}", f"{math.ceil(count / (1 - SPARE)):,}")
     console.print(table)
+    nodes = Table("workers of one cluster", "health checks/s", "by each gateway", "heartbeats/s", "by each gateway", title_justify="left")
+    for count in NODES:
+        traffic = control_traffic(count)
+        cells = (traffic.checks, traffic.checks / count, traffic.heartbeats, traffic.heartbeats / count)
+        nodes.add_row(f"{count:,}", *(f"{each:,.0f}" for each in cells))
+    console.print(nodes)
     if ramp is None:
         return
     parts = Table("part of the service", "cores of each, always", "core-ms a request on top", "cores for all requests")

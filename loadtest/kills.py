@@ -23,7 +23,7 @@ from typing import Annotated
 import psutil
 import typer
 
-from service.ports import free_port
+from service.deployment.ports import free_port
 
 EVERY_S = 0.1  # a request of each kind
 PATIENCE_S = 30.0  # of a client; longer than this is a hang
@@ -45,10 +45,12 @@ REPLACED = {
 ESSENTIAL = ("raylet", "gcs_server")
 FLAGS = {"single": (), "lean": ("--lean",), "split": ("--profile", "split")}
 
+Fault = signal.Signals | Callable[[psutil.Process], object]  # a signal, or a function that harms the process
+
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked again and again; `right` judges the body of a 200."""
+    """A request that clients repeat; `right` judges the body of a 200."""
 
     name: str
     method: str
@@ -121,7 +123,11 @@ class Clients:
         """Wait for what is under way."""
         self._stopping.set()
         self._thread.join()
-        for thread in self._under_way:
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait for the requests that are under way now: one at a stopped process has no outcome yet."""
+        for thread in list(self._under_way):
             thread.join()
 
     def good_since(self, began: float) -> float | None:
@@ -134,6 +140,7 @@ class Clients:
 
     def _come(self) -> None:
         while not self._stopping.wait(EVERY_S):
+            self._under_way = [thread for thread in self._under_way if thread.is_alive()]
             for request in self._asked:
                 thread = threading.Thread(target=self._ask, args=(request,), daemon=True)
                 thread.start()
@@ -205,14 +212,18 @@ def victim(bundles: list[Path], profile: str, *flags: str, env: dict[str, str] |
         running.stop()
 
 
-def hit(running: Victim, clients: Clients, title: str, how: signal.Signals, *, within_s: float, to_the_end: bool = False) -> Outcome:
-    """Send the signal, then wait until the service is whole, or (`to_the_end`) has ended; at most for `within_s`."""
+def hit(running: Victim, clients: Clients, title: str, how: Fault, *, within_s: float, to_the_end: bool = False) -> Outcome:
+    """Apply the fault, then wait until the process is gone and the service works again, or (`to_the_end`) has ended; at most `within_s`."""
     said = len(running.output())
-    outcome = Outcome(title.rpartition(":")[2], how.name)
+    outcome = Outcome(title.rpartition(":")[2], how.name if isinstance(how, signal.Signals) else how.__name__)
     process = running.find(title)
     family = running.family()
     began, on_the_wall = time.monotonic(), time.time()
-    process.send_signal(how)
+    gone: float | None = None
+    if isinstance(how, signal.Signals):
+        process.send_signal(how)
+    else:
+        how(process)
     while time.monotonic() < began + within_s:
         time.sleep(0.1)
         if running.process.poll() is not None:
@@ -222,21 +233,32 @@ def hit(running: Victim, clients: Clients, title: str, how: signal.Signals, *, w
             outcome.last_words = next((line for line in reversed(running.output().splitlines()) if line.strip()), "")
             outcome.last_words += "".join(f" LEFT {each.pid}" for each in alive)
             break
-        if not to_the_end and (since := clients.good_since(began)) is not None:
-            outcome.whole_s = since - began
-            break
+        if gone is None and _gone(process):  # a stopped process too is killed before it is replaced
+            gone = time.monotonic()
+        if gone is not None and not to_the_end and (since := clients.good_since(gone)) is not None:
+            clients.settle()
+            if clients.good_since(gone) == since:
+                outcome.whole_s = since - began
+                break
     outcome.answers = [answer for answer in clients.answers if answer.ended >= began]
-    outcome.steps = _steps(running.output()[said:], on_the_wall)
+    outcome.steps = steps(running.output()[said:], on_the_wall)
     return outcome
 
 
-def _steps(output: str, began: float) -> dict[str, float]:
+def _gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def steps(output: str, began: float) -> dict[str, float]:
     """When what the log says of a replica happened, in seconds from the fault."""
     found: dict[str, float] = {}
     for line in output.splitlines():
         if not re.search(r'"message": "(replica ended|replica started|loaded|tested|ready)"', line):
             continue
-        record = json.loads(line)
+        record, _ = json.JSONDecoder().raw_decode(line, line.index('{"time"'))  # Ray's words of another thread may stand on the same line
         name = " ".join(filter(None, (record["message"], record.get("model"))))
         found.setdefault(name, _wall(record["time"]) - began)
     return found

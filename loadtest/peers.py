@@ -17,7 +17,7 @@ import typer
 
 from loadtest.errors import LoadtestError
 from loadtest.server import Server, running
-from service.ports import free_port
+from service.deployment.ports import free_port
 
 INFINITY = Path("out/peers/infinity")
 # Installed by itself before everything else: any other request for torch brings gigabytes of CUDA.

@@ -20,6 +20,7 @@ class Verdict(StrEnum):
     failed = "FAIL"
     invalid = "INVALID"  # measured, but the figure proves nothing: `note` says why
     not_measured = "not measured"
+    not_judged = "not judged"  # what it is about could not be seen: no pass
     shown = "-"  # there is no bar
 
 
@@ -28,6 +29,7 @@ _COLOUR = {
     Verdict.failed: "bold red",
     Verdict.invalid: "bold red",
     Verdict.not_measured: "yellow",
+    Verdict.not_judged: "bold red",
     Verdict.shown: "dim",
 }
 

@@ -16,7 +16,7 @@ from urllib.error import URLError
 from urllib.request import urlopen
 
 from loadtest.errors import LoadtestError
-from service.ports import free_port
+from service.deployment.ports import free_port
 
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 45

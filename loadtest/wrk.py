@@ -38,7 +38,7 @@ class Load:
 
     @property
     def per_s_at_most(self) -> float:
-        """Half of the requests cut off at the end counted too: whoever answers whole batches at once loses up to a batch there."""
+        """Half of the requests cut off at the end counted too: a server that answers whole batches at once loses up to a batch there."""
         return (self.requests + self.connections / 2) / self.duration_s
 
     @property

@@ -10,9 +10,9 @@ from export.bundle import export_bundle
 from export.twin import export_twin
 from loadtest.errors import LoadtestError
 from loadtest.generation.shapes import Shape
-from models.byte_tokenizer import byte_tokenizer
-from models.decoder import Decoder, DecoderConfig
-from models.decoder_checkpoint import load_decoder, save_decoder
+from models.checkpoints.decoder import load_decoder, save_decoder
+from models.decoder.model import Decoder, DecoderConfig
+from models.folders.byte_tokenizer import byte_tokenizer
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from export import contract
 from loadtest.errors import LoadtestError
 from loadtest.generation.steps import open_steps
 from service.generation.engine import GeneratorEngine, GeneratorLimits
-from service.generation.grammar import Grammars
 from service.generation.request import GenerationRequest, Sampling
 from service.generation.run import Run
+from service.generation.sampling.grammar import Grammars
 from service.generation.text import Vocabulary
-from service.metrics import GeneratorMetrics, Metrics
 from service.settings import Settings
+from service.telemetry.metrics import GeneratorMetrics, Metrics
 
 PROMPT_TOKENS = 8
 EVERY_S: float = Settings.model_fields["stream_interval_s"].default
@@ -126,7 +126,7 @@ def texts_tokens_per_s(bundle: Path, rows: int, new_tokens: int, threads: int) -
 
 
 def prefill_tokens_per_s(bundle: Path, prompt_tokens: int, threads: int) -> float:
-    """One prompt and one token after it, with nobody beside it."""
+    """One prompt and one token after it, alone in the engine."""
 
     async def measured() -> float:
         async with running(bundle, 1, threads) as engine:

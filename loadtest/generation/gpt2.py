@@ -6,7 +6,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from loadtest.generation.engine import PROMPT_TOKENS
-from models.decoder import DecoderConfig
+from models.decoder.model import DecoderConfig
 
 WARM_TOKENS = 4
 

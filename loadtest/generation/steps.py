@@ -1,4 +1,4 @@
-"""The bare step loop: a decoder's step graph in ONNX Runtime with its buffers bound, no sampler, no text, nobody to answer.
+"""The bare step loop: a decoder's step graph in ONNX Runtime with its buffers bound, no sampler, no text, no callers.
 
 It is what an engine can at best reach. The next token of a row is any token: what it is does not change what a step costs.
 """

@@ -17,6 +17,7 @@ from loadtest import machine
 from loadtest.errors import LoadtestError
 from loadtest.load import figures, flatness, knee, locust_run, marks, models, plots, samples, shapes, watch
 from loadtest.load.figures import ALL, StageFigures
+from loadtest.load.kinds import KINDS
 from loadtest.load.marks import Judged
 from loadtest.load.plan import Plan, Stage
 from loadtest.load.shapes import Shape
@@ -25,23 +26,11 @@ from loadtest.terminal import console, interruptible, progress
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
-# Kind of client: the task it needs, and its share of the default mix: mostly searches, a little of everything else.
-KINDS = {
-    "embed": ("embed", 12),
-    "embed_batch": ("embed", 1),
-    "embed_mixed": ("embed", 4),
-    "documents": ("embed", 1),
-    "rerank": ("rerank", 2),
-    "completion": ("complete", 2),
-    "chat": ("chat", 2),
-    "hostile": ("", 1),
-}
 BURST = 128  # requests sent at once, to guess the knee by
 GUESS_SHARE = 0.8  # of the rate at which the service works them off: arrivals come unevenly
 SETTLING = 0.25  # of the stage in which a crowd gathers
 REST_S = 60.0  # after the load, for connections to be closed: the proxy keeps some for half a minute
 ENOUGH = 200  # requests, for a p99 of a kind: of 30 it would be the slowest one
-LATE_MS, LATE_SHARE = 50.0, 0.1  # a p99 of the generator's own delay, and its share of the latency's, that spoil a figure
 
 
 @app.command()
@@ -66,7 +55,7 @@ def load(
     marks_: Annotated[Path, typer.Option("--marks", help="Pass marks.")] = marks.FILE,
     out: Annotated[Path, typer.Option(help="Directory; the run gets one of its own there.")] = Path("out/load"),
 ) -> None:
-    """Load a running service and judge it by the pass marks of the shape. Ends with 1 when one is missed."""
+    """Load a running service and judge it by the pass marks of the shape. Ends with 1 when one is missed or could not be judged."""
     if closed and knee_:
         raise typer.BadParameter("--knee is for open loops, and --closed sends in a closed one: give one of them")
     wanted, key = marks.load(marks_, shape), os.environ.get("LOADTEST_API_KEY", "")
@@ -106,11 +95,15 @@ def load(
     told.draw(f"{shape}, {url}, {about['cpus']} cores, {about['cpu']}, {date}")
     show(told, judged, f"{shape}, {', '.join(sorted(set(tasks.values())))}, {about['cpus']} cores, {about['cpu']}, {date}")
     for stage in told.stages:
-        late, p99 = stage.all.late_p99_ms or 0, stage.all.p99_ms or 0
-        if late > max(LATE_MS, LATE_SHARE * p99):
-            console.print(f"[yellow]{stage.name}: the generator itself was late (p99 {late:,.0f} ms): give it cores, or --workers[/yellow]")
+        if stage.late_ms:
+            warning = f"{stage.name}: the generator itself was late (p99 {stage.late_ms:,.0f} ms): give it cores, or --workers"
+            console.print(f"[yellow]{warning}[/yellow]")
+    for each in judged:
+        if each.verdict == Verdict.not_judged:
+            why = marks.NOT_SEEN[each.mark.figure]
+            console.print(f"[bold red]not judged[/bold red]: {each.mark.figure}: {why}", highlight=False, soft_wrap=True)
     console.print(f"everything: {plan.out}", soft_wrap=True)
-    if any(each.verdict == Verdict.failed for each in judged):
+    if any(each.verdict in (Verdict.failed, Verdict.not_judged) for each in judged):
         raise typer.Exit(1)
 
 
@@ -175,7 +168,7 @@ def rested(before: watch.Look, root: int | None, url: str, key: str) -> watch.Lo
 
 
 class Run:
-    """What a run gave: stages with their figures, the knee of a ramp, figures of the whole run."""
+    """The results of a run: stages with their figures, the knee of a ramp, figures of the whole run."""
 
     def __init__(self, plan: Plan, shape: Shape, looks: list[watch.Look]) -> None:
         self.plan, self.shape, self.looks = plan, shape, looks
@@ -206,7 +199,8 @@ class Run:
     def _of_run(self) -> dict[str, float | None]:
         made: dict[str, float | None] = {"unanswered": float(sum(not sample.status for sample in self.samples))}
         if self.shape == Shape.ramp:
-            made["knee_reached"] = float(self.knee is not None and self.knee.reached)
+            late = self.knee is not None and self.knee.late_ms is not None
+            made["knee_reached"] = None if late else float(self.knee is not None and self.knee.reached)
         if self.shape in (Shape.overload, Shape.spike):
             usual, after = ("knee", "recovery") if self.shape == Shape.overload else ("before", "after")
             begin_s = next(stage.begin_s for stage in self.begun if stage.name == after)
@@ -219,13 +213,15 @@ class Run:
             made["p99_over_alone"] = slower(crowd, alone)
             with_crowd, without = resident_mib(self.looks, crowd), resident_mib(self.looks, alone)
             made["crowd_mib"] = with_crowd - without if with_crowd and without else None
-        if self.flatness:
-            made["not_flat"] = float(sum(not each.flat for each in self.flatness))
+        if self.shape in (Shape.soak, Shape.crowd):
+            made["not_flat"], made["not_at_rest"] = flatness.not_flat(self.flatness), flatness.not_at_rest(self.flatness)
         return made
 
     def write(self, about: dict[str, Any], judged: list[Judged]) -> None:
         """`run.json`: everything but the samples, which are in `samples.csv`, and the looks, which are in `looks.jsonl`."""
-        found = None if self.knee is None else {"rate": self.knee.rate, "stage": self.knee.stage.name, "reached": self.knee.reached}
+        found = None
+        if self.knee is not None:
+            found = {"rate": self.knee.rate, "stage": self.knee.stage.name, "reached": self.knee.reached, "late_ms": self.knee.late_ms}
         content = {
             **about,
             "plan": self.plan.model_dump(mode="json"),
@@ -233,7 +229,7 @@ class Run:
             "knee": found,
             "run": self.of_run,
             "flatness": [each._asdict() for each in self.flatness],
-            "marks": [{**each.mark.model_dump(exclude_none=True), "value": each.figure, "verdict": each.verdict} for each in judged],
+            "marks": [{**each.mark.model_dump(exclude_defaults=True), "value": each.figure, "verdict": each.verdict} for each in judged],
         }
         (self.plan.out / "run.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         with (self.plan.out / "looks.jsonl").open("w") as file:
@@ -258,7 +254,7 @@ def slower(now: StageFigures, before: StageFigures) -> float | None:
 
 
 def resident_mib(looks: Sequence[watch.Look], stage: StageFigures) -> float | None:
-    """Of all processes together, the most in a stage."""
+    """The most resident memory of all processes together in a stage."""
     sizes = [sum(process.rss_bytes for process in look.processes) for look in looks if stage.begin_s <= look.at_s <= stage.end_s]
     most: int = max(sizes, default=0)
     return most / flatness.MiB if most else None
@@ -292,6 +288,7 @@ def show(run: Run, judged: list[Judged], title: str) -> None:
     terminal.print(table)
     if run.knee:
         more = "" if run.knee.reached else " (not reached: it is further on)"
+        more = more if run.knee.late_ms is None else f" (not judged: the generator was {run.knee.late_ms:,.0f} ms late)"
         terminal.print(
             f"knee: {run.knee.rate:,.1f} requests/s, {run.knee.stage.all.tokens_per_s:,.0f} tokens/s, {run.knee.stage.name}{more}"
         )

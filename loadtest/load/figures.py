@@ -11,11 +11,12 @@ from loadtest.load.samples import Begun, Sample
 from loadtest.load.shapes import DRAIN
 
 ALL = "all"  # every kind but the hostile one, which is no customer
+LATE_MS, LATE_SHARE = 50.0, 0.1  # above both, the p99 of the generator's own delay spoils a figure; the share is of the latency's p99
 _SETTLE_S = 1.0  # users come and go within about a second after a stage begins
 
 
 class Figures(BaseModel):
-    """Of the requests due in a stage. None where there was nothing to measure it of."""
+    """Figures of the requests due in a stage. None: no request had what is measured."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -43,7 +44,7 @@ NAMES = frozenset(Figures.model_fields)
 
 
 class StageFigures(BaseModel):
-    """What a stage gave. `cores` is processor time per second by name of the service's processes; empty where they are not here."""
+    """The results of a stage. `cores` is processor time per second by name of the service's processes; empty if they run elsewhere."""
 
     name: str
     level: float
@@ -60,6 +61,12 @@ class StageFigures(BaseModel):
         return self.kinds[kind].arrivals if kind in self.kinds else 0
 
     @property
+    def late_ms(self) -> float | None:
+        """The generator's own delay if it is large enough to cause latencies and refusals, else None."""
+        late = self.all.late_p99_ms or 0.0
+        return late if late > max(LATE_MS, LATE_SHARE * (self.all.p99_ms or 0.0)) else None
+
+    @property
     def service_cores(self) -> float | None:
         return sum(self.cores.values()) if self.cores else None
 
@@ -70,7 +77,7 @@ class StageFigures(BaseModel):
 
 
 def by_stage(samples: Sequence[Sample], begun: Sequence[Begun]) -> list[StageFigures]:
-    """Of every stage but the last one, in which a run drains. The second in which a stage settles belongs to none."""
+    """The figures of every stage but the last one, in which a run drains. The first second of a stage is not counted."""
     made = []
     for stage, following in pairwise(begun):
         begin_s, end_s = stage.begin_s + min(_SETTLE_S, (following.begin_s - stage.begin_s) / 2), following.begin_s

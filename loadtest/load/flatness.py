@@ -27,6 +27,7 @@ ALLOWED = {
 # Descriptors under load are connections that clients keep, as many as the worst moment needed. What is left of them when the clients are
 # gone, beside what was there before they came, was not given back. Some are opened once, at first use.
 FDS = Allowed("descriptors", 0.0, 8)
+LEFT = "left"  # the unit of gauges of work that is left
 
 
 class Flatness(NamedTuple):
@@ -54,6 +55,18 @@ def at_rest(before: float, after: float) -> bool:
     return after - before <= FDS.amount
 
 
+def not_flat(found: Sequence[Flatness]) -> float | None:
+    """How many series of processes grew. None if no process was seen throughout, so that growth is unknown."""
+    of_processes = [each for each in found if each.unit != LEFT]
+    return float(sum(not each.flat for each in of_processes)) if any(each.unit == "MiB" for each in of_processes) else None
+
+
+def not_at_rest(found: Sequence[Flatness]) -> float | None:
+    """How many gauges show work left after the load. None if /metrics did not answer."""
+    gauges = [each for each in found if each.unit == LEFT]
+    return float(sum(not each.flat for each in gauges)) if gauges else None
+
+
 def judge(looks: Sequence[Look], begin_s: float, end_s: float) -> list[Flatness]:
     """Every process that lived all that time, in each respect; its descriptors at rest, the first look beside the last; then how many
     processes there were at the ends; then what is left to do at rest: the last look, which is taken after the load, has to show no run, no
@@ -78,5 +91,5 @@ def judge(looks: Sequence[Look], begin_s: float, end_s: float) -> list[Flatness]
         busy = {name: float(np.median([each.gauges.get(name, 0.0) for each in within])) for name in within[-1].gauges}
         for name, value in looks[-1].gauges.items():
             left = max(value - (name == "attnserve_active_requests"), 0.0)
-            made.append(Flatness(f"{name} at rest", "left", busy.get(name, 0.0), left, left, not left))
+            made.append(Flatness(f"{name} at rest", LEFT, busy.get(name, 0.0), left, left, not left))
     return made

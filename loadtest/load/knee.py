@@ -14,10 +14,15 @@ LOST = 0.01  # refused or failed
 
 
 class Knee(NamedTuple):
-    """The last step before the first one that was too much. `reached` is false where no step was: the true knee is further on."""
+    """The last step before the first one that was too much. `reached` is false if no step was: the true knee is at a higher rate.
+
+    `late_ms` is set if the generator itself was late in one of the two steps, by so much that it may have caused what looks like a knee.
+    Such a knee is not judged, and the ramp is repeated.
+    """
 
     stage: StageFigures
     reached: bool
+    late_ms: float | None = None
 
     @property
     def rate(self) -> float:
@@ -26,7 +31,7 @@ class Knee(NamedTuple):
 
 
 def knee(steps: Sequence[StageFigures]) -> Knee | None:
-    """Of the steps of a ramp, lowest first. None when already the first one was too much."""
+    """The knee of a ramp's steps, lowest first. None if the first step was already too much and the generator was not late in it."""
     first = steps[0].all
     below: StageFigures | None = None
     for step in steps:
@@ -35,9 +40,10 @@ def knee(steps: Sequence[StageFigures]) -> Knee | None:
         behind = figures.answered_per_s < ANSWERED * figures.offered_per_s
         slow = first.p95_ms is None or figures.p95_ms is None or figures.p95_ms > SLOWER * first.p95_ms
         if lost or behind or slow:
-            return Knee(below, True) if below else None
+            late = max((each.late_ms for each in (below, step) if each and each.late_ms), default=None)
+            return Knee(below or step, True, late) if below or late else None
         below = step
-    return Knee(below, False) if below else None
+    return Knee(below, False, below.late_ms) if below else None
 
 
 def recovery_s(samples: Sequence[Sample], since_s: float, until_s: float, normal_ms: float) -> float:

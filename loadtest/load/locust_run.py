@@ -11,10 +11,10 @@ from typing import IO
 
 from loadtest.errors import LoadtestError
 from loadtest.load.plan import Plan
-from service.ports import free_port
+from service.deployment.ports import free_port
 
 ROOT = Path(__file__).parents[2]
-LOCUSTFILE = ROOT / "loadtest" / "users" / "locustfile.py"
+LOCUSTFILE = ROOT / "loadtest" / "users" / "planned.py"
 _STOP_S = 20
 
 
@@ -23,6 +23,7 @@ def run(plan: Plan, *, workers: int = 0, tick: Callable[[], None] = lambda: None
 
     `tick` is called a few times a second meanwhile. LoadtestError when Locust fails.
     """
+    plan = plan.model_copy(update={"out": plan.out.resolve()})  # absolute, since Locust's working directory is this folder
     plan.out.mkdir(parents=True, exist_ok=True)
     port = free_port()
     log = plan.out / "locust.log"
@@ -32,7 +33,7 @@ def run(plan: Plan, *, workers: int = 0, tick: Callable[[], None] = lambda: None
     if workers:
         leading += ["--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", str(port), "--expect-workers", str(workers)]
     following = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--worker", "--master-port", str(port)]
-    with log.open("w") as output, started(leading, output) as master, several(following, workers, output):
+    with log.open("w") as output, started(leading, output, plan.out) as master, several(following, workers, output, plan.out):
         while master.poll() is None:
             tick()
             time.sleep(0.2)
@@ -41,19 +42,20 @@ def run(plan: Plan, *, workers: int = 0, tick: Callable[[], None] = lambda: None
 
 
 @contextmanager
-def several(command: list[str], count: int, output: IO[str]) -> Iterator[None]:
+def several(command: list[str], count: int, output: IO[str], folder: Path) -> Iterator[None]:
     if not count:
         yield
         return
-    with started(command, output), several(command, count - 1, output):
+    with started(command, output, folder), several(command, count - 1, output, folder):
         yield
 
 
 @contextmanager
-def started(command: list[str], output: IO[str]) -> "Iterator[subprocess.Popen[bytes]]":
-    """The process, which is gone at the end however that comes."""
+def started(command: list[str], output: IO[str], folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
+    """The process, with the run's folder as working directory: a `locust.conf` in the caller's is for plain Locust. The process is ended
+    in every case."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
-    process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
+    process = subprocess.Popen(command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
     try:
         yield process
     finally:

@@ -15,7 +15,17 @@ from loadtest.report import Verdict, amount
 
 FILE = Path(__file__).parents[1] / "marks.toml"
 RUN = "run"  # stands in the place of a stage for figures of the whole run
-RUN_FIGURES = frozenset({"knee_reached", "p99_over_knee", "recovery_s", "p99_over_alone", "crowd_mib", "not_flat", "unanswered"})
+RUN_FIGURES = frozenset(
+    {"knee_reached", "p99_over_knee", "recovery_s", "p99_over_alone", "crowd_mib", "not_flat", "not_at_rest", "unanswered"}
+)
+# Figures that a run may be unable to measure, with the reason and what helps. Their marks are then not judged, which is not a pass.
+_UNSEEN = "no process of the service could be followed: run this on the service's machine, or name its first process with --pid"
+NOT_SEEN = {
+    "not_flat": _UNSEEN,
+    "crowd_mib": _UNSEEN,
+    "not_at_rest": "/metrics did not answer after the load: LOADTEST_API_KEY may be needed",
+    "knee_reached": "the generator was late where the knee would be: repeat the ramp, with --workers or cores of its own",
+}
 
 
 class Mark(BaseModel):
@@ -28,6 +38,7 @@ class Mark(BaseModel):
     at_most: float | None = None
     at_least: float | None = None
     why: str
+    changed: str = ""  # when the bound was changed, from what, and why
 
     @model_validator(mode="after")
     def _one_bound(self) -> "Mark":
@@ -44,7 +55,10 @@ class Mark(BaseModel):
         return f"at most {self.at_most:g}" if self.at_most is not None else f"at least {self.at_least:g}"
 
     def judge(self, figure: float | None) -> Verdict:
-        """A figure that is not there is a miss, unless it is of one kind of client: a mix need not hold every kind."""
+        """A missing figure is a miss, except of one kind of client, since a mix need not have every kind. What the run could not measure is
+        not judged."""
+        if figure is None and self.stage == RUN and self.figure in NOT_SEEN:
+            return Verdict.not_judged
         if figure is None:
             return Verdict.failed if self.stage == RUN or self.figure.startswith(f"{figures.ALL}.") else Verdict.not_measured
         if self.at_most is not None:

@@ -50,4 +50,6 @@ def _ask(url: str, body: object, key: str) -> tuple[int, str]:
         with error:
             return error.code, error.read().decode(errors="replace")
     except (URLError, OSError, HTTPException) as error:
-        raise LoadtestError(f"{url} does not answer ({error}): start the service first (`make serve`) or name it with --url") from error
+        raise LoadtestError(
+            f"{url} does not answer ({error}): start the service first (`make serve`), or name another with --url (of `locust`: --host)"
+        ) from error

@@ -43,7 +43,7 @@ class Plan(BaseModel):
     timeout_s: float = Field(default=120.0, gt=0, description="A request without its whole answer by then has failed.")
 
     def users(self, level: float) -> int:
-        """How many users of Locust make this level."""
+        """The number of Locust's users for a level."""
         return round(level * (SOURCES if self.open_loop else self.rate))
 
     @property

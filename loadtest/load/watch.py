@@ -29,7 +29,7 @@ class ProcessLook(NamedTuple):
 
 
 class Look(NamedTuple):
-    """One moment. `gauges` are sums over models; empty where /metrics does not answer in time."""
+    """The service's processes and gauges at one moment. `gauges` are sums over models; empty if /metrics does not answer in time."""
 
     at_s: float
     processes: list[ProcessLook]
@@ -37,7 +37,8 @@ class Look(NamedTuple):
 
 
 def service_pid(url: str) -> int | None:
-    """The process that the service on this port began with: the topmost `attnserve` above whoever listens. None when it is not of here."""
+    """The first process of the service on this port: the topmost `attnserve` above the process that listens. None if the service is on
+    another machine, or if another program listens for it (`kubectl port-forward`, Docker's proxy)."""
     parts = urlsplit(url)
     port = parts.port or _PORTS[parts.scheme]
     if parts.hostname not in ("127.0.0.1", "localhost", "::1"):
@@ -50,8 +51,8 @@ def service_pid(url: str) -> int | None:
     if not listening:
         return None
     found = psutil.Process(min(listening))
-    ours: list[int] = [each.pid for each in found.parents() if memory.name(each.pid) in _OURS]
-    return ours[-1] if ours else int(found.pid)
+    ours: list[int] = [each.pid for each in (found, *found.parents()) if memory.name(each.pid) in _OURS]
+    return ours[-1] if ours else None
 
 
 def look(root: int | None, url: str, key: str = "") -> Look:

@@ -1,5 +1,13 @@
-"""The clients, as Locust users: one class is one kind of client. For `locust` itself, `locustfile.py` is the file to name.
+"""The clients, as Locust users: one class is one kind of client. `loadtest/locustfile.py` gives them to Locust as they are, `planned` under
+a plan of `attnserve load`.
 
-`client` is what all have in common (open and closed loop, one sample a request), `embeddings`, `rerank`, `streams` and `hostile` are the
-kinds, `wire` and `crowd` connections that only hang, `recorder` where samples go. Only Locust's processes import this package.
+`asking` has the settings that all requests of a run share, `client` the base class, `embeddings`, `rerank`, `streams` and `hostile` the
+kinds, `wire` and `crowd` idle and slow connections, `recorder` the samples. Only Locust's processes import this package.
 """
+
+from loadtest.users.embeddings import Documents, Embed, EmbedBatch, EmbedMixed
+from loadtest.users.hostile import Hostile
+from loadtest.users.rerank import Rerank
+from loadtest.users.streams import Chat, Completion
+
+USERS = (Embed, EmbedBatch, EmbedMixed, Documents, Rerank, Completion, Chat, Hostile)

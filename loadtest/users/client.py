@@ -1,7 +1,6 @@
-"""What every kind of client has in common: when it sends, how its request is timed, and what is noted of the answer."""
+"""The base class of all kinds of clients: a Locust user that sends a request, waits for the answer, pauses and repeats."""
 
 import json
-import os
 import random
 import time
 from collections import Counter
@@ -10,24 +9,16 @@ from functools import cache
 from typing import Any, ClassVar
 
 import gevent
-from gevent.pool import Pool
 from geventhttpclient import HTTPClient
 from geventhttpclient.response import HTTPSocketResponse
-from locust import User, task
-from locust.env import Environment
+from locust import User, between
+from locust.exception import StopUser
 
-from loadtest.load.plan import Plan
-from loadtest.load.samples import Sample
-from loadtest.users.recorder import RECORDER, Sent
+from loadtest.load.kinds import KINDS
+from loadtest.users.asking import Asking
 
-MOST_CONNECTIONS = 8000  # a generator that holds more has long lost its race with the arrivals
-ON_THEIR_WAY = Pool(MOST_CONNECTIONS)  # requests outlive the users that sent them: a shape that goes down cuts none off
+MOST_CONNECTIONS = 8000  # of a process; one that needs more is too slow for its arrivals
 _numbers: Counter[str] = Counter()
-
-
-@cache
-def plan_of(text: str) -> Plan:
-    return Plan.model_validate_json(text)
 
 
 @cache
@@ -38,7 +29,7 @@ def http(url: str, timeout_s: float) -> HTTPClient:
 
 @dataclass
 class Answer:
-    """What a client finds out about one request. `problem` is why it is no good answer."""
+    """The outcome of one request. `problem`: why the answer is not good."""
 
     status: int = 0
     size_bytes: int = 0
@@ -48,74 +39,64 @@ class Answer:
     between_ms: float | None = None
     longest_ms: float | None = None
     problem: str = ""
+    ms: float = 0.0  # since it was due
     metrics: dict[str, float] = field(default_factory=dict)  # further rows of Locust's own tables
 
 
 class Client(User):
-    """One client, or in open loop one Poisson source of requests of its kind. A subclass says what it sends in `ask`."""
+    """One client with one request at a time. A subclass sends its request in `ask`, and has a task that calls `turn`.
+
+    The locustfile sets `asking`, which all clients share, when a test starts, before there are users.
+    """
 
     abstract = True
+    host = "http://127.0.0.1:8000"
+    wait_time = between(0.5, 1.5)  # so a user sends about a request a second, as long as the service is fast
     kind: ClassVar[str]
-    task_name: ClassVar[str]  # which of the plan's models it needs; "" for any
+    asking: ClassVar[Asking | None] = None
 
-    def __init__(self, environment: Environment) -> None:
-        super().__init__(environment)
-        assert environment.parsed_options is not None
-        assert environment.runner is not None
-        self.plan = plan_of(environment.parsed_options.plan)
+    def on_start(self) -> None:
+        """Raises RuntimeError as `shared`, and StopUser if no model can answer this kind."""
+        if not self.answerable(self.shared):
+            raise StopUser
+        assert self.environment.runner is not None
         number = _numbers[self.kind] = _numbers[self.kind] + 1
-        self.draw = random.Random(f"{self.plan.seed} {self.kind} {environment.runner.worker_index} {number}")
-        self.http = http(self.plan.url, self.plan.timeout_s)
-        self._due_s = time.time()
-        self._turns = 0
+        seed = self.shared.seed
+        self.draw = random.Random(None if seed is None else f"{seed} {self.kind} {self.environment.runner.worker_index} {number}")
+        self.http = http(self.shared.url, self.shared.timeout_s)
+
+    @property
+    def shared(self) -> Asking:
+        """Raises RuntimeError if this process could not ask the service for its models."""
+        if Client.asking is None:
+            raise RuntimeError("this process could not ask the service for its models: its log says why")
+        return Client.asking
 
     @property
     def model(self) -> str:
-        return self.plan.models[self.task_name]
+        return self.shared.models[KINDS[self.kind].task]
 
-    @task
+    @classmethod
+    def answerable(cls, asking: Asking) -> bool:
+        """Whether a model of the service can do what this kind of client asks for."""
+        task = KINDS[cls.kind].task
+        return not task or task in asking.models
+
     def turn(self) -> None:
-        """The next request: in open loop when it arrives, whatever became of the last one; in closed loop when the last one is answered."""
-        if self.plan.open_loop:
-            self._due_s += self.draw.expovariate(self.plan.source_rate)
-            gevent.sleep(max(self._due_s - time.time(), 0))
-            if ON_THEIR_WAY.full():
-                raise RuntimeError(f"{MOST_CONNECTIONS} requests are on their way: add workers (--workers) or ask for less")
-            ON_THEIR_WAY.spawn(self.send, self._due_s)
-        elif self.plan.turns is None or self._turns < self.plan.turns:
-            self._turns += 1
-            ON_THEIR_WAY.spawn(self.send, time.time()).join()
-        else:
-            gevent.sleep(self.plan.timeout_s)
+        """Send one request and wait for its answer."""
+        self.send(time.time())
 
-    def send(self, due_s: float) -> None:
-        """Ask, and note what came of it. Whatever goes wrong on the way is an answer with status 0."""
-        late_ms = max(time.time() - due_s, 0) * 1000
-        number = RECORDER.sent(Sent(self.kind, due_s, late_ms))
+    def send(self, due_s: float) -> Answer:
+        """Ask, and report the outcome to Locust. Any exception is an answer with status 0."""
         answer = Answer()
         try:
-            with gevent.Timeout(self.plan.timeout_s):
+            with gevent.Timeout(self.shared.timeout_s):
                 self.ask(answer)
         except (Exception, gevent.Timeout) as error:
             answer.status, answer.problem = 0, f"{type(error).__name__}: {error}"
-        ms = (time.time() - due_s) * 1000
-        RECORDER.ended(
-            number,
-            Sample(
-                kind=self.kind,
-                due_s=due_s,
-                ms=ms,
-                late_ms=late_ms,
-                status=answer.status,
-                tokens=answer.tokens,
-                retry_after=answer.retry_after,
-                first_ms=answer.first_ms,
-                between_ms=answer.between_ms,
-                longest_ms=answer.longest_ms,
-                problem=answer.problem,
-            ),
-        )
-        self._tell_locust(answer, ms)
+        answer.ms = (time.time() - due_s) * 1000
+        self._tell_locust(answer)
+        return answer
 
     def ask(self, answer: Answer) -> None:
         """One request; fills in `answer`."""
@@ -123,7 +104,7 @@ class Client(User):
 
     def post(self, path: str, body: Any, answer: Answer) -> HTTPSocketResponse:
         """Send `body` as JSON, and wait for the head of the answer. The caller reads the rest."""
-        response = self.http.request("POST", path, body=json.dumps(body).encode(), headers=headers())
+        response = self.http.request("POST", path, body=json.dumps(body).encode(), headers=self.shared.headers)
         answer.status = response.status_code
         answer.retry_after = response.get("retry-after") is not None
         return response
@@ -135,19 +116,14 @@ class Client(User):
         answer.size_bytes = len(content)
         return refused(content, answer) if answer.status != 200 else json.loads(content)
 
-    def _tell_locust(self, answer: Answer, ms: float) -> None:
-        """Its own tables: a refusal is a row of its own and no failure, and further metrics are rows as well."""
+    def _tell_locust(self, answer: Answer) -> None:
+        """Report to Locust's tables. Refusals and further metrics have rows of their own; a refusal is no failure."""
         fire = self.environment.events.request.fire
         name = f"{self.kind} (refused)" if answer.status == 429 else self.kind
         problem = RuntimeError(answer.problem) if answer.problem else None
-        fire(request_type="POST", name=name, response_time=ms, response_length=answer.size_bytes, exception=problem, context={})
+        fire(request_type="POST", name=name, response_time=answer.ms, response_length=answer.size_bytes, exception=problem, context={})
         for metric, value in answer.metrics.items():
             fire(request_type="metric", name=f"{self.kind}: {metric}", response_time=value, response_length=0, exception=None, context={})
-
-
-def headers() -> dict[str, str]:
-    key = os.environ.get("LOADTEST_API_KEY")
-    return {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
 
 
 def refused(content: bytes, answer: Answer) -> None:

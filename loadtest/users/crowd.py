@@ -1,4 +1,4 @@
-"""Connections that only hang: some say nothing at all, some have a stream and take it a few bytes at a time."""
+"""Many slow connections: idle ones send nothing, slow readers ask for a stream and read it a few bytes at a time."""
 
 import random
 from collections.abc import Callable
@@ -7,22 +7,23 @@ from contextlib import suppress
 import gevent
 from gevent.pool import Group
 
-from loadtest.load.plan import Plan, Stage
+from loadtest.load.plan import Stage
+from loadtest.users.asking import Asking
 from loadtest.users.wire import connect, connect_slowly
 
 _SIP_BYTES, _SIP_S = 16, 0.5
-# Of each member by chance, so that no moment has many of them: before its first connection, and before another where one was closed.
-# HAProxy closes after 10 s of silence (service/haproxy.py): together, a thousand would come back in one moment, to the service and to the
-# process that times its other clients.
+# Each member waits for a random time, up to this, before its first connection and before each later one. HAProxy closes idle connections
+# after 10 s (service/deployment/haproxy.py), so without it a thousand would reconnect at the same moment and delay the clients
+# that are timed.
 _FIRST_S, _AGAIN_S = 10.0, 2.0
-_TOKENS = 128  # of a slow reader: it takes minutes to read them, and drawing them is no load of its own
+_TOKENS = 128  # of a slow reader: reading them takes minutes, and generating them is little load
 
 
 class Crowd:
-    """As many of both as the stage wants, opened again where the service closes them."""
+    """As many of both as the stage wants. A connection that the service closes is opened again."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, asking: Asking) -> None:
+        self._asking = asking
         self._idle, self._slow = Group(), Group()
 
     def become(self, stage: Stage) -> None:
@@ -30,22 +31,22 @@ class Crowd:
             if not wanted:
                 group.kill(block=True)
             for number in range(len(group), wanted):
-                draw = random.Random(f"{self._plan.seed} {member.__name__} {number}")
+                draw = random.Random(f"{self._asking.seed} {member.__name__} {number}")
                 group.spawn(self._again_and_again, member, draw)
 
     def _again_and_again(self, member: Callable[[], None], draw: random.Random) -> None:
         gevent.sleep(draw.uniform(0, _FIRST_S))
         while True:
-            with suppress(OSError):  # refused or closed: what the service does about a crowd is its own affair
+            with suppress(OSError):  # the service may refuse or close connections of a crowd
                 member()
             gevent.sleep(draw.uniform(0, _AGAIN_S))
 
     def _say_nothing(self) -> None:
-        with connect(self._plan) as connection:
+        with connect(self._asking) as connection:
             connection.settimeout(None)
             connection.recv(1)
 
     def _sip(self) -> None:
-        with connect_slowly(self._plan, _TOKENS) as connection:
+        with connect_slowly(self._asking, _TOKENS) as connection:
             while connection.recv(_SIP_BYTES):
                 gevent.sleep(_SIP_S)

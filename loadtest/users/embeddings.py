@@ -2,8 +2,11 @@
 
 from collections.abc import Sequence
 
+from locust import tag, task
+
 from loadtest import corpus, texts
 from loadtest.corpus import DOCUMENT, PASSAGE, QUERY
+from loadtest.load.kinds import KINDS
 from loadtest.users.client import Answer, Client
 
 _BATCH = 64  # more than the service takes for interactive work
@@ -14,7 +17,6 @@ class _Embeddings(Client):
     """Sends the texts of `texts` in one request, asks for base64 as the openai client does, and counts the vectors that come back."""
 
     abstract = True
-    task_name = "embed"
 
     def ask(self, answer: Answer) -> None:
         sent = self.texts()
@@ -31,28 +33,43 @@ class _Embeddings(Client):
 class Embed(_Embeddings):
     """A search box: one query a request (or one text of `--words` words)."""
 
-    abstract = False
     kind = "embed"
+    weight = KINDS["embed"].share
+
+    @tag("embed", "interactive")
+    @task
+    def search(self) -> None:
+        self.turn()
 
     def texts(self) -> Sequence[str]:
-        return [corpus.words(self.draw, self.plan.words or QUERY.draw(self.draw))]
+        return [corpus.words(self.draw, self.shared.words or QUERY.draw(self.draw))]
 
 
 class EmbedBatch(_Embeddings):
     """An indexer: 64 passages a request."""
 
-    abstract = False
     kind = "embed_batch"
+    weight = KINDS["embed_batch"].share
+
+    @tag("embed", "bulk")
+    @task
+    def index(self) -> None:
+        self.turn()
 
     def texts(self) -> Sequence[str]:
-        return [corpus.prose(self.draw, self.plan.words or PASSAGE.draw(self.draw)) for _ in range(_BATCH)]
+        return [corpus.prose(self.draw, self.shared.words or PASSAGE.draw(self.draw)) for _ in range(_BATCH)]
 
 
 class EmbedMixed(_Embeddings):
-    """Whatever comes: 1 to 8 texts of 6 to 220 words, mostly short (the lengths of the benchmark's mix)."""
+    """Mixed work: 1 to 8 texts of 6 to 220 words, mostly short (the lengths of the benchmark's mix)."""
 
-    abstract = False
     kind = "embed_mixed"
+    weight = KINDS["embed_mixed"].share
+
+    @tag("embed", "interactive")
+    @task
+    def several(self) -> None:
+        self.turn()
 
     def texts(self) -> Sequence[str]:
         return [corpus.words(self.draw, self.draw.choice(_LENGTHS)) for _ in range(self.draw.randint(1, 8))]
@@ -61,8 +78,13 @@ class EmbedMixed(_Embeddings):
 class Documents(_Embeddings):
     """Documents of 1,000 to 12,000 words, which the service tokenises whole and cuts."""
 
-    abstract = False
     kind = "documents"
+    weight = KINDS["documents"].share
+
+    @tag("embed", "bulk")
+    @task
+    def document(self) -> None:
+        self.turn()
 
     def texts(self) -> Sequence[str]:
         return [corpus.prose(self.draw, DOCUMENT.draw(self.draw))]

@@ -1,14 +1,16 @@
-"""A client that means no good: each request is wrong, too large, cut off or read too slowly, and the service has to stay itself.
+"""A hostile client: each request is wrong, too large, cut off or read too slowly, and other clients must not notice.
 
-A good answer is the refusal that the request deserves, in JSON; none is asked of a client that hangs up.
+A good answer is the right error, in JSON. A client that hangs up expects no answer.
 """
 
 import json
 from collections.abc import Callable
 
 import gevent
+from locust import tag, task
 
-from loadtest.users.client import Answer, Client, headers
+from loadtest.load.kinds import KINDS
+from loadtest.users.client import Answer, Client
 from loadtest.users.wire import connect, connect_slowly, head, long_answer
 
 _HUGE_BYTES = 1 << 40
@@ -16,21 +18,26 @@ _SLOW_READS, _SLOW_S = 20, 0.1
 
 
 class Hostile(Client):
-    """Takes its attacks in turn, beginning anywhere."""
+    """Sends attacks in random order."""
 
     kind = "hostile"
-    task_name = ""
+    weight = KINDS["hostile"].share
+
+    @tag("hostile")
+    @task
+    def attack(self) -> None:
+        self.turn()
 
     def ask(self, answer: Answer) -> None:
         self.draw.choice(ATTACKS)(self, answer)
 
     def expect(self, path: str, body: bytes, answer: Answer, *statuses: int) -> None:
-        """The service has to answer with one of these, and with JSON."""
-        response = self.http.request("POST", path, body=body, headers=headers())
+        """The service has to answer with one of these statuses or 429, and with JSON."""
+        response = self.http.request("POST", path, body=body, headers=self.shared.headers)
         content = bytes(response.read())
         answer.status, answer.size_bytes = response.status_code, len(content)
         if answer.status not in (*statuses, 429):
-            answer.problem = f"{path} answered {answer.status} in the place of {statuses}: {content[:200].decode(errors='replace')}"
+            answer.problem = f"{path} answered {answer.status} instead of {statuses}: {content[:200].decode(errors='replace')}"
         else:
             json.loads(content)
 
@@ -60,9 +67,9 @@ def no_such_tokens(client: Hostile, answer: Answer) -> None:
 
 
 def huge(client: Hostile, answer: Answer) -> None:
-    """Announces a tebibyte and begins, with more than a proxy holds back: refused before it is sent. Some proxies only hang up."""
-    with connect(client.plan) as connection:
-        connection.sendall(head(client.plan, "/v1/embeddings", _HUGE_BYTES) + b"{" * 32_768)
+    """Announce a tebibyte and send 32 KiB, more than a proxy buffers. The service has to refuse at once; some proxies only hang up."""
+    with connect(client.shared) as connection:
+        connection.sendall(head(client.shared, "/v1/embeddings", _HUGE_BYTES) + b"{" * 32_768)
         first = connection.recv(65536)
     answer.status = int(first.split()[1]) if first else 413
     if answer.status != 413:
@@ -70,24 +77,24 @@ def huge(client: Hostile, answer: Answer) -> None:
 
 
 def half_a_body(client: Hostile, answer: Answer) -> None:
-    """Hangs up in the middle of its request."""
-    with connect(client.plan) as connection:
-        connection.sendall(head(client.plan, "/v1/embeddings", 1000) + b'{"input": "')
+    """Hang up in the middle of the request."""
+    with connect(client.shared) as connection:
+        connection.sendall(head(client.shared, "/v1/embeddings", 1000) + b'{"input": "')
         gevent.sleep(0.05)
     answer.status = 499
 
 
 def leaves(client: Hostile, answer: Answer) -> None:
-    """Hangs up in the middle of its stream."""
-    with connect(client.plan) as connection:
-        connection.sendall(long_answer(client.plan))
+    """Hang up in the middle of the stream."""
+    with connect(client.shared) as connection:
+        connection.sendall(long_answer(client.shared))
         connection.recv(200)
     answer.status = 499
 
 
 def reads_slowly(client: Hostile, answer: Answer) -> None:
-    """Takes its stream a few bytes at a time, then leaves."""
-    with connect_slowly(client.plan) as connection:
+    """Read the stream a few bytes at a time, then hang up."""
+    with connect_slowly(client.shared) as connection:
         for _ in range(_SLOW_READS):
             connection.recv(16)
             gevent.sleep(_SLOW_S)

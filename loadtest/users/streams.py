@@ -1,4 +1,4 @@
-"""Clients that read text as it is drawn: completion and chat, with time to first token, time between tokens and tokens/s as metrics."""
+"""Clients that read text as it is generated: completion and chat, with time to first token, time between tokens and tokens/s as metrics."""
 
 import json
 import time
@@ -7,23 +7,25 @@ from itertools import pairwise
 from typing import Any
 
 from geventhttpclient.response import HTTPSocketResponse
+from locust import tag, task
 
 from loadtest import corpus
 from loadtest.corpus import MESSAGE
+from loadtest.load.kinds import KINDS
 from loadtest.users.client import Answer, Client, refused
 
 DONE = "[DONE]"
 
 
 class _Stream(Client):
-    """Reads a stream to its end. A stream without `[DONE]`, or with an error among its events, is no good answer."""
+    """Reads a stream to its end. A stream without `[DONE]`, or with an error event, is not a good answer."""
 
     abstract = True
     path: str
 
     def ask(self, answer: Answer) -> None:
         started = time.perf_counter()
-        asked = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, "max_tokens": self.plan.max_tokens}
+        asked = {"model": self.model, "stream": True, "stream_options": {"include_usage": True}, "max_tokens": self.shared.max_tokens}
         response = self.post(self.path, {**asked, "seed": self.draw.getrandbits(31), "ignore_eos": True, **self.prompt()}, answer)
         if answer.status != 200:
             refused(bytes(response.read()), answer)
@@ -50,10 +52,14 @@ class _Stream(Client):
 class Completion(_Stream):
     """An editor: the beginning of a function, to be continued."""
 
-    abstract = False
     kind = "completion"
-    task_name = "complete"
+    weight = KINDS["completion"].share
     path = "/v1/completions"
+
+    @tag("stream", "completion")
+    @task
+    def complete(self) -> None:
+        self.turn()
 
     def prompt(self) -> dict[str, Any]:
         return {"prompt": corpus.code(self.draw)}
@@ -62,10 +68,14 @@ class Completion(_Stream):
 class Chat(_Stream):
     """A conversation of one to five messages."""
 
-    abstract = False
     kind = "chat"
-    task_name = "chat"
+    weight = KINDS["chat"].share
     path = "/v1/chat/completions"
+
+    @tag("stream", "chat")
+    @task
+    def talk(self) -> None:
+        self.turn()
 
     def prompt(self) -> dict[str, Any]:
         roles = ("user", "assistant") * 2 + ("user",)
@@ -86,8 +96,8 @@ def text_of(choice: dict[str, Any]) -> str:
 
 
 def note(answer: Answer, started: float, moments: list[float]) -> None:
-    """The metrics of a stream from the moments at which text came. Tokens come several at a time, so the time between two of them is the
-    mean over the stream (as vLLM's time per output token), and the longest silence is told beside it."""
+    """Compute the metrics of a stream from the times of its pieces of text. A piece may have several tokens, so the time between tokens is
+    the mean over the stream (as vLLM's time per output token); the longest pause is reported beside it."""
     answer.first_ms = (moments[0] - started) * 1000
     answer.metrics["first token, ms"] = answer.first_ms
     if answer.tokens > 1 and len(moments) > 1:

@@ -102,9 +102,16 @@ def test_a_ramp_is_repeated_until_its_knee_is_within(runs: Runs, load: Load, tmp
     assert len(list((tmp_path / "everything").glob("*/run.json"))) == 1, "of the other two nothing is left"
 
 
+def test_a_ramp_with_a_late_generator_at_its_knee_is_repeated_as_it_was(runs: Runs, load: Load):
+    load.knees = [{"rate": 40, "reached": True, "late_ms": 252.0}, {"rate": 55, "reached": True, "late_ms": None}]
+    assert runs.make([EVERYTHING]) == {}
+    assert [each.get("--knee") for each in load.calls] == [None, "100.0"]
+    assert runs.conditions(CROWD)["knee"] == 55
+
+
 def test_a_ramp_that_never_has_its_knee_within_is_an_error(runs: Runs, load: Load):
     load.knees = [None] * 4
-    with pytest.raises(LoadtestError, match="no knee within after 4 ramps"):
+    with pytest.raises(LoadtestError, match="no knee within that can be judged, after 4 ramps"):
         runs.perform(EVERYTHING, "http://x")
 
 
@@ -169,7 +176,7 @@ def test_deep_runs_are_of_the_deeper_encoder(runs: Runs, service: Service, monke
 def test_the_page_has_every_run_that_is_there_also_when_one_fails(
     load: Load, service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(capacity, "tables_of", lambda runs: " ".join(capacity.name(run) for run in runs))
+    monkeypatch.setattr(capacity, "tables_of", lambda runs, absent: " ".join(capacity.name(run) for run in runs))
     (page := tmp_path / "page.md").write_text(f"{capacity.BEGIN}\nold\n{capacity.END}\n")
     given: dict[str, Any] = {"encoder": Path("e"), "decoder": Path("d"), "minutes_scale": 1.0, "page": page, "out": tmp_path / "out"}
     campaign.campaign(only="embed-14", **given)
@@ -204,17 +211,18 @@ def test_every_ramp_comes_before_the_runs_that_need_it():
 
 def test_runs_of_any_shape_are_a_page(tmp_path: Path):
     """Head line, what grew in the soak, pass marks, and the pictures beside the page."""
-    marks = [{"stage": "run", "figure": "recovery_s", "at_most": 5.0, "why": "so", "value": 1.0, "verdict": "pass"}]
+    marks = [{"stage": "run", "figure": "recovery_s", "at_most": 5.0, "why": "so", "value": 1.0, "verdict": "pass", "changed": "then: so"}]
     marks.append({"stage": "soak", "figure": "embed.error_share", "at_least": 1.0, "why": "so", "value": None, "verdict": "not measured"})
     grew = {"what": "replica (7) rss", "unit": "MiB", "begin": 100.0, "end": 112.0, "growth": 12.0, "flat": False}
     file = tmp_path / "soak" / "2026" / "run.json"
     file.parent.mkdir(parents=True)
     file.write_text(json.dumps({**ABOUT, "shape": "soak", "marks": marks, "flatness": [grew]}))
     made = capacity.tables_of([file])
+    assert "**Not run**: streams-apart, overload-streams." in capacity.tables_of([file], ["streams-apart", "overload-streams"])
     assert made.startswith("1 runs on 2 x EPYC, 16 GiB; commit `012345678`; 2026-11-21.")
     assert "| replica (7) rss | MiB | 100 | 112 | 12.0 | GREW |" in made
-    assert "| soak | run: recovery_s | 1.00 | at most 5 | pass | 2026-11-21 |" in made
-    assert "| soak | soak: embed.error_share | not measured | at least 1 | not measured | 2026-11-21 |" in made
+    assert "| soak | run: recovery_s | 1.00 | at most 5 | pass | 2026-11-21 | then: so |" in made
+    assert "| soak | soak: embed.error_share | not measured | at least 1 | not measured | 2026-11-21 |  |" in made
     assert capacity.pictures([file], tmp_path / "page.md") == ""
     Image.new("RGB", (20, 10)).save(file.with_name("processes.png"))
     assert "(page-soak.png)" in capacity.pictures([file], tmp_path / "page.md")

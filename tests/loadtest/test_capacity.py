@@ -11,7 +11,7 @@ from loadtest.errors import LoadtestError
 from loadtest.load import figures, knee
 from loadtest.load.plan import Plan
 from loadtest.load.shapes import Shape, stages
-from tests.loadtest.load.made_up import begun, every
+from tests.loadtest.load.made_up import begun, every, late, steps
 
 CORES = {"haproxy": 0.02, "ray::ServeReplica": 1.0, "raylet": 0.0}
 
@@ -99,4 +99,12 @@ def test_what_is_no_ramp_is_refused(tmp_path: Path):
     with pytest.raises(LoadtestError, match=r"is no run\.json"):
         capacity.read(tmp_path / "nothing.json")
     with pytest.raises(LoadtestError, match="lower --knee"):
-        capacity.read(ramp(tmp_path, knee=None))
+        capacity.read(ramp(tmp_path, stages=[step.model_dump() for step in steps((10, 50), (10, 0))]))
+
+
+def test_a_knee_at_which_the_generator_was_late_is_no_figure_of_the_page(tmp_path: Path):
+    """By the rule of today, whatever the file of an earlier run says of its knee."""
+    found = late(steps((10, 0), (20, 0), (900, 0)), "x3", 252.0)
+    file = ramp(tmp_path, stages=[step.model_dump() for step in found], knee={"rate": 9.8, "stage": "x2", "reached": True})
+    made = capacity.tables([capacity.read(file)])
+    assert ", knee not judged (generator 252 ms late) |" in made

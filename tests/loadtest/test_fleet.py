@@ -1,5 +1,7 @@
 """The simulation gives what queueing theory says where it says something, and is used where it does not."""
 
+import re
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,8 @@ from typer.testing import CliRunner
 from loadtest import fleet
 from loadtest.errors import LoadtestError
 from loadtest.fleet import Routing, constant, exponential, simulate
+from service.pools.replicas import HEARTBEAT_S
+from tests.loadtest.load.made_up import late, steps
 from tests.loadtest.test_capacity import ramp
 
 REQUESTS = 200_000
@@ -71,6 +75,27 @@ def test_the_command_tells_replicas_and_cores(tmp_path: Path):
     assert ended.exit_code == 0, ended.output
     assert "two choices" in ended.output
     assert "haproxy" in ended.output
+
+
+def test_a_knee_that_was_not_judged_is_no_fleet(tmp_path: Path):
+    file = ramp(tmp_path, stages=[step.model_dump() for step in late(steps((10, 0), (20, 0), (900, 0)), "x3", 252.0)])
+    ended = CliRunner().invoke(fleet.app, [str(file), "--requests", "2000"])
+    assert isinstance(ended.exception, LoadtestError)
+    assert "252 ms late" in str(ended.exception)
+
+
+def test_the_page_counts_what_nodes_ask_of_each_other():
+    """By the intervals of the installed Ray, which is not imported for it, and of the pools."""
+    ray = find_spec("ray")
+    assert ray is not None
+    constants = Path(str(ray.origin)).parent.joinpath("serve", "_private", "constants.py").read_text()
+    (interval,) = re.findall(r'"RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER", "(\w+)"', constants)
+    assert interval == f"{fleet.CHECK_EVERY_S:g}s"
+    assert fleet.HEARTBEAT_EVERY_S == HEARTBEAT_S
+    page = (Path(__file__).parents[2] / "docs" / "capacity.md").read_text()
+    for nodes in fleet.NODES:
+        checks, beats = fleet.control_traffic(nodes)
+        assert f"| {nodes:,} | {checks:,.0f} | {checks / nodes:,.0f} | {beats:,.0f} | {beats / nodes:,.0f} |" in page
 
 
 @pytest.mark.parametrize("asked", [[], ["run.json", "--replica", "200"]], ids=["neither", "both"])

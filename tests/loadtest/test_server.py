@@ -8,7 +8,7 @@ import pytest
 
 from loadtest.errors import LoadtestError
 from loadtest.server import Server, count_shortcuts, running
-from service.ports import free_port
+from service.deployment.ports import free_port
 
 METRICS = """\
 # HELP attnserve_cache_hits_total Inputs answered from the cache

@@ -8,20 +8,10 @@ from loadtest.errors import LoadtestError
 from loadtest.load import figures, knee, marks, samples
 from loadtest.load.figures import StageFigures
 from loadtest.load.marks import FILE, Mark
-from loadtest.load.samples import Begun, Sample
+from loadtest.load.samples import Begun
 from loadtest.load.shapes import Shape
 from loadtest.report import Verdict
-from tests.loadtest.load.made_up import begun, every, sample
-
-
-def steps(*p95s_and_refused: tuple[float, int]) -> list[StageFigures]:
-    """Steps of 100 requests each, all as slow as given, so many of them refused."""
-    stages = begun(*((f"x{at}", float(at), 11) for at, _ in enumerate(p95s_and_refused, 1)))
-    made: list[Sample] = []
-    for stage, (ms, refused) in zip(stages, p95s_and_refused, strict=False):
-        made += every(0.05, stage.begin_s + 1.5, 100 - refused, ms=ms)
-        made += every(0.05, stage.begin_s + 1.5, refused, status=429, retry_after=True)
-    return figures.by_stage(made, stages)
+from tests.loadtest.load.made_up import begun, every, late, sample, steps
 
 
 def test_figures_are_of_the_requests_due_in_a_stage_once_it_has_settled():
@@ -66,6 +56,23 @@ def test_a_ramp_that_ends_too_early_says_so():
     assert found is not None
     assert (found.stage.name, found.reached) == ("x2", False)
     assert knee.knee(steps((10, 50), (10, 0))) is None
+
+
+def test_a_knee_is_not_judged_where_the_generator_was_late():
+    """Its own delay is in every latency, and sends requests in bursts: in the step that is too much, and in the one before."""
+    ramp = steps((10, 0), (20, 0), (900, 0), (20, 0))
+    assert found_late(ramp) is None
+    assert found_late(late(ramp, "x3", 252.0)) == 252
+    assert found_late(late(ramp, "x2", 60.0)) == 60
+    assert found_late(late(ramp, "x4", 252.0)) is None, "after the knee"
+    assert found_late(late(ramp, "x3", 80.0)) is None, "a small part of the latency"
+    assert found_late(late(steps((900, 50), (10, 0)), "x1", 252.0)) == 252, "even the first step"
+
+
+def found_late(ramp: list[StageFigures]) -> float | None:
+    found = knee.knee(ramp)
+    assert found is not None
+    return found.late_ms
 
 
 def test_recovery_ends_with_the_last_bad_second():
@@ -117,6 +124,20 @@ def test_a_figure_that_should_be_there_and_is_not_is_a_miss():
     ]
     judged = marks.judge(wanted, stages, {"recovery_s": None})
     assert [each.verdict for each in judged] == [Verdict.failed] * 3 + [Verdict.not_measured]
+
+
+@pytest.mark.parametrize("figure", sorted(marks.NOT_SEEN))
+def test_what_a_run_could_not_see_is_not_judged(figure: str):
+    """And that is no pass: the command ends with 1."""
+    (judged,) = marks.judge([Mark(stage="run", figure=figure, at_most=0, why="w")], [], {figure: None})
+    assert judged.verdict == Verdict.not_judged
+
+
+def test_a_mark_that_was_another_says_when_and_why():
+    """Every `changed` begins with its day; the bound that a run made refused is told."""
+    told = {(shape, mark.figure): mark.changed for shape in Shape for mark in marks.load(FILE, shape) if mark.changed}
+    assert all(changed[:3] == "202" and len(changed) > 30 for changed in told.values())
+    assert "at most 0 before" in told[Shape.soak, "all.refused_share"]
 
 
 @pytest.mark.parametrize("shape", Shape)

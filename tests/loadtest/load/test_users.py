@@ -113,9 +113,24 @@ def test_the_command_with_two_workers_writes_everything_and_judges(encoder_url: 
     assert "2 workers" in (out / "locust.log").read_text() or "index 1" in (out / "locust.log").read_text()
 
 
+def test_a_soak_that_sees_no_process_does_not_pass(encoder_url: str, tmp_path: Path):
+    """The service answers in a process that is none of `attnserve`, as one elsewhere does: that its memory stays is not judged."""
+    asked = ["--url", encoder_url, "--shape", "soak", "--minutes", "0.1", "--knee", "20", "--mix", "embed=1", "--out", str(tmp_path)]
+    ended = subprocess.run([sys.executable, "-m", "loadtest.load", *asked], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 1, ended.stdout + ended.stderr
+    assert "not judged: not_flat: no process of the service could be followed" in ended.stderr
+    (run,) = tmp_path.glob("*/run.json")
+    verdicts = {mark["figure"]: mark["verdict"] for mark in json.loads(run.read_text())["marks"]}
+    assert verdicts["not_flat"] == "not judged"
+    assert (verdicts["not_at_rest"], verdicts["all.error_share"]) == ("pass", "pass")
+
+
 @pytest.mark.parametrize("workers", [0, 1])
-def test_requests_that_the_service_swallows_are_unanswered(tmp_path: Path, workers: int):
-    """Every fifth one hangs: at the end of the run each of them is a sample without an answer, of the stage in which it was due."""
+def test_requests_that_the_service_swallows_are_unanswered(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch):
+    """Every fifth one hangs: at the end of the run each of them is a sample without an answer, of the stage in which it was due. The
+    folder of the run is where the caller says, and a `locust.conf` beside it is not for this."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "locust.conf").write_text("run-time = 1s\ntags = nothing-of-ours\n")
     asked, swallowed, over = count(1), [], Event()
 
     class Swallowing(BaseHTTPRequestHandler):
@@ -140,13 +155,13 @@ def test_requests_that_the_service_swallows_are_unanswered(tmp_path: Path, worke
     stages = (Stage(name="only", seconds=2, level=1), Stage(name="drain", seconds=1, level=0))
     with ThreadingHTTPServer(("127.0.0.1", 0), Swallowing) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        values = {"url": f"http://127.0.0.1:{server.server_port}", "out": tmp_path, "seed": 1, "open_loop": True, "rate": 20}
+        values = {"url": f"http://127.0.0.1:{server.server_port}", "out": Path("run"), "seed": 1, "open_loop": True, "rate": 20}
         try:
             locust_run.run(Plan(**values, mix={"embed": 1}, models={"embed": "m"}, stages=stages), workers=workers)
         finally:
             over.set()
             server.shutdown()
-    found, begun = samples.read(tmp_path)
+    found, begun = samples.read(tmp_path / "run")
     lost = [sample for sample in found if not sample.status]
     assert len(lost) == len(swallowed) > 0
     assert {sample.problem for sample in lost} == {"no answer by the end of the run"}

@@ -3,7 +3,10 @@
 import os
 import random
 import socket
+import subprocess
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -85,6 +88,19 @@ def test_a_slot_that_is_not_given_back_is_a_leak():
     assert not_flat(Growth(), left=1.0) == ["vllm:num_requests_running at rest"]
 
 
+def test_without_a_process_it_is_not_known_that_nothing_grew():
+    """Neither one that was never seen, nor one that did not live all the while; what /metrics says is told all the same."""
+    unseen = [each._replace(processes=[]) for each in looks(Growth())]
+    assert flatness.not_flat(flatness.judge(unseen, 0, 99)) is None
+    assert flatness.not_at_rest(flatness.judge(unseen, 0, 99)) == 0
+    replaced = [each._replace(processes=[each.processes[0]._replace(pid=at // 50)]) for at, each in enumerate(looks(Growth()))]
+    assert flatness.not_flat(flatness.judge(replaced, 0, 99)) is None
+    assert flatness.not_flat(flatness.judge(looks(Growth(threads=5)), 0, 99)) == 1
+    silent = [each._replace(gauges={}) for each in looks(Growth())]
+    assert flatness.not_flat(flatness.judge(silent, 0, 99)) == 0
+    assert flatness.not_at_rest(flatness.judge(silent, 0, 99)) is None
+
+
 def test_growth_is_that_of_the_whole_time():
     assert flatness.growth([0, 10, 20, 30], [5, 6, 7, 8]) == pytest.approx(3)
     assert flatness.growth([1.0], [5]) == 0
@@ -100,11 +116,17 @@ def test_a_service_that_does_not_answer_has_no_gauges():
         assert watch.gauges(f"http://127.0.0.1:{closed.getsockname()[1]}") == {}
 
 
-def test_the_process_behind_a_port_is_found_and_read():
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        assert watch.service_pid(url) == os.getpid()
-    assert watch.service_pid(url) is None
+def test_the_process_behind_a_port_is_found_and_read(tmp_path: Path):
+    """Only that of a service: a tunnel to another machine listens as well."""
+    (script := tmp_path / "attnserve").write_text(
+        "import socket\nwith socket.create_server(('127.0.0.1', 0)) as made:\n    print(made.getsockname()[1], flush=True)\n    input()"
+    )
+    with subprocess.Popen([sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        assert watch.service_pid(f"http://127.0.0.1:{int(service.stdout.readline())}") == service.pid
+        service.communicate("\n")
+    with socket.create_server(("127.0.0.1", 0)) as tunnel:
+        assert watch.service_pid(f"http://127.0.0.1:{tunnel.getsockname()[1]}") is None
     assert watch.service_pid("http://192.0.2.1:8000") is None
     (ours,) = [process for process in watch.processes(os.getpid(), 5.0) if process.pid == os.getpid()]
     assert ours.rss_bytes > 2**20

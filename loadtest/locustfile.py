@@ -1,0 +1,76 @@
+"""Plain Locust: the clients of `loadtest/users` against a running service, in closed loop.
+
+    locust -f loadtest/locustfile.py --host http://127.0.0.1:8000                     # the web UI
+    locust -f loadtest/locustfile.py --headless --users 20 --run-time 1m Embed Rerank  # these classes alone
+    locust -f loadtest/locustfile.py --tags stream                                    # those with this tag
+
+`attnserve load` is for open loops and verdicts. A class that no model of the service can answer is not spawned.
+"""
+
+import logging
+import sys
+from pathlib import Path
+from typing import ClassVar
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Locust puts the folder of this file there, and a worker may be anywhere
+
+import gevent
+from locust import User, events
+from locust.argument_parser import LocustArgumentParser
+from locust.dispatch import UsersDispatcher
+from locust.env import Environment
+from locust.runners import WorkerRunner
+
+from loadtest.errors import LoadtestError
+from loadtest.users import Chat, Completion, Documents, Embed, EmbedBatch, EmbedMixed, Hostile, Rerank, asking
+from loadtest.users.client import Client
+
+__all__ = ["Chat", "Completion", "Documents", "Embed", "EmbedBatch", "EmbedMixed", "Hostile", "Rerank"]
+
+logger = logging.getLogger("attnserve")
+
+
+@events.init_command_line_parser.add_listener
+def add_options(parser: LocustArgumentParser) -> None:
+    asking.add_options(parser)
+
+
+@events.init.add_listener
+def begin(environment: Environment, **_: object) -> None:
+    Answerable.environment = environment
+    environment.dispatcher_class = Answerable
+
+
+@events.test_start.add_listener
+def find_out(environment: Environment, **_: object) -> None:
+    """Ask the service for its models, in every process that sends requests. If that fails, the run ends with status 1."""
+    try:
+        Client.asking = asking.from_options(environment.parsed_options, environment.host or str(Client.host))
+    except LoadtestError as error:
+        Client.asking = None
+        give_up(environment, str(error))
+
+
+def give_up(environment: Environment, why: str) -> None:
+    logger.error(why)
+    environment.process_exit_code = 1
+    if environment.web_ui is None and environment.runner is not None and not isinstance(environment.runner, WorkerRunner):
+        gevent.spawn(environment.runner.quit)  # this may be a greenlet of the runner
+
+
+class Answerable(UsersDispatcher):
+    """Spawn only classes that have a task with the chosen tags and that a model of the service can answer. Locust would spawn all of them,
+    and they would fail."""
+
+    environment: ClassVar[Environment]
+
+    def new_dispatch(self, target_user_count: int, spawn_rate: float, user_classes: list[type[User]] | None = None) -> None:
+        found = Client.asking
+        wanted = [user for user in user_classes or self._original_user_classes if user.tasks]
+        able = [user for user in wanted if found is not None and (not issubclass(user, Client) or user.answerable(found))]
+        if found is not None and len(able) < len(wanted):
+            names = ", ".join(user.__name__ for user in wanted if user not in able)
+            logger.warning(f"not spawned, since no model of {found.url} can answer them: {names}")
+        if found is not None and not able:
+            give_up(self.environment, "no user is left to spawn: choose other classes, tags or models")
+        super().new_dispatch(target_user_count if able else 0, spawn_rate, able or None)

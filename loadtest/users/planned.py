@@ -1,0 +1,153 @@
+"""The locustfile of `attnserve load`: the same clients, which send by a plan and record a sample of every request.
+
+    locust -f loadtest/users/planned.py --headless --plan JSON
+
+Workers get the plan from their master. Only the kinds of the plan's mix are spawned.
+"""
+
+import sys
+import time
+from functools import cache
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Locust puts the folder of this file there, and a worker may be anywhere
+
+import gevent
+from gevent.pool import Pool
+from locust import LoadTestShape, constant, events
+from locust.argument_parser import LocustArgumentParser
+from locust.env import Environment
+
+from loadtest.load import samples
+from loadtest.load.plan import Plan, Stage
+from loadtest.load.samples import Sample
+from loadtest.users import USERS
+from loadtest.users.asking import Asking, add_key
+from loadtest.users.client import MOST_CONNECTIONS, Answer, Client
+from loadtest.users.crowd import Crowd
+from loadtest.users.recorder import RECORDER, Sent
+
+ON_THEIR_WAY = Pool(MOST_CONNECTIONS)  # requests are not users' greenlets: they are not cut off when Locust stops users
+
+
+@cache
+def plan_of(text: str) -> Plan:
+    return Plan.model_validate_json(text)
+
+
+def plan_in(environment: Environment) -> Plan:
+    assert environment.parsed_options is not None
+    return plan_of(environment.parsed_options.plan)
+
+
+class Planned(Client):
+    """A client that sends by the plan: in open loop a Poisson source of requests, in closed loop one request after the other."""
+
+    abstract = True
+    wait_time = constant(0)
+
+    def on_start(self) -> None:
+        super().on_start()
+        self.plan = plan_in(self.environment)
+        self._due_s = time.time()
+        self._turns = 0
+
+    def turn(self) -> None:
+        """Send the next request: in open loop at its arrival time, in closed loop when the last one is answered."""
+        if self.plan.open_loop:
+            self._due_s += self.draw.expovariate(self.plan.source_rate)
+            gevent.sleep(max(self._due_s - time.time(), 0))
+            if ON_THEIR_WAY.full():
+                raise RuntimeError(f"{MOST_CONNECTIONS} requests are on their way: add workers (--workers) or ask for less")
+            ON_THEIR_WAY.spawn(self.send, self._due_s)
+        elif self.plan.turns is None or self._turns < self.plan.turns:
+            self._turns += 1
+            ON_THEIR_WAY.spawn(self.send, time.time()).join()
+        else:
+            gevent.sleep(self.plan.timeout_s)
+
+    def send(self, due_s: float) -> Answer:
+        """As `Client.send`, and record a sample."""
+        late_ms = max(time.time() - due_s, 0) * 1000
+        number = RECORDER.sent(Sent(self.kind, due_s, late_ms))
+        answer = super().send(due_s)
+        sample = Sample(
+            kind=self.kind,
+            due_s=due_s,
+            ms=answer.ms,
+            late_ms=late_ms,
+            status=answer.status,
+            tokens=answer.tokens,
+            retry_after=answer.retry_after,
+            first_ms=answer.first_ms,
+            between_ms=answer.between_ms,
+            longest_ms=answer.longest_ms,
+            problem=answer.problem,
+        )
+        RECORDER.ended(number, sample)
+        return answer
+
+
+CLASSES: dict[str, type[Planned]] = {user.kind: type(user)(user.__name__, (Planned, user), {}) for user in USERS}
+# Locust looks for classes among the names of this module.
+Embed, EmbedBatch, EmbedMixed, Documents, Rerank, Completion, Chat, Hostile = CLASSES.values()
+
+
+@events.init_command_line_parser.add_listener
+def add_option(parser: LocustArgumentParser) -> None:
+    parser.add_argument("--plan", default="", help="A loadtest.load.plan.Plan as JSON; a worker gets its master's.")
+    add_key(parser)
+
+
+@events.init.add_listener
+def begin(environment: Environment, **_: object) -> None:
+    assert environment.parsed_options is not None
+    if not environment.parsed_options.plan:  # a worker
+        RECORDER.attach(environment, None)
+        return
+    plan = plan_in(environment)
+    RECORDER.attach(environment, plan.out)
+    for kind, user in CLASSES.items():
+        user.weight = plan.mix.get(kind, 0)
+    environment.user_classes = [user for kind, user in CLASSES.items() if kind in plan.mix]
+
+
+@events.test_start.add_listener
+def share(environment: Environment, **_: object) -> None:
+    assert environment.parsed_options is not None
+    Client.asking = asking(plan_in(environment), environment.parsed_options.api_key)
+
+
+def asking(plan: Plan, key: str) -> Asking:
+    return Asking(plan.url, plan.models, plan.seed, plan.words, plan.max_tokens, plan.timeout_s, key)
+
+
+class Stages(LoadTestShape):
+    """The plan's stages, one after the other. The last one, in which nothing arrives, ends as soon as nothing is on its way."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._at = -1
+        self._end_s = 0.0
+
+    def tick(self) -> tuple[int, float] | None:
+        assert self.runner is not None
+        plan = plan_in(self.runner.environment)
+        if self._at < 0:
+            assert self.runner.environment.parsed_options is not None
+            self._crowd = Crowd(asking(plan, self.runner.environment.parsed_options.api_key))
+        now = time.time()
+        drained = self._at == len(plan.stages) - 1 and plan.stages[-1].level == 0 and not RECORDER.in_flight
+        if now >= self._end_s or drained:
+            self._at += 1
+            if self._at == len(plan.stages):
+                return None
+            stage = plan.stages[self._at]
+            self._end_s = now + stage.seconds
+            self._begin(stage, plan.users(stage.level), plan.out)
+            self._crowd.become(stage)
+        users = plan.users(plan.stages[self._at].level)
+        return users, max(users, self.runner.user_count, 1)
+
+    def _begin(self, stage: Stage, users: int, out: Path) -> None:
+        samples.begin(out, samples.Begun(stage.name, stage.level, users, time.time()))
