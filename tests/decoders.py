@@ -5,9 +5,9 @@ from pathlib import Path
 import torch
 
 from export.bundle import export_bundle
-from models.byte_tokenizer import byte_tokenizer
-from models.decoder import Decoder, DecoderConfig
-from models.decoder_checkpoint import Image, save_decoder
+from models.checkpoints.decoder import Image, save_decoder
+from models.decoder.model import Decoder, DecoderConfig
+from models.folders.byte_tokenizer import byte_tokenizer
 
 TINY = {"vocab_size": 256, "d_model": 16, "n_layers": 1, "n_heads": 2, "d_feedforward": 24, "layers": "causal_linear"}
 

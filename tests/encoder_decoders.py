@@ -6,12 +6,12 @@ import torch
 
 from export import contract
 from export.bundle import export_bundle
-from models.byte_tokenizer import byte_tokenizer
 from models.encoder_decoder.checkpoint import save_encoder_decoder
 from models.encoder_decoder.config import RecurrentConfig, TransformerConfig
 from models.encoder_decoder.model import EncoderDecoder
 from models.encoder_decoder.recurrent import RecurrentEncoderDecoder
 from models.encoder_decoder.transformer import TransformerEncoderDecoder
+from models.folders.byte_tokenizer import byte_tokenizer
 
 KINDS = ("additive", "dot", "transformer")
 EXAMPLES = ("one", "forty-two", "a thousand and one")

@@ -3,7 +3,7 @@
 import onnxruntime as ort
 import pytest
 
-from service.runtime import CUDA
+from service.runtime.onnx import CUDA
 
 ON_A_GPU = [
     pytest.mark.gpu,

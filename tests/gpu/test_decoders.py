@@ -16,7 +16,7 @@ from service.generation.device import DeviceStepSession, left_of, open_steps
 from service.generation.selftest import check_golden
 from service.generation.session import StepSession
 from service.generation.slots import Slots
-from service.runtime import CPU, CUDA
+from service.runtime.onnx import CPU, CUDA
 from tests.conftest import Once
 from tests.decoders import tiny_decoder
 from tests.gpu import ON_A_GPU

@@ -8,9 +8,9 @@ import pytest
 
 from export import contract
 from export.bundle import BARS, export_bundle
-from service.runtime import CUDA, OnnxSession
-from service.selftest import check_golden
-from service.tokenization import TextEncoder
+from service.encoding.selftest import check_golden
+from service.runtime.onnx import CUDA, OnnxSession
+from service.tokenization.texts import TextEncoder
 from tests.conftest import Once
 from tests.gpu import ON_A_GPU
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from service.runtime import CUDA
+from service.runtime.onnx import CUDA
 from tests.gpu import ON_A_GPU
 from tests.service.live import LiveService, live
 
