@@ -16,15 +16,27 @@ import numpy as np
 import torch
 
 from export import contract
-from export.attention_bundle import add_attention_graph
-from export.decoder_bundle import is_decoder, write_decoder
-from export.encoder_decoder_bundle import is_encoder_decoder, write_encoder_decoder
+from export.checks.golden import MORE_TEXTS, TEXTS, Examples, Tokens
+from export.checks.parity import (
+    FP32_TOLERANCE,
+    Arrays,
+    Feed,
+    Reference,
+    Tensors,
+    answers,
+    check_interface,
+    compare,
+    feeds,
+    open_graph,
+    scale,
+)
 from export.errors import ExportError
 from export.folder import checked_name, files_of, now, replacing, tools
-from export.golden import MORE_TEXTS, TEXTS, Examples, Tokens
-from export.graph import PACKED, REWRITTEN, describe, inputs_of, optimise, outputs_of, run_torch, trace
-from export.parity import FP32_TOLERANCE, Arrays, Feed, Reference, Tensors, answers, check_interface, compare, feeds, open_graph, scale
-from export.trials import Task, choose
+from export.graphs.encoder import PACKED, REWRITTEN, describe, inputs_of, optimise, outputs_of, run_torch, trace
+from export.int8.choice import Task, choose
+from export.kinds.decoder import is_decoder, write_decoder
+from export.kinds.encoder_decoder import is_encoder_decoder, write_encoder_decoder
+from export.maps.attention_bundle import add_attention_graph
 from models.checkpoints.description import build_encoder
 from models.checkpoints.published import ATTENTION_OF_CHECKPOINTS, SWAPPABLE, Checkpoint, load_checkpoint
 from models.encoder.model import Encoder

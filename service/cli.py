@@ -86,7 +86,7 @@ def export(
         raise typer.BadParameter("give a folder of weights with --checkpoint, or a description with --config, one of the two")
     with needing("export"):
         from export.bundle import export_bundle, export_file
-        from export.inspection import bits_per_byte
+        from export.summary import bits_per_byte
     if checkpoint is not None:
         from export.contract import TOKENIZER
         from service.tokenization.tokenizer_file import check_form
@@ -183,7 +183,7 @@ def inspect(
     graph: Annotated[bool, typer.Option("--graph", help="Draw the histogram of operators.")] = False,
 ) -> None:
     """What a bundle is: sizes, limits, parity, fingerprint. Every byte is checked against the manifest."""
-    from export.inspection import render
+    from export.summary import render
 
     Console().print(render(bundle, graph=graph))
 
@@ -368,11 +368,11 @@ def attention(
     if bool(bundle) == bool(checkpoint):
         raise typer.BadParameter("give a bundle with --bundle, or a checkpoint folder with --checkpoint, one of the two")
     with needing("figures"):
-        from export import heatmaps
-        from export.maps_of_bundle import maps_of_bundle
+        from export.maps import heatmaps
+        from export.maps.from_bundle import maps_of_bundle
     if checkpoint:
         with needing("export"):
-            from export.maps_of_checkpoint import maps_of_checkpoint
+            from export.maps.from_checkpoint import maps_of_checkpoint
         maps = maps_of_checkpoint(checkpoint, text)
     else:
         assert bundle is not None

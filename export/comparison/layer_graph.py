@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from export.comparison.plan import EXAMPLE
-from export.decoder_operators import FORMS, with_operators
-from export.graph import OPSET, quiet, strip
-from export.step_graph import OPSET as CAUSAL_OPSET
+from export.graphs.decoder_operators import FORMS, with_operators
+from export.graphs.decoder_step import OPSET as CAUSAL_OPSET
+from export.graphs.encoder import OPSET, quiet, strip
 
 
 class Alone(nn.Module):  # type: ignore[misc]

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from export.checks.parity import open_graph
 from export.comparison.plan import Plan
 from export.comparison.results import Parity
-from export.parity import open_graph
 
 BAR = 1e-4  # float32 on both sides, sums in another order
 

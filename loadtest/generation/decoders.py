@@ -7,7 +7,7 @@ import torch
 
 from export import contract
 from export.bundle import export_bundle
-from export.twin import export_twin
+from export.kv_cache.graph import export_twin
 from loadtest.errors import LoadtestError
 from loadtest.generation.shapes import Shape
 from models.checkpoints.decoder import load_decoder, save_decoder

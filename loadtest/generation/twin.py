@@ -1,4 +1,4 @@
-"""The step loop of the softmax twin (`export/twin.py`): the same threads as ours, caches written in place, nothing copied."""
+"""The step loop of the softmax twin (`export/kv_cache/graph.py`): the same threads as ours, caches written in place, nothing copied."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from export import contract
 from export.bundle import export_bundle
+from export.checks.parity import Feed, check_interface, feeds, open_graph
 from export.errors import ExportError
-from export.graph import beside, inputs_of, optimise, outputs_of, trace
-from export.measure import bare_rate
-from export.parity import Feed, check_interface, feeds, open_graph
+from export.graphs.encoder import beside, inputs_of, optimise, outputs_of, trace
+from export.int8.measure import bare_rate
 from models.checkpoints.published import load_checkpoint
 from tests import checkpoints
 from tests.models import tiny

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from export import contract
 from export.bundle import export_bundle, export_file
 from export.errors import ExportError
-from export.maps_of_bundle import maps_of_bundle
+from export.maps.from_bundle import maps_of_bundle
 from models import LAYERS
 from models.checkpoints.description import build_encoder
 from models.checkpoints.published import load_checkpoint

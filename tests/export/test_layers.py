@@ -1,6 +1,6 @@
 """onnxruntime computes what torch computes, for the causal layers whose state grows, and for a convolution written as attention.
 
-Those with a state of constant size: test_step_graph.py. The layers of an encoder: test_every_attention.py.
+Those with a state of constant size: graphs/test_decoder_step.py. The layers of an encoder: test_every_attention.py.
 """
 
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from export.comparison import layer_graph
-from export.graph import OPSET, quiet
+from export.graphs.encoder import OPSET, quiet
 from models import LAYERS
 from models.attention.scoring.convolution_as_attention import ConvolutionAsAttention
 from tests.models.mechanisms import OPTIONS

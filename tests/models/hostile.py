@@ -12,8 +12,8 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from export.decoder_bundle import is_decoder
-from export.encoder_decoder_bundle import is_encoder_decoder
+from export.kinds.decoder import is_decoder
+from export.kinds.encoder_decoder import is_encoder_decoder
 from models.checkpoints.decoder import load_decoder
 from models.checkpoints.published import load_checkpoint
 from models.encoder_decoder.checkpoint import load_encoder_decoder

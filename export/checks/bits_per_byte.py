@@ -1,0 +1,117 @@
+"""What a precision costs: the bits per byte of a text, as the graph that will be served predicts it.
+
+The definition is that of models/training/evaluation.py, so that a trained model's figure is found again: a document starts from the token
+that begins a text and from an empty state, which is carried through all of it or, where positions end, through windows of as many tokens;
+each of its tokens counts once, the one that ends the text included; and the sum is divided by the bytes of the text. Where no token begins
+a text, a document's first one is not predicted.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from export import contract
+from export.checks.decoder_parity import Ids, Steps, Values
+from export.errors import ExportError
+from models.training.corpus import read_texts
+
+Show = Callable[[float], None]  # gets the share that is done
+
+CHUNK = 256  # tokens of a row in one call
+ROWS = 16  # documents side by side
+LOGITS = 1 << 24  # numbers that a call may give: 64 MB
+
+
+@dataclass(frozen=True)
+class Text:
+    """Documents to measure a decoder by."""
+
+    name: str
+    documents: tuple[str, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(document.encode()) for document in self.documents)
+
+    @property
+    def described(self) -> contract.HeldOut:
+        sha256 = hashlib.sha256("".join(self.documents).encode()).hexdigest()
+        return contract.HeldOut(name=self.name, documents=len(self.documents), size_bytes=self.size_bytes, sha256=sha256)
+
+
+def read_text(path: Path) -> Text:
+    """A file in UTF-8 is one document; of a data folder, see models/training/corpus.py, those held out are read.
+
+    Raises ExportError for a file without text, CorpusError for a folder of another kind.
+    """
+    if path.is_dir():
+        return Text(path.resolve().name, tuple(document.text for document in read_texts(path, "held_out")))
+    try:
+        document = path.read_bytes().decode()
+    except UnicodeDecodeError as error:
+        raise ExportError(f"{path} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}; give another text") from error
+    if not document:
+        raise ExportError(f"{path} is empty; give a text that the model was not trained on")
+    return Text(path.name, (document,))
+
+
+def bits_per_byte(
+    steps: Steps, tokenizer: Tokenizer, text: Text, *, bos_token_id: int | None, eos_token_id: int | None, show: Show = lambda share: None
+) -> float:
+    """Read all documents, many at a time. A model that has learned one token between texts has no other to begin them with."""
+    end = [] if eos_token_id is None else [eos_token_id]
+    begin = end if bos_token_id is None else [bos_token_id]
+    rows = [row for ids in _encoded(tokenizer, text) for row in _windows(np.array([*begin, *ids, *end]), steps.n_positions)]
+    rows.sort(key=len, reverse=True)  # neighbours are about equally long
+    chunk = min(CHUNK, max(1, LOGITS // tokenizer.get_vocab_size()))
+    beside = min(ROWS, max(1, LOGITS // (chunk * tokenizer.get_vocab_size())))
+    bits, done, total = 0.0, 0, sum(map(len, rows))
+    for start in range(0, len(rows), beside):
+        group = rows[start : start + beside]
+        bits += _bits(steps, group, chunk)
+        done += sum(map(len, group))
+        show(done / max(total, 1))
+    return bits / text.size_bytes
+
+
+def _encoded(tokenizer: Tokenizer, text: Text) -> list[list[int]]:
+    """Without the special tokens that a tokenizer puts around a prompt."""
+    return [encoding.ids for encoding in tokenizer.encode_batch(list(text.documents), add_special_tokens=False)]
+
+
+def _windows(tokens: Ids, n_positions: int | None) -> list[Ids]:
+    """A document of more tokens than there are positions, cut so that each token but the first is predicted once."""
+    longest = n_positions or len(tokens)
+    return [tokens[start : start + longest + 1] for start in range(0, max(len(tokens) - 1, 1), max(longest, 1))]
+
+
+def _bits(steps: Steps, rows: Sequence[Ids], chunk: int) -> float:
+    """Bits of every token of each row (n_i,) but its first; the longest row first."""
+    lengths = np.array([len(row) - 1 for row in rows])  # tokens to read; the last one is only predicted
+    padded = np.zeros((len(rows), len(rows[0])), np.int64)
+    for row, place in zip(rows, padded, strict=True):
+        place[: len(row)] = row
+    states, bits = steps.begin(len(rows)), 0.0
+    for start in range(0, int(lengths[0]), chunk):
+        B = int((lengths > start).sum())  # rows that go on
+        states = {name: state[:B] for name, state in states.items()}
+        here = padded[:B, start : start + chunk + 1]
+        tokens, targets = here[:, :-1], here[:, 1:]
+        left = np.minimum(lengths[:B] - start, tokens.shape[1])
+        logits, states = steps.run(tokens, left, np.full(B, start), states)
+        is_token = np.arange(tokens.shape[1]) < left[:, None]  # (B, N)
+        bits += float(_surprise(logits[is_token], targets[is_token]).sum())
+    return bits
+
+
+def _surprise(logits: Values, targets: Ids) -> NDArray[np.float64]:
+    """-log2 of the probability of each target: (T, V), (T,) -> (T,)."""
+    below = logits - logits.max(axis=1, keepdims=True)
+    of_target = below[np.arange(len(targets)), targets].astype(np.float64)
+    bits: NDArray[np.float64] = (np.log(np.exp(below).sum(axis=1, dtype=np.float64)) - of_target) / np.log(2)
+    return bits

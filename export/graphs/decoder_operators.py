@@ -1,0 +1,164 @@
+"""What a causal layer becomes inside onnxruntime: its recurrence and its short convolution as one operator each, and elementwise functions
+in forms that give a number the same bits wherever it stands in a tensor.
+
+A user's state must not depend on how a prompt was cut or on who else was in the batch, down to the last bit. `LinearAttention`,
+`CausalConvWithState`, MatMul, Exp, Sigmoid, Tanh, Erf, the norms and Softmax of onnxruntime's CPU provider are so by themselves. Log,
+Softplus, Sin and Cos are not: they take four numbers at a time and finish what is left over by another formula (docs/log.md).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from onnxscript import FLOAT
+from onnxscript import opset20 as op
+from torch import Tensor, nn
+
+from export.graphs.packed_encoder import OPERATORS
+from models.attention.layers.causal import CausalLayer
+from models.attention.layers.multi_head import merge_heads, split_heads
+from models.attention.layers.short_convolution import ShortConvolution
+from models.attention.linear.codebook import Codebook
+from models.attention.linear.hedgehog import HedgehogMap
+from models.attention.sparse.causal_longformer import CausalLongformerAttention
+from models.attention.sparse.sliding_window import SlidingWindowAttention
+
+RULES = {(False, False): "linear", (True, False): "gated", (False, True): "delta", (True, True): "gated_delta"}  # (decay, beta) given
+
+
+@contextmanager
+def with_operators(model: nn.Module) -> Iterator[None]:
+    """While it lasts, the causal layers of the model can be exported, and those with an operator not run."""
+    forms = [
+        (module, name, form(module))
+        for module in model.modules()
+        for kind, name, form in (
+            (CausalLayer, "recurrence", lambda layer: linear_attention),
+            (ShortConvolution, "convolve", lambda convolution: causal_convolution),
+            (SlidingWindowAttention, "attend", lambda layer: windows),
+            (CausalLongformerAttention, "attend", lambda layer: windows),
+            (HedgehogMap, "forward", hedgehog_map),
+            (Codebook, "products", products_with_codes),
+        )
+        if isinstance(module, kind)
+    ]
+    for module, name, function in forms:
+        setattr(module, name, function)
+    try:
+        yield
+    finally:  # the classes' own take their place again
+        for module, name, _ in forms:
+            delattr(module, name)
+
+
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, S: Tensor, *, decay: Tensor | None = None, beta: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """`models.attention.layers.recurrence` as one operator, in float32: same shapes in and out."""
+    B, H, N, D_v = v.shape
+    inputs = [*(merge_heads(x.float()) for x in (q, k, v)), S]  # (B, N, H * D)
+    inputs += [_heads_last(decay), _heads_last(beta)]
+    o, S_new = torch.onnx.ops.symbolic_multi_out(
+        f"{OPERATORS}::LinearAttention",
+        inputs,
+        attrs={"q_num_heads": H, "kv_num_heads": H, "scale": 1.0, "update_rule": RULES[decay is not None, beta is not None]},
+        dtypes=(torch.float32, torch.float32),
+        shapes=((B, N, H * D_v), S.shape),
+        version=1,
+    )
+    return split_heads(o, H), S_new
+
+
+def _heads_last(x: Tensor | None) -> Tensor | None:
+    """(B, H, N) -> (B, N, H), (B, H, N, D_k) -> (B, N, H * D_k)."""
+    if x is None:
+        return None
+    return x.float().transpose(1, 2) if x.dim() == 3 else merge_heads(x.float())
+
+
+def causal_convolution(x: Tensor, weight: Tensor, past: Tensor) -> Tensor:
+    """`models.attention.layers.short_convolution.convolve` as one operator. The state it offers counts padding and is not used."""
+    y, _ = torch.onnx.ops.symbolic_multi_out(
+        f"{OPERATORS}::CausalConvWithState",
+        [x, weight, None, past],
+        attrs={"ndim": 1, "activation": "none"},
+        dtypes=(x.dtype, x.dtype),
+        shapes=(x.shape, past.shape),
+        version=1,
+    )
+    return y
+
+
+def windows(q: Tensor, k: Tensor, v: Tensor, *, scale: float, present: Tensor, seen_first: Tensor | None = None) -> Tensor:
+    """`models.attention.sparse.windows.attend_to_windows` where every query gets a copy of its window, oldest key first.
+
+    Sums over keys then have the same order wherever a window lies among the slots.
+    """
+    N, n_first = q.shape[2], 0 if seen_first is None else seen_first.shape[-1]
+    slots = torch.arange(N)[:, None] + torch.arange(k.shape[2] - n_first - N + 1)  # (N, window)
+    seen = present[:, slots]  # (B, N, window)
+    if seen_first is not None:
+        slots = torch.cat([torch.arange(n_first).expand(N, -1), n_first + slots], dim=1)
+        seen = torch.cat([seen_first, seen], dim=-1)
+    k, v = k[:, :, slots], v[:, :, slots]  # (B, H, N, window, D_k)
+    scores = (q.unsqueeze(3) @ k.transpose(3, 4)).squeeze(3) * scale  # (B, H, N, window)
+    p = torch.softmax(
+        torch.where(seen.unsqueeze(1), scores, torch.finfo(scores.dtype).min), dim=-1
+    )  # a token sees itself, so no row is empty
+    return (p.unsqueeze(3) @ v).squeeze(3)
+
+
+def hedgehog_map(phi: HedgehogMap) -> Callable[[Tensor], Tensor]:
+    """The map with the matrices of all heads in one, block by block: a product by one constant matrix is exact, by one a head it is not."""
+    H = phi.bias.shape[0]
+    weight = torch.block_diag(*phi.weight.detach().mT)  # (H * D_k, H * D_k)
+    bias = phi.bias.detach().flatten()
+
+    def forward(x: Tensor) -> Tensor:
+        y = split_heads(merge_heads(x) @ weight + bias, H)
+        return torch.softmax(torch.cat([y, -y], dim=-1), dim=-1)
+
+    return forward
+
+
+def products_with_codes(codebook: Codebook) -> Callable[[Tensor], Tensor]:
+    """`Codebook.products` head by head: like that of Hedgehog's map, a product by one constant matrix is exact."""
+    codes = codebook.codes.detach().mT.contiguous()  # (H, D_k, Z)
+
+    def products(x: Tensor) -> Tensor:
+        return torch.stack([x[:, h] @ codes[h] for h in range(codes.shape[0])], dim=1)
+
+    return products
+
+
+def _add(x: Any, y: Any, alpha: float = 1.0) -> Any:
+    """x + alpha y. The exporter drops a constant addend below 1e-8, and with it what keeps 0 / 0 away; it leaves `Sum` alone."""
+    if isinstance(y, float) and 0 < abs(y) < LEAST_ADDEND:
+        return op.Sum(x, op.CastLike(y, x))
+    return op.Add(x, y if alpha == 1 else op.Mul(y, op.CastLike(alpha, y)))
+
+
+def _log_softmax_with_0(x: FLOAT) -> FLOAT:
+    """(..) -> (.., 2): log softmax of (0, x), which is (-softplus(x), log sigmoid(x)). A row of its own for each x makes it exact."""
+    last = op.Constant(value_ints=[-1])
+    column = op.Unsqueeze(x, last)
+    return op.LogSoftmax(op.Concat(op.Sub(column, column), column, axis=-1), axis=-1)
+
+
+def _softplus(x: FLOAT, beta: float = 1.0, threshold: float = 20.0) -> FLOAT:
+    assert beta == 1.0, "only the softplus of log-decays has an exact form here"
+    return op.Neg(op.Gather(_log_softmax_with_0(x), op.Constant(value_int=0), axis=-1))
+
+
+def _log_sigmoid(x: FLOAT) -> FLOAT:
+    return op.Gather(_log_softmax_with_0(x), op.Constant(value_int=1), axis=-1)
+
+
+LEAST_ADDEND = 1e-7
+
+FORMS: dict[Any, Callable[..., Any]] = {
+    torch.ops.aten.add.Tensor: _add,
+    torch.ops.aten.softplus.default: _softplus,
+    torch.ops.aten.log_sigmoid.default: _log_sigmoid,
+}

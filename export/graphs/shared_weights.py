@@ -1,0 +1,47 @@
+"""Two graphs of one bundle, and every weight in it once."""
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model
+
+from export.graphs.encoder import beside
+
+LEAST_BYTES = 1024  # a smaller tensor stands in both
+
+
+def share(file: Path, served: Path) -> None:
+    """Rewrite `file`, whose weights are beside it, into one file beside `served`: a tensor with the bytes of one in the data of `served`
+    refers to it there, all others are inside. The second file of `file` goes.
+    """
+    places = {digest: place for digest, place in _tensors_beside(served)}
+    model = onnx.load(file, load_external_data=False)
+    load_external_data_for_model(model, str(file.parent))
+    for tensor in model.graph.initializer:
+        place = places.get(_digest(tensor.raw_data)) if len(tensor.raw_data) >= LEAST_BYTES else None
+        if place is not None:
+            tensor.ClearField("raw_data")
+            tensor.data_location = onnx.TensorProto.EXTERNAL
+            tensor.external_data.extend(onnx.StringStringEntryProto(key=key, value=str(value)) for key, value in place.items())
+    beside(file).unlink(missing_ok=True)
+    file.write_bytes(model.SerializeToString())
+
+
+def _tensors_beside(graph: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Of every tensor in the data file of a graph: the hash of its bytes, and where it is."""
+    data = beside(graph)
+    if not data.is_file():
+        return
+    with data.open("rb") as stream:
+        for tensor in onnx.load(graph, load_external_data=False).graph.initializer:
+            if tensor.data_location == onnx.TensorProto.EXTERNAL:
+                info = ExternalDataInfo(tensor)
+                stream.seek(info.offset or 0)
+                yield _digest(stream.read(info.length)), {"location": data.name, "offset": info.offset or 0, "length": info.length}
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

@@ -1,0 +1,84 @@
+"""Which int8 recipe is served: each is tried on this machine, on the same texts, and the fastest that is close enough to torch is kept."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from export import contract
+from export.checks.golden import Examples
+from export.checks.parity import answers, open_graph
+from export.errors import ExportError
+from export.graphs.encoder import optimise, save
+from export.int8.measure import random_feed, rate
+from export.int8.recipes import RECIPES, Recipe, column_peaks, with_matmuls
+
+BATCH, TOKENS, SECONDS = 8, 16, 1.0
+AS_FAST = 0.85  # of the fastest rate: within the noise of a shared machine, where the better cosine decides
+
+
+@dataclass(frozen=True)
+class Task:
+    """What all trials share."""
+
+    graph: Path  # projections separate, not yet optimised
+    fp32: Path  # optimised
+    judged: Examples
+    calibration: Examples
+    outputs: tuple[contract.Tensor, ...]
+    vocab_size: int
+    min_cosine: float
+
+
+def choose(
+    task: Task, scratch: Path, *, recipes: Sequence[Recipe] = RECIPES, progress: Callable[[float], None] = lambda fraction: None
+) -> tuple[Path, tuple[contract.Trial, ...]]:
+    """The file of the recipe to serve, optimised, and the account of all.
+
+    Raises ExportError, with what each reached, when none is close enough.
+    """
+    baseline = _rate(task, task.fp32)
+    peaks = column_peaks(with_matmuls(onnx.load(task.graph)), task.calibration.feeds)
+    trials: list[contract.Trial] = []
+    files: list[Path] = []
+    for number, recipe in enumerate(recipes):
+        progress(number / len(recipes))
+        save(recipe.apply(with_matmuls(onnx.load(task.graph)), peaks), scratch / "int8.onnx")
+        files.append(optimise(scratch / "int8.onnx", scratch / str(number)))
+        trials.append(_trial(task, recipe, files[-1], baseline))
+    best = _best(trials, task.min_cosine)
+    return files[best], tuple(trial.model_copy(update={"kept": number == best}) for number, trial in enumerate(trials))
+
+
+def _trial(task: Task, recipe: Recipe, file: Path, baseline: float) -> contract.Trial:
+    cosines = task.judged.cosines(task.judged.run(answers(open_graph(file), task.outputs)))
+    return contract.Trial(
+        recipe=recipe.name,
+        min_cosine=float(cosines.min()),
+        mean_cosine=float(cosines.mean()),
+        size_bytes=sum(part.stat().st_size for part in file.parent.glob(f"{file.name}*")),
+        texts_per_s=_rate(task, file),
+        baseline_texts_per_s=baseline,
+        kept=False,
+    )
+
+
+def _best(trials: list[contract.Trial], min_cosine: float) -> int:
+    close = [trial for trial in trials if trial.min_cosine >= min_cosine]
+    if not close:
+        reached = "; ".join(f"{trial.recipe}: {trial.min_cosine:.4f}" for trial in trials)
+        raise ExportError(
+            f"no int8 recipe reaches a cosine of {min_cosine} on every text. Lowest cosines: {reached}. Lower --min-cosine or keep fp32"
+        )
+    fastest = max(trial.texts_per_s for trial in close)
+    kept = max((trial for trial in close if trial.texts_per_s >= AS_FAST * fastest), key=lambda trial: trial.min_cosine)
+    return trials.index(kept)
+
+
+def _rate(task: Task, file: Path) -> float:
+    """Texts a second of one core's own time, so that what else the machine does is not part of it."""
+    session = open_graph(file, threads=1)
+    names = [node.name for node in session.get_inputs()]
+    return rate(session, random_feed(names, BATCH, TOKENS, task.vocab_size), task.outputs[0].name, SECONDS, time.thread_time)

@@ -1,0 +1,199 @@
+"""Matrices of 8-bit integers, for the CPU.
+
+An int8 product needs its left side in 8 bits too, and what decides over its quality is how that side is scaled. onnxruntime's dynamic
+quantisation has one scale for the whole batch, so that a text's vector changes with its neighbours and an outlier in one costs all of them
+their precision. `per_token` gives every token a scale of its own, out of ordinary operators around the same integer product, and first
+moves the outliers of single columns into the weights (SmoothQuant: Xiao et al. 2022, arXiv:2211.10438, eq. 4). Figures: docs/log.md.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+
+from export.checks.parity import Feed, open_graph
+from export.graphs.encoder import save
+from export.graphs.packed_encoder import OPERATORS
+
+Array = NDArray[np.float32]
+ColumnPeaks = Mapping[str, Array]  # left side of a product -> largest |value| of each of its columns
+
+SMOOTHING = 0.6  # the share of an outlier that moves into the weights: 0.5 and 0.7 gave 0.9925 and 0.9933, this 0.9941 (MiniLM)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One way to an int8 graph: its name in a manifest, and what makes it of a graph of `MatMul`s."""
+
+    name: str
+    apply: Callable[[ModelProto, ColumnPeaks], ModelProto]
+
+
+def column_peaks(model: ModelProto, feeds: list[Feed]) -> dict[str, Array]:
+    """How large each column gets on the left of each product by constant weights, over some inputs. Uses `model` up."""
+    names = list(_products_by_left(model))
+    del model.graph.output[:]
+    model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
+    with TemporaryDirectory() as folder:
+        save(model, Path(folder) / "probe.onnx")
+        session = open_graph(Path(folder) / "probe.onnx")
+    peaks: dict[str, Array] = {}
+    for feed in feeds:
+        for name, value in zip(names, session.run(names, feed), strict=True):
+            peak = np.abs(value).reshape(-1, value.shape[-1]).max(axis=0, initial=0)
+            peaks[name] = np.maximum(peaks.get(name, peak), peak)
+    return peaks
+
+
+def with_matmuls(model: ModelProto) -> ModelProto:
+    """Every `Gemm` by constant weights as `MatMul` and `Add`, which is what the recipes look for. Changes `model`."""
+    weights = _weights(model)
+    nodes: list[NodeProto] = []
+    for node in model.graph.node:
+        if node.op_type != "Gemm" or node.input[1] not in weights:
+            nodes.append(node)
+            continue
+        weight = weights[node.input[1]]
+        if any(a.name == "transB" and a.i for a in node.attribute):
+            values = numpy_helper.to_array(weight).T
+            if (name := f"{weight.name}.T") not in weights:
+                model.graph.initializer.append(weights.setdefault(name, numpy_helper.from_array(np.ascontiguousarray(values), name)))
+        else:
+            name = weight.name
+        product = f"{node.output[0]}.product" if len(node.input) == 3 else node.output[0]
+        nodes.append(helper.make_node("MatMul", [node.input[0], name], [product]))
+        if len(node.input) == 3:
+            nodes.append(helper.make_node("Add", [product, node.input[2]], [node.output[0]]))
+    return _with_nodes(model, nodes)
+
+
+def per_token(model: ModelProto, peaks: ColumnPeaks, *, weight_levels: int = 127, narrowing: bool = True) -> ModelProto:
+    """One scale for each token and one for each column of the weights. `weight_levels` 63: no sum of two products passes 16 bits.
+
+    Without `narrowing`, products with fewer columns than rows stay in fp32: those that end a feed-forward block, with the worst outliers,
+    and of grouped heads.
+    """
+    weights, groups = _weights(model), _products_by_left(model)
+    constants: dict[str, NDArray[Any] | np.generic] = {
+        "int8.one": np.float32(1),
+        "int8.zero_point": np.uint8(128),
+        "int8.levels": np.float32(127),
+        "int8.tiny": np.float32(1e-9),
+        "int8.last_axis": np.array([-1], np.int64),
+    }
+    smoothing: dict[str, Array] = {}
+    nodes: list[NodeProto] = []
+    for node in model.graph.node:
+        if node.op_type != "MatMul" or node.input[1] not in weights:
+            nodes.append(node)
+            continue
+        (x, W), y = node.input, node.output[0]
+        if not narrowing and weights[W].dims[0] > weights[W].dims[1]:
+            nodes.append(node)
+            continue
+        if x not in smoothing:
+            smoothing[x] = _smoothing(peaks[x], [numpy_helper.to_array(weights[product.input[1]]) for product in groups[x]])
+            constants[f"{x}.smoothing"] = 1 / smoothing[x]
+            nodes += _bytes_of(x)
+        w, scales = _rounded(numpy_helper.to_array(weights[W]) * smoothing[x][:, None], weight_levels)
+        constants |= {f"{y}.weight": w, f"{y}.scales": scales}
+        operands = [f"{x}.bytes", f"{y}.weight", "int8.one", f"{y}.scales", "int8.zero_point"]
+        nodes += [
+            helper.make_node("MatMulIntegerToFloat", operands, [f"{y}.product"], domain=OPERATORS),
+            helper.make_node("Mul", [f"{y}.product", f"{x}.down"], [y]),
+        ]
+    model.graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items())
+    return _with_nodes(model, nodes)
+
+
+def _bytes_of(x: str) -> list[NodeProto]:
+    """(T, K) -> "x.bytes" (T, K) uint8 around 128, and "x.down" (T, 1), which takes a product of them back to its size."""
+    return [
+        helper.make_node("Mul", [x, f"{x}.smoothing"], [f"{x}.smooth"]),
+        helper.make_node("Abs", [f"{x}.smooth"], [f"{x}.sizes"]),
+        helper.make_node("ReduceMax", [f"{x}.sizes", "int8.last_axis"], [f"{x}.largest"], keepdims=1),  # (T, 1)
+        helper.make_node("Max", [f"{x}.largest", "int8.tiny"], [f"{x}.above_0"]),
+        helper.make_node("Div", ["int8.levels", f"{x}.above_0"], [f"{x}.up"]),
+        helper.make_node("Mul", [f"{x}.smooth", f"{x}.up"], [f"{x}.scaled"]),  # -127 .. 127
+        helper.make_node("QuantizeLinear", [f"{x}.scaled", "int8.one", "int8.zero_point"], [f"{x}.bytes"]),
+        helper.make_node("Reciprocal", [f"{x}.up"], [f"{x}.down"]),
+    ]
+
+
+def per_block(model: ModelProto, peaks: ColumnPeaks, *, block: int) -> ModelProto:
+    """onnxruntime's MatMulNBits: a scale for every `block` weights of a column and for every `block` values of a token."""
+    from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
+
+    with _quiet():
+        quantiser = MatMulNBitsQuantizer(model, bits=8, block_size=block, is_symmetric=True, accuracy_level=4)
+        quantiser.process()
+    return quantiser.model.model
+
+
+# onnxruntime's own dynamic quantisation is not among them: it is no closer, and a vector must not depend on its neighbours.
+RECIPES = (
+    Recipe("a scale per token, columns smoothed", per_token),
+    Recipe("a scale per token, columns smoothed, weights in 7 bits", lambda model, peaks: per_token(model, peaks, weight_levels=63)),
+    Recipe(
+        "a scale per token, columns smoothed, narrowing products in fp32", lambda model, peaks: per_token(model, peaks, narrowing=False)
+    ),
+    Recipe("a scale per 32 values (MatMulNBits)", lambda model, peaks: per_block(model, peaks, block=32)),
+)
+
+
+def _smoothing(peak: Array, weights: list[Array]) -> Array:
+    """(K,): what each column of the left side is divided by, and each row of the weights multiplied with."""
+    rows = np.max([np.abs(w).max(axis=1) for w in weights], axis=0)
+    smoothing: Array = np.maximum(peak, 1e-5) ** SMOOTHING / np.maximum(rows, 1e-5) ** (1 - SMOOTHING)
+    return smoothing.astype(np.float32)
+
+
+def _rounded(w: Array, levels: int) -> tuple[NDArray[np.int8], Array]:
+    """(K, M) -> (K, M) int8 in -levels .. levels and the scale of each column (M,)."""
+    scales = (np.maximum(np.abs(w).max(axis=0), 1e-12) / levels).astype(np.float32)
+    return np.round(w / scales).astype(np.int8), scales
+
+
+def _weights(model: ModelProto) -> dict[str, TensorProto]:
+    return {tensor.name: tensor for tensor in model.graph.initializer}
+
+
+def _products_by_left(model: ModelProto) -> dict[str, list[NodeProto]]:
+    """Products by constant weights, by what stands on their left: q, k and v read the same tokens."""
+    weights = _weights(model)
+    groups: dict[str, list[NodeProto]] = {}
+    for node in model.graph.node:
+        if node.op_type == "MatMul" and node.input[1] in weights:
+            groups.setdefault(node.input[0], []).append(node)
+    return groups
+
+
+def _with_nodes(model: ModelProto, nodes: list[NodeProto]) -> ModelProto:
+    """Give the model these nodes, drop the weights that nothing reads any more, and declare the operators' domain."""
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    read = {name for node in nodes for name in node.input} | {tensor.name for tensor in model.graph.output}
+    for number in reversed(range(len(model.graph.initializer))):  # one by one: protobuf cannot copy a list of 2 GiB
+        if model.graph.initializer[number].name not in read:
+            del model.graph.initializer[number]
+    if OPERATORS not in {entry.domain for entry in model.opset_import}:
+        model.opset_import.append(helper.make_opsetid(OPERATORS, 1))
+    return model
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """onnxruntime's tools log each step, and a hint to preprocess, to the root logger."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        yield
+    finally:
+        logging.disable(before)

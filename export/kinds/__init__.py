@@ -1,0 +1,5 @@
+"""One exporter for each kind of model.
+
+- `decoder.py`: decoders.
+- `encoder_decoder.py`: encoder-decoders.
+"""

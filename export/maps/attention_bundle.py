@@ -1,0 +1,38 @@
+"""The attention graph of a bundle: written beside the served graph, over the same weights, and held against torch."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from export import contract
+from export.checks.parity import open_graph
+from export.errors import ExportError
+from export.graphs.shared_weights import share
+from export.maps.attention_graph import trace_maps
+from models.maps.model import EFFECTIVE, attention_maps
+
+TOLERANCE = 1e-4  # of a weight: float32 on both sides, sums in another order
+
+
+def add_attention_graph(model: nn.Module, folder: Path, scratch: Path, *, max_tokens: int, vocab_size: int) -> contract.AttentionGraph:
+    """Write it into `folder`, where the served graph is complete. Raises ExportError for a weight that is not torch's."""
+    longest = min(max_tokens, contract.LONGEST_ATTENTION)
+    traced, file = scratch / contract.ATTENTION_GRAPH, folder / contract.ATTENTION_GRAPH
+    trace_maps(model, traced, longest=longest)
+    share(traced, folder / contract.GRAPH)
+    traced.rename(file)
+    session, random = open_graph(file), np.random.default_rng(0)
+    largest = 0.0
+    for N in dict.fromkeys(min(N, longest) for N in (1, 2, 17, longest)):
+        ids = random.integers(0, vocab_size, (1, N))
+        wanted, got = attention_maps(model, torch.from_numpy(ids)), session.run(None, {contract.INPUT_IDS: ids})
+        if (found := [A.shape for A in got]) != (shapes := [tuple(each.A.shape) for each in wanted]):
+            raise ExportError(f"the attention graph gives {found} at N={N}, and the model {shapes}")
+        error = max(float(np.abs(each.A.float().numpy() - A).max()) for each, A in zip(wanted, got, strict=True))
+        if not error <= TOLERANCE:  # not `>`: NaN must fail
+            raise ExportError(f"at N={N} a weight of the attention graph is off by {error:.3g}, and {TOLERANCE:g} is allowed")
+        largest = max(largest, error)
+    layers = (contract.AttentionLayer(attention=each.layer, heads=len(each.A), effective=each.layer in EFFECTIVE) for each in wanted)
+    return contract.AttentionGraph(file=file.name, layers=tuple(layers), max_tokens=longest, max_abs_error=largest)

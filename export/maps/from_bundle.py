@@ -1,0 +1,21 @@
+"""Attention maps of a text from a bundle that has the attention graph. Needs neither torch nor onnx."""
+
+from pathlib import Path
+
+import numpy as np
+
+from export import contract
+from export.checks.parity import open_graph
+from export.errors import ExportError
+from export.maps.heatmaps import Maps, tokens_of
+
+
+def maps_of_bundle(bundle: Path, text: str) -> Maps:
+    """Raises BundleError for a bundle that is not whole, ExportError for one without maps and for a text that is too long or empty."""
+    manifest = contract.verify(bundle)
+    graph = manifest.attention_graph
+    if graph is None:
+        raise ExportError(f"{bundle} {contract.no_attention_graph(manifest)}")
+    ids, tokens = tokens_of(bundle / contract.TOKENIZER, text, longest=graph.max_tokens)
+    A = open_graph(bundle / graph.file).run(None, {contract.INPUT_IDS: np.array([ids], np.int64)})
+    return Maps(tokens, tuple(layer.attention for layer in graph.layers), tuple(A))

@@ -1,0 +1,126 @@
+"""Attention maps of a text as heatmaps: on the terminal, as PNG and as SVG. The maps come from `from_bundle.py`
+(ONNX Runtime) or `from_checkpoint.py` (torch).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import Normalize, TwoSlopeNorm
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+from tokenizers import Tokenizer
+
+from export.contract import LONGEST_ATTENTION
+from export.errors import ExportError
+
+LABELLED = 40  # tokens up to which the axes are labelled
+ON_TERMINAL = 32  # tokens up to which a map is drawn with characters
+SHADES = " ░▒▓█"
+
+Matrix = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Maps:
+    """Of one text. `layers` are names in LAYERS; `A` holds for each of them (H, N, N), [head, query, key]."""
+
+    tokens: tuple[str, ...]
+    layers: tuple[str, ...]
+    A: tuple[Matrix, ...]
+
+
+def tokens_of(tokenizer_file: Path, text: str, *, longest: int = LONGEST_ATTENTION) -> tuple[list[int], tuple[str, ...]]:
+    """Ids, and for each the piece of the text that it is. Raises ExportError for a text without tokens, and for one that is too long."""
+    tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    found = tokenizer.encode(text)
+    if not 1 <= len(found.ids) <= longest:
+        raise ExportError(f"the text has {len(found.ids)} tokens, and maps are drawn of 1 to {longest}; give another text")
+    return found.ids, tuple(text[begin:end] or token for (begin, end), token in zip(found.offsets, found.tokens, strict=True))
+
+
+def picked(maps: Maps, layer: int, head: int | None) -> Matrix:
+    """One map (N, N), layer counted from 0 or, below 0, from the end; head None: the mean. Raises ExportError for one that is not there."""
+    if not -len(maps.A) <= layer < len(maps.A):
+        raise ExportError(f"layer={layer}, but the model has {len(maps.A)} layers: 0 to {len(maps.A) - 1}, or -1 for the last")
+    A = maps.A[layer]
+    if head is None:
+        return np.asarray(A.mean(0))
+    if not 0 <= head < len(A):
+        raise ExportError(f"head={head}, but layer {layer} has {len(A)} heads: 0 to {len(A) - 1}")
+    return np.asarray(A[head])
+
+
+def draw(maps: Maps, files: Sequence[Path]) -> None:
+    """All layers and heads: a row a layer, a column a head. The form of a file is what its name ends in, .png or .svg."""
+    rows, columns = len(maps.A), max(len(A) for A in maps.A)
+    side = 2.2 if len(maps.tokens) > LABELLED else max(2.2, 0.16 * len(maps.tokens))
+    figure = Figure(figsize=(side * columns + 1, side * rows + 0.6), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for i, (layer, A) in enumerate(zip(maps.layers, maps.A, strict=True)):
+        for h in range(columns):
+            if h < len(A):
+                _panel(grid[i][h], A[h], maps.tokens, f"{i} {layer}, head {h}", labelled=h == 0)
+            else:
+                grid[i][h].set_visible(False)
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(file, dpi=110)
+
+
+def on_terminal(A: Matrix, tokens: Sequence[str], title: str, *, colour: bool = True) -> Table:
+    """One map, a row a query, a column a key, and behind each row its strongest key. Without `colour` in shades of grey, signs left out.
+
+    Raises ExportError for more than `ON_TERMINAL` tokens.
+    """
+    if len(tokens) > ON_TERMINAL:
+        raise ExportError(f"{len(tokens)} tokens are too many for the terminal, which shows {ON_TERMINAL}; look at the files")
+    table = Table(box=None, pad_edge=False, padding=0, show_header=False, caption=escape(title), caption_justify="left")
+    table.add_column(no_wrap=True, justify="right", style="bold")
+    table.add_column(no_wrap=True)
+    norm, colours, largest = _norm(A), colormaps[_colours(A)], float(np.abs(A).max()) or 1.0
+    for token, row in zip(tokens, A, strict=True):
+        cells = Text(" ")
+        for value in row:
+            red, green, blue, _ = colours(float(norm(value)), bytes=True)
+            shade = SHADES[round(abs(float(value)) / largest * (len(SHADES) - 1))]
+            cells.append("  " if colour else 2 * shade, style=f"on rgb({red},{green},{blue})" if colour else "")
+        strongest = int(np.argmax(np.abs(row)))
+        cells.append(f" {row[strongest]:.2f} {visible(tokens[strongest])}", style="dim")
+        table.add_row(f"{escape(visible(token))} ", cells)
+    return table
+
+
+def visible(token: str) -> str:
+    """A token as a label: white space shown, long ones cut."""
+    shown = token.replace("\n", "\\n").replace("\t", "\\t").replace(" ", "␣")
+    return shown if len(shown) <= 12 else f"{shown[:11]}…"
+
+
+def _panel(axes: Any, A: Matrix, tokens: Sequence[str], title: str, *, labelled: bool) -> None:
+    axes.imshow(A, cmap=_colours(A), norm=_norm(A), interpolation="nearest")
+    axes.set_title(title, fontsize=7)
+    if len(tokens) > LABELLED:
+        axes.tick_params(labelsize=6)
+        return
+    labels = [visible(token).replace("$", r"\$") for token in tokens]
+    axes.set_xticks(range(len(tokens)), labels=labels, rotation=90, fontsize=6)
+    axes.set_yticks(range(len(tokens)), labels=labels if labelled else [""] * len(tokens), fontsize=6)
+
+
+def _norm(A: Matrix) -> Normalize:
+    """0 to the largest weight; where some are negative, white is 0."""
+    largest = float(np.abs(A).max()) or 1.0
+    return TwoSlopeNorm(0.0, vmin=-largest, vmax=largest) if A.min() < 0 else Normalize(0.0, largest)
+
+
+def _colours(A: Matrix) -> str:
+    return "RdBu_r" if A.min() < 0 else "viridis"

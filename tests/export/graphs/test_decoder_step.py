@@ -1,0 +1,200 @@
+"""One graph is prefill and decode: it gives torch's numbers, and the same bits however a prompt is cut and whoever is beside it."""
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from numpy.typing import NDArray
+
+from export import contract
+from export.checks.decoder_parity import Steps, compare, inexact
+from export.checks.parity import Arrays, Feed, answers, check_interface, open_graph
+from export.errors import ExportError
+from export.graphs.decoder_operators import RULES, with_operators
+from export.graphs.decoder_step import inputs_of, outputs_of, states_of, trace
+from export.graphs.encoder import optimise
+from export.kinds.decoder import torch_reference
+from models.attention.layers.recurrence import chunkwise
+from models.decoder.model import Decoder
+from tests.decoders import EVERY_CONSTANT_STATE, random_decoder
+from tests.models.mechanisms import SETTLES
+
+CONFIGS = {
+    "no positions": {"positions": "none", "norm": "layer", "bias": True, "tied": False, "gated": False, "activation": "gelu"},
+    "learned positions": {"positions": "learned", "n_positions": 80, "layers": ("causal_linear", "sliding_window"), "n_layers": 2},
+    "scale norm": {"norm": "scale", "layers": "causal_linear"},
+    "sinusoids": {"positions": "sinusoidal", "layers": "gated_delta", "layer_options": {"gated_delta": {"n_key_heads": 1, "d_value": 6}}},
+}
+VOCAB = 61
+N_RECURRENCES = {"sliding_window": 0, "causal_flash": 4, "causal_longformer": 0, "causal_efficient": 2}  # of a layer; 1 unless said
+
+
+class Exported:
+    """A decoder and its graph."""
+
+    def __init__(self, decoder: Decoder, file: Path) -> None:
+        self.decoder, self.file = decoder, file
+        self.vocab_size = decoder.config.vocab_size
+        self.inputs, self.outputs = inputs_of(decoder), outputs_of(decoder)
+        self.n_positions = decoder.config.n_positions
+        self.reference = Steps(torch_reference(decoder), self.inputs, n_positions=self.n_positions)
+
+    def steps(self, threads: int = 1) -> Steps:
+        return Steps(answers(open_graph(self.file, threads=threads), self.outputs), self.inputs, n_positions=self.n_positions)
+
+
+@pytest.fixture(scope="module", params=["every layer", *CONFIGS])
+def exported(request: pytest.FixtureRequest, constant_states_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """Every layer with a state of constant size, and the parts that a model may have instead of others."""
+    if request.param not in CONFIGS:
+        return Exported(random_decoder(**EVERY_CONSTANT_STATE), constant_states_bundle / "model.onnx")
+    decoder = random_decoder(vocab_size=VOCAB, **CONFIGS[request.param])
+    folder = tmp_path_factory.mktemp("step-graph")
+    trace(decoder, folder / "traced.onnx")
+    return Exported(decoder, optimise(folder / "traced.onnx", folder / "optimised"))
+
+
+def test_the_tensors_are_those_of_the_contract(exported: Exported) -> None:
+    check_interface(open_graph(exported.file, threads=1), exported.inputs, exported.outputs)
+    names = [tensor.name for tensor in exported.inputs]
+    begin = [contract.TOKENS, contract.LENGTHS, contract.POSITIONS, contract.WANTED]
+    if exported.decoder.config.positions == "none":
+        begin.remove(contract.POSITIONS)
+    assert names[: len(begin)] == begin
+    assert names[len(begin) :] == [state.name for state in states_of(exported.decoder)]
+
+
+def test_torch_gives_the_same_numbers(exported: Exported) -> None:
+    assert compare(exported.steps(), exported.reference, vocab_size=exported.vocab_size) > 0
+
+
+def test_no_cut_no_neighbour_and_no_padding_changes_a_bit(exported: Exported) -> None:
+    assert inexact(exported.steps, vocab_size=exported.vocab_size) is None
+
+
+def test_logits_are_given_where_they_are_wanted_and_may_be_wanted_nowhere(exported: Exported) -> None:
+    steps, tokens = exported.steps(), np.arange(10).reshape(2, 5)
+    call = tokens, np.array([5, 3]), np.array([0, 7]), steps.begin(2)
+    everywhere, states = steps.run(*call)
+    some, _ = steps.run(*call, np.array([[4, 0], [2, 2]]))
+    none, same = steps.run(*call, np.empty((2, 0), np.int64))
+    assert np.array_equal(some, np.stack([everywhere[0, [4, 0]], everywhere[1, [2, 2]]]))
+    assert none.shape == (2, 0, exported.vocab_size)
+    assert all(np.array_equal(states[name], same[name]) for name in states)
+
+
+def test_a_row_that_gets_nothing_keeps_its_state_to_the_bit(exported: Exported) -> None:
+    steps = exported.steps()
+    _, states = steps.run(np.arange(12).reshape(2, 6), np.array([6, 4]), np.array([0, 0]), steps.begin(2))
+    _, after = steps.run(np.ones((2, 3), np.int64), np.array([0, 2]), np.array([6, 4]), states)
+    assert all(np.array_equal(states[name][0], after[name][0]) for name in states)
+    settled = tuple(f"_{name}" for name in SETTLES)
+    assert not any(np.array_equal(states[name][1], after[name][1]) for name in states if not name.endswith(settled))
+
+
+def test_the_operators_are_those_that_are_exact(exported: Exported) -> None:
+    operators = Counter(node.op_type for node in onnx.load(exported.file, load_external_data=False).graph.node)
+    layers = exported.decoder.config.layer_names
+    assert operators["LinearAttention"] == sum(N_RECURRENCES.get(layer, 1) for layer in layers)
+    assert operators["CausalConvWithState"] == layers.count("gated_delta")
+    assert not {"Elu", "Log", "Softplus", "Conv", "Scan", "Loop"} & set(operators)
+
+
+def test_the_decoder_is_left_as_it_was() -> None:
+    decoder = random_decoder(layers="gated_delta", positions="none")
+    layer = decoder.blocks[0].layer
+    with with_operators(decoder):
+        assert layer.recurrence is not chunkwise
+    assert layer.recurrence is chunkwise
+    assert not {"recurrence", "convolve"} & (vars(layer).keys() | vars(layer.convolution).keys())
+
+
+# What the checks find
+
+
+def altered(exported: Exported, change: object) -> Steps:
+    """The graph with its outputs changed by `change(feed, outputs)`."""
+    answer = answers(open_graph(exported.file, threads=1), exported.outputs)
+
+    def changed(feed: Feed) -> Arrays:
+        outputs = dict(answer(feed))
+        change(feed, outputs)  # type: ignore[operator]
+        return outputs
+
+    return Steps(changed, exported.inputs)
+
+
+def add_to(name: str, amount: object) -> object:
+    """A change that adds the least of what float32 can hold near 1 to a tensor, as often as `amount(feed)` says."""
+
+    def change(feed: Feed, outputs: dict[str, NDArray[np.float32]]) -> None:
+        outputs[name] = outputs[name] + np.float32(2**-20) * amount(feed)  # type: ignore[operator]
+
+    return change
+
+
+DEPENDENCIES = {
+    "the batch": (lambda feed: len(feed[contract.TOKENS]) > 1, "a batch changes"),
+    "the length of a call": (lambda feed: feed[contract.TOKENS].shape[1] == 7, "pieces of 7 changes"),
+    "single steps": (lambda feed: feed[contract.TOKENS].shape[1] == 1, "pieces of 7 changes"),  # 64 = 9 * 7 + 1
+    "padding": (lambda feed: feed[contract.LENGTHS].min() < feed[contract.TOKENS].shape[1], "padding changes"),
+}
+
+
+@pytest.mark.parametrize(("when", "said"), DEPENDENCIES.values(), ids=DEPENDENCIES)
+@pytest.mark.parametrize("name", [contract.STEP_LOGITS, "new_state_0_S"])
+def test_a_bit_that_depends_on_others_is_found(exported: Exported, name: str, when: object, said: str) -> None:
+    what = inexact(lambda threads: altered(exported, add_to(name, when)), vocab_size=exported.vocab_size)
+    assert what is not None
+    assert said in what
+
+
+def test_a_graph_that_is_wrong_is_found(exported: Exported) -> None:
+    with pytest.raises(ExportError, match=r"^logits: at B=1, N=1 the graph is .* away from the model"):
+        compare(altered(exported, add_to(contract.STEP_LOGITS, lambda feed: 1e4)), exported.reference, vocab_size=exported.vocab_size)
+    wrong = add_to("new_state_0_S", lambda feed: np.nan if feed[contract.TOKENS].shape[1] == 9 else 0)
+    with pytest.raises(ExportError, match=r"^state_0_S: at B=1, N=9 the graph is nan away"):
+        compare(altered(exported, wrong), exported.reference, vocab_size=exported.vocab_size)
+
+
+# What the runtime's operator is, in numpy
+
+
+@pytest.mark.parametrize("per_row", [False, True], ids=["decay a head", "decay a row of S"])
+@pytest.mark.parametrize("given", RULES, ids=RULES.values())
+def test_the_operator_is_the_recurrence(given: tuple[bool, bool], per_row: bool) -> None:
+    B, H, N, D_k, D_v = 2, 3, 11, 4, 5
+    random = np.random.default_rng(0)
+    q, k, v = (random.standard_normal((B, N, H, D)).astype(np.float32) for D in (D_k, D_k, D_v))
+    S = first = random.standard_normal((B, H, D_k, D_v)).astype(np.float32)
+    k /= np.linalg.norm(k, axis=-1, keepdims=True)
+    decay = -random.random((B, N, H, D_k) if per_row else (B, N, H), np.float32)
+    beta = random.random((B, N, H), np.float32)
+    outputs = []
+    for t in range(N):
+        if given[0]:
+            S = S * np.exp(decay[:, t] if per_row else decay[:, t, :, None])[..., None]
+        known = np.einsum("bhkv,bhk->bhv", S, k[:, t])
+        w = beta[:, t, :, None] * (v[:, t] - known) if given[1] else v[:, t]
+        S = S + k[:, t, :, :, None] * w[:, :, None]
+        outputs.append(np.einsum("bhkv,bhk->bhv", S, q[:, t]))
+    feed = {"q": q, "k": k, "v": v, "S": first} | ({"decay": decay} if given[0] else {}) | ({"beta": beta} if given[1] else {})
+    packed = {name: x if name == "S" else x.reshape(B, N, -1) for name, x in feed.items()}
+    o, S_new = _operator(RULES[given], H, packed)
+    assert np.abs(o - np.stack(outputs, axis=1).reshape(B, N, -1)).max() < 1e-5
+    assert np.abs(S_new - S).max() < 1e-5
+
+
+def _operator(rule: str, H: int, feed: dict[str, NDArray[np.float32]]) -> list[NDArray[np.float32]]:
+    inputs = [name if name in feed else "" for name in ("q", "k", "v", "S", "decay", "beta")]
+    node = onnx.helper.make_node(
+        "LinearAttention", inputs, ["o", "S_new"], domain="com.microsoft", q_num_heads=H, kv_num_heads=H, scale=1.0, update_rule=rule
+    )
+    value = lambda name: onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)  # noqa: E731
+    graph = onnx.helper.make_graph([node], "operator", [value(name) for name in feed], [value("o"), value("S_new")])
+    opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("com.microsoft", 1)]
+    model = onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
+    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed)

@@ -1,0 +1,222 @@
+"""A decoder's folder goes in, and a bundle that gives torch's numbers comes out: exact, or not at all."""
+
+from dataclasses import asdict
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from rich.console import Console
+
+from export import contract, decoder_bundle
+from export.bundle import export_bundle
+from export.checks.decoder_parity import Steps
+from export.checks.golden import N_CONTINUED, PROMPTS
+from export.checks.parity import answers, open_graph
+from export.errors import ExportError
+from export.summary import render
+from tests import decoders
+
+TEMPLATE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return decoders.tiny_decoder(
+        tmp_path_factory.mktemp("decoder") / "checkpoint", chat_template=TEMPLATE, layers="gated_delta", positions="none"
+    )
+
+
+@pytest.fixture(scope="module")
+def bundle(checkpoint: Path) -> Path:
+    export_bundle(checkpoint, checkpoint.with_name("bundle"), name="tiny-decoder")
+    return checkpoint.with_name("bundle")
+
+
+def steps(bundle: Path) -> Steps:
+    manifest = contract.verify(bundle)
+    return Steps(answers(open_graph(bundle / manifest.graph.file, threads=1), manifest.graph.outputs), manifest.graph.inputs)
+
+
+def test_the_manifest_says_what_the_decoder_is(bundle: Path) -> None:
+    manifest = contract.verify(bundle)
+    decoder = manifest.decoder
+    assert decoder is not None
+    assert (manifest.kind, manifest.precision, manifest.source.attention) == ("decoder", "fp32", "gated_delta")
+    assert [(state.name, state.shape) for state in decoder.states] == [("state_0_S", (2, 8, 8)), ("state_0_conv", (48, 3))]
+    assert decoder.state_bytes == 4 * (2 * 8 * 8 + 48 * 3)
+    assert decoder.exact
+    assert decoder.eos_token_ids == (10,)
+    assert not decoder.takes_positions
+    assert decoder.bits_per_byte == decoder.fp32_bits_per_byte
+    assert 7 < decoder.bits_per_byte < 16, "random weights know nothing of 256 bytes"
+    assert (bundle / decoder.chat_template).read_text() == TEMPLATE
+    assert {file.name for file in manifest.files} == {
+        "model.onnx",
+        "model.onnx.data",
+        "tokenizer.json",
+        "golden.json",
+        "chat_template.jinja",
+    }
+
+
+def test_the_golden_continuations_are_what_the_graph_says(bundle: Path) -> None:
+    golden, graph = contract.read_decoder_golden(bundle), steps(bundle)
+    tokenizer = decoders.byte_tokenizer()
+    assert len(golden.prompts) == len(golden.continuations) > 5
+    for prompt, ids, continuation, top, logits in zip(
+        golden.prompts, golden.token_ids, golden.continuations, golden.top_token_ids, golden.top_logits, strict=True
+    ):
+        assert tokenizer.encode(prompt).ids == list(ids)
+        fed = np.array([[*ids, *continuation]])
+        rows, _ = graph.run(fed, np.array([fed.shape[1]]), np.array([0]), graph.begin(1))
+        after = rows[0, len(ids) - 1 : -1]  # (continuation, V)
+        assert np.abs(after[0, list(top)] - logits).max() < golden.max_abs_error
+        assert top[0] == continuation[0]
+        chosen = after[np.arange(len(continuation)), list(continuation)]
+        assert (after.max(axis=1) - chosen).max() < golden.max_abs_error
+
+
+def test_int8_is_exact_too_and_says_what_it_costs(checkpoint: Path, tmp_path: Path) -> None:
+    manifest = export_bundle(checkpoint, tmp_path / "int8", precision="int8")
+    decoder = manifest.decoder
+    assert decoder is not None
+    assert decoder.exact
+    assert decoder.bits_per_byte != decoder.fp32_bits_per_byte
+    assert decoder.bits_per_byte == pytest.approx(decoder.fp32_bits_per_byte, rel=0.02)
+    assert manifest.graph.operators["MatMulNBits"] > 5
+    assert "MatMul" not in manifest.graph.operators
+    assert {tensor.dtype for tensor in manifest.graph.inputs if tensor.name.startswith("state_")} == {"float32"}
+
+
+def test_fp16_halves_the_weights_and_keeps_states_in_float32(checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
+    manifest = export_bundle(checkpoint, tmp_path / "fp16", precision="fp16")
+    assert {tensor.dtype for tensor in manifest.graph.outputs} == {"float32"}
+    assert "not faster" in manifest.graph.optimisation
+    half, full = ((folder / "model.onnx.data").stat().st_size for folder in (tmp_path / "fp16", bundle))
+    assert half < 0.7 * full
+    weights = onnx.load(tmp_path / "fp16" / contract.GRAPH, load_external_data=False).graph.initializer
+    assert any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in weights)
+
+
+def test_inspection_shows_what_a_person_asks_of_a_decoder(bundle: Path) -> None:
+    console = Console(width=160, file=StringIO())
+    with console.capture() as capture:
+        console.print(render(bundle))
+    decoder = contract.verify(bundle).decoder
+    facts = ["decoder, fp32", "gated_delta", f"{decoder.parameters:,}", "1,088 B of memory a sequence", "in 2 tensors", "the same bits"]
+    facts += [f"{decoder.bits_per_byte:.4f}", "any number of tokens", "chat_template.jinja"]
+    assert [fact for fact in facts if fact not in capture.get()] == []
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("layers", "which"),
+    [
+        (("causal_linear", "causal_softmax"), "layer 1 of 2, counted from 0, is full attention \\(causal_softmax\\)"),
+        (
+            ("gated_softmax", "delta", "causal_softmax"),
+            "layer 0 of 3, counted from 0 \\(and 1 more\\), is full attention \\(gated_softmax\\)",
+        ),
+    ],
+)
+def test_a_state_that_grows_is_refused_by_its_first_layer(tmp_path: Path, layers: tuple[str, ...], which: str) -> None:
+    checkpoint = decoders.tiny_decoder(tmp_path / "checkpoint", layers=layers, n_layers=len(layers))
+    with pytest.raises(ExportError, match=f"{which}, whose state grows with the text.* Choose a checkpoint whose every layer is linear"):
+        export_bundle(checkpoint, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_graph_that_is_not_exact_is_refused(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder_bundle, "inexact", lambda open_steps, *, vocab_size: "a batch changes logits of a prompt of 64 tokens")
+    with pytest.raises(ExportError, match="not exact: a batch changes logits of a prompt of 64 tokens"):
+        export_bundle(checkpoint, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    checkpoint = decoders.tiny_decoder(tmp_path / "checkpoint", vocab_size=200)
+    with pytest.raises(ExportError, match="has 256 tokens, and the model 200"):
+        export_bundle(checkpoint, tmp_path / "bundle")
+
+
+def test_the_layers_of_a_decoder_are_not_swapped(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match="attention='linear' is for encoders"):
+        export_bundle(checkpoint, tmp_path / "bundle", attention="linear")
+
+
+# Learned positions
+
+
+@pytest.fixture(scope="module")
+def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with 40 positions, which is less than some golden prompts, passages and sizes of the comparison take."""
+    checkpoint = tmp_path_factory.mktemp("learned") / "checkpoint"
+    decoders.tiny_decoder(checkpoint, layers="causal_linear", positions="learned", n_positions=40)
+    export_bundle(checkpoint, checkpoint.with_name("bundle"), maps=True)
+    return checkpoint.with_name("bundle")
+
+
+def test_learned_positions_are_a_limit_of_the_bundle(numbered: Path) -> None:
+    manifest, golden = contract.verify(numbered), contract.read_decoder_golden(numbered)
+    assert (manifest.decoder.n_positions, manifest.limits.max_tokens, manifest.attention_graph.max_tokens) == (40, 40, 40)
+    assert manifest.decoder.takes_positions
+    assert manifest.decoder.exact
+    assert manifest.parity.shapes == ((1, 1), (2, 1), (1, 9))
+    assert 0 < len(golden.prompts) < len(PROMPTS)
+    assert max(len(ids) + N_CONTINUED for ids in golden.token_ids) <= 40
+    assert 7 < manifest.decoder.bits_per_byte < 16
+    console = Console(width=160, file=StringIO())
+    with console.capture() as capture:
+        console.print(render(numbered))
+    assert "40 tokens, vocabulary of 256" in capture.get()
+
+
+def test_padding_behind_the_last_position_is_only_padding(numbered: Path) -> None:
+    graph, tokens = steps(numbered), np.arange(40)[None]
+    whole, _ = graph.run(tokens, np.array([40]), np.array([0]), graph.begin(1))
+    padded, _ = graph.run(np.pad(tokens, ((0, 0), (0, 9))), np.array([40]), np.array([0]), graph.begin(1))
+    assert np.array_equal(padded[:, :40], whole)
+
+
+def test_too_few_positions_to_prove_a_server_are_refused(tmp_path: Path) -> None:
+    checkpoint = decoders.tiny_decoder(tmp_path / "checkpoint", positions="learned", n_positions=19)
+    with pytest.raises(ExportError, match="n_positions=19 have no room for a prompt and the 16 tokens after it"):
+        export_bundle(checkpoint, tmp_path / "bundle")
+
+
+def test_a_picture_has_a_position_for_every_pixel_it_reads(tmp_path: Path) -> None:
+    checkpoint = decoders.tiny_decoder(
+        tmp_path / "checkpoint", positions="learned", n_positions=29, image=decoders.tiny_image(width=6, height=5)
+    )
+    with pytest.raises(ExportError, match="a prompt and its pixels need 30 positions, and the model has n_positions=29"):
+        export_bundle(checkpoint, tmp_path / "bundle")
+
+
+def test_a_decoder_without_a_last_position_has_no_word_of_it_in_its_manifest(bundle: Path) -> None:
+    """So a bundle from before there were learned positions keeps its fingerprint."""
+    assert contract.verify(bundle).decoder.n_positions is None
+    assert '"n_positions"' not in (bundle / contract.MANIFEST).read_text()
+
+
+# Pixels
+
+
+def test_what_a_decoder_draws_goes_into_the_bundle(tmp_path: Path) -> None:
+    image = decoders.tiny_image(width=5, height=3)
+    manifest = export_bundle(decoders.tiny_decoder(tmp_path / "checkpoint", image=image), tmp_path / "bundle")
+    drawn = contract.verify(tmp_path / "bundle").decoder.image
+    assert drawn == manifest.decoder.image == contract.Image(**asdict(image))
+    console = Console(width=160, file=StringIO())
+    with console.capture() as capture:
+        console.print(render(tmp_path / "bundle"))
+    assert "0, 1, 2, 3, 4, 5, 6, 7, 8, 9: 5 x 3 pixels in 4 grey levels" in capture.get()
+
+
+def test_a_decoder_that_draws_nothing_has_no_word_of_it_in_its_manifest(bundle: Path) -> None:
+    """So a bundle from before there were images keeps its fingerprint."""
+    assert contract.verify(bundle).decoder.image is None
+    assert '"image"' not in (bundle / contract.MANIFEST).read_text()
