@@ -28,8 +28,8 @@ from export.packing import OPERATORS, with_children
 from export.parity import scale
 from export.step_graph import OPSET
 from export.twin_session import TwinSession
+from models.attention.layers.causal_softmax import CausalSoftmaxAttention
 from models.attention.layers.multi_head import merge_heads, split_heads
-from models.attention.scoring.causal_softmax import CausalSoftmaxAttention
 from models.checkpoints.decoder import load_decoder
 from models.decoder.model import Decoder
 from models.parts.positions import Rotation, rotate
