@@ -15,8 +15,9 @@ from models.attention.gated.causal_flash import CausalMixedChunkAttention
 from models.attention.gated.causal_gau import CausalGatedAttentionUnit
 from models.attention.gated.flash import MixedChunkAttention
 from models.attention.gated.gau import GatedAttentionUnit
-from models.attention.layers.multi_head import SoftmaxAttention
+from models.attention.layers.causal_softmax import CausalSoftmaxAttention
 from models.attention.layers.narrow import NarrowAttention
+from models.attention.layers.softmax import SoftmaxAttention
 from models.attention.layers.wide import WideAttention
 from models.attention.linear.based import BasedAttention
 from models.attention.linear.causal_efficient import CausalEfficientAttention
@@ -34,26 +35,30 @@ from models.attention.recurrent.delta import DeltaNet
 from models.attention.recurrent.gated_delta import GatedDeltaNet
 from models.attention.recurrent.gated_linear import GatedLinearAttention
 from models.attention.recurrent.retention import Retention
-from models.attention.scoring.additive import AdditiveAttention, CausalAdditiveAttention
-from models.attention.scoring.causal_softmax import CausalSoftmaxAttention
+from models.attention.scoring.additive import AdditiveAttention
+from models.attention.scoring.causal_additive import CausalAdditiveAttention
+from models.attention.scoring.causal_cosine import CausalCosineAttention
+from models.attention.scoring.causal_dot import CausalDotAttention
+from models.attention.scoring.causal_nadaraya_watson import CausalNadarayaWatsonAttention
+from models.attention.scoring.causal_softmax1 import CausalSoftmax1Attention
 from models.attention.scoring.causal_synthesizer import CausalSynthesizer
-from models.attention.scoring.cosine import CausalCosineAttention, CosineAttention
-from models.attention.scoring.dot import CausalDotAttention, DotAttention
+from models.attention.scoring.cosine import CosineAttention
+from models.attention.scoring.dot import DotAttention
 from models.attention.scoring.gated_softmax import GatedSoftmaxAttention
-from models.attention.scoring.nadaraya_watson import CausalNadarayaWatsonAttention, NadarayaWatsonAttention
-from models.attention.scoring.softmax1 import CausalSoftmax1Attention, Softmax1Attention
+from models.attention.scoring.nadaraya_watson import NadarayaWatsonAttention
+from models.attention.scoring.softmax1 import Softmax1Attention
 from models.attention.scoring.synthesizer import Synthesizer
 from models.attention.sparse.atrous import AtrousAttention
 from models.attention.sparse.bigbird import BigBirdAttention
 from models.attention.sparse.causal_atrous import CausalAtrousAttention
 from models.attention.sparse.causal_longformer import CausalLongformerAttention
 from models.attention.sparse.causal_lsh import CausalLSHAttention
-from models.attention.sparse.causal_patterns import CausalSparseAttention
+from models.attention.sparse.causal_sparse import CausalSparseAttention
 from models.attention.sparse.local import LocalAttention
 from models.attention.sparse.longformer import LongformerAttention
 from models.attention.sparse.lsh import LSHAttention
-from models.attention.sparse.patterns import SparseAttention
 from models.attention.sparse.sliding_window import SlidingWindowAttention
+from models.attention.sparse.sparse import SparseAttention
 
 LAYERS = {
     # Encoders: a token sees past and future.

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
-from models.attention.layers.multi_head import SoftmaxAttention, merge_heads, split_heads
+from models.attention.layers.multi_head import merge_heads, split_heads
+from models.attention.layers.softmax import SoftmaxAttention
 from models.encoder.heads import SequenceClassifier
 from models.encoder.model import Block, Encoder
 from models.parts.positions import Rotation, rotate

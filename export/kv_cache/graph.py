@@ -28,8 +28,8 @@ from export.graphs.decoder_step import OPSET
 from export.graphs.encoder import beside, optimise, quiet, strip
 from export.graphs.packed_encoder import OPERATORS, with_children
 from export.kv_cache.session import TwinSession
+from models.attention.layers.causal_softmax import CausalSoftmaxAttention
 from models.attention.layers.multi_head import merge_heads, split_heads
-from models.attention.scoring.causal_softmax import CausalSoftmaxAttention
 from models.checkpoints.decoder import load_decoder
 from models.decoder.model import Decoder
 from models.parts.positions import Rotation, rotate

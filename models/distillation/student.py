@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.layers.multi_head import SoftmaxAttention, merge_heads, split_heads
+from models.attention.layers.multi_head import merge_heads, split_heads
+from models.attention.layers.softmax import SoftmaxAttention
 from models.checkpoints.published import Checkpoint
 from models.encoder.model import Encoder
 from models.folders.folder import CheckpointError

@@ -11,10 +11,10 @@ so its size is constant.
 import torch
 from torch import Tensor, nn
 
+from models.attention.layers.causal_softmax import CausalSoftmaxAttention
 from models.attention.layers.cross import CrossAttention
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.layers.scaled_dot_product import attend, masked_softmax
-from models.attention.scoring.causal_softmax import CausalSoftmaxAttention
 from models.encoder.model import Encoder, EncoderConfig
 from models.encoder_decoder.config import TransformerConfig
 from models.encoder_decoder.model import EncoderDecoder, Tensors

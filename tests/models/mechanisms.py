@@ -123,7 +123,7 @@ MECHANISMS = {
         "models.attention.sparse.atrous.attend_atrous", ("q", "k", "v", "rate", "scale", "key_mask", "causal"), layers=("atrous",)
     ),
     "sparse": Mechanism(
-        "models.attention.sparse.patterns.attend_sparse",
+        "models.attention.sparse.sparse.attend_sparse",
         ("q", "k", "v", "mode", "stride", "n_summaries", "n_heads_a", "scale", "key_mask", "causal"),
         layers=("sparse",),
     ),
@@ -196,7 +196,7 @@ MECHANISMS = {
     ),
     "linear recurrence, step by step": Mechanism("models.attention.layers.recurrence.recurrent", ("q", "k", "v", "S", "decay", "beta")),
     "multi-head": Mechanism(
-        "models.attention.layers.multi_head.SoftmaxAttention", ("d_model", "n_heads", "d_head", "bias"), layers=("softmax",)
+        "models.attention.layers.softmax.SoftmaxAttention", ("d_model", "n_heads", "d_head", "bias"), layers=("softmax",)
     ),
     "multi-head, narrow": Mechanism(
         "models.attention.layers.narrow.NarrowAttention", ("d_model", "n_heads", "d_head", "bias"), layers=("narrow",)
@@ -204,7 +204,7 @@ MECHANISMS = {
     "multi-head, wide": Mechanism("models.attention.layers.wide.WideAttention", ("d_model", "n_heads", "d_head", "bias"), layers=("wide",)),
     "multi-head, cross": Mechanism("models.attention.layers.cross.CrossAttention", ("d_model", "n_heads", "d_memory", "d_head", "bias")),
     "multi-head, causal": Mechanism(
-        "models.attention.scoring.causal_softmax.CausalSoftmaxAttention",
+        "models.attention.layers.causal_softmax.CausalSoftmaxAttention",
         ("d_model", "n_heads", "d_head", "bias"),
         layers=("causal_softmax",),
     ),

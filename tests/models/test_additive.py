@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from models.attention.scoring.additive import AdditiveAttention, CausalAdditiveAttention, attend_additive
+from models.attention.scoring.additive import AdditiveAttention, attend_additive
+from models.attention.scoring.causal_additive import CausalAdditiveAttention
 from tests.models.scoring import D_K, EXACT, B, H, by_loops, drawn, pairs, qkv, weights_of
 
 A, D_Q = 6, 5

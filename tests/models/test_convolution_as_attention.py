@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.layers.multi_head import SoftmaxAttention
+from models.attention.layers.softmax import SoftmaxAttention
 from models.attention.scoring.convolution_as_attention import ConvolutionAsAttention, position_weights, quadratic_scores
 
 EXACT = 1e-9  # float64: off-pixel weights of e^-46

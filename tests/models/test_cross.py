@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from models.attention.layers.cross import CrossAttention
-from models.attention.layers.multi_head import SoftmaxAttention
+from models.attention.layers.softmax import SoftmaxAttention
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
 

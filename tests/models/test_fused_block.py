@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from models.attention.layers.fused_block import FusedBlock, attend_fused, from_separate, fused, separated, to_separate
-from models.attention.layers.multi_head import SoftmaxAttention
+from models.attention.layers.softmax import SoftmaxAttention
 from tests.models.scoring import EXACT, drawn
 
 D = 12

@@ -10,9 +10,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from models import LAYERS
 from models.attention.layers.causal import CausalLayer
-from models.attention.layers.multi_head import SoftmaxAttention
 from models.attention.layers.narrow import NarrowAttention
 from models.attention.layers.scaled_dot_product import attend, masked_softmax
+from models.attention.layers.softmax import SoftmaxAttention
 from models.attention.layers.wide import WideAttention
 from models.attention.linear.linear import attend_linear
 from tests.models.mechanisms import OPTIONS

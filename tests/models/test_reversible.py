@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from export.graphs.encoder import OPSET, quiet
-from models.attention.layers.multi_head import SoftmaxAttention
+from models.attention.layers.softmax import SoftmaxAttention
 from models.attention.sparse.lsh import LSHAttention
 from models.parts.feedforward import ChunkedFeedForward, FeedForward
 from models.reformer.reversible import ReversibleBlock, ReversibleStack

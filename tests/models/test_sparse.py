@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from models.attention.layers.multi_head import merge_heads, split_heads
-from models.attention.sparse.causal_patterns import CausalSparseAttention
-from models.attention.sparse.patterns import SparseAttention, attend_sparse
+from models.attention.sparse.causal_sparse import CausalSparseAttention
+from models.attention.sparse.sparse import SparseAttention, attend_sparse
 from tests.models.patterns import EXACT, LENGTHS, check, check_gradients, dense, heads, mask_of
 
 MODES = ("union", "strided", "fixed")

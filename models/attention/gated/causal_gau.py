@@ -12,7 +12,7 @@ from torch import Tensor
 from models.attention.gated.gau import DistanceBias, GatedProjections, Normalisation, weights
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.causal import CausalLayer, State
-from models.attention.scoring.causal_softmax import remember, seen
+from models.attention.layers.causal_softmax import remember, seen
 from models.parts.positions import Rotation
 
 CAUSAL_NORMALISATIONS = ("valid", "softmax", "softmax_plus")

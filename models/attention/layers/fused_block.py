@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.layers.multi_head import SoftmaxAttention, head_width, merge_heads, split_heads
+from models.attention.layers.multi_head import head_width, merge_heads, split_heads
 from models.attention.layers.scaled_dot_product import masked_softmax, scale_of
+from models.attention.layers.softmax import SoftmaxAttention
 
 
 def fused(W_q: Tensor, W_k: Tensor, W_v: Tensor) -> Tensor:

@@ -1,14 +1,6 @@
-"""Multi-head attention: H heads look at the same tokens, each through projections of its own.
-
-head_h = attend(x W_h^Q, x W_h^K, x W_h^V),   y = concat(head_1 .. head_H) W^O,   D_k = D_v = D / H unless given
-Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2. 4 D² weights, O(N² D) time.
-"""
+"""What multi-head layers share: projections of tokens to H heads, and of the heads' answers back to tokens."""
 
 from torch import Tensor, nn
-
-from models.attention.layers.capabilities import Capabilities
-from models.attention.layers.scaled_dot_product import attend
-from models.parts.positions import Rotation, rotate
 
 
 def split_heads(x: Tensor, n_heads: int) -> Tensor:
@@ -49,35 +41,3 @@ class EqualHeads(nn.Module):
         self.to_k = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
-
-
-class SoftmaxAttention(EqualHeads):
-    """Standard multi-head self-attention."""
-
-    capabilities = Capabilities(rotates=True, pairs=True)
-
-    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True) -> None:
-        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
-        self.scale = self.d_head**-0.5
-
-    def forward(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None = None,
-        *,
-        rotation: Rotation | None = None,
-        pair_mask: Tensor | None = None,
-        pair_bias: Tensor | None = None,
-    ) -> Tensor:
-        """(B, N, D) -> (B, N, D).
-
-        key_mask (B, N) bool: tokens that exist. rotation: turns q and k by their position. pair_mask (N, N) bool:
-        which query may see which key. pair_bias (1, H, N, N): added to the scores. A padded token may get anything.
-        """
-        q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
-        k = split_heads(self.to_k(x), self.n_heads)
-        v = split_heads(self.to_v(x), self.n_heads)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
-        o = attend(q, k, v, scale=self.scale, mask=both_masks(key_mask, pair_mask), bias=pair_bias)
-        return self.to_out(merge_heads(o))

@@ -4,7 +4,7 @@ head_h = attend(x W_h^Q, x W_h^K, x W_h^V) with D_k = D_v = D,   y = concat(head
 The same as the standard layer with D_k = D: 4 H D² weights and H times its time.
 """
 
-from models.attention.layers.multi_head import SoftmaxAttention
+from models.attention.layers.softmax import SoftmaxAttention
 
 
 class WideAttention(SoftmaxAttention):

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities, of_nothing
 from models.attention.layers.scaled_dot_product import masked_softmax
-from models.attention.scoring.causal_scored import CausalScoredAttention
 from models.attention.scoring.scored import ScoredAttention
 
 QUERIES_AT_ONCE = 64
@@ -102,30 +101,11 @@ class AdditiveAttention(ScoredAttention):
         queries_at_once: int | None = QUERIES_AT_ONCE,
     ) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
-        self.to_q, self.to_k = (_into_hidden(d_model, n_heads, self.d_head) for _ in range(2))
+        self.to_q, self.to_k = (into_hidden(d_model, n_heads, self.d_head) for _ in range(2))
         self.attend = LearnedAddition(n_heads, self.d_head, queries_at_once=queries_at_once)
 
 
-class CausalAdditiveAttention(CausalScoredAttention):
-    """The same over a cache of the past, in which k is W_k k already."""
-
-    capabilities = Capabilities(causal=True, cross=False, state="growing")
-
-    def __init__(
-        self,
-        d_model: int,
-        n_heads: int,
-        *,
-        d_head: int | None = None,
-        bias: bool = False,
-        queries_at_once: int | None = QUERIES_AT_ONCE,
-    ) -> None:
-        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
-        self.to_q, self.to_k = (_into_hidden(d_model, n_heads, self.d_head) for _ in range(2))
-        self.attend = LearnedAddition(n_heads, self.d_head, queries_at_once=queries_at_once)
-
-
-def _into_hidden(d_model: int, n_heads: int, d_hidden: int) -> nn.Linear:
+def into_hidden(d_model: int, n_heads: int, d_hidden: int) -> nn.Linear:
     """D -> H A without bias; Xavier-uniform for each head by itself."""
     linear, bound = nn.Linear(d_model, n_heads * d_hidden, bias=False), (6 / (d_model + d_hidden)) ** 0.5
     nn.init.uniform_(linear.weight, -bound, bound)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.causal import EqualHeadsLayer, State, at_least_float32
+from models.attention.layers.causal_softmax import remember, seen
 from models.attention.layers.multi_head import merge_heads, split_heads
-from models.attention.scoring.causal_softmax import remember, seen
 from models.parts.positions import Rotation, rotate
 
 

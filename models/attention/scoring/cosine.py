@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention.layers.scaled_dot_product import attend
-from models.attention.scoring.causal_scored import CausalScoredAttention
 from models.attention.scoring.scored import ScoredAttention
 
 LARGEST_TAU = 100.0
@@ -50,13 +49,5 @@ class CosineAttention(ScoredAttention):
     """Multi-head cosine self-attention. tau: with which every head begins."""
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True, tau: float = 10.0) -> None:
-        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
-        self.attend = LearnedCosine(n_heads, tau=tau)
-
-
-class CausalCosineAttention(CausalScoredAttention):
-    """The same over a cache of the past."""
-
-    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, tau: float = 10.0) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
         self.attend = LearnedCosine(n_heads, tau=tau)

@@ -8,7 +8,6 @@ of a wide head begins nearly as a maximum; `scaled_dot_product.attend` divides b
 from torch import Tensor
 
 from models.attention.layers.scaled_dot_product import attend
-from models.attention.scoring.causal_scored import CausalScoredAttention
 from models.attention.scoring.scored import ScoredAttention
 
 
@@ -19,11 +18,5 @@ def attend_dot(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, b
 
 class DotAttention(ScoredAttention):
     """Multi-head dot-product self-attention."""
-
-    attend = staticmethod(attend_dot)
-
-
-class CausalDotAttention(CausalScoredAttention):
-    """The same over a cache of the past."""
 
     attend = staticmethod(attend_dot)

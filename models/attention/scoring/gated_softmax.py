@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.causal import CausalLayer, State, at_least_float32
+from models.attention.layers.causal_softmax import attend_to_cache
 from models.attention.layers.head_norm import HeadNorm
 from models.attention.layers.multi_head import head_width, merge_heads, split_heads
-from models.attention.scoring.causal_softmax import attend_to_cache
 from models.parts.positions import Rotation, rotate
 
 

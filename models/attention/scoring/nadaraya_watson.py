@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention.layers.scaled_dot_product import attend
-from models.attention.scoring.causal_scored import CausalScoredAttention
 from models.attention.scoring.scored import ScoredAttention
 
 LEAST_H = 1e-6
@@ -60,23 +59,6 @@ class NadarayaWatsonAttention(ScoredAttention):
         *,
         d_head: int | None = None,
         bias: bool = True,
-        bandwidth: float = 1.0,
-        per_dimension: bool = False,
-    ) -> None:
-        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
-        self.attend = LearnedKernel(n_heads, self.d_head if per_dimension else 1, h=bandwidth)
-
-
-class CausalNadarayaWatsonAttention(CausalScoredAttention):
-    """The same over a cache of the past."""
-
-    def __init__(
-        self,
-        d_model: int,
-        n_heads: int,
-        *,
-        d_head: int | None = None,
-        bias: bool = False,
         bandwidth: float = 1.0,
         per_dimension: bool = False,
     ) -> None:

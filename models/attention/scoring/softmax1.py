@@ -13,7 +13,6 @@ from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, of_nothing
 from models.attention.layers.scaled_dot_product import scale_of
-from models.attention.scoring.causal_scored import CausalScoredAttention
 from models.attention.scoring.scored import ScoredAttention
 
 
@@ -61,15 +60,5 @@ class Softmax1Attention(ScoredAttention):
     capabilities = Capabilities(rotates=True, pairs=True, averages=False)
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True) -> None:
-        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
-        self.attend = partial(attend_softmax1, scale=self.d_head**-0.5)
-
-
-class CausalSoftmax1Attention(CausalScoredAttention):
-    """The same over a cache of the past."""
-
-    capabilities = Capabilities(causal=True, cross=False, state="growing", rotates=True, averages=False)
-
-    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
         self.attend = partial(attend_softmax1, scale=self.d_head**-0.5)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from models.attention.sparse.pattern_cache import PatternCacheLayer, Slots, every, latest
-from models.attention.sparse.patterns import Mode, attend_sparse, check_sparse, heads_of_type_a
+from models.attention.sparse.sparse import Mode, attend_sparse, check_sparse, heads_of_type_a
 
 
 class CausalSparseAttention(PatternCacheLayer):
