@@ -62,10 +62,10 @@ load: $(VENV)/.test  ## Locust against the service that runs at HOST and PORT; L
 	$(BIN)/attnserve load --url http://$(HOST):$(PORT) $(LOAD)
 
 capacity: $(VENV)/.test $(DEFAULT)  ## Every run of docs/capacity.md, an hour on an idle machine; the same command goes on where it was stopped
-	$(BIN)/python -m loadtest.campaign --encoder $(ENCODER) --decoder bundles/$(DECODER) --page docs/capacity.md
+	$(BIN)/python -m loadtest.capacity.campaign --encoder $(ENCODER) --decoder bundles/$(DECODER) --page docs/capacity.md
 
 peers:  ## The environments that `make bench` compares with, each of its own (1.3 GB)
-	$(BIN)/python -m loadtest.peers install infinity
+	$(BIN)/python -m loadtest.bench.peers install infinity
 
 chart:  ## The manifests that the Helm chart fills with values, from the overlays
 	kubectl kustomize deploy/overlays/plain > deploy/chart/files/plain.yaml

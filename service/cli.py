@@ -430,7 +430,7 @@ def compare(
 def bench(context: typer.Context) -> None:
     """Start the service and measure it side by side with the bare runtime and with peers. `attnserve bench --help` lists what it takes."""
     with needing("loadtest"):
-        from loadtest.bench import app as bench_app
+        from loadtest.bench.encoder import app as bench_app
     bench_app(context.args, prog_name="attnserve bench")
 
 
@@ -438,7 +438,7 @@ def bench(context: typer.Context) -> None:
 def bench_generate(context: typer.Context) -> None:
     """Measure text: the bare step loop, the engine and the service side by side. `attnserve bench-generate --help` lists what it takes."""
     with needing("loadtest"):
-        from loadtest.bench_generate import app as bench_app
+        from loadtest.bench.generation.command import app as bench_app
     bench_app(context.args, prog_name="attnserve bench-generate")
 
 
@@ -454,7 +454,7 @@ def load(context: typer.Context) -> None:
 def bench_split(context: typer.Context) -> None:
     """Measure profile split beside single. `attnserve bench-split --help` lists what it takes."""
     with needing("loadtest"):
-        from loadtest.bench_split import app as bench_app
+        from loadtest.bench.split import app as bench_app
     bench_app(context.args, prog_name="attnserve bench-split")
 
 
@@ -462,7 +462,7 @@ def bench_split(context: typer.Context) -> None:
 def bench_long(context: typer.Context) -> None:
     """Measure an encoder of linear cost beside its teacher on long texts. `attnserve bench-long --help` lists what it takes."""
     with needing("loadtest"):
-        from loadtest.bench_long import app as bench_app
+        from loadtest.bench.long import app as bench_app
     bench_app(context.args, prog_name="attnserve bench-long")
 
 
@@ -470,7 +470,7 @@ def bench_long(context: typer.Context) -> None:
 def bench_faults(context: typer.Context) -> None:
     """Update, scale and kill a cluster of three nodes on this machine under load. `attnserve bench-faults --help` lists what it takes."""
     with needing("loadtest"):
-        from loadtest.faults import app as bench_app
+        from loadtest.faults.changes import app as bench_app
     bench_app(context.args, prog_name="attnserve bench-faults")
 
 

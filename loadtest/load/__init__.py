@@ -1,9 +1,9 @@
-"""`attnserve load`: Locust against a running service, and what its samples say.
+"""`attnserve load`: Locust against a running service, and the figures of its samples.
 
-In reading order: `plan` (what is sent, as data), `shapes` (how the load goes in time), `models` (what the service offers), `locust_run`
-(Locust in processes of its own, from `loadtest/users/`), `samples` (one line a request), `watch` (the service's processes meanwhile),
-`figures` (samples to numbers, stage by stage), `knee`, `flatness`, `marks` (numbers to verdicts), `plots`, `command`, `capacity`
-(tables of runs).
+In reading order: `plan.py` (what is sent, as data), `kinds.py` (the kinds of clients), `shapes.py` (how the load changes over time),
+`models.py` (the service's models and tasks), `locust_run.py` (runs Locust in processes of its own, from `loadtest/users/`), `samples.py`
+(one line a request), `watch.py` (the service's processes meanwhile), `figures.py` (samples to numbers, stage by stage), `knee.py`,
+`flatness.py`, `marks.py` (numbers to verdicts, by `pass_marks.toml`), `plots.py`, `command.py` and `__main__.py` (the command).
 
 Nothing here imports locust: it patches the standard library for its own process, and must not do so for others.
 """

@@ -1,6 +1,6 @@
 """`python -m loadtest.load`: the same as `attnserve load`."""
 
+from loadtest.common.terminal import run
 from loadtest.load.command import app
-from loadtest.terminal import run
 
 run(app, "attnserve load")

@@ -13,7 +13,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from loadtest import machine
+from loadtest.common import machine
+from loadtest.common.report import Verdict, amount
+from loadtest.common.terminal import console, interruptible, progress
 from loadtest.errors import LoadtestError
 from loadtest.load import figures, flatness, knee, locust_run, marks, models, plots, samples, shapes, watch
 from loadtest.load.figures import ALL, StageFigures
@@ -21,8 +23,6 @@ from loadtest.load.kinds import KINDS
 from loadtest.load.marks import Judged
 from loadtest.load.plan import Plan, Stage
 from loadtest.load.shapes import Shape
-from loadtest.report import Verdict, amount
-from loadtest.terminal import console, interruptible, progress
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 

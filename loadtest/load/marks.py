@@ -1,4 +1,4 @@
-"""Pass marks, written before a run: `loadtest/marks.toml`, and what a run makes of them."""
+"""Pass marks, written before a run: `loadtest/load/pass_marks.toml`, and what a run makes of them."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
+from loadtest.common.report import Verdict, amount
 from loadtest.errors import LoadtestError
 from loadtest.load import figures
 from loadtest.load.figures import StageFigures
 from loadtest.load.shapes import STAGES, Shape
-from loadtest.report import Verdict, amount
 
-FILE = Path(__file__).parents[1] / "marks.toml"
+FILE = Path(__file__).with_name("pass_marks.toml")
 RUN = "run"  # stands in the place of a stage for figures of the whole run
 RUN_FIGURES = frozenset(
     {"knee_reached", "p99_over_knee", "recovery_s", "p99_over_alone", "crowd_mib", "not_flat", "not_at_rest", "unanswered"}

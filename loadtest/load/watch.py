@@ -11,7 +11,7 @@ from urllib.request import Request, urlopen
 
 import psutil
 
-from loadtest import memory
+from loadtest.common import memory
 
 GAUGES = ("te_queue_size", "attnserve_queue_tokens", "attnserve_active_requests", "vllm:num_requests_running", "vllm:num_requests_waiting")
 _PORTS = {"http": 80, "https": 443}

@@ -1,8 +1,9 @@
-"""The clients, as Locust users: one class is one kind of client. `loadtest/locustfile.py` gives them to Locust as they are, `planned` under
-a plan of `attnserve load`.
+"""The clients, as Locust users: one class is one kind of client. `loadtest/locustfile.py` gives them to Locust as they are, `planned.py`
+with a plan of `attnserve load`.
 
-`asking` has the settings that all requests of a run share, `client` the base class, `embeddings`, `rerank`, `streams` and `hostile` the
-kinds, `wire` and `crowd` idle and slow connections, `recorder` the samples. Only Locust's processes import this package.
+`asking.py` has the settings that all requests of a run share, `client.py` the base class, `embeddings.py`, `rerank.py`, `streams.py` and
+`hostile.py` the kinds, `wire.py` and `crowd.py` idle and slow connections, `recorder.py` the samples. Only Locust's processes import this
+package.
 """
 
 from loadtest.users.embeddings import Documents, Embed, EmbedBatch, EmbedMixed

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from locust import tag, task
 
-from loadtest import corpus, texts
-from loadtest.corpus import DOCUMENT, PASSAGE, QUERY
+from loadtest.common import corpus, texts
+from loadtest.common.corpus import DOCUMENT, PASSAGE, QUERY
 from loadtest.load.kinds import KINDS
 from loadtest.users.client import Answer, Client
 

@@ -2,8 +2,8 @@
 
 from locust import tag, task
 
-from loadtest import corpus
-from loadtest.corpus import PASSAGE, QUERY
+from loadtest.common import corpus
+from loadtest.common.corpus import PASSAGE, QUERY
 from loadtest.load.kinds import KINDS
 from loadtest.users.client import Answer, Client
 

@@ -9,8 +9,8 @@ from typing import Any
 from geventhttpclient.response import HTTPSocketResponse
 from locust import tag, task
 
-from loadtest import corpus
-from loadtest.corpus import MESSAGE
+from loadtest.common import corpus
+from loadtest.common.corpus import MESSAGE
 from loadtest.load.kinds import KINDS
 from loadtest.users.client import Answer, Client, refused
 

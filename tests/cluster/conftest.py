@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.cluster import Cluster, running
+from loadtest.faults.cluster import Cluster, running
 from tests.bundles import tiny_encoder_bundle, withholding
 
 WORKERS = ("one", "two")

@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from loadtest.cluster import Cluster
+from loadtest.faults.cluster import Cluster
 from service.deployment.scaling import ENCODER_TARGET, autoscaling
 from tests.bundles import tiny_encoder_bundle
 from tests.cluster.conftest import WORKERS

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from loadtest.cluster import Cluster
+from loadtest.faults.cluster import Cluster
 from tests.bundles import WITHHELD
 from tests.cluster.conftest import WORKERS
 

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from loadtest.cluster import APPLICATION, Cluster
+from loadtest.faults.cluster import APPLICATION, Cluster
 from tests.cluster.conftest import WORKERS
 from tests.cluster.load import HELD_STREAMS, HELD_TOKENS, PATIENCE_S, Load, Outcome, held, missing
 

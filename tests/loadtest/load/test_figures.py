@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.common.report import Verdict
 from loadtest.errors import LoadtestError
 from loadtest.load import figures, knee, marks, samples
 from loadtest.load.figures import StageFigures
 from loadtest.load.marks import FILE, Mark
 from loadtest.load.samples import Begun
 from loadtest.load.shapes import Shape
-from loadtest.report import Verdict
 from tests.loadtest.load.made_up import begun, every, late, sample, steps
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from loadtest import corpus
+from loadtest.common import corpus
 from loadtest.load.command import KINDS, chosen
 from loadtest.load.plan import SOURCES, Plan
 from loadtest.load.shapes import DRAIN, RAMP, Shape, stages

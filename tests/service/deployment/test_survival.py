@@ -1,6 +1,6 @@
 """Processes of the real service are killed and stopped while clients ask: what they get meanwhile, and that it is whole again soon.
 
-`python -m loadtest.kills` does the same with real bundles and measures it; deploy/faults.md has the figures.
+`python -m loadtest.faults.kills` does the same with real bundles and measures it; deploy/faults.md has the figures.
 """
 
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.kills import Clients, Fault, Outcome, Victim, hit, requests, victim
+from loadtest.faults.kills import Clients, Fault, Outcome, Victim, hit, requests, victim
 from tests.bundles import tiny_encoder_bundle
 
 pytestmark = pytest.mark.service

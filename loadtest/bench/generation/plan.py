@@ -1,0 +1,35 @@
+"""What is measured, and how long."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from loadtest.in_process.shapes import Shape
+
+
+class Part(StrEnum):
+    engine = "engine"
+    service = "service"
+    prefill = "prefill"
+    latency = "latency"
+    sharing = "sharing"
+    transformers = "transformers"
+    paper = "paper"
+    batches = "batches"
+    flat = "flat"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """`tokens` is the length of the one long sequence, `memory_bytes` what the states or caches of a batch may take."""
+
+    bundle: Path
+    model: str
+    rounds: int
+    seconds: float
+    slots: int
+    tokens: int
+    threads: int
+    parts: frozenset[Part]
+    shapes: tuple[Shape, ...]
+    memory_bytes: int

@@ -1,0 +1,94 @@
+"""Pictures: what a token costs along a sequence, and what a batch gives."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from loadtest.bench.generation.measuring import Figures
+from loadtest.bench.generation.rows import beside, best_batch, by_batch
+from loadtest.in_process.crossover import crossover, fitted
+from loadtest.in_process.shapes import Shape
+from loadtest.in_process.steps import Stretch
+
+MiB = 2**20
+OURS, TWIN = "tab:blue", "tab:red"
+
+
+def price_of_a_token(
+    ours: Sequence[Stretch], twins: Sequence[Stretch], file: Path, title: str, *, state_bytes: int, twin_token_bytes: float
+) -> None:
+    """Milliseconds a token, and what its past takes, along one sequence; the twin (if any) with its line drawn on to the end of ours."""
+    pyplot = _pyplot()
+    figure, (time, memory) = pyplot.subplots(2, 1, sharex=True, figsize=(8, 6), layout="constrained")
+    positions = [stretch.middle for stretch in ours]
+    time.plot(positions, _ms(ours), color=OURS, label="constant state")
+    memory.plot(positions, [state_bytes / MiB] * len(ours), color=OURS, label="its states, those read and those written")
+    gained = [(stretch.rss_bytes - ours[0].rss_bytes) / MiB for stretch in ours]
+    memory.plot(positions, gained, ":", color=OURS, label="resident memory of the process, gained since the first thousand tokens")
+    if twins:
+        _growing(time, ours, twins)
+        cached = [stretch.middle for stretch in twins]
+        memory.plot(cached, [twin_token_bytes * position / MiB for position in cached], color=TWIN, label="the twin's keys and values")
+    time.set_xscale("log")
+    time.set_yscale("log")
+    time.set_ylabel("ms per token")
+    time.set_title(title, fontsize=9)
+    time.legend(fontsize=8)
+    memory.set_ylabel("MiB")
+    memory.set_xlabel("position in the sequence, tokens")
+    memory.legend(fontsize=8)
+    _save(figure, file)
+
+
+def _growing(axes: Any, ours: Sequence[Stretch], twins: Sequence[Stretch]) -> None:
+    end, line = twins[-1], fitted(twins)
+    axes.plot([stretch.middle for stretch in twins], _ms(twins), color=TWIN, label="softmax twin with a cache")
+    far = [end.middle, max(ours[-1].middle, end.middle)]
+    axes.plot(far, [line.at(position) * 1000 for position in far], "--", color=TWIN, label="its line")
+    axes.plot(end.middle, end.s_per_token * 1000, "o", color=TWIN, label=f"end of its measurement: {end.first + end.tokens:,}")
+    if position := crossover(beside(ours, twins), twins):
+        axes.axvline(position, color="gray", linewidth=0.8, label=f"ours is cheaper from {position:,.0f} on")
+
+
+def batch_ladder(figures: Figures, shapes: Sequence[Shape], file: Path, title: str) -> None:
+    """Tokens a second by batch, for each shape; the best of each is marked, and the last is the largest that fits."""
+    pyplot = _pyplot()
+    figure, panels = pyplot.subplots(1, len(shapes), figsize=(10, 4), layout="constrained", squeeze=False)
+    for axes, shape in zip(panels[0], shapes, strict=True):
+        for who, colour, told in (("ours", OURS, "constant state"), ("twin", TWIN, "softmax twin with a cache")):
+            medians = _medians(by_batch(figures, shape, who))
+            best = best_batch(by_batch(figures, shape, who))
+            axes.plot(list(medians), list(medians.values()), ".-", color=colour, label=told)
+            axes.plot(best, medians[best], "o", color=colour, label=f"{medians[best]:,.0f} tokens/s at {best:,}")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_title(f"{shape.name} shape, {shape.steps:,} steps", fontsize=9)
+        axes.set_xlabel("batch")
+        axes.legend(fontsize=8)
+    panels[0][0].set_ylabel("tokens/s")
+    figure.suptitle(title, fontsize=9)
+    _save(figure, file)
+
+
+def _medians(found: Mapping[int, Sequence[float]]) -> dict[int, float]:
+    return {batch: statistics.median(found[batch]) for batch in sorted(found)}
+
+
+def _ms(stretches: Sequence[Stretch]) -> list[float]:
+    return [stretch.s_per_token * 1000 for stretch in stretches]
+
+
+def _pyplot() -> Any:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _save(figure: Any, file: Path) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=120)
+    _pyplot().close(figure)

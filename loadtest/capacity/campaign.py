@@ -1,0 +1,263 @@
+"""`make capacity`: all runs that docs/capacity.md is made of, one after the other, against services that this starts and stops.
+
+python -m loadtest.capacity.campaign [--minutes-scale 0.1] [--page docs/capacity.md]
+
+About 65 minutes on a machine that does nothing else. A run that is there is not repeated, unless it was made under other conditions: the
+same command goes on where one was stopped. What fails is told at the end, and holds up only the runs that need its knee.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from export import contract
+from loadtest.capacity import tables
+from loadtest.capacity.deep_encoder import deeper
+from loadtest.common import machine, terminal
+from loadtest.common.report import Verdict
+from loadtest.common.server import attnserve
+from loadtest.common.terminal import console, interruptible
+from loadtest.errors import LoadtestError
+from loadtest.load.shapes import SECONDS, Shape
+
+_TRIES = 4  # of a ramp, until its knee lies within
+_LOWER, _HIGHER = 0.4, 1.5  # of its rate, for the next one
+_NO_PASS = (Verdict.failed, Verdict.not_judged)
+_MISSED = (0, 1)  # what `attnserve load` ends with when it has measured
+_STOP_S = 60  # for `attnserve load` to stop Locust
+_CONDITIONS = "conditions.json"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One run, at the knee of the ramp `knee_of`, or at a guessed rate.
+
+    `apart`: service and generator have half of the cores each, for loads that the service cannot answer in full.
+    `deep`: the encoder is the one of `loadtest/capacity/deep_encoder.py`.
+    """
+
+    name: str
+    shape: Shape
+    arguments: tuple[str, ...] = ()
+    knee_of: str | None = None
+    apart: bool = False
+    deep: bool = False
+
+
+STEPS = (
+    *(Step(f"embed-{words}", Shape.ramp, ("--mix", "embed=1", "--words", str(words))) for words in (14, 60, 120, 250)),
+    Step("embed-mixed", Shape.ramp, ("--mix", "embed_mixed=1")),
+    Step("streams", Shape.ramp, ("--mix", "completion=1", "--max-tokens", "128")),
+    Step("everything", Shape.ramp),
+    Step("crowd", Shape.crowd, knee_of="everything"),
+    Step("soak", Shape.soak, knee_of="everything"),
+    Step("embed-apart", Shape.ramp, ("--mix", "embed=1"), apart=True),
+    Step("overload-embed", Shape.overload, ("--mix", "embed=1"), knee_of="embed-apart", apart=True),
+    Step("streams-apart", Shape.ramp, ("--mix", "completion=1", "--max-tokens", "128"), apart=True),
+    Step("overload-streams", Shape.overload, ("--mix", "completion=1", "--max-tokens", "128"), knee_of="streams-apart", apart=True),
+    *(Step(f"deep-{words}", Shape.ramp, ("--mix", "embed=1", "--words", str(words)), deep=True) for words in (14, 120)),
+)
+_BY_NAME = {step.name: step for step in STEPS}
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+
+
+@app.command()
+def campaign(
+    encoder: Annotated[Path, typer.Option(help="Bundle of an encoder.")] = Path("bundles/all-MiniLM-L6-v2"),
+    decoder: Annotated[Path, typer.Option(help="Bundle of a decoder.")] = Path("bundles/python-gated-delta"),
+    only: Annotated[str, typer.Option(help="Names of runs, with commas between them.", show_default="all")] = "",
+    minutes_scale: Annotated[float, typer.Option(min=0.1, help="Of the length of every run; 1 is what figures are made of.")] = 1.0,
+    page: Annotated[Path | None, typer.Option(exists=True, help="Page to write the tables into; on stdout without it.")] = None,
+    out: Annotated[Path, typer.Option(help="Directory; every run has one of its name there.")] = Path("out/capacity"),
+) -> None:
+    """Make the runs that are not there yet, then the tables of all that are. Ends with 1 when one failed or missed a pass mark."""
+    if page:
+        tables.written(page.read_text(), "")  # before an hour has passed
+    runs = Runs(out, encoder, decoder, minutes_scale)
+    failed: dict[str, str] = {}
+    try:
+        with interruptible():
+            failed = runs.make(chosen(only))
+    finally:
+        found = [run for step in STEPS if (run := runs.found(step))]
+        tell(found, page, [step.name for step in STEPS if runs.found(step) is None])
+    for name, why in failed.items():
+        console.print(f"[bold red]{name} failed:[/bold red] {escape(why)}", highlight=False, soft_wrap=True)
+    missed = [f"{run.parent.parent.name}: {mark['figure']}" for run in found for mark in read(run)["marks"] if mark["verdict"] in _NO_PASS]
+    if missed:
+        console.print(f"[red]missed:[/red] {', '.join(missed)}", highlight=False)
+    if failed or missed:
+        raise typer.Exit(1)
+
+
+def chosen(only: str) -> list[Step]:
+    """The steps of these names. typer.BadParameter for a name that is none, or a run without the ramp that its rate is of."""
+    names = {name.strip() for name in only.split(",") if name.strip()} or set(_BY_NAME)
+    if unknown := sorted(names - set(_BY_NAME)):
+        raise typer.BadParameter(f"{unknown[0]} is no run; there are: {', '.join(_BY_NAME)}", param_hint="--only")
+    needed = names | {step.knee_of for step in STEPS if step.name in names and step.knee_of}
+    return [step for step in STEPS if step.name in needed]
+
+
+def tell(found: Sequence[Path], page: Path | None, absent: Sequence[str]) -> None:
+    """Write the tables and pictures into the page, or the tables to stdout. `absent`: names of the runs that were not made."""
+    if not found:
+        console.print("[yellow]no run is there: no tables[/yellow]")
+    elif page is None:
+        print(tables.tables_of(found, absent))
+    else:
+        measured = f"{tables.tables_of(found, absent)}\n\n{tables.pictures(found, page)}".strip()
+        page.write_text(tables.written(page.read_text(), measured))
+        console.print(f"written: {page}, of {len(found)} runs", highlight=False)
+
+
+class Runs:
+    """The runs in a folder, made with these bundles on this machine."""
+
+    def __init__(self, out: Path, encoder: Path, decoder: Path, scale: float) -> None:
+        self._out, self._encoder, self._decoder, self._scale = out, encoder, decoder, scale
+        self._machine = f"{len(cores())} x {machine.cpu_model().partition(' (')[0]}"
+        self._seeds = count()  # texts that another run has sent would be answered by the service's cache
+        self._bundles = [contract.verify(bundle).fingerprint for bundle in (encoder, decoder)]
+
+    def make(self, steps: Sequence[Step]) -> dict[str, str]:
+        """Make the runs that are missing. Returns the errors of failed ones, by name. After a failure the service is started anew."""
+        waiting, failed = deque(step for step in steps if self.found(step) is None), {}
+        while waiting:
+            first = waiting[0]
+            try:
+                with self._service(first) as url:
+                    while waiting and (waiting[0].apart, waiting[0].deep) == (first.apart, first.deep):
+                        console.rule(f"{steps.index(waiting[0]) + 1}/{len(steps)} {waiting[0].name}")
+                        self.perform(waiting[0], url)
+                        waiting.popleft()
+            except LoadtestError as error:
+                console.print(f"[red]{escape(str(error))}[/red]", highlight=False, soft_wrap=True)
+                failed[waiting.popleft().name] = str(error)
+        return failed
+
+    @contextmanager
+    def _service(self, step: Step) -> Iterator[str]:
+        """Start a step's service; gives its URL. Processes that are started meanwhile run on the generator's cores."""
+        service_cores, generator_cores = halves() if step.apart else (cores(), cores())
+        encoder = deeper(self._encoder, self._out / f"of-{self._bundles[0][:12]}") if step.deep else self._encoder
+        service = attnserve(encoder, contract.verify(encoder).name, flags=("--bundle", str(self._decoder)))
+        with on(service_cores), service as server, on(generator_cores):
+            yield f"http://127.0.0.1:{server.port}"
+
+    def perform(self, step: Step, url: str) -> None:
+        """The run; of a ramp as many as it takes. LoadtestError when none will do."""
+        folder, conditions = self._out / step.name, self.conditions(step)
+        if step.knee_of and conditions["knee"] is None:
+            raise LoadtestError(f"{step.name} needs the knee of {step.knee_of}, which is not there")
+        if changed := self._changed(step):
+            console.print(f"run again, under other conditions: {escape(changed)}", highlight=False, soft_wrap=True)
+        rate = conditions["knee"]
+        for _ in range(_TRIES):
+            shutil.rmtree(folder, ignore_errors=True)  # of a try that was stopped, or has its knee elsewhere
+            folder.mkdir(parents=True)
+            (folder / _CONDITIONS).write_text(json.dumps(conditions, indent=1) + "\n")
+            command = [sys.executable, "-m", "loadtest.load", "--url", url, "--shape", step.shape, "--out", str(folder), *step.arguments]
+            command += ["--seed", str(next(self._seeds)), "--minutes", str(conditions["minutes"])]
+            command += ["--knee", str(rate)] if rate else []
+            if (status := ended(command)) not in _MISSED or not list(folder.glob("*/run.json")):
+                raise LoadtestError(f"{step.name} could not be measured: attnserve load ended with {status}")
+            if self.found(step):
+                return
+            rate = next_rate(read(next(folder.glob("*/run.json"))))
+        raise LoadtestError(f"{step.name}: no knee within that can be judged, after {_TRIES} ramps; the last one is in {folder}")
+
+    def conditions(self, step: Step) -> dict[str, Any]:
+        """The conditions that make a run comparable to the others. The commit is not one of them: the page shows it."""
+        ramp = self.found(_BY_NAME[step.knee_of]) if step.knee_of else None
+        return {
+            "machine": self._machine,
+            "bundles": self._bundles,
+            "arguments": [step.shape.value, *step.arguments, *(["apart"] if step.apart else []), *(["deep"] if step.deep else [])],
+            "minutes": SECONDS[step.shape] / 60 * self._scale,
+            "knee": float(read(ramp)["knee"]["rate"]) if ramp else None,
+        }
+
+    def found(self, step: Step) -> Path | None:
+        """The existing run of a step, if it was made under these conditions and, if it is a ramp, has a knee that can be judged."""
+        runs = sorted((self._out / step.name).glob("*/run.json"))
+        if not runs or self._changed(step) or (step.shape == Shape.ramp and next_rate(read(runs[-1])) is not None):
+            return None
+        return runs[-1]
+
+    def _changed(self, step: Step) -> str:
+        """Which conditions of the run that is there were others."""
+        folder = self._out / step.name
+        if not list(folder.glob("*/run.json")):
+            return ""
+        before = json.loads((folder / _CONDITIONS).read_text()) if (folder / _CONDITIONS).exists() else {}
+        return ", ".join(f"{name} was {before.get(name)}" for name, now in self.conditions(step).items() if before.get(name) != now)
+
+
+def next_rate(run: dict[str, Any]) -> float | None:
+    """The rate of the next ramp if the knee is not within this one. The same rate if the generator was late at the knee."""
+    if run["knee"] is None:
+        return _LOWER * float(run["plan"]["rate"])
+    if run["knee"].get("late_ms") is not None:
+        return float(run["plan"]["rate"])
+    return None if run["knee"]["reached"] else _HIGHER * float(run["plan"]["rate"])
+
+
+def read(run: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(run.read_text())
+    return content
+
+
+def ended(command: Sequence[str]) -> int:
+    """The status of a command. It has a session of its own, and is asked to end when this is interrupted: killed, it would leave Locust."""
+    process = subprocess.Popen(command, start_new_session=True)
+    try:
+        return process.wait()
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def cores() -> frozenset[int]:
+    return frozenset(os.sched_getaffinity(0))
+
+
+def halves() -> tuple[frozenset[int], frozenset[int]]:
+    """Cores for the service and for the generator. LoadtestError on a machine with one."""
+    mine: Sequence[int] = sorted(cores())
+    if len(mine) < 2:
+        raise LoadtestError("overload needs a core for the service and another for the generator: this machine has one")
+    return frozenset(mine[: len(mine) // 2]), frozenset(mine[len(mine) // 2 :])
+
+
+@contextmanager
+def on(some: frozenset[int]) -> Iterator[None]:
+    """Run processes that are started meanwhile on these cores."""
+    before = cores()
+    os.sched_setaffinity(0, some)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+if __name__ == "__main__":
+    terminal.run(app, "python -m loadtest.capacity.campaign")

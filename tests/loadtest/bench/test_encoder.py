@@ -1,0 +1,112 @@
+"""From measurements to the rows of the report; and the command's own words."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from loadtest.bench.encoder import app
+from loadtest.bench.rounds import Part, Plan
+from loadtest.bench.rows import rows
+from loadtest.common.report import Row, Verdict
+from loadtest.common.terminal import chosen
+
+
+def plan(**more: Any) -> Plan:
+    values = {
+        "bundle": Path("b"),
+        "model": "m",
+        "max_tokens": 256,
+        "rounds": 2,
+        "seconds": 1,
+        "parts": frozenset(Part),
+        "threads": 2,
+        "peer": None,
+    }
+    return Plan(**{**values, **more})
+
+
+def round_of(
+    number: int, *, per_s: float = 90, p50_ms: float = 5, infinity: float = 40, problems: list[str] | None = None
+) -> list[dict[str, Any]]:
+    """What one round on a made-up machine notes down: the bare runtime makes 100 texts a second, spinning 80."""
+    entries: list[dict[str, Any]] = [{"work": "start", "contestant": "attnserve", "seconds": 9.0}]
+    for work in ("short", "bulk"):
+        for spin, rate, p50 in ((False, 100.0, 4.0), (True, 80.0, 4.5)):
+            entries.append(
+                {"work": work, "contestant": "bare", "spin": spin, "batch": {"texts_per_s": rate}, "one": {"p50_ms": p50}, "tokens": 16}
+            )
+    load = {"per_s": per_s, "per_s_at_most": per_s + 1, "allowed_per_s": 100.0, "wrk": {"p50_ms": p50_ms}, "problems": problems or []}
+    for work in ("short, 32 connections", "short, 1 connection", "mix, 32 connections", "mix, 8 connections", "bulk"):
+        entries.append({"work": work, "contestant": "attnserve", **load})
+        if infinity:
+            peer = {**load, "per_s": infinity - 1, "per_s_at_most": infinity, "problems": []}
+            entries.append({"work": work, "contestant": "infinity", **peer})
+    process = {"pid": 1, "name": "raylet", "pss_bytes": 2**20}
+    entries.append({"work": "memory", "contestant": "attnserve", "pss_bytes": 2**20, "idle_cores": 0.05, "processes": [process]})
+    return [{"round": number, **entry} for entry in entries]
+
+
+def barred(made: list[Row]) -> dict[str, Row]:
+    return {f"{row.work} | {row.bar.words(row.unit)}": row for row in made if row.bar}
+
+
+def test_every_bar_has_a_row_and_a_verdict():
+    made = barred(rows(plan(), round_of(1) + round_of(2), None))
+    assert len(made) == 7
+    assert {row.verdict for row in made.values()} == {Verdict.passed}
+
+
+def test_the_better_bare_runtime_is_the_reference():
+    made = rows(plan(), round_of(1) + round_of(2), None)
+    assert made[0].references == (100, 100)
+    one = next(row for row in made if row.unit == "ms" and row.bar)
+    assert one.references == (4, 4)
+
+
+def test_missed_bars_fail():
+    made = barred(rows(plan(), round_of(1, per_s=50, p50_ms=6.5), None)).values()
+    assert sum(row.verdict is Verdict.failed for row in made) == 6  # all but the start
+
+
+def test_the_peer_is_taken_at_its_most():
+    row = next(row for row in rows(plan(), round_of(1), None) if row.bar and "infinity" in row.bar.reference)
+    assert row.references == (40,)
+
+
+def test_without_a_peer_its_rows_are_not_measured_and_say_why():
+    peers = [
+        row for row in rows(plan(), round_of(1, infinity=0), "infinity-emb is not in DIR") if row.bar and "infinity" in row.bar.reference
+    ]
+    assert [row.verdict for row in peers] == [Verdict.not_measured] * 2
+    assert {row.note for row in peers} == {"infinity-emb is not in DIR"}
+
+
+def test_a_cache_hit_makes_rows_invalid():
+    made = barred(rows(plan(), round_of(1, problems=["3 texts came from the cache or joined others"]), None)).values()
+    assert sum(row.verdict is Verdict.invalid for row in made) == 6
+    assert any("3 texts came from the cache" in row.note for row in made)
+
+
+def test_parts_that_were_not_asked_for_have_no_rows():
+    made = rows(plan(parts=frozenset({Part.start})), round_of(1), None)
+    assert [row.unit for row in made] == ["s"]
+
+
+def test_parts_are_chosen_by_name():
+    assert chosen("short, mix", Part) == {Part.short, Part.mix}
+    result = CliRunner().invoke(app, ["--only", "short,bulky"])
+    assert result.exit_code == 2
+    assert "short,mix,bulk,memory,start" in result.output
+
+
+def test_help_lists_the_options():
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["--help"])
+    assert result.exit_code == 0
+    assert all(option in result.output for option in ("--rounds", "--seconds", "--quick", "--only", "--peer-env", "--markdown"))
+
+
+@pytest.mark.parametrize(("peer", "steps"), [(None, 2 * 10 + 2), (Path("p"), 2 * 16 + 2)])
+def test_the_number_of_steps_is_known_beforehand(peer: Path | None, steps: int):
+    assert plan(peer=peer).steps == steps

