@@ -26,6 +26,8 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
+from attnserve.errors import AttnserveError
+
 app = typer.Typer(name="attnserve", no_args_is_help=True, rich_markup_mode="markdown", pretty_exceptions_enable=False, add_completion=False)
 console = Console(stderr=True)
 PROGRESS_EVERY_S = 5.0  # lines of a transfer's progress in a log
@@ -604,7 +606,7 @@ def needing(extra: str) -> Iterator[None]:
         raise MissingExtra(f"this command needs {error.name}, which is not installed: pip install 'attnserve[{extra}]'") from None
 
 
-class MissingExtra(RuntimeError):
+class MissingExtra(AttnserveError):
     """The install lacks what a command needs."""
 
 
@@ -620,13 +622,10 @@ def pairs(values: list[str] | None, flag: str) -> dict[str, str]:
 
 
 def main() -> None:
-    """Entry point. An error class of ours carries a sentence for the user: it is shown in red, without a traceback."""
+    """Entry point. Prints our own errors and OSErrors (a missing file, a full disk) without a traceback."""
     try:
         app()
-    except Exception as error:
-        ours = type(error).__module__.partition(".")[0] in ("service", "export", "models", "loadtest")
-        if not ours and not isinstance(error, OSError):  # a missing file, a folder in a file's place, a full disk
-            raise
+    except (AttnserveError, OSError) as error:
         console.print(f"[bold red]error[/bold red]: {escape(str(error))}", highlight=False, soft_wrap=True)
         sys.exit(1)
 
