@@ -1,9 +1,12 @@
-"""The command line: how errors are printed."""
+"""The command line: every command with its help, where it is, and how its errors are printed."""
 
 import ast
 import builtins
+import subprocess
+import sys
 
 import pytest
+from typer.testing import CliRunner
 
 from attnserve.errors import AttnserveError
 from service import cli
@@ -12,6 +15,34 @@ from tests.imports import ROOT
 PACKAGES = ("attnserve", "models", "export", "service", "loadtest")
 # Exceptions that are always caught within the package that raises them.
 INTERNAL = {"Broken", "ClientGone", "NoRanges", "NotThere", "WrongOwner"}
+
+
+def helped(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The help text of a command, from a process in which importing torch fails."""
+    code = "import sys; sys.modules['torch'] = None; from service.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments, "--help"], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False
+    )
+
+
+def test_help_lists_every_command_without_torch() -> None:
+    done = helped()
+    assert done.returncode == 0, done.stderr
+    listed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("│ ") and line[2] not in " -"]
+    assert listed == list(cli.COMMANDS)
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_a_command_shows_its_options_without_torch(command: str) -> None:
+    done = helped(command)
+    assert done.returncode == 0, done.stderr
+    assert f" {command} [OPTIONS]" in done.stdout
+
+
+def test_an_unknown_command_is_refused() -> None:
+    done = CliRunner().invoke(cli.app, ["exprot"])
+    assert done.exit_code == 2
+    assert "No such command 'exprot'" in done.output
 
 
 @pytest.mark.parametrize("error", [AttnserveError("no such [bundle]"), FileNotFoundError(2, "No such file", "bundle")])
