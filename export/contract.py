@@ -24,6 +24,8 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from attnserve.errors import AttnserveError
+
 FORMAT: Literal["attnserve.bundle/1"] = "attnserve.bundle/1"
 MANIFEST = "manifest.json"
 GRAPH = "model.onnx"
@@ -93,7 +95,7 @@ def attention_output(layer: int) -> str:
     return f"attention_{layer}"
 
 
-class BundleError(ValueError):
+class BundleError(AttnserveError, ValueError):
     """A bundle that must not be served: the message names the file and what is wrong with it."""
 
 

@@ -1,5 +1,7 @@
 """The one error of this room."""
 
+from attnserve.errors import AttnserveError
 
-class ExportError(ValueError):
+
+class ExportError(AttnserveError, ValueError):
     """No bundle was written. The message names what is wrong, the figure and its limit, and the next step."""

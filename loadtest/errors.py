@@ -1,5 +1,7 @@
 """What stops a measurement; the message has the next step."""
 
+from attnserve.errors import AttnserveError
 
-class LoadtestError(RuntimeError):
+
+class LoadtestError(AttnserveError):
     """A sentence for the user."""

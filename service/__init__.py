@@ -3,5 +3,5 @@
 A folder imports only those before it: `errors.py`, `settings.py`, `runtime/` (one call of ONNX Runtime, and what engines share),
 `tokenization/`, `call.py` (one request beside its body), `telemetry/`, `encoding/`, `generation/`, `seq2seq/` (three engines),
 `catalog.py` (the models that are served), `pools/` (engines in other processes), `http/`, `dialects/`, `app.py` (the ASGI application),
-`deployment/` (the same under Ray Serve), `cli.py`.
+`deployment/` (the same under Ray Serve), `cli.py` (`attnserve serve`, `attnserve config` and the table of all commands).
 """

@@ -3,10 +3,12 @@
 The message is a sentence that names the value, the limit and the next step; `status` is what plain HTTP would say.
 """
 
+from attnserve.errors import AttnserveError
+
 CANNOT_START = "the service cannot start"  # how the readiness probe's answer begins when waiting is of no use
 
 
-class ServiceError(Exception):
+class ServiceError(AttnserveError):
     """Base of all of them. `param` is the request field at fault."""
 
     status = 500
@@ -162,5 +164,5 @@ class RuntimeFailed(ServiceError):
     code = "backend_failure"
 
 
-class StartFailed(RuntimeError):
+class StartFailed(AttnserveError):
     """The service did not come up; the message says what stood in the way."""

@@ -15,6 +15,8 @@ import yaml
 from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
+from attnserve.errors import AttnserveError
+
 PREFIX = "ATTNSERVE_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 
@@ -22,7 +24,7 @@ CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://[^/\s,?#@*]+")  # "null" is what pages without an origin send
 
 
-class SettingsError(ValueError):
+class SettingsError(AttnserveError, ValueError):
     """One sentence: which setting, what it was given, what it takes."""
 
 

@@ -6,7 +6,6 @@ python -m loadtest.bench.peers install infinity       makes out/peers/infinity: 
 import importlib.util
 import os
 import subprocess
-import sys
 import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Annotated
 
 import typer
 
+from attnserve.terminal import errors_printed
 from loadtest.common.server import Server, running
 from loadtest.errors import LoadtestError
 from service.deployment.ports import free_port
@@ -128,7 +128,5 @@ def versions(folder: Path) -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    try:
+    with errors_printed():
         app()
-    except LoadtestError as error:
-        sys.exit(f"error: {error}")

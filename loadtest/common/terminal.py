@@ -8,14 +8,12 @@ from typing import Any, TypeVar
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from attnserve.terminal import console, errors_printed
 from loadtest.common import report
-from loadtest.errors import LoadtestError
 
 Part = TypeVar("Part", bound=StrEnum)
-console = Console(stderr=True)
 
 
 def chosen(only: str, parts: type[Part]) -> frozenset[Part]:
@@ -51,12 +49,9 @@ def progress(steps: int) -> Iterator[Any]:
 
 
 def run(app: typer.Typer, name: str) -> None:
-    """The command as a program of its own: what stops a measurement is a sentence in red."""
-    try:
+    """Run a command as a program of its own: an error of ours is one line in red."""
+    with errors_printed():
         app(prog_name=name)
-    except LoadtestError as error:
-        console.print(f"[bold red]error[/bold red]: {escape(str(error))}", highlight=False, soft_wrap=True)
-        raise SystemExit(1) from None
 
 
 @contextmanager

@@ -14,13 +14,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from attnserve.errors import AttnserveError
 from models.distillation.pieces import Piece
 
 LENGTH_STEP = 16  # tokens; texts whose lengths differ by less count as equally long
 Batch = tuple[Tensor, Tensor]  # ids and mask (B, N) int64
 
 
-class TextError(ValueError):
+class TextError(AttnserveError, ValueError):
     """A folder that cannot be distilled on: the message names it and the command that makes it."""
 
 

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from attnserve.errors import AttnserveError
 from models.distillation.pieces import KINDS, Piece, pieces, translated
 from models.training.corpus import SOURCES, SPLITS, Document, read_texts
 from models.training.licences import licence_of
@@ -31,7 +32,7 @@ PER_KIND = {"train": 8_000, "held_out": 200}
 MB = 1_000_000
 
 
-class CollectionError(ValueError):
+class CollectionError(AttnserveError, ValueError):
     """There is nothing to distil on: the message says of what."""
 
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.optim import AdamW
 
+from attnserve.errors import AttnserveError
 from models.distillation.batches import Batches
 from models.distillation.evaluation import Likeness
 from models.distillation.objectives import Embedder, end_to_end_loss, transfer_loss
@@ -20,7 +21,7 @@ from models.training import checkpoints
 LOSS_STEPS = 5  # of which the curve keeps the mean
 
 
-class DistillationError(RuntimeError):
+class DistillationError(AttnserveError):
     """The run cannot go on: the message says what to change."""
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from attnserve.errors import AttnserveError
 from models.folders.config_fields import checked
 
 WEIGHTS = "model.safetensors"
@@ -42,7 +43,7 @@ _rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)
 Loaded = TypeVar("Loaded")
 
 
-class CheckpointError(ValueError):
+class CheckpointError(AttnserveError, ValueError):
     """A folder that cannot become a model: the message names the file, the value and the next step."""
 
 

@@ -20,10 +20,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from attnserve.errors import AttnserveError
+
 MODEL, OPTIMIZER, PROGRESS = "model.safetensors", "optimizer.safetensors", "progress.json"
 
 
-class ResumeError(ValueError):
+class ResumeError(AttnserveError, ValueError):
     """A checkpoint that is not of this run."""
 
 

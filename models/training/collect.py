@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from attnserve.errors import AttnserveError
 from models.training.corpus import Document, write_texts
 from models.training.sources import STANDARD_LIBRARY, Package, packages, texts
 
@@ -27,7 +28,7 @@ HELD_OUT_FILE = 50_000  # bytes at most: a softmax model reads a document in qua
 LINE = 20  # characters; shorter lines (`return None`) are everywhere
 
 
-class CollectionError(ValueError):
+class CollectionError(AttnserveError, ValueError):
     """There is nothing to collect: the message says of what."""
 
 

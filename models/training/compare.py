@@ -9,10 +9,11 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
+from attnserve.errors import AttnserveError
 from models.training.plot import plot
 
 
-class CompareError(ValueError):
+class CompareError(AttnserveError, ValueError):
     """Runs that cannot be compared: the message says which and why."""
 
 

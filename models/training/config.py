@@ -6,8 +6,10 @@ from typing import Any, Literal, Self, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from attnserve.errors import AttnserveError
 
-class ConfigError(ValueError):
+
+class ConfigError(AttnserveError, ValueError):
     """A config that cannot be run: the message names the file, the key and the value."""
 
 

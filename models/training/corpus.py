@@ -27,6 +27,7 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
+from attnserve.errors import AttnserveError
 from models.checkpoints.decoder import Image
 from models.folders.folder import read_tokenizer
 from models.training.tokenizer import END_OF_TEXT, train_tokenizer
@@ -37,7 +38,7 @@ TOKENIZER_BYTES = 24_000_000  # of training text that merges are learned from; m
 BATCH = 256  # documents given to the tokenizer's threads at once
 
 
-class CorpusError(ValueError):
+class CorpusError(AttnserveError, ValueError):
     """A data folder that cannot be trained on: the message names the file and the command that makes it."""
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from attnserve.errors import AttnserveError
 from models.attention.linear.codebook import commitment_loss, update_codebooks
 from models.attention.linear.random_features import redraw_features
 from models.training import checkpoints
@@ -24,7 +25,7 @@ from models.training.packing import Packing
 LOSS_STEPS = 10  # of which the curve keeps the mean
 
 
-class TrainingError(RuntimeError):
+class TrainingError(AttnserveError):
     """Training cannot go on: the message says what to change."""
 
 

@@ -10,6 +10,8 @@ from collections.abc import Iterable
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from attnserve.errors import AttnserveError
+
 END_OF_TEXT = "<|endoftext|>"
 PIECES = "|".join(
     (
@@ -24,7 +26,7 @@ PIECES = "|".join(
 )
 
 
-class TokenizerError(ValueError):
+class TokenizerError(AttnserveError, ValueError):
     """The text does not yield the tokenizer that was asked for."""
 
 

@@ -4,5 +4,5 @@
 processes; `replica.py` one process with the models, `lifeline.py` its socket, `ports.py` free ports, `loopback.py` Ray's own sockets.
 `single.py` one deployment that is ingress and model; `split.py` gateways before pools of replicas, with `routing.py`, `gpus.py` and
 `mirror.py`; `ingress.py` what both have in common, `scaling.py` how many replicas a pool needs, `config.py` the same application for a
-cluster. `fetching.py` downloads bundles.
+cluster. `fetching.py` downloads bundles; `commands.py` has the commands `fetch` and `key`.
 """

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
+from attnserve.errors import AttnserveError
 from export import contract
 from export.contract import MANIFEST, BundleError, File, Manifest
 
@@ -36,7 +37,7 @@ _SPARE_BYTES = 64 * 2**20  # of the disk, left free
 Show = Callable[[str, int, int], None]  # name of the bundle, bytes so far, bytes in all
 
 
-class FetchError(RuntimeError):
+class FetchError(AttnserveError):
     """A bundle could not be fetched. The message says which, why, and the next step."""
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from attnserve.errors import AttnserveError
 from service.deployment import haproxy
 from service.settings import Settings
 
@@ -25,7 +26,7 @@ _SPARE = 2  # places for gateways that start before those they replace have ende
 _HARD_STOP_MARGIN_S = 60
 
 
-class PortTaken(RuntimeError):
+class PortTaken(AttnserveError):
     """The service cannot listen at its address."""
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from attnserve.errors import AttnserveError
 from export import contract
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _CUDA_FAILURE = re.compile(r"CUDA failure (\d+)")
 _STICKY = frozenset({214, 220, 226, 700, 702, 709, 710, *range(714, 720), 999})
 
 
-class SettingsConflict(ValueError):
+class SettingsConflict(AttnserveError, ValueError):
     """The machine cannot do what the settings ask: the message says what to change."""
 
 

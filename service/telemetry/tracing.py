@@ -24,6 +24,7 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, format_span_id, form
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
+from attnserve.errors import AttnserveError
 from service.call import Call
 from service.telemetry.usage import Usage
 
@@ -50,7 +51,7 @@ class Item(Protocol):
     def waiters(self) -> Sequence[tuple[Work, int]]: ...
 
 
-class TracingUnavailable(RuntimeError):
+class TracingUnavailable(AttnserveError):
     """Traces are asked for and what sends them is not installed; the message says how to install it."""
 
 

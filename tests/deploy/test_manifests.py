@@ -12,8 +12,8 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from service import cli, settings
-from service.deployment import fetching, scaling
+from service import settings
+from service.deployment import commands, fetching, scaling
 from service.deployment.flags import CLUSTER_FLAGS, KEEP_ALIVE_S, cluster_flags
 from service.deployment.gpus import replica_gpus
 from service.telemetry.metrics import Metrics
@@ -537,7 +537,7 @@ def test_fetch(overlay: str, tmp_path: Path) -> None:
         given = dict(zip(step["args"][1::2], step["args"][2::2], strict=True))
         assert given["--to"] == "/models"
         assert float(given["--max-gib"]) * 2**30 < bytes_of(models["sizeLimit"])
-        assert set(given) <= {option for each in get_command(cli.app).commands["fetch"].params for option in each.opts}
+        assert set(given) <= {option for each in get_command(commands.app).commands["fetch"].params for option in each.opts}
 
 
 def test_fetch_with_urls_and_an_image_of_an_overlay(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_no_folder_is_a_heap() -> None:
 
 @pytest.mark.parametrize("module", ["service.app", "service.cli"])
 def test_serving_loads_no_torch(module: str) -> None:
-    heavy = ("torch", "transformers", "onnx", "onnxscript", "models")
+    heavy = ("torch", "transformers", "onnx", "onnxscript", "models", "loadtest")
     code = f"import sys, {module}; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
@@ -62,7 +62,7 @@ def test_the_application_loads_no_ray() -> None:
 def test_libraries_stay_where_they_belong(file: Path) -> None:
     names, folder = libraries(file), folder_of(name_of(file))
     assert not names & {"torch", "transformers", *LOADERS}
-    assert "models" not in names or folder == "cli", "the command line starts trainings too, and imports them when it does"
+    assert not names & {"models", "loadtest"}
     assert "ray" not in names or folder in WITH_RAY
     assert not names & HTTP or folder in WITH_HTTP
 
@@ -73,8 +73,7 @@ def test_no_file_lets_numpy_load_pickles(file: Path) -> None:
         assert not (isinstance(node, ast.keyword) and node.arg == "allow_pickle")
 
 
-# The command line starts exports too, and imports them when it does.
-@pytest.mark.parametrize("file", [file for file in FILES if file.name != "cli.py"], ids=lambda file: str(file.relative_to(SERVICE)))
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.relative_to(SERVICE)))
 def test_of_export_the_contract_alone_crosses(file: Path) -> None:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     crossing = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "export"]

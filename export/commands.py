@@ -1,0 +1,157 @@
+"""The commands of this package: export, inspect, attention, compare. PyTorch is imported when a command runs, not for its help."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from attnserve.terminal import command_app, console, needing, progress_bar
+
+app = command_app()
+
+
+class Precision(StrEnum):
+    fp32 = "fp32"
+    fp16 = "fp16"
+    int8 = "int8"
+
+
+class Runtime(StrEnum):
+    onnxruntime = "onnxruntime"
+    torch = "torch"
+
+
+@app.command()
+def export(
+    out: Annotated[Path, typer.Option(help="Bundle directory to write; an older bundle there is replaced at the end.", show_default=False)],
+    checkpoint: Annotated[Path | None, typer.Option(help="Folder with config.json, model.safetensors and tokenizer.json.")] = None,
+    config: Annotated[
+        Path | None, typer.Option(help="In its place: a file that describes an encoder of any attention; see models/configs.")
+    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name that clients send as `model`; the directory's name by default.")] = None,
+    precision: Annotated[Precision, typer.Option(help="fp16 is for GPUs; int8 of an encoder must reach --min-cosine.")] = Precision.fp32,
+    attention: Annotated[str, typer.Option(help="softmax keeps the checkpoint's attention; linear swaps it, untrained.")] = "softmax",
+    min_cosine: Annotated[float, typer.Option(min=0.5, max=1, help="int8 encoders: lowest cosine to fp32 on the golden texts.")] = 0.99,
+    held_out: Annotated[
+        Path | None,
+        typer.Option(help="Decoders: text to state the bits per byte of, a file or a folder that `models.training.collect` wrote."),
+    ] = None,
+    maps: Annotated[bool, typer.Option("--maps", help="Add the graph that `attnserve attention` and /v1/attention look into.")] = False,
+) -> None:
+    """Write a checkpoint as a bundle: ONNX graph, tokenizer, manifest, golden vectors, all checked against torch."""
+    if (source := checkpoint or config) is None or (checkpoint and config):
+        raise typer.BadParameter("give a folder of weights with --checkpoint, or a description with --config, one of the two")
+    with needing("export"):
+        from export.bundle import export_bundle, export_file
+        from export.summary import bits_per_byte
+    if checkpoint is not None:
+        from export.contract import TOKENIZER
+        from service.tokenization.tokenizer_file import check_form
+
+        check_form(checkpoint / TOKENIZER)
+    with progress_bar() as show:
+        manifest = (export_file if config else export_bundle)(
+            source,
+            out,
+            name=name or out.resolve().name,
+            precision=precision.value,
+            attention=attention,
+            min_cosine=min_cosine,
+            held_out=held_out,
+            maps=maps,
+            progress=show,
+        )
+    console.print(f"[green]{out}[/green]: {manifest.kind}, {manifest.precision}, fingerprint {manifest.fingerprint[:12]}")
+    if (bits := bits_per_byte(manifest)) is not None:
+        console.print(f"Bits per byte: {bits}", highlight=False, soft_wrap=True)
+    console.print(f"Serve it: [bold]attnserve serve --bundle {out}[/bold]")
+
+
+@app.command()
+def inspect(
+    bundle: Annotated[Path, typer.Argument(help="Bundle directory.", show_default=False)],
+    graph: Annotated[bool, typer.Option("--graph", help="Draw the histogram of operators.")] = False,
+) -> None:
+    """What a bundle is: sizes, limits, parity, fingerprint. Every byte is checked against the manifest."""
+    from export.summary import render
+
+    Console().print(render(bundle, graph=graph))
+
+
+@app.command()
+def attention(
+    text: Annotated[str, typer.Option(help="What is attended to.", show_default=False)],
+    bundle: Annotated[Path | None, typer.Option(help="Bundle that was exported with --maps.")] = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="In its place: a checkpoint folder, which needs torch.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for attention.png and attention.svg, which show all layers and heads.")] = Path(
+        "out/attention"
+    ),
+    layer: Annotated[int, typer.Option(help="The layer shown on the terminal, from 0; -1 is the last.")] = -1,
+    head: Annotated[int | None, typer.Option(help="The head shown on the terminal; the mean of all by default.")] = None,
+) -> None:
+    """Draw what a model attends to: every token's weights on every other, layer by layer and head by head.
+
+    Mechanisms that never form this matrix have one too: how much of each token's value is in each token's answer.
+    """
+    if bool(bundle) == bool(checkpoint):
+        raise typer.BadParameter("give a bundle with --bundle, or a checkpoint folder with --checkpoint, one of the two")
+    with needing("figures"):
+        from export.maps import heatmaps
+        from export.maps.from_bundle import maps_of_bundle
+    if checkpoint:
+        with needing("export"):
+            from export.maps.from_checkpoint import maps_of_checkpoint
+        maps = maps_of_checkpoint(checkpoint, text)
+    else:
+        assert bundle is not None
+        maps = maps_of_bundle(bundle, text)
+    shown = heatmaps.picked(maps, layer, head)
+    files = [out / "attention.png", out / "attention.svg"]
+    heatmaps.draw(maps, files)
+    if len(maps.tokens) <= heatmaps.ON_TERMINAL:
+        which = "mean of all heads" if head is None else f"head {head}"
+        title = f"layer {layer % len(maps.A)}, {maps.layers[layer]}, {which}"
+        terminal = Console()
+        terminal.print(heatmaps.on_terminal(shown, maps.tokens, title, colour=terminal.color_system is not None))
+    console.print(f"all layers and heads: [green]{', '.join(map(str, files))}[/green]", soft_wrap=True)
+
+
+@app.command()
+def compare(
+    out: Annotated[Path, typer.Option(help="Folder for the page, its pictures and what was measured; goes on with what is there.")] = Path(
+        "out/compare"
+    ),
+    only: Annotated[str, typer.Option(help="Mechanisms, with commas; all by default.")] = "",
+    longest: Annotated[int, typer.Option(min=64, help="Largest N: 64, 128, .. up to it.")] = 16_384,
+    seconds: Annotated[float, typer.Option(min=0.01, help="So long is one N run, again and again.")] = 0.5,
+    memory_gib: Annotated[float, typer.Option(min=0.1, help="An N that would take more is left out.")] = 6,
+    runtime: Annotated[Runtime, typer.Option(help="torch measures the layers themselves.")] = Runtime.onnxruntime,
+    docs: Annotated[Path | None, typer.Option(help="Folder that gets compare.md and its pictures too.")] = None,
+) -> None:
+    """Measure every attention mechanism side by side and write one page about them.
+
+    After Ctrl-C or a kill, the same command goes on where it was. Leave the machine alone meanwhile.
+    """
+    with needing("figures"):
+        from export.comparison import mechanisms, page, run
+        from export.comparison.plan import LENGTHS, GiB, Plan
+    names = mechanisms.chosen(only)
+    lengths = tuple(N for N in LENGTHS if longest >= N)
+    plan = Plan(lengths=lengths, seconds=seconds, memory_bytes=int(memory_gib * GiB), runtime=runtime.value)
+    try:
+        with progress_bar() as show:
+            results = run.run(names, plan, out, show)
+    except KeyboardInterrupt:
+        console.print(f"stopped; the same command goes on with what is in {out}")
+        raise typer.Exit(130) from None
+    found = {result.name: result for result in results}
+    console.print(f"[green]{page.write(found, plan, out)}[/green]", soft_wrap=True)
+    if docs is not None:
+        page.write_markdown(found, plan, docs)
+    if failed := [result for result in results if result.failure]:
+        for result in failed:
+            console.print(f"[bold red]{result.name}[/bold red]: {escape(str(result.failure))}", highlight=False, soft_wrap=True)
+        raise typer.Exit(1)

@@ -1,0 +1,29 @@
+"""The commands that measure. Each has its options in a module of its own, which is imported when the command runs."""
+
+from importlib import import_module
+
+import typer
+
+from attnserve.terminal import command_app, needing
+
+app = command_app()
+
+
+def _mount(name: str, module: str, summary: str) -> None:
+    """Add a command that passes all its arguments on to `app` of `module`."""
+
+    def command(context: typer.Context) -> None:
+        with needing("loadtest"):
+            measuring = import_module(module)
+        measuring.app(context.args, prog_name=f"attnserve {name}")
+
+    passed_on = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    app.command(name, help=f"{summary} `attnserve {name} --help` lists what it takes.", context_settings=passed_on)(command)
+
+
+_mount("bench", "loadtest.bench.encoder", "Start the service and measure it side by side with the bare runtime and with peers.")
+_mount("bench-generate", "loadtest.bench.generation.command", "Measure text: the bare step loop, the engine and the service side by side.")
+_mount("load", "loadtest.load.command", "Load a running service with Locust and judge it by pass marks.")
+_mount("bench-split", "loadtest.bench.split", "Measure profile split beside single.")
+_mount("bench-long", "loadtest.bench.long", "Measure an encoder of linear cost beside its teacher on long texts.")
+_mount("bench-faults", "loadtest.faults.changes", "Update, scale and kill a cluster of three nodes on this machine under load.")

@@ -1,0 +1,37 @@
+"""The commands that train: a decoder, an encoder-decoder. PyTorch is imported when a command runs, not for its help."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnserve.terminal import command_app, console, needing
+
+app = command_app()
+
+
+@app.command()
+def train(
+    config: Annotated[Path, typer.Option(help="YAML file; see models/training/configs.", show_default=False)],
+    data: Annotated[Path, typer.Option(help="Folder that `python -m models.training.collect` wrote.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Checkpoint folder to write; a run begun there goes on.", show_default=False)],
+) -> None:
+    """Train a decoder and write it as a checkpoint with its model card. After Ctrl-C or a kill, the same command goes on where it was."""
+    with needing("train"):
+        from models.training.run import run
+    if not run(config, data, out, console):
+        raise typer.Exit(130)
+    console.print(f"Export it: [bold]attnserve export --checkpoint {out} --out bundles/{out.resolve().name}[/bold]")
+
+
+@app.command()
+def train_number_words(
+    config: Annotated[Path, typer.Option(help="YAML file; see models/training/configs/number-words*.yaml.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Checkpoint folder to write; a run begun there goes on.", show_default=False)],
+) -> None:
+    """Train an encoder-decoder from number words to digits. After Ctrl-C or a kill, the same command goes on where it was."""
+    with needing("train"):
+        from models.training.number_words.run import run
+    if not run(config, out, console):
+        raise typer.Exit(130)
+    console.print(f"Export it: [bold]attnserve export --checkpoint {out} --out bundles/{out.resolve().name}[/bold]")

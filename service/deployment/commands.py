@@ -1,0 +1,110 @@
+"""Commands for operators: download bundles, make API keys."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from attnserve.terminal import command_app, console, needing
+
+app = command_app()
+PROGRESS_EVERY_S = 5.0  # lines of a transfer's progress in a log
+
+
+@app.command()
+def fetch(
+    urls: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="URL...",
+            envvar="BUNDLE_URLS",
+            help="[NAME=]URL[#sha256:FINGERPRINT] of a bundle's folder: s3://, gs://, az://, https://, http://, file:// or a path.",
+            show_default=False,
+        ),
+    ],
+    to: Annotated[Path, typer.Option(help="Folder; each bundle becomes a folder in it.", show_default=False)],
+    max_gib: Annotated[float, typer.Option(min=0.001, help="Largest bundle.")] = 20,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds without a byte before a transfer is retried.")] = 30,
+) -> None:
+    """Download bundles from an object store, a web server or a volume. A bundle appears in the folder when all its hashes are right.
+
+    Files that are already there are not fetched again, and a stopped transfer is continued. Credentials come from the environment
+    (`AWS_*`, `GOOGLE_*`, `AZURE_*`, roles of pods and machines); `AWS_ENDPOINT_URL` names an S3 server of your own.
+    """
+    from service.deployment import fetching
+
+    with needing("fetch"), transfer_bar() as (show, say):
+        for each in fetching.fetch(urls, to, fetching.Bounds(int(max_gib * 2**30), timeout), show, say):
+            megabytes = each.received_bytes / 1e6
+            rate = f"{megabytes:,.1f} MB in {each.seconds:.1f} s, {megabytes / max(each.seconds, 1e-3):,.1f} MB/s"
+            how = rate if each.received_bytes else "already there"
+            say(f"{each.folder}: {how}, fingerprint {each.manifest.fingerprint}")
+            if not each.pinned:
+                say(f"  not pinned: add #sha256:{each.manifest.fingerprint} to the URL to refuse any other bundle")
+
+
+@app.command()
+def key(
+    name: Annotated[str, typer.Argument(help="What logs and traces call it.", show_default=False)],
+    tenant: Annotated[str, typer.Option(help="The key's tenant. Limits, shares and usage belong to the tenant.", show_default=False)],
+    file: Annotated[Path | None, typer.Option(help="Put the entry into this file of keys; it is made if there is none.")] = None,
+    requests_per_minute: Annotated[int | None, typer.Option(help="Limit of the tenant on each gateway.", show_default="none")] = None,
+    tokens_per_minute: Annotated[int | None, typer.Option(help="The same of tokens read and written.", show_default="none")] = None,
+    streams: Annotated[int | None, typer.Option(help="Streams at the same time.", show_default="none")] = None,
+) -> None:
+    """Make an API key: print it, this once, and its entry for `--api-keys-file`, which holds the key's hash."""
+    from service.http import keys
+
+    limits = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute, "streams": streams}
+    made, entry = keys.make(name, tenant, limits)
+    if file is not None:
+        keys.add(entry, file)
+    print(made)
+    if file is None:
+        print(keys.written(entry))
+        console.print("The first line is the key: it is not shown again. The second goes into the list in the file of keys.")
+
+
+@contextmanager
+def transfer_bar() -> Iterator[tuple[Callable[[str, int, int], None], Callable[[str], None]]]:
+    """(show, say): `show(name, bytes so far, bytes in all)` updates a progress bar with amounts and rates, `say(line)` prints a line above
+    it. If stderr is no terminal, as in a pod, `show` prints a line every few seconds."""
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    tasks: dict[str, TaskID] = {}
+    told: dict[str, tuple[float, int]] = {}
+
+    def say(line: str) -> None:
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
+
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+
+        def show(name: str, done: int, total: int) -> None:
+            if name not in tasks:
+                tasks[name] = progress.add_task(name, total=total, completed=done)
+            progress.update(tasks[name], completed=done)
+            now, (before_s, before) = time.monotonic(), told.setdefault(name, (time.monotonic(), done))
+            if not console.is_terminal and now - before_s >= PROGRESS_EVERY_S:
+                told[name] = (now, done)
+                say(f"{name}: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, {(done - before) / 1e6 / (now - before_s):,.1f} MB/s")
+
+        yield show, say

@@ -1,0 +1,78 @@
+"""The command line: every command with its help, where it is, and how its errors are printed."""
+
+import ast
+import builtins
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from attnserve.errors import AttnserveError
+from service import cli
+from tests.imports import ROOT
+
+PACKAGES = ("attnserve", "models", "export", "service", "loadtest")
+# Exceptions that are always caught within the package that raises them.
+INTERNAL = {"Broken", "ClientGone", "NoRanges", "NotThere", "WrongOwner"}
+
+
+def helped(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The help text of a command, from a process in which importing torch fails."""
+    code = "import sys; sys.modules['torch'] = None; from service.cli import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments, "--help"], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False
+    )
+
+
+def test_help_lists_every_command_without_torch() -> None:
+    done = helped()
+    assert done.returncode == 0, done.stderr
+    listed = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("│ ") and line[2] not in " -"]
+    assert listed == list(cli.COMMANDS)
+
+
+@pytest.mark.parametrize("command", cli.COMMANDS)
+def test_a_command_shows_its_options_without_torch(command: str) -> None:
+    done = helped(command)
+    assert done.returncode == 0, done.stderr
+    assert f" {command} [OPTIONS]" in done.stdout
+
+
+def test_an_unknown_command_is_refused() -> None:
+    done = CliRunner().invoke(cli.app, ["exprot"])
+    assert done.exit_code == 2
+    assert "No such command 'exprot'" in done.output
+
+
+@pytest.mark.parametrize("error", [AttnserveError("no such [bundle]"), FileNotFoundError(2, "No such file", "bundle")])
+def test_an_error_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception) -> None:
+    def app() -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", app)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == f"error: {error}\n"
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def app() -> None:
+        raise ValueError("not a sentence for users")
+
+    monkeypatch.setattr(cli, "app", app)
+    with pytest.raises(ValueError, match="not a sentence for users"):
+        cli.main()
+
+
+def test_every_error_of_ours_has_the_one_base_class() -> None:
+    """A class that derives from a built-in exception directly would end a command with a traceback."""
+    known = {name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, BaseException)}
+    found = set()
+    for file in (file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            bases = {base.id for base in getattr(node, "bases", []) if isinstance(base, ast.Name)}
+            if isinstance(node, ast.ClassDef) and bases & known and "AttnserveError" not in bases and not node.name.startswith("_"):
+                found.add(node.name)
+    assert found - {"AttnserveError"} == INTERNAL
