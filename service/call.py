@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from service.errors import InvalidRequest, NeverFits
+from service.overload.byte_shares import ByteShares
 from service.runtime.lanes import Lane, Spent
-from service.runtime.shares import Shares
 from service.tokenization.texts import Cutting
 
 TIMEOUT_HEADER = "x-request-timeout-ms"
@@ -114,7 +114,7 @@ def from_headers(headers: Mapping[str, str], request_id: str, timeout_s: float) 
     )
 
 
-def expect(call: Call, size_bytes: float, limit: int, shares: Shares, what: str) -> None:
+def expect(call: Call, size_bytes: float, limit: int, shares: ByteShares, what: str) -> None:
     """Reserve about `size_bytes` more for the call's answer. `what` describes its content, with numbers, for errors.
 
     Raises NeverFits over `limit`, and Overloaded if large answers that are still being sent fill the client's share.

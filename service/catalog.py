@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from export import contract
 from service.call import NUMBER_BYTES, Call, expect
-from service.encoding.admission import EngineLimits
 from service.encoding.cache import VectorCache
 from service.encoding.engine import EncoderEngine
 from service.encoding.maps import AttentionMaps, check_maps
@@ -35,12 +34,13 @@ from service.generation.model import Generating, GeneratorModel
 from service.generation.sampling.grammar import Grammars
 from service.generation.selftest import check_golden as check_decoder
 from service.generation.session import StepSession
+from service.overload.byte_shares import ByteShares
+from service.overload.encoder import EncoderLimits
 from service.runtime.budget import CpuBudget, available_cpus, share_out
 from service.runtime.engine_protocol import Engine
 from service.runtime.lanes import Lane, Spent
 from service.runtime.memory import Release
 from service.runtime.onnx import CUDA, Array, OnnxSession, Session, SettingsConflict, in_a_line
-from service.runtime.shares import Shares
 from service.seq2seq.engine import WritingEngine
 from service.seq2seq.model import WritingModel
 from service.seq2seq.selftest import check_golden as check_writer
@@ -88,7 +88,7 @@ class Answer:
 class Encoder(Engine, Protocol):
     """What a model needs of its engine, wherever that is; see `service/encoding/engine.py`."""
 
-    limits: EngineLimits
+    limits: EncoderLimits
 
     def check(self, lane: Lane, client: str = ...) -> None: ...
 
@@ -302,8 +302,8 @@ class Catalog:
         self.warm = asyncio.Event()  # `models` answer, or `failure` says why they never will
         self.draining = False
         self.active = 0  # requests between their first byte and their last
-        self.body_shares = Shares("bodies", lambda: self.settings.max_pending_bytes)  # of these
-        self.answer_shares = Shares("answers", lambda: self.settings.max_pending_bytes)  # of these, where they are large
+        self.body_shares = ByteShares("bodies", lambda: self.settings.max_pending_bytes)  # of these
+        self.answer_shares = ByteShares("answers", lambda: self.settings.max_pending_bytes)  # of these, where they are large
         self.metrics.active.set_function(lambda: self.active)
 
     def load(self) -> None:
@@ -367,7 +367,7 @@ class Catalog:
         engine = EncoderEngine(
             session,
             fingerprint=manifest.fingerprint,
-            limits=EngineLimits(
+            limits=EncoderLimits(
                 max_queue_tokens=settings.max_queue_tokens,
                 max_batch_tokens=max(settings.max_batch_tokens or (16_384 if on_gpu else 512), manifest.limits.max_tokens),
                 run_cost_tokens=rate.run_cost_tokens,

@@ -19,11 +19,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from service.overload.encoder import BULK_SHARE
 from service.runtime.fairness import FairOrder
 from service.runtime.lanes import Lane, Spent
-
-# While interactive work waits, bulk work gets at least one of every BULK_SHARE tokens.
-BULK_SHARE = 4
 
 
 class Work:
@@ -62,9 +60,9 @@ class Work:
         self.on_result: Any = None
         self.on_done: Any = None
 
-    def tired(self, now: float, patience_s: float) -> bool:
-        """Nothing of it was begun for longer than that."""
-        return not self.begun and now - self.arrived > patience_s
+    def overdue(self, now: float, max_unstarted_s: float) -> bool:
+        """Whether it has waited longer than that, and none of its inputs was drawn."""
+        return not self.begun and now - self.arrived > max_unstarted_s
 
     def set(self, index: int, result: Any) -> None:
         self.results[index] = result
@@ -89,9 +87,9 @@ class Item:
     client: str = ""
     taken: bool = False
 
-    def wanted(self, now: float, patience_s: float = math.inf) -> bool:
-        """Whether a client still wants it, its deadline has not passed, and it has not waited too long for the first of its inputs."""
-        return any(not work.cancelled and now < work.deadline and not work.tired(now, patience_s) for work, _ in self.waiters)
+    def needed(self, now: float, max_unstarted_s: float = math.inf) -> bool:
+        """Whether a request still waits for it: not cancelled, before its deadline, and not overdue."""
+        return any(not work.cancelled and now < work.deadline and not work.overdue(now, max_unstarted_s) for work, _ in self.waiters)
 
     def begin(self) -> None:
         for work, _ in self.waiters:
@@ -99,7 +97,7 @@ class Item:
 
 
 @dataclass
-class Queue:
+class BatchingQueue:
     """Not thread-safe: its owner holds a lock. `tokens` counts what is queued, cancelled items included until they are met."""
 
     max_batch_tokens: int
@@ -109,7 +107,7 @@ class Queue:
     lanes: tuple["_Lane", "_Lane"] = field(init=False)
     bulk_began: float = -math.inf  # when a bulk batch was last drawn
     drawn_since_bulk: int = 0  # tokens of interactive work since then
-    patience_s: float = math.inf  # an interactive request of which nothing was begun for so long is dropped
+    max_unstarted_s: float = math.inf  # an interactive request that waits longer for its first input to be drawn is dropped
 
     def __post_init__(self) -> None:
         self.lanes = _Lane(), _Lane(self.bulk_turn_tokens)
@@ -138,7 +136,7 @@ class Queue:
         batch, longest = [head], len(head.ids)
         while (length := self._joining(lane, longest, len(batch))) is not None:
             item = lane.take(lane.first(length))
-            if self._wanted(item, now):
+            if self._needed(item, now):
                 item.begin()
                 batch.append(item)
                 longest = max(longest, length)
@@ -151,7 +149,7 @@ class Queue:
         while len(self):
             lane = self.lanes[self._next_lane()]
             item = lane.take(lane.head())
-            if self._wanted(item, now):
+            if self._needed(item, now):
                 item.begin()
                 if item.lane == Lane.BULK:
                     self.bulk_began = now
@@ -159,11 +157,11 @@ class Queue:
             dropped.append(item)
         return None
 
-    def patience_of(self, lane: Lane) -> float:
-        return math.inf if lane == Lane.BULK else self.patience_s
+    def max_unstarted_of(self, lane: Lane) -> float:
+        return math.inf if lane == Lane.BULK else self.max_unstarted_s
 
-    def _wanted(self, item: Item, now: float) -> bool:
-        return item.wanted(now, self.patience_of(item.lane))
+    def _needed(self, item: Item, now: float) -> bool:
+        return item.needed(now, self.max_unstarted_of(item.lane))
 
     def _next_lane(self) -> Lane:
         interactive, bulk = self.lanes
@@ -228,8 +226,8 @@ class _Lane:
         own = self.by_client.get(client, 0)
         return own + sum(min(queued, own + tokens) if other else queued for other, queued in self.by_client.items() if other != client)
 
-    def crowd(self, most: float) -> float:
-        """Queued tokens, of no client more than `most`; what has no client counts in full."""
+    def capped(self, most: float) -> float:
+        """Queued tokens, of no client more than `most`; items without a client count in full."""
         return sum(min(queued, most) if client else queued for client, queued in self.by_client.items())
 
     def take(self, item: Item) -> Item:

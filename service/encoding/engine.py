@@ -19,10 +19,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export import contract
-from service.encoding.admission import Admission, EngineLimits
 from service.encoding.batching import Item, Work
 from service.encoding.cache import VectorCache, key_of
+from service.encoding.queue import EncoderQueue
 from service.errors import DeadlineExceeded, NotReady, Overloaded, RuntimeFailed, ServiceError
+from service.overload.encoder import EncoderLimits
 from service.runtime.lanes import Lane, Spent
 from service.runtime.offered import Offered
 from service.runtime.onnx import Array, Session, device_lost
@@ -49,7 +50,7 @@ class EncoderEngine:
         session: Session,
         *,
         fingerprint: str,
-        limits: EngineLimits,
+        limits: EncoderLimits,
         metrics: ModelMetrics,
         cache: VectorCache,
         tracer: "Tracer | None" = None,
@@ -62,8 +63,8 @@ class EncoderEngine:
         self._tracer = tracer
         self._changed = threading.Condition()  # guards the next three
         self.offered = Offered(metrics.offered.inc)
-        self._admission = Admission(limits, self.offered)
-        self._queue = self._admission.queue
+        self._queue = EncoderQueue(limits, self.offered)
+        self._admission = self._queue.admission
         self._closed = False
         self._device_lost = False
         self._threads: list[threading.Thread] = []
@@ -110,7 +111,8 @@ class EncoderEngine:
 
     @property
     def queued_tokens(self) -> int:
-        return self._admission.tokens
+        """Queued or running."""
+        return self._queue.tokens + self._admission.running_tokens
 
     @property
     def tokens_per_s(self) -> float:
@@ -212,7 +214,7 @@ class EncoderEngine:
         with self._changed:
             if self._closed:
                 raise _stopping()
-            self._admission.put(items, lane, time.monotonic(), deadline)
+            self._queue.enter(items, lane, time.monotonic(), deadline)
             self._changed.notify(len(items))
 
     def _deliver(self, items: Sequence[Item], rows: Sequence[Array | ServiceError], started: float = 0.0, elapsed: float = 0.0) -> None:
@@ -247,16 +249,18 @@ class EncoderEngine:
         now = time.monotonic()
         for item in items:
             waiting = [(work, index) for work, index in item.waiters if not work.cancelled and now < work.deadline]
-            tired = [waiter for waiter in waiting if waiter[0].tired(now, self._queue.patience_of(item.lane))]
-            alive = [waiter for waiter in waiting if waiter not in tired]
+            overdue = [waiter for waiter in waiting if waiter[0].overdue(now, self._queue.max_unstarted_of(item.lane))]
+            alive = [waiter for waiter in waiting if waiter not in overdue]
             item.waiters = [waiter for waiter in item.waiters if waiter not in alive]
             self._metrics.dropped.inc(len(item.waiters))
             if self._tracer is not None:
                 self._tracer.dropped(item)
-            item.waiters = [waiter for waiter in item.waiters if waiter not in tired]
+            item.waiters = [waiter for waiter in item.waiters if waiter not in overdue]
             self._deliver([item], [DeadlineExceeded("the request's deadline passed while it was queued")])
-            item.waiters = tired
-            self._deliver([item], [Overloaded("Model is overloaded: it took too long to begin", retry_after_s=self._admission.busy_s)])
+            item.waiters = overdue
+            self._deliver(
+                [item], [Overloaded("Model is overloaded: it took too long to begin", retry_after_s=self._admission.short_queue_s)]
+            )
             if alive:
                 again = dataclasses.replace(item, waiters=alive, taken=False)
                 with self._changed:
@@ -279,7 +283,7 @@ class EncoderEngine:
                     self._changed.wait()
                 if self._closed:
                     return
-                draw = self._admission.take(time.monotonic())
+                draw = self._queue.draw(time.monotonic())
             if draw.dropped:
                 self._post(self._drop, draw.dropped)
             if batch := draw.batch:
@@ -288,7 +292,7 @@ class EncoderEngine:
                 del self._began[threading.get_ident()]
                 elapsed = max(time.monotonic() - started, 1e-6)
                 with self._changed:
-                    self._admission.ended(draw, elapsed, answered=any(not isinstance(row, ServiceError) for row in rows))
+                    self._queue.ended(draw, elapsed, answered=any(not isinstance(row, ServiceError) for row in rows))
                 self._post(self._complete, batch, rows, started, elapsed)
             if self._device_lost:  # for this process: `alive` has another one take its place
                 self._post(self._close)

@@ -21,8 +21,8 @@ from service.errors import InvalidRequest, NotReady, Overloaded, QueueTooLong
 from service.generation.condition import Condition
 from service.generation.run import Run
 from service.generation.sequence import Asked, Sequence
+from service.overload.queue_bound import QueueBound
 from service.runtime.lanes import Lane
-from service.runtime.overload import Patience
 
 _BACKLOG = 16  # times `max_waiting`: limit on runs without a slot, of requests that have started
 _LEAST_HELD = 16  # tokens that a bulk run draws before it gives way to interactive work
@@ -56,7 +56,7 @@ class Admission:
     ) -> None:
         self._max_waiting, self._max_tokens, self._bulk_delay_s = max_waiting, max_waiting_tokens, bulk_delay_s
         self._max_wait_s = {Lane.INTERACTIVE: max_wait_s, Lane.BULK: max_bulk_wait_s}
-        self._patience = {lane: Patience(bound_s) for lane, bound_s in self._max_wait_s.items()}
+        self._bounds = {lane: QueueBound(bound_s) for lane, bound_s in self._max_wait_s.items()}
         self._changed = threading.Condition()
         self._asked: dict[Asked, None] = {}  # requests with a run without a slot, in order of arrival
         self._waiting = 0  # the number of these runs
@@ -90,7 +90,7 @@ class Admission:
         else:
             ahead, slots = sum(min(count, before[client] + 1) for count in before.values()), holding.slots
             ahead += min(behind.total(), ahead)
-        self._patience[lane].check(now, ahead * holding.turn_s / slots, math.inf)
+        self._bounds[lane].check(now, ahead * holding.turn_s / slots, math.inf)
 
     def queue(self, asked: Asked, *, retry_after_s: float) -> list[Asked]:
         """Queue a request with all its runs. Returns the requests that it replaces: their client has more runs here. An empty queue

@@ -29,10 +29,10 @@ from service.http.content_encoding import ACCEPTED, inflate
 from service.http.dialect import Dialect, dialect_of
 from service.http.keys import Keys
 from service.http.routing import CALL, CATALOG, JsonRoute, address
-from service.http.uploads import Uploads
+from service.overload.refusals import ReadDelay, RefusalDelay
+from service.overload.uploads import Uploads
 from service.runtime.lanes import Lane
 from service.runtime.memory import LARGE_BYTES, LARGE_TOKENS
-from service.runtime.overload import Lag, Refusals
 
 if TYPE_CHECKING:
     from service.telemetry.tracing import RequestSpan
@@ -73,9 +73,9 @@ class Edge:
         self.keys = keys
         self.dialects = dialects
         self._uploads = Uploads()
-        self._refusals = Refusals()
+        self._refusal_delay = RefusalDelay()
         self._reading = asyncio.Lock()
-        self._lag = Lag(catalog.settings.max_wait_s)
+        self._read_delay = ReadDelay(catalog.settings.max_wait_s)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -99,7 +99,7 @@ class Edge:
                 span.mark(call)
             self._admit(scope, headers, call)
             if scope["method"] in _WITH_BODY:
-                self._lag.check(call.started, waited_s(headers))
+                self._read_delay.check(call.started, waited_s(headers))
             body = await self._body(headers, receive, call) if scope["method"] in _WITH_BODY else b""
             if headers.get("content-encoding", "identity") != "identity":
                 body = await self._inflated(headers["content-encoding"], body, call)
@@ -115,7 +115,7 @@ class Edge:
                     scope[CALL], scope[CATALOG] = call, self.catalog
                     await self.app(scope, _replay(body, receive), answer)
         except ServiceError as error:
-            if isinstance(error, QueueTooLong) and (delay_s := self._refusals.delay_s(time.monotonic())) > _LEAST_DELAY_S:
+            if isinstance(error, QueueTooLong) and (delay_s := self._refusal_delay.delay_s(time.monotonic())) > _LEAST_DELAY_S:
                 await asyncio.sleep(delay_s)
             await self._refuse(scope, answer, error)
         except ClientGone:

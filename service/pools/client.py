@@ -17,16 +17,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from export import contract
-from service.encoding.admission import EngineLimits
 from service.encoding.engine import NO_DEADLINE
 from service.encoding.selftest import SelfTest
 from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed, ServiceError
 from service.generation.request import GenerationRequest
 from service.generation.run import Run
+from service.overload.encoder import EncoderLimits
+from service.overload.refusals import PoolRefusals
 from service.pools import wire
 from service.pools.limits import PART_BYTES
 from service.pools.replicas import Key, Replica, ReplicaLost, Replicas
 from service.runtime.lanes import Lane, Spent
+from service.runtime.moving_average import averaged
 from service.runtime.offered import Offered
 from service.runtime.onnx import Array
 from service.seq2seq.request import WritingRequest
@@ -36,8 +38,6 @@ from service.tokenization.texts import Encoded
 log = logging.getLogger("attnserve")
 
 _PART_INPUTS, _PART_TOKENS = 64, 8192  # of what one replica is asked at a time: a bulk request is spread over the pool
-_REFUSING_S = 0.05  # what no replica took is asked of none for so long: less than what is queued there by then
-_RATE_MEMORY = 0.9  # weight of the past in the moving average of a request's tokens
 _ADMISSION_S = 30.0  # to be accepted by a replica, a grammar's compilation included
 
 
@@ -112,22 +112,20 @@ class PoolEncoder(_PoolEngine):
     """An `EncoderEngine` elsewhere."""
 
     def __init__(
-        self, replicas: Replicas, name: str, fingerprint: str, limits: EngineLimits, row_bytes: Mapping[str, tuple[int, int]]
+        self, replicas: Replicas, name: str, fingerprint: str, limits: EncoderLimits, row_bytes: Mapping[str, tuple[int, int]]
     ) -> None:
         """`row_bytes`: by output, the bytes of a row that are always there, and those that each token of its input adds."""
         super().__init__(replicas, name, fingerprint)
         self.limits = limits  # of one replica
         self._row_bytes = row_bytes
-        self._refused: dict[Lane, tuple[float, QueueTooLong]] = {}  # when the pool last did, and the words of a replica
+        self._refusals = PoolRefusals()
         self._request_tokens: dict[Lane, float] = {}  # moving average
 
     def check(self, lane: Lane, client: str = "") -> None:
         """As `EncoderEngine.check`. Right after a replica's refusal, requests are refused here, before the work of tokenising them."""
-        if lane in self._refused:
-            at, refusal = self._refused[lane]
-            if time.monotonic() - at < min(refusal.retry_after_s, _REFUSING_S):
-                self.refused(self._request_tokens[lane])
-                raise QueueTooLong(refusal.message, retry_after_s=refusal.retry_after_s)
+        if (refusal := self._refusals.current(lane, time.monotonic())) is not None:
+            self.refused(self._request_tokens[lane])
+            raise refusal
 
     async def run(
         self,
@@ -147,8 +145,7 @@ class PoolEncoder(_PoolEngine):
         tokens, limit = sum(len(each.ids) for each in inputs), self.limits.max_queue_tokens
         if tokens > limit:
             raise NeverFits(f"the request has {tokens} tokens and the queue holds {limit}: send it in parts")
-        mean = self._request_tokens.get(lane, tokens)
-        self._request_tokens[lane] = _RATE_MEMORY * mean + (1 - _RATE_MEMORY) * tokens
+        self._request_tokens[lane] = averaged(self._request_tokens.get(lane, 0.0), tokens)
         rows: list[Array | ServiceError] = [NotReady("not computed")] * len(inputs)
 
         async def compute(part: _Part) -> None:
@@ -192,7 +189,7 @@ class PoolEncoder(_PoolEngine):
             answered |= len(parts) < before
             if len(parts) == before:
                 refusal = next(each for each in refusals if each)
-                self._refused[lane] = time.monotonic(), refusal
+                self._refusals.note(lane, time.monotonic(), refusal)
                 if not answered:
                     self.refused(tokens)
                     raise refusal
@@ -441,8 +438,8 @@ def selftest_of(described: Mapping[str, Any]) -> SelfTest:
     return SelfTest(**described["selftest"])
 
 
-def limits_of(described: Mapping[str, Any]) -> EngineLimits:
-    return EngineLimits(**described["limits"])
+def limits_of(described: Mapping[str, Any]) -> EncoderLimits:
+    return EncoderLimits(**described["limits"])
 
 
 def row_bytes(manifest: contract.Manifest) -> dict[str, tuple[int, int]]:

@@ -12,8 +12,8 @@ from typing import TypeVar
 
 from service.errors import Overloaded, QueueTooLong
 from service.generation.run import Run
+from service.overload.queue_bound import QueueBound
 from service.runtime.lanes import Lane
-from service.runtime.overload import Patience
 from service.seq2seq.request import WritingRequest
 from service.seq2seq.search import Search
 
@@ -65,7 +65,7 @@ class Waiting:
     def __init__(self, limits: WritingLimits) -> None:
         self._limits = limits
         self._max_wait_s = {Lane.INTERACTIVE: limits.max_wait_s, Lane.BULK: limits.max_bulk_wait_s}
-        self._patience = {lane: Patience(bound_s) for lane, bound_s in self._max_wait_s.items()}
+        self._bounds = {lane: QueueBound(bound_s) for lane, bound_s in self._max_wait_s.items()}
         self._asked: dict[Asked, None] = {}  # in order of arrival
 
     def __len__(self) -> int:
@@ -81,7 +81,7 @@ class Waiting:
         Returns the jobs of requests that lose their place to it if the queue is full: their client has more in it.
         """
         wait_s = self._ahead(asked, free) * job_s / self._limits.rows
-        self._patience[asked.lane].check(now, wait_s, math.inf)
+        self._bounds[asked.lane].check(now, wait_s, math.inf)
         new = [each for each in self._asked if not each.begun]
         lost: list[Asked] = []
         while new and sum(len(each.jobs) for each in (*new, asked)) > self._limits.max_waiting:

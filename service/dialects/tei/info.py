@@ -7,8 +7,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from export.contract import Kind, Precision
 from service.catalog import Catalog, Model
-from service.encoding.admission import EngineLimits
 from service.encoding.selftest import SelfTest
+from service.overload.encoder import EncoderLimits
 from service.runtime.budget import CpuBudget
 
 _DTYPES: dict[Precision, Literal["float32", "float16", "int8"]] = {"fp32": "float32", "fp16": "float16", "int8": "int8"}
@@ -83,7 +83,7 @@ class Info(BaseModel):
     self_test: SelfTest = Field(description="How close this process came to the golden outputs of the bundle when it started.")
     budget: CpuBudget = Field(description="How the CPUs of this process are shared out.")
     cache: CacheState
-    engine: EngineLimits
+    engine: EncoderLimits
     models: list[str] = Field(description="All served models; `?model=` asks about another one.")
     providers: dict[str, str] = Field(description="Where each of them computes; a decoder is none of this dialect's, and is told here.")
 

@@ -12,14 +12,15 @@ from types import SimpleNamespace
 import pytest
 
 from service.deployment.scaling import ENCODER_TARGET, GATEWAY_TARGET, GENERATOR_TARGET, LOAD, ByLoad
-from service.encoding.admission import Admission, EngineLimits
 from service.encoding.batching import Item, Work
+from service.encoding.queue import EncoderQueue
 from service.errors import Overloaded
 from service.generation.admission import Admission as SlotAdmission
 from service.generation.admission import Holding, Turn
 from service.generation.request import GenerationRequest, Sampling
 from service.generation.run import Run
 from service.generation.sequence import Asked, Sequence
+from service.overload.encoder import EncoderLimits
 from service.runtime.lanes import Lane
 from service.runtime.offered import Offered, OfferedSlots
 from service.telemetry.usage import Usage
@@ -87,26 +88,26 @@ class Encoder:
         # As measured at start: full batches. A run of few tokens is slower, as it is in the runtime.
         self.offered = Offered()
         self._clock, self._tokens_per_s, self._busy = clock, tokens_per_s, False
-        self._admission = Admission(EngineLimits(tokens_per_s=tokens_per_s, max_batch_tokens=batch), self.offered)
+        self._queue = EncoderQueue(EncoderLimits(tokens_per_s=tokens_per_s, max_batch_tokens=batch), self.offered)
 
     def ask(self, client: str, tokens: int) -> None:
         """Raises Overloaded."""
         now = self._clock.now
-        self._admission.check(Lane.INTERACTIVE, now, client)
+        self._queue.admission.check(Lane.INTERACTIVE, now, client)
         work = Work(1, math.inf, now)
         item = Item([0] * tokens, None, "embedding", Lane.INTERACTIVE, now, b"", [(work, 0)], client)
-        self._admission.put([item], Lane.INTERACTIVE, now, math.inf)
+        self._queue.enter([item], Lane.INTERACTIVE, now, math.inf)
         if not self._busy:
             self._draw()
 
     def _draw(self) -> None:
-        draw = self._admission.take(self._clock.now)
+        draw = self._queue.draw(self._clock.now)
         self._busy = bool(draw.batch)
         if draw.batch:
             seconds = draw.tokens / self._tokens_per_s
 
             def ended() -> None:
-                self._admission.ended(draw, seconds, answered=True)
+                self._queue.ended(draw, seconds, answered=True)
                 self._draw()
 
             self._clock.at(self._clock.now + seconds, ended)

@@ -10,16 +10,17 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from service.encoding.admission import Admission, Draw, EngineLimits
 from service.encoding.batching import Item, Work
+from service.encoding.queue import Draw, EncoderQueue
 from service.errors import DeadlineExceeded, NeverFits, Overloaded, QueueTooLong
+from service.overload.encoder import EncoderLimits
 from service.runtime.lanes import Lane
 
 RUN_S, TOKEN_S, RUNS, LENGTH = 0.002, 0.00015, 2, 12  # a run, a token of it, runs side by side, tokens of an input
 RETRY_S = 1.0  # what `Retry-After` says at least
 # Requests of one input that a busy runtime answers in a second, in batches of 512 tokens.
 CAPACITY = RUNS * (512 // LENGTH) / (RUN_S + 512 // LENGTH * LENGTH * TOKEN_S)
-LIMITS = EngineLimits(tokens_per_s=RUNS / TOKEN_S, run_cost_tokens=math.inf, concurrent_runs=RUNS)
+LIMITS = EncoderLimits(tokens_per_s=RUNS / TOKEN_S, run_cost_tokens=math.inf, concurrent_runs=RUNS)
 
 
 def items(count: int, lane: Lane = Lane.INTERACTIVE, now: float = 0.0, length: int = LENGTH) -> list[Item]:
@@ -52,7 +53,7 @@ def arrivals(draw: random.Random, *stages: tuple[float, float]) -> list[float]:
     return made
 
 
-def play(admission: Admission, moments: Sequence[float], inputs: int = 1, again_until: float = -math.inf) -> Played:
+def play(queue: EncoderQueue, moments: Sequence[float], inputs: int = 1, again_until: float = -math.inf) -> Played:
     """A request at each moment; the runtime works as soon as it can. Who was answered or refused comes again until then."""
     played, coming = Played(), sorted(moments)
     ends: list[tuple[float, int, float, Draw]] = []  # of runs: when, order, since when, what
@@ -66,8 +67,8 @@ def play(admission: Admission, moments: Sequence[float], inputs: int = 1, again_
         again(now + RETRY_S)
 
     def begin(now: float) -> None:
-        while len(ends) < RUNS and len(admission.queue):
-            draw = admission.take(now)
+        while len(ends) < RUNS and len(queue):
+            draw = queue.draw(now)
             for moment in {item.arrived for item in draw.dropped}:
                 refused(moment, now)
             if draw.batch:
@@ -76,14 +77,14 @@ def play(admission: Admission, moments: Sequence[float], inputs: int = 1, again_
     while ends or coming:
         if ends and (not coming or ends[0][0] <= coming[0]):
             now, _, since, draw = heapq.heappop(ends)
-            admission.ended(draw, now - since, answered=True)
+            queue.ended(draw, now - since, answered=True)
             for item in draw.batch:
                 played.latency_s[item.arrived] = now - item.arrived
                 again(now)
         else:
             now = heapq.heappop(coming)
             try:
-                admission.put(items(inputs, now=now), Lane.INTERACTIVE, now, math.inf)
+                queue.enter(items(inputs, now=now), Lane.INTERACTIVE, now, math.inf)
             except Overloaded:
                 refused(now, now)
         begin(now)
@@ -97,7 +98,7 @@ SECONDS = 8.0  # of a stage; its first one, in which it settles, is looked at by
 @pytest.fixture(scope="module")
 def overloaded() -> Played:
     """8 s at the knee, 8 s at three times the knee, 8 s at half of it."""
-    return play(Admission(LIMITS), arrivals(random.Random(1), (KNEE, SECONDS), (3 * KNEE, SECONDS), (KNEE / 2, SECONDS)))
+    return play(EncoderQueue(LIMITS), arrivals(random.Random(1), (KNEE, SECONDS), (3 * KNEE, SECONDS), (KNEE / 2, SECONDS)))
 
 
 def test_at_the_knee_nobody_is_refused(overloaded: Played) -> None:
@@ -125,116 +126,116 @@ def test_when_the_load_is_over_the_service_is_as_before_within_a_second(overload
 
 def test_a_burst_that_can_be_worked_off_in_time_is_taken_whole() -> None:
     burst = [n * 1e-6 for n in range(int(0.9 * CAPACITY * LIMITS.max_wait_s))]
-    assert not play(Admission(LIMITS), burst).refused
+    assert not play(EncoderQueue(LIMITS), burst).refused
 
 
 @pytest.mark.parametrize(("clients", "begin_s"), [(8, 0.5), (60, 0.5), (600, 2.0), (600, 0.01)])
 def test_clients_who_wait_for_their_answers_are_no_overload(clients: int, begin_s: float) -> None:
     """600 of them have a queue of half a second."""
-    assert not play(Admission(LIMITS), [begin_s * n / clients for n in range(clients)], again_until=3.0).refused
+    assert not play(EncoderQueue(LIMITS), [begin_s * n / clients for n in range(clients)], again_until=3.0).refused
 
 
 def test_clients_who_were_taken_for_an_overload_while_they_began_are_none_from_then_on() -> None:
-    played = play(Admission(LIMITS), [n / 1200 for n in range(600)], again_until=5.0)
+    played = play(EncoderQueue(LIMITS), [n / 1200 for n in range(600)], again_until=5.0)
     assert played.refused
     assert max(played.refused) < 1
 
 
 def test_bulk_work_may_come_far_faster_than_it_is_done() -> None:
     """Sixty requests of a third of a second's work each within half a second; nor is a single text refused for them."""
-    admission = Admission(LIMITS)
+    queue = EncoderQueue(LIMITS)
     work = items(32, Lane.BULK, length=128)
     for number in range(60):
-        admission.check(Lane.BULK, number / 120)
-        admission.put(work, Lane.BULK, number / 120, math.inf)
-    admission.check(Lane.INTERACTIVE, 0.5)
+        queue.admission.check(Lane.BULK, number / 120, "")
+        queue.enter(work, Lane.BULK, number / 120, math.inf)
+    queue.admission.check(Lane.INTERACTIVE, 0.5, "")
 
 
 # One request after the other ----------------------------------------------------------------------------------------------------------
 
 
-def make(**limits: float) -> Admission:
-    return Admission(EngineLimits(**{"tokens_per_s": 1000.0, "max_batch_tokens": 100, **limits}))  # type: ignore[arg-type]
+def make(**limits: float) -> EncoderQueue:
+    return EncoderQueue(EncoderLimits(**{"tokens_per_s": 1000.0, "max_batch_tokens": 100, **limits}))  # type: ignore[arg-type]
 
 
 def test_the_wait_is_that_of_the_lane() -> None:
-    admission = make()
-    admission.put(items(1, Lane.BULK, length=5000), Lane.BULK, 0, math.inf)
-    admission.put(items(1, length=1001), Lane.INTERACTIVE, 0, math.inf)
+    queue = make()
+    queue.enter(items(1, Lane.BULK, length=5000), Lane.BULK, 0, math.inf)
+    queue.enter(items(1, length=1001), Lane.INTERACTIVE, 0, math.inf)
     with pytest.raises(QueueTooLong, match=r"needs about 1.00 s and may need 1.00 s"):
-        admission.check(Lane.INTERACTIVE, 0)
+        queue.admission.check(Lane.INTERACTIVE, 0, "")
 
 
 def test_a_bulk_request_of_any_size_is_taken_into_an_empty_queue_and_waits_its_turn_in_another() -> None:
-    admission = make(max_bulk_wait_s=5)
+    queue = make(max_bulk_wait_s=5)
     for _ in range(2):
-        admission.put(items(2048, Lane.BULK, length=2), Lane.BULK, 0, math.inf)
+        queue.enter(items(2048, Lane.BULK, length=2), Lane.BULK, 0, math.inf)
     with pytest.raises(QueueTooLong, match=r"needs about 8.19 s and may need 5.00 s") as refused:
-        admission.put(items(1, Lane.BULK), Lane.BULK, 0, math.inf)
+        queue.enter(items(1, Lane.BULK), Lane.BULK, 0, math.inf)
     assert refused.value.retry_after_s == pytest.approx(8.192)
 
 
 def test_bulk_work_waits_by_how_fast_bulk_work_was_drawn() -> None:
     """Interactive work leaves it a batch of 100 tokens every two seconds: 2,000 tokens are 40 s of that, though only 2 s of the runtime."""
-    admission = make(max_bulk_wait_s=30, bulk_delay_s=2)
-    admission.put(items(140, Lane.BULK, length=50), Lane.BULK, 0, math.inf)
+    queue = make(max_bulk_wait_s=30, bulk_delay_s=2)
+    queue.enter(items(140, Lane.BULK, length=50), Lane.BULK, 0, math.inf)
     for now in range(0, 100, 2):
         for _ in range(2):
-            admission.put(items(1, now=now, length=100), Lane.INTERACTIVE, now, math.inf)
-            admission.ended(admission.take(now), 0.1, answered=True)
-        admission.ended(admission.take(now), 0.1, answered=True)
-    assert admission.queue.lanes[Lane.BULK].tokens == 2000
+            queue.enter(items(1, now=now, length=100), Lane.INTERACTIVE, now, math.inf)
+            queue.ended(queue.draw(now), 0.1, answered=True)
+        queue.ended(queue.draw(now), 0.1, answered=True)
+    assert queue.lanes[Lane.BULK].tokens == 2000
     with pytest.raises(QueueTooLong, match=r"needs about 3\d.\d\d s and may need 30.00 s"):
-        admission.check(Lane.BULK, 100)
+        queue.admission.check(Lane.BULK, 100, "")
 
 
 def test_where_interactive_work_is_refused_bulk_work_has_its_share_all_the_same() -> None:
     """One token in four, and no more is accepted than can begin within `max_bulk_wait_s` at that."""
-    admission = make(max_bulk_wait_s=30)
-    admission.put(items(100, Lane.BULK, length=50), Lane.BULK, 0, math.inf)
+    queue = make(max_bulk_wait_s=30)
+    queue.enter(items(100, Lane.BULK, length=50), Lane.BULK, 0, math.inf)
     drawn = {Lane.INTERACTIVE: 0, Lane.BULK: 0}
     refused = 0
     for tenth in range(200):
         now = tenth / 10
         for _ in range(4):  # twice what can be done
             try:
-                admission.put(items(1, now=now, length=50), Lane.INTERACTIVE, now, math.inf)
+                queue.enter(items(1, now=now, length=50), Lane.INTERACTIVE, now, math.inf)
             except QueueTooLong:
                 refused += 1
-        draw = admission.take(now)
+        draw = queue.draw(now)
         drawn[draw.batch[0].lane] += draw.tokens
-        admission.ended(draw, 0.1, answered=True)
+        queue.ended(draw, 0.1, answered=True)
     assert refused > 100
     assert drawn[Lane.BULK] == pytest.approx(sum(drawn.values()) / 4, rel=0.1)
 
 
 def test_bulk_work_that_comes_with_an_overload_is_taken_as_far_as_its_share_goes() -> None:
     """From the first request on, when nothing was measured yet: at 250 tokens a second, 30 s are 7,500."""
-    admission = make(max_bulk_wait_s=30)
+    queue = make(max_bulk_wait_s=30)
     for lane, count in ((Lane.INTERACTIVE, 1), (Lane.BULK, 20)):
         for _ in range(100):
             with suppress(QueueTooLong):
-                admission.put(items(count, lane, length=50), lane, 0, math.inf)
-    assert admission.queue.lanes[Lane.BULK].tokens == 8000
+                queue.enter(items(count, lane, length=50), lane, 0, math.inf)
+    assert queue.lanes[Lane.BULK].tokens == 8000
 
 
 def test_of_equal_bulk_requests_the_first_is_finished_first() -> None:
     """Were they to share the runtime, all four would be finished at the end."""
-    admission = make(max_bulk_wait_s=30)
+    queue = make(max_bulk_wait_s=30)
     works = []
     for client in "abcd":
         made = items(40, Lane.BULK, length=20)
         for each in made:
             each.client = client
         works.append(made[0].waiters[0][0])
-        admission.put(made, Lane.BULK, 0, math.inf)
+        queue.enter(made, Lane.BULK, 0, math.inf)
     ended = []
-    while batch := admission.take(0).batch:
+    while batch := queue.draw(0).batch:
         for item in batch:
             ((work, index),) = item.waiters
             work.set(index, None)
             if not work.remaining:
-                ended.append((works.index(work), admission.queue.tokens))
+                ended.append((works.index(work), queue.tokens))
     assert ended == [(0, 2400), (1, 1600), (2, 800), (3, 0)]
 
 
@@ -249,84 +250,84 @@ def sent(client: str, count: int, length: int = LENGTH, now: float = 0.0) -> lis
 
 
 def test_a_client_that_fills_the_queue_neither_delays_others_nor_has_them_refused() -> None:
-    admission = make()
-    admission.put(sent("greedy", 500), Lane.INTERACTIVE, 0, math.inf)  # of six seconds
+    queue = make()
+    queue.enter(sent("greedy", 500), Lane.INTERACTIVE, 0, math.inf)  # of six seconds
     for n in range(24):
-        admission.check(Lane.INTERACTIVE, 0, f"small-{n}")
-        admission.put(sent(f"small-{n}", 1), Lane.INTERACTIVE, 0, math.inf)
+        queue.admission.check(Lane.INTERACTIVE, 0, f"small-{n}")
+        queue.enter(sent(f"small-{n}", 1), Lane.INTERACTIVE, 0, math.inf)
     with pytest.raises(QueueTooLong):
-        admission.check(Lane.INTERACTIVE, 0, "greedy")
+        queue.admission.check(Lane.INTERACTIVE, 0, "greedy")
     with pytest.raises(QueueTooLong):
-        admission.put(sent("greedy too", 500), Lane.INTERACTIVE, 0, math.inf)
-    admission.check(Lane.INTERACTIVE, 0, "one more")  # nor do refusals of the greedy count as an overload
+        queue.enter(sent("greedy too", 500), Lane.INTERACTIVE, 0, math.inf)
+    queue.admission.check(Lane.INTERACTIVE, 0, "one more")  # nor do refusals of the greedy count as an overload
     drawn: list[str] = []
     while len(set(drawn)) < 25:
-        drawn += [item.client for item in admission.take(0).batch]
+        drawn += [item.client for item in queue.draw(0).batch]
     assert drawn.count("greedy") < 50, "some of it fills the others' batches"
 
 
 def test_with_many_clients_an_overload_is_one() -> None:
-    admission = make()
+    queue = make()
     refused = 0
     for n in range(200):  # two and a half seconds
         try:
-            admission.put(sent(f"client-{n}", 1), Lane.INTERACTIVE, 0, math.inf)
+            queue.enter(sent(f"client-{n}", 1), Lane.INTERACTIVE, 0, math.inf)
         except QueueTooLong:
             refused += 1
     assert refused > 100
     with pytest.raises(QueueTooLong, match=r"may need 0.03 s"):
-        admission.check(Lane.INTERACTIVE, 0.1, "another")
+        queue.admission.check(Lane.INTERACTIVE, 0.1, "another")
 
 
 def test_what_one_client_sent_is_drawn_in_its_order() -> None:
-    admission = make(max_batch_tokens=LENGTH)
+    queue = make(max_batch_tokens=LENGTH)
     made = sent("a", 5)
-    admission.put(made, Lane.INTERACTIVE, 0, math.inf)
-    assert [admission.take(0).batch[0] for _ in made] == made
+    queue.enter(made, Lane.INTERACTIVE, 0, math.inf)
+    assert [queue.draw(0).batch[0] for _ in made] == made
 
 
 def test_a_request_that_was_begun_is_not_dropped_for_its_wait() -> None:
     """Two inputs of one request wait as long as two of another; the run that takes the first of all makes the difference."""
-    admission = make()
+    queue = make()
     one, other = items(2, length=60), items(2, length=60)
     for each in (one, other):
-        admission.put(each, Lane.INTERACTIVE, 0, math.inf)
-    admission.put(items(1, length=1000), Lane.INTERACTIVE, 0, math.inf)
-    assert admission.take(0).batch == one[:1]
+        queue.enter(each, Lane.INTERACTIVE, 0, math.inf)
+    queue.enter(items(1, length=1000), Lane.INTERACTIVE, 0, math.inf)
+    assert queue.draw(0).batch == one[:1]
     with pytest.raises(QueueTooLong):
-        admission.check(Lane.INTERACTIVE, 2.0)
-    draw = admission.take(2.0)
+        queue.admission.check(Lane.INTERACTIVE, 2.0, "")
+    draw = queue.draw(2.0)
     assert (draw.batch, draw.dropped) == (one[1:], [])
-    draw = admission.take(2.0)
+    draw = queue.draw(2.0)
     assert not draw.batch
     assert draw.dropped[:2] == other
 
 
 def test_a_rate_that_was_measured_too_low_is_found_out_by_the_few_that_are_taken() -> None:
-    admission = make(tokens_per_s=1.0)
+    queue = make(tokens_per_s=1.0)
     for now in range(60):
-        admission.put(items(1), Lane.INTERACTIVE, now, math.inf)
-        admission.ended(admission.take(now), 0.01, answered=True)
-    assert admission.tokens_per_s == pytest.approx(LENGTH / 0.01, rel=0.01)
+        queue.enter(items(1), Lane.INTERACTIVE, now, math.inf)
+        queue.ended(queue.draw(now), 0.01, answered=True)
+    assert queue.admission.tokens_per_s == pytest.approx(LENGTH / 0.01, rel=0.01)
 
 
 def test_a_run_that_took_all_there_was_does_not_lower_the_rate() -> None:
-    admission = make()
-    admission.put(items(1, length=1), Lane.INTERACTIVE, 0, math.inf)
-    admission.ended(admission.take(0), 1.0, answered=True)
-    assert admission.tokens_per_s == 1000
-    admission.put(items(3, length=90), Lane.INTERACTIVE, 0, math.inf)
-    admission.ended(admission.take(0), 1.0, answered=True)
-    assert admission.tokens_per_s == pytest.approx(0.9 * 1000 + 0.1 * 90)
+    queue = make()
+    queue.enter(items(1, length=1), Lane.INTERACTIVE, 0, math.inf)
+    queue.ended(queue.draw(0), 1.0, answered=True)
+    assert queue.admission.tokens_per_s == 1000
+    queue.enter(items(3, length=90), Lane.INTERACTIVE, 0, math.inf)
+    queue.ended(queue.draw(0), 1.0, answered=True)
+    assert queue.admission.tokens_per_s == pytest.approx(0.9 * 1000 + 0.1 * 90)
 
 
 def test_nothing_is_queued_of_a_request_that_is_refused() -> None:
-    admission = make(max_queue_tokens=100)
+    queue = make(max_queue_tokens=100)
     with pytest.raises(NeverFits):
-        admission.put(items(101, length=1), Lane.INTERACTIVE, 0, math.inf)
+        queue.enter(items(101, length=1), Lane.INTERACTIVE, 0, math.inf)
     with pytest.raises(DeadlineExceeded):
-        admission.put(items(1), Lane.INTERACTIVE, 1, 1)
-    admission.put(items(1, length=60), Lane.INTERACTIVE, 0, math.inf)
+        queue.enter(items(1), Lane.INTERACTIVE, 1, 1)
+    queue.enter(items(1, length=60), Lane.INTERACTIVE, 0, math.inf)
     with pytest.raises(Overloaded, match="60 of 100 tokens"):
-        admission.put(items(1, length=60), Lane.INTERACTIVE, 0, math.inf)
-    assert admission.tokens == 60
+        queue.enter(items(1, length=60), Lane.INTERACTIVE, 0, math.inf)
+    assert queue.tokens == 60

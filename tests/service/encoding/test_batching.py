@@ -7,21 +7,21 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from service.encoding.batching import Item, Queue, Work
+from service.encoding.batching import BatchingQueue, Item, Work
 from service.runtime.lanes import Lane
 
 BULK_DELAY_S = 2.0
 
 
-def queue(*, max_batch_tokens: int = 512, run_cost_tokens: float = 16) -> Queue:
-    return Queue(max_batch_tokens, run_cost_tokens, BULK_DELAY_S)
+def queue(*, max_batch_tokens: int = 512, run_cost_tokens: float = 16) -> BatchingQueue:
+    return BatchingQueue(max_batch_tokens, run_cost_tokens, BULK_DELAY_S)
 
 
 def item(length: int, arrived: float = 0.0, lane: Lane = Lane.INTERACTIVE, deadline: float = math.inf) -> Item:
     return Item([1] * length, None, "sentence_embedding", lane, arrived, b"", [(Work(1, deadline), 0)])
 
 
-def put(target: Queue, *items: Item) -> list[Item]:
+def put(target: BatchingQueue, *items: Item) -> list[Item]:
     for each in items:
         target.put(each)
     return list(items)
@@ -188,15 +188,15 @@ class QueueMachine(RuleBasedStateMachine):
         for each in [*batch, *dropped]:
             self.waiting.remove(each)  # fails on what was never put, or was taken before
         assert all(each.taken for each in [*batch, *dropped])
-        assert all(each.wanted(self.now) for each in batch)
-        assert not any(each.wanted(self.now) for each in dropped)
+        assert all(each.needed(self.now) for each in batch)
+        assert not any(each.needed(self.now) for each in dropped)
         if not batch:
             assert not self.waiting
             return
         head, longest = batch[0], max(lengths(batch))
         assert len(batch) == 1 or longest * len(batch) <= 64
         assert len({each.lane for each in batch}) == 1
-        before = [each for each in self.waiting if each.lane == head.lane and each.wanted(self.now) and each.arrived < head.arrived]
+        before = [each for each in self.waiting if each.lane == head.lane and each.needed(self.now) and each.arrived < head.arrived]
         assert not before, "a batch is opened by the oldest of its lane"
 
     @invariant()

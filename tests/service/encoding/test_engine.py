@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from export import contract
-from service.encoding.admission import EngineLimits
 from service.encoding.cache import VectorCache
 from service.encoding.engine import EncoderEngine
 from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed
+from service.overload.encoder import EncoderLimits
 from service.runtime.lanes import Lane
 from service.runtime.onnx import Array
 from service.telemetry.metrics import Metrics, ModelMetrics
@@ -27,7 +27,7 @@ VECTOR, TOKENS, LOGITS = contract.EMBEDDING, contract.TOKEN_EMBEDDINGS, contract
 def make(session: FakeSession, *, cache_bytes: int = 0, **limits: Any) -> EncoderEngine:
     limits = {"run_cost_tokens": 16, "tokens_per_s": 1e9, **limits}
     metrics = ModelMetrics(Metrics(), "fake")
-    return EncoderEngine(session, fingerprint="f", limits=EngineLimits(**limits), metrics=metrics, cache=VectorCache(cache_bytes))
+    return EncoderEngine(session, fingerprint="f", limits=EncoderLimits(**limits), metrics=metrics, cache=VectorCache(cache_bytes))
 
 
 @asynccontextmanager
@@ -280,7 +280,7 @@ async def test_bulk_work_in_the_queue_does_not_count_against_an_interactive_dead
 
 
 async def test_when_the_queue_must_be_short_what_has_waited_too_long_is_refused_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.runtime.overload._CALM_S", 3600.0)
+    monkeypatch.setattr("service.overload.queue_bound._CALM_S", 3600.0)
     session = FakeSession()
     async with running(session, max_batch_tokens=4, tokens_per_s=1e6, max_wait_s=5e-6) as engine:
         held = await busy(engine, session)

@@ -396,6 +396,6 @@ def test_a_wait_is_estimated_by_the_turns_of_those_before(held: dict[str, int], 
         def check(self, now: float, queue_s: float, busy_s: float) -> None:
             checked.append(queue_s)
 
-    admission._patience = {lane: Noted() for lane in Lane}  # type: ignore[assignment]
+    admission._bounds = {lane: Noted() for lane in Lane}  # type: ignore[assignment]
     admission.check("me", Lane.INTERACTIVE, 0.0, Holding(32, held, 0.25))
     assert (checked or [0.0]) == pytest.approx([wait_s])

@@ -232,7 +232,7 @@ async def test_a_body_that_trickles_fast_enough_is_waited_for(bundle: Path) -> N
 
 
 async def test_of_too_many_bodies_on_their_way_the_one_that_waited_longest_gives_way(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.http.uploads.MOST_UPLOADS", 20)
+    monkeypatch.setattr("service.overload.uploads.MOST_UPLOADS", 20)
     app = fake_app(bundle)
     async with client(app) as http:
         slow = [Caller(app) for _ in range(50)]
@@ -391,7 +391,7 @@ async def test_over_the_queue_the_answer_is_429_with_both_retry_headers(bundle: 
 
 
 async def test_in_overload_a_text_is_refused_before_it_is_tokenised(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.runtime.overload._CALM_S", 3600.0)
+    monkeypatch.setattr("service.overload.queue_bound._CALM_S", 3600.0)
     app = fake_app(bundle, threads=1, max_wait_s=0)
     async with client(app) as http:
         catalog = app.state.catalog

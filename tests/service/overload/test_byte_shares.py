@@ -3,10 +3,10 @@
 import pytest
 
 from service.errors import Overloaded
-from service.runtime.shares import Shares
+from service.overload.byte_shares import ByteShares
 
 
-def held(shares: Shares, host: str, size: int, times: int = 1) -> int:
+def held(shares: ByteShares, host: str, size: int, times: int = 1) -> int:
     """How many of so many requests of that size are taken whole, in ten pieces each."""
     taken = 0
     for _ in range(times):
@@ -22,7 +22,7 @@ def held(shares: Shares, host: str, size: int, times: int = 1) -> int:
 
 
 def test_a_host_holds_half_at_most_and_the_next_one_half_of_the_rest() -> None:
-    shares = Shares("bodies", lambda: 1000)
+    shares = ByteShares("bodies", lambda: 1000)
     held(shares, "a", 10, 1000)
     assert 480 <= shares.used <= 500
     held(shares, "b", 10, 1000)
@@ -31,13 +31,13 @@ def test_a_host_holds_half_at_most_and_the_next_one_half_of_the_rest() -> None:
 
 
 def test_large_requests_of_a_host_leave_room_for_its_small_ones() -> None:
-    shares = Shares("bodies", lambda: 256)
+    shares = ByteShares("bodies", lambda: 256)
     assert held(shares, "a", 30, 20) < 8
     assert held(shares, "a", 10) == 1
 
 
 def test_a_request_that_is_alone_may_have_everything() -> None:
-    shares = Shares("bodies", lambda: 100)
+    shares = ByteShares("bodies", lambda: 100)
     assert held(shares, "a", 100) == 1
     shares.give("a", 100)
     assert held(shares, "a", 110) == 0
@@ -45,7 +45,7 @@ def test_a_request_that_is_alone_may_have_everything() -> None:
 
 
 def test_a_refusal_takes_nothing_and_names_the_numbers() -> None:
-    shares = Shares("bodies", lambda: 100)
+    shares = ByteShares("bodies", lambda: 100)
     shares.take("a", 30)
     with pytest.raises(Overloaded, match=r"bodies of running requests hold 30 bytes of 100, 30 of them for this client.* for 40 more"):
         shares.take("a", 40)

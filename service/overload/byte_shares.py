@@ -11,7 +11,7 @@ from service.errors import Overloaded
 _RETRY_AFTER_S = 1.0
 
 
-class Shares:
+class ByteShares:
     """`what` names the bytes in errors; `limit` returns the limit on their sum. For the event loop only."""
 
     def __init__(self, what: str, limit: Callable[[], int]) -> None:

@@ -1,0 +1,44 @@
+"""Overload control: when a request is refused, delayed or dropped, and by which number. No HTTP and no model here.
+
+A request meets these rules in this order. `file.py` without a folder is of this folder, other names are settings. 429 answers carry
+`Retry-After`.
+
+| rule | number | code |
+|---|---|---|
+| 503 for a connection when too many are open, in all or from one address | `most_connections()`; half of it | `http/connections.py` |
+| 429 for a tenant that has used up its quota | the limits in `api_keys_file` | `http/tenants.py` |
+| 429 for a request that is read late, while all others are too | waited > `max_wait_s` | `refusals.py` |
+| 429 for a body or a large answer that exceeds its client's share of memory | `max_pending_bytes` | `byte_shares.py` |
+| 429 for the body that waits longest for its next bytes, when too many wait | 1,024 bodies | `uploads.py` |
+| 408 for a body that stops, or is too slow | `body_grace_s`, `min_body_bytes_per_s` | `uploads.py` |
+| 413 for a body or an answer that is too large | `max_body_bytes`, `max_answer_bytes` | `http/edge.py`, `call.py` |
+| 413 for an encoding that never fits into the queue | tokens > `max_queue_tokens` | `encoder.py` |
+| 429 for an encoding when the queue is too long | tokens before it / rate > bound | `encoder.py`, `queue_bound.py` |
+| 429 for an encoding when there is no room in the queue | queued + own tokens > `max_queue_tokens` | `encoder.py` |
+| 429 for an encoding that would miss its deadline | tokens before it / rate > time left | `encoder.py` |
+| 429 at a gateway, as a pool has just refused a request | 0.05 s since then | `refusals.py` |
+| 429 for a text when the wait for a slot would be, or is, too long | wait > `max_wait_s` | `generation/admission.py` |
+| 429 for a text when too many wait; the client with most of them loses its newest | 256 runs | `generation/admission.py` |
+| the same two for an encoder-decoder, by rows | `max_wait_s`; 256 inputs | `seq2seq/waiting.py` |
+| 429 for an attention map when too many wait | 8 texts | `encoding/maps.py` |
+| 429 for an encoding that is queued, and dropped under overload | not started after 3 short queues | `encoder.py` |
+| 504 for a request that is not answered at its deadline | `request_timeout_s`, `x-request-timeout-ms` | each engine |
+| a delay of each 429 for a long queue, 1 s at most | (refusals per second) / 200, in seconds | `refusals.py` |
+
+**The bound of a queue** is `max_wait_s` of work (`max_bulk_wait_s` in the bulk lane), so that it can absorb a burst. Under overload the
+bound is a *short queue*, which keeps every thread busy: a quarter of `max_batch_tokens`, divided by the rate. The *rate* is a moving
+average of tokens per second, measured at start and by each run. An empty queue admits any request.
+
+**Overload** of a lane begins when the queue is too long for every client, and ends one second after the last such refusal. Overload of the
+interactive lane is also detected before its queue is full: when arrivals exceed capacity and 1.5 times the work started, in three
+consecutive windows of at least 0.1 s and 10 requests. That overload ends with the first window that does not.
+
+**Under overload** of the interactive lane a batch has half of `max_batch_tokens`, so that an admitted request waits for one short run and
+its own. A request that waits for three short queues before its first input is drawn is dropped. Bulk work keeps a quarter of the rate.
+
+**Clients** share a queue. The tokens before a request are those of its own client, and of each other client no more than those. So a client
+that sends without pause is refused while others are admitted, and such refusals are no sign of overload.
+
+Read in this order: `queue_bound.py` (the bound of one queue, and whether it is overloaded), `encoder.py` (admission to an encoder's queue),
+`refusals.py` (requests that are read late, and the delay of refusals), `byte_shares.py` and `uploads.py` (memory of bodies and answers).
+"""
