@@ -18,9 +18,9 @@ from collections.abc import Sequence as Several
 from typing import NamedTuple
 
 from service.errors import InvalidRequest, NotReady, Overloaded, QueueTooLong
-from service.generation.condition import Condition
 from service.generation.run import Run
 from service.generation.sequence import Asked, Sequence
+from service.generation.snapshot import Snapshot
 from service.overload.queue_bound import QueueBound
 from service.runtime.lanes import Lane
 
@@ -34,6 +34,13 @@ class Turn(NamedTuple):
 
     run: Sequence
     instead_of: Sequence | None
+
+
+class Wanted(NamedTuple):
+    """A snapshot that a caller waits for."""
+
+    future: "asyncio.Future[Snapshot]"
+    ends: bool  # whether the run ends with it
 
 
 class Holding(NamedTuple):
@@ -62,7 +69,7 @@ class Admission:
         self._waiting = 0  # the number of these runs
         self._turns = 0
         self._left: set[Run] = set()
-        self._taken: dict[Run, asyncio.Future[Condition]] = {}
+        self._wanted: dict[Run, Wanted] = {}
         self._closed = False
         self.aside = 0  # runs that gave back their slot
         self.arrived = False  # whether a request arrived since the thread last looked
@@ -132,14 +139,14 @@ class Admission:
             self._left.add(run)
             self._changed.notify()
 
-    def take(self, run: Run, future: "asyncio.Future[Condition]") -> None:
-        """Ask for this run's condition. InvalidRequest if another caller waits for it already, NotReady if the engine is closed."""
+    def want(self, run: Run, wanted: Wanted) -> None:
+        """Ask for a run's snapshot. InvalidRequest if another caller waits for one already, NotReady if the engine is closed."""
         with self._changed:
             if self._closed:
                 raise stopping()
-            if run in self._taken:
-                raise InvalidRequest("the run is being taken out already")
-            self._taken[run] = future
+            if run in self._wanted:
+                raise InvalidRequest("a snapshot of the run is being made already")
+            self._wanted[run] = wanted
             self._changed.notify()
 
     def close(self) -> None:
@@ -152,18 +159,18 @@ class Admission:
     def wait(self, *, busy: bool) -> bool:
         """Wait for work; do not wait if `busy`. False if it is closed."""
         with self._changed:
-            while not (busy or self._closed or self._left or self._taken or self._waiting):
+            while not (busy or self._closed or self._left or self._wanted or self._waiting):
                 self._changed.wait()
             return not self._closed
 
-    def wishes(self) -> tuple[set[Run], dict[Run, "asyncio.Future[Condition]"]]:
-        """The runs that were left and those that are to be taken out, since the last time."""
-        if not (self._left or self._taken):  # one look without the lock a step: what comes now is seen at the next
+    def wishes(self) -> tuple[set[Run], dict[Run, Wanted]]:
+        """The runs that were cancelled, and the snapshots that were asked for, since the last call."""
+        if not (self._left or self._wanted):  # one look without the lock a step: what comes now is seen at the next
             return set(), {}
         with self._changed:
             left, self._left = self._left, set()
-            taken, self._taken = self._taken, {}
-        return left, taken
+            wanted, self._wanted = self._wanted, {}
+        return left, wanted
 
     def waiting(self) -> list[Sequence]:
         with self._changed:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from export import contract
-from service.generation.copying import RowCopies
-from service.generation.session import Ids, Logits, OnnxStepSession, State, StepSession, beginning
+from service.generation.row_copies import RowCopies
+from service.generation.session import Ids, Logits, OnnxStepSession, StepSession, Tensor, beginning
 from service.runtime.onnx import CUDA, DEVICES, SettingsConflict, open_graph, with_provider
 
 _SETS = 4  # of states of all slots, at most: two of the running sequences, and two of as many prompts in prefill
@@ -58,14 +58,14 @@ class DeviceStates:
         ]
         self._row_bytes = [state.nbytes for state in beginning(decoder)]
 
-    def put(self, row: int, states: Sequence[State] | None) -> None:
+    def put(self, row: int, states: Sequence[Tensor] | None) -> None:
         given = beginning(self._decoder) if states is None else [np.ascontiguousarray(state) for state in states]
         self._copies(given, self.addresses(row))
 
     def copy(self, row: int, source: "DeviceStates", of: int) -> None:
         self._copies(source.addresses(of), self.addresses(row))
 
-    def read(self, row: int) -> list[State]:
+    def read(self, row: int) -> list[Tensor]:
         states = beginning(self._decoder)
         self._copies(self.addresses(row), states)
         return states

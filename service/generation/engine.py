@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NotReady, Overloaded, RuntimeFailed, ServiceError
-from service.generation.admission import Admission, Holding, stopping
-from service.generation.condition import Condition
+from service.generation.admission import Admission, Holding, Wanted, stopping
 from service.generation.engine_thread import EngineThread
 from service.generation.prefill import Prefill, Prompt
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling, Token
@@ -29,8 +29,9 @@ from service.generation.sampling.grammar import Grammars
 from service.generation.sampling.masks import Masks, is_there
 from service.generation.sampling.prompt_logprobs import PromptLogprobs
 from service.generation.sampling.sampler import Edits, check_ids, check_sampling
-from service.generation.sequence import Asked, Held, Sequence
-from service.generation.session import StepSession, beginning
+from service.generation.sequence import Asked, Sequence
+from service.generation.session import Logits, StepSession, Tensor, beginning
+from service.generation.snapshot import Snapshot, State
 from service.generation.text import TextStream, Vocabulary
 from service.runtime.lanes import Lane
 from service.runtime.moving_average import averaged
@@ -175,9 +176,9 @@ class GeneratorEngine(EngineThread):
         self._queue(asked)
         return [sequence.run for sequence in asked.fresh]
 
-    def resume(self, condition: Condition) -> Run:
-        """Go on with a run that was taken out, here or elsewhere; its deltas continue where the others ended. Raises what `submit` does."""
-        sequence = self._sequence(condition.request, _asked(condition.request), _Once(), condition)
+    def resume(self, snapshot: Snapshot) -> Run:
+        """Continue a run from its snapshot, made here or elsewhere, without sending its tokens again. Raises what `submit` does."""
+        sequence = self._sequence(snapshot.request, _asked(snapshot.request), _Once(), snapshot)
         self._queue(sequence.asked)
         return sequence.run
 
@@ -186,18 +187,26 @@ class GeneratorEngine(EngineThread):
         async for _ in self.submit(GenerationRequest(prompt=(0,), sampling=Sampling(seed=0), max_tokens=1, deadline=deadline)):
             pass
 
-    async def take(self, run: Run) -> Condition:
-        """Take a run out between two steps: its deltas end here, and the condition goes on with it.
+    async def snapshot(self, run: Run) -> Snapshot:
+        """A copy of a run between two steps; the run continues. Raises what `take` does."""
+        return await self._want(run, ends=False)
 
-        Raises InvalidRequest if it has ended or is being taken out already, NotReady when the engine stops.
+    async def take(self, run: Run) -> Snapshot:
+        """End a run between two steps, after the deltas until then, and return its snapshot.
+
+        Raises InvalidRequest if the run has ended or another snapshot of it is being made, NotReady if the engine stops.
         """
-        assert self._loop is not None
-        future: asyncio.Future[Condition] = self._loop.create_future()
-        self._admission.take(run, future)
+        snapshot = self._want(run, ends=True)
         try:
-            return await future
+            return await snapshot
         finally:
             run.cancel()  # its reader sees the end, and no run continues for a caller that has left
+
+    def _want(self, run: Run, *, ends: bool) -> "asyncio.Future[Snapshot]":
+        assert self._loop is not None
+        wanted = Wanted(self._loop.create_future(), ends)
+        self._admission.want(run, wanted)
+        return wanted.future
 
     def _check(self, request: GenerationRequest, checked: set[int]) -> None:
         if self._loop is None:
@@ -227,13 +236,13 @@ class GeneratorEngine(EngineThread):
         if request.deadline <= time.monotonic():
             raise DeadlineExceeded("the request's deadline passed before it was queued")
 
-    def _sequence(self, request: GenerationRequest, asked: Asked, once: "_Once", condition: Condition | None = None) -> Sequence:
-        """Create one more run of a request, at its beginning or at `condition`, after checking that this model can run it."""
+    def _sequence(self, request: GenerationRequest, asked: Asked, once: "_Once", snapshot: Snapshot | None = None) -> Sequence:
+        """Create one more run of a request, at its beginning or from a snapshot, after checking that this model can run it."""
         self._check(request, once.checked)
         completion: tuple[int, ...] = ()
-        if condition is not None:
-            condition.check(self._session.decoder, self._session.vocab_size, self._session.fingerprint)
-            completion = condition.completion
+        if snapshot is not None:
+            snapshot.check(self._session.decoder, self._session.vocab_size, self._session.fingerprint)
+            completion = snapshot.completion
         self._arrivals += 1
         text = TextStream(
             self._vocabulary, stop=request.stop, include_stop=request.include_stop, skip_special_tokens=request.skip_special_tokens
@@ -249,8 +258,8 @@ class GeneratorEngine(EngineThread):
             n_positions=self._session.decoder.n_positions,
             edits=Edits.of(request.sampling, self._session.vocab_size, request.prompt, completion, once.made),
         )
-        if condition is not None:
-            sequence.go_on_from(condition)
+        if snapshot is not None:
+            sequence.restore(snapshot)
         asked.fresh.append(sequence)
         return sequence
 
@@ -314,10 +323,10 @@ class GeneratorEngine(EngineThread):
             self._began = None
 
     def _heed(self) -> None:
-        """Handle cancellations and requests for a run's condition; from time to time also end runs that have taken too long."""
+        """Handle cancellations and requests for snapshots; every 20 ms also expire deadlines and unread runs."""
         now = time.monotonic()
-        left, taken = self._admission.wishes()
-        if not (left or taken or now - self._swept > _SWEEP_S):
+        left, wanted = self._admission.wishes()
+        if not (left or wanted or now - self._swept > _SWEEP_S):
             return
         for sequence in [*self._holders, *self._admission.waiting()]:
             run = sequence.run
@@ -326,18 +335,19 @@ class GeneratorEngine(EngineThread):
                 self.metrics.finished("abort", run.usage)
                 self._trace(run, "abort")
                 self._forget(sequence)
-            elif run in taken:
-                self._hand_over(taken.pop(run), self._condition(sequence))
-                self._trace(run, "taken")
-                self._forget(sequence)
+            elif run in wanted:
+                self._hand_over(wanted[run].future, self._snapshot(sequence))
+                if wanted.pop(run).ends:
+                    self._trace(run, "taken")
+                    self._forget(sequence)
             elif now >= run.request.deadline:
                 self._say(run, DeadlineExceeded("the request's deadline passed before its last token"))
                 self._forget(sequence)
             elif (since := run.unread_since) is not None and now - since > self.limits.unread_s:
                 self._say(run, DeadlineExceeded(f"the text was not read for {self.limits.unread_s:g} s"))
                 self._forget(sequence)
-        for future in taken.values():
-            self._hand_over(future, InvalidRequest("the run has ended: there is nothing to take out"))
+        for each in wanted.values():
+            self._hand_over(each.future, InvalidRequest("the run has ended: there is no snapshot to make"))
 
     def _refuse(self) -> None:
         """End requests that have waited too long for their first slot, after slots were given out."""
@@ -360,28 +370,27 @@ class GeneratorEngine(EngineThread):
         if sequence in self._back:
             self._back.remove(sequence)
 
-    def _condition(self, sequence: Sequence) -> Condition:
-        logits = before = None
-        if sequence.held is not None:
-            states, logits = sequence.held.states, sequence.held.logits
-        elif sequence in self._running.sequences:
-            states, logits = self._running.condition(sequence)
+    def _snapshot(self, sequence: Sequence) -> Snapshot:
+        before = sequence.before
+        if sequence in self._running.sequences:
+            state = self._state(sequence, *self._running.copy(sequence))
         elif sequence in self._prefill:
-            states, before = self._prefill.condition(sequence)
-        elif sequence.come_from is not None:
-            return sequence.come_from
+            tensors, before = self._prefill.copy(sequence)
+            state = self._state(sequence, tensors)
         else:
-            states = beginning(self._session.decoder)
-        return Condition(
+            state = sequence.state or self._state(sequence, beginning(self._session.decoder))
+        return Snapshot(
             request=sequence.request,
+            state=state,
             completion=tuple(sequence.completion),
-            position=sequence.position,
-            states=tuple(states),
-            logits=logits,
-            fingerprint=self._session.fingerprint,
+            start=sequence.start,
+            fed=sequence.fed,
             prompt_logprobs=PromptLogprobs(sequence.run.prompt_logprobs),
             before=before,
         )
+
+    def _state(self, sequence: Sequence, tensors: Several[Tensor], logits: Logits | None = None) -> State:
+        return State(tensors=tuple(tensors), position=sequence.position, logits=logits, fingerprint=self._session.fingerprint)
 
     @property
     def _quantum(self) -> int:
@@ -413,7 +422,7 @@ class GeneratorEngine(EngineThread):
                 self.metrics.queue_s.observe(now - usage.submitted)
 
     def _set_aside(self, sequence: Sequence, now: float) -> None:
-        """Take its slot for another run. Its condition is kept, and it continues from there later."""
+        """Take its slot for another run. Its state is kept, and it continues from there later."""
         if sequence in self._running.sequences:
             self._hold(sequence)
             self._admission.set_aside(sequence, now)
@@ -425,18 +434,20 @@ class GeneratorEngine(EngineThread):
             self._prefill.set_aside(sequence)
 
     def _hold(self, sequence: Sequence) -> None:
-        """Remove it from the rows that draw, and keep its condition."""
-        sequence.held = Held(*self._running.condition(sequence))
+        """Remove it from the rows that draw, and keep its state."""
+        sequence.state = self._state(sequence, *self._running.copy(sequence))
         self._running.remove(sequence)
         if sequence in self._back:  # it has drawn nothing since
             self._back.remove(sequence)
         elif sequence.run.usage.first_token is not None:
             sequence.drew = self._drew
 
-    def _go_on(self, sequence: Sequence, held: Held) -> None:
-        """Let a run that was set aside draw again."""
-        sequence.held = None
-        self._running.join(sequence, held.states, held.logits)
+    def _go_on(self, sequence: Sequence) -> None:
+        """Give a row to a run whose prompt is done, from the state that was kept."""
+        state, sequence.state = sequence.state, None
+        assert state is not None
+        assert state.logits is not None
+        self._running.join(sequence, state.tensors, state.logits)
         if sequence.drew:
             self._back.append(sequence)
 
@@ -444,8 +455,7 @@ class GeneratorEngine(EngineThread):
         """Whether a step can run: runs whose masks are ready take part, and the others wait unchanged for a later step."""
         for sequence in [each for each in self._late if is_there(each)]:
             self._late.remove(sequence)
-            assert sequence.held is not None
-            self._guarded(partial(self._go_on, sequence, sequence.held), [sequence])
+            self._guarded(partial(self._go_on, sequence), [sequence])
         late = self._masks.late(self._running.sequences)
         if len(late) == len(self._running):  # no run could take part in it now
             if not len(self._running) and self._late and not len(self._prefill):
@@ -463,15 +473,12 @@ class GeneratorEngine(EngineThread):
         """Move the run's states to where the graph runs."""
         if sequence.mask is None:
             self._masks.begin(sequence)
-        condition, sequence.come_from = sequence.come_from, None
-        if sequence.held is not None:
-            self._go_on(sequence, sequence.held)
-        elif condition is not None and condition.logits is not None:
-            self._running.join(sequence, condition.states, condition.logits)
+        if not sequence.left_of_prompt:
+            self._go_on(sequence)
         elif sequence in self._prefill:
             self._prefill.back(sequence)
         else:
-            self._prefill.add(sequence, condition)
+            self._prefill.add(sequence)
         sequence.placed_at = sequence.position
 
     def _feed_some(self) -> None:
@@ -486,13 +493,13 @@ class GeneratorEngine(EngineThread):
         """Feed a piece of each prompt. When a prompt is done its runs start to draw, or wait if they have no slot now."""
         before = sum(prompt.left for prompt in prompts)
         for fed in self._prefill.feed(prompts, size):
-            held = Held(fed.states.slots.state(fed.states.at), fed.logits) if any(each.aside for each in fed.sequences) else None
+            copied = fed.states.slots.state(fed.states.at) if any(each.aside for each in fed.sequences) else []
             for sequence in fed.sequences:
                 if not sequence.request.max_tokens:
                     self._admission.remove(sequence)
                     self._say(sequence.run, Delta("", finish_reason="length"))
                 elif sequence.aside:
-                    sequence.held = held
+                    sequence.state = self._state(sequence, copied, fed.logits)
                 else:
                     self._running.join(sequence, fed.states, fed.logits)
                     sequence.placed_at = sequence.position
@@ -557,19 +564,19 @@ class GeneratorEngine(EngineThread):
             said, self._said = self._said, []
             self._post(_tell, said)
 
-    def _hand_over(self, future: "asyncio.Future[Condition]", what: Condition | ServiceError) -> None:
+    def _hand_over(self, future: "asyncio.Future[Snapshot]", what: Snapshot | ServiceError) -> None:
         self._publish()  # what was said before it was taken out
         self._post(_settle, future, what)
 
     def _end(self) -> None:
         """Fail all runs, since the engine stops."""
-        _, taken = self._admission.wishes()
+        _, wanted = self._admission.wishes()
         for sequence in [*self._admission.waiting(), *self._holders]:
             self._say(sequence.run, stopping())
         self._masks.close()
         self._publish()
-        for future in taken.values():
-            self._hand_over(future, stopping())
+        for each in wanted.values():
+            self._hand_over(each.future, stopping())
 
 
 @dataclass
@@ -593,7 +600,7 @@ def _tell(said: list[tuple[Run, Token | Delta | ServiceError]]) -> None:
             run.give(what)
 
 
-def _settle(future: "asyncio.Future[Condition]", what: Condition | ServiceError) -> None:
+def _settle(future: "asyncio.Future[Snapshot]", what: Snapshot | ServiceError) -> None:
     if not future.done():
         if isinstance(what, ServiceError):
             future.set_exception(what)

@@ -6,6 +6,7 @@ of one client do not delay those of others.
 """
 
 import time
+from collections.abc import Sequence as Several
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -13,12 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.generation.condition import Condition
 from service.generation.price import Price
 from service.generation.sampling.prompt_logprobs import PromptLogprobs
 from service.generation.sampling.sampler import logprobs_of
 from service.generation.sequence import Sequence
-from service.generation.session import Ids, Logits, State, StepSession, beginning
+from service.generation.session import Ids, Logits, StepSession, Tensor, beginning
 from service.generation.slots import Row, Slots
 
 LEAST_PIECE, _MOST_PIECE = 16, 1024  # tokens of prompts in one call
@@ -33,16 +33,17 @@ class Prompt:
     tokens: tuple[int, ...]
     client: str
     order: int  # of arrival
-    shared: bool  # it begins with an empty state, so that others may join
-    position: int = 0
+    shared: bool  # it begins with an empty state, so that other runs may join
+    position: int = 0  # tokens that its state has seen
+    fed: int = 0  # those of them that are of `tokens`
     sequences: list[Sequence] = field(default_factory=list)
     slots: "Slots[Prompt] | None" = None  # one row; None: nothing was fed yet, or it is set aside
-    resting: list[State] | None = None  # its states, without B, while none of its runs has a slot
+    resting: Several[Tensor] | None = None  # its state tensors, each without B, while none of its runs has a slot
     before: NDArray[np.float32] | None = None  # logits (V,) of the last token fed, where log-probabilities need them
 
     @property
     def left(self) -> int:
-        return len(self.tokens) - self.position
+        return len(self.tokens) - self.fed
 
     @property
     def scored(self) -> Sequence | None:
@@ -92,20 +93,21 @@ class Prefill:
     def __contains__(self, sequence: Sequence) -> bool:
         return any(sequence in prompt.sequences for prompt in (*self._prompts, *self._resting))
 
-    def add(self, sequence: Sequence, condition: Condition | None) -> None:
-        """Start a prompt, or continue one from where it was taken out."""
-        request = sequence.request
-        begun = condition is not None and condition.position > 0
+    def add(self, sequence: Sequence) -> None:
+        """Start the run's prompt, or continue it, at the run's state."""
+        request, state, before = sequence.request, sequence.state, sequence.before
+        sequence.state = sequence.before = None
+        begun = sequence.position > 0
         if not begun and (found := self._under_way(sequence)) is not None:
             if request.prompt_logprobs is not None and found.scored is not None:
                 sequence.run.prompt_logprobs.extend(found.scored.run.prompt_logprobs)
             found.sequences.append(sequence)
-            sequence.position = sequence.run.usage.cached_tokens = found.position
+            sequence.position = sequence.fed = sequence.run.usage.cached_tokens = found.fed
             self._wake(found)
             return
-        prompt = Prompt(request.prompt, request.client, sequence.order, not begun, sequence.position, [sequence])
-        if begun and condition is not None:
-            prompt.resting, prompt.before = list(condition.states), condition.before
+        prompt = Prompt(request.prompt, request.client, sequence.order, not begun, sequence.position, sequence.fed, [sequence])
+        if begun and state is not None:
+            prompt.resting, prompt.before = state.tensors, before
         self._resting.append(prompt)
         self._wake(prompt)
 
@@ -127,8 +129,8 @@ class Prefill:
             (self._prompts if prompt in self._prompts else self._resting).remove(prompt)
             self._forget_fed()
 
-    def condition(self, sequence: Sequence) -> tuple[list[State], NDArray[np.float32] | None]:
-        """States, without B, and the logits (V,) that log-probabilities of the rest of the prompt need. The arrays stay as they are."""
+    def copy(self, sequence: Sequence) -> tuple[Several[Tensor], NDArray[np.float32] | None]:
+        """Copies of the run's state tensors, each without B, and the logits (V,) that log-probabilities of the rest of the prompt need."""
         prompt = self._of(sequence)
         before = None if sequence.request.prompt_logprobs is None else prompt.before
         if prompt.slots is None:
@@ -199,7 +201,7 @@ class Prefill:
         lengths: Ids = np.array([min(size, prompt.left) for prompt in prompts], np.int64)
         tokens: Ids = np.zeros((len(prompts), size), np.int64)
         for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
-            tokens[row, :length] = prompt.tokens[prompt.position : prompt.position + length]
+            tokens[row, :length] = prompt.tokens[prompt.fed : prompt.fed + length]
         slots.check(prompts, [prompt.position for prompt in prompts])
         every = prompts[0].n_top is not None  # and then it is alone
         wanted: Ids = np.arange(size, dtype=np.int64)[None] if every else lengths[:, None] - 1
@@ -213,9 +215,10 @@ class Prefill:
         done: list[Fed] = []
         for row, (prompt, length) in enumerate(zip(prompts, lengths.tolist(), strict=True)):
             prompt.position += length
+            prompt.fed += length
             self._fed[prompt.client] += length
             for sequence in prompt.sequences:
-                sequence.position = prompt.position
+                sequence.position, sequence.fed = prompt.position, prompt.fed
             if not prompt.left:
                 self._prompts.remove(prompt)
                 done.append(Fed(prompt.sequences, Row(slots, row), logits[row, -1]))

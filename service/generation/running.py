@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from service.errors import InvalidRequest, ServiceError
 from service.generation.sampling.sampler import Drawn, Sampler
 from service.generation.sequence import Sequence
-from service.generation.session import Ids, State, StepSession
+from service.generation.session import Ids, StepSession, Tensor
 from service.generation.slots import Row, Slots
 
 
@@ -32,14 +32,13 @@ class Running:
     def __len__(self) -> int:
         return len(self.sequences)
 
-    def join(self, sequence: Sequence, states: Several[State] | Row, logits: NDArray[np.float32]) -> None:
+    def join(self, sequence: Sequence, states: Several[Tensor] | Row, logits: NDArray[np.float32]) -> None:
         """A row for a run whose next token has these logits (V,)."""
         row = self._slots.add(sequence, states, sequence.position)
         self.sequences.append(sequence)
         self._logits[row] = logits
         asked = sequence.request
-        position = len(asked.prompt) + len(sequence.completion)
-        self._sampler.go_on(row, asked.sampling, sequence.edits, position=position, top_logprobs=asked.top_logprobs)
+        self._sampler.go_on(row, asked.sampling, sequence.edits, position=sequence.position, top_logprobs=asked.top_logprobs)
 
     def remove(self, sequence: Sequence) -> None:
         row = self.sequences.index(sequence)
@@ -51,8 +50,8 @@ class Running:
             self._tokens[row] = self._tokens[moved]
         self.sequences.pop()
 
-    def condition(self, sequence: Sequence) -> tuple[list[State], NDArray[np.float32]]:
-        """Copies of what a row is between two steps: states, logits (V,)."""
+    def copy(self, sequence: Sequence) -> tuple[list[Tensor], NDArray[np.float32]]:
+        """Copies of a row between two steps: its state tensors, each without B, and the logits (V,) of its next token."""
         row = self.sequences.index(sequence)
         return self._slots.state(row), self._logits[row].copy()
 

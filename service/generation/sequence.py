@@ -4,16 +4,13 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from service.errors import InvalidRequest
-from service.generation.condition import Condition
 from service.generation.request import Delta, FinishReason, GenerationRequest, Token, TokenLogprob
 from service.generation.run import Run
 from service.generation.sampling.grammar import Matcher, Words
 from service.generation.sampling.sampler import Edits
-from service.generation.session import State
+from service.generation.session import Logits
+from service.generation.snapshot import Snapshot, State
 from service.generation.text import TextStream
 from service.runtime.lanes import Lane
 
@@ -39,14 +36,6 @@ class Asked:
         return sum({id(run.request.prompt): run.left_of_prompt for run in self.fresh}.values())
 
 
-@dataclass(frozen=True)
-class Held:
-    """The condition of a run without a slot. Its arrays may be shared by several runs, and are never changed."""
-
-    states: list[State]  # without B
-    logits: NDArray[np.float32]  # (V,) of the next token
-
-
 @dataclass(eq=False)
 class Sequence:
     """A run that the engine works on. Used by the engine's thread alone."""
@@ -57,13 +46,15 @@ class Sequence:
     ends: frozenset[int]  # token ids that end it
     order: int  # of arrival
     asked: Asked  # the request that it is a run of
-    come_from: Condition | None = None  # what it goes on from, until it has a slot
     n_positions: int | None = None  # tokens that the model has positions for; None: any number
     edits: Edits | None = None  # changes to its logits
+    start: int = 0  # the position of its state when its prompt began
     position: int = 0  # tokens that its state has seen
+    fed: int = 0  # tokens of its prompt that its state has seen
     placed_at: int = 0  # the position at which it got its slot
     aside: bool = False  # it had a slot, gave it back, and waits for another
-    held: Held | None = None  # its condition while aside, once its prompt is done
+    state: State | None = None  # while it is in no row and in no prompt of the prefill; None: that of an empty sequence
+    before: Logits | None = None  # (V,) of the next prompt token, if it was restored with log-probabilities to come
     mask: Future[Words] | None = None  # the grammar's next tokens; None: no grammar, or no slot yet
     drew: float = 0.0  # when it last drew a token before that, by the engine's clock
     completion: list[int] = field(default_factory=list)
@@ -76,11 +67,11 @@ class Sequence:
     def most(self) -> int:
         """Tokens that may be drawn. The last of them is not fed, and so needs no position."""
         asked = self.request.max_tokens
-        return asked if self.n_positions is None else min(asked, self.n_positions - len(self.request.prompt) + 1)
+        return asked if self.n_positions is None else min(asked, self.n_positions - self.start - len(self.request.prompt) + 1)
 
     @property
     def left_of_prompt(self) -> int:
-        return max(len(self.request.prompt) - self.position, 0)
+        return len(self.request.prompt) - self.fed
 
     @property
     def gone_on(self) -> int:
@@ -106,15 +97,16 @@ class Sequence:
             finish = "length"
         return Token(token_id, logprob, finish) if self.stops is None else self._watched(self.stops, Token(token_id, logprob, finish))
 
-    def go_on_from(self, condition: Condition) -> None:
+    def restore(self, snapshot: Snapshot) -> None:
         """Continue from a snapshot of a run, without sending its tokens again. Raises InvalidRequest if the run had ended."""
-        for token_id in condition.completion:
+        self.start, self.position, self.fed = snapshot.start, snapshot.state.position, snapshot.fed
+        for token_id in snapshot.completion:
             if self.accept(token_id, None).finish_reason is not None:
                 raise InvalidRequest("the run has ended: there is nothing to go on with")
-        self.run.said(condition.completion)
-        self.run.prompt_logprobs.extend(condition.prompt_logprobs)
-        self.come_from, self.position = condition, condition.position
-        self.run.usage.completion_tokens = len(condition.completion)
+        self.run.said(snapshot.completion)
+        self.run.prompt_logprobs.extend(snapshot.prompt_logprobs)
+        self.state, self.before = snapshot.state, snapshot.before
+        self.run.usage.completion_tokens = len(snapshot.completion)
 
     def _watched(self, stops: TextStream, token: Token) -> Delta:
         """The token's text, as far as it may leave; a stop string ends the run."""

@@ -19,7 +19,7 @@ from service.runtime.side_by_side import SideBySide
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-State = NDArray[Any]  # of one state tensor, on the host
+Tensor = NDArray[Any]  # of one state tensor, on the host
 Ids = NDArray[np.int64]
 Logits = NDArray[np.float32]
 
@@ -29,7 +29,7 @@ LEAST_ROWS = 4  # for each core; with fewer, to wake the cores takes longer than
 class States(Protocol):
     """The states of so many sequences, row by row, in the memory that their session computes in."""
 
-    def put(self, row: int, states: Sequence[State] | None) -> None:
+    def put(self, row: int, states: Sequence[Tensor] | None) -> None:
         """Into a row: these, each without B; None: those of a sequence that has not begun."""
         ...
 
@@ -37,7 +37,7 @@ class States(Protocol):
         """Into a row: row `of` of `source`, another one or other memory of the same session."""
         ...
 
-    def read(self, row: int) -> list[State]:
+    def read(self, row: int) -> list[Tensor]:
         """A copy of a row, each without B."""
         ...
 
@@ -75,7 +75,7 @@ class StepSession(Protocol[S]):
         ...
 
 
-def beginning(decoder: contract.Decoder) -> list[State]:
+def beginning(decoder: contract.Decoder) -> list[Tensor]:
     """The states of a sequence that has not begun, each without B."""
     return [np.zeros(state.shape, state.dtype) for state in decoder.states]
 
@@ -84,9 +84,9 @@ class HostStates:
     """Arrays (B, ...), one for each state tensor."""
 
     def __init__(self, decoder: contract.Decoder, rows: int) -> None:
-        self.arrays: list[State] = [np.zeros((rows, *state.shape), state.dtype) for state in decoder.states]
+        self.arrays: list[Tensor] = [np.zeros((rows, *state.shape), state.dtype) for state in decoder.states]
 
-    def put(self, row: int, states: Sequence[State] | None) -> None:
+    def put(self, row: int, states: Sequence[Tensor] | None) -> None:
         for at, array in enumerate(self.arrays):
             array[row] = 0 if states is None else states[at]
 
@@ -94,7 +94,7 @@ class HostStates:
         for array, other in zip(self.arrays, source.arrays, strict=True):
             array[row] = other[of]
 
-    def read(self, row: int) -> list[State]:
+    def read(self, row: int) -> list[Tensor]:
         return [array[row].copy() for array in self.arrays]
 
 
@@ -155,18 +155,18 @@ class OnnxStepSession:
         lengths: Ids,
         positions: Ids,
         wanted: Ids,
-        states: Sequence[State],
-        out: Sequence[State],
+        states: Sequence[Tensor],
+        out: Sequence[Tensor],
         logits: Logits,
     ) -> Callable[[], None]:
         """One call of the runtime."""
         binding = session.io_binding()
-        inputs: dict[str, State] = {contract.TOKENS: tokens, contract.LENGTHS: lengths, contract.WANTED: wanted}
+        inputs: dict[str, Tensor] = {contract.TOKENS: tokens, contract.LENGTHS: lengths, contract.WANTED: wanted}
         if self.decoder.takes_positions:
             inputs[contract.POSITIONS] = positions
         for name, array in inputs.items():
             binding.bind_cpu_input(name, array)
-        outputs: dict[str, State] = {contract.STEP_LOGITS: logits}
+        outputs: dict[str, Tensor] = {contract.STEP_LOGITS: logits}
         for state, before, after in zip(self.decoder.states, states, out, strict=True):
             binding.bind_cpu_input(state.name, before)
             outputs[state.output] = after

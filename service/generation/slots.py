@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from service.generation.session import Ids, State, States, StepSession
+from service.generation.session import Ids, States, StepSession, Tensor
 
 Owner = TypeVar("Owner")
 
@@ -41,7 +41,7 @@ class Slots(Generic[Owner]):
     def __len__(self) -> int:
         return len(self.owners)
 
-    def add(self, owner: Owner, states: Sequence[State] | Row | None = None, position: int = 0) -> int:
+    def add(self, owner: Owner, states: Sequence[Tensor] | Row | None = None, position: int = 0) -> int:
         """A row for `owner`: zeroed, or with a copy of `states` (each without B), which have seen `position` tokens."""
         assert len(self.owners) < self.size
         row = len(self.owners)
@@ -63,7 +63,7 @@ class Slots(Generic[Owner]):
         self.owners.pop()
         return last if row != last else None
 
-    def state(self, row: int) -> list[State]:
+    def state(self, row: int) -> list[Tensor]:
         """A copy of a row's states, each without B."""
         return self._front.read(row)
 

@@ -12,7 +12,7 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from export import contract
-from service.generation.session import HostStates, Ids, Logits, State
+from service.generation.session import HostStates, Ids, Logits, Tensor
 from service.runtime.onnx import CPU
 from tests.service.fakes import PATIENCE_S
 
@@ -85,7 +85,7 @@ class FakeSteps:
 
         return call
 
-    def logits(self, S: State) -> Logits:
+    def logits(self, S: Tensor) -> Logits:
         product: Logits = (S.reshape(8, 1) * self._unembedding).sum(0)
         return product
 

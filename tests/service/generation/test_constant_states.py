@@ -6,11 +6,11 @@ from pathlib import Path
 
 from export import contract
 from models import LAYERS
-from service.generation.condition import Condition
 from service.generation.engine import GeneratorEngine
 from service.generation.request import GenerationRequest, Sampling
 from service.generation.run import Run
 from service.generation.session import OnnxStepSession
+from service.generation.snapshot import Snapshot
 from tests.decoders import EVERY_CONSTANT_STATE
 from tests.service.generation import real_engine
 
@@ -45,14 +45,14 @@ async def test_the_tokens_are_the_same_alone_and_among_others(constant_states_bu
     assert all(len(tokens) == TOKENS for tokens in together)
 
 
-async def test_a_run_goes_on_in_another_engine_from_its_packed_condition(constant_states_bundle: Path) -> None:
+async def test_a_run_goes_on_in_another_engine_from_its_packed_snapshot(constant_states_bundle: Path) -> None:
     request = asked(5)
     async with running(constant_states_bundle) as engine:
         whole = await tokens_of(engine.submit(request))
         run = engine.submit(request)
         first = await anext(run)
-        condition = await engine.take(run)
+        snapshot = await engine.take(run)
     said = [*first.token_ids, *[token_id async for delta in run for token_id in delta.token_ids]]
     async with running(constant_states_bundle) as engine:
-        rest = await tokens_of(engine.resume(Condition.unpack(condition.pack())))
+        rest = await tokens_of(engine.resume(Snapshot.unpack(snapshot.pack())))
     assert said + rest == whole

@@ -13,11 +13,11 @@ import pytest
 
 from export import contract
 from service.errors import RuntimeFailed
-from service.generation.condition import Condition
 from service.generation.device import DeviceStates, DeviceStepSession, left_of
 from service.generation.request import Delta, GenerationRequest, Sampling
 from service.generation.run import Run, join
 from service.generation.session import Ids, Logits, OnnxStepSession, StepSession, beginning
+from service.generation.snapshot import Snapshot
 from service.runtime.onnx import CPU, CUDA, SettingsConflict
 from tests.gpu import ON_A_GPU
 from tests.service.fakes import PATIENCE_S
@@ -137,9 +137,7 @@ async def test_runs_with_one_prompt_share_the_reading_of_it(constant_states_bund
 
 @pytest.mark.parametrize("held_at", [0, 6], ids=["in its prompt", "in its text"])
 @pytest.mark.parametrize("there", ["host", "device"])
-async def test_a_run_goes_on_elsewhere_from_its_packed_condition(
-    constant_states_bundle: Path, held_at: int, there: str, afar: None
-) -> None:
+async def test_a_run_goes_on_elsewhere_from_its_packed_snapshot(constant_states_bundle: Path, held_at: int, there: str, afar: None) -> None:
     """From the device to the host and back again, with the same bits."""
     request = asked(1, prompt=tuple(at % 256 for at in range(1500)), max_tokens=TOKENS)
     whole = (await answers(on_host(constant_states_bundle), constant_states_bundle, [request]))[0][0]
@@ -151,13 +149,13 @@ async def test_a_run_goes_on_elsewhere_from_its_packed_condition(
         taking = asyncio.create_task(engine.take(run))
         await asyncio.sleep(0)
         session.go_on.set()
-        condition = Condition.unpack((await taking).pack())
+        snapshot = Snapshot.unpack((await taking).pack())
         said = [delta async for delta in run]
-        assert (condition.logits is None) == (held_at == 0)
+        assert (snapshot.state.logits is None) == (held_at == 0)
     again = on_host(constant_states_bundle) if there == "host" else OnDevice(constant_states_bundle)
     async with running(again, constant_states_bundle, slots=SLOTS) as engine:
         beside = engine.submit(asked(3))
-        rest = await all_of(engine.resume(condition))
+        rest = await all_of(engine.resume(snapshot))
         await all_of(beside)
     both = join([*said, rest])
     assert (both.token_ids, both.logprobs) == (whole.token_ids, whole.logprobs)
@@ -194,7 +192,7 @@ def test_a_state_that_would_not_stay_on_the_device_stops_the_start(decoder_bundl
 
 async def test_memory_that_runs_out_ends_the_run_that_asked_for_it_and_no_other(decoder_bundle: Path, afar: None) -> None:
     session = OnDevice(decoder_bundle)
-    begun = Condition(
+    begun = Snapshot(
         request=asked(3), completion=(), position=5, states=tuple(beginning(session.decoder)), logits=None, fingerprint=session.fingerprint
     )
     async with running(session, decoder_bundle, slots=SLOTS) as engine:

@@ -18,7 +18,6 @@ import pytest
 
 from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NotReady, Overloaded, QueueTooLong, RuntimeFailed
 from service.generation import prefill
-from service.generation.condition import Condition
 from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling
 from service.generation.run import Run, join
@@ -26,6 +25,7 @@ from service.generation.sampling.grammar import Grammars, Words
 from service.generation.sampling.prompt_logprobs import PromptLogprobs
 from service.generation.sampling.sampler import logprobs_of
 from service.generation.session import Logits
+from service.generation.snapshot import Snapshot
 from service.generation.text import Vocabulary
 from service.runtime.lanes import Lane
 from service.telemetry.metrics import GeneratorMetrics, Metrics
@@ -217,12 +217,12 @@ async def test_slow_masks_hold_up_their_own_runs_alone_and_change_no_token(
         begun_with = [list(delta.token_ids) for delta in await asyncio.gather(*read)]
         masks.gate.clear()
         moved = asyncio.create_task(engine.take(slow[0]))
-        condition = await moved  # wherever it is: with a mask or waiting for one
+        snapshot = await moved  # wherever it is: with a mask or waiting for one
         seen = beside.usage.completion_tokens
         await until(lambda: beside.usage.completion_tokens > seen + 50)
         masks.gate.set()
         begun_with[0] += [token for delta in [delta async for delta in slow[0]] for token in delta.token_ids]
-        rest = await asyncio.gather(*map(tokens_of, [engine.resume(condition), *slow[1:]]))
+        rest = await asyncio.gather(*map(tokens_of, [engine.resume(snapshot), *slow[1:]]))
         beside.cancel()
         again = await tokens_of(engine.submit(other))
     assert [start + end for start, end in zip(begun_with, rest, strict=True)] == alone
@@ -577,8 +577,8 @@ async def test_interactive_runs_pass_bulk_ones_that_have_not_waited_long(steps: 
 # Going elsewhere -------------------------------------------------------------------------------------------------------------------------
 
 
-async def taken(engine: GeneratorEngine, run: Run, steps: FakeSteps) -> Condition:
-    """The run's condition after the call that is under way, the gate open from then on."""
+async def taken(engine: GeneratorEngine, run: Run, steps: FakeSteps) -> Snapshot:
+    """A snapshot of the run after the call that is under way, the gate open from then on."""
     taking = asyncio.create_task(engine.take(run))
     await asyncio.sleep(0)
     steps.open()
@@ -598,21 +598,21 @@ async def test_a_run_taken_out_goes_on_with_the_same_tokens_in_another_engine(
         run = engine.submit(request)
         steps.release(after)
         await begun(steps, calls + after + 1)
-        condition = await taken(engine, run, steps)
+        snapshot = await taken(engine, run, steps)
         begun_with = [delta async for delta in run]
     other_steps = FakeSteps()
     async with running(other_steps, tokenizer) as engine:
         beside = engine.submit(ask(9, max_tokens=30))
-        rest = await all_of(engine.resume(condition))
+        rest = await all_of(engine.resume(snapshot))
         await tokens_of(beside)
     first = [token for delta in begun_with for token in delta.token_ids]
     assert [*first, *rest.token_ids] == list(whole.token_ids)
     assert "".join(delta.text for delta in begun_with) + rest.text == whole.text
-    assert tuple(condition.completion) == tuple(first)
+    assert tuple(snapshot.completion) == tuple(first)
     assert rest.finish_reason == whole.finish_reason
 
 
-async def test_a_packed_condition_goes_on_in_another_process(steps: FakeSteps, tokenizer: Path, tmp_path: Path) -> None:
+async def test_a_packed_snapshot_goes_on_in_another_process(steps: FakeSteps, tokenizer: Path, tmp_path: Path) -> None:
     sampling = dataclasses.replace(RANDOM, logit_bias={7: 1.5}, repetition_penalty=1.2)
     request = ask(1, 2, 3, sampling=sampling, max_tokens=30, top_logprobs=1, stop=("no such word",), deadline=time.monotonic() + 1000)
     async with running(steps, tokenizer) as engine:
@@ -624,9 +624,9 @@ async def test_a_packed_condition_goes_on_in_another_process(steps: FakeSteps, t
         await begun(steps, calls + 10)
         packed = (await taken(engine, run, steps)).pack()
         first = "".join([delta.text async for delta in run])
-    (tmp_path / "condition").write_bytes(packed)
+    (tmp_path / "snapshot").write_bytes(packed)
     elsewhere = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.service.generation.test_engine", tokenizer, tmp_path / "condition", stdout=asyncio.subprocess.PIPE
+        sys.executable, "-m", "tests.service.generation.test_engine", tokenizer, tmp_path / "snapshot", stdout=asyncio.subprocess.PIPE
     )
     said, _ = await elsewhere.communicate()
     rest = json.loads(said)
@@ -636,9 +636,9 @@ async def test_a_packed_condition_goes_on_in_another_process(steps: FakeSteps, t
 
 
 @pytest.mark.parametrize("packed", [b"", b"\x10\0\0\0\0\0\0\0{}", b"x" * 400])
-def test_bytes_that_are_no_condition_are_refused(packed: bytes) -> None:
-    with pytest.raises(InvalidRequest, match="not the condition of a run"):
-        Condition.unpack(packed)
+def test_bytes_that_are_no_snapshot_are_refused(packed: bytes) -> None:
+    with pytest.raises(InvalidRequest, match="not the snapshot of a run"):
+        Snapshot.unpack(packed)
 
 
 async def test_a_prompt_taken_out_half_way_is_told_whole_to_who_wants_its_log_probabilities(steps: FakeSteps, tokenizer: Path) -> None:
@@ -650,14 +650,14 @@ async def test_a_prompt_taken_out_half_way_is_told_whole_to_who_wants_its_log_pr
         calls = len(steps.calls)
         run = engine.submit(request)
         await begun(steps, calls + 1)
-        condition = await taken(engine, run, steps)
+        snapshot = await taken(engine, run, steps)
         calls = len(steps.calls)
-        again = engine.resume(Condition.unpack(condition.pack()))
+        again = engine.resume(Snapshot.unpack(snapshot.pack()))
         assert await tokens_of(again) == steps.expected(request.prompt, 2)
     assert again.prompt_logprobs == whole.prompt_logprobs
-    assert condition.position > 0
+    assert snapshot.state.position > 0
     read = sum(len(row) for call in steps.calls[calls:] for row in call) - 1  # and a token that was drawn
-    assert read == len(request.prompt) - condition.position, "no token twice"
+    assert read == len(request.prompt) - snapshot.state.position, "no token twice"
 
 
 async def test_a_run_that_waits_or_has_ended_can_be_asked_for_too(steps: FakeSteps, tokenizer: Path) -> None:
@@ -665,9 +665,9 @@ async def test_a_run_that_waits_or_has_ended_can_be_asked_for_too(steps: FakeSte
         steps.hold()
         first, second = engine.submit(ask(1, max_tokens=2)), engine.submit(ask(5, max_tokens=3))
         await begun(steps, 1)
-        condition = await taken(engine, second, steps)
-        assert (condition.position, condition.completion, condition.logits) == (0, (), None)
-        assert await tokens_of(engine.resume(condition)) == steps.expected((5,), 3)
+        snapshot = await taken(engine, second, steps)
+        assert (snapshot.state.position, snapshot.completion, snapshot.state.logits) == (0, (), None)
+        assert await tokens_of(engine.resume(snapshot)) == steps.expected((5,), 3)
         await tokens_of(first)
         with pytest.raises(InvalidRequest, match="ended"):
             await engine.take(first)
@@ -688,6 +688,48 @@ async def test_a_run_is_taken_out_once(steps: FakeSteps, tokenizer: Path) -> Non
             await engine.take(run)
 
 
+async def test_a_snapshot_without_an_end_leaves_the_run_as_it_is(steps: FakeSteps, tokenizer: Path) -> None:
+    async with running(steps, tokenizer) as engine:
+        steps.hold()
+        run = engine.submit(ask(1, 2, max_tokens=30))
+        steps.release(3)
+        await begun(steps, 4)
+        copying = asyncio.create_task(engine.snapshot(run))
+        await asyncio.sleep(0)
+        with pytest.raises(InvalidRequest, match="already"):
+            await engine.take(run)
+        steps.open()
+        snapshot = await copying
+        whole = await tokens_of(run)
+        again = await tokens_of(engine.resume(snapshot))
+        with pytest.raises(InvalidRequest, match="ended"):
+            await engine.snapshot(run)
+    assert whole == [*snapshot.completion, *again] == steps.expected((1, 2), 30)
+    assert len(again) > 20
+
+
+@pytest.mark.parametrize("more", [(7,), tuple(range(1, 200)) * 12])
+async def test_a_request_begins_at_the_state_of_earlier_tokens(steps: FakeSteps, tokenizer: Path, more: tuple[int, ...]) -> None:
+    """The state is at another position than the request's prompt, wherever a later snapshot is taken."""
+    async with running(steps, tokenizer) as engine:
+        steps.hold()
+        first = engine.submit(ask(1, 2, 3, max_tokens=9))
+        steps.release(3)
+        await begun(steps, 4)
+        earlier = await taken(engine, first, steps)
+        before, calls = (1, 2, 3, *earlier.completion), len(steps.calls)
+        assert earlier.state.position == len(before)
+        steps.hold()
+        run = engine.resume(Snapshot(request=ask(*more, max_tokens=12), state=earlier.state, start=earlier.state.position))
+        await begun(steps, calls + 1)
+        snapshot = await taken(engine, run, steps)
+        assert (snapshot.start, snapshot.state.position) == (len(before), len(before) + snapshot.fed + len(snapshot.completion))
+        rest = await tokens_of(engine.resume(Snapshot.unpack(snapshot.pack())))
+        fed = sum(len(row) for call in steps.calls[calls:] for row in call)
+    assert [*snapshot.completion, *rest] == steps.expected((*before, *more), 12)
+    assert fed == len(more) + 11, "no token of the state is fed again"
+
+
 async def test_a_run_ends_with_who_wanted_to_take_it_out(steps: FakeSteps, tokenizer: Path) -> None:
     async with running(steps, tokenizer, slots=1) as engine, asyncio.timeout(PATIENCE_S):
         steps.hold()
@@ -702,32 +744,36 @@ async def test_a_run_ends_with_who_wanted_to_take_it_out(steps: FakeSteps, token
             pass
 
 
-async def test_what_is_no_condition_of_this_model_is_refused(steps: FakeSteps, tokenizer: Path) -> None:
+async def test_what_is_no_snapshot_of_this_model_is_refused(steps: FakeSteps, tokenizer: Path) -> None:
     async with running(steps, tokenizer) as engine:
         steps.hold()
         run = engine.submit(ask(1, 2, max_tokens=20))
         steps.release(3)
         await begun(steps, 4)
         good = await taken(engine, run, steps)
-        assert good.logits is not None
+        state = good.state
+        assert state.logits is not None
         other = Sampling(seed=0, repetition_penalty=1.1)
         for changed in (
-            {"fingerprint": "of another bundle, whose states have the same shapes"},
-            {"states": (np.full_like(good.states[0], np.nan), *good.states[1:])},
-            {"states": (np.full_like(good.states[0], np.inf), *good.states[1:])},
-            {"logits": np.full_like(good.logits, np.nan)},
+            {"state": dataclasses.replace(state, fingerprint="of another bundle, whose states have the same shapes")},
+            {"state": dataclasses.replace(state, tensors=(np.full_like(state.tensors[0], np.nan), *state.tensors[1:]))},
+            {"state": dataclasses.replace(state, tensors=(np.full_like(state.tensors[0], np.inf), *state.tensors[1:]))},
+            {"state": dataclasses.replace(state, logits=np.full_like(state.logits, np.nan))},
             {"prompt_logprobs": (None,)},
-            {"before": good.logits},
+            {"before": state.logits},
             {"request": dataclasses.replace(good.request, sampling=Sampling(seed=0, top_k=2**63))},
             {"request": dataclasses.replace(good.request, top_logprobs=2**63)},
             {"request": dataclasses.replace(good.request, max_tokens=-1)},
-            {"states": good.states[:1]},
-            {"states": tuple(state.astype(np.float64) for state in good.states)},
-            {"logits": good.logits[:-1]},
-            {"logits": good.logits[None]},
-            {"logits": None},
-            {"position": good.position + 1},
-            {"position": -1, "logits": None, "completion": ()},
+            {"state": dataclasses.replace(state, tensors=state.tensors[:1])},
+            {"state": dataclasses.replace(state, tensors=tuple(tensor.astype(np.float64) for tensor in state.tensors))},
+            {"state": dataclasses.replace(state, logits=state.logits[:-1])},
+            {"state": dataclasses.replace(state, logits=state.logits[None])},
+            {"state": dataclasses.replace(state, logits=None)},
+            {"state": dataclasses.replace(state, position=state.position + 1)},
+            {"state": dataclasses.replace(state, position=-1, logits=None), "start": -1, "fed": 0, "completion": ()},
+            {"fed": good.fed + 1},
+            {"fed": good.fed - 1, "start": good.start + 1},
+            {"start": good.start + 1},
             {"completion": good.completion[:-1]},
             {"completion": (*good.completion[:-1], VOCAB_SIZE)},
             {"completion": (*good.completion[:-1], -1), "request": dataclasses.replace(good.request, sampling=other)},
@@ -741,9 +787,9 @@ async def test_what_is_no_condition_of_this_model_is_refused(steps: FakeSteps, t
 
 
 async def _go_on(tokenizer: Path, packed: bytes) -> None:
-    """The other process: print what comes after a packed condition."""
+    """The other process: print what comes after a packed snapshot."""
     async with running(FakeSteps(), tokenizer) as engine:
-        rest = await all_of(engine.resume(Condition.unpack(packed)))
+        rest = await all_of(engine.resume(Snapshot.unpack(packed)))
     print(json.dumps({"tokens": rest.token_ids, "text": rest.text}))
 
 

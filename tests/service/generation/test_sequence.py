@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from service.errors import InvalidRequest
-from service.generation.condition import Condition
 from service.generation.request import Delta, GenerationRequest, Sampling
 from service.generation.run import Run
 from service.generation.sequence import Asked, Sequence
+from service.generation.snapshot import Snapshot, State
 from service.generation.text import TextStream, Vocabulary
 from service.telemetry.usage import Usage
 from tests.service.generation.fake_steps import EOS, byte_tokenizer
@@ -29,9 +29,10 @@ def begun(vocabulary: Vocabulary, **options: Any) -> Sequence:
     return Sequence(run, text if request.stop else None, matcher=None, ends=ends, order=0, asked=asked)
 
 
-def left_by(sequence: Sequence) -> Condition:
+def left_by(sequence: Sequence) -> Snapshot:
     """What the engine takes out of it."""
-    return Condition(request=sequence.request, completion=tuple(sequence.completion), position=1, states=(), logits=None, fingerprint="")
+    state = State(tensors=(), position=1, logits=None, fingerprint="")
+    return Snapshot(request=sequence.request, state=state, completion=tuple(sequence.completion), fed=1)
 
 
 def token(letter: str, vocabulary: Vocabulary) -> int:
@@ -88,7 +89,7 @@ def test_a_run_goes_on_with_what_was_held_back(vocabulary: Vocabulary) -> None:
     assert said(here, "xab", vocabulary) == ("x", 3, None, None)
     for rest, told in (("c", ("", 4, "stop", "abc")), ("xyz", ("abxyz", 6, "length", None))):
         there = begun(vocabulary, **options)
-        there.go_on_from(left_by(here))
+        there.restore(left_by(here))
         assert there.run.usage.completion_tokens == 3
         assert said(there, rest, vocabulary) == told
 
@@ -97,4 +98,4 @@ def test_a_run_that_has_ended_does_not_go_on(vocabulary: Vocabulary) -> None:
     here = begun(vocabulary, stop=("b",))
     said(here, "ab", vocabulary)
     with pytest.raises(InvalidRequest, match="ended"):
-        begun(vocabulary, stop=("b",)).go_on_from(left_by(here))
+        begun(vocabulary, stop=("b",)).restore(left_by(here))

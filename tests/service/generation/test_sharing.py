@@ -178,12 +178,12 @@ async def test_a_run_set_aside_can_be_left_taken_out_and_ends_at_its_deadline(st
         holder.cancel()
 
         taken, holder = await aside()
-        condition = await engine.take(taken)
-        assert list(condition.completion) == steps.expected((7,), len(condition.completion))
+        snapshot = await engine.take(taken)
+        assert list(snapshot.completion) == steps.expected((7,), len(snapshot.completion))
         holder.cancel()
-        request = dataclasses.replace(condition.request, max_tokens=len(condition.completion) + 9)
-        rest = await tokens_of(engine.resume(dataclasses.replace(condition, request=request)))
-        assert [*condition.completion, *rest] == steps.expected((7,), request.max_tokens)
+        request = dataclasses.replace(snapshot.request, max_tokens=len(snapshot.completion) + 9)
+        rest = await tokens_of(engine.resume(dataclasses.replace(snapshot, request=request)))
+        assert [*snapshot.completion, *rest] == steps.expected((7,), request.max_tokens)
 
         late, holder = await aside(deadline=time.monotonic() + 1)
         with pytest.raises(DeadlineExceeded):
@@ -325,16 +325,16 @@ async def test_what_waits_of_a_run_is_what_is_left_of_its_prompt(steps: FakeStep
     """Runs that were taken out behind their prompt wait for a slot alone."""
     long = [3] * 5000
     async with running(steps, tokenizer, slots=1, max_waiting_tokens=6000) as engine, asyncio.timeout(3 * PATIENCE_S):
-        conditions = []
+        snapshots = []
         for _ in range(2):
             run = engine.submit(ask(*long, max_tokens=ENDLESS))
             await until(lambda run=run: run.usage.completion_tokens > 2)
-            conditions.append(await engine.take(run))
+            snapshots.append(await engine.take(run))
         steps.hold()
         calls = len(steps.calls)
         runs = [engine.submit(ask(9, max_tokens=1, client="b"))]
         await begun(steps, calls + 1)
-        runs += [engine.resume(condition) for condition in conditions]
+        runs += [engine.resume(snapshot) for snapshot in snapshots]
         runs += await engine.open([ask(4, 5, 6, max_tokens=1, client="c")])
         for run in runs[1:3]:
             run.cancel()

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from export import contract
-from service.generation.session import State
+from service.generation.session import Tensor
 from service.runtime.onnx import DEVICES, open_graph
 
-Place = State | int  # of one state tensor of one row: an array on the host, or an address on the device
+Place = Tensor | int  # of one state tensor of one row: an array on the host, or an address on the device
 
 _ELEMENT_TYPES = {"float32": 1, "int64": 7}  # onnx.TensorProto.DataType
 _IR_VERSION, _OPSET = 8, 13

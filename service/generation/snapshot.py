@@ -1,0 +1,151 @@
+"""A run between two steps, as a value: any engine of the same bundle, in any process, continues it with the same tokens.
+
+`State` is what the decoder has computed, `Snapshot` is a state with the request and the tokens drawn for it. A request may begin at the
+state of earlier tokens. So the position of a state (tokens that it has seen) and the index into the request's prompt are two numbers.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from export import contract
+from service.errors import InvalidRequest
+from service.generation.request import GenerationRequest, TokenLogprob
+from service.generation.session import Tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class State:
+    """What a decoder has computed from the tokens of one sequence. The arrays may be shared and are never changed."""
+
+    tensors: tuple[Tensor, ...]  # each without B, in the order of the decoder's states
+    position: int  # tokens that the tensors have seen
+    logits: NDArray[np.float32] | None  # (V,) of the next token; None if no call gave them
+    fingerprint: str  # of the bundle: tensors of another one may have the same shapes and another meaning
+
+    def check(self, decoder: contract.Decoder, vocab_size: int, fingerprint: str) -> None:
+        """Raise InvalidRequest if this cannot be a state of the model."""
+        if self.fingerprint != fingerprint:
+            raise InvalidRequest(
+                f"the state is of the bundle with fingerprint {self.fingerprint[:12]!r} and this model's is {fingerprint[:12]!r}: "
+                "continue it with the bundle that made it, or send the request again"
+            )
+        if self.position < 0:
+            raise InvalidRequest(f"the state is broken: its position is {self.position}, and the least is 0")
+        if len(self.tensors) != len(decoder.states):
+            raise InvalidRequest(f"the state is not of this model: it has {len(self.tensors)} tensors, not {len(decoder.states)}")
+        for tensor, spec in zip(self.tensors, decoder.states, strict=True):
+            if tensor.shape != spec.shape:
+                raise InvalidRequest(f"the state is not of this model: {spec.name} has the shape {tensor.shape}, not {spec.shape}")
+            if tensor.dtype != np.dtype(spec.dtype):
+                raise InvalidRequest(f"the state is not of this model: {spec.name} has the dtype {tensor.dtype}, not {spec.dtype}")
+            if not np.isfinite(tensor).all():
+                raise InvalidRequest(f"the state is broken: {spec.name} has numbers that are not finite; send the request again")
+            if spec.name.endswith("_z") and self.position and not (tensor > 0).all():  # a sum of exponentials, used as a divisor
+                raise InvalidRequest(f"the state is broken: {spec.name} has numbers that are not above 0; send the request again")
+        _check_logits("logits", self.logits, vocab_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A run between two steps. Everything that is not here follows from it: penalties, random numbers (by seed and position), text that is
+    held back, and the progress of a grammar."""
+
+    request: GenerationRequest
+    state: State
+    completion: tuple[int, ...] = ()
+    start: int = 0  # position of the state at which the request's prompt began
+    fed: int = 0  # tokens of the request's prompt that the state has seen
+    prompt_logprobs: Sequence[TokenLogprob | None] = ()  # of these tokens, if requested
+    before: NDArray[np.float32] | None = None  # (V,) logits of the prompt's next token, if its log-probabilities were requested
+
+    def check(self, decoder: contract.Decoder, vocab_size: int, fingerprint: str) -> None:
+        """Raise InvalidRequest if this cannot be a run of the model."""
+        self.state.check(decoder, vocab_size, fingerprint)
+        _check_logits("before", self.before, vocab_size)
+        prompt, drawn, position = len(self.request.prompt), len(self.completion), self.state.position
+        if not (self.start >= 0 and 0 <= self.fed <= prompt and position == self.start + self.fed + drawn):
+            raise InvalidRequest(
+                f"position {position} is none of a run that began at {self.start}, has read {self.fed} of {prompt} prompt tokens "
+                f"and drawn {drawn}"
+            )
+        if self.fed < prompt and drawn:
+            raise InvalidRequest(f"the run has drawn {drawn} tokens after {self.fed} of {prompt} prompt tokens")
+        if self.fed == prompt and self.state.logits is None:
+            raise InvalidRequest("the prompt is done and the state has no logits of the next token")
+        if drawn and not 0 <= min(self.completion) <= max(self.completion) < vocab_size:
+            raise InvalidRequest(f"the completion has tokens outside this model's vocabulary of {vocab_size}")
+        wanted = self.request.prompt_logprobs is not None
+        if len(self.prompt_logprobs) != (self.fed if wanted else 0) or (self.before is not None) != (wanted and 0 < self.fed < prompt):
+            raise InvalidRequest(f"the log-probabilities of {len(self.prompt_logprobs)} tokens are none of a prompt read up to {self.fed}")
+
+    def pack(self) -> bytes:
+        """Safetensors: the tensors, and one more tensor that holds the other fields as JSON. The deadline is left out, because it is a
+        moment of this process."""
+        state = self.state
+        tensors = {f"state_{at}": tensor for at, tensor in enumerate(state.tensors)}
+        for name, logits in (("logits", state.logits), ("before", self.before)):
+            if logits is not None:
+                tensors[name] = logits
+        fields = _Fields(
+            request=dataclasses.replace(self.request, deadline=math.inf),
+            completion=self.completion,
+            start=self.start,
+            fed=self.fed,
+            position=state.position,
+            fingerprint=state.fingerprint,
+            prompt_logprobs=tuple(self.prompt_logprobs),
+        )
+        tensors["fields"] = np.frombuffer(fields.model_dump_json().encode(), np.uint8)
+        packed: bytes = save({name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()})
+        return packed
+
+    @classmethod
+    def unpack(cls, packed: bytes) -> "Snapshot":
+        """Raise InvalidRequest for bytes that `pack` did not give. `check` tests whether they are of this model."""
+        try:
+            tensors = load(packed)
+            fields = _Fields.model_validate_json(tensors.pop("fields").tobytes())
+            logits, before = tensors.pop("logits", None), tensors.pop("before", None)
+            states = tuple(tensors[f"state_{at}"] for at in range(len(tensors)))
+        except (SafetensorError, KeyError, ValidationError) as error:
+            raise InvalidRequest(f"these bytes are not the snapshot of a run: {error}") from error
+        return cls(
+            request=fields.request,
+            state=State(tensors=states, position=fields.position, logits=logits, fingerprint=fields.fingerprint),
+            completion=fields.completion,
+            start=fields.start,
+            fed=fields.fed,
+            prompt_logprobs=fields.prompt_logprobs,
+            before=before,
+        )
+
+
+class _Fields(BaseModel):
+    """The fields of a snapshot that are not tensors."""
+
+    model_config = ConfigDict(extra="forbid", ser_json_inf_nan="strings")
+
+    request: GenerationRequest
+    completion: tuple[int, ...]
+    start: int
+    fed: int
+    position: int
+    fingerprint: str
+    prompt_logprobs: tuple[TokenLogprob | None, ...]
+
+
+def _check_logits(name: str, logits: NDArray[np.float32] | None, vocab_size: int) -> None:
+    if logits is None:
+        return
+    if not (logits.shape == (vocab_size,) and logits.dtype == np.float32):
+        raise InvalidRequest(f"the state is not of this model: {name} has not {vocab_size} numbers in float32")
+    if not np.isfinite(logits.max()):  # a token that the model excludes has -inf
+        raise InvalidRequest(f"the state is broken: {name} has numbers that are not finite; send the request again")

@@ -1,0 +1,74 @@
+"""A state that is damaged or of another model is refused, with the reason."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from export import contract
+from service.errors import InvalidRequest
+from service.generation.request import GenerationRequest, Sampling
+from service.generation.snapshot import Snapshot, State
+
+VOCAB_SIZE = 5
+DECODER = contract.Decoder(
+    states=(contract.StateTensor(name="state_0_S", shape=(2, 3)), contract.StateTensor(name="state_0_z", shape=(2,))),
+    takes_positions=False,
+    exact=True,
+)
+S, Z, LOGITS = np.ones((2, 3), np.float32), np.ones(2, np.float32), np.zeros(VOCAB_SIZE, np.float32)
+GOOD = State(tensors=(S, Z), position=4, logits=LOGITS, fingerprint="ours")
+RUN = Snapshot(request=GenerationRequest(prompt=(1, 2), sampling=Sampling(seed=0), max_tokens=9), state=GOOD, completion=(3, 4), fed=2)
+
+
+def changed(**fields: Any) -> State:
+    return dataclasses.replace(GOOD, **fields)
+
+
+def test_a_good_state_and_a_good_run_are_accepted() -> None:
+    GOOD.check(DECODER, VOCAB_SIZE, "ours")
+    RUN.check(DECODER, VOCAB_SIZE, "ours")
+    changed(tensors=(0 * S, 0 * Z), position=0, logits=None).check(DECODER, VOCAB_SIZE, "ours")
+    changed(logits=np.array([0, -np.inf, 0, 0, 0], np.float32)).check(DECODER, VOCAB_SIZE, "ours")
+
+
+@pytest.mark.parametrize(
+    ("state", "words"),
+    [
+        (changed(fingerprint="theirs"), "of the bundle with fingerprint 'theirs' and this model's is 'ours'"),
+        (changed(position=-1), "its position is -1, and the least is 0"),
+        (changed(tensors=(S,)), "it has 1 tensors, not 2"),
+        (changed(tensors=(S.T, Z)), r"state_0_S has the shape \(3, 2\), not \(2, 3\)"),
+        (changed(tensors=(S, Z.astype(np.float64))), "state_0_z has the dtype float64, not float32"),
+        (changed(tensors=(np.full_like(S, np.nan), Z)), "state_0_S has numbers that are not finite"),
+        (changed(tensors=(S, np.full_like(Z, np.inf))), "state_0_z has numbers that are not finite"),
+        (changed(tensors=(S, 0 * Z)), "state_0_z has numbers that are not above 0"),
+        (changed(tensors=(S, -Z)), "state_0_z has numbers that are not above 0"),
+        (changed(logits=LOGITS[:-1]), "logits has not 5 numbers in float32"),
+        (changed(logits=LOGITS.astype(np.float64)), "logits has not 5 numbers in float32"),
+        (changed(logits=LOGITS + np.float32(np.nan)), "logits has numbers that are not finite"),
+    ],
+)
+def test_a_bad_state_is_refused_with_the_reason(state: State, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        state.check(DECODER, VOCAB_SIZE, "ours")
+    with pytest.raises(InvalidRequest, match=words):
+        dataclasses.replace(RUN, state=state).check(DECODER, VOCAB_SIZE, "ours")
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"start": 1}, "position 4 is none of a run that began at 1, has read 2 of 2 prompt tokens and drawn 2"),
+        ({"fed": 3, "completion": (3,)}, "has read 3 of 2 prompt tokens"),
+        ({"start": 1, "fed": 1}, "has drawn 2 tokens after 1 of 2 prompt tokens"),
+        ({"state": changed(logits=None)}, "the state has no logits of the next token"),
+        ({"completion": (3, VOCAB_SIZE)}, "outside this model's vocabulary of 5"),
+        ({"before": LOGITS}, "log-probabilities of 0 tokens are none of a prompt read up to 2"),
+        ({"before": LOGITS[:-1]}, "before has not 5 numbers"),
+    ],
+)
+def test_a_run_whose_parts_disagree_is_refused(fields: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words):
+        dataclasses.replace(RUN, **fields).check(DECODER, VOCAB_SIZE, "ours")
