@@ -30,7 +30,7 @@ from tests.decoders import tiny_decoder
 
 SEEING_BOTH_WAYS = [name for name, layer in LAYERS.items() if not layer.capabilities.causal]
 SERVED = ("linear", "lsh", "flash")
-WITH_MAPS = ("softmax", "linear", "nystromformer", "synthesizer")  # which trace the model once more
+WITH_MAPS = ("softmax", "linear", "nystromformer", "synthesizer", "differential")  # which trace the model once more
 SHAPE = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_feedforward": 16, "n_positions": 65}
 COMPARED = {(1, 1), (1, 2), (5, 17), (8, 64), (2, 65)}  # B, N of the export's own comparison; of the five texts, one has no token
 TEXT = "to be, or not"  # 13 tokens, a byte each
