@@ -11,104 +11,64 @@ projections, D_h hidden layer, D_c channels of a convolution, D_kv memory. S (D_
 normaliser. Layout is (B, H, N, D_k) inside a mechanism and (B, N, D) between layers. A key mask (B, N) is boolean: True = attend.
 """
 
-from models.attention.gated.causal_flash import CausalMixedChunkAttention
-from models.attention.gated.causal_gau import CausalGatedAttentionUnit
-from models.attention.gated.flash import MixedChunkAttention
-from models.attention.gated.gau import GatedAttentionUnit
-from models.attention.layers.causal_softmax import CausalSoftmaxAttention
-from models.attention.layers.narrow import NarrowAttention
-from models.attention.layers.softmax import SoftmaxAttention
-from models.attention.layers.wide import WideAttention
-from models.attention.linear.based import BasedAttention
-from models.attention.linear.causal_efficient import CausalEfficientAttention
-from models.attention.linear.causal_linear import CausalLinearAttention
-from models.attention.linear.causal_performer import CausalPerformerAttention
-from models.attention.linear.causal_vq import CausalVectorQuantisedAttention
-from models.attention.linear.efficient import EfficientAttention
-from models.attention.linear.hedgehog import HedgehogAttention
-from models.attention.linear.hybrid import HybridAttention
-from models.attention.linear.linear import LinearAttention
-from models.attention.linear.nystrom import NystromAttention
-from models.attention.linear.performer import PerformerAttention
-from models.attention.linear.vq import VectorQuantisedAttention
-from models.attention.recurrent.delta import DeltaNet
-from models.attention.recurrent.gated_delta import GatedDeltaNet
-from models.attention.recurrent.gated_linear import GatedLinearAttention
-from models.attention.recurrent.retention import Retention
-from models.attention.scoring.additive import AdditiveAttention
-from models.attention.scoring.causal_additive import CausalAdditiveAttention
-from models.attention.scoring.causal_cosine import CausalCosineAttention
-from models.attention.scoring.causal_dot import CausalDotAttention
-from models.attention.scoring.causal_nadaraya_watson import CausalNadarayaWatsonAttention
-from models.attention.scoring.causal_softmax1 import CausalSoftmax1Attention
-from models.attention.scoring.causal_synthesizer import CausalSynthesizer
-from models.attention.scoring.cosine import CosineAttention
-from models.attention.scoring.dot import DotAttention
-from models.attention.scoring.gated_softmax import GatedSoftmaxAttention
-from models.attention.scoring.nadaraya_watson import NadarayaWatsonAttention
-from models.attention.scoring.softmax1 import Softmax1Attention
-from models.attention.scoring.synthesizer import Synthesizer
-from models.attention.sparse.atrous import AtrousAttention
-from models.attention.sparse.bigbird import BigBirdAttention
-from models.attention.sparse.causal_atrous import CausalAtrousAttention
-from models.attention.sparse.causal_longformer import CausalLongformerAttention
-from models.attention.sparse.causal_lsh import CausalLSHAttention
-from models.attention.sparse.causal_sparse import CausalSparseAttention
-from models.attention.sparse.local import LocalAttention
-from models.attention.sparse.longformer import LongformerAttention
-from models.attention.sparse.lsh import LSHAttention
-from models.attention.sparse.sliding_window import SlidingWindowAttention
-from models.attention.sparse.sparse import SparseAttention
+from pkgutil import resolve_name
 
-LAYERS = {
+from models.attention.layers.mechanism import Mechanism
+
+_CLASSES = {
     # Encoders: a token sees past and future.
-    "softmax": SoftmaxAttention,
-    "narrow": NarrowAttention,
-    "wide": WideAttention,
-    "dot": DotAttention,
-    "cosine": CosineAttention,
-    "nadaraya_watson": NadarayaWatsonAttention,
-    "additive": AdditiveAttention,
-    "softmax1": Softmax1Attention,
-    "linear": LinearAttention,
-    "efficient": EfficientAttention,
-    "performer": PerformerAttention,
-    "nystromformer": NystromAttention,
-    "vq": VectorQuantisedAttention,
-    "atrous": AtrousAttention,
-    "local": LocalAttention,
-    "sparse": SparseAttention,
-    "longformer": LongformerAttention,
-    "bigbird": BigBirdAttention,
-    "hybrid": HybridAttention,
-    "synthesizer": Synthesizer,
-    "lsh": LSHAttention,
-    "gau": GatedAttentionUnit,
-    "flash": MixedChunkAttention,
+    "softmax": "layers.softmax.SoftmaxAttention",
+    "narrow": "layers.narrow.NarrowAttention",
+    "wide": "layers.wide.WideAttention",
+    "dot": "scoring.dot.DotAttention",
+    "cosine": "scoring.cosine.CosineAttention",
+    "nadaraya_watson": "scoring.nadaraya_watson.NadarayaWatsonAttention",
+    "additive": "scoring.additive.AdditiveAttention",
+    "softmax1": "scoring.softmax1.Softmax1Attention",
+    "differential": "scoring.differential.DifferentialAttention",
+    "linear": "linear.linear.LinearAttention",
+    "efficient": "linear.efficient.EfficientAttention",
+    "performer": "linear.performer.PerformerAttention",
+    "nystromformer": "linear.nystrom.NystromAttention",
+    "vq": "linear.vq.VectorQuantisedAttention",
+    "atrous": "sparse.atrous.AtrousAttention",
+    "local": "sparse.local.LocalAttention",
+    "sparse": "sparse.sparse.SparseAttention",
+    "longformer": "sparse.longformer.LongformerAttention",
+    "bigbird": "sparse.bigbird.BigBirdAttention",
+    "hybrid": "linear.hybrid.HybridAttention",
+    "synthesizer": "scoring.synthesizer.Synthesizer",
+    "lsh": "sparse.lsh.LSHAttention",
+    "gau": "gated.gau.GatedAttentionUnit",
+    "flash": "gated.flash.MixedChunkAttention",
     # Decoders: a token sees its past, which is a state.
-    "causal_softmax": CausalSoftmaxAttention,
-    "causal_dot": CausalDotAttention,
-    "causal_cosine": CausalCosineAttention,
-    "causal_nadaraya_watson": CausalNadarayaWatsonAttention,
-    "causal_additive": CausalAdditiveAttention,
-    "causal_softmax1": CausalSoftmax1Attention,
-    "causal_synthesizer": CausalSynthesizer,
-    "causal_lsh": CausalLSHAttention,
-    "gated_softmax": GatedSoftmaxAttention,
-    "sliding_window": SlidingWindowAttention,
-    "causal_longformer": CausalLongformerAttention,
-    "causal_atrous": CausalAtrousAttention,
-    "causal_sparse": CausalSparseAttention,
-    "causal_linear": CausalLinearAttention,
-    "causal_efficient": CausalEfficientAttention,
-    "causal_performer": CausalPerformerAttention,
-    "hedgehog": HedgehogAttention,
-    "based": BasedAttention,
-    "retention": Retention,
-    "gated_linear": GatedLinearAttention,
-    "delta": DeltaNet,
-    "gated_delta": GatedDeltaNet,
-    "causal_vq": CausalVectorQuantisedAttention,
-    "causal_gau": CausalGatedAttentionUnit,
-    "causal_flash": CausalMixedChunkAttention,
+    "causal_softmax": "layers.causal_softmax.CausalSoftmaxAttention",
+    "causal_dot": "scoring.causal_dot.CausalDotAttention",
+    "causal_cosine": "scoring.causal_cosine.CausalCosineAttention",
+    "causal_nadaraya_watson": "scoring.causal_nadaraya_watson.CausalNadarayaWatsonAttention",
+    "causal_additive": "scoring.causal_additive.CausalAdditiveAttention",
+    "causal_softmax1": "scoring.causal_softmax1.CausalSoftmax1Attention",
+    "causal_differential": "scoring.causal_differential.CausalDifferentialAttention",
+    "causal_synthesizer": "scoring.causal_synthesizer.CausalSynthesizer",
+    "causal_lsh": "sparse.causal_lsh.CausalLSHAttention",
+    "gated_softmax": "scoring.gated_softmax.GatedSoftmaxAttention",
+    "sliding_window": "sparse.sliding_window.SlidingWindowAttention",
+    "causal_longformer": "sparse.causal_longformer.CausalLongformerAttention",
+    "causal_atrous": "sparse.causal_atrous.CausalAtrousAttention",
+    "causal_sparse": "sparse.causal_sparse.CausalSparseAttention",
+    "causal_linear": "linear.causal_linear.CausalLinearAttention",
+    "causal_efficient": "linear.causal_efficient.CausalEfficientAttention",
+    "causal_performer": "linear.causal_performer.CausalPerformerAttention",
+    "hedgehog": "linear.hedgehog.HedgehogAttention",
+    "based": "linear.based.BasedAttention",
+    "retention": "recurrent.retention.Retention",
+    "gated_linear": "recurrent.gated_linear.GatedLinearAttention",
+    "delta": "recurrent.delta.DeltaNet",
+    "gated_delta": "recurrent.gated_delta.GatedDeltaNet",
+    "causal_vq": "linear.causal_vq.CausalVectorQuantisedAttention",
+    "causal_gau": "gated.causal_gau.CausalGatedAttentionUnit",
+    "causal_flash": "gated.causal_flash.CausalMixedChunkAttention",
 }
+
+# By name; the order is that of every listing.
+LAYERS: dict[str, type[Mechanism]] = {name: resolve_name(f"models.attention.{path}") for name, path in _CLASSES.items()}

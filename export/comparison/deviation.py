@@ -4,8 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from export.comparison import growth
-from export.comparison.costs import COSTS, Sizes
-from export.comparison.mechanisms import OPTIONS, REFERENCES, WIDTHS, WITH_A_LONGEST_N
+from export.comparison.mechanisms import EVERYTHING, is_attention, work
 from export.comparison.plan import Plan
 from export.comparison.results import Result
 
@@ -27,10 +26,10 @@ def why(result: Result, plan: Plan) -> str:
 def _faster(result: Result, plan: Plan, time: float) -> str:
     """Less than stated: something that grows more slowly still weighs."""
     lengths, seconds = [point.N for point in result.points], [point.s for point in result.points]
-    work, size = work_of(result, plan), result.linear_weights
-    with_projections = growth.stated_exponent(lambda N: work(N) + size * N, lengths)
+    stated, size = work_of(result, plan), result.linear_weights
+    with_projections = growth.stated_exponent(lambda N: stated(N) + size * N, lengths)
     last = growth.last_exponent(lengths, seconds)
-    share = size / (work(lengths[-1]) / lengths[-1] + size)
+    share = size / (stated(lengths[-1]) / lengths[-1] + size)
     told = f"the projections, which the statement leaves out, are {share:.0%} of the multiply-adds at N = {lengths[-1]:,}"
     if with_projections is not None and abs(with_projections - time) < CLOSE:
         return f"{told}; with them the statement has exponent {with_projections:.2f}."
@@ -40,10 +39,10 @@ def _faster(result: Result, plan: Plan, time: float) -> str:
 
 def _slower(result: Result, plan: Plan, time: float) -> str:
     """More than stated: a multiply-add takes longer at longer N."""
-    work, size = work_of(result, plan), result.linear_weights
+    stated, size = work_of(result, plan), result.linear_weights
     measured = [point for point in result.points if point.N >= growth.GROWTH_FROM]
     first, last = measured[0], measured[-1]
-    cost = [point.s / (work(point.N) + size * point.N) for point in (first, last)]
+    cost = [point.s / (stated(point.N) + size * point.N) for point in (first, last)]
     return (
         f"a multiply-add takes {cost[1] / cost[0]:.1f} times as long at N = {last.N:,} as at {first.N:,}, where a run works on "
         f"{last.peak_bytes / MiB:,.1f} MiB in the place of {first.peak_bytes / MiB:,.1f}{_cache()}."
@@ -66,21 +65,18 @@ def exponents(result: Result, plan: Plan) -> tuple[float | None, float | None, f
 
 def work_of(result: Result, plan: Plan) -> Callable[[int], float]:
     """The stated multiply-adds as a function of N."""
-    options = OPTIONS.get(result.name, {}) | ({"n_positions": plan.longest} if result.name in WITH_A_LONGEST_N else {})
-    sizes = Sizes(plan.d_model, plan.n_heads, options)
-    return lambda N: COSTS[result.name].work(N, sizes)
+    return lambda N: work(result.name, N, plan.d_model, plan.n_heads, longest=plan.longest)
 
 
 def width_exponents(result: Result, plan: Plan) -> tuple[float | None, float | None]:
-    """Of time against the option in `mechanisms.WIDTHS`: stated, projections counted with it, and measured."""
-    option, _ = WIDTHS[result.name]
-    values = [point.value for point in result.widths]
-    options = OPTIONS.get(result.name, {}) | ({"n_positions": plan.longest} if result.name in WITH_A_LONGEST_N else {})
-    N = plan.width_length
-    sizes = [Sizes(plan.d_model, plan.n_heads, options | {option: value}) for value in values]
-    projections = 0 if result.name in REFERENCES else result.linear_weights * N
-    work = [COSTS[result.name].work(N, each) + projections for each in sizes]
-    return growth.exponent(values, work, begin=0), growth.exponent(values, [point.s for point in result.widths], begin=0)
+    """Of time against the option that `examples.varied` names: stated, projections counted with it, and measured."""
+    option, _ = EVERYTHING[result.name].examples.varied
+    values, N = [point.value for point in result.widths], plan.width_length
+    projections = result.linear_weights * N if is_attention(result.name) else 0
+    stated = [
+        work(result.name, N, plan.d_model, plan.n_heads, longest=plan.longest, more={option: value}) + projections for value in values
+    ]
+    return growth.exponent(values, stated, begin=0), growth.exponent(values, [point.s for point in result.widths], begin=0)
 
 
 def p(exponent: float | None) -> str:

@@ -1,12 +1,12 @@
 """What the effective matrix of a layer tells: its rank by width, and how many layers let every token reach every other.
 
-The layers get their short options here (`mechanisms.SHORT_OPTIONS`), random tokens of variance 1, and are computed in float64.
+The layers get their short options here, random tokens of variance 1, and are computed in float64.
 """
 
 import torch
 from torch import Tensor
 
-from export.comparison.mechanisms import REFERENCES, build
+from export.comparison.mechanisms import build, is_attention
 from export.comparison.plan import Plan
 from export.comparison.results import Rank
 from models.maps.matrix import attention_matrix
@@ -15,7 +15,7 @@ from models.maps.rank import effective_rank, numerical_rank
 
 def ranks(name: str, plan: Plan) -> list[Rank]:
     """By width of a head, D = H D_k. Nothing for what is no attention and has no such matrix."""
-    if name in REFERENCES:
+    if not is_attention(name):
         return []
     found = []
     for d_head in plan.rank_widths:
@@ -33,7 +33,7 @@ def matrix(name: str, N: int, *, d_model: int, n_heads: int) -> Tensor:
 def layers_to_reach(name: str, plan: Plan) -> int:
     """How many layers, one after the other with residuals, until every token has met every other (its past, where causal); 0 for never."""
     N, D = plan.rank_length, plan.d_model
-    met = _reference_support(name, N, D) if name in REFERENCES else (matrix(name, N, d_model=D, n_heads=plan.n_heads) != 0).any(0)
+    met = (matrix(name, N, d_model=D, n_heads=plan.n_heads) != 0).any(0) if is_attention(name) else _reference_support(name, N, D)
     step = met | torch.eye(N, dtype=torch.bool)
     causal = not step.triu(1).any()
     wanted = torch.ones(N, N, dtype=torch.bool).tril() if causal else torch.ones(N, N, dtype=torch.bool)

@@ -20,7 +20,7 @@ class Plan(BaseModel):
     parity_sizes: tuple[tuple[int, int], ...] = PARITY_SIZES
     rank_length: int = 64  # N of the matrices whose rank is taken
     rank_widths: tuple[int, ...] = RANK_WIDTHS
-    width_length: int = 4096  # N at which the options of `mechanisms.WIDTHS` are varied
+    width_length: int = 4096  # N at which the options that `examples.varied` names are varied
     seconds: float = Field(default=0.5, gt=0)  # so long is one length run, again and again
     longest_run_s: float = Field(default=60.0, gt=0)  # a length that would take longer is not tried
     memory_bytes: int = Field(default=6 * GiB, gt=0)  # nor is one that would take more

@@ -1,12 +1,13 @@
 """Pictures: time and memory against N for each kind of mechanism, and effective rank against the width of a head."""
 
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
 
-from export.comparison.costs import COSTS, Kind
+from export.comparison.mechanisms import EVERYTHING
 from export.comparison.plan import Plan
 from export.comparison.results import Point, Result
 
@@ -15,16 +16,34 @@ SHOWN_EVERYWHERE = ("softmax", "linear")  # in every panel, for the eye: what gr
 STYLES = ("-", "--", ":", "-.")
 
 
+class Kind(StrEnum):
+    """The panels, by how a mechanism forms the weights of pairs of tokens."""
+
+    pairs = "all pairs of tokens"
+    pattern = "a pattern or a hash chooses pairs"
+    sums = "sums over tokens"
+    causal_pairs = "causal, with a cache"
+    causal_sums = "causal, with a state of bounded size"
+    none = "no attention"
+
+
+def kind_of(name: str) -> Kind:
+    can = EVERYTHING[name].capabilities
+    if can.causal:
+        return Kind.causal_sums if can.state == "constant" else Kind.causal_pairs
+    return Kind[can.weights]
+
+
 def growth(results: Mapping[str, Result], file: Path, *, what: str, value: Callable[[Point], float]) -> None:
     """A panel for each kind, logarithmic both ways, so that an exponent is a slope. `what` is the label of the axis."""
-    kinds = [kind for kind in Kind if any(COSTS[name].kind == kind and result.points for name, result in results.items())]
+    kinds = [kind for kind in Kind if any(kind_of(name) == kind and result.points for name, result in results.items())]
     if not kinds:
         return
     rows = -(-len(kinds) // 2)
     figure = Figure(figsize=(13, 4.6 * rows), layout="constrained")
     panels = figure.subplots(rows, 2, sharex=True, sharey=True, squeeze=False).flatten()
     for axes, kind in zip(panels, kinds, strict=False):
-        own = [name for name in results if COSTS[name].kind == kind]
+        own = [name for name in results if kind_of(name) == kind]
         for name in (other for other in SHOWN_EVERYWHERE if other in results and other not in own):
             _line(axes, results[name], value, color="0.75", lw=3, zorder=0, label=name)
         for i, name in enumerate(own):

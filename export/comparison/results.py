@@ -56,7 +56,7 @@ class Result(BaseModel):
     state_bytes: dict[int, int] = {}  # tokens so far -> bytes of one sequence's state; {} without a state
     points: list[Point] = []
     ended: str | None = None  # why no longer N is measured
-    widths: list[WidthPoint] = []  # of its option in `mechanisms.WIDTHS`
+    widths: list[WidthPoint] = []  # of the option that its `examples.varied` names
     parity: list[Parity] | None = None
     ranks: list[Rank] | None = None
     layers_to_reach: int | None = None  # 0: never, however many
@@ -65,10 +65,10 @@ class Result(BaseModel):
 
     @property
     def complete(self) -> bool:
-        widths_done = len(self.widths) == len(mechanisms.WIDTHS.get(self.name, ("", ()))[1])
+        varied = mechanisms.EVERYTHING[self.name].examples.varied
         return (
             self.ended is not None
-            and widths_done
+            and len(self.widths) == (len(varied[1]) if varied else 0)
             and self.parity is not None
             and self.ranks is not None
             and self.reach_done
@@ -80,9 +80,10 @@ def key(name: str, plan: Plan) -> str:
     """Of what a result depends on: with another plan, other options, runtime or code (the mechanism's file, how it is measured), it is
     measured again.
     """
+    examples = mechanisms.EVERYTHING[name].examples
     told: dict[str, Any] = {
         "plan": plan.model_dump(mode="json"),
-        "options": [mechanisms.OPTIONS.get(name), mechanisms.SHORT_OPTIONS.get(name), mechanisms.WIDTHS.get(name)],
+        "options": [dict(examples.large), dict(examples.short), examples.varied],
         "source": [mechanisms.source(name), *((Path(__file__).parent / file).read_text() for file in MEASURED_BY)],
         "onnxruntime": ort.__version__,
     }

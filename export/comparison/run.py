@@ -96,7 +96,7 @@ def _grow(result: Result, graph: Path, plan: Plan, out: Path, begin: Callable[[s
 
 def _vary(result: Result, plan: Plan, out: Path, begin: Callable[[str], None]) -> None:
     """The option that its cost depends on beside N, value by value; each has a graph of its own, which goes again."""
-    option, values = mechanisms.WIDTHS.get(result.name, ("", ()))
+    option, values = mechanisms.EVERYTHING[result.name].examples.varied or ("", ())
     for value in values[len(result.widths) :]:
         begin(f"{result.name}: {option} {value}")
         graph = out / GRAPHS / f"{result.name}.{option}.onnx"

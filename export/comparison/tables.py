@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from export.comparison import deviation, parity
-from export.comparison.costs import COSTS, TABLE, Row
-from export.comparison.mechanisms import EVERYTHING, OPTIONS, WIDTHS, words
+from export.comparison.mechanisms import EVERYTHING, words
 from export.comparison.plan import Plan
 from export.comparison.results import Result
 
@@ -24,19 +23,22 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 def complexity(results: Results, plan: Plan) -> str:
     """The complexity table of the specification, with what was measured and why it is another."""
     headings = ("layer", "time, stated", "exponent of that", "measured", "memory", "sequential operations", "layers to reach all", "why")
-    return table(headings, (_complexity_row(row, results[row.mechanism], plan) for row in TABLE if row.mechanism in results))
+    layers = {name: EVERYTHING[name] for name in results}
+    shown = (name for name, layer in layers.items() if layer.cost.row and not layer.capabilities.causal)  # twins share a cost
+    return table(headings, (_complexity_row(results[name], plan) for name in shown))
 
 
-def _complexity_row(row: Row, result: Result, plan: Plan) -> tuple[str, ...]:
+def _complexity_row(result: Result, plan: Plan) -> tuple[str, ...]:
+    cost = EVERYTHING[result.name].cost
     stated, time, memory = deviation.exponents(result, plan)
-    path = f"{row.path}; measured {reach(result)} at N = {plan.rank_length}"
+    path = f"{cost.row.path}; measured {reach(result)} at N = {plan.rank_length}"
     return (
-        row.layer,
-        COSTS[row.mechanism].words,
+        cost.row.name,
+        cost.words,
         deviation.p(stated),
         deviation.p(time),
         deviation.p(memory),
-        row.sequential,
+        cost.row.sequential,
         path,
         deviation.why(result, plan),
     )
@@ -54,7 +56,7 @@ def _growth_row(result: Result, plan: Plan) -> tuple[str, ...]:
     at_end = (f"{last.N:,}", f"{last.s * 1000:,.1f}", f"{last.peak_bytes / MiB:,.1f}")
     return (
         f"`{result.name}`",
-        COSTS[result.name].words,
+        EVERYTHING[result.name].cost.words,
         deviation.p(stated),
         deviation.p(time),
         deviation.p(memory),
@@ -72,7 +74,8 @@ def width_growth(results: Results, plan: Plan) -> str:
 def _width_row(result: Result, plan: Plan) -> tuple[str, ...]:
     stated, measured = deviation.width_exponents(result, plan)
     runs = ", ".join(f"{point.s * 1000:,.1f} at {point.value}" for point in result.widths)
-    return f"`{result.name}`", COSTS[result.name].words, WIDTHS[result.name][0], runs, deviation.p(stated), deviation.p(measured)
+    layer = EVERYTHING[result.name]
+    return f"`{result.name}`", layer.cost.words, layer.examples.varied[0], runs, deviation.p(stated), deviation.p(measured)
 
 
 # What they can do, and what they are made of
@@ -94,7 +97,7 @@ def abilities(results: Results) -> str:
 
 
 def _abilities_row(result: Result) -> tuple[str, ...]:
-    can = getattr(EVERYTHING[result.name], "capabilities")  # noqa: B009 - a layer or a reference: both have it
+    can = EVERYTHING[result.name].capabilities
     flags = (can.causal, can.cross, can.rotates, can.pairs, can.ordered, can.averages)
     return (f"`{result.name}`", *("yes" if flag else "" for flag in flags), can.pads_to or "", state(result))
 
@@ -195,5 +198,6 @@ def mechanism(result: Result) -> str:
 
 def widths(results: Results) -> str:
     """What the layers were built with."""
-    rows = ((f"`{name}`", ", ".join(f"{key} {value}" for key, value in OPTIONS[name].items())) for name in results if name in OPTIONS)
+    large = {name: EVERYTHING[name].examples.large for name in results}
+    rows = ((f"`{name}`", ", ".join(f"{key} {value}" for key, value in options.items())) for name, options in large.items() if options)
     return table(("mechanism", "built with"), rows)

@@ -11,7 +11,8 @@ from export.checks.parity import open_graph
 from export.errors import ExportError
 from export.graphs.shared_weights import share
 from export.maps.attention_graph import trace_maps
-from models.maps.model import EFFECTIVE, attention_maps
+from models import LAYERS
+from models.maps.model import attention_maps
 
 TOLERANCE = 1e-4  # of a weight: float32 on both sides, sums in another order
 
@@ -34,5 +35,8 @@ def add_attention_graph(model: nn.Module, folder: Path, scratch: Path, *, max_to
         if not error <= TOLERANCE:  # not `>`: NaN must fail
             raise ExportError(f"at N={N} a weight of the attention graph is off by {error:.3g}, and {TOLERANCE:g} is allowed")
         largest = max(largest, error)
-    layers = (contract.AttentionLayer(attention=each.layer, heads=len(each.A), effective=each.layer in EFFECTIVE) for each in wanted)
-    return contract.AttentionGraph(file=file.name, layers=tuple(layers), max_tokens=longest, max_abs_error=largest)
+    layers = tuple(
+        contract.AttentionLayer(attention=each.layer, heads=len(each.A), effective=LAYERS[each.layer].capabilities.effective)
+        for each in wanted
+    )
+    return contract.AttentionGraph(file=file.name, layers=layers, max_tokens=longest, max_abs_error=largest)

@@ -21,7 +21,6 @@ from models.attention.gated.gau import GatedProjections
 from models.attention.layers.multi_head import split_heads
 from models.decoder.model import Decoder
 from models.encoder.model import Encoder
-from models.maps.matrix import NORMED, SILU_IS_1, gates_of
 
 
 def trace_maps(model: Encoder | Decoder, file: Path, *, longest: int) -> None:
@@ -106,7 +105,7 @@ class WatchedInDecoder(nn.Module):  # type: ignore[misc]
         self.found = found
 
     def forward(self, x: Tensor, mask: Tensor | None, state: dict[str, Tensor], *, rotation: Any) -> Any:
-        if isinstance(self.layer, NORMED):
+        if self.layer.answers == "recurrence":
             self.found.append(_of_recurrence(self.layer, x, rotation))
         else:
             self.found.append(_of_unit_values(self.layer, x, lambda twin, rows: twin(rows, rotation=rotation)[0]))
@@ -119,11 +118,18 @@ def _of_unit_values(layer: nn.Module, x: Tensor, run: Callable[[nn.Module, Tenso
     D_v = layer.to_out.in_features // H
     R = (N + D_v - 1) // D_v
     units = nn.functional.pad(torch.eye(N, dtype=x.dtype), (0, R * D_v - N)).unflatten(1, (R, D_v)).transpose(0, 1)  # (R, N, D_v)
-    values = Values(units * SILU_IS_1 if isinstance(layer, GatedProjections) else units, layer.to_v)
+    values = Values(units * layer.value_of_one, layer.to_v)
     parts: dict[str, nn.Module] = {name: values for name in ("to_v", "to_v_global") if hasattr(layer, name)}
-    parts |= {name: Open(value) for name, value in gates_of(layer).items()}
-    o = run(with_children(layer, **parts, to_out=nn.Identity()), x.expand(R, -1, -1))  # (R, N, H D_v)
+    parts |= {name: Open(value) for name, value in layer.gates}
+    twin = _without(with_children(layer, **parts, to_out=nn.Identity()), layer.answers)
+    o = run(twin, x.expand(R, -1, -1))  # (R, N, H D_v)
     return split_heads(o, H).permute(1, 2, 0, 3).flatten(2)[..., :N].float()
+
+
+def _without(layer: nn.Module, name: str) -> nn.Module:
+    """A copy of the layer in which the part of this dotted name passes on what it is given."""
+    first, _, rest = name.partition(".")
+    return with_children(layer, **{first: _without(getattr(layer, first), rest) if rest else nn.Identity()})
 
 
 def _of_recurrence(layer: nn.Module, x: Tensor, rotation: Any) -> Tensor:

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from models import LAYERS
 from models.attention.layers.causal import CausalLayer, State, at_least_float32
-from models.attention.sparse.causal_longformer import CausalLongformerAttention
-from models.attention.sparse.longformer import copy_to_global
 from models.parts.feedforward import ACTIVATIONS, FeedForward
 from models.parts.positions import Rotation
 from models.parts.scale_norm import ScaleNorm
@@ -193,8 +191,7 @@ class Decoder(nn.Module):
                 nn.init.normal_(linear.weight, std=residual_std if linear in out_of else std)
                 if linear.bias is not None:
                     nn.init.zeros_(linear.bias)
-            if isinstance(block.layer, CausalLongformerAttention):
-                copy_to_global(block.layer)
+            block.layer.begin()
 
 
 class Block(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from models import LAYERS
 from models.attention.layers.causal import CausalLayer
-from models.attention.sparse.longformer import LongformerAttention, copy_to_global
+from models.attention.layers.mechanism import Mechanism
 from models.parts.feedforward import ACTIVATIONS, FeedForward
 from models.parts.positions import RelativeBias, Rotation, RotationTable, positions_after_padding, sinusoids
 
@@ -221,5 +221,5 @@ def _draw_weights(module: nn.Module) -> None:
         nn.init.normal_(module.weight, std=0.02)
     if isinstance(module, nn.Linear) and module.bias is not None:
         nn.init.zeros_(module.bias)
-    if isinstance(module, LongformerAttention):
-        copy_to_global(module)
+    if isinstance(module, Mechanism):
+        module.begin()

@@ -12,38 +12,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from models.attention.gated.gau import GatedProjections
+from models.attention.layers.mechanism import Mechanism
 from models.attention.layers.multi_head import split_heads
-from models.attention.recurrent.delta import DeltaNet
-from models.attention.recurrent.gated_delta import GatedDeltaNet
-from models.attention.recurrent.gated_linear import GatedLinearAttention
-from models.attention.recurrent.retention import Retention
-from models.attention.scoring.gated_softmax import GatedSoftmaxAttention
-
-NORMED = (Retention, GatedLinearAttention, DeltaNet, GatedDeltaNet)  # o is A v until a norm: A is that of their recurrence
-SILU_IS_1 = 1.2784645427610738  # silu of it is 1
-SIGMOID_IS_1 = 40.0  # in float64 too
-GATES = {GatedProjections: {"to_u": SILU_IS_1}, GatedSoftmaxAttention: {"to_gate": SIGMOID_IS_1}}  # what opens them
 
 
 @torch.no_grad()
-def attention_matrix(layer: nn.Module, x: Tensor, key_mask: Tensor | None = None, **positions: Any) -> Tensor:
+def attention_matrix(layer: Mechanism, x: Tensor, key_mask: Tensor | None = None, **positions: Any) -> Tensor:
     """x (B, N, D), bool (B, N) -> A (B, H, N, N), [.., query, key]; H is 1 for gated attention units. Rows of padding are 0.
 
     positions: what else the layer's forward takes, rotation, pair_mask or pair_bias. The layer is one of LAYERS and is left as it was. Rows
     sum to 1 where it takes averages; those of a recurrence with a norm behind it need not, and may have negative numbers.
     """
-    read = _of_recurrence if isinstance(layer, NORMED) else _of_unit_values
+    read = _of_recurrence if layer.answers == "recurrence" else _of_unit_values
     A = read(layer, x, key_mask, positions)
     return A if key_mask is None else torch.where(key_mask[:, None, :, None], A, 0.0)
 
 
-def gates_of(layer: nn.Module) -> dict[str, float]:
-    """The layer's projections to gates, and what opens each."""
-    return next((gate for kind, gate in GATES.items() if isinstance(layer, kind)), {})
-
-
-def _of_recurrence(layer: nn.Module, x: Tensor, mask: Tensor | None, positions: dict[str, Any]) -> Tensor:
+def _of_recurrence(layer: Mechanism, x: Tensor, mask: Tensor | None, positions: dict[str, Any]) -> Tensor:
     """Its queries, keys, decay and beta are caught on their way, and it is run once more, with N values of N columns."""
     execution, caught = layer.recurrence, {}
 
@@ -62,7 +47,7 @@ def _of_recurrence(layer: nn.Module, x: Tensor, mask: Tensor | None, positions: 
     return execution(q, k, each, each.new_zeros(B, H, D_k, N), **caught["rates"])[0]
 
 
-def _of_unit_values(layer: nn.Module, x: Tensor, mask: Tensor | None, positions: dict[str, Any]) -> Tensor:
+def _of_unit_values(layer: Mechanism, x: Tensor, mask: Tensor | None, positions: dict[str, Any]) -> Tensor:
     N, H = x.shape[1], getattr(layer, "n_heads", 1)
     D_v = layer.to_out.in_features // H
     each = torch.eye(N, dtype=x.dtype, device=x.device)
@@ -71,14 +56,15 @@ def _of_unit_values(layer: nn.Module, x: Tensor, mask: Tensor | None, positions:
         units = nn.functional.pad(each[:, first : first + D_v], (0, max(0, first + D_v - N)))  # (N, D_v)
         with _values_replaced(layer, units) as answers:
             layer(x, mask, **positions)
-        columns.append(split_heads(answers[0], H))  # (B, H, N, D_v)
+        o = answers[0]  # (B, H, N, D_v), or (B, N, H D_v)
+        columns.append(o if o.dim() == 4 else split_heads(o, H))
     return torch.cat(columns, dim=-1)[..., :N]
 
 
 @contextmanager
-def _values_replaced(layer: nn.Module, units: Tensor) -> Iterator[list[Tensor]]:
-    """While it lasts, every head has these values (N, D_v), and every gate is open. Gives what arrives at `to_out`, (B, N, H D_v) a run."""
-    one = SILU_IS_1 if isinstance(layer, GatedProjections) else 1.0
+def _values_replaced(layer: Mechanism, units: Tensor) -> Iterator[list[Tensor]]:
+    """While it lasts, every head has these values (N, D_v), and every gate is open. Yields the inputs of `layer.answers`, one a run."""
+    one = layer.value_of_one
     answers: list[Tensor] = []
 
     def give_units(module: nn.Module, inputs: Any, v: Tensor) -> Tensor:
@@ -90,8 +76,8 @@ def _values_replaced(layer: nn.Module, units: Tensor) -> Iterator[list[Tensor]]:
         return lambda module, inputs, gate: torch.full_like(gate, value)
 
     hooks = [getattr(layer, name).register_forward_hook(give_units) for name in ("to_v", "to_v_global") if hasattr(layer, name)]
-    hooks += [getattr(layer, name).register_forward_hook(opened(value)) for name, value in gates_of(layer).items()]
-    hooks.append(layer.to_out.register_forward_pre_hook(lambda module, inputs: answers.append(inputs[0])))
+    hooks += [getattr(layer, name).register_forward_hook(opened(value)) for name, value in layer.gates]
+    hooks.append(layer.get_submodule(layer.answers).register_forward_pre_hook(lambda module, inputs: answers.append(inputs[0])))
     try:
         yield answers
     finally:

@@ -1,6 +1,6 @@
 """What every layer of a model attends to on one text: the effective matrices of all its attention layers.
 
-The model is run once on the text; what each attention layer is given is caught on its way, and its matrix read off (attention_matrix.py).
+The model is run once on the text; the inputs of each attention layer are caught, and its matrix is read off (matrix.py).
 """
 
 from dataclasses import dataclass
@@ -15,13 +15,6 @@ from models.encoder.model import Encoder
 from models.maps.matrix import attention_matrix
 
 NAMES = {layer: name for name, layer in LAYERS.items()}
-# Layers that form no weights of pairs of tokens, or not of all that they attend to: their matrix is the effective one, unrolled from sums
-# over tokens, landmarks or codes.
-EFFECTIVE = frozenset(
-    {"linear", "efficient", "performer", "nystromformer", "vq", "flash", "hybrid"}
-    | {"causal_linear", "causal_efficient", "causal_performer", "hedgehog", "based", "causal_vq", "causal_flash"}
-    | {"retention", "gated_linear", "delta", "gated_delta"}
-)
 
 
 @dataclass(frozen=True)

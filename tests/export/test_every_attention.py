@@ -1,6 +1,7 @@
 """Every attention of an encoder: described by a file, exported, and served; some with their maps; the same numbers as torch all the way."""
 
 import asyncio
+import inspect
 import json
 import time
 from pathlib import Path
@@ -19,18 +20,17 @@ from export.maps.from_bundle import maps_of_bundle
 from models import LAYERS
 from models.checkpoints.description import build_encoder
 from models.checkpoints.published import load_checkpoint
-from models.maps.model import EFFECTIVE, attention_maps
+from models.maps.model import attention_maps
 from service.app import build_app
 from service.call import Call
 from service.catalog import Catalog, Model
 from service.cli import app
 from service.settings import Settings
 from tests.decoders import tiny_decoder
-from tests.models.mechanisms import OPTIONS
 
 SEEING_BOTH_WAYS = [name for name, layer in LAYERS.items() if not layer.capabilities.causal]
 SERVED = ("linear", "lsh", "flash")
-WITH_MAPS = ("softmax", "linear", "nystromformer", "synthesizer")  # which trace the model once more
+WITH_MAPS = ("softmax", "linear", "nystromformer", "synthesizer", "differential")  # which trace the model once more
 SHAPE = {"d_model": 16, "n_layers": 1, "n_heads": 2, "d_feedforward": 16, "n_positions": 65}
 COMPARED = {(1, 1), (1, 2), (5, 17), (8, 64), (2, 65)}  # B, N of the export's own comparison; of the five texts, one has no token
 TEXT = "to be, or not"  # 13 tokens, a byte each
@@ -43,8 +43,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def described(folder: Path, attention: str, **keys: Any) -> Path:
-    options = OPTIONS.get(attention, {})
-    options = options | {"n_positions": SHAPE["n_positions"]} if "n_positions" in options or attention == "bigbird" else options
+    options = LAYERS[attention].examples.small
+    if "n_positions" in inspect.signature(LAYERS[attention]).parameters:
+        options = {**options, "n_positions": SHAPE["n_positions"]}
     file = folder / f"{attention}.yaml"
     file.write_text(json.dumps({"model": {**SHAPE, "attention": attention, "attention_options": options}, **keys}))
     return file
@@ -83,11 +84,12 @@ def test_it_is_looked_into(name: str, exported: Any, folder: Path) -> None:
     assert (maps.tokens, maps.layers) == (tuple(TEXT), (name,))
     assert maps.A[0].shape == wanted.A.shape
     assert np.abs(maps.A[0] - wanted.A.numpy()).max() <= SAME
-    if LAYERS[name].capabilities.averages:
+    can = LAYERS[name].capabilities
+    if can.averages:
         assert np.abs(maps.A[0].sum(-1) - 1).max() <= SAME
     graph = manifest.attention_graph
     assert graph is not None
-    assert (graph.layers[0].heads, graph.layers[0].effective, graph.max_tokens) == (len(wanted.A), name in EFFECTIVE, SHAPE["n_positions"])
+    assert (graph.layers[0].heads, graph.layers[0].effective, graph.max_tokens) == (len(wanted.A), can.effective, SHAPE["n_positions"])
 
 
 async def test_some_are_served_by_the_engine(exported: Any) -> None:

@@ -15,7 +15,6 @@ from export.comparison import layer_graph
 from export.graphs.encoder import OPSET, quiet
 from models import LAYERS
 from models.attention.scoring.convolution_as_attention import ConvolutionAsAttention
-from tests.models.mechanisms import OPTIONS
 
 D, H = 16, 2
 LARGEST_N = 100
@@ -35,7 +34,7 @@ def test_a_layer_and_its_state_at_every_size(name: str, tmp_path: Path, monkeypa
     """With padding and, where there is more than one row, a row of padding only. The output at padding is not compared, the state is."""
     monkeypatch.setattr(layer_graph, "EXAMPLE", EXAMPLE)
     torch.manual_seed(0)
-    layer = LAYERS[name](D, H, **OPTIONS.get(name, {})).eval()
+    layer = LAYERS[name](D, H, **LAYERS[name].examples.small).eval()
     layer_graph.write(layer, tmp_path / "layer.onnx", d_model=D, longest=LARGEST_N)
     session = opened(tmp_path / "layer.onnx")
     assert [output.name for output in session.get_outputs()] == ["y", *(f"state_{tensor}" for tensor in layer.state_shapes)]

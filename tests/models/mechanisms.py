@@ -1,34 +1,11 @@
-"""What the shared tests need to know of single layers and mechanisms, as data."""
+"""Every function and class that an outside reference can be compared with, as data."""
 
 from typing import NamedTuple
 
-from models.attention.scoring.synthesizer_scores import KINDS as EVERY_KIND
+from models import LAYERS
 
-# Keywords of a layer's constructor where its defaults would hide the mechanism at the short lengths of these tests.
-OPTIONS: dict[str, dict] = {
-    "nystromformer": {"n_landmarks": 4, "conv_kernel": 5},
-    "local": {"window": 3, "block": 4},
-    "atrous": {"rate": 3},
-    "sparse": {"stride": 4},
-    "longformer": {"window": 6, "n_global": 2, "block": 4},
-    "bigbird": {"block": 3, "n_random": 1},
-    "hybrid": {"block": 4},
-    "causal_longformer": {"window": 6, "n_global": 2},
-    "causal_atrous": {"rate": 3},
-    "causal_sparse": {"stride": 4},
-    "sliding_window": {"window": 6},
-    "lsh": {"chunk": 4, "n_buckets": 6},
-    "causal_lsh": {"n_buckets": 2},
-    "synthesizer": {"kinds": EVERY_KIND, "n_positions": 128, "fixed": True},
-    "causal_synthesizer": {"kinds": EVERY_KIND, "n_positions": 140, "rank": 3},
-    "vq": {"n_codes": 7},
-    "causal_vq": {"n_codes": 7},
-    "flash": {"group": 4},
-    "causal_flash": {"group": 4},
-}
-
-# State tensors that later tokens need not change: counts that end, running maxima, and what a sequence's first tokens have left.
-SETTLES = ("n", "m", "k_first", "v_first", "k_global", "v_global")
+# State tensors, of any layer, that later tokens need not change.
+SETTLES = {name for layer in LAYERS.values() for name in layer.settles}
 
 
 class Mechanism(NamedTuple):

@@ -8,12 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models import LAYERS
-from models.attention.gated.gau import GatedProjections
+from models.attention.gated.gau import SILU_IS_1, GatedProjections
 from models.attention.layers.multi_head import split_heads
 from models.decoder.model import rotation_at
-from models.maps.matrix import NORMED, SILU_IS_1, attention_matrix
+from models.maps.matrix import attention_matrix
 from models.maps.rank import effective_rank, numerical_rank
-from tests.models.mechanisms import OPTIONS
 
 EXACT = 1e-9  # float64: the same formula, summed in another order; Nyström's rounds cube their matrix
 WITH_EPS = 1e-5  # normalisers with an eps
@@ -25,7 +24,7 @@ every_layer = pytest.mark.parametrize("name", LAYERS)
 
 def make(name: str, **options: object) -> nn.Module:
     torch.manual_seed(0)
-    layer = LAYERS[name](D, H, bias=True, **(OPTIONS.get(name, {}) | options))
+    layer = LAYERS[name](D, H, bias=True, **(LAYERS[name].examples.small | options))
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
@@ -49,7 +48,7 @@ def output(layer: nn.Module, x: Tensor, mask: Tensor | None) -> Tensor:
 def values_and_answers(layer: nn.Module, x: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """v and o on either side of A, (B, H, N, D_v) each, as they pass."""
     passed: dict[str, Tensor] = {}
-    if isinstance(layer, NORMED):
+    if layer.answers == "recurrence":
         execution = layer.recurrence
 
         def watched(q: Tensor, k: Tensor, v: Tensor, S: Tensor, **rates: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,7 +62,7 @@ def values_and_answers(layer: nn.Module, x: Tensor, mask: Tensor | None) -> tupl
         return passed["v"], passed["o"]
     hooks = [
         layer.to_v.register_forward_hook(lambda module, inputs, v: passed.update(v=v)),
-        layer.to_out.register_forward_pre_hook(lambda module, inputs: passed.update(o=inputs[0])),
+        layer.get_submodule(layer.answers).register_forward_pre_hook(lambda module, inputs: passed.update(o=inputs[0])),
     ]
     layer(x, mask)
     for hook in hooks:
@@ -73,7 +72,7 @@ def values_and_answers(layer: nn.Module, x: Tensor, mask: Tensor | None) -> tupl
         return F.silu(v).unsqueeze(1), (o / F.silu(layer.to_u(x))).unsqueeze(1)
     if hasattr(layer, "to_gate"):
         o = o / layer.to_gate(x).sigmoid()
-    return v if v.dim() == 4 else split_heads(v, H), split_heads(o, H)
+    return v if v.dim() == 4 else split_heads(v, H), o if o.dim() == 4 else split_heads(o, H)
 
 
 @every_layer
@@ -85,7 +84,9 @@ def test_it_makes_the_answers_out_of_the_values(name: str, mask: Tensor | None) 
     v, o = values_and_answers(layer, x, mask)
     assert A.shape == (*v.shape[:2], N, N)
     seen = torch.ones_like(MASK) if mask is None else mask
-    assert ((A @ v - o).transpose(1, 2)[seen]).abs().max() <= EXACT * o.abs().max().clamp_min(1)
+    error = ((A @ v - o).transpose(1, 2)[seen]).abs().max()
+    forgotten = f"A v is not the answer: does {type(layer).__name__} state its `answers`, `gates` and `value_of_one`?"
+    assert error <= EXACT * o.abs().max().clamp_min(1), forgotten
     assert not A.transpose(1, 2)[~seen].any()
 
 

@@ -14,9 +14,7 @@ from models.attention.layers.causal import CausalLayer, State, attend_causal_fea
 from models.attention.layers.recurrence import CHUNK, chunkwise, parallel, recurrent
 from models.attention.layers.scaled_dot_product import attend
 from models.decoder.model import rotation_at
-from models.maps.matrix import gates_of
 from models.parts.positions import Rotation
-from tests.models.mechanisms import OPTIONS, SETTLES
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
 ROUNDED = 1e-5  # float32: 24 bits, sums of a few hundred terms; relative to the largest output where that is above 1
@@ -35,7 +33,7 @@ recurrences = pytest.mark.parametrize("name", [name for name in CAUSAL if LAYERS
 def make(name: str, *, d_model: int = D, n_heads: int = H, dtype: torch.dtype = torch.float64) -> CausalLayer:
     """A layer with every parameter moved away from where it begins, biases too."""
     torch.manual_seed(0)
-    layer = LAYERS[name](d_model, n_heads, bias=True, **OPTIONS.get(name, {}))
+    layer = LAYERS[name](d_model, n_heads, bias=True, **LAYERS[name].examples.small)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter += 0.3 * torch.randn_like(parameter)
@@ -192,7 +190,7 @@ def test_padding_leaves_the_state_bit_for_bit(name: str) -> None:
     _, state = layer(tokens(2, 9, dtype=torch.float32))
     _, after = layer(tokens(2, 70, dtype=torch.float32, seed=2), lengths_mask(0, 70), state)
     assert all(torch.equal(after[name][0], tensor[0]) for name, tensor in state.items())
-    assert all(not torch.equal(after[name][1], tensor[1]) for name, tensor in state.items() if name not in SETTLES)
+    assert all(not torch.equal(after[name][1], tensor[1]) for name, tensor in state.items() if name not in layer.settles)
 
 
 @every_layer
@@ -328,7 +326,7 @@ def test_gradients(name: str) -> None:
 @torch.no_grad()
 def test_a_state_dict_comes_back(name: str) -> None:
     layer, x = make(name), tokens(1, 5)
-    copy = LAYERS[name](D, H, bias=True, **OPTIONS.get(name, {})).double()
+    copy = LAYERS[name](D, H, bias=True, **LAYERS[name].examples.small).double()
     copy.load_state_dict(layer.state_dict())
     assert torch.equal(copy(x)[0], layer(x)[0])
 
@@ -390,7 +388,7 @@ def test_given_features_by_loops_and_in_two_calls(execution: Callable) -> None:
 def test_a_constant_value_passes_through(name: str) -> None:
     """Weights sum to 1, up to the eps of linear attention. Gates are open."""
     layer, x = make(name), tokens(2, 9)
-    for projection, bias in {"to_v": layer.to_v.bias.clone(), "to_v_global": layer.to_v.bias, **gates_of(layer)}.items():
+    for projection, bias in {"to_v": layer.to_v.bias.clone(), "to_v_global": layer.to_v.bias, **dict(layer.gates)}.items():
         if hasattr(layer, projection):
             nn.init.zeros_(getattr(layer, projection).weight)
             getattr(layer, projection).bias.copy_(torch.as_tensor(bias))
@@ -409,7 +407,7 @@ def test_causal_softmax_equals_torch() -> None:
 def test_a_window_is_a_mask() -> None:
     layer, x = make("sliding_window"), tokens(2, 20)
     distances = torch.arange(20)[:, None] - torch.arange(20)
-    seen = (distances >= 0) & (distances < OPTIONS["sliding_window"]["window"])
+    seen = (distances >= 0) & (distances < LAYERS["sliding_window"].examples.small["window"])
     o = attend(*heads(layer, x), scale=1 / math.sqrt(D // H), mask=seen)
     assert (layer(x)[0] - projected(layer, o)).abs().max() <= EXACT
 

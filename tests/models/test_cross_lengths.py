@@ -20,6 +20,7 @@ from models.attention.scoring.additive import attend_additive
 from models.attention.scoring.cosine import attend_cosine
 from models.attention.scoring.dot import attend_dot
 from models.attention.scoring.nadaraya_watson import attend_nadaraya_watson
+from models.attention.scoring.scored import ScoredAttention
 from models.attention.scoring.softmax1 import attend_softmax1
 from models.attention.sparse.local import attend_local
 from tests.models.scoring import D_K, EXACT, N_K, N_Q, B, H, by_loops, drawn, qkv
@@ -73,11 +74,27 @@ CASES = {
     ),  # the loops are given rounded keys
     "local": Case(lambda q, k, v: attend_local(q, k, v, window=WINDOW, block=3, key_mask=KEYS), lambda h, q, k: q @ k * ROOT),
 }
+SCORES = [name for name, layer in LAYERS.items() if issubclass(layer, ScoredAttention)]
 OTHERS = {"efficient", "nystromformer"}  # whose weights are no function of a single pair
 
 
 def test_all_that_say_so_are_here() -> None:
-    assert CASES.keys() | OTHERS == {name for name, layer in LAYERS.items() if layer.capabilities.cross}
+    """Or have `attend` of `ScoredAttention`, for which there is a test of its own."""
+    cross = {name for name, layer in LAYERS.items() if layer.capabilities.cross}
+    assert CASES.keys() | OTHERS <= cross
+    assert cross - CASES.keys() - OTHERS <= set(SCORES)
+
+
+@pytest.mark.parametrize("name", SCORES)
+@torch.no_grad()
+def test_a_query_gets_the_same_alone_and_without_the_keys_that_it_does_not_see(name: str) -> None:
+    torch.manual_seed(0)
+    attend_scored, (q, k, v) = LAYERS[name](H * D_K, H).double().attend, (x[..., :D_K] for x in qkv())
+    o = attend_scored(q, k, v, mask=PAIRS, bias=None)
+    assert o.shape == (B, H, N_Q, v.shape[-1])
+    for b, i in torch.cartesian_prod(torch.arange(B), torch.arange(N_Q)).tolist():
+        alone = attend_scored(q[b : b + 1, :, i : i + 1], k[b : b + 1, :, KEYS[b]], v[b : b + 1, :, KEYS[b]], mask=None, bias=None)
+        assert (o[b, :, i] - alone[0, :, 0]).abs().max() <= EXACT
 
 
 @pytest.mark.parametrize(("name", "case"), CASES.items(), ids=CASES)

@@ -15,7 +15,6 @@ from models.attention.layers.scaled_dot_product import attend, masked_softmax
 from models.attention.layers.softmax import SoftmaxAttention
 from models.attention.layers.wide import WideAttention
 from models.attention.linear.linear import attend_linear
-from tests.models.mechanisms import OPTIONS
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
 ROUNDED = 1e-5  # float32: 24 bits, sums of a few hundred terms; relative to the largest output where that is above 1
@@ -36,7 +35,7 @@ every_average = pytest.mark.parametrize("name", [name for name in SEEING_BOTH_WA
 def make(name: str, *, d_model: int = D, n_heads: int = H, dtype: torch.dtype = torch.float64) -> nn.Module:
     """A layer with all parameters random, biases too."""
     torch.manual_seed(0)
-    layer = LAYERS[name](d_model, n_heads, **OPTIONS.get(name, {}))
+    layer = LAYERS[name](d_model, n_heads, **LAYERS[name].examples.small)
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.5)
     return layer.to(dtype)
@@ -146,7 +145,7 @@ def test_padding_changes_nothing_for_the_others(name: str) -> None:
 @pytest.mark.parametrize("beside", [-1, 0, 1])
 def test_what_is_padded_inside_may_come_padded(name: str, beside: int) -> None:
     """At one token less than a multiple of what the layer names, at the multiple, and at one token more."""
-    m = OPTIONS[name][LAYERS[name].capabilities.pads_to]
+    m = LAYERS[name].examples.small[LAYERS[name].capabilities.pads_to]
     layer, N = make(name), 2 * m + beside
     x = tokens(1, 3 * m)
     y = layer(x[:, :N])
@@ -214,7 +213,7 @@ def test_gradients(name: str) -> None:
 @every_layer
 def test_a_state_dict_comes_back(name: str) -> None:
     layer, x = make(name), tokens(1, 5)
-    copy = LAYERS[name](D, H, **OPTIONS.get(name, {})).double()
+    copy = LAYERS[name](D, H, **LAYERS[name].examples.small).double()
     copy.load_state_dict(layer.state_dict())
     assert torch.equal(copy(x), layer(x))
 

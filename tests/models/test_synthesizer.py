@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from models import LAYERS
+from models.attention.layers.mechanism import Examples
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.scoring.causal_synthesizer import CausalSynthesizer
 from models.attention.scoring.synthesizer import Synthesizer, attend_by_scores
@@ -22,7 +23,6 @@ from models.parts.positions import Rotation
 from tests.export import test_layers as exported
 from tests.models import test_causal_layers as causal
 from tests.models import test_layers as both_ways
-from tests.models.mechanisms import OPTIONS
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
 
@@ -111,13 +111,13 @@ def test_each_kind_alone_keeps_the_shared_promises(
     kind: str, name: str, promise: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The shared tests see the mixture of all."""
-    monkeypatch.setitem(OPTIONS, name, {"kinds": (kind,), "n_positions": 140})
+    monkeypatch.setattr(LAYERS[name], "examples", Examples({"kinds": (kind,), "n_positions": 140}))
     promise(name)
 
 
 @every_kind
 def test_onnxruntime_equals_torch_for_each_kind_alone(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(OPTIONS, "causal_synthesizer", {"kinds": (kind,), "n_positions": 128})
+    monkeypatch.setattr(LAYERS["causal_synthesizer"], "examples", Examples({"kinds": (kind,), "n_positions": 128}))
     exported.test_a_layer_and_its_state_at_every_size("causal_synthesizer", tmp_path, monkeypatch)
 
 

@@ -10,12 +10,13 @@ Hua et al. 2022, arXiv:2202.10447, section 4. A token costs O(G (s + e) + s e), 
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from models.attention.gated.flash import Divisor, check_group
+from models.attention.gated.flash import Divisor, MixedChunkAttention, check_group
 from models.attention.gated.gau import DistanceBias, GatedProjections
 from models.attention.layers.capabilities import Capabilities, refuse_cross
 from models.attention.layers.causal import CausalLayer, State, at_least_float32, zero_padding
@@ -79,7 +80,9 @@ class CausalMixedChunkAttention(GatedProjections, CausalLayer):
     n is exact up to 2²⁴ tokens. A rotation turns all four maps. relative_bias is that of `MixedChunkAttention`, for the past only.
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", rotates=True, ordered=True, averages=False)
+    capabilities = Capabilities.of_recurrence(rotates=True, ordered=True, averages=False)
+    cost = MixedChunkAttention.cost
+    examples = replace(MixedChunkAttention.examples, varied=None)
 
     def __init__(
         self,

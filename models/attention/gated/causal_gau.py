@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from models.attention.gated.gau import DistanceBias, GatedProjections, Normalisation, weights
+from models.attention.gated.gau import DistanceBias, GatedAttentionUnit, GatedProjections, Normalisation, weights
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.causal import CausalLayer, State
 from models.attention.layers.causal_softmax import remember, seen
@@ -24,7 +24,8 @@ class CausalGatedAttentionUnit(GatedProjections, CausalLayer):
     Raises ValueError for a normalisation that is not one of CAUSAL_NORMALISATIONS.
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="growing", rotates=True, ordered=True, averages=False)
+    capabilities = Capabilities.of_cache(rotates=True, ordered=True, averages=False)
+    cost = GatedAttentionUnit.cost
 
     def __init__(
         self,

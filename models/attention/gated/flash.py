@@ -15,6 +15,7 @@ from torch import Tensor
 
 from models.attention.gated.gau import DistanceBias, GatedProjections
 from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_cross, refuse_pairs
+from models.attention.layers.mechanism import Cost, Examples, Row
 from models.parts.positions import Rotation
 
 Divisor = Literal["tokens", "group"]
@@ -76,7 +77,13 @@ class MixedChunkAttention(GatedProjections):
     relative_bias adds T5's, times sqrt(s), to the scores within a group.
     """
 
-    capabilities = Capabilities(cross=False, rotates=True, ordered=True, averages=False, pads_to="group")
+    capabilities = Capabilities(cross=False, rotates=True, ordered=True, averages=False, pads_to="group", weights="sums")
+    cost = Cost(  # G pairs a token, and two products with a sum of s e numbers; e = 2 D
+        "O(N G D + N D s)",
+        lambda N, s: N * s.group * (s.D_k + 2 * s.D) + 4 * N * s.D_k * s.D,
+        Row("FLASH group G", "O(1)", "O(N / G) causal"),
+    )
+    examples = Examples({"group": 4}, {"group": 256}, {"group": 8}, ("group", (64, 128, 256, 512)))
 
     def __init__(
         self,

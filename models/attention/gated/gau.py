@@ -15,10 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities, refuse_pairs
+from models.attention.layers.mechanism import Cost, Mechanism
 from models.attention.layers.multi_head import head_width
 from models.attention.layers.scaled_dot_product import masked_softmax, scale_of
 from models.parts.positions import Rotation, distance_buckets, rotate
 
+SILU_IS_1 = 1.2784645427610738  # silu of it is 1
 Normalisation = Literal["length", "valid", "softmax", "softmax_plus"]
 
 
@@ -79,12 +81,15 @@ class DistanceBias(nn.Module):
         return (self.weight * self.scale)[self.bucket_of[rows]]
 
 
-class GatedProjections(nn.Module):
+class GatedProjections(Mechanism):
     """What all gated units have: to_u, to_v (D -> e), to_z (D -> s), to_out (e -> D), and n_maps affine maps of z.
 
     A unit has one head, whatever the n_heads of a model's other layers: s is d_head or, for None, D / n_heads. e is expansion · D.
     interleaved: which columns a rotation pairs, see `rotate`.
     """
+
+    gates = (("to_u", SILU_IS_1),)
+    value_of_one = SILU_IS_1
 
     def __init__(
         self, d_model: int, n_heads: int, *, d_head: int | None, bias: bool, expansion: int, n_maps: int, interleaved: bool = False
@@ -109,6 +114,9 @@ class GatedProjections(nn.Module):
         maps = maps.to(exact).unbind(0)  # (B, 1, N, s) each
         return F.silu(self.to_u(x)), v, [y if rotation is None else rotate(y, rotation, interleaved=self.interleaved) for y in maps]
 
+    def enlarge(self) -> None:
+        nn.init.normal_(self.gain)
+
     def gated(self, u: Tensor, o: Tensor) -> Tensor:
         """u (B, N, e), o (B, 1, N, e) -> (B, N, D)."""
         return self.to_out(u * o.squeeze(1).to(u.dtype))
@@ -121,6 +129,7 @@ class GatedAttentionUnit(GatedProjections):
     """
 
     capabilities = Capabilities(cross=False, rotates=True, ordered=True, averages=False)
+    cost = Cost("O(N² (s + e))", lambda N, s: N * N * (s.D_k + 2 * s.D))
 
     def __init__(
         self,

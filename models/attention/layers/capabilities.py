@@ -1,7 +1,7 @@
 """What a layer can do, as data: the shared tests read it to know what to ask of a layer, the models to know what to offer one."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -15,6 +15,9 @@ class Capabilities:
     The defaults are those of an encoder's layer that knows tokens by their content alone.
     """
 
+    # The weights of pairs of tokens: formed for all, or for pairs that a pattern or a hash chooses; or never, or not all, since the layer
+    # sums over tokens, landmarks or codes, and its matrix is the effective one, unrolled from the sums; none: no attention.
+    weights: Literal["pairs", "pattern", "sums", "none"] = "pairs"
     causal: bool = False  # a token sees itself and its past, in the interface of `CausalLayer`; otherwise past and future
     cross: bool = True  # its function takes N_q queries of one sequence to N_k keys of another
     state: Literal["none", "growing", "bounded", "constant"] = "none"  # what a causal one keeps; bounded: full after a largest N
@@ -24,6 +27,21 @@ class Capabilities:
     ordered: bool = False  # knows the tokens' order by itself; otherwise permuting them permutes the outputs
     straight_through: bool = False  # its gradient is an estimate, which finite differences do not show
     averages: bool = True  # the weights of a query sum to 1: what all values have in common passes through, to a gate if there is one
+
+    @classmethod
+    def of_cache(cls, **more: Any) -> "Capabilities":
+        """Of a causal layer that keeps all keys and values."""
+        return cls(**{"causal": True, "cross": False, "state": "growing"} | more)
+
+    @classmethod
+    def of_recurrence(cls, **more: Any) -> "Capabilities":
+        """Of a causal layer whose past is a matrix of constant size."""
+        return cls(**{"causal": True, "cross": False, "state": "constant", "pads_to": "chunk", "weights": "sums"} | more)
+
+    @property
+    def effective(self) -> bool:
+        """The matrix of the layer is unrolled from sums, and not what it computes."""
+        return self.weights == "sums"
 
 
 def refuse_cross(name: str, **tensors: Tensor) -> None:

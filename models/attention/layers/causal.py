@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, refuse_cross
+from models.attention.layers.mechanism import Mechanism
 from models.attention.layers.multi_head import EqualHeads
 from models.attention.layers.recurrence import chunkwise
 from models.parts.positions import Rotation
@@ -15,14 +16,14 @@ from models.parts.positions import Rotation
 State = dict[str, Tensor]  # by the paper's names, batch first
 
 
-class CausalLayer(nn.Module):
+class CausalLayer(Mechanism):
     """Base of the causal layers. A subclass is built as Layer(d_model, n_heads, *, d_head=None, bias=False, ..).
 
     Its projections to and from heads are called to_q, to_k, to_v and to_out, and the model draws their weights; all others the layer draws
     itself. Parallel, in chunks or token by token, one sequence gives the same outputs and the same state.
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk")
+    capabilities = Capabilities.of_recurrence()
     recurrence = staticmethod(
         chunkwise
     )  # of models/attention/layers/recurrence.py; another execution of the same function may take its place

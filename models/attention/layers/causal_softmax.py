@@ -9,6 +9,7 @@ from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.causal import EqualHeadsLayer, State, at_least_float32, attend_to_past
+from models.attention.layers.mechanism import ALL_PAIRS
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.parts.positions import Rotation, rotate
 
@@ -48,7 +49,8 @@ class CausalSoftmaxAttention(EqualHeadsLayer):
     sees and which are not reused. So rows of unequal lengths get what each would get alone, and pay in room for the longest in every call.
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="growing", rotates=True)
+    capabilities = Capabilities.of_cache(rotates=True)
+    cost = ALL_PAIRS
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -2,6 +2,8 @@
 
 from torch import Tensor, nn
 
+from models.attention.layers.mechanism import Mechanism
+
 
 def split_heads(x: Tensor, n_heads: int) -> Tensor:
     """(B, N, H * D_k) -> (B, H, N, D_k)."""
@@ -30,7 +32,7 @@ def both_masks(key_mask: Tensor | None, pair_mask: Tensor | None) -> Tensor | No
     return keys_B11N if pair_mask is None else keys_B11N & pair_mask
 
 
-class EqualHeads(nn.Module):
+class EqualHeads(Mechanism):
     """H heads equally wide in q, k and v: `to_q`, `to_k` and `to_v` are D -> H * D_k, `to_out` is H * D_k -> D."""
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True) -> None:

@@ -8,18 +8,20 @@ import torch
 from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities
+from models.attention.layers.mechanism import ALL_PAIRS, Mechanism
 from models.attention.layers.multi_head import both_masks, merge_heads, split_heads
 from models.attention.layers.scaled_dot_product import attend
 from models.parts.positions import Rotation, rotate
 
 
-class NarrowAttention(nn.Module):
+class NarrowAttention(Mechanism):
     """Self-attention with heads on slices of the input: H maps D/H -> D/H in each of `to_q`, `to_k`, `to_v`.
 
     Raises ValueError when d_model does not divide into n_heads, or for a d_head that is not D/H.
     """
 
     capabilities = Capabilities(rotates=True, pairs=True)
+    cost = ALL_PAIRS
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True) -> None:
         super().__init__()

@@ -4,9 +4,12 @@ head_h = attend(x W_h^Q, x W_h^K, x W_h^V),   y = concat(head_1 .. head_H) W^O, 
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2. 4 D² weights, O(N² D) time.
 """
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities
+from models.attention.layers.mechanism import ALL_PAIRS, Row
 from models.attention.layers.multi_head import EqualHeads, both_masks, merge_heads, split_heads
 from models.attention.layers.scaled_dot_product import attend
 from models.parts.positions import Rotation, rotate
@@ -16,6 +19,7 @@ class SoftmaxAttention(EqualHeads):
     """Standard multi-head self-attention."""
 
     capabilities = Capabilities(rotates=True, pairs=True)
+    cost = replace(ALL_PAIRS, row=Row("self-attention", "O(1)"))
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)

@@ -4,11 +4,14 @@ head_h = attend(x W_h^Q, x W_h^K, x W_h^V) with D_k = D_v = D,   y = concat(head
 The same as the standard layer with D_k = D: 4 H D² weights and H times its time.
 """
 
+from models.attention.layers.mechanism import Cost
 from models.attention.layers.softmax import SoftmaxAttention
 
 
 class WideAttention(SoftmaxAttention):
     """Self-attention with H heads of width D. Raises ValueError for a d_head that is not d_model."""
+
+    cost = Cost("O(N² H D)", lambda N, s: 2 * N * N * s.H * s.D)
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True) -> None:
         if d_head not in (None, d_model):

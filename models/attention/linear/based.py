@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from models.attention.layers.causal import CausalLayer, State, attend_causal_features
+from models.attention.layers.mechanism import cost_of_state
 from models.attention.layers.multi_head import head_width, merge_heads, split_heads
 from models.parts.positions import Rotation
 
@@ -28,6 +29,8 @@ class BasedAttention(CausalLayer):
 
     d_head is D_v, d_key is D_k. A rotation is ignored, as in the paper: its angles are for heads of width D_v.
     """
+
+    cost = cost_of_state("O(N D_φ D)", lambda s: 1 + 16 + 16**2)
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, d_key: int = 16) -> None:
         super().__init__()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_cross
 from models.attention.layers.causal import EqualHeadsLayer, State, at_least_float32, no_past, zero_padding
+from models.attention.layers.mechanism import cost_of_state
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.layers.recurrence import chunkwise
 from models.attention.layers.running_max import of_tokens, running_max
@@ -68,7 +69,9 @@ class CausalEfficientAttention(EqualHeadsLayer):
     A rotation turns q and k in front of their softmaxes; a weight then depends on both positions, and not on their distance alone.
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", rotates=True)
+    capabilities = Capabilities.of_recurrence(rotates=True)
+    cost = cost_of_state("O(N D²)", lambda s: s.D_k)
+    settles = ("m",)
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.causal import EqualHeadsLayer, State, attend_causal_features
+from models.attention.layers.mechanism import cost_of_state
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.linear.feature_maps import MAY_BE_ZERO, map_named, n_features
 from models.parts.positions import Rotation, rotate
@@ -23,7 +24,8 @@ class CausalLinearAttention(EqualHeadsLayer):
     positions, and not on their distance alone.
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", rotates=True)
+    capabilities = Capabilities.of_recurrence(rotates=True)
+    cost = cost_of_state("O(N D²)", lambda s: s.D_k)
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, feature_map: str = "elu") -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, refuse_cross
 from models.attention.layers.causal import CausalLayer, State, attend_causal_features, no_past
+from models.attention.layers.mechanism import Examples, cost_of_state
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.layers.recurrence import chunkwise
 from models.attention.layers.running_max import of_tokens, running_max
@@ -71,7 +72,10 @@ class CausalPerformerAttention(RandomFeatures, CausalLayer):
     When W is drawn anew, states of the W before are of no use.
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", rotates=True)
+    capabilities = Capabilities.of_recurrence(rotates=True)
+    cost = cost_of_state("O(N m D)", lambda s: 2 * s.n_features)
+    examples = Examples(large={"n_features": 256})
+    settles = ("m",)
     biased = False
 
     @property

@@ -6,6 +6,7 @@ O(N (C + Z) D_v) time a head for Z codes; the state is [U | L], (H, Z, D_v + 1),
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from models.attention.layers.causal import EqualHeadsLayer, State, at_least_floa
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.layers.recurrence import chunkwise
 from models.attention.linear.codebook import Codebook, straight_through
-from models.attention.linear.vq import mean_of_codes, weights_of_codes
+from models.attention.linear.vq import VectorQuantisedAttention, mean_of_codes, weights_of_codes
 from models.parts.positions import Rotation
 
 
@@ -69,7 +70,9 @@ class CausalVectorQuantisedAttention(EqualHeadsLayer):
     Where gradients are taken in training, the pairs of a call are formed, in O(N²), as in `VectorQuantisedAttention`.
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", straight_through=True)
+    capabilities = Capabilities.of_recurrence(straight_through=True)
+    cost = VectorQuantisedAttention.cost
+    examples = replace(VectorQuantisedAttention.examples, varied=None)
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, n_codes: int = 512) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)

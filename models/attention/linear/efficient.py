@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, refuse_pairs
+from models.attention.layers.mechanism import cost_of_state
 from models.attention.layers.multi_head import EqualHeads, merge_heads, split_heads
 from models.attention.layers.scaled_dot_product import masked_softmax
 from models.parts.positions import Rotation
@@ -51,7 +52,8 @@ class EfficientAttention(EqualHeads):
     which this mechanism never forms.
     """
 
-    capabilities = Capabilities()
+    capabilities = Capabilities(weights="sums")
+    cost = cost_of_state("O(N D²)", lambda s: s.D_k)
 
     def __init__(
         self,

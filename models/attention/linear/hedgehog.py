@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.causal import EqualHeadsLayer, State, attend_causal_features
+from models.attention.layers.mechanism import cost_of_state
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.parts.positions import Rotation, rotate
 
@@ -37,7 +38,8 @@ class HedgehogMap(nn.Module):
 class HedgehogAttention(EqualHeadsLayer):
     """Multi-head causal linear attention with Hedgehog's maps. Its state is [S | z], (H, 2 D_k, D_v + 1)."""
 
-    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", rotates=True)
+    capabilities = Capabilities.of_recurrence(rotates=True)
+    cost = cost_of_state("O(N D²)", lambda s: 3 * s.D_k)
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)

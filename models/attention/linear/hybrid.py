@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_cross
+from models.attention.layers.mechanism import Cost, Examples
 from models.attention.layers.scaled_dot_product import scale_of
 from models.attention.linear.learned_maps import Kind, LearnedMap
 from models.attention.linear.linear import FeatureMap
@@ -136,7 +137,9 @@ class HybridAttention(PatternAttention):
     block, and for a map that is not there.
     """
 
-    capabilities = Capabilities(cross=False, pads_to="block", rotates=True, ordered=True)
+    capabilities = Capabilities(cross=False, pads_to="block", rotates=True, ordered=True, weights="sums")
+    cost = Cost("O(N (3 C + m) D)", lambda N, s: 2 * N * (min(N, 3 * s.block) + 2 * s.D_k) * s.D)
+    examples = Examples({"block": 4}, {"block": 64}, {"block": 4})
 
     def __init__(
         self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True, block: int = 64, feature_map: Kind = "positive"

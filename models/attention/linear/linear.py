@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, refuse_pairs
+from models.attention.layers.mechanism import Row, cost_of_state
 from models.attention.layers.multi_head import EqualHeads, merge_heads, split_heads
 from models.attention.linear.feature_maps import MAY_BE_ZERO, map_named
 from models.parts.positions import Rotation
@@ -48,7 +49,8 @@ class LinearAttention(EqualHeads):
     which this mechanism never forms.
     """
 
-    capabilities = Capabilities()
+    capabilities = Capabilities(weights="sums")
+    cost = cost_of_state("O(N D²)", lambda s: s.D_k, Row("linear", "O(1)", "O(1) parallel, O(N) step"))
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True, feature_map: str = "elu") -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_pairs
+from models.attention.layers.mechanism import Cost, Examples, Row
 from models.attention.layers.multi_head import EqualHeads, merge_heads, split_heads
 from models.attention.layers.scaled_dot_product import masked_softmax
 from models.attention.linear.landmarks import Landmarks, segment_means
@@ -92,7 +93,18 @@ class NystromAttention(EqualHeads):
     There is no causal form: a landmark is a mean over tokens of the future too.
     """
 
-    capabilities = Capabilities(rotates=True, ordered=True, averages=False)
+    capabilities = Capabilities(rotates=True, ordered=True, averages=False, weights="sums")
+    cost = Cost(
+        "O(N m D + m³)",
+        lambda N, s: 4 * N * s.n_landmarks * s.D + s.H * 6 * 4 * s.n_landmarks**3 + N * s.conv_kernel * s.D,
+        Row("Nyström m", "O(1)", "O(iterations)"),
+    )
+    examples = Examples(
+        small={"n_landmarks": 4, "conv_kernel": 5},
+        large={"n_landmarks": 64, "conv_kernel": 33},
+        short={"n_landmarks": 8, "conv_kernel": None},
+        varied=("n_landmarks", (16, 32, 64, 128)),
+    )
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_pairs
+from models.attention.layers.mechanism import Examples, Row, cost_of_state
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.linear.linear import attend_features
 from models.attention.linear.random_features import Kernel, RandomFeatures, log_features, relu_features
@@ -64,7 +65,9 @@ def balanced_features(log_q: Tensor, log_k: Tensor, key_mask: Tensor | None = No
 class PerformerAttention(RandomFeatures):
     """Multi-head self-attention by random features, with the projections of `SoftmaxAttention`, which it estimates."""
 
-    capabilities = Capabilities(rotates=True)
+    capabilities = Capabilities(rotates=True, weights="sums")
+    cost = cost_of_state("O(N m D)", lambda s: 2 * s.n_features, Row("Performer m", "O(1)", "O(1) parallel, O(N) step"))
+    examples = Examples(large={"n_features": 256}, varied=("n_features", (64, 128, 256, 512)))
 
     def forward(
         self,

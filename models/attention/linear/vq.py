@@ -9,10 +9,11 @@ O(N Z D_k) time a head for Z codes, and no N x N matrix. The codebook is no para
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, refuse_pairs
-from models.attention.layers.multi_head import head_width, merge_heads, split_heads
+from models.attention.layers.mechanism import Examples, Row, cost_of_state
+from models.attention.layers.multi_head import EqualHeads, merge_heads, split_heads
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.linear.codebook import Codebook, straight_through
 from models.parts.positions import Rotation
@@ -50,23 +51,19 @@ def mean_of_codes(weighted: Tensor, total: Tensor) -> Tensor:
     return weighted / (total + (total == 0))
 
 
-class VectorQuantisedAttention(nn.Module):
+class VectorQuantisedAttention(EqualHeads):
     """Multi-head attention to rounded keys, with the projections of `SoftmaxAttention` and a codebook of n_codes codes a head.
 
     Where gradients are taken in training, scores are formed pair by pair, in O(N²): only there has a key of its own a gradient, which is
     that of its code (straight-through). The numbers are the same. See codebook.py for the two calls that a training loop makes.
     """
 
-    capabilities = Capabilities(straight_through=True)
+    capabilities = Capabilities(straight_through=True, weights="sums")
+    cost = cost_of_state("O(N S D)", lambda s: 2 * s.n_codes, Row("VQ S", "O(1)", "O(1) parallel, O(N) step"))
+    examples = Examples({"n_codes": 7}, {"n_codes": 512}, {"n_codes": 16}, ("n_codes", (64, 128, 256, 512)))
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True, n_codes: int = 512) -> None:
-        super().__init__()
-        self.n_heads = n_heads
-        self.d_head = head_width(d_model, n_heads, d_head)
-        self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_k = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
-        self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
         self.codebook = Codebook(n_heads, n_codes, self.d_head)
 
     def forward(

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.causal import CausalLayer, State, at_least_float32, zero_padding
 from models.attention.layers.head_norm import HeadNorm
+from models.attention.layers.mechanism import cost_of_state
 from models.attention.layers.multi_head import head_width, merge_heads, split_heads
 from models.attention.layers.short_convolution import ShortConvolution
 from models.attention.recurrent.delta import unit
@@ -30,7 +31,9 @@ class GatedDeltaNet(CausalLayer):
     d_head is D_k, d_value is D_v (None: D_k), n_key_heads is H_k (None: H), kernel is K.
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", averages=False)
+    capabilities = Capabilities.of_recurrence(averages=False)
+    cost = cost_of_state("O(N D²)", lambda s: 2 * s.D_k)
+    answers = "recurrence"
 
     def __init__(
         self,

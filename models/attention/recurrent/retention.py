@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.causal import EqualHeadsLayer, State, zero_padding
+from models.attention.layers.mechanism import cost_of_state
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.parts.positions import Rotation, rotate
 
@@ -29,7 +30,9 @@ class Retention(EqualHeadsLayer):
     The group norm, which is over each head's D_v channels, has no weights of its own: those of W^O and W^G come right behind it.
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="constant", pads_to="chunk", rotates=True, averages=False)
+    capabilities = Capabilities.of_recurrence(rotates=True, averages=False)
+    cost = cost_of_state("O(N D²)", lambda s: s.D_k)
+    answers = "recurrence"
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)

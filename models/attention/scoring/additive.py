@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities, of_nothing
+from models.attention.layers.mechanism import Cost
 from models.attention.layers.scaled_dot_product import masked_softmax
 from models.attention.scoring.scored import ScoredAttention
 
@@ -90,6 +91,7 @@ class AdditiveAttention(ScoredAttention):
     """
 
     capabilities = Capabilities(pairs=True)  # w_vᵀ tanh(q + k) of a turned q and a turned k knows more of them than their distance
+    cost = Cost("O(N² (A + D_v) H)", lambda N, s: 2 * N * N * s.D)
 
     def __init__(
         self,

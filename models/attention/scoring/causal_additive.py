@@ -5,14 +5,15 @@ Bahdanau et al. 2014, arXiv:1409.0473. The t-th token costs O(t (A + D_v)) a hea
 """
 
 from models.attention.layers.capabilities import Capabilities
-from models.attention.scoring.additive import QUERIES_AT_ONCE, LearnedAddition, into_hidden
+from models.attention.scoring.additive import QUERIES_AT_ONCE, AdditiveAttention, LearnedAddition, into_hidden
 from models.attention.scoring.causal_scored import CausalScoredAttention
 
 
 class CausalAdditiveAttention(CausalScoredAttention):
     """Multi-head causal additive self-attention, A = D_k. The projections and options are those of `AdditiveAttention`."""
 
-    capabilities = Capabilities(causal=True, cross=False, state="growing")
+    capabilities = Capabilities.of_cache()
+    cost = AdditiveAttention.cost
 
     def __init__(
         self,

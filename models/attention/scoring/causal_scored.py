@@ -11,6 +11,7 @@ from torch import Tensor
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.causal import EqualHeadsLayer, State, at_least_float32
 from models.attention.layers.causal_softmax import remember, seen
+from models.attention.layers.mechanism import ALL_PAIRS
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.parts.positions import Rotation, rotate
 
@@ -21,7 +22,8 @@ class CausalScoredAttention(EqualHeadsLayer):
     The state is that of `CausalSoftmaxAttention`: k, as it was rotated, v and `filled`.
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="growing", rotates=True)
+    capabilities = Capabilities.of_cache(rotates=True)
+    cost = ALL_PAIRS
     attend: Callable[..., Tensor]
 
     @property

@@ -14,7 +14,7 @@ from models.attention.scoring.softmax1 import attend_softmax1
 class CausalSoftmax1Attention(CausalScoredAttention):
     """Multi-head causal self-attention with softmax1 in the place of the softmax."""
 
-    capabilities = Capabilities(causal=True, cross=False, state="growing", rotates=True, averages=False)
+    capabilities = Capabilities.of_cache(rotates=True, averages=False)
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)

@@ -10,8 +10,10 @@ from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.causal import CausalLayer, State, at_least_float32
+from models.attention.layers.mechanism import Cost, Examples
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.scoring.synthesizer import SynthesizerHeads, attend_by_scores
+from models.attention.scoring.synthesizer_scores import KINDS
 from models.parts.positions import Rotation
 
 
@@ -22,6 +24,8 @@ class CausalSynthesizer(SynthesizerHeads, CausalLayer):
     """
 
     capabilities = Capabilities(causal=True, cross=False, state="bounded", ordered=True)
+    cost = Cost("O(N N_max D)", lambda N, s: 2 * N * s.n_positions * s.D)
+    examples = Examples({"kinds": KINDS, "n_positions": 140, "rank": 3})
     biased = False
 
     @property

@@ -12,6 +12,7 @@ from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.causal import CausalLayer, State, at_least_float32
 from models.attention.layers.causal_softmax import attend_to_cache
 from models.attention.layers.head_norm import HeadNorm
+from models.attention.layers.mechanism import ALL_PAIRS
 from models.attention.layers.multi_head import head_width, merge_heads, split_heads
 from models.parts.positions import Rotation, rotate
 
@@ -22,7 +23,9 @@ class GatedSoftmaxAttention(CausalLayer):
     n_key_heads is H_k (None: H).
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="growing", rotates=True)
+    capabilities = Capabilities.of_cache(rotates=True)
+    cost = ALL_PAIRS
+    gates = (("to_gate", 40.0),)  # whose sigmoid is 1, in float64 too
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities
+from models.attention.layers.mechanism import ALL_PAIRS
 from models.attention.layers.multi_head import EqualHeads, both_masks, merge_heads, split_heads
 from models.parts.positions import Rotation, rotate
 
@@ -22,6 +23,7 @@ class ScoredAttention(EqualHeads):
     """
 
     capabilities = Capabilities(rotates=True, pairs=True)
+    cost = ALL_PAIRS
     attend: Callable[..., Tensor]
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True) -> None:

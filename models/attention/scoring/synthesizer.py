@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities
+from models.attention.layers.mechanism import Cost, Examples, Mechanism
 from models.attention.layers.multi_head import both_masks, head_width, merge_heads, split_heads
 from models.attention.layers.scaled_dot_product import masked_softmax
-from models.attention.scoring.synthesizer_scores import SynthesizedScores
+from models.attention.scoring.synthesizer_scores import KINDS, SynthesizedScores
 from models.parts.positions import Rotation
 
 
@@ -28,7 +29,7 @@ def attend_by_scores(scores: Tensor, v: Tensor, *, mask: Tensor | None = None) -
     return weights @ v
 
 
-class SynthesizerHeads(nn.Module):
+class SynthesizerHeads(Mechanism):
     """What both Synthesizers have: the scores, and the projections of values and of what comes out.
 
     kinds: names in `KINDS`. d_hidden: rows of W_1, d_head unless given (dense). a: rows of W_A, a divisor of n_positions, one near its root
@@ -78,6 +79,8 @@ class Synthesizer(SynthesizerHeads):
     """Multi-head Synthesizer of one kind, or of a mixture of several. Raises ValueError for an unknown kind, and for N > n_positions."""
 
     capabilities = Capabilities(cross=False, pairs=True, ordered=True)
+    cost = Cost("O(N² D)", lambda N, s: N * s.n_positions * s.D + N * N * s.D)
+    examples = Examples({"kinds": KINDS, "n_positions": 128, "fixed": True})
 
     def forward(
         self,

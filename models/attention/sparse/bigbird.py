@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_cross
+from models.attention.layers.mechanism import Cost, Examples
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.sparse.blocks import in_blocks, keys_present, out_of_blocks
 from models.attention.sparse.pattern import PatternAttention, at_least
@@ -125,7 +126,14 @@ class BigBirdAttention(PatternAttention):
     `draws` (H, n_positions / block, n_random) is part of its weights: training and use have the same random blocks.
     """
 
-    capabilities = Capabilities(cross=False, pads_to="block", rotates=True, ordered=True)
+    capabilities = Capabilities(cross=False, pads_to="block", rotates=True, ordered=True, weights="pattern")
+    cost = Cost("O(N b (5 + 2 r) D)", lambda N, s: 2 * N * min(N, s.block * (5 + 2 * s.n_random)) * s.D)
+    examples = Examples(
+        small={"block": 3, "n_random": 1},
+        large={"block": 64, "n_random": 3},
+        short={"block": 4, "n_random": 1},
+        varied=("block", (16, 32, 64, 128)),
+    )
 
     def __init__(
         self,

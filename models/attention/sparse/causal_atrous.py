@@ -6,13 +6,17 @@ Child et al. 2019, arXiv:1904.10509, eq. 3. The cache holds all tokens, of which
 
 from torch import Tensor
 
-from models.attention.sparse.atrous import attend_atrous
+from models.attention.layers.mechanism import Examples
+from models.attention.sparse.atrous import AtrousAttention, attend_atrous
 from models.attention.sparse.pattern import at_least
 from models.attention.sparse.pattern_cache import PatternCacheLayer, Slots, every
 
 
 class CausalAtrousAttention(PatternCacheLayer):
     """Multi-head attention to every `rate`-th token before. Raises ValueError for a rate below 1."""
+
+    cost = AtrousAttention.cost
+    examples = Examples({"rate": 3}, {"rate": 4})
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, rate: int = 4) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)

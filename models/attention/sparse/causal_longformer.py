@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities, refuse_cross
 from models.attention.layers.causal import EqualHeadsLayer, State, at_least_float32
+from models.attention.layers.mechanism import Cost, Examples
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.sparse.longformer import copy_to_global
 from models.attention.sparse.pattern import at_least
@@ -84,7 +85,10 @@ class CausalLongformerAttention(EqualHeadsLayer):
     and k_global, v_global in their own; and n, how many tokens there were, counted up to where no global token is left in the window.
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True)
+    capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True, weights="pattern")
+    cost = Cost("O(N (w + g) D)", lambda N, s: 2 * N * (s.window + s.n_global) * s.D)
+    examples = Examples({"window": 6, "n_global": 2}, {"window": 128, "n_global": 1}, {"window": 5, "n_global": 1})
+    settles = ("n", "k_first", "v_first", "k_global", "v_global")
     attend = staticmethod(attend_to_windows)  # an attribute, so that the export can put another execution in its place
 
     def __init__(
@@ -94,6 +98,9 @@ class CausalLongformerAttention(EqualHeadsLayer):
         self.window = at_least("window", window, 2, "a token sees itself and its past")
         self.n_global = at_least("n_global", n_global, 1, "without global tokens it is a sliding window")
         self.to_q_global, self.to_k_global, self.to_v_global = (nn.Linear(d_model, n_heads * self.d_head, bias=bias) for _ in range(3))
+        self.begin()
+
+    def begin(self) -> None:
         copy_to_global(self)
 
     @property

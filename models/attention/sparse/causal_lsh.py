@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities, refuse_cross
 from models.attention.layers.causal import CausalLayer, State, at_least_float32
+from models.attention.layers.mechanism import Cost, Examples
 from models.attention.layers.multi_head import head_width, merge_heads, split_heads
 from models.attention.layers.scaled_dot_product import masked_softmax
 from models.attention.sparse.lsh import EPS, SELF_LOGIT, unit_keys
@@ -57,7 +58,9 @@ class CausalLSHAttention(CausalLayer):
     nobody sees and that are not reused.
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="growing")
+    capabilities = Capabilities.of_cache(weights="pattern")
+    cost = Cost("O(N² (D + R H))", lambda N, s: 2 * N * N * s.D)
+    examples = Examples({"n_buckets": 2})
 
     def __init__(
         self,

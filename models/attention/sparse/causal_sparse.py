@@ -7,12 +7,16 @@ l + t / l (union; a head of the other patterns reads a part of that), with l nea
 import torch
 from torch import Tensor
 
+from models.attention.layers.mechanism import Cost, Examples
 from models.attention.sparse.pattern_cache import PatternCacheLayer, Slots, every, latest
 from models.attention.sparse.sparse import Mode, attend_sparse, check_sparse, heads_of_type_a
 
 
 class CausalSparseAttention(PatternCacheLayer):
     """Multi-head attention in one of the three patterns. Raises ValueError for options that make none."""
+
+    cost = Cost("O(N (k + N / k) D)", lambda N, s: 2 * N * (2 * s.stride + N / s.stride) * s.D)
+    examples = Examples({"stride": 4}, {"stride": 32}, {"stride": 8})
 
     def __init__(
         self,

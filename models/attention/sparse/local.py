@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, of_nothing
+from models.attention.layers.mechanism import Cost, Examples, Row
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.sparse.blocks import in_blocks, keys_present, near, out_of_blocks, spans
 from models.attention.sparse.pattern import PatternAttention, at_least
@@ -44,7 +45,9 @@ def attend_local(
 class LocalAttention(PatternAttention):
     """Multi-head attention to the `window` tokens on either side. Raises ValueError for a negative window, or a block without tokens."""
 
-    capabilities = Capabilities(pads_to="block", rotates=True, ordered=True)
+    capabilities = Capabilities(pads_to="block", rotates=True, ordered=True, weights="pattern")
+    cost = Cost("O(r N D)", lambda N, s: 2 * N * min(N, 2 * s.window + 64) * s.D, Row("restricted (radius r)", "O(N / r)"))
+    examples = Examples({"window": 3, "block": 4}, {"window": 128}, {"window": 4, "block": 8}, ("window", (64, 128, 256, 512)))
 
     def __init__(
         self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True, window: int = 128, block: int = 64

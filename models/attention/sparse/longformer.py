@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_cross, refuse_pairs
+from models.attention.layers.mechanism import Cost, Examples
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.layers.scaled_dot_product import attend, masked_softmax, scale_of
 from models.attention.sparse.blocks import in_blocks, keys_present, near, out_of_blocks, spans
@@ -133,7 +134,14 @@ class LongformerAttention(PatternAttention):
     `to_q_global`, `to_k_global` and `to_v_global` are the global tokens' projections. window: w, half of it to either side.
     """
 
-    capabilities = Capabilities(cross=False, pads_to="block", rotates=True, ordered=True)
+    capabilities = Capabilities(cross=False, pads_to="block", rotates=True, ordered=True, weights="pattern")
+    cost = Cost("O(N (w + C + G) D)", lambda N, s: 2 * N * min(N, s.window + 64 + 2 * s.n_global) * s.D)
+    examples = Examples(
+        small={"window": 6, "n_global": 2, "block": 4},
+        large={"window": 128, "n_global": 1},
+        short={"window": 8, "n_global": 1, "block": 8},
+        varied=("window", (64, 128, 256, 512)),
+    )
 
     def __init__(
         self,
@@ -157,6 +165,9 @@ class LongformerAttention(PatternAttention):
         self.n_global = at_least("n_global", n_global, 0, "with 0, it is local attention")
         self.block = at_least("block", block, 1, "it is a number of tokens")
         self.to_q_global, self.to_k_global, self.to_v_global = (nn.Linear(d_model, n_heads * self.d_head, bias=bias) for _ in range(3))
+        self.begin()
+
+    def begin(self) -> None:
         copy_to_global(self)
 
     def forward(

@@ -12,6 +12,7 @@ Kitaev et al. 2020, arXiv:2001.04451, eqs. 3-6 and appendix A. O(R N C D_k + R N
 With `causal`, what is seen is right, but where chunks are cut depends on the tokens to come: a decoder is `causal_lsh.py`.
 """
 
+import math
 from typing import Literal
 
 import torch
@@ -19,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_cross, refuse_pairs
+from models.attention.layers.mechanism import Cost, Examples, Mechanism, Row
 from models.attention.layers.multi_head import head_width, merge_heads, split_heads
 from models.attention.sparse.lsh_buckets import Buckets, angular_buckets, draw_rotations
 from models.attention.sparse.lsh_chunks import at, by_bucket, n_rounds_seeing, neighbours
@@ -95,7 +97,7 @@ def unit_keys(qk: Tensor, *, eps: float = EPS) -> Tensor:
     return qk * torch.rsqrt(qk.square().mean(-1, keepdim=True) + eps) * qk.shape[-1] ** -0.5
 
 
-class LSHAttention(nn.Module):
+class LSHAttention(Mechanism):
     """Multi-head LSH self-attention; keys are the queries at length 1, so there is no to_k.
 
     A row of at most `chunk` tokens is one bucket: its attention is full. n_buckets should be about 2 N / chunk; a tuple are factors. The
@@ -103,7 +105,18 @@ class LSHAttention(nn.Module):
     """
 
     # Ordered, since a bucket that is longer than its chunks is cut in the order of its tokens.
-    capabilities = Capabilities(cross=False, pads_to="chunk", ordered=True)
+    capabilities = Capabilities(cross=False, pads_to="chunk", ordered=True, weights="pattern")
+    cost = Cost(
+        "O(R N c D + R N log N)",
+        lambda N, s: s.n_rounds * N * (4 * s.chunk * s.D + s.H * math.log2(max(2, N))),
+        Row("LSH, R rounds, chunk c", "O(1) within a bucket"),
+    )
+    examples = Examples(
+        small={"chunk": 4, "n_buckets": 6},
+        large={"n_rounds": 4, "chunk": 64, "n_buckets": 32},
+        short={"n_rounds": 2, "chunk": 8, "n_buckets": 8},
+        varied=("chunk", (32, 64, 128, 256)),
+    )
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ class PatternCacheLayer(EqualHeadsLayer):
     The tokens of a row fill its slots from the left; what is behind them is zeros, until its next tokens take those places.
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="growing", rotates=True)
+    capabilities = Capabilities.of_cache(rotates=True, weights="pattern")
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

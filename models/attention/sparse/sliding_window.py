@@ -10,6 +10,7 @@ from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.causal import EqualHeadsLayer, State, at_least_float32
+from models.attention.layers.mechanism import Cost, Examples
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.sparse.windows import attend_to_windows
 from models.parts.positions import Rotation, rotate
@@ -22,7 +23,10 @@ class SlidingWindowAttention(EqualHeadsLayer):
     rotated, so that each carries its own position. Rows that have seen different numbers of tokens go together.
     """
 
-    capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True)
+    capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True, weights="pattern")
+    cost = Cost("O(N w D)", lambda N, s: 2 * N * s.window * s.D)
+    examples = Examples({"window": 6}, {"window": 128}, {"window": 5})
+    settles = ("n",)
     attend = staticmethod(attend_to_windows)  # an attribute, so that the export can put another execution in its place
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, window: int = 128) -> None:

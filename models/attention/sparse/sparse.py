@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, refuse_cross
+from models.attention.layers.mechanism import Cost, Examples, Row
 from models.attention.layers.scaled_dot_product import attend, masked_softmax, scale_of
 from models.attention.sparse.atrous import attend_atrous, residues
 from models.attention.sparse.blocks import in_blocks, keys_present, near, out_of_blocks, spans
@@ -116,7 +117,9 @@ def check_sparse(mode: str, stride: int, n_summaries: int, n_heads: int) -> None
 class SparseAttention(PatternAttention):
     """Multi-head attention in one of the three patterns. Raises ValueError for options that make none."""
 
-    capabilities = Capabilities(cross=False, pads_to="stride", rotates=True, ordered=True)
+    capabilities = Capabilities(cross=False, pads_to="stride", rotates=True, ordered=True, weights="pattern")
+    cost = Cost("O(N (k + N / k) D)", lambda N, s: 2 * N * (3 * s.stride + N / s.stride) * s.D, Row("sparse k", "2"))
+    examples = Examples({"stride": 4}, {"stride": 32}, {"stride": 8}, ("stride", (8, 16, 32, 64)))
 
     def __init__(
         self,

@@ -1,35 +1,34 @@
-"""Nobody is left out: every layer has a stated cost, words of its own, and options that it takes."""
+"""Every layer is compared, with a stated cost, words of its own, and options that it takes."""
 
 import inspect
 
 import pytest
 
-from export.comparison.costs import COSTS, TABLE, Sizes
-from export.comparison.mechanisms import EVERYTHING, OPTIONS, SHORT_OPTIONS, WITH_A_LONGEST_N, chosen, words
+from export.comparison.mechanisms import EVERYTHING, chosen, is_attention, options, words, work
 from export.errors import ExportError
 from models import LAYERS
 
 
-def test_every_layer_has_a_cost_and_no_other_has() -> None:
-    assert COSTS.keys() == EVERYTHING.keys()
+def test_all_layers_are_compared() -> None:
     assert LAYERS.keys() < EVERYTHING.keys()
+    assert [name for name in EVERYTHING if not is_attention(name)] == ["convolution", "recurrent"]
 
 
-def test_every_row_of_the_complexity_table_names_a_mechanism() -> None:
-    assert {row.mechanism for row in TABLE} <= EVERYTHING.keys()
+def test_the_complexity_table_has_every_row_of_the_specification() -> None:
+    rows = [layer.cost.row.name for layer in EVERYTHING.values() if layer.cost.row and not layer.capabilities.causal]
+    assert len(set(rows)) == len(rows) == 12
 
 
 @pytest.mark.parametrize("name", EVERYTHING)
 def test_a_cost_grows_with_the_length(name: str) -> None:
-    options = OPTIONS.get(name, {}) | ({"n_positions": 8192} if name in WITH_A_LONGEST_N else {})
-    work = [COSTS[name].work(N, Sizes(128, 2, options)) for N in (1024, 2048, 4096)]
-    assert 0 < work[0] < work[1] < work[2] <= 4.01 * work[1]
+    found = [work(name, N, 128, 2, longest=8192) for N in (1024, 2048, 4096)]
+    assert 0 < found[0] < found[1] < found[2] <= 4.01 * found[1]
 
 
-@pytest.mark.parametrize("options", [OPTIONS, SHORT_OPTIONS], ids=["full", "short"])
-def test_options_are_those_of_the_constructor(options: dict[str, dict[str, object]]) -> None:
-    for name, given in options.items():
-        assert given.keys() <= inspect.signature(EVERYTHING[name]).parameters.keys(), name
+@pytest.mark.parametrize("short", [False, True], ids=["full", "short"])
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_options_are_those_of_the_constructor(name: str, short: bool) -> None:
+    assert options(name, longest=64, short=short).keys() <= inspect.signature(EVERYTHING[name]).parameters.keys()
 
 
 @pytest.mark.parametrize("name", EVERYTHING)

@@ -10,8 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from export.comparison import growth
-from export.comparison.costs import COSTS, Sizes
-from export.comparison.mechanisms import EVERYTHING, OPTIONS, REFERENCES, WITH_A_LONGEST_N, build
+from export.comparison.mechanisms import EVERYTHING, build, is_attention, work
 from models import LAYERS
 
 D, H = 8, 2
@@ -21,14 +20,13 @@ LINEAR = 1.15  # an exponent up to which growth is called linear: the bar of wha
 
 
 def stated(name: str) -> float:
-    options = OPTIONS.get(name, {}) | ({"n_positions": N_MAX} if name in WITH_A_LONGEST_N else {})
     lengths = [1024 * 2**i for i in range(5)]
-    exponent = growth.exponent(lengths, [COSTS[name].work(N, Sizes(128, H, options)) for N in lengths])
+    exponent = growth.exponent(lengths, [work(name, N, 128, H, longest=N_MAX) for N in lengths])
     assert exponent is not None
     return exponent
 
 
-LINEAR_COST = [name for name in EVERYTHING if stated(name) <= LINEAR and name not in REFERENCES]
+LINEAR_COST = [name for name in EVERYTHING if stated(name) <= LINEAR and is_attention(name)]
 
 
 class LargestTensor(TorchDispatchMode):

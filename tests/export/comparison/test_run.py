@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from export.comparison import deviation, growth, layer_graph, page, parity, results, run, tables
-from export.comparison.mechanisms import WIDTHS, build
+from export.comparison.mechanisms import EVERYTHING, build
 from export.comparison.plan import Plan
 from export.comparison.results import Point, Result
 from export.errors import ExportError
@@ -144,9 +144,9 @@ def test_the_other_letters_are_varied_one_value_after_the_other(tmp_path: Path, 
     assert "| `performer` | O(N m D) | n_features | 64.0 at 64, 128.0 at 128," in tables.width_growth({"performer": result}, PLAN)
 
 
-@pytest.mark.parametrize("name", WIDTHS)
+@pytest.mark.parametrize("name", [name for name, layer in EVERYTHING.items() if layer.examples.varied])
 def test_values_of_the_other_letters_are_what_layers_take(name: str) -> None:
-    option, values = WIDTHS[name]
+    option, values = EVERYTHING[name].examples.varied
     for value in values:
         build(name, 8, 2, longest=64, more={option: value})
 

@@ -1,0 +1,25 @@
+"""A convolution: every token is a weighted sum of the `kernel` tokens around it, with a matrix of its own for each of these places.
+
+y_i = sum_{|δ| <= k / 2} W_δ x_{i+δ} + b,   W_δ is (D, D)
+No attention: here as the complexity table has it. O(k N D²) time.
+"""
+
+from torch import Tensor, nn
+
+from models.attention.layers.capabilities import Capabilities
+from models.attention.layers.mechanism import Cost, Examples, Mechanism, Row
+
+
+class Convolution(Mechanism):  # type: ignore[misc]
+    """(B, N, D), bool (B, N) -> (B, N, D)."""
+
+    capabilities = Capabilities(cross=False, ordered=True, averages=False, weights="none")
+    cost = Cost("O(k N D²)", lambda N, s: s.kernel * N * s.D * s.D, Row("convolution k", "O(N / k)"))
+    examples = Examples(large={"kernel": 7}, varied=("kernel", (3, 7, 15, 31)))
+
+    def __init__(self, d_model: int, n_heads: int, *, kernel: int = 7) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(d_model, d_model, kernel, padding=kernel // 2)
+
+    def forward(self, x: Tensor, key_mask: Tensor) -> Tensor:
+        return self.conv((x * key_mask[..., None]).mT).mT

@@ -1,0 +1,24 @@
+"""Causal differential attention: differential.py over a cache of the past.
+
+o_t = sum_j (p_tj - λ p'_tj) v_j,   p_t = softmax over j <= t of q_t . k_j / sqrt(d),   p'_t the same of q'_t and k'_j,   d = D_k / 2
+y_t = (1 - λ_init) rmsnorm_h(o_t) W^O
+Ye et al. 2024, arXiv:2410.05258, eqs. 1-3. The t-th token costs O(t D_k) a head, and the cache holds 2 t H D_k numbers.
+"""
+
+from dataclasses import replace
+
+from models.attention.layers.capabilities import Capabilities
+from models.attention.scoring.causal_scored import CausalScoredAttention
+from models.attention.scoring.differential import LearnedDifference
+
+
+class CausalDifferentialAttention(CausalScoredAttention):
+    """Multi-head causal differential self-attention. depth and rotations: as in `DifferentialAttention`."""
+
+    capabilities = Capabilities.of_cache(rotates=True, averages=False)
+    answers = "attend.norm"
+
+    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, depth: int | None = None) -> None:
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
+        self.capabilities = replace(self.capabilities, rotates=self.d_head % 4 == 0)
+        self.attend = LearnedDifference(self.d_head, depth=depth)
