@@ -70,7 +70,7 @@ WIDTHS: dict[str, tuple[str, tuple[int, ...]]] = {
 WITH_A_LONGEST_N = ("synthesizer", "causal_synthesizer", "bigbird")  # their option n_positions
 
 
-class Convolution(nn.Module):  # type: ignore[misc]
+class Convolution(nn.Module):
     """Every token is a weighted sum of the `kernel` tokens around it, with a matrix of its own for each of these places.
 
     y_i = sum_{|δ| <= k / 2} W_δ x_{i+δ} + b,   W_δ is (D, D)
@@ -87,7 +87,7 @@ class Convolution(nn.Module):  # type: ignore[misc]
         return self.conv((x * key_mask[..., None]).mT).mT
 
 
-class Recurrent(nn.Module):  # type: ignore[misc]
+class Recurrent(nn.Module):
     """A gated recurrent unit: one token after the other, each with a state of D numbers.
 
     r, z = sigmoid(W x_t + U h_{t-1} + b),   n = tanh(W_n x_t + b_n + r ⊙ (U_n h_{t-1} + c_n)),   h_t = (1 - z) ⊙ n + z ⊙ h_{t-1}
@@ -106,14 +106,15 @@ class Recurrent(nn.Module):  # type: ignore[misc]
 
     def _operator(self, x: Tensor) -> Tensor:
         """ONNX's GRU, which has z before r and time before batch. torch's exporter would write every step of its example's N."""
-        gru, (B, N, D) = self.gru, x.shape
+        gru: Any = self.gru
+        B, N, D = x.shape
 
         def ordered(weight: Tensor) -> Tensor:
             weight = weight.detach()
             return torch.cat([weight[D : 2 * D], weight[:D], weight[2 * D :]]).unsqueeze(0)
 
         W, R, b, c = map(ordered, (gru.weight_ih_l0, gru.weight_hh_l0, gru.bias_ih_l0, gru.bias_hh_l0))
-        attributes = {"hidden_size": D, "linear_before_reset": 1}
+        attributes: dict[str, Any] = {"hidden_size": D, "linear_before_reset": 1}
         inputs = [x.transpose(0, 1), W, R, torch.cat([b, c], dim=1)]
         h, _ = torch.onnx.ops.symbolic_multi_out("GRU", inputs, attributes, dtypes=(x.dtype, x.dtype), shapes=((N, 1, B, D), (1, B, D)))
         return h.squeeze(1).transpose(0, 1)

@@ -27,7 +27,7 @@ from models.maps.matrix import NORMED, SILU_IS_1, gates_of
 def trace_maps(model: Encoder | Decoder, file: Path, *, longest: int) -> None:
     """Write the graph for texts of 1 to `longest` tokens, its weights in a second file. The model is left as it was."""
     decoder = isinstance(model, Decoder)
-    maps = DecoderMaps(model) if decoder else EncoderMaps(model)
+    maps = DecoderMaps(model) if isinstance(model, Decoder) else EncoderMaps(model)
     example = torch.zeros(1, min(EXAMPLE_TOKENS, longest - 1), dtype=torch.int64)
     with quiet(), with_operators(model):
         torch.onnx.export(
@@ -46,7 +46,7 @@ def trace_maps(model: Encoder | Decoder, file: Path, *, longest: int) -> None:
     strip(file)
 
 
-class EncoderMaps(nn.Module):  # type: ignore[misc]
+class EncoderMaps(nn.Module):
     """ids (1, N) -> A of every layer, (H, N, N) each. The encoder is the packed one, whose weights are those of the served graph."""
 
     def __init__(self, encoder: Encoder) -> None:
@@ -62,10 +62,10 @@ class EncoderMaps(nn.Module):  # type: ignore[misc]
         return tuple(self.found)
 
 
-class WatchedInEncoder(nn.Module):  # type: ignore[misc]
+class WatchedInEncoder(nn.Module):
     """An attention layer at its place, which leaves its matrix behind."""
 
-    def __init__(self, placed: nn.Module, found: list[Tensor]) -> None:
+    def __init__(self, placed: Any, found: list[Tensor]) -> None:
         super().__init__()
         self.placed = placed
         self.found = found
@@ -81,7 +81,7 @@ class WatchedInEncoder(nn.Module):  # type: ignore[misc]
         return self.placed(x, packing, **pairs)
 
 
-class DecoderMaps(nn.Module):  # type: ignore[misc]
+class DecoderMaps(nn.Module):
     """The same of a decoder, from a text's first token on."""
 
     def __init__(self, decoder: Decoder) -> None:
@@ -97,10 +97,10 @@ class DecoderMaps(nn.Module):  # type: ignore[misc]
         return tuple(self.found)
 
 
-class WatchedInDecoder(nn.Module):  # type: ignore[misc]
+class WatchedInDecoder(nn.Module):
     """A causal layer at its place, which leaves its matrix behind."""
 
-    def __init__(self, layer: nn.Module, found: list[Tensor]) -> None:
+    def __init__(self, layer: Any, found: list[Tensor]) -> None:
         super().__init__()
         self.layer = layer
         self.found = found
@@ -113,7 +113,7 @@ class WatchedInDecoder(nn.Module):  # type: ignore[misc]
         return self.layer(x, mask, state, rotation=rotation)
 
 
-def _of_unit_values(layer: nn.Module, x: Tensor, run: Callable[[nn.Module, Tensor], Tensor]) -> Tensor:
+def _of_unit_values(layer: Any, x: Tensor, run: Callable[[nn.Module, Tensor], Tensor]) -> Tensor:
     """x (1, N, D) -> (H, N, N). `run` calls a twin of the layer, which projects no answers, on rows (R, N, D)."""
     H, N = getattr(layer, "n_heads", 1), x.shape[1]
     D_v = layer.to_out.in_features // H
@@ -126,7 +126,7 @@ def _of_unit_values(layer: nn.Module, x: Tensor, run: Callable[[nn.Module, Tenso
     return split_heads(o, H).permute(1, 2, 0, 3).flatten(2)[..., :N].float()
 
 
-def _of_recurrence(layer: nn.Module, x: Tensor, rotation: Any) -> Tensor:
+def _of_recurrence(layer: Any, x: Tensor, rotation: Any) -> Tensor:
     """Its queries, keys and rates are caught on their way, and it is run once more, with N values of N columns."""
     caught: dict[str, Any] = {}
     twin = with_children(layer)
@@ -145,7 +145,7 @@ def _of_recurrence(layer: nn.Module, x: Tensor, rotation: Any) -> Tensor:
     return A[0].float()
 
 
-class Values(nn.Module):  # type: ignore[misc]
+class Values(nn.Module):
     """In the place of a projection of values: the same units for every head, (R, N, D_v) -> (R, N, H D_v) or, narrow, (R, H, N, D_v)."""
 
     def __init__(self, units: Tensor, to_v: nn.Module) -> None:
@@ -159,7 +159,7 @@ class Values(nn.Module):  # type: ignore[misc]
         return self.units.repeat(1, 1, self.n_heads)
 
 
-class Open(nn.Module):  # type: ignore[misc]
+class Open(nn.Module):
     """In the place of a gate's projection: what opens it."""
 
     def __init__(self, value: float) -> None:
@@ -170,7 +170,7 @@ class Open(nn.Module):  # type: ignore[misc]
         return torch.full_like(x[..., :1], self.value)
 
 
-class Slice(nn.Module):  # type: ignore[misc]
+class Slice(nn.Module):
     """The projection of queries (part 0) or keys (1), out of the one matrix that the served graph has for all three."""
 
     def __init__(self, fused: FusedAttention, part: int) -> None:

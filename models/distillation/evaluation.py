@@ -59,8 +59,8 @@ def spearman(x: np.ndarray, y: np.ndarray) -> float:
     """Correlation of ranks; equal numbers, which are rare among similarities, are ranked as they come."""
     if len(x) < 2:
         return float("nan")
-    ranks = [values.argsort(kind="stable").argsort(kind="stable") for values in (x, y)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    ranks_x, ranks_y = (values.argsort(kind="stable").argsort(kind="stable") for values in (x, y))
+    return float(np.corrcoef(ranks_x, ranks_y)[0, 1])
 
 
 def by_kind(ours: Tensor, teachers: Tensor, kinds: Sequence[str]) -> dict[str, Likeness]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from models.attention.gated.gau import GatedProjections
+from models.attention.layers.causal import CausalLayer
 from models.attention.layers.multi_head import split_heads
 from models.attention.recurrent.delta import DeltaNet
 from models.attention.recurrent.gated_delta import GatedDeltaNet
@@ -33,8 +34,7 @@ def attention_matrix(layer: nn.Module, x: Tensor, key_mask: Tensor | None = None
     positions: what else the layer's forward takes, rotation, pair_mask or pair_bias. The layer is one of LAYERS and is left as it was. Rows
     sum to 1 where it takes averages; those of a recurrence with a norm behind it need not, and may have negative numbers.
     """
-    read = _of_recurrence if isinstance(layer, NORMED) else _of_unit_values
-    A = read(layer, x, key_mask, positions)
+    A = (_of_recurrence if isinstance(layer, NORMED) else _of_unit_values)(layer, x, key_mask, positions)  # type: ignore[arg-type]
     return A if key_mask is None else torch.where(key_mask[:, None, :, None], A, 0.0)
 
 
@@ -43,9 +43,10 @@ def gates_of(layer: nn.Module) -> dict[str, float]:
     return next((gate for kind, gate in GATES.items() if isinstance(layer, kind)), {})
 
 
-def _of_recurrence(layer: nn.Module, x: Tensor, mask: Tensor | None, positions: dict[str, Any]) -> Tensor:
+def _of_recurrence(layer: CausalLayer, x: Tensor, mask: Tensor | None, positions: dict[str, Any]) -> Tensor:
     """Its queries, keys, decay and beta are caught on their way, and it is run once more, with N values of N columns."""
-    execution, caught = layer.recurrence, {}
+    execution: Any = layer.recurrence
+    caught: dict[str, Any] = {}
 
     def catch(q: Tensor, k: Tensor, v: Tensor, S: Tensor, **rates: Tensor | None) -> tuple[Tensor, Tensor]:
         caught.update(q=q, k=k, rates=rates)
@@ -62,7 +63,7 @@ def _of_recurrence(layer: nn.Module, x: Tensor, mask: Tensor | None, positions: 
     return execution(q, k, each, each.new_zeros(B, H, D_k, N), **caught["rates"])[0]
 
 
-def _of_unit_values(layer: nn.Module, x: Tensor, mask: Tensor | None, positions: dict[str, Any]) -> Tensor:
+def _of_unit_values(layer: Any, x: Tensor, mask: Tensor | None, positions: dict[str, Any]) -> Tensor:
     N, H = x.shape[1], getattr(layer, "n_heads", 1)
     D_v = layer.to_out.in_features // H
     each = torch.eye(N, dtype=x.dtype, device=x.device)
@@ -76,7 +77,7 @@ def _of_unit_values(layer: nn.Module, x: Tensor, mask: Tensor | None, positions:
 
 
 @contextmanager
-def _values_replaced(layer: nn.Module, units: Tensor) -> Iterator[list[Tensor]]:
+def _values_replaced(layer: Any, units: Tensor) -> Iterator[list[Tensor]]:
     """While it lasts, every head has these values (N, D_v), and every gate is open. Gives what arrives at `to_out`, (B, N, H D_v) a run."""
     one = SILU_IS_1 if isinstance(layer, GatedProjections) else 1.0
     answers: list[Tensor] = []

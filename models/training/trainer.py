@@ -94,7 +94,7 @@ def update(optimizer: Optimizer, model: nn.Module, rates: Sequence[float], loss:
         group["lr"] = rate
     optimizer.zero_grad(set_to_none=True)
     if loss.requires_grad:  # not if the rates of all parameters are 0
-        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it without types
+        loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
 
@@ -110,8 +110,8 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
         for known, handler in earlier.items():
             signal.signal(known, handler)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        earlier[number] = signal.signal(number, on_signal)
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        earlier[stop] = signal.signal(stop, on_signal)
     try:
         yield lambda: bool(received)
     finally:

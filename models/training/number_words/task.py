@@ -24,7 +24,7 @@ from models.encoder_decoder.transformer import TransformerEncoderDecoder
 from models.training.number_words.batches import FIRST_DIGITS, Batches
 from models.training.number_words.card import card
 from models.training.number_words.config import NumberWordsConfig
-from models.training.number_words.evaluation import exact, examples, held_out_numbers
+from models.training.number_words.evaluation import Search, exact, examples, held_out_numbers
 from models.training.number_words.pictures import ATTENTION, CURVE, draw_attention, draw_curves
 from models.training.number_words.tokens import BEGIN, END, character_tokenizer
 from models.training.number_words.words import draw
@@ -40,6 +40,7 @@ class NumberWordsTask(Task):
     """Raises ConfigError for a model shape that is not possible."""
 
     loss_steps = 20
+    model: EncoderDecoder
 
     def __init__(self, config: NumberWordsConfig, config_file: Path) -> None:
         self.name, self.budget, self.config, self.tokenizer = config.name, config.budget, config, character_tokenizer()
@@ -99,7 +100,7 @@ class NumberWordsTask(Task):
 
 def build(config: NumberWordsConfig, config_file: Path, tokenizer: Tokenizer) -> EncoderDecoder:
     """The untrained model, drawn from the seed. Raises ConfigError for a shape that is not possible."""
-    given = {
+    given: dict[str, Any] = {
         "vocab_size": tokenizer.get_vocab_size(),
         "begin_token_id": tokenizer.token_to_id(BEGIN),
         "end_token_id": tokenizer.token_to_id(END),
@@ -118,7 +119,8 @@ def build(config: NumberWordsConfig, config_file: Path, tokenizer: Tokenizer) ->
 def exact_matches(model: EncoderDecoder, tokenizer: Tokenizer, config: NumberWordsConfig) -> dict[str, Any]:
     """{"greedy", "beam"} -> {"all": share, "numbers", "cells": language -> {number of digits -> share}}, of `held_out_numbers`."""
     found: dict[str, Any] = {}
-    for name, search in {"greedy": greedy, "beam": partial(beam, width=BEAM)}.items():
+    searches: dict[str, Search] = {"greedy": greedy, "beam": partial(beam, width=BEAM)}
+    for name, search in searches.items():
         cells: dict[str, dict[str, float]] = {language: {} for language in config.languages}
         right: list[bool] = []
         for language in config.languages:

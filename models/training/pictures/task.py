@@ -6,7 +6,6 @@ Beside the files of `models/training/text/task.py`, OUT has samples.png, picture
 from pathlib import Path
 
 from tokenizers import Tokenizer
-from torch import nn
 
 from models.checkpoints.decoder import TOKENIZER, save_decoder
 from models.decoder.model import Decoder
@@ -20,7 +19,7 @@ from models.training.tokenizer import beginning
 class PicturesTask(TextTask):
     """`tokens.image` must be given."""
 
-    def save(self, out: Path, model: nn.Module) -> None:
+    def save(self, out: Path, model: Decoder) -> None:
         """Write the checkpoint. Every training sequence began with <|endoftext|>, so the tokenizer puts it before a prompt."""
         end = self.tokens.end_of_text
         tokenizer = beginning(Tokenizer.from_file(str(self.tokens.tokenizer_file))).to_str(pretty=True)

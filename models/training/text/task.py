@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 
 from models.attention.layers.causal import CausalLayer
 from models.attention.layers.recurrence import chunkwise
@@ -39,8 +38,9 @@ class TextTask(Task):
     """Raises ValueError if the text does not fill one batch."""
 
     loss_steps = 10
+    model: Decoder
 
-    def __init__(self, config: TrainingConfig, tokens: Tokens, model: nn.Module) -> None:
+    def __init__(self, config: TrainingConfig, tokens: Tokens, model: Decoder) -> None:
         self.name, self.budget, self.config, self.tokens = config.name, config.budget, config, tokens
         self.batches = Packing(tokens.train, context=config.context, batch=config.batch, seed=config.seed, document=tokens.document)
         self.sample = first(tokens.held_out, config.evaluation_kb * 1000)
@@ -96,7 +96,7 @@ class TextTask(Task):
         (out / CARD).write_text(self.card(out, written, report), encoding="utf-8")
         return f"{report['held_out']['carried']['overall']:.3f} bits per byte of held-out text"
 
-    def save(self, out: Path, model: nn.Module) -> None:
+    def save(self, out: Path, model: Decoder) -> None:
         """Write the checkpoint. Training texts were cut anywhere, so the tokenizer adds no <|endoftext|> to a prompt."""
         end = self.tokens.end_of_text
         tokenizer = self.tokens.tokenizer_file.read_text(encoding="utf-8")
