@@ -1,9 +1,9 @@
 """What a precision costs: the bits per byte of a text, as the graph that will be served predicts it.
 
-The definition is that of models/training/evaluation.py, so that a trained model's figure is found again: a document starts from the token
-that begins a text and from an empty state, which is carried through all of it or, where positions end, through windows of as many tokens;
-each of its tokens counts once, the one that ends the text included; and the sum is divided by the bytes of the text. Where no token begins
-a text, a document's first one is not predicted.
+The definition is that of models/training/text/evaluation.py, so that a trained model's figure is found again: a document starts from the
+token that begins a text and from an empty state, which is carried through all of it or, where positions end, through windows of as many
+tokens; each of its tokens counts once, the one that ends the text included; and the sum is divided by the bytes of the text. Where no token
+begins a text, a document's first one is not predicted.
 """
 
 import hashlib

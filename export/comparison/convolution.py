@@ -10,7 +10,7 @@ from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.mechanism import Cost, Examples, Mechanism, Row
 
 
-class Convolution(Mechanism):  # type: ignore[misc]
+class Convolution(Mechanism):
     """(B, N, D), bool (B, N) -> (B, N, D)."""
 
     capabilities = Capabilities(cross=False, ordered=True, averages=False, weights="none")

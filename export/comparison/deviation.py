@@ -70,7 +70,9 @@ def work_of(result: Result, plan: Plan) -> Callable[[int], float]:
 
 def width_exponents(result: Result, plan: Plan) -> tuple[float | None, float | None]:
     """Of time against the option that `examples.varied` names: stated, projections counted with it, and measured."""
-    option, _ = EVERYTHING[result.name].examples.varied
+    varied = EVERYTHING[result.name].examples.varied
+    assert varied, f"{result.name} names no option to vary"
+    option = varied[0]
     values, N = [point.value for point in result.widths], plan.width_length
     projections = result.linear_weights * N if is_attention(result.name) else 0
     stated = [

@@ -5,6 +5,7 @@ A causal layer is given from its first token on, and its state goes out beside y
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import onnx
 import torch
@@ -16,10 +17,10 @@ from export.graphs.decoder_step import OPSET as CAUSAL_OPSET
 from export.graphs.encoder import OPSET, quiet, strip
 
 
-class Alone(nn.Module):  # type: ignore[misc]
+class Alone(nn.Module):
     """A layer of LAYERS behind one interface: (B, N, D), bool (B, N) -> y, and the tensors of its state if it has one."""
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: Any) -> None:
         super().__init__()
         self.layer = layer
 
@@ -30,7 +31,7 @@ class Alone(nn.Module):  # type: ignore[misc]
         return y, *state.values()
 
 
-def write(layer: nn.Module, file: Path, *, d_model: int, longest: int) -> None:
+def write(layer: Any, file: Path, *, d_model: int, longest: int) -> None:
     """The graph for N up to `longest`. The layer is left as it was."""
     causal = layer.capabilities.causal
     names = ["y", *(f"state_{name}" for name in layer.state_shapes)] if causal else ["y"]

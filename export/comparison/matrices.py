@@ -9,6 +9,7 @@ from torch import Tensor
 from export.comparison.mechanisms import build, is_attention
 from export.comparison.plan import Plan
 from export.comparison.results import Rank
+from models.attention.layers.mechanism import Mechanism
 from models.maps.matrix import attention_matrix
 from models.maps.rank import effective_rank, numerical_rank
 
@@ -27,6 +28,7 @@ def ranks(name: str, plan: Plan) -> list[Rank]:
 def matrix(name: str, N: int, *, d_model: int, n_heads: int) -> Tensor:
     """(H, N, N), float64."""
     layer = build(name, d_model, n_heads, longest=N, short=True).double()
+    assert isinstance(layer, Mechanism)
     return attention_matrix(layer, _tokens(1, N, d_model))[0]
 
 

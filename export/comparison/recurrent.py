@@ -4,6 +4,8 @@ r, z = sigmoid(W x_t + U h_{t-1} + b),   n = tanh(W_n x_t + b_n + r ⊙ (U_n h_{
 No attention: here as the complexity table has it. Cho et al. 2014, arXiv:1406.1078. O(N D²) time, N steps one after the other.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -11,7 +13,7 @@ from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.mechanism import Cost, Mechanism, Row
 
 
-class Recurrent(Mechanism):  # type: ignore[misc]
+class Recurrent(Mechanism):
     """(B, N, D), bool (B, N) -> (B, N, D)."""
 
     capabilities = Capabilities(cross=False, ordered=True, averages=False, weights="none")
@@ -27,14 +29,15 @@ class Recurrent(Mechanism):  # type: ignore[misc]
 
     def _operator(self, x: Tensor) -> Tensor:
         """ONNX's GRU, which has z before r and time before batch. torch's exporter would write every step of its example's N."""
-        gru, (B, N, D) = self.gru, x.shape
+        gru: Any = self.gru
+        B, N, D = x.shape
 
         def ordered(weight: Tensor) -> Tensor:
             weight = weight.detach()
             return torch.cat([weight[D : 2 * D], weight[:D], weight[2 * D :]]).unsqueeze(0)
 
         W, R, b, c = map(ordered, (gru.weight_ih_l0, gru.weight_hh_l0, gru.bias_ih_l0, gru.bias_hh_l0))
-        attributes = {"hidden_size": D, "linear_before_reset": 1}
+        attributes: dict[str, Any] = {"hidden_size": D, "linear_before_reset": 1}
         inputs = [x.transpose(0, 1), W, R, torch.cat([b, c], dim=1)]
         h, _ = torch.onnx.ops.symbolic_multi_out("GRU", inputs, attributes, dtypes=(x.dtype, x.dtype), shapes=((N, 1, B, D), (1, B, D)))
         return h.squeeze(1).transpose(0, 1)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -56,7 +57,7 @@ def _complete(result: Result, plan: Plan, out: Path, begin: Callable[[str], None
     name = result.name
     graph = out / GRAPHS / f"{name}.{result.key}.onnx"
     begin(f"{name}: graph")
-    layer = build(name, plan.d_model, plan.n_heads, longest=plan.longest)
+    layer: Any = build(name, plan.d_model, plan.n_heads, longest=plan.longest)
     if not graph.is_file():
         for old in graph.parent.glob(f"{name}.*.onnx"):  # of older keys
             old.unlink()

@@ -30,6 +30,7 @@ def complexity(results: Results, plan: Plan) -> str:
 
 def _complexity_row(result: Result, plan: Plan) -> tuple[str, ...]:
     cost = EVERYTHING[result.name].cost
+    assert cost.row, f"{result.name} has no row in the complexity table"
     stated, time, memory = deviation.exponents(result, plan)
     path = f"{cost.row.path}; measured {reach(result)} at N = {plan.rank_length}"
     return (
@@ -75,6 +76,7 @@ def _width_row(result: Result, plan: Plan) -> tuple[str, ...]:
     stated, measured = deviation.width_exponents(result, plan)
     runs = ", ".join(f"{point.s * 1000:,.1f} at {point.value}" for point in result.widths)
     layer = EVERYTHING[result.name]
+    assert layer.examples.varied, f"{result.name} names no option to vary"
     return f"`{result.name}`", layer.cost.words, layer.examples.varied[0], runs, deviation.p(stated), deviation.p(measured)
 
 

@@ -30,19 +30,15 @@ RULES = {(False, False): "linear", (True, False): "gated", (False, True): "delta
 @contextmanager
 def with_operators(model: nn.Module) -> Iterator[None]:
     """While it lasts, the causal layers of the model can be exported, and those with an operator not run."""
-    forms = [
-        (module, name, form(module))
-        for module in model.modules()
-        for kind, name, form in (
-            (CausalLayer, "recurrence", lambda layer: linear_attention),
-            (ShortConvolution, "convolve", lambda convolution: causal_convolution),
-            (SlidingWindowAttention, "attend", lambda layer: windows),
-            (CausalLongformerAttention, "attend", lambda layer: windows),
-            (HedgehogMap, "forward", hedgehog_map),
-            (Codebook, "products", products_with_codes),
-        )
-        if isinstance(module, kind)
-    ]
+    kinds: tuple[tuple[type[nn.Module], str, Callable[[Any], Any]], ...] = (
+        (CausalLayer, "recurrence", lambda layer: linear_attention),
+        (ShortConvolution, "convolve", lambda convolution: causal_convolution),
+        (SlidingWindowAttention, "attend", lambda layer: windows),
+        (CausalLongformerAttention, "attend", lambda layer: windows),
+        (HedgehogMap, "forward", hedgehog_map),
+        (Codebook, "products", products_with_codes),
+    )
+    forms = [(module, name, form(module)) for module in model.modules() for kind, name, form in kinds if isinstance(module, kind)]
     for module, name, function in forms:
         setattr(module, name, function)
     try:
@@ -57,7 +53,7 @@ def linear_attention(
 ) -> tuple[Tensor, Tensor]:
     """`models.attention.layers.recurrence` as one operator, in float32: same shapes in and out."""
     B, H, N, D_v = v.shape
-    inputs = [*(merge_heads(x.float()) for x in (q, k, v)), S]  # (B, N, H * D)
+    inputs: list[Any] = [*(merge_heads(x.float()) for x in (q, k, v)), S]  # (B, N, H * D)
     inputs += [_heads_last(decay), _heads_last(beta)]
     o, S_new = torch.onnx.ops.symbolic_multi_out(
         f"{OPERATORS}::LinearAttention",

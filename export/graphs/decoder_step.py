@@ -43,7 +43,7 @@ def outputs_of(decoder: Decoder) -> tuple[contract.Tensor, ...]:
     return (logits, *states)
 
 
-class StepGraph(nn.Module):  # type: ignore[misc]
+class StepGraph(nn.Module):
     """The decoder with the tensors of its states one after the other, as a graph has them."""
 
     def __init__(self, decoder: Decoder) -> None:

@@ -83,7 +83,7 @@ def trace(checkpoint: Checkpoint, file: Path, *, separate_projections: bool = Fa
     strip(file)
 
 
-class Float32Outputs(nn.Module):  # type: ignore[misc]
+class Float32Outputs(nn.Module):
     """A model that computes in any precision and answers in float32."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -131,7 +131,8 @@ def describe(file: Path, inputs: tuple[contract.Tensor, ...], outputs: tuple[con
 
 
 def _width(checkpoint: Checkpoint) -> int:
-    widths = [module.out_features for module in checkpoint.model.dense.modules() if isinstance(module, nn.Linear)]
+    dense = checkpoint.model.get_submodule("dense")
+    widths = [module.out_features for module in dense.modules() if isinstance(module, nn.Linear)]
     return int(widths[-1]) if widths else int(checkpoint.config.d_model)
 
 

@@ -21,7 +21,7 @@ from models.encoder_decoder.recurrent import RecurrentEncoderDecoder
 Interface = tuple[contract.Tensor, ...]
 
 
-class ReaderGraph(nn.Module):  # type: ignore[misc]
+class ReaderGraph(nn.Module):
     """`EncoderDecoder.read` with plain tensors."""
 
     def __init__(self, model: EncoderDecoder) -> None:
@@ -33,7 +33,7 @@ class ReaderGraph(nn.Module):  # type: ignore[misc]
         return *memory.values(), *state.values()
 
 
-class StepGraph(nn.Module):  # type: ignore[misc]
+class StepGraph(nn.Module):
     """`EncoderDecoder.step` with plain tensors: those of the memory and then those of the state, in the order of their names."""
 
     def __init__(self, model: EncoderDecoder, memory: Sequence[str], state: Sequence[str]) -> None:
@@ -73,7 +73,7 @@ class Graphs:
         _trace(self.step, self.step_inputs, self.step_outputs, self.max_source, step)
 
 
-class OnnxGru(nn.Module):  # type: ignore[misc]
+class OnnxGru(nn.Module):
     """`torch.nn.GRU` of one layer and one direction as ONNX's operator: (B, N, D) -> (B, N, D_h).
 
     torch's exporter would take N for a constant. ONNX has the gates in the order z, r, h, torch in the order r, z, h.
@@ -102,7 +102,7 @@ def _zrh(gates: Tensor) -> Tensor:
     return torch.cat([z, r, h])
 
 
-def _for_onnx(model: EncoderDecoder) -> nn.Module:
+def _for_onnx(model: EncoderDecoder) -> EncoderDecoder:
     if not isinstance(model, RecurrentEncoderDecoder):
         return model
     return with_children(model, forwards=OnnxGru(model.forwards), backwards=OnnxGru(model.backwards))

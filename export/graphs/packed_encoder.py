@@ -18,6 +18,7 @@ from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.layers.softmax import SoftmaxAttention
 from models.encoder.heads import SequenceClassifier
 from models.encoder.model import Block, Encoder
+from models.parts.modules import Modules
 from models.parts.positions import Rotation, rotate
 
 OPERATORS = "com.microsoft"  # the domain of onnxruntime's own operators
@@ -62,7 +63,7 @@ class Packing(NamedTuple):
         return x.index_select(0, self.row).unflatten(0, self.mask.shape)
 
 
-class PackedEncoder(nn.Module):  # type: ignore[misc]
+class PackedEncoder(nn.Module):
     """`models.encoder.model.Encoder` with its blocks on packed tokens: (B, N) ids -> (B, N, D), anything at padding.
 
     With `first_token_only`: (B, 1, D).
@@ -75,18 +76,22 @@ class PackedEncoder(nn.Module):  # type: ignore[misc]
         self.embeddings = encoder.embeddings
         self.rotations = encoder.rotations
         self.relative_bias = encoder.relative_bias
-        self.blocks = nn.ModuleList(packed(block, separate_projections) for block in encoder.blocks)
+        self.blocks: Modules[Block] = Modules(packed(block, separate_projections) for block in encoder.blocks)
         self.final_norm = encoder.final_norm
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
         t = torch.arange(input_ids.shape[1], device=input_ids.device)
         packing = Packing.of(attention_mask != 0, t)
         rotations = {name: table(t) for name, table in self.rotations.items()}
-        near = {window: (t[None, :] - t[:, None]).abs() <= window for window in set(self.config.windows) - {None}}
+        near = {window: (t[None, :] - t[:, None]).abs() <= window for window in set(self.config.windows) if window is not None}
         bias = None if self.relative_bias is None else self.relative_bias(t)
         x = packing.pack(self.embeddings(input_ids, t, token_type_ids))  # (T, D)
         for number, block in enumerate(self.blocks):
-            pairs = {"rotation": rotations.get(block.reach), "pair_mask": near.get(block.window), "pair_bias": bias}
+            pairs = {
+                "rotation": rotations.get(block.reach),
+                "pair_mask": None if block.window is None else near[block.window],
+                "pair_bias": bias,
+            }
             if self.first_token_only and number == len(self.blocks) - 1:
                 return self.final_norm(first_tokens(block, x, packing, pairs)).unsqueeze(1)
             x = block(x, packing, **pairs)
@@ -107,11 +112,11 @@ def first_tokens(block: Block, x: Tensor, packing: Packing, pairs: dict[str, Any
 def packed(block: Block, separate_projections: bool) -> Block:
     """The block with an attention layer that reads and writes (T, D)."""
     layer = block.attention
-    fused = isinstance(layer, SoftmaxAttention)
-    return with_children(block, attention=FusedAttention(layer, separate_projections) if fused else Unpacked(layer))
+    attention = FusedAttention(layer, separate_projections) if isinstance(layer, SoftmaxAttention) else Unpacked(layer)
+    return with_children(block, attention=attention)
 
 
-class FusedAttention(nn.Module):  # type: ignore[misc]
+class FusedAttention(nn.Module):
     """Softmax attention as one operator of onnxruntime, projections included unless q and k are turned in between."""
 
     def __init__(self, layer: SoftmaxAttention, separate_projections: bool) -> None:
@@ -164,7 +169,7 @@ class FusedAttention(nn.Module):  # type: ignore[misc]
         )
 
 
-class Unpacked(nn.Module):  # type: ignore[misc]
+class Unpacked(nn.Module):
     """Any other attention layer, which works on padded rows: (T, D) -> (T, D)."""
 
     def __init__(self, layer: nn.Module) -> None:

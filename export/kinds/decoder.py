@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -276,7 +277,8 @@ def _check_image(source: DecoderCheckpoint, tokenizer: Tokenizer) -> None:
 
 def _growing(names: tuple[str, ...]) -> str:
     """Why a decoder whose state grows is not exported, and what to do about it."""
-    growing = [number for number, name in enumerate(names) if LAYERS[name].capabilities.state != "constant"]
+    layers: list[Any] = [LAYERS[name] for name in names]
+    growing = [number for number, layer in enumerate(layers) if layer.capabilities.state != "constant"]
     others = f" (and {len(growing) - 1} more)" if len(growing) > 1 else ""
     return (
         f"layer {growing[0]} of {len(names)}, counted from 0{others}, is full attention ({names[growing[0]]}), whose state grows with the "

@@ -189,7 +189,7 @@ def _torch_writer(source: EncoderDecoderCheckpoint, graphs: Graphs) -> Writer:
 
     def read(feed: Arrays) -> Arrays:
         with torch.inference_mode():
-            memory, state = model.read(*(_tensor(feed, tensor) for tensor in graphs.reader_inputs[:1]), _mask(feed))
+            memory, state = model.read(_tensor(feed, graphs.reader_inputs[0]), _mask(feed))
         return _named(graphs.reader_outputs, (*memory.values(), *state.values()))
 
     def step(feed: Arrays) -> Arrays:

@@ -55,10 +55,10 @@ def export_twin(checkpoint: Path, out: Path) -> Path:
     return out / graph.name
 
 
-class CachedAttention(nn.Module):  # type: ignore[misc]
+class CachedAttention(nn.Module):
     """`CausalSoftmaxAttention` whose cache (B, H, T, D_k) has room for T tokens, and is written where the row's own tokens end."""
 
-    def __init__(self, layer: CausalSoftmaxAttention) -> None:
+    def __init__(self, layer: Any) -> None:
         super().__init__()
         self.layer = layer
 
@@ -79,7 +79,7 @@ class CachedAttention(nn.Module):  # type: ignore[misc]
         return layer.to_out(o), {"k": keys, "v": values}
 
 
-class TwinStep(nn.Module):  # type: ignore[misc]
+class TwinStep(nn.Module):
     """tokens (B, N), positions (B,), wanted (B, M), then k and v of every layer (B, H, T, D_k) -> logits (B, M, V) and the caches."""
 
     def __init__(self, decoder: Decoder) -> None:
@@ -97,7 +97,7 @@ class TwinStep(nn.Module):  # type: ignore[misc]
 
 def trace_twin(decoder: Decoder, file: Path) -> None:
     """Raises ExportError for a decoder with other layers, or with learned positions."""
-    layers = [block.layer for block in decoder.blocks]
+    layers: list[Any] = [block.layer for block in decoder.blocks]
     if not all(isinstance(layer, CausalSoftmaxAttention) for layer in layers):
         raise ExportError(f"the twin of {', '.join(sorted(set(decoder.config.layer_names)))} has only causal_softmax layers: train one")
     if (longest := decoder.config.n_positions) is not None:

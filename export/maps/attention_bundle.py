@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
 from export import contract
 from export.checks.parity import open_graph
@@ -12,12 +11,16 @@ from export.errors import ExportError
 from export.graphs.shared_weights import share
 from export.maps.attention_graph import trace_maps
 from models import LAYERS
+from models.decoder.model import Decoder
+from models.encoder.model import Encoder
 from models.maps.model import attention_maps
 
 TOLERANCE = 1e-4  # of a weight: float32 on both sides, sums in another order
 
 
-def add_attention_graph(model: nn.Module, folder: Path, scratch: Path, *, max_tokens: int, vocab_size: int) -> contract.AttentionGraph:
+def add_attention_graph(
+    model: Encoder | Decoder, folder: Path, scratch: Path, *, max_tokens: int, vocab_size: int
+) -> contract.AttentionGraph:
     """Write it into `folder`, where the served graph is complete. Raises ExportError for a weight that is not torch's."""
     longest = min(max_tokens, contract.LONGEST_ATTENTION)
     traced, file = scratch / contract.ATTENTION_GRAPH, folder / contract.ATTENTION_GRAPH

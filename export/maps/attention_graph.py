@@ -17,7 +17,6 @@ from export.graphs.decoder_operators import FORMS, with_operators
 from export.graphs.decoder_step import OPSET as CAUSAL_OPSET
 from export.graphs.encoder import EXAMPLE_TOKENS, OPSET, quiet, strip
 from export.graphs.packed_encoder import FusedAttention, PackedEncoder, Packing, with_children
-from models.attention.gated.gau import GatedProjections
 from models.attention.layers.multi_head import split_heads
 from models.decoder.model import Decoder
 from models.encoder.model import Encoder
@@ -26,7 +25,7 @@ from models.encoder.model import Encoder
 def trace_maps(model: Encoder | Decoder, file: Path, *, longest: int) -> None:
     """Write the graph for texts of 1 to `longest` tokens, its weights in a second file. The model is left as it was."""
     decoder = isinstance(model, Decoder)
-    maps = DecoderMaps(model) if decoder else EncoderMaps(model)
+    maps = DecoderMaps(model) if isinstance(model, Decoder) else EncoderMaps(model)
     example = torch.zeros(1, min(EXAMPLE_TOKENS, longest - 1), dtype=torch.int64)
     with quiet(), with_operators(model):
         torch.onnx.export(
@@ -45,7 +44,7 @@ def trace_maps(model: Encoder | Decoder, file: Path, *, longest: int) -> None:
     strip(file)
 
 
-class EncoderMaps(nn.Module):  # type: ignore[misc]
+class EncoderMaps(nn.Module):
     """ids (1, N) -> A of every layer, (H, N, N) each. The encoder is the packed one, whose weights are those of the served graph."""
 
     def __init__(self, encoder: Encoder) -> None:
@@ -61,10 +60,10 @@ class EncoderMaps(nn.Module):  # type: ignore[misc]
         return tuple(self.found)
 
 
-class WatchedInEncoder(nn.Module):  # type: ignore[misc]
+class WatchedInEncoder(nn.Module):
     """An attention layer at its place, which leaves its matrix behind."""
 
-    def __init__(self, placed: nn.Module, found: list[Tensor]) -> None:
+    def __init__(self, placed: Any, found: list[Tensor]) -> None:
         super().__init__()
         self.placed = placed
         self.found = found
@@ -80,7 +79,7 @@ class WatchedInEncoder(nn.Module):  # type: ignore[misc]
         return self.placed(x, packing, **pairs)
 
 
-class DecoderMaps(nn.Module):  # type: ignore[misc]
+class DecoderMaps(nn.Module):
     """The same of a decoder, from a text's first token on."""
 
     def __init__(self, decoder: Decoder) -> None:
@@ -96,10 +95,10 @@ class DecoderMaps(nn.Module):  # type: ignore[misc]
         return tuple(self.found)
 
 
-class WatchedInDecoder(nn.Module):  # type: ignore[misc]
+class WatchedInDecoder(nn.Module):
     """A causal layer at its place, which leaves its matrix behind."""
 
-    def __init__(self, layer: nn.Module, found: list[Tensor]) -> None:
+    def __init__(self, layer: Any, found: list[Tensor]) -> None:
         super().__init__()
         self.layer = layer
         self.found = found
@@ -112,7 +111,7 @@ class WatchedInDecoder(nn.Module):  # type: ignore[misc]
         return self.layer(x, mask, state, rotation=rotation)
 
 
-def _of_unit_values(layer: nn.Module, x: Tensor, run: Callable[[nn.Module, Tensor], Tensor]) -> Tensor:
+def _of_unit_values(layer: Any, x: Tensor, run: Callable[[nn.Module, Tensor], Tensor]) -> Tensor:
     """x (1, N, D) -> (H, N, N). `run` calls a twin of the layer, which projects no answers, on rows (R, N, D)."""
     H, N = getattr(layer, "n_heads", 1), x.shape[1]
     D_v = layer.to_out.in_features // H
@@ -132,7 +131,7 @@ def _without(layer: nn.Module, name: str) -> nn.Module:
     return with_children(layer, **{first: _without(getattr(layer, first), rest) if rest else nn.Identity()})
 
 
-def _of_recurrence(layer: nn.Module, x: Tensor, rotation: Any) -> Tensor:
+def _of_recurrence(layer: Any, x: Tensor, rotation: Any) -> Tensor:
     """Its queries, keys and rates are caught on their way, and it is run once more, with N values of N columns."""
     caught: dict[str, Any] = {}
     twin = with_children(layer)
@@ -151,7 +150,7 @@ def _of_recurrence(layer: nn.Module, x: Tensor, rotation: Any) -> Tensor:
     return A[0].float()
 
 
-class Values(nn.Module):  # type: ignore[misc]
+class Values(nn.Module):
     """In the place of a projection of values: the same units for every head, (R, N, D_v) -> (R, N, H D_v) or, narrow, (R, H, N, D_v)."""
 
     def __init__(self, units: Tensor, to_v: nn.Module) -> None:
@@ -165,7 +164,7 @@ class Values(nn.Module):  # type: ignore[misc]
         return self.units.repeat(1, 1, self.n_heads)
 
 
-class Open(nn.Module):  # type: ignore[misc]
+class Open(nn.Module):
     """In the place of a gate's projection: what opens it."""
 
     def __init__(self, value: float) -> None:
@@ -176,7 +175,7 @@ class Open(nn.Module):  # type: ignore[misc]
         return torch.full_like(x[..., :1], self.value)
 
 
-class Slice(nn.Module):  # type: ignore[misc]
+class Slice(nn.Module):
     """The projection of queries (part 0) or keys (1), out of the one matrix that the served graph has for all three."""
 
     def __init__(self, fused: FusedAttention, part: int) -> None:

@@ -10,12 +10,14 @@ from export.kinds.decoder import is_decoder
 from export.maps.heatmaps import Maps, tokens_of
 from models.checkpoints.decoder import load_decoder
 from models.checkpoints.published import UNLIMITED, load_checkpoint
+from models.decoder.model import Decoder
 from models.encoder.model import Encoder
 from models.maps.model import attention_maps
 
 
 def maps_of_checkpoint(checkpoint: Path, text: str) -> Maps:
     """Of an encoder's or a decoder's folder. Raises CheckpointError for the folder, ExportError for a text that is too long or empty."""
+    model: Encoder | Decoder
     if is_decoder(checkpoint):
         decoder = load_decoder(checkpoint)
         model, file, longest = decoder.model, decoder.tokenizer_file, min(LONGEST_ATTENTION, decoder.config.n_positions or UNLIMITED)

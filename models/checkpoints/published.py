@@ -16,7 +16,7 @@ from models.checkpoints.encoder import ARCHITECTURE, Own, read_own, sentence_enc
 from models.checkpoints.families import ARCHITECTURES, reformer
 from models.checkpoints.families.family import Family, HeadConfig, Names
 from models.checkpoints.weights import fill
-from models.encoder.heads import Dense, SentenceEncoder, SequenceClassifier, TokenClassifier
+from models.encoder.heads import Dense, Headed, SentenceEncoder, SequenceClassifier, TokenClassifier
 from models.encoder.model import Encoder, EncoderConfig
 from models.encoder.pipeline import Pipeline, read_pipeline
 from models.folders.folder import (
@@ -49,7 +49,7 @@ class Checkpoint:
     """A loaded model, in eval mode, and what came with it."""
 
     kind: Kind
-    model: nn.Module  # SentenceEncoder, SequenceClassifier or TokenClassifier
+    model: Headed  # SentenceEncoder, SequenceClassifier or TokenClassifier
     config: EncoderConfig | reformer.ReformerShape
     architecture: str  # as config.json names it, "BertModel"
     folder: Path
@@ -285,20 +285,21 @@ def _build(
     pipeline: Pipeline,
     *,
     n_labels: int,
-) -> tuple[nn.Module, Names]:
+) -> tuple[Headed, Names]:
     """The empty model, and the names of its head in the checkpoint."""
     if task == "encoder":
         _check_widths(encoder.config.d_model, pipeline)
         dense, normalized = pipeline.dense, pipeline.normalized
+        assert pipeline.pooling is not None, "an encoder has one"
         return SentenceEncoder(encoder, pooling=pipeline.pooling, dense=dense, normalized=normalized), {}
     if task == "classifier":
         head = family.sequence_head(settings)
         transform = _transform(encoder.config, head)
         model = SequenceClassifier(encoder, n_labels=n_labels, pooling=head.pooling, transform=transform)
         return model, family.sequence_names
-    head = family.token_head(settings)
-    transform = None if head is None else _transform(encoder.config, head)
-    return TokenClassifier(encoder, n_labels=n_labels, transform=transform), family.token_names
+    token_head = family.token_head(settings)
+    of_tokens = None if token_head is None else _transform(encoder.config, token_head)
+    return TokenClassifier(encoder, n_labels=n_labels, transform=of_tokens), family.token_names
 
 
 def _check_widths(d_model: int, pipeline: Pipeline) -> None:

@@ -1,16 +1,17 @@
 """Tensors of a checkpoint find their places in a model: by name, each once, nothing missing and nothing left over."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.checkpoints.families.family import Family, Names
+from models.encoder.heads import Headed
 from models.folders.folder import CheckpointError
 
 BUFFERS = ("position_ids", "token_type_ids", "inv_freq")  # constants that older releases saved among the weights
 SHOWN = 5  # names in an error message
 
 
-def fill(model: nn.Module, tensors: dict[str, Tensor], family: Family, head_names: Names) -> None:
+def fill(model: Headed, tensors: dict[str, Tensor], family: Family, head_names: Names) -> None:
     """Copy `tensors` into `model`, whose encoder is `model.encoder`. They are cast to the model's dtype.
 
     Raises CheckpointError for a missing tensor, an unexpected one (see `Family.unused`), and one of another shape.
@@ -18,7 +19,7 @@ def fill(model: nn.Module, tensors: dict[str, Tensor], family: Family, head_name
     tensors = {_modern(name): tensor for name, tensor in tensors.items()}
     prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors) else ""
     tensors |= {prefix + name: tensors[prefix + name][n:] for name, n in family.unread_rows.items() if prefix + name in tensors}
-    names = _encoder_names(family, prefix, tensors) | head_names
+    names = {**_encoder_names(family, prefix, tensors), **head_names}
     # Memory shared with the model. The dense layers of a SentenceEncoder have files of their own, and come here filled.
     # Buffers are what a layer has drawn for itself.
     parameters = {name for name, _ in model.named_parameters() if not name.startswith("dense.")}

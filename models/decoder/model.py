@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from models import LAYERS
 from models.attention.layers.causal import CausalLayer, State, at_least_float32
 from models.parts.feedforward import ACTIVATIONS, FeedForward
+from models.parts.modules import Modules
 from models.parts.positions import Rotation
 from models.parts.scale_norm import ScaleNorm
 
@@ -69,7 +70,8 @@ class DecoderConfig:
             raise ValueError(
                 f"n_positions={self.n_positions} are rows of a table, and positions={self.positions!r} have none; leave it out"
             )
-        if self.positions == "rotary" and not any(LAYERS[name].capabilities.rotates for name in self.layer_names):
+        layers: list[Any] = [LAYERS[name] for name in self.layer_names]
+        if self.positions == "rotary" and not any(layer.capabilities.rotates for layer in layers):
             raise ValueError(
                 f"positions='rotary', but no layer of {', '.join(sorted(set(self.layer_names)))} turns its q and k; use 'none'"
             )
@@ -109,7 +111,7 @@ class Decoder(nn.Module):
         self.config = c = config
         self.embedding = nn.Embedding(c.vocab_size, c.d_model)
         self.position_embedding = nn.Embedding(c.n_positions, c.d_model) if c.n_positions is not None else None
-        self.blocks = nn.ModuleList(Block(c, name) for name in c.layer_names)
+        self.blocks: Modules[Block] = Modules(Block(c, name) for name in c.layer_names)
         self.final_norm = _norm(c)
         self.unembedding = nn.Linear(c.d_model, c.vocab_size, bias=False)
         self._draw_weights()
@@ -180,13 +182,13 @@ class Decoder(nn.Module):
     def _draw_weights(self) -> None:
         std = 0.02
         residual_std = std / (2 * self.config.n_layers) ** 0.5
-        tables = [self.embedding, self.unembedding] + ([] if self.position_embedding is None else [self.position_embedding])
+        tables: list[Any] = [self.embedding, self.unembedding] + ([] if self.position_embedding is None else [self.position_embedding])
         for table in tables:
             nn.init.normal_(table.weight, std=std)
         for block in self.blocks:
             into = [getattr(block.layer, name) for name in DRAWN if hasattr(block.layer, name)] + [block.feedforward.up]
             into += [] if block.feedforward.gate is None else [block.feedforward.gate]
-            out_of = [block.layer.to_out, block.feedforward.down]
+            out_of: list[Any] = [block.layer.to_out, block.feedforward.down]
             for linear in into + out_of:
                 nn.init.normal_(linear.weight, std=residual_std if linear in out_of else std)
                 if linear.bias is not None:
@@ -203,7 +205,8 @@ class Block(nn.Module):
         options: dict[str, Any] = {"n_heads": c.n_heads, "d_head": c.d_head, "bias": c.bias}
         options |= {"window": c.window} if layer == "sliding_window" else {}
         self.layer_norm = _norm(c)
-        self.layer = LAYERS[layer](c.d_model, **(options | c.layer_options.get(layer, {})))
+        make: Any = LAYERS[layer]
+        self.layer: CausalLayer = make(c.d_model, **(options | dict(c.layer_options.get(layer, {}))))
         self.feedforward_norm = _norm(c)
         self.feedforward = FeedForward(c.d_model, c.d_feedforward, activation=c.activation, gated=c.gated, bias=c.bias)
 

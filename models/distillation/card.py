@@ -1,30 +1,25 @@
-"""The model card: README.md beside the difference, for people who did not make it."""
+"""The model card of a distilled encoder."""
 
-from collections import defaultdict
 from typing import Any
 
-import yaml
-
-MB = 1_000_000
+from models.training.cards import MB, front_matter, held_out_packages, licence_table, training_section
 
 
 def model_card(report: dict[str, Any], sources: dict[str, Any]) -> str:
-    """Markdown with the front matter that model hubs read. `report` is run.json, `sources` sources.json."""
+    """Markdown. `report` is run.json, `sources` sources.json."""
     return "\n\n".join((_head(report), _likeness(report), _beyond(report), _training(report), _data(sources), _limits(report))) + "\n"
 
 
 def _head(report: dict[str, Any]) -> str:
-    front = yaml.safe_dump({"license": "apache-2.0", "tags": ["attnserve", "sentence-similarity", "distillation", "linear-attention"]})
-    plan, name, teacher = report["plan"], report["name"], report["teacher_name"]
-    options = ", ".join(f"{key} {value}" for key, value in plan["options"].items())
-    return f"""---
-{front}---
+    config, name, teacher = report["config"], report["name"], report["teacher_name"]
+    options = ", ".join(f"{key} {value}" for key, value in config["options"].items())
+    return f"""{front_matter(tags=["attnserve", "sentence-similarity", "distillation", "linear-attention"])}
 
 # {name}
 
-{teacher} with another attention: `{plan["attention"]}` ({options}) in every block, and {plan["n_positions"]:,} positions where the teacher
-has {report["teacher_tokens"]:,}. Its cost grows with the length of a text, not with its square. Here is the difference to the teacher,
-{report["delta_bytes"] / MB:.1f} MB: {report["new_parameters"]:,} new parameters{_changed(report)}.
+{teacher} with another attention: `{config["attention"]}` ({options}) in every block, and {config["n_positions"]:,} positions where the
+teacher has {report["teacher_tokens"]:,}. Its cost grows with the length of a text, not with its square. This folder holds the difference
+to the teacher, {report["delta_bytes"] / MB:.1f} MB: {report["new_parameters"]:,} new parameters{_changed(report)}.
 The teacher's weights come from where they are published.
 
     python -m models.distillation.delta --teacher TEACHER --delta THIS_FOLDER --out out/{name}
@@ -35,7 +30,7 @@ Positions beyond the teacher's are the teacher's again from the beginning, t mod
 
 
 def _changed(report: dict[str, Any]) -> str:
-    return ", and changes of the blocks' weights" if report["plan"]["end_rate"] > 0 else "; nothing of the teacher is changed"
+    return ", and changes of the blocks' weights" if report["config"]["end_rate"] > 0 else "; nothing of the teacher is changed"
 
 
 def _likeness(report: dict[str, Any]) -> str:
@@ -69,8 +64,8 @@ def _likeness(report: dict[str, Any]) -> str:
 
 
 def _exact(report: dict[str, Any]) -> str:
-    block = report["plan"]["options"].get("block", 0)
-    if report["plan"]["attention"] != "hybrid" or not block or report["plan"]["end_rate"] > 0:
+    block = report["config"]["options"].get("block", 0)
+    if report["config"]["attention"] != "hybrid" or not block or report["config"]["end_rate"] > 0:
         return ""
     return f" up to {2 * block} tokens the student computes what its teacher computes, and only beyond is there something to learn."
 
@@ -98,38 +93,25 @@ def _beyond(report: dict[str, Any]) -> str:
 
 
 def _training(report: dict[str, Any]) -> str:
-    plan = report["plan"]
-    return f"""## Training
-
-{plan["transfer_steps"]} steps of attention transfer, in which every layer is fed the teacher's vectors, and
-{plan["end_to_end_steps"]} end to end: {report["tokens"] / 1e6:.2f} million tokens, of texts of {plan["shortest"]} to {plan["longest"]:,},
-in {report["seconds"] / 60:.0f} minutes on {report["hardware"]}, {report["date"]}, torch {report["torch"]}. AdamW. The plan:
-
-```yaml
-{yaml.safe_dump(plan, sort_keys=False).strip()}
-```"""
+    config = report["config"]
+    amount = (
+        f"{config['transfer_steps']} steps of attention transfer, in which every layer gets the teacher's vectors as its input, and\n"
+        f"{config['end_to_end_steps']} end to end: {report['tokens'] / 1e6:.2f} million tokens, of texts of {config['shortest']} to "
+        f"{config['longest']:,},\n"
+    )
+    return training_section(report, amount.rstrip())
 
 
 def _data(sources: dict[str, Any]) -> str:
-    by_licence: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for package in sources["packages"]:
-        by_licence[package["licence"]].append(package)
-    rows = [
-        f"| {licence} | {len({p['name'] for p in packages})} | {sum(p['bytes'] for p in packages) / MB:.2f} |"
-        for licence, packages in sorted(by_licence.items(), key=lambda item: -sum(p["bytes"] for p in item[1]))
-    ]
-    held_out = [p["name"] for p in sources["packages"] if p["split"] == "held_out"]
     kinds = ", ".join(f"{number:,} {kind}" for kind, number in sources["kinds"]["train"].items())
     return "\n".join(
         (
             "## Data",
             "",
             f"Texts found on the training machine, {sources['rule']}: {kinds}. Held out as whole",
-            f"packages: {', '.join(held_out)}. `sources.json` lists every package with its licence and size.",
+            f"packages: {held_out_packages(sources)}. `sources.json` lists every package with its licence and size.",
             "",
-            "| licence | packages | MB |",
-            "|---|---|---|",
-            *rows,
+            *licence_table(sources["packages"]),
         )
     )
 
@@ -138,4 +120,4 @@ def _limits(report: dict[str, Any]) -> str:
     return f"""## Limits
 
 - It imitates its teacher, faults included, and is made for English: of other scripts it mostly reads single letters.
-- Most of what it was taught on is code and its documentation, in texts of up to {report["plan"]["longest"]:,} tokens."""
+- Most of what it was taught on is code and its documentation, in texts of up to {report["config"]["longest"]:,} tokens."""

@@ -101,7 +101,9 @@ def _hash(piece: Piece) -> bytes:
     return hashlib.sha256(piece.text.encode(errors="replace")).digest()
 
 
-def _summary(documents: dict[str, Any], catalogues: dict[str, list[tuple[Distribution, Path]]], kept: dict[str, list[Piece]]) -> dict:
+def _summary(
+    documents: dict[str, Any], catalogues: dict[str, list[tuple[Distribution, Path]]], kept: dict[str, list[Piece]]
+) -> dict[str, Any]:
     known = {
         package["name"]: {key: package[key] for key in ("name", "version", "licence", "licence_field")} for package in documents["packages"]
     }

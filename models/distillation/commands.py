@@ -28,11 +28,11 @@ def distill(
 ) -> None:
     """Teach an encoder another attention, so that it answers as it did, and write the difference. The same command goes on after a kill."""
     with needing("train"):
-        from models.distillation.plan import Plan
-        from models.distillation.run import run
+        from models.distillation.config import DistillationConfig
+        from models.distillation.task import distill as run
     options = {key: int(value) if value.lstrip("-").isdigit() else value for key, value in pairs(option, "--option").items()}
     try:
-        plan = Plan(
+        config = DistillationConfig(
             attention=attention,
             options=options,
             n_positions=positions,
@@ -46,5 +46,5 @@ def distill(
         )
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
-    if not run(teacher, data, out, plan, console):
+    if not run(teacher, data, out, config, console):
         raise typer.Exit(130)

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from models.checkpoints.encoder import save_encoder
 from models.checkpoints.published import Checkpoint, load_checkpoint
-from models.distillation.plan import Plan
+from models.distillation.config import DistillationConfig
 from models.distillation.student import with_attention
 from models.encoder.model import Encoder
 from models.folders.folder import CheckpointError
@@ -37,9 +37,9 @@ def fingerprint(teacher: Checkpoint) -> str:
     return digest.hexdigest()
 
 
-def write_delta(folder: Path, teacher: Checkpoint, student: Encoder, plan: Plan) -> int:
+def write_delta(folder: Path, teacher: Checkpoint, student: Encoder, config: DistillationConfig) -> int:
     """Write the two files and return how many bytes they have."""
-    known = dict(_extended(teacher, plan.attention, plan.options, plan.n_positions).named_parameters())
+    known = dict(_extended(teacher, config.attention, config.options, config.n_positions).named_parameters())
     old = dict(teacher.model.encoder.named_parameters())
     kept: dict[str, Tensor] = {}
     for name, parameter in student.named_parameters():
@@ -51,9 +51,9 @@ def write_delta(folder: Path, teacher: Checkpoint, student: Encoder, plan: Plan)
     description = {
         "teacher": teacher.folder.resolve().name,
         "teacher_sha256": fingerprint(teacher),
-        "attention": plan.attention,
-        "options": asdict(plan)["options"],
-        "n_positions": plan.n_positions,
+        "attention": config.attention,
+        "options": asdict(config)["options"],
+        "n_positions": config.n_positions,
     }
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
     return sum((folder / name).stat().st_size for name in (WEIGHTS, DESCRIPTION))

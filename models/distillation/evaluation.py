@@ -1,11 +1,12 @@
-"""How like its teacher a student is, on texts that neither it nor its maps were trained on.
+"""The likeness of a student to its teacher on held-out texts.
 
-Of every text the cosine of its two embeddings; of a set of texts, the rank correlation (Spearman's) of the similarities of all its pairs:
-whether the student finds the same texts near each other as the teacher does.
+Two figures: the cosine of the two embeddings of a text, and, of a set of texts, Spearman's rank correlation of the similarities of all
+pairs, which shows whether student and teacher agree on the texts that are near each other.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from models.distillation.objectives import Embedder
 
 LENGTHS = (32, 64, 128, 256, 512)  # tokens at most: the rows of the table by length
 TOKENS = 8_192  # of a batch
+BEYOND = (1_024, 2_048, 4_096, 8_192)  # tokens: lengths beyond the teacher's limit
+BEYOND_TEXTS = 6  # of each of these lengths
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +59,8 @@ def spearman(x: np.ndarray, y: np.ndarray) -> float:
     """Correlation of ranks; equal numbers, which are rare among similarities, are ranked as they come."""
     if len(x) < 2:
         return float("nan")
-    ranks = [values.argsort(kind="stable").argsort(kind="stable") for values in (x, y)]
-    return float(np.corrcoef(*ranks)[0, 1])
+    ranks_x, ranks_y = (values.argsort(kind="stable").argsort(kind="stable") for values in (x, y))
+    return float(np.corrcoef(ranks_x, ranks_y)[0, 1])
 
 
 def by_kind(ours: Tensor, teachers: Tensor, kinds: Sequence[str]) -> dict[str, Likeness]:
@@ -74,3 +77,44 @@ def by_length(ours: Tensor, teachers: Tensor, lengths: Sequence[int]) -> dict[st
             found[f"{least + 1} to {most}"] = likeness(ours[rows], teachers[rows])
         least = most
     return found
+
+
+def beyond(
+    teacher: Embedder, student: Embedder, long_texts: Callable[[int], Sequence[Sequence[int]]], *, limit: int
+) -> dict[str, dict[str, Any]]:
+    """Likeness on texts of N tokens, for each N of BEYOND that the student reads, N as a string.
+
+    The student is compared with the teacher (whose positions repeat) and with the mean of the teacher's embeddings of pieces of `limit`
+    tokens; these two are compared as well. `long_texts` gives token ids of texts cut at N.
+    """
+    found = {}
+    for N in BEYOND:
+        if student.encoder.config.n_positions < N or not (rows := texts_of(N, long_texts(N))[:BEYOND_TEXTS]):
+            continue
+        ours, teachers = embed(student, rows), embed(teacher, rows)
+        pieces = torch.stack([_mean_of_pieces(teacher, row, limit) for row in rows])
+        found[str(N)] = {
+            "teacher": asdict(likeness(ours, teachers)),
+            "pieces": asdict(likeness(ours, pieces)),
+            "teacher_to_pieces": asdict(likeness(teachers, pieces)),
+        }
+    return found
+
+
+def texts_of(N: int, rows: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Texts of N tokens each, joined from shorter ones; no text is used twice. All have a first and a last special token."""
+    made, inner = [], list[int]()
+    for row in rows:
+        inner += row[1:-1]
+        if len(inner) >= N - 2:
+            made.append([row[0], *inner[: N - 2], row[-1]])
+            inner = []
+    return made
+
+
+def _mean_of_pieces(teacher: Embedder, row: Sequence[int], limit: int) -> Tensor:
+    """The normalised mean embedding of pieces of at most `limit` tokens, each with the first and last special token of the text."""
+    first, last, inner = row[0], row[-1], row[1:-1]
+    starts = range(0, len(inner), limit - 2)
+    pieces = [[first, *inner[start : start + limit - 2], last] for start in starts]
+    return torch.nn.functional.normalize(embed(teacher, pieces).mean(0), dim=0)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from models.distillation.batches import Batch
-from models.distillation.plan import Plan
+from models.distillation.config import DistillationConfig
 from models.encoder.model import Encoder
 from models.encoder.pooling import POOLINGS, unit_length
 
@@ -59,13 +59,13 @@ def layer_losses(student: Embedder, seen: list[tuple[Tensor, Tensor]], mask: Ten
     return torch.stack([_distance(answer, y, mask) for answer, (_, y) in zip(answers, seen, strict=True)])
 
 
-def end_to_end_loss(teacher: Embedder, student: Embedder, batch: Batch, plan: Plan) -> Tensor:
+def end_to_end_loss(teacher: Embedder, student: Embedder, batch: Batch, config: DistillationConfig) -> Tensor:
     with torch.no_grad():
         wanted, wanted_tokens = teacher.vectors(batch)
     e, x = student.vectors(batch)
     cosine = (1 - (e * wanted).sum(-1)).mean()
     similarity = (e @ e.mT - wanted @ wanted.mT).square().mean()
-    return cosine + plan.similarities * similarity + plan.hidden * _distance(x, wanted_tokens, batch[1])
+    return cosine + config.similarities * similarity + config.hidden * _distance(x, wanted_tokens, batch[1])
 
 
 def _distance(y: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.layers.softmax import SoftmaxAttention
 from models.checkpoints.published import Checkpoint
-from models.encoder.model import Encoder
+from models.encoder.model import Encoder, EncoderConfig
 from models.folders.folder import CheckpointError
 
 POSITIONS = "embeddings.positions.weight"
@@ -35,6 +35,7 @@ def with_attention(teacher: Checkpoint, attention: str, options: Mapping[str, An
     config = teacher.config
     if (
         teacher.kind != "encoder"
+        or not isinstance(config, EncoderConfig)
         or config.attention != "softmax"
         or config.positions != "learned"
         or config.position_padding_id is not None
@@ -71,6 +72,7 @@ def reading(encoder: Encoder) -> Encoder:
     """The same encoder, weights shared, made faster for being a teacher: nothing of it is trained."""
     encoder.requires_grad_(False)
     for block in encoder.blocks:
+        assert isinstance(block.attention, SoftmaxAttention)
         block.attention = FusedSoftmaxAttention(block.attention)
     return encoder
 

@@ -1,7 +1,7 @@
 """Feature maps and blocks on equal terms: python -m models.distillation.trials --teacher T --data data/distillation --out out/trials
 
-Every candidate is trained by attention transfer alone, on the same batches in the same order, all of them beside each other, so that the
-teacher reads a batch once. Then each is held against the teacher, by length of the text, and the page is written.
+Every candidate is trained by attention transfer alone, on the same batches in the same order. All are trained together, so that the teacher
+reads each batch once. Then each is compared with the teacher by length of the text, and a table is written.
 """
 
 import argparse
@@ -19,10 +19,11 @@ from torch.optim import AdamW
 
 from models.checkpoints.published import load_checkpoint
 from models.distillation.batches import Batches, read_pieces, tokenize
+from models.distillation.config import DistillationConfig
 from models.distillation.evaluation import by_length, embed
 from models.distillation.objectives import Embedder, layer_losses, teachers_layers
-from models.distillation.plan import Plan
 from models.distillation.student import new_parameters, reading, with_attention
+from models.training.trainer import update
 
 CANDIDATES: Mapping[str, Mapping[str, Any]] = {
     "linear, elu": {"block": 0, "feature_map": "elu"},
@@ -44,29 +45,26 @@ class Trial(NamedTuple):
     optimizer: AdamW
 
 
-def run(teacher_folder: Path, data: Path, plan: Plan, names: Sequence[str], show: Callable[[float], None]) -> dict[str, dict[str, Any]]:
+def run(
+    teacher_folder: Path, data: Path, config: DistillationConfig, names: Sequence[str], show: Callable[[float], None]
+) -> dict[str, dict[str, Any]]:
     """Candidate -> the loss of its last steps and its likeness to the teacher by length of the text."""
     source = load_checkpoint(teacher_folder)
     assert source.pooling is not None, "an encoder has one"
-    teacher = Embedder(reading(with_attention(source, "softmax", {}, plan.n_positions)), source.pooling)
+    teacher = Embedder(reading(with_attention(source, "softmax", {}, config.n_positions)), source.pooling)
     tokenizer = Tokenizer.from_file(str(source.tokenizer_file))
-    texts = tokenize(read_pieces(data, "train"), tokenizer, longest=plan.longest)
-    batches = Batches(texts, tokens=plan.tokens, shortest=plan.shortest, seed=plan.seed)
-    trials = {name: _trial(source, teacher, CANDIDATES[name], plan) for name in names}
+    texts = tokenize(read_pieces(data, "train"), tokenizer, longest=config.longest)
+    batches = Batches(texts, tokens=config.tokens, shortest=config.shortest, seed=config.seed)
+    trials = {name: _trial(source, teacher, CANDIDATES[name], config) for name in names}
     losses: dict[str, list[float]] = {name: [] for name in names}
-    for step in range(plan.steps):
+    for step in range(config.steps):
         batch = batches(step)
         seen = teachers_layers(teacher, batch)
         for name, (student, optimizer) in trials.items():
-            for group in optimizer.param_groups:
-                group["lr"] = plan.rates(step)[0]
             loss = layer_losses(student, seen, batch[1]).mean()
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_([p for group in optimizer.param_groups for p in group["params"]], plan.clip)
-            optimizer.step()
+            update(optimizer, student.encoder, config.rates(step)[:1], loss, clip=config.clip)
             losses[name].append(loss.item())
-        show((step + 1) / plan.steps)
+        show((step + 1) / config.steps)
     rows = _spread(tokenize(read_pieces(data, "held_out"), tokenizer, longest=source.config.n_positions))
     wanted, lengths = embed(teacher, rows), [len(row) for row in rows]
     return {
@@ -80,9 +78,9 @@ def run(teacher_folder: Path, data: Path, plan: Plan, names: Sequence[str], show
     }
 
 
-def _trial(source: Any, teacher: Embedder, options: Mapping[str, Any], plan: Plan) -> Trial:
-    torch.manual_seed(plan.seed)
-    student = with_attention(source, "hybrid", options, plan.n_positions).requires_grad_(False)
+def _trial(source: Any, teacher: Embedder, options: Mapping[str, Any], config: DistillationConfig) -> Trial:
+    torch.manual_seed(config.seed)
+    student = with_attention(source, "hybrid", options, config.n_positions).requires_grad_(False)
     new = set(new_parameters(student, teacher.encoder))
     parameters = [p.requires_grad_() for name, p in student.named_parameters() if name in new]
     return Trial(Embedder(student, teacher.pooling), AdamW(parameters, lr=0.0, betas=(0.9, 0.98), weight_decay=0.0))
@@ -115,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--tokens", type=int, default=1_024, help="of a step")
     parser.add_argument("--only", nargs="+", default=list(CANDIDATES), choices=list(CANDIDATES), metavar="NAME", help="candidates (all)")
     options = parser.parse_args(arguments)
-    plan = Plan(
+    config = DistillationConfig(
         attention="hybrid",
         transfer_steps=options.steps,
         end_to_end_steps=0,
@@ -126,9 +124,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     with Progress(console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("trials", total=1.0)
-        found = run(options.teacher, options.data, plan, options.only, lambda share: bar.update(task, completed=share))
+        found = run(options.teacher, options.data, config, options.only, lambda share: bar.update(task, completed=share))
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "trials.json").write_text(json.dumps({"plan": asdict(plan), "candidates": found}, indent=1) + "\n")
+    (options.out / "trials.json").write_text(json.dumps({"config": asdict(config), "candidates": found}, indent=1) + "\n")
     (options.out / "trials.md").write_text(table(found))
     Console().print(table(found), highlight=False, soft_wrap=True)
 

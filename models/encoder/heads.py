@@ -2,13 +2,19 @@
 each token.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
 from models.encoder.model import Encoder
 from models.encoder.pooling import POOLINGS, unit_length
 from models.parts.feedforward import ACTIVATIONS
+
+
+class Headed(nn.Module):
+    """An encoder with something behind it."""
+
+    encoder: Encoder
 
 
 class SentenceOutput(NamedTuple):
@@ -19,7 +25,7 @@ class SentenceOutput(NamedTuple):
     token_embeddings: Tensor  # (B, N, D), 0 at padding
 
 
-class SentenceEncoder(nn.Module):
+class SentenceEncoder(Headed):
     """Token ids to one vector a text: encoder, pooling, dense layers after it, normalisation.
 
     `pooling` is a name in POOLINGS or "none". `normalized` says whether the checkpoint's own pipeline ends in a
@@ -29,7 +35,7 @@ class SentenceEncoder(nn.Module):
 
     def __init__(
         self,
-        encoder: Encoder,
+        encoder: Any,  # Encoder, or another model with its calls and `config`
         *,
         pooling: str,
         dense: tuple["Dense", ...] = (),
@@ -59,7 +65,7 @@ class SentenceEncoder(nn.Module):
         return SentenceOutput(unit_length(pooled), pooled, token_embeddings)
 
 
-class SequenceClassifier(nn.Module):
+class SequenceClassifier(Headed):
     """Token ids to scores of the whole text: (B, N) -> logits (B, L). With one label it is a reranker of pairs of
     texts.
     """
@@ -78,7 +84,7 @@ class SequenceClassifier(nn.Module):
         return self.classifier(self.transform(POOLINGS[self.pooling](x, attention_mask != 0)))
 
 
-class TokenClassifier(nn.Module):
+class TokenClassifier(Headed):
     """Token ids to scores of every token: (B, N) -> logits (B, N, L)."""
 
     def __init__(self, encoder: Encoder, *, n_labels: int, transform: "Dense | None" = None) -> None:

@@ -17,6 +17,7 @@ from models import LAYERS
 from models.attention.layers.causal import CausalLayer
 from models.attention.layers.mechanism import Mechanism
 from models.parts.feedforward import ACTIVATIONS, FeedForward
+from models.parts.modules import Modules
 from models.parts.positions import RelativeBias, Rotation, RotationTable, positions_after_padding, sinusoids
 
 
@@ -74,7 +75,7 @@ class EncoderConfig:
         self._check_attention()
 
     def _check_attention(self) -> None:
-        layer = LAYERS[self.attention]
+        layer: Any = LAYERS[self.attention]
         can = layer.capabilities
         impossible = {
             "rotary positions": self.positions == "rotary" and not can.rotates,
@@ -108,7 +109,7 @@ class Encoder(nn.Module):
         self.relative_bias = None
         if c.n_relative_buckets:
             self.relative_bias = RelativeBias(c.n_positions, c.n_heads, n_buckets=c.n_relative_buckets)
-        self.blocks = nn.ModuleList(Block(c, layer) for layer in range(c.n_layers))
+        self.blocks: Modules[Block] = Modules(Block(c, layer) for layer in range(c.n_layers))
         self.final_norm = _norm(c) if c.final_norm else nn.Identity()
         self.apply(_draw_weights)
         self.to(dtype)
@@ -125,11 +126,11 @@ class Encoder(nn.Module):
         t = torch.arange(input_ids.shape[1], device=input_ids.device)
         rotations = {name: table(t) for name, table in self.rotations.items()}
         gaps = (t[None, :] - t[:, None]).abs()  # (N, N)
-        near = {window: gaps <= window for window in set(self.config.windows) - {None}}
+        near = {window: gaps <= window for window in set(self.config.windows) if window is not None}
         bias = None if self.relative_bias is None else self.relative_bias(t)
         x = self.embeddings(input_ids, t, token_type_ids)
         for block in self.blocks:
-            rotation, pair_mask = rotations.get(block.reach), near.get(block.window)
+            rotation, pair_mask = rotations.get(block.reach), None if block.window is None else near[block.window]
             x = block(x, key_mask, rotation=rotation, pair_mask=pair_mask, pair_bias=bias)
         return self.final_norm(x)
 
@@ -146,6 +147,7 @@ class Embeddings(nn.Module):
         self.token_types = nn.Embedding(c.n_token_types, c.d_model) if c.n_token_types else None
         self.norm = _norm(c) if c.embedding_norm else nn.Identity()
         waves = sinusoids(c.n_positions, c.d_model).to(dtype) if c.positions == "sinusoidal" else None
+        self.waves: Tensor | None
         self.register_buffer("waves", waves, persistent=False)  # (N_max, D)
 
     def forward(self, input_ids: Tensor, t: Tensor, token_type_ids: Tensor | None) -> Tensor:
@@ -170,11 +172,11 @@ class Block(nn.Module):
         self.pre_norm = c.norm == "pre"
         self.window = c.windows[layer] if c.windows else None
         self.reach = "full" if self.window is None else "local"
-        self.attention = LAYERS[c.attention](c.d_model, c.n_heads, d_head=c.d_head, bias=c.attention_bias, **c.attention_options)
+        self.attention: nn.Module = LAYERS[c.attention](c.d_model, c.n_heads, d_head=c.d_head, bias=c.attention_bias, **c.attention_options)
         # Pre-norm embeddings that are normalised already need no norm before their first attention (ModernBERT).
         skip = self.pre_norm and c.embedding_norm and layer == 0
         self.attention_norm = nn.Identity() if skip else _norm(c)
-        self.feedforward = self.feedforward_norm = None
+        self.feedforward: FeedForward | None = None
         if c.d_feedforward:
             self.feedforward = FeedForward(c.d_model, c.d_feedforward, activation=c.activation, gated=c.gated, bias=c.feedforward_bias)
             self.feedforward_norm = _norm(c)

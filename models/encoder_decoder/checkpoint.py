@@ -75,7 +75,7 @@ def load_encoder_decoder(folder: Path) -> EncoderDecoderCheckpoint:
         raise CheckpointError(f"{settings.file}: architecture {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}")
     kind_config, kind = ARCHITECTURES[architecture]
     try:
-        model = kind(_config(settings, kind_config)).eval()  # type: ignore[call-arg]  # each takes its own kind of config
+        model = kind(_config(settings, kind_config)).eval()
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{settings.file}: {error}") from error
     tensors, places = read_tensors(folder), model.state_dict()

@@ -26,7 +26,7 @@ def greedy(model: EncoderDecoder, source: Tensor, mask: Tensor) -> Found:
     c = model.config
     memory, state = model.read(source, mask)
     token = torch.full((len(source),), c.begin_token_id, device=source.device)
-    log_p, ended, written = torch.zeros(len(source), device=source.device), torch.zeros_like(mask[:, 0]), []
+    log_p, ended, written = torch.zeros(len(source), device=source.device), torch.zeros_like(mask[:, 0]), list[Tensor]()
     while len(written) < c.max_output and not bool(ended.all()):
         logits, state, _ = model.step(token, state, memory, mask)
         best = torch.log_softmax(logits.float(), dim=-1).max(-1)

@@ -19,6 +19,7 @@ from models.encoder.model import Encoder, EncoderConfig
 from models.encoder_decoder.config import TransformerConfig
 from models.encoder_decoder.model import EncoderDecoder, Tensors
 from models.parts.feedforward import FeedForward
+from models.parts.modules import Modules
 from models.parts.positions import Rotation, RotationTable, rotate
 
 
@@ -31,7 +32,7 @@ class TransformerEncoderDecoder(EncoderDecoder):
         self.config = c = config
         self.encoder = Encoder(_encoder_config(c))
         self.embedding = nn.Embedding(c.vocab_size, c.d_model)
-        self.blocks = nn.ModuleList(Block(c) for _ in range(c.n_decoder_layers))
+        self.blocks: Modules[Block] = Modules(Block(c) for _ in range(c.n_decoder_layers))
         self.final_norm = nn.LayerNorm(c.d_model) if c.norm == "pre" else nn.Identity()
         self.to_logits = nn.Linear(c.d_model, c.vocab_size)
         self.rotations = RotationTable(c.max_output, c.d_model // c.n_heads, base=10_000.0)
@@ -39,7 +40,7 @@ class TransformerEncoderDecoder(EncoderDecoder):
 
     def read(self, source: Tensor, mask: Tensor) -> tuple[Tensors, Tensors]:
         h = self.encoder(source, mask.long())
-        memory = {}
+        memory: Tensors = {}
         state = {"place": torch.eye(self.config.max_output, dtype=h.dtype, device=h.device)[0].expand(h.shape[0], -1)}
         for i, block in enumerate(self.blocks):
             memory |= {f"keys_{i}": block.cross.to_k(h), f"values_{i}": block.cross.to_v(h)}

@@ -4,7 +4,7 @@ import functools
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -41,6 +41,7 @@ _DTYPES = {
 }
 _rehearsing: ContextVar[bool] = ContextVar("rehearsing", default=False)
 Loaded = TypeVar("Loaded")
+Choice = TypeVar("Choice", bound=str)
 
 
 class CheckpointError(AttnserveError, ValueError):
@@ -80,7 +81,7 @@ class Settings:
                 f"{self.file}: {key}={value!r:.80} is not supported (supported: {listed}); use another checkpoint",
             )
 
-    def pick(self, key: str, default: str, choices: dict[str, str]) -> str:
+    def pick(self, key: str, default: str, choices: Mapping[str, Choice]) -> Choice:
         """Our name for the value. Raises CheckpointError for a value that `choices` does not have."""
         value = self.get(key, default)
         if value not in choices:

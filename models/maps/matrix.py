@@ -28,9 +28,10 @@ def attention_matrix(layer: Mechanism, x: Tensor, key_mask: Tensor | None = None
     return A if key_mask is None else torch.where(key_mask[:, None, :, None], A, 0.0)
 
 
-def _of_recurrence(layer: Mechanism, x: Tensor, mask: Tensor | None, positions: dict[str, Any]) -> Tensor:
+def _of_recurrence(layer: Any, x: Tensor, mask: Tensor | None, positions: dict[str, Any]) -> Tensor:
     """Its queries, keys, decay and beta are caught on their way, and it is run once more, with N values of N columns."""
-    execution, caught = layer.recurrence, {}
+    execution: Any = layer.recurrence
+    caught: dict[str, Any] = {}
 
     def catch(q: Tensor, k: Tensor, v: Tensor, S: Tensor, **rates: Tensor | None) -> tuple[Tensor, Tensor]:
         caught.update(q=q, k=k, rates=rates)
@@ -47,7 +48,7 @@ def _of_recurrence(layer: Mechanism, x: Tensor, mask: Tensor | None, positions: 
     return execution(q, k, each, each.new_zeros(B, H, D_k, N), **caught["rates"])[0]
 
 
-def _of_unit_values(layer: Mechanism, x: Tensor, mask: Tensor | None, positions: dict[str, Any]) -> Tensor:
+def _of_unit_values(layer: Any, x: Tensor, mask: Tensor | None, positions: dict[str, Any]) -> Tensor:
     N, H = x.shape[1], getattr(layer, "n_heads", 1)
     D_v = layer.to_out.in_features // H
     each = torch.eye(N, dtype=x.dtype, device=x.device)
@@ -62,7 +63,7 @@ def _of_unit_values(layer: Mechanism, x: Tensor, mask: Tensor | None, positions:
 
 
 @contextmanager
-def _values_replaced(layer: Mechanism, units: Tensor) -> Iterator[list[Tensor]]:
+def _values_replaced(layer: Any, units: Tensor) -> Iterator[list[Tensor]]:
     """While it lasts, every head has these values (N, D_v), and every gate is open. Yields the inputs of `layer.answers`, one a run."""
     one = layer.value_of_one
     answers: list[Tensor] = []

@@ -14,7 +14,7 @@ from models.decoder.model import Decoder
 from models.encoder.model import Encoder
 from models.maps.matrix import attention_matrix
 
-NAMES = {layer: name for name, layer in LAYERS.items()}
+NAMES: dict[type[nn.Module], str] = {layer: name for name, layer in LAYERS.items()}
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Map:
 
 def attention_maps(model: Encoder | Decoder, ids: Tensor) -> list[Map]:
     """ids (1, N) int64, without padding -> its maps, in the order in which the layers are run. The model is left as it was."""
-    given: list[tuple[nn.Module, Tensor, dict[str, Any]]] = []
+    given: list[tuple[Any, Tensor, dict[str, Any]]] = []
 
     def catch(layer: nn.Module, arguments: tuple[Any, ...], positions: dict[str, Any]) -> None:
         given.append((layer, arguments[0], positions))  # then come a mask and a state: all tokens, from the first one on

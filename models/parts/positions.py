@@ -66,6 +66,8 @@ class RotationTable(nn.Module):
         if d_head % 2:
             raise ValueError(f"d_head={d_head} is odd; a rotation turns pairs of columns")
         angles = _angles(n_positions, d_head, base=base)
+        self.cos: Tensor
+        self.sin: Tensor
         self.register_buffer("cos", angles.cos().to(dtype), persistent=False)  # (N_max, D_k/2)
         self.register_buffer("sin", angles.sin().to(dtype), persistent=False)
 
@@ -99,6 +101,7 @@ class RelativeBias(nn.Module):
         self.weight = nn.Parameter(torch.zeros(n_buckets, n_heads))
         distances = torch.arange(1 - n_positions, n_positions)  # key - query
         buckets = distance_buckets(distances, n_buckets, max_distance, causal=causal)
+        self.bucket_of: Tensor
         self.register_buffer("bucket_of", buckets, persistent=False)
 
     def forward(self, t: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ Axial positions: that of t = n_2 a + b is [row a of a table (n_1, D_1) | row b o
 Kitaev et al. 2020, arXiv:2001.04451; local attention and axial positions as in its public code.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -72,7 +73,9 @@ class Reformer(nn.Module):
         super().__init__()
         self.config = c = config
         self.tokens = nn.Embedding(c.vocab_size, c.d_model)
-        tables = [(c.n_positions, c.d_model)] if c.axial_shape is None else zip(c.axial_shape, c.axial_widths, strict=True)
+        tables: Iterable[tuple[int, int]] = [(c.n_positions, c.d_model)]
+        if c.axial_shape is not None and c.axial_widths is not None:
+            tables = zip(c.axial_shape, c.axial_widths, strict=True)
         self.positions = nn.ModuleList(nn.Embedding(*table) for table in tables)
         self.blocks = ReversibleStack(ReversibleBlock(Attention(c, i), Thought(c)) for i in range(len(c.layers)))
         self.norm = nn.LayerNorm(2 * c.d_model, eps=c.norm_eps)
@@ -104,6 +107,7 @@ class Attention(nn.Module):
         super().__init__()
         c = config
         self.norm = nn.LayerNorm(c.d_model, eps=c.norm_eps)
+        self.layer: ChunkAttention | LSHAttention
         if c.layers[i] == "local":
             self.layer = ChunkAttention(c.d_model, c.n_heads, c.d_head, chunks=c.local_chunks, causal=c.causal)
         else:

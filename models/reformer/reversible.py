@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import Function, once_differentiable
 
+from models.parts.modules import Modules
+
 Context = tuple[Tensor | None, ...]  # what every F is given besides x: a key mask, for instance
 
 
@@ -46,17 +48,18 @@ class ReversibleStack(nn.Module):
 
     def __init__(self, blocks: Iterable[ReversibleBlock]) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks: Modules[ReversibleBlock] = Modules(blocks)
 
     def forward(self, x1: Tensor, x2: Tensor, *context: Tensor | None) -> tuple[Tensor, Tensor]:
         if torch.is_grad_enabled() and not torch.compiler.is_exporting():
-            return _Recomputed.apply(self.blocks, len(context), x1, x2, *context, *self.parameters())
+            apply: Any = _Recomputed.apply
+            return apply(self.blocks, len(context), x1, x2, *context, *self.parameters())
         for block in self.blocks:
             x1, x2 = block(x1, x2, *context)
         return x1, x2
 
     def inverse(self, y1: Tensor, y2: Tensor, *context: Tensor | None) -> tuple[Tensor, Tensor]:
-        for block in reversed(self.blocks):
+        for block in reversed(list(self.blocks)):
             y1, y2 = block.inverse(y1, y2, *context)
         return y1, y2
 
@@ -65,7 +68,9 @@ class _Recomputed(Function):
     """The stack as one function, which keeps its outputs and computes the rest again, last block first."""
 
     @staticmethod
-    def forward(ctx: Any, blocks: nn.ModuleList, n_context: int, x1: Tensor, x2: Tensor, *given: Tensor | None) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, blocks: Modules[ReversibleBlock], n_context: int, x1: Tensor, x2: Tensor, *given: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
         """given: the context, then the parameters."""
         context = given[:n_context]
         ctx.blocks, ctx.n_context, ctx.moments = blocks, n_context, []
@@ -80,7 +85,7 @@ class _Recomputed(Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, d1: Tensor, d2: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, d1: Tensor, d2: Tensor) -> tuple[Tensor | None, ...]:
         x1, x2, *given = ctx.saved_tensors
         leaves = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in given[: ctx.n_context]]
         sums: dict[Tensor, Tensor] = {}  # of the gradients of leaves and parameters

@@ -1,7 +1,11 @@
-"""How a decoder of ours is trained. In the order of a run: `licences.py` and `sources.py` (which text may be used), `collect.py`
-(the command that gathers it into a folder) or `pictures/` (which gathers pictures, written as text), `tokenizer.py`, `corpus.py` (the
-folder: texts, then tokens), `config.py`, `packing.py` (which tokens a step sees), `optimisation.py`, `loop.py` with `checkpoints.py`,
-`evaluation.py` (bits per byte), `plot.py`, `display.py`, `card.py` with `samples.py`, `run.py` (all of it, from a config to a folder that
-can be exported) and `compare.py` (several runs side by side). `number_words/` trains encoder-decoders; `commands.py` has the
-commands of both.
+"""Training. A task (`task.py`) has a model, a loss, an evaluation and a result; the trainer does the rest for all tasks:
+
+`config.py` (the YAML file of a run), `optimisation.py` (parameters, AdamW, learning rate), `trainer.py` (the loop), `checkpoints.py`
+(from which it resumes), `display.py` (progress bar), `run.py` (the output folder), `cards.py` (parts of all model cards).
+
+Tasks: `text/`, `pictures/`, `number_words/`, and `models/distillation/`. `start.py` starts the first three, `commands.py` has their
+commands.
+
+Training text: `licences.py` and `sources.py` (which installed packages may be used), `collect.py` (the command that copies them into a
+data folder), `tokenizer.py`, `corpus.py` (the data folder: texts and tokens). `compare.py` compares several runs.
 """

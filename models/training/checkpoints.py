@@ -35,7 +35,7 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, progre
     unfinished = folder / f"unfinished-{step:06d}"
     shutil.rmtree(unfinished, ignore_errors=True)
     unfinished.mkdir(parents=True)
-    names = {parameter: name for name, parameter in model.named_parameters()}
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     moments = {f"{names[p]}/{key}": tensor for p, state in optimizer.state.items() for key, tensor in state.items()}
     save_file({name: tensor.detach().contiguous() for name, tensor in _tensors(model).items()}, unfinished / MODEL)
     save_file({name: tensor.contiguous() for name, tensor in moments.items()}, unfinished / OPTIMIZER)

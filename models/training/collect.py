@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import track
@@ -52,7 +53,7 @@ class Seen:
         return None
 
 
-def collect(out: Path, *, held_out: Sequence[str] = HELD_OUT, max_mb: float = 64, max_held_out_mb: float = 2) -> dict:
+def collect(out: Path, *, held_out: Sequence[str] = HELD_OUT, max_mb: float = 64, max_held_out_mb: float = 2) -> dict[str, Any]:
     """Write the folder and return what `sources.json` in it says. Raises CollectionError when a split would be empty."""
     names = {name.lower() for name in held_out}
     installed = packages()
@@ -77,11 +78,10 @@ def collect(out: Path, *, held_out: Sequence[str] = HELD_OUT, max_mb: float = 64
 
 def _documents(package: Package, seen: Seen) -> tuple[list[Document], Counter[str]]:
     """What to keep of a package, and how many files were left out for which reason."""
-    kept, left_out = [], Counter()
+    kept, left_out = list[Document](), Counter[str]()
     for file, text, refused in texts(package):
-        reason = refused or seen.copy_of_kept(text)
-        if reason:
-            left_out[reason] += 1
+        if text is None or (reason := seen.copy_of_kept(text)):
+            left_out[refused or reason or ""] += 1
         else:
             kept.append(Document(package=package.name, file=file, text=text))
     return kept, left_out
@@ -100,7 +100,7 @@ def _bounded(documents: dict[str, list[Document]], max_bytes: float) -> dict[str
 
 
 def _first(documents: list[Document], max_bytes: float) -> list[Document]:
-    taken, total = [], 0
+    taken, total = list[Document](), 0
     for document in documents:
         if total + document.size_bytes <= max_bytes:
             taken.append(document)
@@ -121,7 +121,9 @@ def _by_hash(documents: list[Document]) -> list[Document]:
     return sorted(documents, key=lambda d: hashlib.sha256(f"{d.package}/{d.file}".encode()).digest())
 
 
-def _summary(allowed: list[Package], refused: list[Package], splits: dict, left_out: dict[str, Counter[str]]) -> dict:
+def _summary(
+    allowed: list[Package], refused: list[Package], splits: dict[str, dict[str, list[Document]]], left_out: dict[str, Counter[str]]
+) -> dict[str, Any]:
     used = {name: (split, kept) for split, documents in splits.items() for name, kept in documents.items() if kept}
     return {
         "rule": "packages whose metadata names permissive licences only (models/training/licences.py), and the standard library",

@@ -18,8 +18,8 @@ def train(
 ) -> None:
     """Train a decoder and write it as a checkpoint with its model card. After Ctrl-C or a kill, the same command goes on where it was."""
     with needing("train"):
-        from models.training.run import run
-    if not run(config, data, out, console):
+        from models.training import start
+    if not start.train_decoder(config, data, out, console):
         raise typer.Exit(130)
     console.print(f"Export it: [bold]attnserve export --checkpoint {out} --out bundles/{out.resolve().name}[/bold]")
 
@@ -31,7 +31,7 @@ def train_number_words(
 ) -> None:
     """Train an encoder-decoder from number words to digits. After Ctrl-C or a kill, the same command goes on where it was."""
     with needing("train"):
-        from models.training.number_words.run import run
-    if not run(config, out, console):
+        from models.training import start
+    if not start.train_number_words(config, out, console):
         raise typer.Exit(130)
     console.print(f"Export it: [bold]attnserve export --checkpoint {out} --out bundles/{out.resolve().name}[/bold]")

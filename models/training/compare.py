@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from attnserve.errors import AttnserveError
-from models.training.plot import plot
+from models.training.text.plot import plot
 
 
 class CompareError(AttnserveError, ValueError):

@@ -1,5 +1,6 @@
-"""What a training run is, as one YAML file: the decoder's shape, what it sees, for how long, and how it is optimised."""
+"""The config of a training run, one YAML file: model shape, data, duration and optimisation."""
 
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
@@ -13,37 +14,61 @@ class ConfigError(AttnserveError, ValueError):
     """A config that cannot be run: the message names the file, the key and the value."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Budget:
+    """The length of a run and the bounds of its steps. A run ends when `max_steps` or `max_minutes` is reached, whichever is first."""
+
+    max_steps: int | None = None
+    max_minutes: float | None = None
+    evaluations: int
+    checkpoint_steps: int
+    clip: float
+
+    def share(self, step: int, seconds: float) -> float:
+        """The used share of the budget, 0 to 1, after `step` steps in `seconds` of training."""
+        steps = step / self.max_steps if self.max_steps else 0.0
+        minutes = seconds / 60 / self.max_minutes if self.max_minutes else 0.0
+        return min(1.0, max(steps, minutes))
+
+
 class Optimisation(BaseModel):
-    """How any model is optimised; see `optimisation.py`."""
+    """Fields that the configs of all tasks share; see `optimisation.py`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="title of the model card and of the run's lines in plots")
+    name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="title of the model card and label of the run in plots")
     learning_rate: float = Field(gt=0, description="the highest")
     warm_up: float = Field(0.02, ge=0, lt=1, description="share of the budget in which the learning rate rises from 0")
     decay: Literal["cosine", "linear"] = "cosine"
     last_learning_rate: float = Field(0.0, ge=0, le=1, description="at the end, as a share of the highest")
-    weight_decay: float = Field(0.1, ge=0, description="on matrices; vectors have none")
+    weight_decay: float = Field(0.1, ge=0, description="of matrices; vectors do not decay")
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = Field(1.0, gt=0, description="largest norm of all gradients together")
     seed: int = 0
-    evaluations: int = Field(12, ge=1, description="looks at what is held out, evenly over the budget")
-    checkpoint_steps: int = Field(200, ge=1)
-    threads: int | None = Field(None, ge=1, description="of torch on a CPU; None: its own choice")
+    evaluations: int = Field(12, ge=1, description="evaluations on held-out data, evenly over the budget")
+    checkpoint_steps: int = Field(200, ge=1, description="steps between two checkpoints")
+    threads: int | None = Field(None, ge=1, description="of torch on a CPU; None: torch decides")
+
+    @property
+    def budget(self) -> Budget:
+        return Budget(**self.model_dump(include={field.name for field in fields(Budget)}))
 
 
 class TrainingConfig(Optimisation):
-    """Checked on creation. The budget is `max_steps`, `max_minutes` or both, whichever ends first; the learning rate follows its share."""
+    """The config of a decoder, of text or of pictures. Values are checked on creation.
+
+    The budget is `max_steps`, `max_minutes` or both. The learning rate follows the used share of it.
+    """
 
     model: dict[str, Any] = Field(description="fields of models.decoder.model.DecoderConfig, without vocab_size")
     vocab_size: int = Field(ge=257, le=65_536)
     context: int = Field(ge=2, description="N, tokens of a training sequence")
     batch: int = Field(ge=1, description="B, sequences of a step")
-    chunk: int | None = Field(None, ge=1, description="C of the recurrence; None: the kernel's own choice")
+    chunk: int | None = Field(None, ge=1, description="C of the recurrence; None: the default of each kernel")
     max_steps: int | None = Field(None, ge=1)
-    max_minutes: float | None = Field(None, gt=0, description="of training; evaluation and checkpoints come on top")
-    weights: Literal["fp32", "bf16"] = Field("fp32", description="in which the result is written; evaluated as written")
-    evaluation_kb: int = Field(100, ge=1, description="1,000 bytes of held-out text for each look; the last one takes all of it")
+    max_minutes: float | None = Field(None, gt=0, description="of training; evaluation and checkpoints are not counted")
+    weights: Literal["fp32", "bf16"] = Field("fp32", description="of the written checkpoint; the last evaluation reads that checkpoint")
+    evaluation_kb: int = Field(100, ge=1, description="1,000 bytes of held-out text for each evaluation; the last one reads all of it")
 
     @model_validator(mode="after")
     def _has_a_budget(self) -> Self:
@@ -55,9 +80,9 @@ class TrainingConfig(Optimisation):
 Config = TypeVar("Config", bound=Optimisation)
 
 
-def read_config(file: Path, kind: type[Config] = TrainingConfig) -> Config:
-    """Raises ConfigError for a file that is not YAML, an unknown key and a value out of range."""
-    if file.exists() and not file.is_file():  # a pipe would be waited for
+def read_config(file: Path, kind: type[Config]) -> Config:
+    """Read and check a config. Raises ConfigError for a file that is not YAML, an unknown key and a value out of range."""
+    if file.exists() and not file.is_file():  # opening a pipe would block
         raise ConfigError(f"{file} is no regular file; models/training/configs has examples")
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))

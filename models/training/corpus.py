@@ -154,11 +154,11 @@ def _check_files(*files: Path) -> None:
 
 def _image(described: dict[str, Any], tokenizer_file: Path) -> Image:
     """What sources.json says of the pictures, in tokens."""
-    tokenizer = read_tokenizer(tokenizer_file)
+    vocabulary = read_tokenizer(tokenizer_file).get_vocab()
     return Image(
         width=described["width"],
         height=described["height"],
-        level_token_ids=tuple(tokenizer.token_to_id(letter) for letter in described["letters"]),
+        level_token_ids=tuple(vocabulary[letter] for letter in described["letters"]),
         prompts=tuple(described["prompts"]),
     )
 

@@ -1,4 +1,4 @@
-"""A run on the terminal: one line with a bar, loss, bits per byte, tokens a second and the time that is left."""
+"""The progress of a run on the terminal: one line with a bar, figures, tokens per second and the time left."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -6,14 +6,14 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-from models.training.loop import Moment
+from models.training.trainer import Moment
 
-LINES = 20  # where there is no terminal: so many lines a run
+LINES = 20  # printed in a run if the output is no terminal
 
 
 @contextmanager
 def training_bar(name: str, console: Console) -> Iterator[Callable[[Moment], None]]:
-    """Call what it yields after every step."""
+    """Yield a function to be called after every step."""
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[words]}"))
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task(name, total=1.0, words="")
@@ -30,10 +30,5 @@ def training_bar(name: str, console: Console) -> Iterator[Callable[[Moment], Non
 
 
 def words(moment: Moment) -> str:
-    parts = [f"step {moment.step:,}"]
-    if moment.loss is not None:
-        parts.append(f"loss {moment.loss:.3f} = {moment.bits_per_byte:.3f} bits/byte")
-    if moment.held_out is not None:
-        parts.append(f"held-out {moment.held_out:.3f}")
     minutes, seconds = divmod(round(moment.left_s), 60)
-    return ", ".join([*parts, f"{moment.tokens_per_s:,.0f} tokens/s", f"{minutes}:{seconds:02} left"])
+    return ", ".join([f"step {moment.step:,}", *moment.figures, f"{moment.tokens_per_s:,.0f} tokens/s", f"{minutes}:{seconds:02} left"])

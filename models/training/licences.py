@@ -7,7 +7,7 @@ An expression passes when every licence in it is permissive, whether AND or OR j
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from email.message import Message
+from importlib.metadata import PackageMetadata
 
 PERMISSIVE = {"0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0", "CNRI-Python", "HPND", "ISC", "LLVM-exception"}
 PERMISSIVE |= {"MIT", "MIT-0", "MIT-CMU", "PSF-2.0", "Python-2.0", "Unlicense", "Zlib"}
@@ -47,9 +47,9 @@ class Licence:
     permissive: bool
 
 
-def licence_of(metadata: Message) -> Licence:
+def licence_of(metadata: PackageMetadata) -> Licence:
     """Read the metadata of an installed distribution (`importlib.metadata`)."""
-    expression = metadata.get("License-Expression")
+    expression, free_text = ((metadata.get_all(field) or [""])[0] or "" for field in ("License-Expression", "License"))
     if expression:
         named = set(re.findall(r"[A-Za-z0-9.+-]+", expression)) - {"AND", "OR", "WITH"}
         return Licence(name=expression, field="License-Expression", permissive=named <= PERMISSIVE)
@@ -58,7 +58,7 @@ def licence_of(metadata: Message) -> Licence:
         names = [c.rpartition(" :: ")[2] for c in classifiers]
         known = all(name in CLASSIFIERS for name in names)
         return Licence(name=" AND ".join(CLASSIFIERS.get(name, name) for name in names), field="Classifier", permissive=known)
-    first_line = (metadata.get("License") or "").strip().partition("\n")[0].strip()
+    first_line = free_text.strip().partition("\n")[0].strip()
     if first_line:
         spdx = FREE_TEXT.get(first_line.lower())
         return Licence(name=spdx or first_line, field="License", permissive=spdx is not None)

@@ -1,15 +1,40 @@
-"""AdamW and the learning rate. Loshchilov & Hutter 2017, arXiv:1711.05101; the cosine: arXiv:1608.03983."""
+"""An untrained model, AdamW and the learning rate. Loshchilov & Hutter 2017, arXiv:1711.05101; cosine decay: arXiv:1608.03983."""
 
 import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
+import torch
 from torch import nn
 from torch.optim import AdamW
 
-from models.training.config import Optimisation
+from models.folders.config_fields import bounded
+from models.folders.folder import CheckpointError, check_memory
+from models.training.config import ConfigError, Optimisation
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def untrained(make: Callable[[], Model], shape: Mapping[str, Any], config_file: Path, *, seed: int) -> Model:
+    """The model that `make` builds from the fields of `shape`, with parameters drawn from the seed.
+
+    Raises ConfigError for a shape that is not possible, CheckpointError for one that does not fit into memory.
+    """
+    try:
+        bounded(shape)
+        with torch.device("meta"):
+            check_memory(config_file, make())
+        torch.manual_seed(seed)
+        return make()
+    except CheckpointError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{config_file}: model: {error}") from error
 
 
 def optimizer_of(model: nn.Module, config: Optimisation) -> AdamW:
-    """For matrices (and what has more axes) weights decay. Scales and biases are vectors; 0 is no better for them than another value."""
+    """Only parameters of two and more axes decay: for scales and biases 0 is no better than another value."""
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
@@ -19,7 +44,7 @@ def optimizer_of(model: nn.Module, config: Optimisation) -> AdamW:
 
 
 def learning_rate(share: float, config: Optimisation) -> float:
-    """When `share` of the budget, 0 to 1, is used up: a straight rise, then a cosine or a straight line down."""
+    """The rate when `share` of the budget, 0 to 1, is used: a linear rise, then a cosine or linear decay."""
     if share < config.warm_up:
         return config.learning_rate * share / config.warm_up
     left = 1 - (share - config.warm_up) / (1 - config.warm_up)  # 1 .. 0

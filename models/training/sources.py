@@ -120,7 +120,7 @@ def _package(distribution: Distribution) -> Package:
         version=distribution.version,
         licence=licence_of(metadata),
         files=tuple((str(file), Path(str(file.locate()))) for file in sorted(listed, key=str)),
-        readme=metadata.get_payload() or metadata.get("Description", ""),
+        readme=(metadata.get_all("Description") or [""])[0],
     )
 
 

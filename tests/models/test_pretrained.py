@@ -13,9 +13,9 @@ from models.checkpoints.decoder import load_decoder
 from models.encoder_decoder.checkpoint import load_encoder_decoder
 from models.encoder_decoder.search import beam, greedy
 from models.training.corpus import TokenDocument
-from models.training.evaluation import evaluate
 from models.training.number_words.evaluation import exact, held_out_numbers
 from models.training.number_words.words import LANGUAGES
+from models.training.text.evaluation import evaluate
 
 PRETRAINED = Path(models.__file__).parent / "pretrained"
 PYTHON = sorted(PRETRAINED.glob("python-*"))

@@ -9,7 +9,6 @@ V_lin = (M_t - P_t)ᵀ lin_q_t / t                                              
 Hua et al. 2022, arXiv:2202.10447, section 4. A token costs O(G (s + e) + s e), and the state is G (s + e) + 2 s e + 1 numbers.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -20,7 +19,7 @@ from models.attention.gated.flash import Divisor, MixedChunkAttention, check_gro
 from models.attention.gated.gau import DistanceBias, GatedProjections
 from models.attention.layers.capabilities import Capabilities, refuse_cross
 from models.attention.layers.causal import CausalLayer, State, at_least_float32, zero_padding
-from models.attention.layers.recurrence import chunkwise
+from models.attention.layers.recurrence import Execution, chunkwise
 from models.parts.positions import Rotation
 
 CLEARED = -1e4  # a log-decay whose exponential is 0 in float64 too, and no infinity, of which differences would be NaN
@@ -39,7 +38,7 @@ def attend_causal_in_groups(
     bias: Tensor | None = None,
     divisor: Divisor = "tokens",
     quad_divisor: float | None = None,
-    recurrence: Callable = chunkwise,
+    recurrence: Execution = chunkwise,
 ) -> tuple[Tensor, State]:
     """V_quad + V_lin: (B, 1, N, s) four times, (B, 1, N, e), bool (B, N) with the tokens at the left -> (B, 1, N, e), K, V, P, M, n.
 
@@ -113,7 +112,8 @@ class CausalMixedChunkAttention(GatedProjections, CausalLayer):
         u, v, maps = self.projected(x, rotation)
         places = torch.arange(self.group, device=x.device)
         bias = None if self.bias is None else self.bias(places - places[:, None])  # (G, G)
+        quad_q, quad_k, lin_q, lin_k = maps
         o, state = attend_causal_in_groups(
-            *maps, v, state, group=self.group, mask=mask, bias=bias, divisor=self.divisor, recurrence=self.recurrence
+            quad_q, quad_k, lin_q, lin_k, v, state, group=self.group, mask=mask, bias=bias, divisor=self.divisor, recurrence=self.recurrence
         )
         return self.gated(u, o), state

@@ -117,4 +117,7 @@ class MixedChunkAttention(GatedProjections):
         u, v, maps = self.projected(x, rotation)
         r = torch.arange(self.group, device=x.device)
         bias = None if self.bias is None else self.bias(r - r[:, None])  # (G, G)
-        return self.gated(u, attend_in_groups(*maps, v, group=self.group, key_mask=key_mask, bias=bias, divisor=self.divisor))
+        quad_q, quad_k, lin_q, lin_k = maps
+        return self.gated(
+            u, attend_in_groups(quad_q, quad_k, lin_q, lin_k, v, group=self.group, key_mask=key_mask, bias=bias, divisor=self.divisor)
+        )

@@ -111,8 +111,8 @@ class GatedProjections(Mechanism):
         v = F.silu(self.to_v(x)).unsqueeze(1).to(exact)
         z = F.silu(self.to_z(x)).unsqueeze(1)
         maps = z * self.gain[:, None, None] if self.offset is None else z * self.gain[:, None, None] + self.offset[:, None, None]
-        maps = maps.to(exact).unbind(0)  # (B, 1, N, s) each
-        return F.silu(self.to_u(x)), v, [y if rotation is None else rotate(y, rotation, interleaved=self.interleaved) for y in maps]
+        each = maps.to(exact).unbind(0)  # (B, 1, N, s) each
+        return F.silu(self.to_u(x)), v, [y if rotation is None else rotate(y, rotation, interleaved=self.interleaved) for y in each]
 
     def enlarge(self) -> None:
         nn.init.normal_(self.gain)

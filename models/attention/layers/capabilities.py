@@ -31,12 +31,14 @@ class Capabilities:
     @classmethod
     def of_cache(cls, **more: Any) -> "Capabilities":
         """Of a causal layer that keeps all keys and values."""
-        return cls(**{"causal": True, "cross": False, "state": "growing"} | more)
+        stated: dict[str, Any] = {"causal": True, "cross": False, "state": "growing"} | more
+        return cls(**stated)
 
     @classmethod
     def of_recurrence(cls, **more: Any) -> "Capabilities":
         """Of a causal layer whose past is a matrix of constant size."""
-        return cls(**{"causal": True, "cross": False, "state": "constant", "pads_to": "chunk", "weights": "sums"} | more)
+        stated: dict[str, Any] = {"causal": True, "cross": False, "state": "constant", "pads_to": "chunk", "weights": "sums"} | more
+        return cls(**stated)
 
     @property
     def effective(self) -> bool:

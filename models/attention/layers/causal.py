@@ -1,6 +1,5 @@
 """What every causal layer promises: a token sees itself and its past, and the past is a state that can be taken out and put back."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 from models.attention.layers.capabilities import Capabilities, refuse_cross
 from models.attention.layers.mechanism import Mechanism
 from models.attention.layers.multi_head import EqualHeads
-from models.attention.layers.recurrence import chunkwise
+from models.attention.layers.recurrence import Execution, chunkwise
 from models.parts.positions import Rotation
 
 State = dict[str, Tensor]  # by the paper's names, batch first
@@ -90,7 +89,7 @@ def attend_causal_features(
     mask: Tensor | None = None,
     decay: Tensor | None = None,
     eps: float = 1e-6,
-    recurrence: Callable = chunkwise,
+    recurrence: Execution = chunkwise,
 ) -> tuple[Tensor, Tensor]:
     """o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps),   S_t = exp(a_t) S_{t-1} + φ(k_t) v_tᵀ,   z_t = exp(a_t) z_{t-1} + φ(k_t)
 

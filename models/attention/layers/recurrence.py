@@ -20,7 +20,7 @@ A head costs O(N²) in parallel, O(N C) in chunks of C, O(N D_k D_v) one by one;
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import wraps
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -29,10 +29,11 @@ from torch import Tensor
 from models.attention.layers.capabilities import of_nothing, refuse_cross
 
 CHUNK = 64
+Execution = Callable[..., tuple[Tensor, Tensor]]  # one of the three functions below
 CHUNK_OF_ROWS = 8  # where every row of S has a decay of its own: its C² differences are then taken D_k times over
 
 
-def _in_full_precision(execution: Callable) -> Callable:
+def _in_full_precision(execution: Execution) -> Execution:
     """Cast the inputs to float32 or, where one of them is, to float64; (B, H, N) become (B, H, N, 1)."""
 
     @wraps(execution)
@@ -56,7 +57,9 @@ def _in_full_precision(execution: Callable) -> Callable:
 
 
 @_in_full_precision
-def recurrent(q: Tensor, k: Tensor, v: Tensor, S: Tensor, *, decay: Tensor | None = None, beta: Tensor | None = None):
+def recurrent(
+    q: Tensor, k: Tensor, v: Tensor, S: Tensor, *, decay: Tensor | None = None, beta: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """One token after the other: the definition, and what a step of decoding is."""
     outputs = []
     for t in range(q.shape[2]):
@@ -72,7 +75,9 @@ def recurrent(q: Tensor, k: Tensor, v: Tensor, S: Tensor, *, decay: Tensor | Non
 
 
 @_in_full_precision
-def parallel(q: Tensor, k: Tensor, v: Tensor, S: Tensor, *, decay: Tensor | None = None, beta: Tensor | None = None):
+def parallel(
+    q: Tensor, k: Tensor, v: Tensor, S: Tensor, *, decay: Tensor | None = None, beta: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """All tokens at once, as one chunk."""
     return _advance(_within(q, k, v, decay, beta), S)
 
@@ -87,14 +92,16 @@ def chunkwise(
     decay: Tensor | None = None,
     beta: Tensor | None = None,
     chunk: int | None = None,
-):
+) -> tuple[Tensor, Tensor]:
     """What happens inside the chunks for all of them at once, then S from chunk to chunk. `chunk` is in tokens, CHUNK unless given."""
     N, per_row = q.shape[2], decay is not None and decay.shape[-1] == q.shape[-1]
     C = min(N, chunk or (CHUNK_OF_ROWS if per_row else CHUNK))
-    inside = _within(*(None if x is None else _in_chunks(x, C) for x in (q, k, v, decay, beta)))
+    in_chunks: list[Any] = [None if x is None else _in_chunks(x, C) for x in (q, k, v, decay, beta)]
+    inside = _within(*in_chunks)
     outputs = []
     for c in range(-(-N // C)):
-        o, S = _advance(_Chunk(*(None if x is None else x[:, :, c] for x in inside)), S)
+        here: list[Any] = [None if x is None else x[:, :, c] for x in inside]
+        o, S = _advance(_Chunk(*here), S)
         outputs.append(o)
     return torch.cat(outputs, dim=2)[:, :, :N], S
 

@@ -6,7 +6,6 @@ every token, before S is asked. Both are kept as multiples of exp(m_t[d]), m_t t
 z is the same recurrence with a head for each column. O(N C D_k + N D_k D_v) time a head.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -16,7 +15,7 @@ from models.attention.layers.capabilities import Capabilities, of_nothing, refus
 from models.attention.layers.causal import EqualHeadsLayer, State, at_least_float32, no_past, zero_padding
 from models.attention.layers.mechanism import cost_of_state
 from models.attention.layers.multi_head import merge_heads, split_heads
-from models.attention.layers.recurrence import chunkwise
+from models.attention.layers.recurrence import Execution, chunkwise
 from models.attention.layers.running_max import of_tokens, running_max
 from models.parts.positions import Rotation, rotate
 
@@ -30,7 +29,7 @@ class ColumnSums(NamedTuple):
 
 
 def attend_causal_efficient(
-    q: Tensor, k: Tensor, v: Tensor, past: ColumnSums | None = None, *, mask: Tensor | None = None, recurrence: Callable = chunkwise
+    q: Tensor, k: Tensor, v: Tensor, past: ColumnSums | None = None, *, mask: Tensor | None = None, recurrence: Execution = chunkwise
 ) -> tuple[Tensor, ColumnSums]:
     """(B, H, N, D_k), same, (B, H, N, D_v), bool (B, N) with the tokens at the left -> (B, H, N, D_v), what is kept of them.
 
@@ -52,7 +51,7 @@ def attend_causal_efficient(
     return o.to(v.dtype), ColumnSums(S, z_last, m_last)
 
 
-def _sums_of_columns(x: Tensor, decay: Tensor, z: Tensor, recurrence: Callable) -> tuple[Tensor, Tensor]:
+def _sums_of_columns(x: Tensor, decay: Tensor, z: Tensor, recurrence: Execution) -> tuple[Tensor, Tensor]:
     """z_t = exp(a_t) z_{t-1} + x_t: (B, H, N, D_k), same, (B, H, D_k) -> (B, H, N, D_k), the last of them. A head of width 1 a column."""
 
     def as_heads(y: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ of the head so far: a decay of S and z. A largest one over the whole sequence wo
 added to φ(k). O(N (C + D_φ) D_v) time a head.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 from torch import Tensor
@@ -15,7 +14,7 @@ from models.attention.layers.capabilities import Capabilities, refuse_cross
 from models.attention.layers.causal import CausalLayer, State, attend_causal_features, no_past
 from models.attention.layers.mechanism import Examples, cost_of_state
 from models.attention.layers.multi_head import merge_heads, split_heads
-from models.attention.layers.recurrence import chunkwise
+from models.attention.layers.recurrence import Execution, chunkwise
 from models.attention.layers.running_max import of_tokens, running_max
 from models.attention.linear.random_features import Kernel, RandomFeatures, log_features, relu_features
 from models.parts.positions import Rotation, rotate
@@ -42,7 +41,7 @@ def attend_causal_performer(
     scale: float | None = None,
     eps: float = EPS,
     relu_eps: float = 1e-3,
-    recurrence: Callable = chunkwise,
+    recurrence: Execution = chunkwise,
 ) -> tuple[Tensor, FeatureSums]:
     """(B, H, N, D_k), same, (B, H, N, D_v), W, bool (B, N) with the tokens at the left -> (B, H, N, D_v), what is kept of them.
 

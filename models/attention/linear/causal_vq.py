@@ -5,7 +5,6 @@ Lingle 2023, arXiv:2309.16354, theorem 3.7, with codes for the recent past too. 
 O(N (C + Z) D_v) time a head for Z codes; the state is [U | L], (H, Z, D_v + 1), whatever the length.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from models.attention.layers.capabilities import Capabilities, refuse_cross
 from models.attention.layers.causal import EqualHeadsLayer, State, at_least_float32, no_past, with_ones, zero_padding
 from models.attention.layers.multi_head import merge_heads, split_heads
-from models.attention.layers.recurrence import chunkwise
+from models.attention.layers.recurrence import Execution, chunkwise
 from models.attention.linear.codebook import Codebook, straight_through
 from models.attention.linear.vq import VectorQuantisedAttention, mean_of_codes, weights_of_codes
 from models.parts.positions import Rotation
@@ -31,7 +30,7 @@ def attend_causal_to_codes(
     scale: float | None = None,
     mask: Tensor | None = None,
     products: Tensor | None = None,
-    recurrence: Callable = chunkwise,
+    recurrence: Execution = chunkwise,
 ) -> tuple[Tensor, Tensor]:
     """(B, H, N, D_k), int64 (B, H, N), (B, H, N, D_v), (H, Z, D_k), [U | L] (B, H, Z, D_v + 1) -> (B, H, N, D_v), the new [U | L].
 

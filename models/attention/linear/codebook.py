@@ -107,13 +107,13 @@ class Codebook(nn.Module):
 
     def watch(self, k: Tensor, codes: Tensor, key_mask: Tensor | None) -> None:
         """Remember the last keys (B, H, N, D_k), what they chose, and how far from it they were, until the next `update`."""
-        self.watched = (k.detach(), codes, key_mask)
-        self.loss = commitment(k, codes, self.codes, key_mask=key_mask)
+        self.watched: tuple[Tensor, Tensor, Tensor | None] | None = (k.detach(), codes, key_mask)
+        self.loss: Tensor | None = commitment(k, codes, self.codes, key_mask=key_mask)
 
     def forget(self) -> None:
         """As before the first `watch`."""
-        self.watched: tuple[Tensor, Tensor, Tensor | None] | None = None
-        self.loss: Tensor | None = None
+        self.watched = None
+        self.loss = None
 
     @torch.no_grad()
     def update(self) -> None:

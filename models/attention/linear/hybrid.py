@@ -67,7 +67,7 @@ def features_of(q: Tensor, k: Tensor, phi_q: FeatureMap, phi_k: FeatureMap, pres
 
     Maps whose features are exponentials are balanced, so that no weight underflows; m is 0 for the others.
     """
-    if getattr(phi_q, "has_log", False) and getattr(phi_k, "has_log", False):
+    if isinstance(phi_q, LearnedMap) and phi_q.has_log and isinstance(phi_k, LearnedMap) and phi_k.has_log:
         return balanced_features(phi_q.log(q), phi_k.log(k, present))
     return phi_q(q), phi_k(k), torch.zeros_like(q[..., :1])
 
@@ -98,7 +98,7 @@ def _near_and_far(q: Tensor, k: Tensor, v: Tensor, present: Tensor, far: Tensor,
     end and the far one a 1, so that what arrives there is the far key's share.
     """
     least, D_k, D_v = torch.finfo(q.dtype).min, k.shape[-1], v.shape[-1]
-    rows = _rows_seen(*q.shape[2:4], k.shape[2])  # (n, 3 C + 1)
+    rows = _rows_seen(q.shape[2], q.shape[3], k.shape[2])  # (n, 3 C + 1)
     is_any = _is_any(far)
     weight = torch.where(is_any, far[..., -1:], 1.0)
     log_weight = torch.where(is_any, (weight * gain).log() + log_scale, least)

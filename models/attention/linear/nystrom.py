@@ -7,6 +7,8 @@ q̃, k̃: N_l landmarks of landmarks.py. Xiong et al. 2021 (Nyströmformer), arX
 Six rounds do not reach the inverse of an ill-conditioned A, whose exact inverse would amplify noise: they are part of the mechanism.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -144,6 +146,6 @@ class NystromAttention(EqualHeads):
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         conv = None if self.conv is None else self.conv.weight
-        options = {"n_landmarks": self.n_landmarks, "n_iterations": self.n_iterations, "conv": conv}
+        options: dict[str, Any] = {"n_landmarks": self.n_landmarks, "n_iterations": self.n_iterations, "conv": conv}
         o = attend_nystrom(q, k, v, query_mask=key_mask, key_mask=key_mask, **options)
         return self.to_out(merge_heads(o))

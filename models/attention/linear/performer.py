@@ -42,7 +42,8 @@ def attend_performer(
     if kernel == "relu":
         phi_q, phi_k = (relu_features(x, projection, scale=scale, relu_eps=relu_eps) for x in (q, k))
     else:
-        phi_q, phi_k, _ = balanced_features(*(log_features(x, projection, kernel=kernel, scale=scale) for x in (q, k)), key_mask)
+        log_q, log_k = (log_features(x, projection, kernel=kernel, scale=scale) for x in (q, k))
+        phi_q, phi_k, _ = balanced_features(log_q, log_k, key_mask)
     return attend_features(phi_q, phi_k, v, key_mask=key_mask, eps=eps)
 
 

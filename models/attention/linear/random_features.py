@@ -87,12 +87,13 @@ class RandomFeatures(EqualHeads):
     ) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=self.biased if bias is None else bias)
         self.kernel, self.rows = checked(kernel, rows, n_features)
+        self.projection: Tensor
         self.register_buffer("projection", torch.empty(n_features or default_features(self.d_head), self.d_head))  # (D_r, D_k)
         self.redraw(torch.Generator().manual_seed(seed))
 
     def redraw(self, generator: torch.Generator) -> None:
         """Another W of the same kind, in place. The generator is one of the CPU."""
-        self.projection.copy_(draw_projection(*self.projection.shape, generator, rows=self.rows))
+        self.projection.copy_(draw_projection(self.projection.shape[0], self.projection.shape[1], generator, rows=self.rows))
 
 
 def redraw_features(model: nn.Module, step: int, *, every: int = REDRAW_STEPS) -> None:

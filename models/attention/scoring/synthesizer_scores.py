@@ -5,7 +5,9 @@ x (B, N, D), the tokens' positions t (B or 1, N), and how many keys there are, a
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +39,8 @@ def factorised_random_scores(R_1: Tensor, R_2: Tensor) -> Tensor:
 
 def mixed_scores(scores: Sequence[Tensor], alpha: Tensor) -> Tensor:
     """sum_c softmax(α)_c L_c: (B or 1, H, N, N_k) each, (C,) -> the same."""
-    return sum(share * L for share, L in zip(alpha.softmax(0).unbind(), scores, strict=True))
+    shares = (share * L for share, L in zip(alpha.softmax(0).unbind(), scores, strict=True))
+    return reduce(torch.add, shares)
 
 
 class SynthesizedScores(nn.Module):
@@ -62,7 +65,7 @@ class SynthesizedScores(nn.Module):
         if isinstance(kinds, str) or not kinds or set(kinds) - set(KINDS) or len(set(kinds)) < len(kinds):
             raise ValueError(f"kinds={kinds!r} must be a list of some of {', '.join(KINDS)}, each at most once")
         random = torch.Generator().manual_seed(seed)
-        make = {
+        make: dict[str, Callable[[], nn.Module]] = {
             "dense": lambda: _Dense(d_model, n_heads, n_positions, d_hidden or d_head),
             "random": lambda: _Random(n_heads, n_positions, fixed, random),
             "factorised_dense": lambda: _FactorisedDense(d_model, n_heads, n_positions, a or _divisor_near_root(n_positions)),
@@ -74,7 +77,10 @@ class SynthesizedScores(nn.Module):
 
     def keys(self, x: Tensor) -> Tensor | None:
         """What the dot product must know of the tokens that are attended to: (B, N, D) -> (B, H, N, D_k), or None without that kind."""
-        return self.kinds["dot_product"].keys(x) if "dot_product" in self.kinds else None
+        if "dot_product" not in self.kinds:
+            return None
+        dot_product: Any = self.kinds["dot_product"]
+        return dot_product.keys(x)
 
     def forward(self, x: Tensor, t: Tensor, k: Tensor | None, n_keys: int) -> Tensor:
         """(B, N, D), (B or 1, N), `keys` of all N_k tokens -> (B or 1, H, N, N_k)."""
@@ -95,6 +101,8 @@ class _Dense(nn.Module):
 
 
 class _Random(nn.Module):
+    R: Tensor
+
     def __init__(self, n_heads: int, n_positions: int, fixed: bool, random: torch.Generator) -> None:
         super().__init__()
         _keep(self, "R", torch.randn(n_heads, n_positions, n_positions, generator=random if fixed else None), fixed)
@@ -116,6 +124,9 @@ class _FactorisedDense(nn.Module):
 
 
 class _FactorisedRandom(nn.Module):
+    R_1: Tensor
+    R_2: Tensor
+
     def __init__(self, n_heads: int, n_positions: int, rank: int, fixed: bool, random: torch.Generator) -> None:
         super().__init__()
         for name in ("R_1", "R_2"):

@@ -152,6 +152,7 @@ class BigBirdAttention(PatternAttention):
         self.n_random = at_least("n_random", n_random, 0, "it is a number of blocks")
         self.n_positions = at_least("n_positions", n_positions, 1, "it is the longest input")
         shape = (n_heads, -(-n_positions // block), n_random)
+        self.draws: Tensor
         self.register_buffer("draws", torch.randint(2**31, shape, generator=torch.Generator().manual_seed(seed)))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:

@@ -31,7 +31,7 @@ def attend_causal_longformer(
     n_global: int,
     scale: float | None = None,
     mask: Tensor | None = None,
-    attend: Callable = attend_to_windows,
+    attend: Callable[..., Tensor] = attend_to_windows,
 ) -> tuple[Tensor, State]:
     """q, k, v and q_g, k_g, v_g (B, H, N, D_k), bool (B, N) with the tokens at the left -> (B, H, N, D_k), the state of the layer below.
 

@@ -86,6 +86,7 @@ class CausalLSHAttention(CausalLayer):
         self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
+        self.rotations: Tensor
         self.register_buffer("rotations", draw_rotations(n_heads, n_rounds, self.d_head, n_buckets, seed=seed))
 
     @property

@@ -7,6 +7,7 @@ d w / 2, and is an undilated one over each of the d residue classes. Looking bac
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -51,7 +52,17 @@ def attend_longformer(
     k_G, v_G, sees_G = take(k), take(v), take(present & is_global).mT  # (B, H, G, ..), (B, 1, 1, G)
     rows = [
         _windows(
-            *(x[:, heads] for x in (q, k, v, k_G, v_G)), present & ~is_global, sees_G, radius=window // 2, dilation=d, scale=scale, C=block
+            q[:, heads],
+            k[:, heads],
+            v[:, heads],
+            k_G[:, heads],
+            v_G[:, heads],
+            present & ~is_global,
+            sees_G,
+            radius=window // 2,
+            dilation=d,
+            scale=scale,
+            C=block,
         )
         for heads, d in _by_dilation(dilation, q.shape[1])
     ]
@@ -187,11 +198,11 @@ class LongformerAttention(PatternAttention):
         )  # (B, H, N, D_k)
         if rotation is not None:
             q, k, q_g, k_g = (rotate(head, rotation) for head in (q, k, q_g, k_g))
-        options = {"window": self.window, "n_global": self.n_global, "dilation": self.dilation, "block": self.block}
+        options: dict[str, Any] = {"window": self.window, "n_global": self.n_global, "dilation": self.dilation, "block": self.block}
         return self.to_out(merge_heads(attend_longformer((q, k, v), (q_g, k_g, v_g), **options, key_mask=key_mask)))
 
 
-def copy_to_global(layer: nn.Module) -> None:
+def copy_to_global(layer: Any) -> None:
     """The global tokens' projections of a layer that draws its weights begin as the local ones do: section 3.2."""
     pairs = ((layer.to_q, layer.to_q_global), (layer.to_k, layer.to_k_global), (layer.to_v, layer.to_v_global))
     for local, of_globals in pairs:

@@ -13,7 +13,7 @@ With `causal`, what is seen is right, but where chunks are cut depends on the to
 """
 
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -143,11 +143,12 @@ class LSHAttention(Mechanism):
         self.d_head = head_width(d_model, n_heads, d_head)
         self.n_buckets = n_buckets
         self.chunk = chunk
-        self.options = {"chunk": chunk, "before": before, "after": after, "rule": rule, "scale": scale, "causal": causal}
+        self.options: dict[str, Any] = {"chunk": chunk, "before": before, "after": after, "rule": rule, "scale": scale, "causal": causal}
         self.options |= {"self_logit": self_logit, "eps": eps}
         self.to_q = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
+        self.rotations: Tensor
         self.register_buffer("rotations", draw_rotations(n_heads, n_rounds, self.d_head, n_buckets, seed=seed))
 
     def forward(

@@ -7,7 +7,7 @@ and, looking back only, j <= i. Child et al. 2019, arXiv:1904.10509, eqs. 2-4 an
 layers; the union is a common reading of it. With l near sqrt(N), O(N sqrt(N) D_k) time; what a union sees twice counts once.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ def attend_sparse(
     Of a head of type B in `fixed`, the tokens before the first end of a block see nothing if they look back only.
     """
     refuse_cross("sparse attention", q=q, k=k, v=v)
-    options = {"scale": scale_of(q, scale), "causal": causal}
+    options: dict[str, Any] = {"scale": scale_of(q, scale), "causal": causal}
     if mode == "union":
         return _union(q, k, v, stride=stride, key_mask=key_mask, **options)
     a = heads_of_type_a(q.shape[1], n_heads_a)
@@ -134,7 +134,7 @@ class SparseAttention(PatternAttention):
     ) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
         check_sparse(mode, stride, n_summaries, n_heads)
-        self.pattern = {"mode": mode, "stride": stride, "n_summaries": n_summaries}
+        self.pattern: dict[str, Any] = {"mode": mode, "stride": stride, "n_summaries": n_summaries}
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         return attend_sparse(q, k, v, **self.pattern, key_mask=key_mask)

@@ -4,6 +4,8 @@
 `modernbert.py`, `mpnet.py`, `nomic.py`, `nystromformer.py`, `reformer.py`, `roberta.py`; `qwen3_5.py` is a decoder's.
 """
 
+from typing import Literal
+
 from models.checkpoints.families.bert import BERT
 from models.checkpoints.families.bigbird import BIGBIRD
 from models.checkpoints.families.decoder_family import DecoderFamily
@@ -31,7 +33,7 @@ FAMILIES: dict[str, Family] = {
 }
 
 # A model saved with a language-modelling head is read as the encoder inside it.
-TASKS = {
+TASKS: dict[str, Literal["encoder", "classifier", "token_classifier"]] = {
     "Model": "encoder",
     "ForMaskedLM": "encoder",
     "ForPreTraining": "encoder",

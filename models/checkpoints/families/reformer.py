@@ -112,7 +112,7 @@ def _chunks(settings: Settings, kind: str) -> Chunks:
     )
 
 
-def _fill(model: nn.Module, folder: Path) -> None:
+def _fill(model: Reformer, folder: Path) -> None:
     """Copy the tensors, cast to the model's dtype; each has its place, and each place its tensor."""
     config, tensors = model.config, read_tensors(folder)
     prefix = "reformer." if any(name.startswith("reformer.") for name in tensors) else ""

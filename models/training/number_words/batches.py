@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from models.training.number_words.tokens import BEGIN, END, PADDING, padded
+from models.training.number_words.tokens import BEGIN, END, PADDING, id_of, padded
 from models.training.number_words.words import Example, draw
 
 STEPS = 8  # for which numbers are drawn together, so that they can be sorted by length
@@ -56,9 +56,9 @@ class Batches:
 
 def batch_of(tokenizer: Tokenizer, examples: list[Example]) -> Batch:
     """The rows of these examples, as tensors."""
-    begin, end, padding = (tokenizer.token_to_id(token) for token in (BEGIN, END, PADDING))
+    begin, end, padding = (id_of(tokenizer, token) for token in (BEGIN, END, PADDING))
     sources = [encoding.ids for encoding in tokenizer.encode_batch_fast([example.words for example in examples])]
-    outputs = [[tokenizer.token_to_id(digit) for digit in str(example.number)] for example in examples]
+    outputs = [[id_of(tokenizer, digit) for digit in str(example.number)] for example in examples]
     source = padded(sources, padding)
     return Batch(
         source=source,

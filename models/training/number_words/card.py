@@ -1,9 +1,8 @@
-"""The model card of an encoder-decoder of number words: README.md beside the weights, for people who did not train them."""
+"""The model card of an encoder-decoder of number words."""
 
 from typing import Any
 
-import yaml
-
+from models.training.cards import front_matter, training_section
 from models.training.number_words.pictures import ATTENTION, CURVE
 from models.training.number_words.words import LANGUAGES
 
@@ -14,16 +13,15 @@ WHAT = {
 
 
 def card(report: dict[str, Any]) -> str:
-    """Markdown with the front matter that model hubs read. `report` is run.json."""
-    return "\n\n".join((_head(report), _figures(report), _data(report), _training(report), _limits())) + "\n"
+    """Markdown. `report` is run.json."""
+    training = training_section(report, f"{report['step']:,} steps of {report['config']['batch']} numbers")
+    return "\n\n".join((_head(report), _figures(report), _data(report), training, _limits())) + "\n"
 
 
 def _head(report: dict[str, Any]) -> str:
     config, name = report["config"], report["name"]
     languages = config["languages"]
-    front = yaml.safe_dump({"license": "apache-2.0", "language": languages, "tags": ["attnserve", "translation"]})
-    return f"""---
-{front}---
+    return f"""{front_matter(language=languages, tags=["attnserve", "translation"])}
 
 # {name}
 
@@ -69,22 +67,10 @@ def _mean(shares: dict[str, float]) -> float:
 def _data(report: dict[str, Any]) -> str:
     return f"""## Data
 
-Numbers that were drawn and then said by `num2words` {report["num2words"]}, a new batch each step. Each magnitude is about as likely as the
+Random numbers in the words of `num2words` {report["data"]["num2words"]}, a new batch each step. Each magnitude is about as likely as the
 next; in a quarter of the numbers half of the digits were made 0. A number of three digits or more was held out, in every language, if its
 first three digits are 17 more than a multiple of 25 (117, 142, ... 992; 11,700 to 11,799, ...): 36 ranges of every magnitude,
 4 % of all numbers."""
-
-
-def _training(report: dict[str, Any]) -> str:
-    last, config = report["losses"][-1], {name: value for name, value in report["config"].items() if value is not None}
-    return f"""## Training
-
-{last["step"]:,} steps of {config["batch"]} numbers in {last["minutes"]:.1f} minutes on {report["hardware"]},
-beside other work, {report["date"]}, torch {report["torch"]}, AdamW. The config:
-
-```yaml
-{yaml.safe_dump(config, sort_keys=False).strip()}
-```"""
 
 
 def _limits() -> str:

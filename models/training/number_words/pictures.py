@@ -1,4 +1,4 @@
-"""The curves of a run, and what a model looks at while it writes."""
+"""The curves of a run, and the attention weights of a model while it writes."""
 
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,11 @@ def draw_curves(report: dict[str, Any], file: Path) -> None:
     """Loss and exact matches of held-out numbers against steps, as PNG. `report` is as in run.json."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     loss, exact = figure.subplots(1, 2)
-    loss.semilogy([point["step"] for point in report["losses"]], [point["value"] for point in report["losses"]], lw=0.8)
+    loss.semilogy([point["step"] for point in report["losses"]], [point["loss"] for point in report["losses"]], lw=0.8)
     loss.set(xlabel="steps", ylabel="loss, nats an output token")
-    exact.plot([point["step"] for point in report["exact"]], [100 * point["value"] for point in report["exact"]], marker="o", ms=3.5)
+    exact.plot(
+        [point["step"] for point in report["evaluations"]], [100 * point["exact"] for point in report["evaluations"]], marker="o", ms=3.5
+    )
     exact.set(xlabel="steps", ylabel="held-out numbers exactly right, %", ylim=(0, 101))
     for axes in (loss, exact):
         axes.grid(alpha=0.3, which="both")

@@ -25,6 +25,13 @@ def character_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+def id_of(tokenizer: Tokenizer, token: str) -> int:
+    """Raises KeyError for a token that is not in the vocabulary."""
+    if (number := tokenizer.token_to_id(token)) is None:
+        raise KeyError(token)
+    return number
+
+
 def padded(sequences: Sequence[Sequence[int]], padding: int) -> Tensor:
     """(B, N) int64, N the longest."""
     longest = max(map(len, sequences))

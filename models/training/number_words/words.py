@@ -60,5 +60,5 @@ def draw(random: Random, *, max_digits: int, languages: tuple[str, ...], evaluat
 
 def rounded(number: int, random: Random) -> int:
     """Half of the digits but the first become 0."""
-    first, *others = str(number)
-    return int(first + "".join(digit if random.random() < 0.5 else "0" for digit in others))
+    digits = str(number)
+    return int(digits[0] + "".join(digit if random.random() < 0.5 else "0" for digit in digits[1:]))

@@ -1,25 +1,22 @@
-"""The model card of a decoder of pictures: README.md beside the weights, for people who did not train them."""
+"""The model card of a decoder of pictures."""
 
 from typing import Any
 
-import yaml
-
-from models.training.card import training_section
+from models.training.cards import front_matter
+from models.training.text.card import decoder_training
 
 SAMPLES = "samples.png"
 
 
 def image_card(report: dict[str, Any], sources: dict[str, Any]) -> str:
-    """Markdown with the front matter that model hubs read. `report` is run.json, `sources` sources.json."""
-    parts = (_head(report, sources["image"]), _samples(), _figures(report, sources["image"]), _data(sources), training_section(report))
+    """Markdown. `report` is run.json, `sources` sources.json."""
+    parts = (_head(report, sources["image"]), _samples(), _figures(report, sources["image"]), _data(sources), decoder_training(report))
     return "\n\n".join((*parts, _limits(sources["image"]))) + "\n"
 
 
 def _head(report: dict[str, Any], image: dict[str, Any]) -> str:
-    front = yaml.safe_dump({"license": "apache-2.0", "tags": ["attnserve", "image-generation"]})
     model, name = report["config"]["model"], report["name"]
-    return f"""---
-{front}---
+    return f"""{front_matter(tags=["attnserve", "image-generation"])}
 
 # {name}
 

@@ -10,6 +10,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.random import Generator
@@ -67,7 +68,7 @@ def _document(original: int, variant: int, digit: int, picture: np.ndarray) -> D
     return Document(package=f"digit {digit}", file=f"{original}-{variant}", text=text)
 
 
-def sources(splits: dict[str, list[Document]]) -> dict:
+def sources(splits: dict[str, list[Document]]) -> dict[str, Any]:
     """What sources.json says. `image` is what makes a data folder one of pictures; see `models.training.corpus`."""
     return {
         "image": {"width": SIDE, "height": SIDE, "letters": LETTERS, "prompts": [str(digit) for digit in range(10)]},

@@ -18,7 +18,7 @@ from export.summary import render
 from models.checkpoints.decoder import load_decoder
 from models.decoder.model import Decoder
 from models.training.corpus import CorpusError, Document, TokenDocument, write_texts
-from models.training.evaluation import evaluate
+from models.training.text.evaluation import evaluate
 from service.generation.session import OnnxStepSession
 from tests.decoders import byte_tokenizer, tiny_decoder
 

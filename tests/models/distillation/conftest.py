@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from models.distillation.collect import collect
-from models.distillation.plan import Plan
+from models.distillation.config import DistillationConfig
 from models.training.corpus import write_texts
 from tests.checkpoints import tiny_encoder
 from tests.models.training.texts import SOURCES, documents
@@ -30,8 +30,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def plan() -> Plan:
-    return Plan(
+def plan() -> DistillationConfig:
+    return DistillationConfig(
         attention="hybrid",
         options={"block": 8},
         n_positions=200,
@@ -40,6 +40,6 @@ def plan() -> Plan:
         tokens=256,
         longest=64,
         end_rate=1e-4,
-        looks=2,
+        evaluations=2,
         checkpoint_steps=6,
     )

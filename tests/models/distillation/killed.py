@@ -1,4 +1,4 @@
-"""python -m tests.models.distillation.killed TEACHER DATA OUT PLAN STEP: a distillation that kills itself after a step, as from outside."""
+"""python -m tests.models.distillation.killed TEACHER DATA OUT CONFIG STEP: a distillation that kills itself after a step."""
 
 import json
 import os
@@ -9,24 +9,21 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from models.distillation import run as running
-from models.distillation.loop import Progress
-from models.distillation.plan import Plan
+from models.distillation.config import DistillationConfig
+from models.distillation.task import DistillationTask, distill
 
 
-def main(teacher: str, data: str, out: str, plan: str, step: str) -> None:
+def main(teacher: str, data: str, out: str, config: str, step: str) -> None:
     torch.set_num_threads(1)
-    shown = running.distil
+    learning_rates = DistillationTask.learning_rates
 
-    def distil(*arguments, show, **options) -> Progress:
-        def and_kill(progress: Progress, tokens_per_s: float) -> None:
-            if progress.step == int(step):
-                os.kill(os.getpid(), signal.SIGKILL)
+    def and_kill(task: DistillationTask, now: int, share: float) -> tuple[float, float]:
+        if now == int(step):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return learning_rates(task, now, share)
 
-        return shown(*arguments, show=and_kill, **options)
-
-    running.distil = distil
-    running.run(Path(teacher), Path(data), Path(out), Plan(**json.loads(plan)), Console(quiet=True))
+    DistillationTask.learning_rates = and_kill  # type: ignore[method-assign]
+    distill(Path(teacher), Path(data), Path(out), DistillationConfig(**json.loads(config)), Console(quiet=True))
 
 
 if __name__ == "__main__":

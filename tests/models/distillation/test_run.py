@@ -13,20 +13,20 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from models.checkpoints.published import load_checkpoint
+from models.distillation.config import DistillationConfig
 from models.distillation.delta import DESCRIPTION, WEIGHTS, assemble, read_student
-from models.distillation.evaluation import embed
+from models.distillation.evaluation import embed, texts_of
 from models.distillation.objectives import Embedder
-from models.distillation.plan import Plan
-from models.distillation.run import run, texts_of
+from models.distillation.task import distill
 from models.folders.folder import CheckpointError
 from models.training.checkpoints import ResumeError, newest
 from tests.checkpoints import tiny_encoder
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, teacher: Path, data: Path, plan: Plan) -> Path:
+def made(tmp_path_factory: pytest.TempPathFactory, teacher: Path, data: Path, plan: DistillationConfig) -> Path:
     out = tmp_path_factory.mktemp("distilled") / "student"
-    assert run(teacher, data, out, plan, Console(quiet=True))
+    assert distill(teacher, data, out, plan, Console(quiet=True))
     return out
 
 
@@ -36,28 +36,36 @@ def report(folder: Path) -> dict:
 
 def test_the_student_gets_nearer_to_its_teacher(made: Path) -> None:
     found = report(made)
-    first, last = found["looks"][0], found["looks"][-1]
-    assert last[1] > first[1]
-    assert found["losses"][3][1] < found["losses"][0][1]
-    assert found["likeness"]["kinds"]["all"]["cosine"] == pytest.approx(last[1], abs=0.05)
+    first, last = found["evaluations"][0], found["evaluations"][-1]
+    assert last["cosine"] > first["cosine"]
+    assert found["losses"][3]["loss"] < found["losses"][0]["loss"]
+    assert found["likeness"]["kinds"]["all"]["cosine"] == pytest.approx(last["cosine"], abs=0.05)
     assert (made / "curve.png").stat().st_size > 1_000
     assert "mean cosine" in (made / "README.md").read_text()
 
 
-def test_killed_and_taken_up_again_it_ends_with_the_same_bits(made: Path, teacher: Path, data: Path, tmp_path: Path, plan: Plan) -> None:
+def test_the_losses_of_a_seed(made: Path) -> None:
+    """Of both phases."""
+    losses = report(made)["losses"]
+    assert [losses[0]["loss"], losses[-1]["loss"]] == pytest.approx([0.0764883, 0.0101026], rel=1e-3)
+
+
+def test_killed_and_taken_up_again_it_ends_with_the_same_bits(
+    made: Path, teacher: Path, data: Path, tmp_path: Path, plan: DistillationConfig
+) -> None:
     arguments = [str(teacher), str(data), str(tmp_path / "killed"), json.dumps(asdict(plan)), "21"]
     command = [sys.executable, "-m", "tests.models.distillation.killed", *arguments]
     assert subprocess.run(command, check=False, timeout=100).returncode == -signal.SIGKILL
     assert newest(tmp_path / "killed" / "checkpoints").name == "step-000018"
-    assert run(teacher, data, tmp_path / "killed", plan, Console(quiet=True))
+    assert distill(teacher, data, tmp_path / "killed", plan, Console(quiet=True))
     again, whole = load_file(tmp_path / "killed" / WEIGHTS), load_file(made / WEIGHTS)
     assert again.keys() == whole.keys()
     assert all(torch.equal(again[name], whole[name]) for name in whole)
 
 
-def test_a_folder_begun_with_another_plan_is_refused(made: Path, teacher: Path, data: Path, plan: Plan) -> None:
-    with pytest.raises(ResumeError, match="begun with another plan: seed"):
-        run(teacher, data, made, replace(plan, seed=1), Console(quiet=True))
+def test_a_folder_begun_with_another_plan_is_refused(made: Path, teacher: Path, data: Path, plan: DistillationConfig) -> None:
+    with pytest.raises(ResumeError, match="begun with another config: seed"):
+        distill(teacher, data, made, replace(plan, seed=1), Console(quiet=True))
 
 
 def test_teacher_and_difference_make_a_checkpoint_that_reads_longer_texts(made: Path, teacher: Path, tmp_path: Path) -> None:

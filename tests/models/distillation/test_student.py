@@ -9,9 +9,9 @@ from scipy.stats import spearmanr
 
 from models.checkpoints.published import load_checkpoint
 from models.distillation.batches import Batches, TextError, cut_into_batches, padded, read_pieces
+from models.distillation.config import DistillationConfig
 from models.distillation.evaluation import by_kind, by_length, likeness, spearman
 from models.distillation.objectives import Embedder, end_to_end_loss, teachers_layers, transfer_loss
-from models.distillation.plan import Plan
 from models.distillation.student import new_parameters, repeated_positions, with_attention
 from models.encoder.pooling import unit_length
 from models.folders.folder import CheckpointError
@@ -69,7 +69,7 @@ def test_what_a_layer_is_fed_and_asked_for_is_what_the_teacher_does(pair: tuple[
 
 def test_the_end_to_end_loss_of_the_teacher_itself_is_0(pair: tuple[Embedder, Embedder]) -> None:
     teacher, student = pair
-    batch, plan = padded(rows(40, 20)), Plan(attention="hybrid")
+    batch, plan = padded(rows(40, 20)), DistillationConfig(attention="hybrid")
     assert float(end_to_end_loss(teacher, teacher, batch, plan).detach()) == pytest.approx(0, abs=SAME)
     assert end_to_end_loss(teacher, student, batch, plan) > 1e-4
 
@@ -126,15 +126,15 @@ def test_likeness_by_kind_and_by_length() -> None:
 
 def test_plans_that_make_no_run_are_refused() -> None:
     with pytest.raises(ValueError, match="attention='causal_linear' is not one of softmax"):
-        Plan(attention="causal_linear")
+        DistillationConfig(attention="causal_linear")
     with pytest.raises(ValueError, match="make no run"):
-        Plan(attention="hybrid", transfer_steps=0, end_to_end_steps=0)
+        DistillationConfig(attention="hybrid", transfer_steps=0, end_to_end_steps=0)
     with pytest.raises(ValueError, match="longest=9000 must be ordered"):
-        Plan(attention="hybrid", longest=9_000, tokens=10_000)
+        DistillationConfig(attention="hybrid", longest=9_000, tokens=10_000)
 
 
 def test_rates_rise_and_fall_in_each_phase() -> None:
-    plan = Plan(attention="hybrid", transfer_steps=100, end_to_end_steps=50, end_rate=1e-4)
+    plan = DistillationConfig(attention="hybrid", transfer_steps=100, end_to_end_steps=50, end_rate=1e-4)
     maps, rest = zip(*(plan.rates(step) for step in range(plan.steps)), strict=True)
     assert maps[0] < max(maps[:100]) <= plan.map_rate
     assert 0 < maps[99] < 0.01 * plan.map_rate

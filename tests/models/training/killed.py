@@ -9,8 +9,8 @@ import torch
 
 from models.training.config import TrainingConfig
 from models.training.corpus import open_tokens
-from models.training.loop import Moment, train
-from models.training.run import build
+from models.training.text.task import TextTask, build
+from models.training.trainer import Moment, train
 
 
 def main(data: str, folder: str, config_json: str, step: str) -> None:
@@ -21,7 +21,8 @@ def main(data: str, folder: str, config_json: str, step: str) -> None:
         if moment.step == int(step):
             os.kill(os.getpid(), signal.SIGKILL)
 
-    train(build(config, Path("config.yaml")), open_tokens(Path(data), vocab_size=config.vocab_size), config, Path(folder), show=show)
+    task = TextTask(config, open_tokens(Path(data), vocab_size=config.vocab_size), build(config, Path("config.yaml")))
+    train(task, Path(folder), show=show)
 
 
 if __name__ == "__main__":

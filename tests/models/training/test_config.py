@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from models.training.config import ConfigError, TrainingConfig, read_config
-from models.training.run import build
+from models.training.text.task import build
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "models" / "training" / "configs").glob("python-*.yaml"))
 MAX_BYTES = 16_000_000  # of the weights of a model that is shipped
@@ -40,19 +40,19 @@ def written(folder: Path, text: str) -> Path:
 def test_what_cannot_be_is_named(tmp_path: Path, change: tuple[str, str], message: str) -> None:
     assert VALID.count(change[0]) == 1
     with pytest.raises(ConfigError, match=message):
-        read_config(written(tmp_path, VALID.replace(*change)))
+        read_config(written(tmp_path, VALID.replace(*change)), TrainingConfig)
 
 
 def test_a_file_of_something_else_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the file: "):
-        read_config(written(tmp_path, "- a\n- b\n"))
+        read_config(written(tmp_path, "- a\n- b\n"), TrainingConfig)
 
 
 @pytest.mark.parametrize(("change", "message"), [(("n_heads: 2", "n_heads: 3"), "n_heads=3"), (("d_model: 8", "width: 8"), "width")])
 def test_a_shape_that_cannot_be_names_the_file(tmp_path: Path, change: tuple[str, str], message: str) -> None:
     file = written(tmp_path, VALID.replace(*change))
     with pytest.raises(ConfigError, match=message) as error:
-        build(read_config(file), file)
+        build(read_config(file, TrainingConfig), file)
     assert str(file) in str(error.value)
 
 
@@ -68,7 +68,7 @@ def test_the_same_seed_draws_the_same_weights(config: TrainingConfig) -> None:
 
 
 def test_examples_are_equal_but_for_their_layers() -> None:
-    configs = [read_config(file) for file in EXAMPLES]
+    configs = [read_config(file, TrainingConfig) for file in EXAMPLES]
     assert [file.stem for file in EXAMPLES] == ["python-gated-delta", "python-linear", "python-softmax"]
     shared = [config.model_dump(exclude={"name", "model", "chunk"}) for config in configs]
     assert all(values == shared[0] for values in shared)

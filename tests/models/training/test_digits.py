@@ -14,10 +14,11 @@ from tokenizers import Tokenizer
 from models.checkpoints.decoder import load_decoder
 from models.training.config import TrainingConfig, read_config
 from models.training.corpus import Document, Tokens, open_tokens, write_texts
-from models.training.evaluation import evaluate
-from models.training.loop import TrainingError
 from models.training.pictures import digits
-from models.training.run import build, run
+from models.training.start import train_decoder
+from models.training.text.evaluation import evaluate
+from models.training.text.task import build
+from models.training.trainer import TrainingError
 
 LETTERS = "abcd"
 CONFIG = Path(digits.__file__).parents[1] / "configs" / "digits.yaml"
@@ -83,7 +84,7 @@ def test_the_same_pictures_every_time(splits: dict[str, list[Document]]) -> None
 
 
 def test_the_shipped_config_is_the_papers_shape_on_one_picture() -> None:
-    config = read_config(CONFIG)
+    config = read_config(CONFIG, TrainingConfig)
     shape = build(config, CONFIG).config
     assert (config.name, config.vocab_size, config.context) == ("digits", 257, 1 + digits.SIDE**2 + 1)
     assert (shape.n_layers, shape.n_heads, shape.d_model) == (8, 8, 256)
@@ -131,7 +132,7 @@ def trained(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("trained")
     file = out.with_name("pictures.yaml")
     file.write_text(yaml.safe_dump(config.model_dump()))
-    assert run(file, data, out, Console(quiet=True))
+    assert train_decoder(file, data, out, Console(quiet=True))
     return out
 
 
@@ -152,6 +153,11 @@ def test_bits_per_byte_are_bits_per_pixel(tokens: Tokens, trained: Path) -> None
     stated = json.loads((trained / "run.json").read_text())["held_out"]["carried"]["overall"]
     assert evaluate(model, tokens.held_out, end_of_text=tokens.end_of_text).overall == stated
     assert stated == pytest.approx(1, abs=0.2)
+
+
+def test_the_loss_of_a_seed(trained: Path) -> None:
+    losses = json.loads((trained / "run.json").read_text())["losses"]
+    assert [point["bits_per_byte"] for point in losses[:2]] == pytest.approx([7.82584, 4.16362], rel=1e-3)
 
 
 def test_the_checkpoint_draws_what_it_was_asked_for(trained: Path, tokens: Tokens) -> None:
@@ -186,8 +192,8 @@ def test_the_card_of_pictures(trained: Path) -> None:
 
 
 def test_a_context_that_cuts_pictures_is_an_error(data: Path, tmp_path: Path) -> None:
-    config = read_config(CONFIG).model_copy(update={"context": 16})
+    config = read_config(CONFIG, TrainingConfig).model_copy(update={"context": 16})
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(config.model_dump()))
     with pytest.raises(TrainingError, match="context=16 must be 8 tokens"):
-        run(file, data, tmp_path / "out", Console(quiet=True))
+        train_decoder(file, data, tmp_path / "out", Console(quiet=True))

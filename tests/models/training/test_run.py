@@ -14,8 +14,9 @@ from models.training.checkpoints import ResumeError
 from models.training.compare import CompareError, compare
 from models.training.config import ConfigError, TrainingConfig
 from models.training.corpus import Tokens
-from models.training.evaluation import evaluate
-from models.training.run import build, run
+from models.training.start import train_decoder
+from models.training.text.evaluation import evaluate
+from models.training.text.task import build
 from service.cli import app
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -69,6 +70,11 @@ def test_the_result_is_a_checkpoint_that_gives_the_bits_it_states(
     assert all(rounded)
 
 
+def test_the_loss_of_a_seed(runs: dict[str, Path]) -> None:
+    losses = json.loads((runs["causal_linear"] / "run.json").read_text())["losses"]
+    assert [point["bits_per_byte"] for point in losses] == pytest.approx([3.08094, 2.58889], rel=1e-3)
+
+
 def test_a_context_beyond_the_learned_positions_is_an_error() -> None:
     shape = {"d_model": 8, "n_layers": 1, "n_heads": 2, "d_feedforward": 8, "layers": "causal_linear", "positions": "learned"}
     values = {"name": "a", "vocab_size": 300, "context": 24, "batch": 1, "learning_rate": 0.1, "max_steps": 1}
@@ -98,7 +104,7 @@ def test_the_same_command_on_a_finished_run_changes_no_figure(runs: dict[str, Pa
     weights = (folder / "model.safetensors").read_bytes()
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(before["config"]))
-    assert run(file, data, folder, Console(quiet=True))
+    assert train_decoder(file, data, folder, Console(quiet=True))
     assert json.loads((folder / "run.json").read_text()) == before
     assert (folder / "model.safetensors").read_bytes() == weights
 
@@ -108,7 +114,7 @@ def test_another_config_does_not_go_on_with_a_run(runs: dict[str, Path], data: P
     file = tmp_path / "config.yaml"
     file.write_text(yaml.safe_dump(config | {"learning_rate": 0.5}))
     with pytest.raises(ResumeError, match="another config: learning_rate"):
-        run(file, data, runs["causal_linear"], Console(quiet=True))
+        train_decoder(file, data, runs["causal_linear"], Console(quiet=True))
 
 
 def test_runs_side_by_side(runs: dict[str, Path], tmp_path: Path) -> None:

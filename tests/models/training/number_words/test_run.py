@@ -19,10 +19,12 @@ from models.training.checkpoints import ResumeError
 from models.training.config import ConfigError, read_config
 from models.training.number_words.config import NumberWordsConfig
 from models.training.number_words.evaluation import exact, held_out_numbers
-from models.training.number_words.loop import train
-from models.training.number_words.run import CHECKPOINTS, build, exact_matches, run
+from models.training.number_words.task import NumberWordsTask, build, exact_matches
 from models.training.number_words.tokens import character_tokenizer
 from models.training.number_words.words import Example
+from models.training.run import CHECKPOINTS
+from models.training.start import train_number_words
+from models.training.trainer import train
 from service.cli import app
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -65,7 +67,7 @@ def test_the_result_is_a_checkpoint_with_what_it_states(finished: Path) -> None:
     assert sum(parameter.numel() for parameter in model.parameters()) == report["parameters"]
     config = NumberWordsConfig.model_validate(report["config"])
     assert exact_matches(model, character_tokenizer(), config) == report["exact_matches"]
-    assert [point["step"] for point in report["exact"]] == [12, 24]
+    assert [point["step"] for point in report["evaluations"]] == [12, 24]
     assert [point["step"] for point in report["losses"]] == [20]
     card = (finished / "README.md").read_text()
     assert yaml.safe_load(card.split("---")[1])["language"] == ["en", "de"]
@@ -75,28 +77,34 @@ def test_the_result_is_a_checkpoint_with_what_it_states(finished: Path) -> None:
         assert (finished / picture).read_bytes().startswith(PNG)
 
 
+def test_the_loss_of_a_seed(finished: Path) -> None:
+    report = json.loads((finished / "run.json").read_text())
+    expected = {"recurrent": 3.44628, "transformer": 3.51789}[report["config"]["kind"]]
+    assert [point["loss"] for point in report["losses"]] == pytest.approx([expected], rel=1e-3)
+
+
 def test_the_same_command_on_a_finished_run_changes_no_weight(finished: Path, tmp_path: Path) -> None:
     before = (finished / "model.safetensors").read_bytes()
     config = json.loads((finished / "run.json").read_text())["config"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    assert run(tmp_path / "config.yaml", finished, Console(quiet=True))
+    assert train_number_words(tmp_path / "config.yaml", finished, Console(quiet=True))
     assert (finished / "model.safetensors").read_bytes() == before
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config | {"batch": 9}))
     with pytest.raises(ResumeError, match="another config: batch"):
-        run(tmp_path / "config.yaml", finished, Console(quiet=True))
+        train_number_words(tmp_path / "config.yaml", finished, Console(quiet=True))
 
 
 def test_a_killed_run_goes_on_bit_for_bit(tmp_path: Path) -> None:
     """Killed between two checkpoints, in a process of its own; what ends is what would have ended without that."""
     torch.set_num_threads(1)
-    file, tokenizer = written(tmp_path), character_tokenizer()
+    file = written(tmp_path)
     config = read_config(file, NumberWordsConfig)
     command = [sys.executable, "-m", "tests.models.training.number_words.killed", str(file), str(tmp_path / "killed"), "13"]
     assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
     assert [folder.name for folder in (tmp_path / "killed" / CHECKPOINTS).iterdir()] == ["step-000010"]
     ends = {}
     for name in ("killed", "whole"):
-        progress = train(build(config, file, tokenizer), tokenizer, config, tmp_path / name / CHECKPOINTS)
+        progress = train(NumberWordsTask(config, file), tmp_path / name / CHECKPOINTS)
         ends[name] = load_file(tmp_path / name / CHECKPOINTS / "step-000024" / "model.safetensors")
         assert progress.step == 24
     assert all(tensor.equal(ends["whole"][name]) for name, tensor in ends["killed"].items())

@@ -6,6 +6,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+CURVE = "loss.png"
+
 
 def plot(runs: Mapping[str, dict[str, Any]], file: Path, *, title: str) -> None:
     """Draw `losses` (training text, thin) and `evaluations` (held-out text, with dots) of each run as PNG. Runs are as in run.json."""

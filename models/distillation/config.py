@@ -1,4 +1,4 @@
-"""What a run of distillation is: the new attention, what it learns from, for how long and how fast."""
+"""The config of a distillation: the new attention, the texts, the steps and the learning rates."""
 
 import math
 from collections.abc import Mapping
@@ -12,8 +12,8 @@ Phase = Literal["transfer", "end to end"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
-    """Raises ValueError, with the value, for what cannot be."""
+class DistillationConfig:
+    """Raises ValueError, with the values, for a combination that is not possible."""
 
     attention: str
     options: Mapping[str, Any] = field(default_factory=dict)  # keywords of the layer's constructor
@@ -25,12 +25,12 @@ class Plan:
     longest: int = 1_024  # the same; longer texts are cut
     map_rate: float = 1e-2  # highest learning rate of new parameters, in the transfer
     end_map_rate: float = 2e-3  # the same, end to end
-    end_rate: float = 0.0  # of all other parameters of the blocks; 0 leaves the teacher's as they are
+    end_rate: float = 0.0  # of all other parameters of the blocks; 0 keeps the teacher's values
     similarities: float = 1.0  # weight of the batch's similarity matrix in the second phase
     hidden: float = 0.1  # weight of the last layer's vectors in the second phase
     clip: float = 1.0  # largest norm of all gradients together
     warm_up: float = 0.05  # share of a phase
-    looks: int = 8  # at held-out text
+    evaluations: int = 8  # on held-out text, evenly over all steps
     checkpoint_steps: int = 50
     seed: int = 0
 
@@ -54,7 +54,7 @@ class Plan:
         return "transfer" if step < self.transfer_steps else "end to end"
 
     def rates(self, step: int) -> tuple[float, float]:
-        """Of new parameters and of the others: in each phase a straight rise, then a cosine down towards 0."""
+        """Learning rates of new parameters and of the others: in each phase a linear rise, then a cosine decay towards 0."""
         if self.phase(step) == "transfer":
             return self.map_rate * self._height(step, self.transfer_steps), 0.0
         height = self._height(step - self.transfer_steps, self.end_to_end_steps)

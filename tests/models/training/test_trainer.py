@@ -15,13 +15,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from models.attention.linear.random_features import redraw_features
-from models.training import checkpoints, loop
+from models.training import checkpoints, trainer
 from models.training.checkpoints import ResumeError
 from models.training.config import TrainingConfig
 from models.training.corpus import Tokens
-from models.training.loop import Moment, Progress, TrainingError, stop_signals, train
 from models.training.optimisation import optimizer_of
-from models.training.run import build
+from models.training.task import Progress
+from models.training.text import task
+from models.training.text.task import TextTask, build
+from models.training.trainer import Moment, TrainingError, stop_signals, train
 
 
 def changed(config: TrainingConfig, **values: object) -> TrainingConfig:
@@ -30,7 +32,7 @@ def changed(config: TrainingConfig, **values: object) -> TrainingConfig:
 
 def trained(config: TrainingConfig, tokens: Tokens, folder: Path, **options) -> tuple[Progress, dict[str, Tensor]]:
     """Progress and every tensor of the last checkpoint, optimizer included."""
-    progress = train(build(config, Path("config.yaml")), tokens, config, folder, **options)
+    progress = train(TextTask(config, tokens, build(config, Path("config.yaml"))), folder, **options)
     return progress, everything(folder)
 
 
@@ -62,12 +64,12 @@ def test_training_learns(tokens: Tokens, config: TrainingConfig, tmp_path: Path,
     model = config.model | {"layers": layers, "positions": "none"}
     progress, _ = trained(changed(config, model=model, max_steps=100, batch=8), tokens, tmp_path)
     nothing = math.log2(config.vocab_size) / tokens.bytes_per_token
-    assert progress.losses[0].bits_per_byte == pytest.approx(nothing, rel=0.3)
-    assert progress.losses[-1].bits_per_byte < 0.5 * nothing
-    assert progress.evaluations[-1].bits_per_byte < 0.6 * nothing
-    assert [point.step for point in progress.losses] == list(range(10, 101, 10))
-    assert [point.step for point in progress.evaluations] == [50, 100]
-    assert progress.losses[-1].tokens == 100 * 8 * config.context
+    assert progress.losses[0]["bits_per_byte"] == pytest.approx(nothing, rel=0.3)
+    assert progress.losses[-1]["bits_per_byte"] < 0.5 * nothing
+    assert progress.evaluations[-1]["bits_per_byte"] < 0.6 * nothing
+    assert [point["step"] for point in progress.losses] == list(range(10, 101, 10))
+    assert [point["step"] for point in progress.evaluations] == [50, 100]
+    assert progress.losses[-1]["tokens"] == 100 * 8 * config.context
 
 
 @pytest.mark.parametrize("layers", ["causal_linear", "gated_delta", "causal_vq"])
@@ -82,15 +84,15 @@ def test_killed_and_taken_up_again_it_ends_with_the_same_bits(
     resumed, found = trained(config, tokens, tmp_path / "killed")
     assert_same_bits(found, expected)
     assert (resumed.step, straight.step) == (20, 20)
-    assert [point.bits_per_byte for point in resumed.losses] == [point.bits_per_byte for point in straight.losses]
-    assert [point.bits_per_byte for point in resumed.evaluations] == [point.bits_per_byte for point in straight.evaluations]
+    assert [point["bits_per_byte"] for point in resumed.losses] == [point["bits_per_byte"] for point in straight.losses]
+    assert [point["bits_per_byte"] for point in resumed.evaluations] == [point["bits_per_byte"] for point in straight.evaluations]
 
 
 def test_random_features_are_drawn_anew_and_the_same_ones_in_a_run_taken_up_again(
     tokens: Tokens, config: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In front of steps 4 and 7, of which the second is the first one after a stop."""
-    monkeypatch.setattr(loop, "redraw_features", partial(redraw_features, every=3))
+    monkeypatch.setattr(task, "redraw_features", partial(redraw_features, every=3))
     config = changed(config, max_steps=8, model=config.model | {"layers": "causal_performer", "positions": "none"})
     drawn = build(config, Path("config.yaml")).state_dict()
     _, expected = trained(config, tokens, tmp_path / "straight")
@@ -160,9 +162,9 @@ def test_a_finished_run_does_nothing_more(tokens: Tokens, config: TrainingConfig
 def test_a_budget_of_minutes(tokens: Tokens, config: TrainingConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock on which every step takes six seconds, a minute is ten steps, and the rate follows the share that is used up."""
     ticks = iter(range(0, 6000, 6))
-    monkeypatch.setattr(loop.time, "monotonic", lambda: next(ticks))
+    monkeypatch.setattr(trainer.time, "monotonic", lambda: next(ticks))
     shares = []
-    monkeypatch.setattr(loop, "learning_rate", lambda share, config: shares.append(share) or 0.01)
+    monkeypatch.setattr(task, "learning_rate", lambda share, config: shares.append(share) or 0.01)
     moments: list[Moment] = []
     progress, _ = trained(changed(config, max_steps=None, max_minutes=1.0), tokens, tmp_path, show=moments.append)
     assert (progress.step, progress.seconds) == (10, 60)
@@ -174,9 +176,9 @@ def test_a_budget_of_minutes(tokens: Tokens, config: TrainingConfig, tmp_path: P
 def test_whichever_budget_ends_first() -> None:
     values = {"name": "a", "model": {}, "vocab_size": 300, "context": 8, "batch": 1, "learning_rate": 0.1}
     config = TrainingConfig(**values, max_steps=100, max_minutes=2)
-    assert Progress(step=50, seconds=30).share(config) == 0.5
-    assert Progress(step=10, seconds=90).share(config) == 0.75
-    assert Progress(step=10, seconds=900).share(config) == 1
+    assert config.budget.share(50, 30) == 0.5
+    assert config.budget.share(10, 90) == 0.75
+    assert config.budget.share(10, 900) == 1
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_the_last_checkpoint(
@@ -195,6 +197,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_leaves_the_last_checkpoint(
             return self.embedding(tokens) * (math.nan if self.calls == 8 else 1.0), []
 
     with pytest.raises(TrainingError, match="the loss of step 8 is nan; lower learning_rate"):
-        train(Breaks(), tokens, config, tmp_path)
+        train(TextTask(config, tokens, Breaks()), tmp_path)
     progress = json.loads((checkpoints.newest(tmp_path) / checkpoints.PROGRESS).read_text())
     assert progress["step"] == 5

@@ -27,7 +27,7 @@ def continuations(model: nn.Module, tokenizer_file: Path, *, end_of_text: int, s
 
 
 def _continue(model: nn.Module, tokenizer: Tokenizer, prompt: str, end_of_text: int, random: torch.Generator, device: torch.device) -> str:
-    fresh, states, written, position = [end_of_text, *tokenizer.encode(prompt).ids], None, [], 0
+    fresh, states, written, position = [end_of_text, *tokenizer.encode(prompt).ids], None, list[int](), 0
     longest = model.config.n_positions if isinstance(model, Decoder) else None
     while len(written) < N_TOKENS and (longest is None or position + len(fresh) <= longest):
         logits, states = model(torch.tensor([fresh], device=device), None, states, torch.tensor([position], device=device))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from models.training.packing import Packing
+from models.training.text.packing import Packing
 
 TOKENS = np.arange(1000, dtype=np.uint16)
 

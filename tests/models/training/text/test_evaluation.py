@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from models.decoder.model import Decoder, DecoderConfig
-from models.training import evaluation
 from models.training.corpus import TokenDocument
-from models.training.evaluation import evaluate, first
+from models.training.text import evaluation
+from models.training.text.evaluation import evaluate, first
 
 V = 32
 TOLERANCE = 1e-5  # relative: sums in another order

@@ -62,7 +62,7 @@ def evaluate(
 
 def first(documents: Sequence[TokenDocument], size_bytes: int) -> list[TokenDocument]:
     """The first documents that make up about so many bytes; at least one."""
-    taken, total = [], 0
+    taken, total = list[TokenDocument](), 0
     for document in documents:
         if not taken or total + document.size_bytes <= size_bytes:
             taken.append(document)

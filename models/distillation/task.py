@@ -1,0 +1,165 @@
+"""A student that learns to embed texts as its teacher does, as a task of the trainer.
+
+OUT/
+  delta.safetensors, delta.json   models/distillation/delta.py
+  curve.png        curves, drawn at every evaluation
+  sources.json     every package of the training text, with its licence and size
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from torch import Tensor
+from torch.optim import AdamW
+
+from models.checkpoints.published import load_checkpoint
+from models.distillation.batches import Batches, read_pieces, tokenize
+from models.distillation.card import model_card
+from models.distillation.config import DistillationConfig
+from models.distillation.delta import read_student, write_delta
+from models.distillation.evaluation import beyond, by_kind, by_length, embed, likeness
+from models.distillation.objectives import Embedder, end_to_end_loss, transfer_loss
+from models.distillation.pieces import Piece
+from models.distillation.plot import CURVE, plot
+from models.distillation.student import new_parameters, reading, with_attention
+from models.folders.folder import in_sentences, read_tokenizer
+from models.training.config import Budget
+from models.training.corpus import SOURCES
+from models.training.run import run_task
+from models.training.task import Loss, Progress, Report, Task
+from models.training.trainer import TrainingError
+
+CARD = "README.md"
+SAMPLE = 6  # evaluations during the run read every sixth held-out text
+PER_KIND = 60  # held-out texts that the last evaluation reads
+
+
+class DistillationTask(Task):
+    """Trains the blocks of the student; its embeddings stay the teacher's.
+
+    Raises CheckpointError for the teacher and for an attention that does not fit it, TextError for the data.
+    """
+
+    loss_steps = 5
+    evaluates_untrained = True
+
+    def __init__(self, teacher_folder: Path, data: Path, config: DistillationConfig, name: str) -> None:
+        self.source, self.config, self.name, self.data = load_checkpoint(teacher_folder), config, name, data
+        self.budget = Budget(
+            max_steps=config.steps, evaluations=config.evaluations, checkpoint_steps=config.checkpoint_steps, clip=config.clip
+        )
+        assert self.source.pooling is not None, "an encoder has one"
+        torch.manual_seed(config.seed)
+        self.teacher = Embedder(reading(with_attention(self.source, "softmax", {}, config.n_positions)), self.source.pooling)
+        self.student = Embedder(with_attention(self.source, config.attention, config.options, config.n_positions), self.source.pooling)
+        self.model = self.student.encoder.blocks
+        self.new = set(new_parameters(self.student.encoder, self.teacher.encoder))
+        self.optimizer = self._optimizer()
+        self.tokenizer = read_tokenizer(self.source.tokenizer_file)
+        texts = tokenize(read_pieces(data, "train"), self.tokenizer, longest=config.longest)
+        self.batches = Batches(texts, tokens=config.tokens, shortest=config.shortest, seed=config.seed)
+        self.pieces = _first_of_each_kind(read_pieces(data, "held_out"))
+        self.held_out = tokenize(self.pieces, self.tokenizer, longest=self.source.config.n_positions)
+        self.sample = self.held_out[::SAMPLE]
+
+    def _optimizer(self) -> AdamW:
+        """Two groups with a rate each: new parameters, and all others of the blocks."""
+        named = dict(self.student.encoder.named_parameters())
+        new = [parameter for name, parameter in named.items() if name in self.new]
+        old = [parameter for name, parameter in named.items() if name not in self.new and "blocks." in name]
+        return AdamW([{"params": new}, {"params": old}], lr=0.0, betas=(0.9, 0.98), weight_decay=0.0)
+
+    @cached_property
+    def teachers_sample(self) -> Tensor:
+        return embed(self.teacher, self.sample)
+
+    def learning_rates(self, step: int, share: float) -> tuple[float, float]:
+        return self.config.rates(step)
+
+    def loss(self, step: int) -> Loss:
+        """Parameters whose rate is 0 get no gradient."""
+        self.student.encoder.requires_grad_(False)
+        for group, rate in zip(self.optimizer.param_groups, self.config.rates(step), strict=True):
+            for parameter in group["params"]:
+                parameter.requires_grad_(rate > 0)
+        batch = self.batches(step)
+        if self.config.phase(step) == "transfer":
+            loss = transfer_loss(self.teacher, self.student, batch)
+        else:
+            loss = end_to_end_loss(self.teacher, self.student, batch, self.config)
+        return Loss(loss, loss, int(batch[1].sum()))
+
+    def evaluate(self) -> dict[str, float]:
+        found = likeness(embed(self.student, self.sample), self.teachers_sample)
+        return {"cosine": found.cosine, "ranks": found.ranks}
+
+    def describe(self, progress: Progress) -> list[str]:
+        words = [self.config.phase(progress.step - 1), *(f"loss {point['loss']:.4f}" for point in progress.losses[-1:])]
+        return words + [f"held-out cosine {point['cosine']:.4f}, ranks {point['ranks']:.4f}" for point in progress.evaluations[-1:]]
+
+    def facts(self) -> Report:
+        batches, named = self.batches, dict(self.student.encoder.named_parameters())
+        return {
+            "teacher_name": _name(self.source.folder),
+            "config": asdict(self.config),
+            "data": {"texts": len(batches.rows), "tokens": sum(map(len, batches.rows)), "batches": len(batches.batches)},
+            "teacher_tokens": self.source.config.n_positions,
+            "new_parameters": sum(parameter.numel() for name, parameter in named.items() if name in self.new),
+            "parameters": sum(parameter.numel() for parameter in named.values()),
+        }
+
+    def plot(self, report: Report, out: Path) -> None:
+        plot(report, out / CURVE, title=f"{self.name}: {self.config.attention} {dict(self.config.options)}")
+
+    def finish(self, out: Path, report: Report) -> str:
+        report["delta_bytes"] = write_delta(out, self.source, self.student.encoder, self.config)
+        written = Embedder(read_student(out, self.source), self.teacher.pooling)
+        ours, teachers = embed(written, self.held_out), embed(self.teacher, self.held_out)
+        kinds = by_kind(ours, teachers, [piece.kind for piece in self.pieces])
+        lengths = by_length(ours, teachers, [len(row) for row in self.held_out])
+        report["likeness"] = {
+            "kinds": {name: asdict(found) for name, found in kinds.items()},
+            "lengths": {name: asdict(found) for name, found in lengths.items()},
+        }
+        long = [piece for piece in self.pieces if piece.kind == "long"]
+        report["beyond"] = beyond(
+            self.teacher, written, lambda N: tokenize(long, self.tokenizer, longest=N), limit=self.source.config.n_positions
+        )
+        sources = (self.data / SOURCES).read_text()
+        (out / SOURCES).write_text(sources)
+        (out / CARD).write_text(model_card(report, json.loads(sources)), encoding="utf-8")
+        found = kinds["all"]
+        return f"mean cosine {found.cosine:.4f}, rank correlation {found.ranks:.4f} on held-out text"
+
+
+def distill(teacher_folder: Path, data: Path, out: Path, config: DistillationConfig, console: Console) -> bool:
+    """Distil, or resume the run in `out`. True if the result is written, False after a signal.
+
+    Raises CheckpointError for the teacher, TextError for the data, ResumeError if `out` has a run of another config, and TrainingError for
+    everything else.
+    """
+    with in_sentences(f"distilling {teacher_folder} on {data} into {out} failed", TrainingError):
+        return run_task(DistillationTask(teacher_folder, data, config, out.resolve().name), out, console)
+
+
+def _first_of_each_kind(pieces: Sequence[Piece]) -> list[Piece]:
+    """At most PER_KIND of each, a random sample since the file is in the order of a hash."""
+    numbers: defaultdict[str, int] = defaultdict(int)
+    kept = []
+    for piece in pieces:
+        numbers[piece.kind] += 1
+        if numbers[piece.kind] <= PER_KIND:
+            kept.append(piece)
+    return kept
+
+
+def _name(folder: Path) -> str:
+    """The folder's name, or its parent's if the folder is just called `model`."""
+    found = folder.resolve()
+    return found.parent.name if found.name == "model" else found.name

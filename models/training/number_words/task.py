@@ -1,0 +1,132 @@
+"""An encoder-decoder that reads a number in words and writes its digits.
+
+OUT/
+  config.json, model.safetensors, tokenizer.json   models/encoder_decoder/checkpoint.py
+  loss.png         curves, drawn at every evaluation
+  attention.png    attention weights of one number in several languages
+"""
+
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+
+from models.encoder_decoder.checkpoint import CARD, load_encoder_decoder, save_encoder_decoder
+from models.encoder_decoder.config import RecurrentConfig, TransformerConfig
+from models.encoder_decoder.model import EncoderDecoder
+from models.encoder_decoder.recurrent import RecurrentEncoderDecoder
+from models.encoder_decoder.search import beam, greedy
+from models.encoder_decoder.transformer import TransformerEncoderDecoder
+from models.training.number_words.batches import FIRST_DIGITS, Batches
+from models.training.number_words.card import card
+from models.training.number_words.config import NumberWordsConfig
+from models.training.number_words.evaluation import Search, exact, examples, held_out_numbers
+from models.training.number_words.pictures import ATTENTION, CURVE, draw_attention, draw_curves
+from models.training.number_words.tokens import BEGIN, END, character_tokenizer
+from models.training.number_words.words import draw
+from models.training.optimisation import learning_rate, optimizer_of, untrained
+from models.training.task import Loss, Progress, Report, Task
+
+BEAM = 4
+MAX_SOURCE = 256  # characters; the longest number of nine digits has 124
+EVALUATION_SEED = "evaluation"
+
+
+class NumberWordsTask(Task):
+    """Raises ConfigError for a model shape that is not possible."""
+
+    loss_steps = 20
+    model: EncoderDecoder
+
+    def __init__(self, config: NumberWordsConfig, config_file: Path) -> None:
+        self.name, self.budget, self.config, self.tokenizer = config.name, config.budget, config, character_tokenizer()
+        self.model = build(config, config_file, self.tokenizer)
+        self.optimizer = optimizer_of(self.model, config)
+        self.batches = Batches(
+            self.tokenizer,
+            batch=config.batch,
+            seed=config.seed,
+            languages=config.languages,
+            max_digits=config.max_digits,
+            all_digits_from=round(config.all_digits_from * config.max_steps),
+        )
+        random = Random(EVALUATION_SEED)
+        self.sample = [
+            draw(random, min_digits=FIRST_DIGITS, max_digits=config.max_digits, languages=config.languages, evaluation=True)
+            for _ in range(config.evaluation_size)
+        ]
+
+    def learning_rates(self, step: int, share: float) -> list[float]:
+        return [learning_rate(share, self.config)] * len(self.optimizer.param_groups)
+
+    def loss(self, step: int) -> Loss:
+        """Cross-entropy in nats per output token."""
+        batch = self.batches(step)
+        logits = self.model(batch.source, batch.mask, batch.previous)
+        loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
+        return Loss(loss, loss, int(batch.mask.sum() + (batch.targets >= 0).sum()))
+
+    def evaluate(self) -> dict[str, float]:
+        right = exact(self.model, self.tokenizer, self.sample, greedy)
+        return {"exact": sum(right) / len(right)}
+
+    def describe(self, progress: Progress) -> list[str]:
+        words = [f"loss {point['loss']:.4f}" for point in progress.losses[-1:]]
+        return words + [f"held-out numbers right {point['exact']:.1%}" for point in progress.evaluations[-1:]]
+
+    def facts(self) -> Report:
+        return {
+            "config": self.config.model_dump(mode="json"),
+            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "data": {"num2words": version("num2words")},
+        }
+
+    def plot(self, report: Report, out: Path) -> None:
+        draw_curves(report, out / CURVE)
+
+    def finish(self, out: Path, report: Report) -> str:
+        save_encoder_decoder(out, self.model, tokenizer=self.tokenizer.to_str(pretty=True), examples=examples(self.config.languages))
+        written = load_encoder_decoder(out).model
+        report["exact_matches"] = exact_matches(written, self.tokenizer, self.config)
+        draw_attention(written, self.tokenizer, self.config.languages, out / ATTENTION)
+        (out / CARD).write_text(card(report), encoding="utf-8")
+        shares = ", ".join(f"{search} {found['all']:.2%}" for search, found in report["exact_matches"].items())
+        return f"exact matches of held-out numbers: {shares}"
+
+
+def build(config: NumberWordsConfig, config_file: Path, tokenizer: Tokenizer) -> EncoderDecoder:
+    """The untrained model, drawn from the seed. Raises ConfigError for a shape that is not possible."""
+    given: dict[str, Any] = {
+        "vocab_size": tokenizer.get_vocab_size(),
+        "begin_token_id": tokenizer.token_to_id(BEGIN),
+        "end_token_id": tokenizer.token_to_id(END),
+        "max_source": MAX_SOURCE,
+        "max_output": config.max_digits + 1,
+    }
+
+    def make() -> EncoderDecoder:
+        if config.kind == "recurrent":
+            return RecurrentEncoderDecoder(RecurrentConfig(**given, **config.model))
+        return TransformerEncoderDecoder(TransformerConfig(**given, **config.model))
+
+    return untrained(make, config.model, config_file, seed=config.seed)
+
+
+def exact_matches(model: EncoderDecoder, tokenizer: Tokenizer, config: NumberWordsConfig) -> dict[str, Any]:
+    """{"greedy", "beam"} -> {"all": share, "numbers", "cells": language -> {number of digits -> share}}, of `held_out_numbers`."""
+    found: dict[str, Any] = {}
+    searches: dict[str, Search] = {"greedy": greedy, "beam": partial(beam, width=BEAM)}
+    for name, search in searches.items():
+        cells: dict[str, dict[str, float]] = {language: {} for language in config.languages}
+        right: list[bool] = []
+        for language in config.languages:
+            for n_digits in range(FIRST_DIGITS, config.max_digits + 1):
+                of_cell = exact(model, tokenizer, held_out_numbers(n_digits, language), search)
+                cells[language][str(n_digits)] = sum(of_cell) / len(of_cell)
+                right += of_cell
+        found[name] = {"all": sum(right) / len(right), "numbers": len(right), "cells": cells}
+    return found

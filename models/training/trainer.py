@@ -1,0 +1,119 @@
+"""The training loop of all tasks: batches, gradient steps, evaluations and checkpoints, until the budget is used or a signal arrives."""
+
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from attnserve.errors import AttnserveError
+from models.training import checkpoints
+from models.training.task import Progress, Task
+
+
+class TrainingError(AttnserveError):
+    """Training failed: the message names the cause and a remedy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """The state of a run after a step, for a progress bar."""
+
+    step: int
+    share: float  # of the budget
+    figures: list[str]
+    tokens_per_s: float
+    left_s: float
+
+
+def train(
+    task: Task,
+    folder: Path,
+    *,
+    show: Callable[[Moment], None] = lambda moment: None,
+    on_evaluation: Callable[[Progress], None] = lambda progress: None,
+    stopping: Callable[[], bool] = lambda: False,
+) -> Progress:
+    """Train from the newest checkpoint in `folder`, and leave a checkpoint there on return.
+
+    Raises TrainingError for a loss that is not finite (the last checkpoint is older than that step), ResumeError for the checkpoint of
+    another model.
+    """
+    budget = task.budget
+    checkpoint = checkpoints.newest(folder)
+    progress = Progress(**checkpoints.load(checkpoint, task.model, task.optimizer)) if checkpoint else Progress()
+    resumed_at = progress.tokens, progress.seconds
+
+    def evaluate() -> None:
+        progress.evaluations.append(progress.point(task.evaluate()))
+        on_evaluation(progress)
+
+    if task.evaluates_untrained and not progress.evaluations:
+        evaluate()
+    while (share := budget.share(progress.step, progress.seconds)) < 1 and not stopping():
+        began = time.monotonic()
+        loss, n_tokens = _step(task, progress.step, share)
+        progress.step += 1
+        progress.tokens += n_tokens
+        progress.seconds += time.monotonic() - began
+        if not math.isfinite(loss):
+            raise TrainingError(f"the loss of step {progress.step} is {loss}; lower learning_rate and train into another folder")
+        progress.pending.append(loss)
+        share = budget.share(progress.step, progress.seconds)
+        if progress.step % task.loss_steps == 0:
+            progress.losses.append(progress.point(task.figures(sum(progress.pending) / len(progress.pending))))
+            progress.pending.clear()
+        if share * budget.evaluations >= len(progress.evaluations) + (0 if task.evaluates_untrained else 1):
+            evaluate()
+        if progress.step % budget.checkpoint_steps == 0:
+            checkpoints.save(folder, progress.step, task.model, task.optimizer, asdict(progress))
+        tokens, seconds = progress.tokens - resumed_at[0], max(progress.seconds - resumed_at[1], 1e-9)
+        left_s = progress.seconds * (1 - share) / share
+        show(Moment(step=progress.step, share=share, figures=task.describe(progress), tokens_per_s=tokens / seconds, left_s=left_s))
+    checkpoints.save(folder, progress.step, task.model, task.optimizer, asdict(progress))
+    return progress
+
+
+def _step(task: Task, step: int, share: float) -> tuple[float, int]:
+    """Returns the reported loss and the number of tokens."""
+    loss = task.loss(step)
+    update(task.optimizer, task.model, task.learning_rates(step, share), loss.objective, clip=task.budget.clip)
+    task.after_step()
+    return loss.reported.item(), loss.n_tokens
+
+
+def update(optimizer: Optimizer, model: nn.Module, rates: Sequence[float], loss: Tensor, *, clip: float) -> None:
+    """One step of the optimizer, with one rate for each of its groups and with gradients of a norm of at most `clip`."""
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    optimizer.zero_grad(set_to_none=True)
+    if loss.requires_grad:  # not if the rates of all parameters are 0
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns True after SIGINT or SIGTERM. A second signal has its usual effect."""
+    received: list[int] = []
+    earlier: dict[int, Any] = {}
+
+    def on_signal(number: int, frame: object) -> None:
+        received.append(number)
+        for known, handler in earlier.items():
+            signal.signal(known, handler)
+
+    for stop in (signal.SIGINT, signal.SIGTERM):
+        earlier[stop] = signal.signal(stop, on_signal)
+    try:
+        yield lambda: bool(received)
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
