@@ -181,7 +181,8 @@ class Victim:
         return Path(self._log.name).read_text()
 
     def family(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
+        children: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
+        return children
 
     def find(self, title: str) -> psutil.Process:
         """The one process whose command contains `title`."""
