@@ -25,7 +25,6 @@ class Plan:
 
     bundle: Path
     model: str
-    rounds: int
     seconds: float
     slots: int
     tokens: int
