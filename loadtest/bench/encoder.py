@@ -95,7 +95,14 @@ class Work:
     """The contestants and what each of them does in a round."""
 
     def __init__(
-        self, bundle: Path, model: str, max_tokens: int, seconds: float, parts: frozenset[Part], peer: Path | None, measured: Measurements
+        self,
+        bundle: Path,
+        model: str,
+        max_tokens: int,
+        seconds: float,
+        parts: frozenset[Part],
+        peer: Path | None,
+        measured: Measurements,
     ) -> None:
         self.bundle, self.model, self.max_tokens, self.seconds, self.parts, self.peer = bundle, model, max_tokens, seconds, parts, peer
         self.loads, self.seed = parts & {Part.short, Part.mix, Part.bulk}, "attnserve"
@@ -165,7 +172,7 @@ class Work:
 
     # Measurements ------------------------------------------------------------------------------------------------------------------------
 
-    def _run_bare(self, shapes: list[bare.Shape], seconds: float, *, spin: bool, callers: int = 1) -> dict[bare.Shape, bare.Timing]:
+    def _run_bare(self, shapes: list[bare.Batch], seconds: float, *, spin: bool, callers: int = 1) -> dict[bare.Batch, bare.Timing]:
         return bare.measure(self.bundle, shapes, threads=machine.cpus(), seconds=seconds, spin=spin, callers=callers)
 
     def _bare(self, part: str, _: Server) -> None:

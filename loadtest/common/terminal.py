@@ -14,11 +14,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from loadtest.common import report
 from loadtest.errors import LoadtestError
 
-Part = TypeVar("Part", bound=StrEnum)
+T = TypeVar("T", bound=StrEnum)
 console = Console(stderr=True)
 
 
-def chosen(only: str, parts: type[Part]) -> frozenset[Part]:
+def chosen(only: str, parts: type[T]) -> frozenset[T]:
     """The parts that are named with commas between them. Raises typer.BadParameter for a name that is none."""
     words = {word.strip() for word in only.split(",") if word.strip()}
     if not words or words - set(parts):

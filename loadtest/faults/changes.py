@@ -185,14 +185,7 @@ class Seen(NamedTuple):
     problems: dict[str, int]
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            **self.stage.model_dump(),
-            "took_s": self.took_s,
-            "refused": self.refused,
-            "cut": self.cut,
-            "failed": self.failed,
-            "problems": self.problems,
-        }
+        return {**self.stage.model_dump(), **{name: value for name, value in self._asdict().items() if name != "stage"}}
 
 
 def ended(found: Sequence[Sample], begun: Sequence[Begun]) -> list[Begun]:

@@ -72,20 +72,8 @@ class Planned(Client):
         late_ms = max(time.time() - due_s, 0) * 1000
         number = RECORDER.sent(Sent(self.kind, due_s, late_ms))
         answer = super().send(due_s)
-        sample = Sample(
-            kind=self.kind,
-            due_s=due_s,
-            ms=answer.ms,
-            late_ms=late_ms,
-            status=answer.status,
-            tokens=answer.tokens,
-            retry_after=answer.retry_after,
-            first_ms=answer.first_ms,
-            between_ms=answer.between_ms,
-            longest_ms=answer.longest_ms,
-            problem=answer.problem,
-        )
-        RECORDER.ended(number, sample)
+        found = {name: value for name, value in vars(answer).items() if name in Sample._fields}
+        RECORDER.ended(number, Sample(kind=self.kind, due_s=due_s, late_ms=late_ms, **found))
         return answer
 
 

@@ -9,7 +9,7 @@ import typer
 
 from loadtest.bench.generation import contestants, plots
 from loadtest.bench.generation.measuring import Measuring
-from loadtest.bench.generation.plan import Part, Plan
+from loadtest.bench.generation.plan import GenerationPart, GenerationPlan
 from loadtest.bench.generation.rows import rows
 from loadtest.bench.runner import Markdown, Measurements, Out, Rounds, Seconds, command_app, finish, manifest_of, run
 from loadtest.common import machine, wrk
@@ -29,7 +29,7 @@ def bench_generate(
     seconds: Seconds = 5,
     slots: Annotated[int, typer.Option(min=1, help="Sequences at the same time.")] = 32,
     tokens: Annotated[int, typer.Option(min=2000, help="Length of the one long sequence.")] = 100_000,
-    only: Annotated[str, typer.Option(help="Parts to measure, with commas.")] = ",".join(Part),
+    only: Annotated[str, typer.Option(help="Parts to measure, with commas.")] = ",".join(GenerationPart),
     out: Out = Path("out/bench-generate"),
     markdown: Markdown = False,
 ) -> None:
@@ -37,8 +37,8 @@ def bench_generate(
 
     Builds, starts and stops everything itself. Ends with 1 when a bar is missed. Leave the machine alone meanwhile.
     """
-    manifest, parts = manifest_of(bundle, "decoder"), chosen(only, Part)
-    plan = Plan(
+    manifest, parts = manifest_of(bundle, "decoder"), chosen(only, GenerationPart)
+    plan = GenerationPlan(
         bundle=bundle,
         model=manifest.name,
         seconds=seconds,
@@ -49,7 +49,7 @@ def bench_generate(
         shapes=SHAPES,
         memory_bytes=MEMORY_BYTES,
     )
-    if Part.service in parts:
+    if GenerationPart.service in parts:
         wrk.binary()
     with TemporaryDirectory() as folder:
         built = contestants.build(plan, checkpoint, Path(folder), console.print)

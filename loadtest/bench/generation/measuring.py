@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 from loadtest.bench.generation import sharing, streams
 from loadtest.bench.generation.contestants import NEW_TOKENS, Contestants
-from loadtest.bench.generation.plan import Part, Plan
+from loadtest.bench.generation.plan import GenerationPart, GenerationPlan
 from loadtest.bench.runner import Contestant, Measurements, Step
 from loadtest.common.server import attnserve
 from loadtest.in_process import batches, engine, latency, steps
@@ -22,15 +22,15 @@ TEXTS = 8  # that transformers and the engine generate at once
 class Measuring:
     """A method for each part. Figures are in tokens a second (`per_s`), or in the unit that their name ends with."""
 
-    def __init__(self, plan: Plan, built: Contestants, measured: Measurements) -> None:
+    def __init__(self, plan: GenerationPlan, built: Contestants, measured: Measurements) -> None:
         self.plan, self.built, self.measured = plan, built, measured
 
     def turns(self) -> Sequence[Contestant]:
         """All parts in every round, then the long sequences."""
         plan = self.plan
-        parts = [part for part in Part if part in plan.parts - {Part.flat}]
+        parts = [part for part in GenerationPart if part in plan.parts - {GenerationPart.flat}]
         rounds = Contestant(plan.model, [Step(part, getattr(self, part)) for part in parts])
-        if Part.flat not in plan.parts:
+        if GenerationPart.flat not in plan.parts:
             return [rounds]
         sequences = long_sequences(plan.bundle, plan.tokens, plan.threads, self.built.twin)
 

@@ -6,19 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.bench.generation.contestants import Contestants
-from loadtest.bench.generation.plan import Part, Plan
+from loadtest.bench.generation.plan import GenerationPart, GenerationPlan
 from loadtest.bench.generation.rows import beside, best_batch, by_batch, stretches
 from loadtest.bench.runner import Measurements
 from loadtest.in_process import batches
 from loadtest.in_process.crossover import crossover, fitted
-from loadtest.in_process.shapes import Shape
+from loadtest.in_process.shapes import ModelShape
 from loadtest.in_process.steps import Stretch
 
 MiB = 2**20
 OURS, TWIN = "tab:blue", "tab:red"
 
 
-def draw(plan: Plan, built: Contestants, measured: Measurements, file: Path, hardware: str) -> None:
+def draw(plan: GenerationPlan, built: Contestants, measured: Measurements, file: Path, hardware: str) -> None:
     """The pictures beside the JSON `file`."""
     if ours := stretches(measured, "bundle"):
         price_of_a_token(
@@ -29,7 +29,7 @@ def draw(plan: Plan, built: Contestants, measured: Measurements, file: Path, har
             state_bytes=batches.row_bytes(plan.bundle),
             twin_token_bytes=batches.twin_row_bytes(built.twin, 1) if built.twin else 0,
         )
-    if built.paper and Part.batches in plan.parts:
+    if built.paper and GenerationPart.batches in plan.parts:
         title = f"within {plan.memory_bytes / 2**30:g} GiB of states or caches, {hardware}"
         batch_ladder(measured, plan.shapes, file.with_name(f"{file.stem}-batches.png"), title)
 
@@ -70,7 +70,7 @@ def _growing(axes: Any, ours: Sequence[Stretch], twins: Sequence[Stretch]) -> No
         axes.axvline(position, color="gray", linewidth=0.8, label=f"ours is cheaper from {position:,.0f} on")
 
 
-def batch_ladder(measured: Measurements, shapes: Sequence[Shape], file: Path, title: str) -> None:
+def batch_ladder(measured: Measurements, shapes: Sequence[ModelShape], file: Path, title: str) -> None:
     """Tokens a second by batch, for each shape; the best of each is marked, and the last is the largest that fits."""
     pyplot = _pyplot()
     figure, panels = pyplot.subplots(1, len(shapes), figsize=(10, 4), layout="constrained", squeeze=False)

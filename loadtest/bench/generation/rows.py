@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 
 from loadtest.bench.generation.measuring import CHUNKS, TEXTS
-from loadtest.bench.generation.plan import Part, Plan
+from loadtest.bench.generation.plan import GenerationPart, GenerationPlan
 from loadtest.bench.runner import Figure, Measurements, compare
 from loadtest.common.report import Bar, Row
 from loadtest.in_process import latency
 from loadtest.in_process.crossover import crossover, fitted
-from loadtest.in_process.shapes import POSITIONS, Shape
+from loadtest.in_process.shapes import POSITIONS, ModelShape
 from loadtest.in_process.steps import Stretch
 
 FLAT = 1.05  # how much dearer the last thousand tokens may be than the first
@@ -20,12 +20,12 @@ PER_S, TIMES = "tokens/s", "times as long"
 MiB, GiB = 2**20, 2**30
 
 
-def rows(plan: Plan, measured: Measurements) -> list[Row]:
+def rows(plan: GenerationPlan, measured: Measurements) -> list[Row]:
     """One row for each bar of the plan's parts, and those to compare it with."""
     return [row for part, made in PARTS.items() if part in plan.parts for row in made(plan, measured)]
 
 
-def _engine(plan: Plan, measured: Measurements) -> list[Row]:
+def _engine(plan: GenerationPlan, measured: Measurements) -> list[Row]:
     work, slots = f"{plan.slots} runs", plan.slots
     bar = Bar(at_least=0.9, reference="the bare step loop")
     return [
@@ -35,12 +35,12 @@ def _engine(plan: Plan, measured: Measurements) -> list[Row]:
     ]
 
 
-def _service(plan: Plan, measured: Measurements) -> list[Row]:
+def _service(plan: GenerationPlan, measured: Measurements) -> list[Row]:
     bar, work = Bar(at_least=0.8, reference="the engine alone"), f"the service, {plan.slots} streams over HTTP"
     return [compare(measured, work, PER_S, Figure("streams", "service"), Figure("streams", "engine"), bar)]
 
 
-def _prefill(_: Plan, measured: Measurements) -> list[Row]:
+def _prefill(_: GenerationPlan, measured: Measurements) -> list[Row]:
     """The bare prefill is taken at its best chunk."""
     bare = {chunk: Figure("prefill", f"bare, {chunk}") for chunk in CHUNKS}
     best = max(bare, key=lambda chunk: statistics.median(bare[chunk].of(measured)))
@@ -51,7 +51,7 @@ def _prefill(_: Plan, measured: Measurements) -> list[Row]:
     ]
 
 
-def _latency(_: Plan, measured: Measurements) -> list[Row]:
+def _latency(_: GenerationPlan, measured: Measurements) -> list[Row]:
     between = f"between two tokens of {latency.STREAMS} streams"
     beside = f"while a prompt of {latency.PROMPT_TOKENS:,} tokens is fed"
     ratio = Figure("latency", "engine", "disturbed_p99_s", over=Figure("latency", "engine", "p50_s"))
@@ -67,7 +67,7 @@ def _latency(_: Plan, measured: Measurements) -> list[Row]:
     ]
 
 
-def _sharing(plan: Plan, measured: Measurements) -> list[Row]:
+def _sharing(plan: GenerationPlan, measured: Measurements) -> list[Row]:
     work, beside = "another client's first token", f"beside one request for {plan.slots} endless texts"
     ratio = Figure("first token", "disturbed", "p99_s", over=Figure("first token", "undisturbed", "p99_s"))
     return [
@@ -80,13 +80,13 @@ def _sharing(plan: Plan, measured: Measurements) -> list[Row]:
     ]
 
 
-def _transformers(_: Plan, measured: Measurements) -> list[Row]:
+def _transformers(_: GenerationPlan, measured: Measurements) -> list[Row]:
     bar = Bar(at_least=3, reference="`generate` of transformers with a GPT-2 of this size")
     work = f"{TEXTS} texts at once through the engine"
     return [compare(measured, work, PER_S, Figure("texts", "engine"), Figure("texts", "transformers"), bar)]
 
 
-def _paper(plan: Plan, measured: Measurements) -> list[Row]:
+def _paper(plan: GenerationPlan, measured: Measurements) -> list[Row]:
     made, bar = [], Bar(at_most_more=0, reference="the twin")
     for shape in plan.shapes:
         work = f"a token of the {shape.name} shape at batch 1"
@@ -97,7 +97,7 @@ def _paper(plan: Plan, measured: Measurements) -> list[Row]:
     return made
 
 
-def _batches(plan: Plan, measured: Measurements) -> list[Row]:
+def _batches(plan: GenerationPlan, measured: Measurements) -> list[Row]:
     """Each at its own best batch."""
     made = []
     for shape in plan.shapes:
@@ -114,7 +114,7 @@ def _batches(plan: Plan, measured: Measurements) -> list[Row]:
     return made
 
 
-def by_batch(measured: Measurements, shape: Shape, contestant: str) -> dict[int, tuple[float, ...]]:
+def by_batch(measured: Measurements, shape: ModelShape, contestant: str) -> dict[int, tuple[float, ...]]:
     """Tokens a second by batch, of "ours" or the "twin"."""
     found: dict[int, tuple[float, ...]] = {}
     for entry in measured.of(f"{shape.name} batches", contestant):
@@ -133,7 +133,7 @@ def stretches(measured: Measurements, contestant: str) -> list[Stretch]:
     return [Stretch(**{each.name: entry[each.name] for each in fields(Stretch)}) for entry in found]
 
 
-def _flat(_: Plan, measured: Measurements) -> list[Row]:
+def _flat(_: GenerationPlan, measured: Measurements) -> list[Row]:
     ours, twins = stretches(measured, "bundle"), stretches(measured, "bundle's twin")
     first, last = ours[0], ours[-1]
     work, ratio = f"a token at position {last.first:,} against one of the first thousand", last.s_per_token / first.s_per_token
@@ -168,14 +168,14 @@ def beside(ours: Sequence[Stretch], twins: Sequence[Stretch]) -> list[Stretch]:
     return [stretch for stretch in ours if stretch.first <= twins[-1].first]
 
 
-PARTS: dict[Part, Callable[[Plan, Measurements], list[Row]]] = {
-    Part.engine: _engine,
-    Part.service: _service,
-    Part.prefill: _prefill,
-    Part.latency: _latency,
-    Part.sharing: _sharing,
-    Part.transformers: _transformers,
-    Part.paper: _paper,
-    Part.batches: _batches,
-    Part.flat: _flat,
+PARTS: dict[GenerationPart, Callable[[GenerationPlan, Measurements], list[Row]]] = {
+    GenerationPart.engine: _engine,
+    GenerationPart.service: _service,
+    GenerationPart.prefill: _prefill,
+    GenerationPart.latency: _latency,
+    GenerationPart.sharing: _sharing,
+    GenerationPart.transformers: _transformers,
+    GenerationPart.paper: _paper,
+    GenerationPart.batches: _batches,
+    GenerationPart.flat: _flat,
 }

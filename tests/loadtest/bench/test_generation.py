@@ -16,7 +16,7 @@ from loadtest.bench.generation import command, contestants, plots
 from loadtest.bench.generation.command import app
 from loadtest.bench.generation.contestants import NO_CHECKPOINT, build
 from loadtest.bench.generation.measuring import CHUNKS
-from loadtest.bench.generation.plan import Part, Plan
+from loadtest.bench.generation.plan import GenerationPart, GenerationPlan
 from loadtest.bench.generation.rows import rows
 from loadtest.bench.runner import Measurements
 from loadtest.common import machine
@@ -25,19 +25,21 @@ from loadtest.errors import LoadtestError
 from loadtest.in_process import batches, engine, latency, steps
 from loadtest.in_process.crossover import Line, crossover, fitted
 from loadtest.in_process.decoders import config_of
-from loadtest.in_process.shapes import POSITIONS, SHAPES, Shape
+from loadtest.in_process.shapes import POSITIONS, SHAPES, ModelShape
 from loadtest.in_process.steps import Stretch
 from loadtest.in_process.twin import Twin
 from tests.decoders import tiny_decoder
 
-TINY_SHAPE = Shape(name="MNIST", steps=20, n_layers=1, d_model=16, n_heads=2, d_feedforward=24, paper_ms=7.0, paper_times=19)
+TINY_SHAPE = ModelShape(name="MNIST", steps=20, n_layers=1, d_model=16, n_heads=2, d_feedforward=24, paper_ms=7.0, paper_times=19)
 MEMORY_BYTES = 2**15
-WITHOUT_SERVICE = [part for part in Part if part not in (Part.service, Part.sharing)]  # which start Ray and take half a minute
+WITHOUT_SERVICE = [
+    part for part in GenerationPart if part not in (GenerationPart.service, GenerationPart.sharing)
+]  # which start Ray and take half a minute
 
 
-def plan(*parts: Part, bundle: Path = Path("b"), **more: Any) -> Plan:
+def plan(*parts: GenerationPart, bundle: Path = Path("b"), **more: Any) -> GenerationPlan:
     values: dict[str, Any] = {"seconds": 0.02, "slots": 8, "tokens": 2000, "threads": 1, "shapes": SHAPES[:1]}
-    return Plan(bundle=bundle, model="m", parts=frozenset(parts), memory_bytes=MEMORY_BYTES, **values | more)
+    return GenerationPlan(bundle=bundle, model="m", parts=frozenset(parts), memory_bytes=MEMORY_BYTES, **values | more)
 
 
 def stretch(first: int, s_per_token: float, *, tokens: int = 1000, rss_bytes: int = 2**20) -> Stretch:
@@ -70,7 +72,7 @@ def per_s(*figures: float) -> list[dict[str, Any]]:
     return [{"per_s": figure} for figure in figures]
 
 
-def made(part: Part, figures: Figures, **more: Any) -> list[Row]:
+def made(part: GenerationPart, figures: Figures, **more: Any) -> list[Row]:
     return rows(plan(part, **more), noted(figures))
 
 
@@ -175,7 +177,7 @@ def test_a_long_sequence_is_told_stretch_by_stretch(decoder_bundle: Path) -> Non
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> contestants.Contestants:
     """A pair of the paper's kind."""
-    return build(plan(Part.batches, shapes=(TINY_SHAPE,)), None, tmp_path_factory.mktemp("built"), lambda step: None)
+    return build(plan(GenerationPart.batches, shapes=(TINY_SHAPE,)), None, tmp_path_factory.mktemp("built"), lambda step: None)
 
 
 def test_a_pair_differs_in_its_layers_alone(built: contestants.Contestants) -> None:
@@ -207,7 +209,7 @@ def test_throughput_is_measured_for_every_batch(built: contestants.Contestants) 
 @pytest.mark.parametrize(("engine_per_s", "verdict"), [(95.0, Verdict.passed), (80.0, Verdict.failed)])
 def test_the_engine_is_held_against_the_bare_loop(engine_per_s: float, verdict: Verdict) -> None:
     full, _, one = made(
-        Part.engine,
+        GenerationPart.engine,
         {
             ("8 runs", "bare"): per_s(100.0, 100.0, 100.0),
             ("8 runs", "engine"): per_s(engine_per_s, engine_per_s, engine_per_s),
@@ -220,14 +222,14 @@ def test_the_engine_is_held_against_the_bare_loop(engine_per_s: float, verdict: 
 
 @pytest.mark.parametrize(("service_per_s", "verdict"), [(80.0, Verdict.passed), (79.0, Verdict.failed)])
 def test_the_service_is_held_against_the_engine(service_per_s: float, verdict: Verdict) -> None:
-    (row,) = made(Part.service, {("streams", "engine"): per_s(100.0), ("streams", "service"): per_s(service_per_s)})
+    (row,) = made(GenerationPart.service, {("streams", "engine"): per_s(100.0), ("streams", "service"): per_s(service_per_s)})
     assert row.verdict == verdict
 
 
 @pytest.mark.parametrize(("engine_per_s", "verdict"), [(320.0, Verdict.passed), (319.0, Verdict.failed)])
 def test_prefill_through_the_engine_is_held_against_the_best_chunk(engine_per_s: float, verdict: Verdict) -> None:
     figures: Figures = {("prefill", f"bare, {chunk}"): per_s(100.0 * (at + 1)) for at, chunk in enumerate(reversed(CHUNKS))}
-    first, *others = made(Part.prefill, figures | {("prefill", "engine"): per_s(engine_per_s)})
+    first, *others = made(GenerationPart.prefill, figures | {("prefill", "engine"): per_s(engine_per_s)})
     assert (first.verdict, first.reference) == (verdict, 400.0)
     assert "chunks of 16" in first.cells()[2]
     assert [row.figure for row in others] == [400.0, 300.0, 200.0, 100.0]
@@ -236,7 +238,7 @@ def test_prefill_through_the_engine_is_held_against_the_best_chunk(engine_per_s:
 @pytest.mark.parametrize(("disturbed_s", "verdict"), [(0.030, Verdict.passed), (0.031, Verdict.failed)])
 def test_streams_may_stutter_three_times_the_median(disturbed_s: float, verdict: Verdict) -> None:
     waits = {"p50_s": 0.01, "p99_s": 0.02, "prompt_s": 1.0, "disturbed_p99_s": disturbed_s}
-    ratio, *told = made(Part.latency, {("latency", "engine"): [waits]})
+    ratio, *told = made(GenerationPart.latency, {("latency", "engine"): [waits]})
     assert (ratio.verdict, ratio.figure) == (verdict, pytest.approx(100 * disturbed_s))
     assert [row.figure for row in told] == pytest.approx([10, 20, 1000 * disturbed_s, 1000])
 
@@ -245,14 +247,14 @@ def test_streams_may_stutter_three_times_the_median(disturbed_s: float, verdict:
 def test_a_first_token_may_take_four_times_as_long_beside_a_request_for_all_slots(beside_s: float, verdict: Verdict) -> None:
     found = {"undisturbed": (0.005, 0.01), "disturbed": (0.02, beside_s)}
     figures = {("first token", which): [{"p50_s": p50_s, "p99_s": p99_s}] for which, (p50_s, p99_s) in found.items()}
-    ratio, *told = made(Part.sharing, figures)
+    ratio, *told = made(GenerationPart.sharing, figures)
     assert (ratio.verdict, ratio.figure) == (verdict, pytest.approx(100 * beside_s))
     assert [row.figure for row in told] == pytest.approx([5, 10, 20, 1000 * beside_s])
 
 
 @pytest.mark.parametrize(("texts_per_s", "verdict"), [(300.0, Verdict.passed), (290.0, Verdict.failed)])
 def test_transformers_is_to_be_beaten_three_times(texts_per_s: float, verdict: Verdict) -> None:
-    (row,) = made(Part.transformers, {("texts", "engine"): per_s(texts_per_s), ("texts", "transformers"): per_s(100.0)})
+    (row,) = made(GenerationPart.transformers, {("texts", "engine"): per_s(texts_per_s), ("texts", "transformers"): per_s(100.0)})
     assert row.verdict == verdict
 
 
@@ -260,7 +262,7 @@ def test_a_token_is_held_against_the_twins_at_every_length() -> None:
     twin_s = {position: 0.0009 if position == 256 else 0.002 for position in POSITIONS}
     figures: Figures = {(f"MNIST after {position}", "ours"): [{"s": 0.001}] for position in POSITIONS}
     figures |= {(f"MNIST after {position}", "twin"): [{"s": twin_s[position]}] for position in POSITIONS}
-    *tokens, paper = made(Part.paper, figures)
+    *tokens, paper = made(GenerationPart.paper, figures)
     assert [row.verdict for row in tokens] == [Verdict.failed, *[Verdict.passed] * (len(POSITIONS) - 1)]
     assert (paper.figure, paper.reference, paper.verdict) == (1.0, 7.0, Verdict.shown)
 
@@ -272,7 +274,7 @@ def test_each_is_taken_at_its_own_best_batch() -> None:
         ("MNIST batches", who): [{"batch": batch, "per_s": figure} for batch, both in found.items() for figure in both]
         for who, found in (("ours", ours), ("twin", twin))
     }
-    (row,) = made(Part.batches, figures)
+    (row,) = made(GenerationPart.batches, figures)
     assert (row.figures, row.references, row.verdict) == ((900.0, 1000.0), (50.0, 50.0), Verdict.shown)
     assert row.note == "batch 64 of 128 that fit, twin 8 of 12; paper's GPU: 19 times"
 
@@ -280,7 +282,7 @@ def test_each_is_taken_at_its_own_best_batch() -> None:
 @pytest.mark.parametrize(("last_s", "verdict"), [(0.00102, Verdict.passed), (0.0011, Verdict.failed)])
 def test_a_price_that_grows_is_no_flat_price(last_s: float, verdict: Verdict) -> None:
     told = [stretch(0, 0.001), stretch(99_000, last_s, rss_bytes=2**21)]
-    price, memory, crossed, twin = rows(plan(Part.flat), noted({}, ours=told, twins=growing(0.0006, 1e-6)))
+    price, memory, crossed, twin = rows(plan(GenerationPart.flat), noted({}, ours=told, twins=growing(0.0006, 1e-6)))
     assert (price.verdict, memory.figures) == (verdict, (1.0,))
     assert crossed.figures == (500.0,)  # 0.00085 up to there, 0.00135 beyond
     assert twin.figure == pytest.approx(1000 * (0.0006 + 3750e-6))
@@ -288,10 +290,10 @@ def test_a_price_that_grows_is_no_flat_price(last_s: float, verdict: Verdict) ->
 
 
 def test_what_was_left_out_is_not_measured_and_says_why() -> None:
-    parts = (Part.transformers, Part.paper, Part.batches)
+    parts = (GenerationPart.transformers, GenerationPart.paper, GenerationPart.batches)
     told = rows(plan(*parts), noted({}, absent=dict.fromkeys(("transformers", "ours", "twin"), "torch is not installed")))
     assert {(row.verdict, row.note) for row in told} == {(Verdict.not_measured, "torch is not installed")}
-    flat = rows(plan(Part.flat), noted({}, ours=[stretch(0, 0.001)], absent={"bundle's twin": NO_CHECKPOINT}))
+    flat = rows(plan(GenerationPart.flat), noted({}, ours=[stretch(0, 0.001)], absent={"bundle's twin": NO_CHECKPOINT}))
     assert [row.note for row in flat] == ["", "", NO_CHECKPOINT, NO_CHECKPOINT]
 
 
@@ -299,7 +301,7 @@ def test_what_was_left_out_is_not_measured_and_says_why() -> None:
 
 
 def test_without_a_checkpoint_the_twin_and_gpt2_are_left_out(decoder_bundle: Path, tmp_path: Path) -> None:
-    parts = (Part.flat, Part.transformers, Part.engine)
+    parts = (GenerationPart.flat, GenerationPart.transformers, GenerationPart.engine)
     built = build(plan(*parts, bundle=decoder_bundle), None, tmp_path, lambda step: None)
     assert built.left_out == {"bundle's twin": NO_CHECKPOINT, "transformers": NO_CHECKPOINT}
 
