@@ -16,32 +16,28 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Locust puts the 
 
 import gevent
 from locust import User, events
-from locust.argument_parser import LocustArgumentParser
 from locust.dispatch import UsersDispatcher
 from locust.env import Environment
 from locust.runners import WorkerRunner
 
 from loadtest.errors import LoadtestError
-from loadtest.users import Chat, Completion, Documents, Embed, EmbedBatch, EmbedMixed, Hostile, Rerank, asking
+from loadtest.users import asking
 from loadtest.users.client import Client
+from loadtest.users.embeddings import Documents, Embed, EmbedBatch, EmbedMixed
+from loadtest.users.hostile import Hostile
+from loadtest.users.rerank import Rerank
+from loadtest.users.streams import Chat, Completion
 
 __all__ = ["Chat", "Completion", "Documents", "Embed", "EmbedBatch", "EmbedMixed", "Hostile", "Rerank"]
 
 logger = logging.getLogger("attnserve")
 
 
-@events.init_command_line_parser.add_listener
-def add_options(parser: LocustArgumentParser) -> None:
-    asking.add_options(parser)
-
-
-@events.init.add_listener
 def begin(environment: Environment, **_: object) -> None:
     Answerable.environment = environment
     environment.dispatcher_class = Answerable
 
 
-@events.test_start.add_listener
 def find_out(environment: Environment, **_: object) -> None:
     """Ask the service for its models, in every process that sends requests. If that fails, the run ends with status 1."""
     try:
@@ -74,3 +70,8 @@ class Answerable(UsersDispatcher):
         if found is not None and not able:
             give_up(self.environment, "no user is left to spawn: choose other classes, tags or models")
         super().new_dispatch(target_user_count if able else 0, spawn_rate, able or None)
+
+
+events.init_command_line_parser.add_listener(asking.add_options)
+events.init.add_listener(begin)
+events.test_start.add_listener(find_out)

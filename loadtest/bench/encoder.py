@@ -1,97 +1,293 @@
-"""`attnserve bench`: the service beside the bare runtime and a peer, in one session, in alternating rounds; see README.md here."""
+"""`attnserve bench`: the service beside the bare runtime and infinity-emb; see loadtest/README.md.
 
-import sys
-from datetime import UTC, datetime
+In a round the service starts, each kind of work is measured with the bare runtime and then with the service; infinity then does the same
+work on the same texts. Nothing else runs meanwhile, except that the idle service is there while the bare runtime is measured.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from export import contract
 from loadtest.bench import peers
-from loadtest.bench.rounds import Part, Plan, Rounds
-from loadtest.bench.rows import rows
-from loadtest.common import machine, report, wrk
-from loadtest.common.terminal import chosen, console, interruptible, progress, show
+from loadtest.bench.runner import (
+    Contestant,
+    Figure,
+    Markdown,
+    Measurements,
+    Out,
+    Rounds,
+    Step,
+    WholeSeconds,
+    command_app,
+    compare,
+    finish,
+    manifest_of,
+    run,
+)
+from loadtest.common import machine, memory, texts, wrk
+from loadtest.common.report import Bar, Row
+from loadtest.common.server import Server, attnserve
+from loadtest.common.terminal import chosen
 from loadtest.errors import LoadtestError
+from loadtest.in_process import bare
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+BULK_TEXTS = 2048
+SHORT_BATCH = 32
+SAME_MODEL = 0.999  # cosine: two fp32 runtimes on the same weights differ in the seventh digit
+MiB = 2**20
+SERVICE, LEAN, PEER, BARE = "attnserve", "attnserve --lean", "infinity", "bare"
+LOADS: dict[str, tuple[Callable[[int, str], list[str]], tuple[int, ...]]] = {
+    "short": (texts.short, (32, 1)),
+    "mix": (texts.mixed, (32, 8)),
+}  # part: its texts, numbers of connections
+
+app = command_app()
+
+
+class Part(StrEnum):
+    short = "short"
+    mix = "mix"
+    bulk = "bulk"
+    memory = "memory"
+    start = "start"
 
 
 @app.command()
 def bench(
     bundle: Annotated[Path, typer.Option(help="Bundle of an fp32 encoder.")] = Path("bundles/all-MiniLM-L6-v2"),
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; figures are medians over them.")] = 3,
-    seconds: Annotated[float, typer.Option(min=1, help="Length of each run of the load generator.")] = 10,
+    rounds: Rounds = 3,
+    seconds: WholeSeconds = 10,
     quick: Annotated[bool, typer.Option("--quick", help="One round of one second: shows that it works, proves nothing.")] = False,
     only: Annotated[str, typer.Option(help="Parts to measure, with commas.")] = ",".join(Part),
     peer_env: Annotated[Path, typer.Option(help="Where `python -m loadtest.bench.peers install infinity` put infinity.")] = peers.INFINITY,
-    out: Annotated[Path, typer.Option(help="Directory for the JSON of this run.")] = Path("out/bench"),
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown on stdout.")] = False,
+    out: Out = Path("out/bench"),
+    markdown: Markdown = False,
 ) -> None:
     """Measure the service side by side with the bare runtime and with infinity-emb.
 
     Starts and stops everything itself. Ends with 1 when a bar is missed, but for --quick. Leave the machine alone meanwhile.
     """
     parts = chosen(only, Part)
-    manifest = contract.verify(bundle)
-    if manifest.kind != "encoder":
-        raise LoadtestError(f"{bundle} is of kind {manifest.kind}: only encoders are measured here")
-    if parts & {Part.short, Part.mix}:
+    manifest = manifest_of(bundle, "encoder")
+    if parts & set(LOADS):
         wrk.binary()
-    missing = peers.missing(peer_env)
-    plan = Plan(
-        bundle=bundle,
-        model=manifest.name,
-        max_tokens=manifest.limits.max_tokens,
-        rounds=1 if quick else rounds,
-        seconds=1 if quick else seconds,
-        parts=parts,
-        threads=machine.cpus(),
-        peer=None if missing else peer_env,
-    )
-    about = told(plan, manifest)
-    warn(about, missing, quick, plan)
-    before = machine.cpu_times()
-    measuring = Rounds(plan, lambda step: None)
-    with interruptible(), progress(plan.steps) as measuring.show:
-        measuring.run()
-    after = machine.cpu_times()
-    about["stolen_share"] = (after["stolen"] - before["stolen"]) / max(after["all"] - before["all"], 1)
-    made = rows(plan, measuring.measurements, missing or measuring.peer_failure)
-    path = out / f"{about['date'].replace(':', '-')}.json"
-    report.write_json(path, made, about, measuring.measurements)
-    hardware = f"{about['cpus']} cores, {about['cpu']}"
-    title = f"{manifest.name}, {manifest.precision}, {hardware}, {plan.rounds} rounds of {plan.seconds:g} s, {about['date']}"
-    show(made, title, markdown=markdown)
-    if measuring.peer_failure:
-        console.print(f"[yellow]infinity was not measured to the end:[/yellow] {measuring.peer_failure}", soft_wrap=True)
-    console.print(f"every figure: {path}", soft_wrap=True)
-    if not quick and any(row.verdict in (report.Verdict.failed, report.Verdict.invalid) for row in made):
-        raise typer.Exit(1)
+    measured, missing = Measurements(), peers.missing(peer_env)
+    rounds, seconds = (1, 1.0) if quick else (rounds, seconds)
+    work = Work(bundle, manifest.name, manifest.limits.max_tokens, seconds, parts, None if missing else peer_env, measured)
+    if missing and work.loads:
+        measured.absent[PEER] = missing
+    plan = {"seconds": seconds, "parts": sorted(parts), "seed": work.seed}
+    about = run(work.contestants(), rounds, measured, [bundle], plan)
+    about["peer"] = {"name": "infinity-emb, optimum engine", "versions": peers.versions(work.peer)} if work.peer else None
+    subject = f"{manifest.name}, {manifest.precision}"
+    finish(rows(parts, measured), measured, about, subject=subject, out=out, markdown=markdown, judged=not quick)
 
 
-def told(plan: Plan, manifest: contract.Manifest) -> dict[str, Any]:
-    """What goes into the JSON beside the figures."""
-    return {
-        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "command": ["attnserve", "bench", *sys.argv[2:]] if sys.argv[1:2] == ["bench"] else sys.argv,
-        **machine.describe(),
-        "bundle": {"name": manifest.name, "precision": manifest.precision, "fingerprint": manifest.fingerprint},
-        "plan": {"rounds": plan.rounds, "seconds": plan.seconds, "parts": sorted(plan.parts), "seed": plan.seed},
-        "peer": {"name": "infinity-emb, optimum engine", "versions": peers.versions(plan.peer)} if plan.peer else None,
-    }
+class Work:
+    """The contestants and what each of them does in a round."""
+
+    def __init__(
+        self,
+        bundle: Path,
+        model: str,
+        max_tokens: int,
+        seconds: float,
+        parts: frozenset[Part],
+        peer: Path | None,
+        measured: Measurements,
+    ) -> None:
+        self.bundle, self.model, self.max_tokens, self.seconds, self.parts, self.peer = bundle, model, max_tokens, seconds, parts, peer
+        self.loads, self.seed = parts & {Part.short, Part.mix, Part.bulk}, "attnserve"
+        self._measured = measured
+        self._bare_per_s: dict[str, float] = {}
+        self._bare_costs: dict[int, float] = {}  # seconds of one text by its length in tokens, without padding
+        self._vectors: list[list[float]] = []
+
+    def contestants(self) -> list[Contestant]:
+        made = [Contestant(SERVICE, self._steps(SERVICE), self._service)]
+        if self.peer and self.loads:
+            made.append(Contestant(PEER, self._steps(PEER), self._infinity, optional=True))
+        if Part.memory in self.parts:
+            made.append(Contestant(LEAN, [Step("memory", partial(self._memory, LEAN))], self._lean, once=True))
+        return made
+
+    def _steps(self, contestant: str) -> list[Step]:
+        """The service's steps are preceded by those of the bare runtime; the peer has no others than its loads."""
+        ours, steps = contestant == SERVICE, list[Step]()
+        for part, (prepare, connections) in LOADS.items():
+            if part in self.parts:
+                steps += [Step(f"bare runtime, {part}", self._bare_mix if part == Part.mix else partial(self._bare, part))] * ours
+                steps += [Step(load_name(part, count), partial(self._load, part, prepare, count)) for count in connections]
+        if Part.bulk in self.parts:
+            steps += [Step("bare runtime, bulk", partial(self._bare, "bulk"))] * ours
+            steps += [Step(f"one request of {BULK_TEXTS:,} texts", self._bulk)]
+        return [*steps, *[Step("memory", partial(self._memory, SERVICE))] * (ours and Part.memory in self.parts)]
+
+    # How contestants start ---------------------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _service(self) -> Iterator[Server]:
+        with attnserve(self.bundle, self.model) as server:
+            self._measured.note("start", SERVICE, seconds=server.start_s)
+            if self.loads:
+                self._warm(server)
+            yield server
+            if self.loads and self.peer:
+                self._vectors = server.embed(texts.mixed(8, "the same model?"))
+
+    @contextmanager
+    def _infinity(self) -> Iterator[Server]:
+        """Raises LoadtestError if its vectors are not those of the bundle."""
+        assert self.peer is not None
+        with peers.infinity(self.peer) as server:
+            cosine = min(map(_cosine, self._vectors, server.embed(texts.mixed(8, "the same model?"))))
+            self._measured.note("the same model?", PEER, lowest_cosine=cosine)
+            if cosine < SAME_MODEL:
+                raise LoadtestError(
+                    f"infinity serves another model than the bundle: lowest cosine {cosine:.4f}. Install it with --checkpoint"
+                )
+            self._warm(server)
+            yield server
+
+    @contextmanager
+    def _lean(self) -> Iterator[Server]:
+        with attnserve(self.bundle, self.model, lean=True) as server:
+            self._measured.note("start", LEAN, seconds=server.start_s)
+            yield server
+
+    def _warm(self, server: Server) -> None:
+        """Each contestant gets the same texts before it is measured."""
+        server.post(texts.mixed(64, self._seed("warm")))
+
+    def _seed(self, work: str) -> str:
+        return f"{self.seed} {self._measured.round} {work}"
+
+    # Measurements ------------------------------------------------------------------------------------------------------------------------
+
+    def _run_bare(self, shapes: list[bare.Batch], seconds: float, *, spin: bool, callers: int = 1) -> dict[bare.Batch, bare.Timing]:
+        return bare.measure(self.bundle, shapes, threads=machine.cpus(), seconds=seconds, spin=spin, callers=callers)
+
+    def _bare(self, part: str, _: Server) -> None:
+        """Texts a second at batch 32, and the latency of one text; spinning and not, and with as many callers as threads."""
+        n = round(statistics.median(bare.token_counts(self.bundle, texts.short(50, "length"))))
+        batch, one = (SHORT_BATCH, n), (1, n)
+        self._bare_per_s[part] = 0.0
+        for contestant, spin, callers in ((BARE, False, 1), (BARE, True, 1), (f"{BARE}, a caller for each thread", False, machine.cpus())):
+            timings = self._run_bare([batch, one], self.seconds / 4, spin=spin, callers=callers)
+            self._measured.note(part, contestant, spin=spin, batch=timings[batch], one=timings[one], tokens=n)
+            if contestant == BARE:
+                self._bare_per_s[part] = max(self._bare_per_s[part], timings[batch]["texts_per_s"])
+
+    def _bare_mix(self, _: Server) -> None:
+        """Seconds of one text at each length, the better of spinning and not."""
+        self._bare_costs = {}
+        shapes = bare.shapes_for_mix(self.max_tokens)
+        for spin in (False, True):
+            timings = self._run_bare(shapes, max(self.seconds / 20, 0.1), spin=spin)
+            found = bare.cost_s({shape: timing["texts_per_s"] for shape, timing in timings.items()})
+            batches = {f"{b}x{n}": timing for (b, n), timing in timings.items()}
+            self._measured.note("mix", BARE, spin=spin, cost_s=found, batches=batches)
+            self._bare_costs = {n: min(cost, self._bare_costs.get(n, cost)) for n, cost in found.items()}
+        lengths = bare.token_counts(self.bundle, texts.mixed(len(texts.MIX), "lengths"))
+        self._bare_per_s["mix"] = bare.allowed_per_s(lengths, self._bare_costs)
+
+    def _load(self, part: str, prepare: Callable[[int, str], list[str]], connections: int, server: Server) -> None:
+        """One run of wrk. For the service under `mix`, also what the bare runtime allows for the texts that were sent."""
+        work = load_name(part, connections)
+        prepared = prepare(int(3 * self._bare_per_s[part] * self.seconds) + 4 * connections + 100, self._seed(work))
+        before = server.shortcuts()
+        load = wrk.run(server.url, [server.body(text) for text in prepared], connections=connections, seconds=self.seconds)
+        time.sleep(1)  # the service finishes the requests that wrk left open
+        problems = load.problems + _shortcut_problems(server, before)
+        raw: dict[str, Any] = {"per_s": load.per_s, "per_s_at_most": load.per_s_at_most, "problems": problems, "wrk": load.__dict__}
+        if part == Part.mix and server.name == SERVICE:
+            tokens = bare.token_counts(self.bundle, prepared[: max(load.requests, 1)])
+            raw |= {"allowed_per_s": bare.allowed_per_s(tokens, self._bare_costs), "tokens_on_average": statistics.mean(tokens)}
+        self._measured.note(work, server.name, **raw)
+
+    def _bulk(self, server: Server) -> None:
+        before = server.shortcuts()
+        elapsed, answer = server.post(texts.short(BULK_TEXTS, self._seed("bulk")))
+        problems = _shortcut_problems(server, before)
+        figures = {"seconds": elapsed, "per_s": BULK_TEXTS / elapsed, "answer_bytes": len(answer)}
+        self._measured.note("bulk", server.name, **figures, problems=problems)
+
+    def _memory(self, contestant: str, server: Server) -> None:
+        """PSS and idle processor time, after work: what the first requests make a process keep belongs to it."""
+        server.post(texts.mixed(BULK_TEXTS // 8, self._seed("memory")))
+        time.sleep(2)
+        pids = memory.tree(server.pid)
+        before, started = memory.cpu_s(pids), time.perf_counter()
+        time.sleep(3)
+        cores = (memory.cpu_s(pids) - before) / (time.perf_counter() - started)
+        processes = memory.measure(server.pid)
+        total = sum(process.pss_bytes for process in processes)
+        about = ", ".join(f"{process.name} {process.pss_bytes / MiB:.0f}" for process in processes)
+        self._measured.note("memory", contestant, pss_bytes=total, processes=[process.__dict__ for process in processes], note=about)
+        self._measured.note("idle", contestant, cores=cores)
 
 
-def warn(about: dict[str, Any], missing: str | None, quick: bool, plan: Plan) -> None:
-    load = about["load_average_before"][0]
-    if load > 0.25 * about["cpus"]:
-        console.print(f"[bold yellow]the machine is not idle[/bold yellow]: load average {load:.2f}. The figures will say little.")
-    if quick or plan.rounds < 3:
-        console.print("[yellow]fewer than 3 rounds: this shows that everything runs, the figures are not for quoting[/yellow]")
-    if missing and plan.loads:
-        console.print(f"[yellow]no peer[/yellow]: {missing}", soft_wrap=True)
+def load_name(part: str, connections: int) -> str:
+    return f"{part}, {connections} connection{'s' * (connections > 1)}"
 
 
-if __name__ == "__main__":
-    app(prog_name="attnserve bench")
+def _shortcut_problems(server: Server, before: float | None) -> list[str]:
+    """The service must have computed every text, and must count those that it did not."""
+    if server.name != SERVICE:
+        return []
+    after = server.shortcuts()
+    if before is None or after is None:
+        return ["/metrics does not count cache hits and joined inputs"]
+    return [f"{after - before:.0f} texts came from the cache or joined others"] if after != before else []
+
+
+def _cosine(a: list[float], b: list[float]) -> float:
+    return sum(x * y for x, y in zip(a, b, strict=True)) / math.sqrt(sum(x * x for x in a) * sum(y * y for y in b))
+
+
+# Rows ------------------------------------------------------------------------------------------------------------------------------------
+
+
+def rows(parts: frozenset[Part], measured: Measurements) -> list[Row]:
+    """A row for each bar of the parts, and those to compare it with."""
+    tokens = next((entry["tokens"] for entry in measured.of("short", BARE)), "?")
+    short = f"one {texts.SHORT_WORDS}-word text ({tokens} tokens) a request"
+    mix, bulk = "one text of 6 to 220 words, mostly short", f"one request of {BULK_TEXTS:,} short texts"
+    batches, batch, p50 = f"bare onnxruntime, batches of {SHORT_BATCH}", "batch.texts_per_s", "wrk.p50_ms"
+    many, one, mix_many, mix_few = (load_name(part, count) for part, (_, counts) in LOADS.items() for count in counts)
+    made: list[Row] = []
+
+    def add(part: Part, work: str, unit: str, figure: Figure, reference: Figure | None = None, bar: Bar | None = None) -> None:
+        made.extend([compare(measured, work, unit, figure, reference, bar)] * (part in parts))
+
+    bare_bar, best = Bar(at_least=0.85, reference=batches), Figure("short", BARE, batch, best=max)
+    add(Part.short, f"{short}, 32 connections", "texts/s", Figure(many, SERVICE), best, bare_bar)
+    add(Part.short, "the same, infinity", "texts/s", Figure(many, PEER))
+    add(Part.short, f"{batches}, a caller for each thread", "texts/s", Figure("short", f"{BARE}, a caller for each thread", batch))
+    call = Figure("short", BARE, "one.p50_ms", best=min)
+    add(Part.short, f"{short}, 1 connection, p50", "ms", Figure(one, SERVICE, p50), call, Bar(at_most_more=2, reference="bare call"))
+    add(Part.short, "the same, infinity", "ms", Figure(one, PEER, p50))
+    allowed = Bar(at_least=0.85, reference="what bare onnxruntime allows")
+    add(Part.mix, f"{mix}, 32 connections", "texts/s", Figure(mix_many, SERVICE), Figure(mix_many, SERVICE, "allowed_per_s"), allowed)
+    for load, ratio in ((mix_many, 2.0), (mix_few, 1.4)):
+        peer = Figure(load, PEER, "per_s_at_most")  # the most that its run can mean
+        bar = Bar(at_least=ratio, reference="infinity-emb, optimum engine")
+        add(Part.mix, f"{mix}, {load.partition(', ')[2]}", "texts/s", Figure(load, SERVICE), peer, bar)
+    bulk_bare = Figure("bulk", BARE, batch, best=max)
+    add(Part.bulk, bulk, "texts/s", Figure("bulk", SERVICE), bulk_bare, Bar(at_least=0.9, reference=batches))
+    add(Part.bulk, "the same, infinity", "texts/s", Figure("bulk", PEER))
+    for contestant in (SERVICE, LEAN):
+        haproxy = ", HAProxy on" * (contestant == SERVICE)
+        work = f"memory of {contestant} with one model{haproxy}, all processes, PSS"
+        add(Part.memory, work, "MiB", Figure("memory", contestant, "pss_bytes", 1 / MiB))
+        add(Part.memory, f"processor time of {contestant} while idle", "% of a core", Figure("idle", contestant, "cores", 100))
+    add(Part.start, "`attnserve serve` of an existing bundle to ready", "s", Figure("start", SERVICE, "seconds"), bar=Bar(at_most=15))
+    return made

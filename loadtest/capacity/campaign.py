@@ -22,13 +22,14 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
+from attnserve.terminal import console
 from export import contract
 from loadtest.capacity import tables
 from loadtest.capacity.deep_encoder import deeper
 from loadtest.common import machine, terminal
 from loadtest.common.report import Verdict
 from loadtest.common.server import attnserve
-from loadtest.common.terminal import console, interruptible
+from loadtest.common.terminal import interruptible
 from loadtest.errors import LoadtestError
 from loadtest.load.shapes import SECONDS, Shape
 
@@ -41,7 +42,7 @@ _CONDITIONS = "conditions.json"
 
 
 @dataclass(frozen=True)
-class Step:
+class CampaignRun:
     """One run, at the knee of the ramp `knee_of`, or at a guessed rate.
 
     `apart`: service and generator have half of the cores each, for loads that the service cannot answer in full.
@@ -56,20 +57,20 @@ class Step:
     deep: bool = False
 
 
-STEPS = (
-    *(Step(f"embed-{words}", Shape.ramp, ("--mix", "embed=1", "--words", str(words))) for words in (14, 60, 120, 250)),
-    Step("embed-mixed", Shape.ramp, ("--mix", "embed_mixed=1")),
-    Step("streams", Shape.ramp, ("--mix", "completion=1", "--max-tokens", "128")),
-    Step("everything", Shape.ramp),
-    Step("crowd", Shape.crowd, knee_of="everything"),
-    Step("soak", Shape.soak, knee_of="everything"),
-    Step("embed-apart", Shape.ramp, ("--mix", "embed=1"), apart=True),
-    Step("overload-embed", Shape.overload, ("--mix", "embed=1"), knee_of="embed-apart", apart=True),
-    Step("streams-apart", Shape.ramp, ("--mix", "completion=1", "--max-tokens", "128"), apart=True),
-    Step("overload-streams", Shape.overload, ("--mix", "completion=1", "--max-tokens", "128"), knee_of="streams-apart", apart=True),
-    *(Step(f"deep-{words}", Shape.ramp, ("--mix", "embed=1", "--words", str(words)), deep=True) for words in (14, 120)),
+RUNS = (
+    *(CampaignRun(f"embed-{words}", Shape.ramp, ("--mix", "embed=1", "--words", str(words))) for words in (14, 60, 120, 250)),
+    CampaignRun("embed-mixed", Shape.ramp, ("--mix", "embed_mixed=1")),
+    CampaignRun("streams", Shape.ramp, ("--mix", "completion=1", "--max-tokens", "128")),
+    CampaignRun("everything", Shape.ramp),
+    CampaignRun("crowd", Shape.crowd, knee_of="everything"),
+    CampaignRun("soak", Shape.soak, knee_of="everything"),
+    CampaignRun("embed-apart", Shape.ramp, ("--mix", "embed=1"), apart=True),
+    CampaignRun("overload-embed", Shape.overload, ("--mix", "embed=1"), knee_of="embed-apart", apart=True),
+    CampaignRun("streams-apart", Shape.ramp, ("--mix", "completion=1", "--max-tokens", "128"), apart=True),
+    CampaignRun("overload-streams", Shape.overload, ("--mix", "completion=1", "--max-tokens", "128"), knee_of="streams-apart", apart=True),
+    *(CampaignRun(f"deep-{words}", Shape.ramp, ("--mix", "embed=1", "--words", str(words)), deep=True) for words in (14, 120)),
 )
-_BY_NAME = {step.name: step for step in STEPS}
+_BY_NAME = {step.name: step for step in RUNS}
 
 app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
@@ -92,8 +93,8 @@ def campaign(
         with interruptible():
             failed = runs.make(chosen(only))
     finally:
-        found = [run for step in STEPS if (run := runs.found(step))]
-        tell(found, page, [step.name for step in STEPS if runs.found(step) is None])
+        found = [run for step in RUNS if (run := runs.found(step))]
+        tell(found, page, [step.name for step in RUNS if runs.found(step) is None])
     for name, why in failed.items():
         console.print(f"[bold red]{name} failed:[/bold red] {escape(why)}", highlight=False, soft_wrap=True)
     missed = [f"{run.parent.parent.name}: {mark['figure']}" for run in found for mark in read(run)["marks"] if mark["verdict"] in _NO_PASS]
@@ -103,13 +104,13 @@ def campaign(
         raise typer.Exit(1)
 
 
-def chosen(only: str) -> list[Step]:
+def chosen(only: str) -> list[CampaignRun]:
     """The steps of these names. typer.BadParameter for a name that is none, or a run without the ramp that its rate is of."""
     names = {name.strip() for name in only.split(",") if name.strip()} or set(_BY_NAME)
     if unknown := sorted(names - set(_BY_NAME)):
         raise typer.BadParameter(f"{unknown[0]} is no run; there are: {', '.join(_BY_NAME)}", param_hint="--only")
-    needed = names | {step.knee_of for step in STEPS if step.name in names and step.knee_of}
-    return [step for step in STEPS if step.name in needed]
+    needed = names | {step.knee_of for step in RUNS if step.name in names and step.knee_of}
+    return [step for step in RUNS if step.name in needed]
 
 
 def tell(found: Sequence[Path], page: Path | None, absent: Sequence[str]) -> None:
@@ -133,7 +134,7 @@ class Runs:
         self._seeds = count()  # texts that another run has sent would be answered by the service's cache
         self._bundles = [contract.verify(bundle).fingerprint for bundle in (encoder, decoder)]
 
-    def make(self, steps: Sequence[Step]) -> dict[str, str]:
+    def make(self, steps: Sequence[CampaignRun]) -> dict[str, str]:
         """Make the runs that are missing. Returns the errors of failed ones, by name. After a failure the service is started anew."""
         waiting, failed = deque(step for step in steps if self.found(step) is None), {}
         while waiting:
@@ -150,7 +151,7 @@ class Runs:
         return failed
 
     @contextmanager
-    def _service(self, step: Step) -> Iterator[str]:
+    def _service(self, step: CampaignRun) -> Iterator[str]:
         """Start a step's service; gives its URL. Processes that are started meanwhile run on the generator's cores."""
         service_cores, generator_cores = halves() if step.apart else (cores(), cores())
         encoder = deeper(self._encoder, self._out / f"of-{self._bundles[0][:12]}") if step.deep else self._encoder
@@ -158,7 +159,7 @@ class Runs:
         with on(service_cores), service as server, on(generator_cores):
             yield f"http://127.0.0.1:{server.port}"
 
-    def perform(self, step: Step, url: str) -> None:
+    def perform(self, step: CampaignRun, url: str) -> None:
         """The run; of a ramp as many as it takes. LoadtestError when none will do."""
         folder, conditions = self._out / step.name, self.conditions(step)
         if step.knee_of and conditions["knee"] is None:
@@ -180,7 +181,7 @@ class Runs:
             rate = next_rate(read(next(folder.glob("*/run.json"))))
         raise LoadtestError(f"{step.name}: no knee within that can be judged, after {_TRIES} ramps; the last one is in {folder}")
 
-    def conditions(self, step: Step) -> dict[str, Any]:
+    def conditions(self, step: CampaignRun) -> dict[str, Any]:
         """The conditions that make a run comparable to the others. The commit is not one of them: the page shows it."""
         ramp = self.found(_BY_NAME[step.knee_of]) if step.knee_of else None
         return {
@@ -191,14 +192,14 @@ class Runs:
             "knee": float(read(ramp)["knee"]["rate"]) if ramp else None,
         }
 
-    def found(self, step: Step) -> Path | None:
+    def found(self, step: CampaignRun) -> Path | None:
         """The existing run of a step, if it was made under these conditions and, if it is a ramp, has a knee that can be judged."""
         runs = sorted((self._out / step.name).glob("*/run.json"))
         if not runs or self._changed(step) or (step.shape == Shape.ramp and next_rate(read(runs[-1])) is not None):
             return None
         return runs[-1]
 
-    def _changed(self, step: Step) -> str:
+    def _changed(self, step: CampaignRun) -> str:
         """Which conditions of the run that is there were others."""
         folder = self._out / step.name
         if not list(folder.glob("*/run.json")):

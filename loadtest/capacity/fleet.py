@@ -65,7 +65,7 @@ def constant(mean_s: float) -> Draw:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Times:
     """Times in the system, in seconds, sorted."""
 
     times_s: list[float]
@@ -78,7 +78,7 @@ class Outcome:
         return self.times_s[min(int(share * len(self.times_s)), len(self.times_s) - 1)]
 
 
-def simulate(*, arrivals: float, replicas: int, service: Draw, routing: Routing, requests: int, seed: int) -> Outcome:
+def simulate(*, arrivals: float, replicas: int, service: Draw, routing: Routing, requests: int, seed: int) -> Times:
     """Send requests through a fleet whose replicas serve in order of arrival. The first tenth of the requests is not counted."""
     draw = random.Random(seed)
     now, times = 0.0, []
@@ -94,7 +94,7 @@ def simulate(*, arrivals: float, replicas: int, service: Draw, routing: Routing,
         heapq.heappush(ends, (free_at[to], to))
         if number >= requests // 10:
             times.append(free_at[to] - now)
-    return Outcome(sorted(times))
+    return Times(sorted(times))
 
 
 def _route(routing: Routing, held: list[int], draw: random.Random) -> int:
@@ -194,7 +194,7 @@ def fleet(
     if ramp is None:
         return
     parts = Table("part of the service", "cores of each, always", "core-ms a request on top", "cores for all requests")
-    for part in tables.parts(ramp):
+    for part in tables.process_costs(ramp):
         parts.add_row(part.name, f"{part.fixed_cores:.3f}", f"{part.core_ms:.3f}", f"{arrivals * part.core_ms / 1000:,.1f}")
     console.print(parts)
 

@@ -65,7 +65,7 @@ def read(file: Path) -> Ramp:
     return Ramp(file, about, plan, steps, found)
 
 
-class Part(NamedTuple):
+class ProcessCost(NamedTuple):
     """A process of the service: cores it takes however little there is to do, and core-ms for each request on top."""
 
     name: str
@@ -73,7 +73,7 @@ class Part(NamedTuple):
     core_ms: float
 
 
-def parts(ramp: Ramp) -> list[Part]:
+def process_costs(ramp: Ramp) -> list[ProcessCost]:
     """By the line that fits cores against requests/s best, over the steps up to the knee; the dearest process first. With a single step
     all of it counts as the requests'."""
     steps = [step for step in ramp.steps if step.level <= ramp.knee.stage.level and step.cores and step.all.answered_per_s]
@@ -81,7 +81,7 @@ def parts(ramp: Ramp) -> list[Part]:
     for name in ramp.knee.stage.cores:
         cores = [step.cores.get(name, 0.0) for step in steps]
         slope, fixed = np.polyfit(rates, cores, 1) if len(steps) > 1 else (cores[0] / rates[0], 0.0)
-        made.append(Part(name, max(float(fixed), 0.0), max(float(slope) * 1000, 0.0)))
+        made.append(ProcessCost(name, max(float(fixed), 0.0), max(float(slope) * 1000, 0.0)))
     return sorted((part for part in made if max(part.fixed_cores, part.core_ms) > _LEAST), key=lambda part: (-part.core_ms, part.name))
 
 
@@ -126,7 +126,7 @@ def tables(ramps: Sequence[Ramp]) -> str:
         for ramp in ramps
         for step in ramp.steps
     ]
-    shares = [(ramp.name, part.name, f"{part.fixed_cores:.3f}", f"{part.core_ms:.3f}") for ramp in ramps for part in parts(ramp)]
+    shares = [(ramp.name, part.name, f"{part.fixed_cores:.3f}", f"{part.core_ms:.3f}") for ramp in ramps for part in process_costs(ramp)]
     return "\n\n".join(
         (
             "### At the knee\n\n" + markdown(heads, knees),

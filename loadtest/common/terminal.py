@@ -13,10 +13,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from attnserve.terminal import console, errors_printed
 from loadtest.common import report
 
-Part = TypeVar("Part", bound=StrEnum)
+T = TypeVar("T", bound=StrEnum)
 
 
-def chosen(only: str, parts: type[Part]) -> frozenset[Part]:
+def chosen(only: str, parts: type[T]) -> frozenset[T]:
     """The parts that are named with commas between them. Raises typer.BadParameter for a name that is none."""
     words = {word.strip() for word in only.split(",") if word.strip()}
     if not words or words - set(parts):

@@ -15,8 +15,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from attnserve.terminal import console
 from loadtest.common import machine
-from loadtest.common.terminal import console, interruptible, progress
+from loadtest.common.terminal import interruptible, progress
 from loadtest.errors import LoadtestError
 from loadtest.faults.cluster import START_S, Cluster, running
 from loadtest.load import figures, locust_run, models, plots, samples
@@ -185,14 +186,7 @@ class Seen(NamedTuple):
     problems: dict[str, int]
 
     def as_json(self) -> dict[str, Any]:
-        return {
-            **self.stage.model_dump(),
-            "took_s": self.took_s,
-            "refused": self.refused,
-            "cut": self.cut,
-            "failed": self.failed,
-            "problems": self.problems,
-        }
+        return {**self.stage.model_dump(), **{name: value for name, value in self._asdict().items() if name != "stage"}}
 
 
 def ended(found: Sequence[Sample], begun: Sequence[Begun]) -> list[Begun]:

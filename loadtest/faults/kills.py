@@ -49,7 +49,7 @@ Fault = signal.Signals | Callable[[psutil.Process], object]  # a signal, or a fu
 
 
 @dataclass(frozen=True)
-class Request:
+class Probe:
     """A request that clients repeat; `right` judges the body of a 200."""
 
     name: str
@@ -59,10 +59,10 @@ class Request:
     right: Callable[[bytes], bool]
 
 
-def requests(encoder: str, decoder: str | None) -> list[Request]:
+def requests(encoder: str, decoder: str | None) -> list[Probe]:
     """An embedding, a short text where there is a decoder, and the liveness probe."""
     asked = [
-        Request(
+        Probe(
             "embedding",
             "POST",
             "/v1/embeddings",
@@ -72,12 +72,12 @@ def requests(encoder: str, decoder: str | None) -> list[Request]:
     ]
     if decoder:
         text = {"model": decoder, "prompt": "def f", "max_tokens": 4, "ignore_eos": True}
-        asked.append(Request("text", "POST", "/v1/completions", json.dumps(text).encode(), lambda body: b'"text"' in body))
-    return [*asked, Request("live", "GET", "/health/live", b"", lambda body: body == b"live")]
+        asked.append(Probe("text", "POST", "/v1/completions", json.dumps(text).encode(), lambda body: b'"text"' in body))
+    return [*asked, Probe("live", "GET", "/health/live", b"", lambda body: body == b"live")]
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbeAnswer:
     """`status` is HTTP's, or why there was no answer; times are of `time.monotonic`."""
 
     name: str
@@ -96,7 +96,7 @@ class Outcome:
     whole_s: float | None = None  # from the fault to the first of the good answers that were followed by good ones only
     ended_with: int | None = None  # the command's status, where it ended
     last_words: str = ""
-    answers: list[Answer] = field(default_factory=list)
+    answers: list[ProbeAnswer] = field(default_factory=list)
     steps: dict[str, float] = field(default_factory=dict)  # seconds from the fault
 
     @property
@@ -111,9 +111,9 @@ class Outcome:
 class Clients:
     """Requests of every kind, each on a connection of its own, in open loop: as many come while nothing is answered."""
 
-    def __init__(self, port: int, asked: list[Request]) -> None:
+    def __init__(self, port: int, asked: list[Probe]) -> None:
         self._port, self._asked = port, asked
-        self.answers: list[Answer] = []
+        self.answers: list[ProbeAnswer] = []
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._come, daemon=True)
         self._under_way: list[threading.Thread] = []
@@ -146,7 +146,7 @@ class Clients:
                 thread.start()
                 self._under_way.append(thread)
 
-    def _ask(self, request: Request) -> None:
+    def _ask(self, request: Probe) -> None:
         began, fit = time.monotonic(), False
         try:
             with closing(http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)) as connection:
@@ -159,7 +159,7 @@ class Clients:
                     json.loads(body)
         except (OSError, http.client.HTTPException, ValueError) as error:
             status = type(error).__name__
-        self.answers.append(Answer(request.name, began, time.monotonic(), status, fit))
+        self.answers.append(ProbeAnswer(request.name, began, time.monotonic(), status, fit))
 
 
 class Victim:
@@ -181,7 +181,8 @@ class Victim:
         return Path(self._log.name).read_text()
 
     def family(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children(recursive=True)
+        children: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
+        return children
 
     def find(self, title: str) -> psutil.Process:
         """The one process whose command contains `title`."""

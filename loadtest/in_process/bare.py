@@ -32,11 +32,11 @@ LENGTHS = (8, 16, 32, 64, 128, 192, 256)
 BATCHES = (1, 4, 16, 32)
 MAX_BATCH_TOKENS = 1024
 
-Shape = tuple[int, int]  # (B, N): texts of a batch, tokens of each
+Batch = tuple[int, int]  # (B, N): texts of a batch, tokens of each
 Timing = dict[str, float]  # texts_per_s, p50_ms
 
 
-def measure(bundle: Path, shapes: Sequence[Shape], *, threads: int, seconds: float, spin: bool, callers: int = 1) -> dict[Shape, Timing]:
+def measure(bundle: Path, shapes: Sequence[Batch], *, threads: int, seconds: float, spin: bool, callers: int = 1) -> dict[Batch, Timing]:
     """Run every shape for that long in a process of its own; `callers` threads share the session."""
     names = [f"{b}x{n}" for b, n in shapes]
     command = [sys.executable, "-m", "loadtest.in_process.bare", str(bundle), "--threads", str(threads), "--seconds", str(seconds)]
@@ -48,12 +48,12 @@ def measure(bundle: Path, shapes: Sequence[Shape], *, threads: int, seconds: flo
     return {shape: timings[name] for shape, name in zip(shapes, names, strict=True)}
 
 
-def shapes_for_mix(max_tokens: int) -> list[Shape]:
+def shapes_for_mix(max_tokens: int) -> list[Batch]:
     lengths = [n for n in LENGTHS if n < max_tokens] + [min(max_tokens, LENGTHS[-1])]
     return [(b, n) for n in dict.fromkeys(lengths) for b in BATCHES if b * n <= MAX_BATCH_TOKENS]
 
 
-def cost_s(texts_per_s: Mapping[Shape, float]) -> dict[int, float]:
+def cost_s(texts_per_s: Mapping[Batch, float]) -> dict[int, float]:
     """Seconds of one text at each length, in the best batch tried."""
     return {n: min(1 / rate for (_, length), rate in texts_per_s.items() if length == n) for n in sorted({n for _, n in texts_per_s})}
 

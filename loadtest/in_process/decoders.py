@@ -9,7 +9,7 @@ from export import contract
 from export.bundle import export_bundle
 from export.kv_cache.graph import export_twin
 from loadtest.errors import LoadtestError
-from loadtest.in_process.shapes import Shape
+from loadtest.in_process.shapes import ModelShape
 from models.checkpoints.decoder import load_decoder, save_decoder
 from models.decoder.model import Decoder, DecoderConfig
 from models.folders.byte_tokenizer import byte_tokenizer
@@ -23,7 +23,7 @@ class Pair:
     twin: Path  # a graph
 
 
-def build_pair(shape: Shape, folder: Path) -> Pair:
+def build_pair(shape: ModelShape, folder: Path) -> Pair:
     """Causal linear attention and its softmax twin."""
     config = DecoderConfig(
         vocab_size=256,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class ModelShape:
     """A decoder, and a length in tokens."""
 
     name: str
@@ -22,8 +22,8 @@ class Shape:
 
 
 SHAPES = (
-    Shape(name="MNIST", steps=784, n_layers=8, paper_ms=7.0, paper_times=142.8 / 7.56),
-    Shape(name="CIFAR", steps=3072, n_layers=16, paper_ms=14.7, paper_times=17.85 / 0.32),
+    ModelShape(name="MNIST", steps=784, n_layers=8, paper_ms=7.0, paper_times=142.8 / 7.56),
+    ModelShape(name="CIFAR", steps=3072, n_layers=16, paper_ms=14.7, paper_times=17.85 / 0.32),
 )
 MEMORY_BYTES = 4 * 2**30  # of the states or caches of a batch
 POSITIONS = (256, 512, 784, 1024, 2048, 3072)  # at which a token of both is priced

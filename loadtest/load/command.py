@@ -13,14 +13,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from attnserve.terminal import console
 from loadtest.common import machine
 from loadtest.common.report import Verdict, amount
-from loadtest.common.terminal import console, interruptible, progress
+from loadtest.common.terminal import interruptible, progress
 from loadtest.errors import LoadtestError
-from loadtest.load import figures, flatness, knee, locust_run, marks, models, plots, samples, shapes, watch
+from loadtest.load import figures, flatness, knee, locust_run, models, pass_marks, plots, samples, shapes, watch
 from loadtest.load.figures import ALL, StageFigures
 from loadtest.load.kinds import KINDS
-from loadtest.load.marks import Judged
+from loadtest.load.pass_marks import Judged
 from loadtest.load.plan import Plan, Stage
 from loadtest.load.shapes import Shape
 
@@ -52,13 +53,13 @@ def load(
     workers: Annotated[int, typer.Option(min=0, help="Locust workers beside a master; 0: one process.")] = 0,
     pid: Annotated[int | None, typer.Option(help="First process of the service.", show_default="found by the port")] = None,
     seed: Annotated[int, typer.Option(help="Of texts, arrivals and choices.")] = 0,
-    marks_: Annotated[Path, typer.Option("--marks", help="Pass marks.")] = marks.FILE,
+    marks_: Annotated[Path, typer.Option("--marks", help="Pass marks.")] = pass_marks.FILE,
     out: Annotated[Path, typer.Option(help="Directory; the run gets one of its own there.")] = Path("out/load"),
 ) -> None:
     """Load a running service and judge it by the pass marks of the shape. Ends with 1 when one is missed or could not be judged."""
     if closed and knee_:
         raise typer.BadParameter("--knee is for open loops, and --closed sends in a closed one: give one of them")
-    wanted, key = marks.load(marks_, shape), os.environ.get("LOADTEST_API_KEY", "")
+    wanted, key = pass_marks.load(marks_, shape), os.environ.get("LOADTEST_API_KEY", "")
     url = url.rstrip("/")
     tasks = models.tasks(url, model or models.names(url, key), key)
     seconds = (minutes * 60) if minutes else shapes.SECONDS[shape]
@@ -88,9 +89,9 @@ def load(
         if plan.open_loop and not knee_:
             plan = plan.model_copy(update={"rate": guess(plan, workers)})
             console.print(f"a burst of {BURST} requests says that the knee is about {plan.rate:,.1f} requests/s", highlight=False)
-        looks = played(plan, workers, root, key)
-    told = Run(plan, shape, looks)
-    judged = marks.judge(wanted, told.stages, told.of_run)
+        observations = played(plan, workers, root, key)
+    told = Run(plan, shape, observations)
+    judged = pass_marks.judge(wanted, told.stages, told.of_run)
     told.write(about, judged)
     told.draw(f"{shape}, {url}, {about['cpus']} cores, {about['cpu']}, {date}")
     show(told, judged, f"{shape}, {', '.join(sorted(set(tasks.values())))}, {about['cpus']} cores, {about['cpu']}, {date}")
@@ -100,7 +101,7 @@ def load(
             console.print(f"[yellow]{warning}[/yellow]")
     for each in judged:
         if each.verdict == Verdict.not_judged:
-            why = marks.NOT_SEEN[each.mark.figure]
+            why = pass_marks.NOT_SEEN[each.mark.figure]
             console.print(f"[bold red]not judged[/bold red]: {each.mark.figure}: {why}", highlight=False, soft_wrap=True)
     console.print(f"everything: {plan.out}", soft_wrap=True)
     if any(each.verdict in (Verdict.failed, Verdict.not_judged) for each in judged):
@@ -137,11 +138,11 @@ def guess(plan: Plan, workers: int) -> float:
     return GUESS_SHARE * most / (done[most - 1] - begun[0].begin_s)
 
 
-def played(plan: Plan, workers: int, root: int | None, key: str) -> list[watch.Look]:
+def played(plan: Plan, workers: int, root: int | None, key: str) -> list[watch.Observation]:
     """Run it, with a bar over its stages; what was seen of the service meanwhile, and once more when it is at rest."""
     interval_s = max(sum(stage.seconds for stage in plan.stages) / 600, 1.0)
     begun = plan.out / samples.STAGES
-    with watch.watching(root, plan.url, interval_s, key) as looks, progress(len(plan.stages) + 1) as advance:
+    with watch.observing(root, plan.url, interval_s, key) as observations, progress(len(plan.stages) + 1) as advance:
         shown = 0
         advance("Locust starts")
 
@@ -153,16 +154,16 @@ def played(plan: Plan, workers: int, root: int | None, key: str) -> list[watch.L
             shown = max(shown, len(names))
 
         locust_run.run(plan, workers=workers, tick=tick)
-    return [*looks, rested(looks[0], root, plan.url, key)]
+    return [*observations, rested(observations[0], root, plan.url, key)]
 
 
-def rested(before: watch.Look, root: int | None, url: str, key: str) -> watch.Look:
-    """A look at the service once its clients' connections are closed, as proxies do after some seconds; at the latest after `REST_S`."""
+def rested(before: watch.Observation, root: int | None, url: str, key: str) -> watch.Observation:
+    """Observe the service once its clients' connections are closed, which a proxy does after some seconds; at the latest after `REST_S`."""
     fds = {process.pid: process.fds for process in before.processes}
     until = time.monotonic() + REST_S
     while True:
         time.sleep(1.0)
-        found = watch.look(root, url, key)
+        found = watch.observe(root, url, key)
         if time.monotonic() > until or all(flatness.at_rest(fds.get(each.pid, each.fds), each.fds) for each in found.processes):
             return found
 
@@ -170,11 +171,11 @@ def rested(before: watch.Look, root: int | None, url: str, key: str) -> watch.Lo
 class Run:
     """The results of a run: stages with their figures, the knee of a ramp, figures of the whole run."""
 
-    def __init__(self, plan: Plan, shape: Shape, looks: list[watch.Look]) -> None:
-        self.plan, self.shape, self.looks = plan, shape, looks
+    def __init__(self, plan: Plan, shape: Shape, observations: list[watch.Observation]) -> None:
+        self.plan, self.shape, self.observations = plan, shape, observations
         self.samples, self.begun = samples.read(plan.out)
         self.stages = [
-            stage.model_copy(update={"cores": watch.cores(looks, stage.begin_s, stage.end_s)})
+            stage.model_copy(update={"cores": watch.cores(observations, stage.begin_s, stage.end_s)})
             for stage in figures.by_stage(self.samples, self.begun)
         ]
         self.knee = knee.knee(self._measured) if shape == Shape.ramp else None
@@ -194,7 +195,7 @@ class Run:
             return []
         stage = self._stage(watched)
         settled_s = stage.begin_s + (stage.end_s - stage.begin_s) * (SETTLING if self.shape == Shape.crowd else 0)
-        return flatness.judge(self.looks, settled_s, stage.end_s)
+        return flatness.judge(self.observations, settled_s, stage.end_s)
 
     def _of_run(self) -> dict[str, float | None]:
         made: dict[str, float | None] = {"unanswered": float(sum(not sample.status for sample in self.samples))}
@@ -211,14 +212,14 @@ class Run:
         if self.shape == Shape.crowd:
             crowd, alone = self._stage("crowd"), self._stage("alone")
             made["p99_over_alone"] = slower(crowd, alone)
-            with_crowd, without = resident_mib(self.looks, crowd), resident_mib(self.looks, alone)
+            with_crowd, without = resident_mib(self.observations, crowd), resident_mib(self.observations, alone)
             made["crowd_mib"] = with_crowd - without if with_crowd and without else None
         if self.shape in (Shape.soak, Shape.crowd):
             made["not_flat"], made["not_at_rest"] = flatness.not_flat(self.flatness), flatness.not_at_rest(self.flatness)
         return made
 
     def write(self, about: dict[str, Any], judged: list[Judged]) -> None:
-        """`run.json`: everything but the samples, which are in `samples.csv`, and the looks, which are in `looks.jsonl`."""
+        """`run.json`: everything but the samples, which are in `samples.csv`, and the observations, which are in `observations.jsonl`."""
         found = None
         if self.knee is not None:
             found = {"rate": self.knee.rate, "stage": self.knee.stage.name, "reached": self.knee.reached, "late_ms": self.knee.late_ms}
@@ -232,15 +233,15 @@ class Run:
             "marks": [{**each.mark.model_dump(exclude_defaults=True), "value": each.figure, "verdict": each.verdict} for each in judged],
         }
         (self.plan.out / "run.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-        with (self.plan.out / "looks.jsonl").open("w") as file:
-            for look in self.looks:
-                file.write(json.dumps({**look._asdict(), "processes": [process._asdict() for process in look.processes]}) + "\n")
+        with (self.plan.out / "observations.jsonl").open("w") as file:
+            for seen in self.observations:
+                file.write(json.dumps({**seen._asdict(), "processes": [process._asdict() for process in seen.processes]}) + "\n")
 
     def draw(self, title: str) -> None:
         out = self.plan.out
         plots.percentiles_over_time(self.samples, self.begun, out / "percentiles.png", title)
         plots.tokens_over_time(self.samples, self.begun, out / "tokens.png", title)
-        plots.processes_over_time(self.looks, self.begun, out / "processes.png", title)
+        plots.processes_over_time(self.observations, self.begun, out / "processes.png", title)
         if self.shape == Shape.ramp:
             plots.latency_by_rate(self._measured, self.knee, out / "latency-by-rate.png", title)
 
@@ -253,9 +254,9 @@ def slower(now: StageFigures, before: StageFigures) -> float | None:
     return max((a / b for a, b in pairs if a is not None and b), default=None)
 
 
-def resident_mib(looks: Sequence[watch.Look], stage: StageFigures) -> float | None:
+def resident_mib(observations: Sequence[watch.Observation], stage: StageFigures) -> float | None:
     """The most resident memory of all processes together in a stage."""
-    sizes = [sum(process.rss_bytes for process in look.processes) for look in looks if stage.begin_s <= look.at_s <= stage.end_s]
+    sizes = [sum(process.rss_bytes for process in seen.processes) for seen in observations if stage.begin_s <= seen.at_s <= stage.end_s]
     most: int = max(sizes, default=0)
     return most / flatness.MiB if most else None
 

@@ -5,10 +5,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from loadtest.load.watch import Look, stem
+from loadtest.load.watch import Observation, stem
 
 MiB = 2**20
-_MOST_LOOKS = 400  # the slope takes all pairs of them
+_MOST_OBSERVATIONS = 400  # the slope takes all pairs of them
 
 
 class Allowed(NamedTuple):
@@ -43,7 +43,7 @@ class Flatness(NamedTuple):
 
 def growth(at_s: Sequence[float], values: Sequence[float]) -> float:
     """How much a series has grown from its first moment to its last, single outliers aside."""
-    stride = max(len(at_s) // _MOST_LOOKS, 1)
+    stride = max(len(at_s) // _MOST_OBSERVATIONS, 1)
     times, sizes = np.array(at_s[::stride], float), np.array(values[::stride], float)
     earlier, later = np.triu_indices(len(times), 1)
     slopes = (sizes[later] - sizes[earlier]) / (times[later] - times[earlier])
@@ -67,11 +67,10 @@ def not_at_rest(found: Sequence[Flatness]) -> float | None:
     return float(sum(not each.flat for each in gauges)) if gauges else None
 
 
-def judge(looks: Sequence[Look], begin_s: float, end_s: float) -> list[Flatness]:
-    """Every process that lived all that time, in each respect; its descriptors at rest, the first look beside the last; then how many
-    processes there were at the ends; then what is left to do at rest: the last look, which is taken after the load, has to show no run, no
-    waiting input, and no request but the look itself."""
-    within = [each for each in looks if begin_s <= each.at_s <= end_s]
+def judge(observations: Sequence[Observation], begin_s: float, end_s: float) -> list[Flatness]:
+    """Series of every process that lived from begin to end; its descriptors in the first and the last observation; the number of processes;
+    and the gauges of the last observation, made after the load: no run, no waiting input, no request but the observation itself."""
+    within = [each for each in observations if begin_s <= each.at_s <= end_s]
     made = []
     names = {process.pid: stem(process.name) for each in within for process in each.processes}
     for pid, name in sorted(names.items(), key=lambda each: (each[1], each[0])):
@@ -83,13 +82,13 @@ def judge(looks: Sequence[Look], begin_s: float, end_s: float) -> list[Flatness]
             grown = growth([process.at_s for process in series], values)
             flat = grown <= max(allowed.amount, allowed.share * values[0])
             made.append(Flatness(f"{name} ({pid}) {what.partition('_')[0]}", allowed.unit, values[0], values[-1], grown, flat))
-        if (ends := [process.fds for each in (looks[0], looks[-1]) for process in each.processes if process.pid == pid])[1:]:
+        if (ends := [process.fds for each in (observations[0], observations[-1]) for process in each.processes if process.pid == pid])[1:]:
             made.append(Flatness(f"{name} ({pid}) fds at rest", FDS.unit, ends[0], ends[1], ends[1] - ends[0], at_rest(ends[0], ends[1])))
     if within:
         first, last = len(within[0].processes), len(within[-1].processes)
         made.append(Flatness("processes", "processes", first, last, last - first, last <= first))
         busy = {name: float(np.median([each.gauges.get(name, 0.0) for each in within])) for name in within[-1].gauges}
-        for name, value in looks[-1].gauges.items():
+        for name, value in observations[-1].gauges.items():
             left = max(value - (name == "attnserve_active_requests"), 0.0)
             made.append(Flatness(f"{name} at rest", LEFT, busy.get(name, 0.0), left, left, not left))
     return made

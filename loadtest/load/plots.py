@@ -9,7 +9,7 @@ import numpy as np
 from loadtest.load.figures import StageFigures
 from loadtest.load.knee import Knee
 from loadtest.load.samples import Begun, Sample
-from loadtest.load.watch import Look
+from loadtest.load.watch import Observation
 
 MiB = 2**20
 _PERCENTILES = (50, 95, 99)
@@ -71,20 +71,22 @@ def tokens_over_time(samples: Sequence[Sample], begun: Sequence[Begun], file: Pa
     _finish(figure, (axes,), file, title)
 
 
-def processes_over_time(looks: Sequence[Look], begun: Sequence[Begun], file: Path, title: str) -> None:
+def processes_over_time(observations: Sequence[Observation], begun: Sequence[Begun], file: Path, title: str) -> None:
     """Resident memory of the largest processes, descriptors and threads of all together, and the service's gauges."""
     figure, panels = _figure(4)
-    start = looks[0].at_s
-    pids = {process.pid: process for look in looks for process in look.processes}
+    start = observations[0].at_s
+    pids = {process.pid: process for seen in observations for process in seen.processes}
     for pid in sorted(pids, key=lambda pid: -pids[pid].rss_bytes)[:_NAMED]:
-        series = [process for look in looks for process in look.processes if process.pid == pid]
+        series = [process for seen in observations for process in seen.processes if process.pid == pid]
         panels[0].plot([p.at_s - start for p in series], [p.rss_bytes / MiB for p in series], label=f"{pids[pid].name[:40]} ({pid})")
-    times = [look.at_s - start for look in looks]
+    times = [seen.at_s - start for seen in observations]
     panels[0].set_ylabel("resident, MiB")
     for panel, what in ((panels[1], "fds"), (panels[2], "threads")):
-        panel.plot(times, [sum(getattr(process, what) for process in look.processes) for look in looks], label=f"{what}, all processes")
-    for name in sorted({name for look in looks for name in look.gauges}):
-        panels[3].plot(times, [look.gauges.get(name, np.nan) for look in looks], label=name)
+        panel.plot(
+            times, [sum(getattr(process, what) for process in seen.processes) for seen in observations], label=f"{what}, all processes"
+        )
+    for name in sorted({name for seen in observations for name in seen.gauges}):
+        panels[3].plot(times, [seen.gauges.get(name, np.nan) for seen in observations], label=name)
     panels[3].set_yscale("symlog")
     panels[3].set_xlabel("s")
     _mark_stages(panels, begun, start)

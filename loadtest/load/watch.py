@@ -18,7 +18,7 @@ _PORTS = {"http": 80, "https": 443}
 _OURS = ("attnserve", "service.cli")
 
 
-class ProcessLook(NamedTuple):
+class ProcessUsage(NamedTuple):
     at_s: float
     pid: int
     name: str
@@ -28,11 +28,11 @@ class ProcessLook(NamedTuple):
     cpu_s: float  # since it began
 
 
-class Look(NamedTuple):
+class Observation(NamedTuple):
     """The service's processes and gauges at one moment. `gauges` are sums over models; empty if /metrics does not answer in time."""
 
     at_s: float
-    processes: list[ProcessLook]
+    processes: list[ProcessUsage]
     gauges: dict[str, float]
 
 
@@ -55,13 +55,13 @@ def service_pid(url: str) -> int | None:
     return ours[-1] if ours else None
 
 
-def look(root: int | None, url: str, key: str = "") -> Look:
+def observe(root: int | None, url: str, key: str = "") -> Observation:
     """At the process `root` and all below it, and at /metrics."""
     now = time.time()
-    return Look(now, [] if root is None else processes(root, now), gauges(url, key))
+    return Observation(now, [] if root is None else processes(root, now), gauges(url, key))
 
 
-def processes(root: int, now: float) -> list[ProcessLook]:
+def processes(root: int, now: float) -> list[ProcessUsage]:
     found = []
     for pid in memory.tree(root):
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -69,7 +69,7 @@ def processes(root: int, now: float) -> list[ProcessLook]:
             with process.oneshot():
                 cpu = process.cpu_times()
                 sizes = (process.memory_info().rss, process.num_fds(), process.num_threads())
-                found.append(ProcessLook(now, pid, memory.name(pid), *sizes, cpu.user + cpu.system))
+                found.append(ProcessUsage(now, pid, memory.name(pid), *sizes, cpu.user + cpu.system))
     return found
 
 
@@ -98,9 +98,9 @@ def stem(name: str) -> str:
     return name.partition(".")[0] if name.startswith("ray::") else name
 
 
-def cores(looks: Sequence[Look], begin_s: float, end_s: float) -> dict[str, float]:
-    """Processor time per second between two moments, by name of process, of those that lived all the while; from the looks next to them."""
-    within = [each for each in looks if begin_s - 1 <= each.at_s <= end_s + 1 and each.processes]
+def cores(observations: Sequence[Observation], begin_s: float, end_s: float) -> dict[str, float]:
+    """Processor time per second between two moments, by name, of processes that lived all the while."""
+    within = [each for each in observations if begin_s - 1 <= each.at_s <= end_s + 1 and each.processes]
     if len(within) < 2:
         return {}
     first, last = within[0], within[-1]
@@ -114,19 +114,19 @@ def cores(looks: Sequence[Look], begin_s: float, end_s: float) -> dict[str, floa
 
 
 @contextmanager
-def watching(root: int | None, url: str, interval_s: float, key: str = "") -> Iterator[list[Look]]:
-    """A list that grows by a look every `interval_s` seconds while the block runs."""
-    looks: list[Look] = [look(root, url, key)]
+def observing(root: int | None, url: str, interval_s: float, key: str = "") -> Iterator[list[Observation]]:
+    """A list that grows by an observation every `interval_s` seconds while the block runs."""
+    observations: list[Observation] = [observe(root, url, key)]
     stop = threading.Event()
 
     def go_on() -> None:
         while not stop.wait(interval_s):
-            looks.append(look(root, url, key))
+            observations.append(observe(root, url, key))
 
     thread = threading.Thread(target=go_on, name="watch", daemon=True)
     thread.start()
     try:
-        yield looks
+        yield observations
     finally:
         stop.set()
         thread.join()

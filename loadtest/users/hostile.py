@@ -32,7 +32,7 @@ class Hostile(Client):
         self.draw.choice(ATTACKS)(self, answer)
 
     def expect(self, path: str, body: bytes, answer: Answer, *statuses: int) -> None:
-        """The service has to answer with one of these statuses or 429, and with JSON."""
+        """The service must answer with one of these statuses or 429, and with JSON."""
         response = self.http.request("POST", path, body=body, headers=self.shared.headers)
         content = bytes(response.read())
         answer.status, answer.size_bytes = response.status_code, len(content)
@@ -42,28 +42,9 @@ class Hostile(Client):
             json.loads(content)
 
 
-def malformed(client: Hostile, answer: Answer) -> None:
-    client.expect("/v1/embeddings", b'{"input": "a', answer, 400)
-
-
-def wrong_type(client: Hostile, answer: Answer) -> None:
-    client.expect("/v1/embeddings", b'{"input": {"a": 1}}', answer, 400)
-
-
-def nested(client: Hostile, answer: Answer) -> None:
-    client.expect("/v1/embeddings", b'{"input": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", answer, 400)
-
-
-def unknown_model(client: Hostile, answer: Answer) -> None:
-    client.expect("/v1/embeddings", b'{"model": "no such model", "input": "a"}', answer, 404)
-
-
-def empty(client: Hostile, answer: Answer) -> None:
-    client.expect("/v1/embeddings", b'{"input": []}', answer, 400)
-
-
-def no_such_tokens(client: Hostile, answer: Answer) -> None:
-    client.expect("/v1/completions", b'{"prompt": [2147483647], "max_tokens": -1}', answer, 400, 404)
+def wrong(path: str, body: bytes, *statuses: int) -> Callable[[Hostile, Answer], None]:
+    """A request that is answered with one of these statuses."""
+    return lambda client, answer: client.expect(path, body, answer, *statuses)
 
 
 def huge(client: Hostile, answer: Answer) -> None:
@@ -102,12 +83,12 @@ def reads_slowly(client: Hostile, answer: Answer) -> None:
 
 
 ATTACKS: tuple[Callable[[Hostile, Answer], None], ...] = (
-    malformed,
-    wrong_type,
-    nested,
-    unknown_model,
-    empty,
-    no_such_tokens,
+    wrong("/v1/embeddings", b'{"input": "a', 400),
+    wrong("/v1/embeddings", b'{"input": {"a": 1}}', 400),
+    wrong("/v1/embeddings", b'{"input": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", 400),
+    wrong("/v1/embeddings", b'{"model": "no such model", "input": "a"}', 404),
+    wrong("/v1/embeddings", b'{"input": []}', 400),
+    wrong("/v1/completions", b'{"prompt": [2147483647], "max_tokens": -1}', 400, 404),
     huge,
     half_a_body,
     leaves,

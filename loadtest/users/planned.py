@@ -9,6 +9,7 @@ import sys
 import time
 from functools import cache
 from pathlib import Path
+from types import new_class
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Locust puts the folder of this file there, and a worker may be anywhere
 
@@ -71,35 +72,21 @@ class Planned(Client):
         late_ms = max(time.time() - due_s, 0) * 1000
         number = RECORDER.sent(Sent(self.kind, due_s, late_ms))
         answer = super().send(due_s)
-        sample = Sample(
-            kind=self.kind,
-            due_s=due_s,
-            ms=answer.ms,
-            late_ms=late_ms,
-            status=answer.status,
-            tokens=answer.tokens,
-            retry_after=answer.retry_after,
-            first_ms=answer.first_ms,
-            between_ms=answer.between_ms,
-            longest_ms=answer.longest_ms,
-            problem=answer.problem,
-        )
-        RECORDER.ended(number, sample)
+        found = {name: value for name, value in vars(answer).items() if name in Sample._fields}
+        RECORDER.ended(number, Sample(kind=self.kind, due_s=due_s, late_ms=late_ms, **found))
         return answer
 
 
-CLASSES: dict[str, type[Planned]] = {user.kind: type(user)(user.__name__, (Planned, user), {}) for user in USERS}
+CLASSES: dict[str, type[Planned]] = {user.kind: new_class(user.__name__, (Planned, user)) for user in USERS}
 # Locust looks for classes among the names of this module.
 Embed, EmbedBatch, EmbedMixed, Documents, Rerank, Completion, Chat, Hostile = CLASSES.values()
 
 
-@events.init_command_line_parser.add_listener
 def add_option(parser: LocustArgumentParser) -> None:
     parser.add_argument("--plan", default="", help="A loadtest.load.plan.Plan as JSON; a worker gets its master's.")
     add_key(parser)
 
 
-@events.init.add_listener
 def begin(environment: Environment, **_: object) -> None:
     assert environment.parsed_options is not None
     if not environment.parsed_options.plan:  # a worker
@@ -112,7 +99,6 @@ def begin(environment: Environment, **_: object) -> None:
     environment.user_classes = [user for kind, user in CLASSES.items() if kind in plan.mix]
 
 
-@events.test_start.add_listener
 def share(environment: Environment, **_: object) -> None:
     assert environment.parsed_options is not None
     Client.asking = asking(plan_in(environment), environment.parsed_options.api_key)
@@ -125,10 +111,7 @@ def asking(plan: Plan, key: str) -> Asking:
 class Stages(LoadTestShape):
     """The plan's stages, one after the other. The last one, in which nothing arrives, ends as soon as nothing is on its way."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._at = -1
-        self._end_s = 0.0
+    _at, _end_s = -1, 0.0
 
     def tick(self) -> tuple[int, float] | None:
         assert self.runner is not None
@@ -151,3 +134,8 @@ class Stages(LoadTestShape):
 
     def _begin(self, stage: Stage, users: int, out: Path) -> None:
         samples.begin(out, samples.Begun(stage.name, stage.level, users, time.time()))
+
+
+events.init_command_line_parser.add_listener(add_option)
+events.init.add_listener(begin)
+events.test_start.add_listener(share)

@@ -1,102 +1,111 @@
-"""The parts of a round. In each of them the contestants take turns, so that a slow minute of the machine hits all of them."""
+"""The parts of a round. In each of them the contestants take turns, so that a slow minute of the machine slows all of them down."""
 
-import statistics
-from dataclasses import replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 
 from loadtest.bench.generation import sharing, streams
 from loadtest.bench.generation.contestants import NEW_TOKENS, Contestants
-from loadtest.bench.generation.plan import Plan
+from loadtest.bench.generation.plan import GenerationPart, GenerationPlan
+from loadtest.bench.runner import Contestant, Measurements, Step
 from loadtest.common.server import attnserve
 from loadtest.in_process import batches, engine, latency, steps
+from loadtest.in_process.long_sequences import STRETCH, long_sequences
 from loadtest.in_process.shapes import POSITIONS
 from loadtest.in_process.twin import Twin
 
 CHUNKS = (16, 64, 256, 1024)
 PROMPT_TOKENS = 16_384  # of the prompt that the engine is fed
-TURNS = 3  # in a round of those whose ratio is near its bar: the machine's own speed changes within seconds
+TURNS = 3  # in a round, for ratios that are near their bar: the machine's own speed changes within seconds
 TEXTS = 8  # that transformers and the engine generate at once
-
-Figures = dict[tuple[str | int, ...], list[float]]  # of each kind of work, a figure for each round or each turn in it
 
 
 class Measuring:
-    """A method for each part that has rounds. Figures are in tokens a second, or in what their name ends with."""
+    """A method for each part. Figures are in tokens a second (`per_s`), or in the unit that their name ends with."""
 
-    def __init__(self, plan: Plan, contestants: Contestants) -> None:
-        self.plan, self.contestants = plan, contestants
-        self.figures: Figures = {}
+    def __init__(self, plan: GenerationPlan, built: Contestants, measured: Measurements) -> None:
+        self.plan, self.built, self.measured = plan, built, measured
 
-    def engine(self) -> None:
-        plan, seconds = self.plan, self.plan.seconds / TURNS
+    def turns(self) -> Sequence[Contestant]:
+        """All parts in every round, then the long sequences."""
+        plan = self.plan
+        parts = [part for part in GenerationPart if part in plan.parts - {GenerationPart.flat}]
+        rounds = Contestant(plan.model, [Step(part, getattr(self, part)) for part in parts])
+        if GenerationPart.flat not in plan.parts:
+            return [rounds]
+        sequences = long_sequences(plan.bundle, plan.tokens, plan.threads, self.built.twin)
+
+        def stretch(_: object) -> None:
+            ours, twins = next(sequences)
+            for contestant, found in (("bundle", [ours]), ("bundle's twin", twins)):
+                for each in found:
+                    self.measured.note("long sequence", contestant, **asdict(each))
+
+        ends = (min(first + STRETCH, plan.tokens) for first in range(0, plan.tokens, STRETCH))
+        return [rounds, Contestant("one sequence", [Step(f"token {end:,} of {plan.tokens:,}", stretch) for end in ends], once=True)]
+
+    def engine(self, _: object) -> None:
+        plan, seconds, note = self.plan, self.plan.seconds / TURNS, self.measured.note
         for rows in (1, plan.slots) * TURNS:
-            self._note("bare", rows, figure=steps.tokens_per_s(plan.bundle, rows, seconds, plan.threads))
+            note(f"{rows} runs", "bare", per_s=steps.tokens_per_s(plan.bundle, rows, seconds, plan.threads))
             if rows > 1:
                 shared = steps.tokens_per_s(plan.bundle, rows, seconds, plan.threads, share_out=True)
-                self._note("bare, shared out", figure=shared)
-            self._note("engine", rows, figure=engine.tokens_per_s(plan.bundle, rows, seconds, plan.threads))
+                note(f"{rows} runs", "bare, shared out", per_s=shared)
+            note(f"{rows} runs", "engine", per_s=engine.tokens_per_s(plan.bundle, rows, seconds, plan.threads))
 
-    def service(self) -> None:
+    def service(self, _: object) -> None:
         """The engine alone is measured beside a service that is idle."""
-        plan, seconds = self.plan, self.plan.seconds / TURNS
+        plan, seconds, note = self.plan, self.plan.seconds / TURNS, self.measured.note
         with attnserve(plan.bundle, plan.model) as server:
             for _ in range(TURNS):
-                self._note("alone", figure=engine.tokens_per_s(plan.bundle, plan.slots, seconds, plan.threads))
-                self._note("service", figure=streams.tokens_per_s(replace(server, path="/v1/completions"), plan.slots, seconds))
+                note("streams", "engine", per_s=engine.tokens_per_s(plan.bundle, plan.slots, seconds, plan.threads))
+                note("streams", "service", per_s=streams.tokens_per_s(replace(server, path="/v1/completions"), plan.slots, seconds))
 
-    def prefill(self) -> None:
-        plan = self.plan
+    def prefill(self, _: object) -> None:
+        plan, note = self.plan, self.measured.note
         for chunk in CHUNKS:
-            self._note("prefill", chunk, figure=steps.prefill_tokens_per_s(plan.bundle, chunk, plan.seconds / 4, plan.threads))
-        self._note("prefill", "engine", figure=engine.prefill_tokens_per_s(plan.bundle, PROMPT_TOKENS, plan.threads))
+            note("prefill", f"bare, {chunk}", per_s=steps.prefill_tokens_per_s(plan.bundle, chunk, plan.seconds / 4, plan.threads))
+        note("prefill", "engine", per_s=engine.prefill_tokens_per_s(plan.bundle, PROMPT_TOKENS, plan.threads))
 
-    def latency(self) -> None:
+    def latency(self, _: object) -> None:
         waits = latency.waits(self.plan.bundle, self.plan.seconds, self.plan.threads)
-        self._note("latency", "median_s", figure=statistics.median(waits.undisturbed))
-        self._note("latency", "p99_s", figure=latency.percentile(waits.undisturbed, 99))
-        self._note("latency", "disturbed p99_s", figure=latency.percentile(waits.during, 99))
-        self._note("latency", "prompt_s", figure=waits.prompt_s)
+        figures = {f"p{n}_s": latency.percentile(waits.undisturbed, n) for n in (50, 99)}
+        self.measured.note("latency", "engine", **figures, disturbed_p99_s=latency.percentile(waits.during, 99), prompt_s=waits.prompt_s)
 
-    def sharing(self) -> None:
+    def sharing(self, _: object) -> None:
         plan = self.plan
         with attnserve(plan.bundle, plan.model) as served:
             server = replace(served, path="/v1/completions")
-            waits = {"alone": sharing.first_tokens_s(server, plan.seconds)}
+            waits = {"undisturbed": sharing.first_tokens_s(server, plan.seconds)}
             with sharing.all_slots_taken(server, plan.slots):
-                waits["beside"] = sharing.first_tokens_s(server, plan.seconds)
+                waits["disturbed"] = sharing.first_tokens_s(server, plan.seconds)
         for which, found in waits.items():
-            for percent in (50, 99):
-                self._note("sharing", which, f"p{percent}_s", figure=latency.percentile(found, percent))
+            self.measured.note("first token", which, **{f"p{n}_s": latency.percentile(found, n) for n in (50, 99)})
 
-    def transformers(self) -> None:
-        plan, gpt2 = self.plan, self.contestants.gpt2
+    def transformers(self, _: object) -> None:
+        plan, gpt2 = self.plan, self.built.gpt2
         if gpt2 is not None:
-            self._note("gpt2", figure=gpt2.tokens_per_s(TEXTS, plan.threads))
-            self._note("texts", figure=engine.texts_tokens_per_s(plan.bundle, TEXTS, NEW_TOKENS, plan.threads))
+            self.measured.note("texts", "transformers", per_s=gpt2.tokens_per_s(TEXTS, plan.threads))
+            self.measured.note("texts", "engine", per_s=engine.texts_tokens_per_s(plan.bundle, TEXTS, NEW_TOKENS, plan.threads))
 
-    def paper(self) -> None:
+    def paper(self, _: object) -> None:
         threads, seconds = self.plan.threads, self.plan.seconds / 10
+        for name, pair in self.built.paper.items():
+            step = steps.stepping(steps.open_steps(pair.ours, threads), 1)
+            twin = Twin(pair.twin, rows=1, capacity=max(POSITIONS) + 1, threads=threads)
+            for position in POSITIONS:
+                self.measured.note(f"{name} after {position}", "ours", s=steps.median_s(step, seconds))
+                self.measured.note(f"{name} after {position}", "twin", s=twin.step_s(position, seconds))
+
+    def batches(self, _: object) -> None:
+        threads, seconds, memory_bytes = self.plan.threads, self.plan.seconds / 20, self.plan.memory_bytes
         for shape in self.plan.shapes:
-            if pair := self.contestants.paper.get(shape.name):
-                step = steps.stepping(steps.open_steps(pair.ours, threads), 1)
-                twin = Twin(pair.twin, rows=1, capacity=max(POSITIONS) + 1, threads=threads)
-                for position in POSITIONS:
-                    self._note("paper", shape.name, "ours", position, "s", figure=steps.median_s(step, seconds))
-                    self._note("paper", shape.name, "twin", position, "s", figure=twin.step_s(position, seconds))
-
-    def batches(self) -> None:
-        threads, seconds = self.plan.threads, self.plan.seconds / 20
-        for shape in self.plan.shapes:
-            if pair := self.contestants.paper.get(shape.name):
-                ours = batches.ladder(batches.row_bytes(pair.ours), self.plan.memory_bytes)
-                twins = batches.ladder(batches.twin_row_bytes(pair.twin, shape.steps), self.plan.memory_bytes)
-                for rows, figure in batches.ours(pair.ours, ours, seconds, threads).items():
-                    self._note("batches", shape.name, "ours", rows, figure=figure)
-                for rows, figure in batches.twins(pair.twin, twins, shape.steps, seconds, threads).items():
-                    self._note("batches", shape.name, "twin", rows, figure=figure)
-
-    def raw(self) -> list[dict[str, Any]]:
-        return [{"work": " ".join(map(str, work)), "figures": figures} for work, figures in self.figures.items()]
-
-    def _note(self, *work: str | int, figure: float) -> None:
-        self.figures.setdefault(work, []).append(figure)
+            if pair := self.built.paper.get(shape.name):
+                ours = batches.ladder(batches.row_bytes(pair.ours), memory_bytes)
+                twins = batches.ladder(batches.twin_row_bytes(pair.twin, shape.steps), memory_bytes)
+                measured = {
+                    "ours": batches.ours(pair.ours, ours, seconds, threads),
+                    "twin": batches.twins(pair.twin, twins, shape.steps, seconds, threads),
+                }
+                for contestant, found in measured.items():
+                    for rows, figure in found.items():
+                        self.measured.note(f"{shape.name} batches", contestant, batch=rows, per_s=figure)

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from loadtest.in_process.shapes import Shape
+from loadtest.in_process.shapes import ModelShape
 
 
-class Part(StrEnum):
+class GenerationPart(StrEnum):
     engine = "engine"
     service = "service"
     prefill = "prefill"
@@ -20,16 +20,15 @@ class Part(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class GenerationPlan:
     """`tokens` is the length of the one long sequence, `memory_bytes` what the states or caches of a batch may take."""
 
     bundle: Path
     model: str
-    rounds: int
     seconds: float
     slots: int
     tokens: int
     threads: int
-    parts: frozenset[Part]
-    shapes: tuple[Shape, ...]
+    parts: frozenset[GenerationPart]
+    shapes: tuple[ModelShape, ...]
     memory_bytes: int

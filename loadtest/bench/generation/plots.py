@@ -5,14 +5,33 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.generation.measuring import Figures
-from loadtest.bench.generation.rows import beside, best_batch, by_batch
+from loadtest.bench.generation.contestants import Contestants
+from loadtest.bench.generation.plan import GenerationPart, GenerationPlan
+from loadtest.bench.generation.rows import beside, best_batch, by_batch, stretches
+from loadtest.bench.runner import Measurements
+from loadtest.in_process import batches
 from loadtest.in_process.crossover import crossover, fitted
-from loadtest.in_process.shapes import Shape
+from loadtest.in_process.shapes import ModelShape
 from loadtest.in_process.steps import Stretch
 
 MiB = 2**20
 OURS, TWIN = "tab:blue", "tab:red"
+
+
+def draw(plan: GenerationPlan, built: Contestants, measured: Measurements, file: Path, hardware: str) -> None:
+    """The pictures beside the JSON `file`."""
+    if ours := stretches(measured, "bundle"):
+        price_of_a_token(
+            ours,
+            stretches(measured, "bundle's twin"),
+            file.with_suffix(".png"),
+            f"{plan.model}, {hardware}",
+            state_bytes=batches.row_bytes(plan.bundle),
+            twin_token_bytes=batches.twin_row_bytes(built.twin, 1) if built.twin else 0,
+        )
+    if built.paper and GenerationPart.batches in plan.parts:
+        title = f"within {plan.memory_bytes / 2**30:g} GiB of states or caches, {hardware}"
+        batch_ladder(measured, plan.shapes, file.with_name(f"{file.stem}-batches.png"), title)
 
 
 def price_of_a_token(
@@ -51,14 +70,14 @@ def _growing(axes: Any, ours: Sequence[Stretch], twins: Sequence[Stretch]) -> No
         axes.axvline(position, color="gray", linewidth=0.8, label=f"ours is cheaper from {position:,.0f} on")
 
 
-def batch_ladder(figures: Figures, shapes: Sequence[Shape], file: Path, title: str) -> None:
+def batch_ladder(measured: Measurements, shapes: Sequence[ModelShape], file: Path, title: str) -> None:
     """Tokens a second by batch, for each shape; the best of each is marked, and the last is the largest that fits."""
     pyplot = _pyplot()
     figure, panels = pyplot.subplots(1, len(shapes), figsize=(10, 4), layout="constrained", squeeze=False)
     for axes, shape in zip(panels[0], shapes, strict=True):
         for who, colour, told in (("ours", OURS, "constant state"), ("twin", TWIN, "softmax twin with a cache")):
-            medians = _medians(by_batch(figures, shape, who))
-            best = best_batch(by_batch(figures, shape, who))
+            medians = _medians(by_batch(measured, shape, who))
+            best = best_batch(by_batch(measured, shape, who))
             axes.plot(list(medians), list(medians.values()), ".-", color=colour, label=told)
             axes.plot(best, medians[best], "o", color=colour, label=f"{medians[best]:,.0f} tokens/s at {best:,}")
         axes.set_xscale("log", base=2)

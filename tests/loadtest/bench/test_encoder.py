@@ -6,25 +6,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from loadtest.bench.encoder import app
-from loadtest.bench.rounds import Part, Plan
-from loadtest.bench.rows import rows
+from loadtest.bench.encoder import Part, Work, app, rows
+from loadtest.bench.runner import Measurements, step_count
 from loadtest.common.report import Row, Verdict
 from loadtest.common.terminal import chosen
 
 
-def plan(**more: Any) -> Plan:
-    values = {
-        "bundle": Path("b"),
-        "model": "m",
-        "max_tokens": 256,
-        "rounds": 2,
-        "seconds": 1,
-        "parts": frozenset(Part),
-        "threads": 2,
-        "peer": None,
-    }
-    return Plan(**{**values, **more})
+def judged(*rounds: list[dict[str, Any]], parts: frozenset[Part] = frozenset(Part), absent: dict[str, str] | None = None) -> list[Row]:
+    return rows(parts, Measurements([entry for entries in rounds for entry in entries], absent or {}))
 
 
 def round_of(
@@ -44,53 +33,56 @@ def round_of(
             peer = {**load, "per_s": infinity - 1, "per_s_at_most": infinity, "problems": []}
             entries.append({"work": work, "contestant": "infinity", **peer})
     process = {"pid": 1, "name": "raylet", "pss_bytes": 2**20}
-    entries.append({"work": "memory", "contestant": "attnserve", "pss_bytes": 2**20, "idle_cores": 0.05, "processes": [process]})
+    entries.append({"work": "memory", "contestant": "attnserve", "pss_bytes": 2**20, "processes": [process], "note": "raylet 1"})
+    entries.append({"work": "idle", "contestant": "attnserve", "cores": 0.05})
     return [{"round": number, **entry} for entry in entries]
 
 
-def barred(made: list[Row]) -> dict[str, Row]:
-    return {f"{row.work} | {row.bar.words(row.unit)}": row for row in made if row.bar}
+def barred(of: list[Row]) -> dict[str, Row]:
+    return {f"{row.work} | {row.bar.words(row.unit)}": row for row in of if row.bar}
 
 
 def test_every_bar_has_a_row_and_a_verdict():
-    made = barred(rows(plan(), round_of(1) + round_of(2), None))
+    made = barred(judged(round_of(1), round_of(2)))
     assert len(made) == 7
     assert {row.verdict for row in made.values()} == {Verdict.passed}
 
 
 def test_the_better_bare_runtime_is_the_reference():
-    made = rows(plan(), round_of(1) + round_of(2), None)
+    made = judged(round_of(1), round_of(2))
     assert made[0].references == (100, 100)
     one = next(row for row in made if row.unit == "ms" and row.bar)
     assert one.references == (4, 4)
 
 
 def test_missed_bars_fail():
-    made = barred(rows(plan(), round_of(1, per_s=50, p50_ms=6.5), None)).values()
+    made = barred(judged(round_of(1, per_s=50, p50_ms=6.5))).values()
     assert sum(row.verdict is Verdict.failed for row in made) == 6  # all but the start
 
 
 def test_the_peer_is_taken_at_its_most():
-    row = next(row for row in rows(plan(), round_of(1), None) if row.bar and "infinity" in row.bar.reference)
+    row = next(row for row in judged(round_of(1)) if row.bar and "infinity" in row.bar.reference)
     assert row.references == (40,)
 
 
 def test_without_a_peer_its_rows_are_not_measured_and_say_why():
     peers = [
-        row for row in rows(plan(), round_of(1, infinity=0), "infinity-emb is not in DIR") if row.bar and "infinity" in row.bar.reference
+        row
+        for row in judged(round_of(1, infinity=0), absent={"infinity": "infinity-emb is not in DIR"})
+        if row.bar and "infinity" in row.bar.reference
     ]
     assert [row.verdict for row in peers] == [Verdict.not_measured] * 2
     assert {row.note for row in peers} == {"infinity-emb is not in DIR"}
 
 
 def test_a_cache_hit_makes_rows_invalid():
-    made = barred(rows(plan(), round_of(1, problems=["3 texts came from the cache or joined others"]), None)).values()
+    made = barred(judged(round_of(1, problems=["3 texts came from the cache or joined others"]))).values()
     assert sum(row.verdict is Verdict.invalid for row in made) == 6
     assert any("3 texts came from the cache" in row.note for row in made)
 
 
 def test_parts_that_were_not_asked_for_have_no_rows():
-    made = rows(plan(parts=frozenset({Part.start})), round_of(1), None)
+    made = judged(round_of(1), parts=frozenset({Part.start}))
     assert [row.unit for row in made] == ["s"]
 
 
@@ -109,4 +101,5 @@ def test_help_lists_the_options():
 
 @pytest.mark.parametrize(("peer", "steps"), [(None, 2 * 10 + 2), (Path("p"), 2 * 16 + 2)])
 def test_the_number_of_steps_is_known_beforehand(peer: Path | None, steps: int):
-    assert plan(peer=peer).steps == steps
+    work = Work(Path("b"), "m", 256, 1, frozenset(Part), peer, Measurements())
+    assert step_count(work.contestants(), 2) == steps

@@ -3,6 +3,8 @@
 import asyncio
 import json
 import math
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,28 +15,31 @@ from export import contract
 from loadtest.bench.generation import command, contestants, plots
 from loadtest.bench.generation.command import app
 from loadtest.bench.generation.contestants import NO_CHECKPOINT, build
-from loadtest.bench.generation.measuring import CHUNKS, Figures
-from loadtest.bench.generation.plan import Part, Plan
+from loadtest.bench.generation.measuring import CHUNKS
+from loadtest.bench.generation.plan import GenerationPart, GenerationPlan
 from loadtest.bench.generation.rows import rows
+from loadtest.bench.runner import Measurements
 from loadtest.common import machine
 from loadtest.common.report import Row, Verdict
 from loadtest.errors import LoadtestError
 from loadtest.in_process import batches, engine, latency, steps
 from loadtest.in_process.crossover import Line, crossover, fitted
 from loadtest.in_process.decoders import config_of
-from loadtest.in_process.shapes import POSITIONS, SHAPES, Shape
+from loadtest.in_process.shapes import POSITIONS, SHAPES, ModelShape
 from loadtest.in_process.steps import Stretch
 from loadtest.in_process.twin import Twin
 from tests.decoders import tiny_decoder
 
-TINY_SHAPE = Shape(name="MNIST", steps=20, n_layers=1, d_model=16, n_heads=2, d_feedforward=24, paper_ms=7.0, paper_times=19)
+TINY_SHAPE = ModelShape(name="MNIST", steps=20, n_layers=1, d_model=16, n_heads=2, d_feedforward=24, paper_ms=7.0, paper_times=19)
 MEMORY_BYTES = 2**15
-WITHOUT_SERVICE = [part for part in Part if part not in (Part.service, Part.sharing)]  # which start Ray and take half a minute
+WITHOUT_SERVICE = [
+    part for part in GenerationPart if part not in (GenerationPart.service, GenerationPart.sharing)
+]  # which start Ray and take half a minute
 
 
-def plan(*parts: Part, bundle: Path = Path("b"), **more: Any) -> Plan:
-    values: dict[str, Any] = {"rounds": 2, "seconds": 0.02, "slots": 8, "tokens": 2000, "threads": 1, "shapes": SHAPES[:1]}
-    return Plan(bundle=bundle, model="m", parts=frozenset(parts), memory_bytes=MEMORY_BYTES, **values | more)
+def plan(*parts: GenerationPart, bundle: Path = Path("b"), **more: Any) -> GenerationPlan:
+    values: dict[str, Any] = {"seconds": 0.02, "slots": 8, "tokens": 2000, "threads": 1, "shapes": SHAPES[:1]}
+    return GenerationPlan(bundle=bundle, model="m", parts=frozenset(parts), memory_bytes=MEMORY_BYTES, **values | more)
 
 
 def stretch(first: int, s_per_token: float, *, tokens: int = 1000, rss_bytes: int = 2**20) -> Stretch:
@@ -46,8 +51,29 @@ def growing(at_0_s: float, s_per_position: float, *, tokens: int = 4000) -> list
     return [stretch(first, at_0_s + s_per_position * (first + 250), tokens=500) for first in range(0, tokens, 500)]
 
 
-def made(part: Part, figures: Figures, **more: Any) -> list[Row]:
-    return rows(plan(part, **more), figures, [], [], {})
+Figures = dict[tuple[str, str], list[dict[str, Any]]]  # by work and contestant
+
+
+def noted(
+    figures: Figures, *, ours: Sequence[Stretch] = (), twins: Sequence[Stretch] = (), absent: dict[str, str] | None = None
+) -> Measurements:
+    """Figures of one round, with those of a long sequence of the bundle and its twin."""
+    measured = Measurements(absent=absent or {}, round=1)
+    for (work, contestant), found in figures.items():
+        for each in found:
+            measured.note(work, contestant, **each)
+    for contestant, stretches in (("bundle", ours), ("bundle's twin", twins)):
+        for stretch in stretches:
+            measured.note("long sequence", contestant, **asdict(stretch))
+    return measured
+
+
+def per_s(*figures: float) -> list[dict[str, Any]]:
+    return [{"per_s": figure} for figure in figures]
+
+
+def made(part: GenerationPart, figures: Figures, **more: Any) -> list[Row]:
+    return rows(plan(part, **more), noted(figures))
 
 
 # Where the curves cross
@@ -151,7 +177,7 @@ def test_a_long_sequence_is_told_stretch_by_stretch(decoder_bundle: Path) -> Non
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> contestants.Contestants:
     """A pair of the paper's kind."""
-    return build(plan(Part.batches, shapes=(TINY_SHAPE,)), None, tmp_path_factory.mktemp("built"), lambda step: None)
+    return build(plan(GenerationPart.batches, shapes=(TINY_SHAPE,)), None, tmp_path_factory.mktemp("built"), lambda step: None)
 
 
 def test_a_pair_differs_in_its_layers_alone(built: contestants.Contestants) -> None:
@@ -183,21 +209,27 @@ def test_throughput_is_measured_for_every_batch(built: contestants.Contestants) 
 @pytest.mark.parametrize(("engine_per_s", "verdict"), [(95.0, Verdict.passed), (80.0, Verdict.failed)])
 def test_the_engine_is_held_against_the_bare_loop(engine_per_s: float, verdict: Verdict) -> None:
     full, _, one = made(
-        Part.engine, {("bare", 8): [100.0] * 3, ("engine", 8): [engine_per_s] * 3, ("bare", 1): [9.0], ("engine", 1): [6.0]}
+        GenerationPart.engine,
+        {
+            ("8 runs", "bare"): per_s(100.0, 100.0, 100.0),
+            ("8 runs", "engine"): per_s(engine_per_s, engine_per_s, engine_per_s),
+            ("1 runs", "bare"): per_s(9.0),
+            ("1 runs", "engine"): per_s(6.0),
+        },
     )
     assert (full.verdict, one.verdict) == (verdict, Verdict.shown)
 
 
 @pytest.mark.parametrize(("service_per_s", "verdict"), [(80.0, Verdict.passed), (79.0, Verdict.failed)])
 def test_the_service_is_held_against_the_engine(service_per_s: float, verdict: Verdict) -> None:
-    (row,) = made(Part.service, {("alone",): [100.0], ("service",): [service_per_s]})
+    (row,) = made(GenerationPart.service, {("streams", "engine"): per_s(100.0), ("streams", "service"): per_s(service_per_s)})
     assert row.verdict == verdict
 
 
 @pytest.mark.parametrize(("engine_per_s", "verdict"), [(320.0, Verdict.passed), (319.0, Verdict.failed)])
 def test_prefill_through_the_engine_is_held_against_the_best_chunk(engine_per_s: float, verdict: Verdict) -> None:
-    figures: Figures = {("prefill", chunk): [100.0 * (at + 1)] for at, chunk in enumerate(reversed(CHUNKS))}
-    first, *others = made(Part.prefill, figures | {("prefill", "engine"): [engine_per_s]})
+    figures: Figures = {("prefill", f"bare, {chunk}"): per_s(100.0 * (at + 1)) for at, chunk in enumerate(reversed(CHUNKS))}
+    first, *others = made(GenerationPart.prefill, figures | {("prefill", "engine"): per_s(engine_per_s)})
     assert (first.verdict, first.reference) == (verdict, 400.0)
     assert "chunks of 16" in first.cells()[2]
     assert [row.figure for row in others] == [400.0, 300.0, 200.0, 100.0]
@@ -205,40 +237,44 @@ def test_prefill_through_the_engine_is_held_against_the_best_chunk(engine_per_s:
 
 @pytest.mark.parametrize(("disturbed_s", "verdict"), [(0.030, Verdict.passed), (0.031, Verdict.failed)])
 def test_streams_may_stutter_three_times_the_median(disturbed_s: float, verdict: Verdict) -> None:
-    figures = {("latency", "median_s"): [0.01], ("latency", "p99_s"): [0.02], ("latency", "prompt_s"): [1.0]}
-    ratio, *told = made(Part.latency, figures | {("latency", "disturbed p99_s"): [disturbed_s]})
+    waits = {"p50_s": 0.01, "p99_s": 0.02, "prompt_s": 1.0, "disturbed_p99_s": disturbed_s}
+    ratio, *told = made(GenerationPart.latency, {("latency", "engine"): [waits]})
     assert (ratio.verdict, ratio.figure) == (verdict, pytest.approx(100 * disturbed_s))
     assert [row.figure for row in told] == pytest.approx([10, 20, 1000 * disturbed_s, 1000])
 
 
 @pytest.mark.parametrize(("beside_s", "verdict"), [(0.040, Verdict.passed), (0.041, Verdict.failed)])
 def test_a_first_token_may_take_four_times_as_long_beside_a_request_for_all_slots(beside_s: float, verdict: Verdict) -> None:
-    found = {"alone": (0.005, 0.01), "beside": (0.02, beside_s)}
-    figures = {("sharing", which, f"p{at}_s"): [s] for which, both in found.items() for at, s in zip((50, 99), both, strict=True)}
-    ratio, *told = made(Part.sharing, figures)
+    found = {"undisturbed": (0.005, 0.01), "disturbed": (0.02, beside_s)}
+    figures = {("first token", which): [{"p50_s": p50_s, "p99_s": p99_s}] for which, (p50_s, p99_s) in found.items()}
+    ratio, *told = made(GenerationPart.sharing, figures)
     assert (ratio.verdict, ratio.figure) == (verdict, pytest.approx(100 * beside_s))
     assert [row.figure for row in told] == pytest.approx([5, 10, 20, 1000 * beside_s])
 
 
 @pytest.mark.parametrize(("texts_per_s", "verdict"), [(300.0, Verdict.passed), (290.0, Verdict.failed)])
 def test_transformers_is_to_be_beaten_three_times(texts_per_s: float, verdict: Verdict) -> None:
-    (row,) = made(Part.transformers, {("texts",): [texts_per_s], ("gpt2",): [100.0]})
+    (row,) = made(GenerationPart.transformers, {("texts", "engine"): per_s(texts_per_s), ("texts", "transformers"): per_s(100.0)})
     assert row.verdict == verdict
 
 
 def test_a_token_is_held_against_the_twins_at_every_length() -> None:
     twin_s = {position: 0.0009 if position == 256 else 0.002 for position in POSITIONS}
-    figures: Figures = {("paper", "MNIST", "ours", position, "s"): [0.001] for position in POSITIONS}
-    figures |= {("paper", "MNIST", "twin", position, "s"): [twin_s[position]] for position in POSITIONS}
-    *tokens, paper = made(Part.paper, figures)
+    figures: Figures = {(f"MNIST after {position}", "ours"): [{"s": 0.001}] for position in POSITIONS}
+    figures |= {(f"MNIST after {position}", "twin"): [{"s": twin_s[position]}] for position in POSITIONS}
+    *tokens, paper = made(GenerationPart.paper, figures)
     assert [row.verdict for row in tokens] == [Verdict.failed, *[Verdict.passed] * (len(POSITIONS) - 1)]
     assert (paper.figure, paper.reference, paper.verdict) == (1.0, 7.0, Verdict.shown)
 
 
 def test_each_is_taken_at_its_own_best_batch() -> None:
-    ours = {("batches", "MNIST", "ours", rows): [per_s, per_s + 100] for rows, per_s in ((1, 10.0), (64, 900.0), (128, 800.0))}
-    twin = {("batches", "MNIST", "twin", rows): [per_s, per_s] for rows, per_s in ((1, 20.0), (8, 50.0), (12, 40.0))}
-    (row,) = made(Part.batches, ours | twin)
+    ours = {1: (10.0, 110.0), 64: (900.0, 1000.0), 128: (800.0, 900.0)}
+    twin = {1: (20.0, 20.0), 8: (50.0, 50.0), 12: (40.0, 40.0)}
+    figures = {
+        ("MNIST batches", who): [{"batch": batch, "per_s": figure} for batch, both in found.items() for figure in both]
+        for who, found in (("ours", ours), ("twin", twin))
+    }
+    (row,) = made(GenerationPart.batches, figures)
     assert (row.figures, row.references, row.verdict) == ((900.0, 1000.0), (50.0, 50.0), Verdict.shown)
     assert row.note == "batch 64 of 128 that fit, twin 8 of 12; paper's GPU: 19 times"
 
@@ -246,7 +282,7 @@ def test_each_is_taken_at_its_own_best_batch() -> None:
 @pytest.mark.parametrize(("last_s", "verdict"), [(0.00102, Verdict.passed), (0.0011, Verdict.failed)])
 def test_a_price_that_grows_is_no_flat_price(last_s: float, verdict: Verdict) -> None:
     told = [stretch(0, 0.001), stretch(99_000, last_s, rss_bytes=2**21)]
-    price, memory, crossed, twin = rows(plan(Part.flat), {}, told, growing(0.0006, 1e-6), {})
+    price, memory, crossed, twin = rows(plan(GenerationPart.flat), noted({}, ours=told, twins=growing(0.0006, 1e-6)))
     assert (price.verdict, memory.figures) == (verdict, (1.0,))
     assert crossed.figures == (500.0,)  # 0.00085 up to there, 0.00135 beyond
     assert twin.figure == pytest.approx(1000 * (0.0006 + 3750e-6))
@@ -254,10 +290,10 @@ def test_a_price_that_grows_is_no_flat_price(last_s: float, verdict: Verdict) ->
 
 
 def test_what_was_left_out_is_not_measured_and_says_why() -> None:
-    parts = (Part.transformers, Part.paper, Part.batches)
-    told = rows(plan(*parts), {}, [], [], dict.fromkeys(parts, "torch is not installed"))
+    parts = (GenerationPart.transformers, GenerationPart.paper, GenerationPart.batches)
+    told = rows(plan(*parts), noted({}, absent=dict.fromkeys(("transformers", "ours", "twin"), "torch is not installed")))
     assert {(row.verdict, row.note) for row in told} == {(Verdict.not_measured, "torch is not installed")}
-    flat = rows(plan(Part.flat), {}, [stretch(0, 0.001)], [], {Part.flat: NO_CHECKPOINT})
+    flat = rows(plan(GenerationPart.flat), noted({}, ours=[stretch(0, 0.001)], absent={"bundle's twin": NO_CHECKPOINT}))
     assert [row.note for row in flat] == ["", "", NO_CHECKPOINT, NO_CHECKPOINT]
 
 
@@ -265,9 +301,9 @@ def test_what_was_left_out_is_not_measured_and_says_why() -> None:
 
 
 def test_without_a_checkpoint_the_twin_and_gpt2_are_left_out(decoder_bundle: Path, tmp_path: Path) -> None:
-    parts = (Part.flat, Part.transformers, Part.engine)
+    parts = (GenerationPart.flat, GenerationPart.transformers, GenerationPart.engine)
     built = build(plan(*parts, bundle=decoder_bundle), None, tmp_path, lambda step: None)
-    assert built.left_out == {Part.flat: NO_CHECKPOINT, Part.transformers: NO_CHECKPOINT}
+    assert built.left_out == {"bundle's twin": NO_CHECKPOINT, "transformers": NO_CHECKPOINT}
 
 
 def test_the_checkpoint_of_another_model_is_refused(decoder_bundle: Path, tmp_path: Path) -> None:
@@ -293,25 +329,28 @@ def test_a_run_measures_every_part_and_ends_as_its_rows_say(decoder_bundle: Path
 
     verdicts = {row["work"]: row["verdict"] for row in told["rows"]}
     assert ended.exit_code == ("FAIL" in verdicts.values()), ended.output  # whichever bars are missed in a tenth of a second
-    expected = rows(plan(*WITHOUT_SERVICE, slots=2, shapes=(TINY_SHAPE,)), *_anything(), {})
+    expected = rows(plan(*WITHOUT_SERVICE, slots=2, shapes=(TINY_SHAPE,)), _anything())
     assert list(verdicts) == [row.work for row in expected]
     barred = [row for row in told["rows"] if row["bar"]]
     assert len(barred) == 5 + len(POSITIONS)  # engine, prefill, latency, transformers, flat, and a token at every length
     assert {row["verdict"] for row in barred} <= {"pass", "FAIL"}
 
-    works = {entry["work"] for entry in told["measurements"]}
-    assert {"bare 2", "engine 1", "prefill 1024", "prefill engine", "latency prompt_s", "gpt2", "texts", "flat", "flat twin"} <= works
-    assert {"paper MNIST twin 3072 s", "batches MNIST ours 28", "batches MNIST twin 12"} <= works
+    works = {(entry["work"], entry["contestant"]) for entry in told["measurements"]}
+    assert {("2 runs", "bare"), ("1 runs", "engine"), ("prefill", "bare, 1024"), ("prefill", "engine"), ("latency", "engine")} <= works
+    assert {("texts", "transformers"), ("texts", "engine"), ("long sequence", "bundle"), ("long sequence", "bundle's twin")} <= works
+    assert ("MNIST after 3072", "twin") in works
+    largest = {entry["contestant"]: entry["batch"] for entry in told["measurements"] if entry["work"] == "MNIST batches"}
+    assert largest == {"ours": 28, "twin": 12}
     for picture in (file.with_suffix(".png"), file.with_name(f"{file.stem}-batches.png")):
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-def _anything() -> tuple[Figures, list[Stretch], list[Stretch]]:
+def _anything() -> Measurements:
     """Figures of a run as that of the command."""
-    figures: Figures = {("prefill", chunk): [1.0] for chunk in CHUNKS}
-    figures |= {("batches", "MNIST", who, 1): [1.0] for who in ("ours", "twin")}
-    figures |= {("latency", name): [1.0] for name in ("median_s", "p99_s", "disturbed p99_s", "prompt_s")}
-    return figures, [stretch(0, 1.0), stretch(1000, 1.0)], growing(0.5, 1e-3, tokens=2000)
+    figures: Figures = {("prefill", f"bare, {chunk}"): per_s(1.0) for chunk in CHUNKS}
+    figures |= {("MNIST batches", who): [{"batch": 1, "per_s": 1.0}] for who in ("ours", "twin")}
+    figures |= {("latency", "engine"): [dict.fromkeys(("p50_s", "p99_s", "disturbed_p99_s", "prompt_s"), 1.0)]}
+    return noted(figures, ours=[stretch(0, 1.0), stretch(1000, 1.0)], twins=growing(0.5, 1e-3, tokens=2000))
 
 
 def test_without_a_twin_there_is_still_a_picture(tmp_path: Path) -> None:

@@ -7,19 +7,31 @@ import pytest
 from typer.testing import CliRunner
 
 from loadtest.bench import long
-from loadtest.common.report import Verdict
+from loadtest.bench.runner import Measurements
+from loadtest.common.report import Row, Verdict
 from loadtest.errors import LoadtestError
 from loadtest.in_process import bare
 
 
 def test_the_bar_is_at_the_longest_text() -> None:
-    rows = long.judged({512: [900.0], 8_192: [5_000.0, 4_000.0]}, {512: [1_000.0], 8_192: [1_000.0, 900.0]})
-    assert [(row.work, row.verdict) for row in rows] == [
+    assert [
+        (row.work, row.verdict) for row in judged({512: [900.0], 8_192: [5_000.0, 4_000.0]}, {512: [1_000.0], 8_192: [1_000.0, 900.0]})
+    ] == [
         ("one text of 512 tokens", Verdict.shown),
         ("one text of 8,192 tokens", Verdict.passed),
     ]
-    slower = long.judged({8_192: [3_000.0]}, {8_192: [1_000.0]})
+    slower = judged({8_192: [3_000.0]}, {8_192: [1_000.0]})
     assert slower[0].verdict is Verdict.failed
+
+
+def judged(linear: dict[int, list[float]], teacher: dict[int, list[float]]) -> list[Row]:
+    """The rows of these tokens a second, by length and round."""
+    measured = Measurements()
+    for contestant, rates in (("linear", linear), ("teacher", teacher)):
+        for length, figures in rates.items():
+            for measured.round, figure in enumerate(figures, 1):
+                measured.note(long.work_of(length), contestant, tokens_per_s=figure)
+    return long.rows(measured, list(linear))
 
 
 @pytest.mark.parametrize(("limits", "lengths"), [((8_192, 8_192), [512, 1_024, 2_048, 4_096, 8_192]), ((8_192, 1_500), [512, 1_024])])
@@ -45,4 +57,4 @@ def test_a_run_writes_every_figure_and_a_picture(monkeypatch: pytest.MonkeyPatch
 
 
 def manifest(max_tokens: int) -> SimpleNamespace:
-    return SimpleNamespace(limits=SimpleNamespace(max_tokens=max_tokens), fingerprint="0" * 64)
+    return SimpleNamespace(limits=SimpleNamespace(max_tokens=max_tokens), fingerprint="0" * 64, name="m", precision="fp32")

@@ -27,7 +27,7 @@ def test_no_text_and_no_stream_is_asked_for_twice(monkeypatch: pytest.MonkeyPatc
         return load(connections)
 
     monkeypatch.setattr(wrk, "run", run)
-    figures = split.measured(SERVER, "poet", 1, "round 1")
+    figures = split.figures_of(SERVER, "poet", 1, "round 1")
     assert figures == {split.RATE: 160.0, split.P50: 3.0, split.TOKENS: 80.0 * split.STREAM_TOKENS}
     bodies = [body for _, some in sent for body in some]
     assert len(set(bodies)) == len(bodies)
@@ -37,4 +37,4 @@ def test_no_text_and_no_stream_is_asked_for_twice(monkeypatch: pytest.MonkeyPatc
 def test_a_run_with_errors_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wrk, "run", lambda url, bodies, *, connections, seconds: load(connections, status_errors=3))
     with pytest.raises(LoadtestError, match="3 status errors"):
-        split.measured(SERVER, "poet", 1, "round 1")
+        split.figures_of(SERVER, "poet", 1, "round 1")

@@ -14,7 +14,7 @@ import typer
 from PIL import Image
 
 from loadtest.capacity import campaign, deep_encoder, tables
-from loadtest.capacity.campaign import STEPS, Runs, Step
+from loadtest.capacity.campaign import RUNS, CampaignRun, Runs
 from loadtest.errors import LoadtestError
 from loadtest.load.shapes import SECONDS, Shape
 
@@ -86,8 +86,8 @@ def runs(tmp_path: Path, load: Load, service: Service) -> Runs:
     return Runs(tmp_path, Path("encoder"), Path("decoder"), 1.0)
 
 
-def step(name: str) -> Step:
-    return next(each for each in STEPS if each.name == name)
+def step(name: str) -> CampaignRun:
+    return next(each for each in RUNS if each.name == name)
 
 
 EVERYTHING, CROWD = step("everything"), step("crowd")
@@ -201,12 +201,12 @@ def test_a_command_ends_with_its_status():
 def test_an_unknown_name_is_refused_with_those_there_are():
     with pytest.raises(typer.BadParameter, match="knees is no run; there are: embed-14"):
         campaign.chosen("knees")
-    assert [step.name for step in campaign.chosen("")] == [step.name for step in STEPS]
+    assert [step.name for step in campaign.chosen("")] == [step.name for step in RUNS]
 
 
 def test_every_ramp_comes_before_the_runs_that_need_it():
-    names = [step.name for step in STEPS]
-    assert all(names.index(step.knee_of) < names.index(step.name) for step in STEPS if step.knee_of)
+    names = [step.name for step in RUNS]
+    assert all(names.index(step.knee_of) < names.index(step.name) for step in RUNS if step.knee_of)
 
 
 def test_runs_of_any_shape_are_a_page(tmp_path: Path):

@@ -18,7 +18,7 @@ REQUESTS = 200_000
 NEAR = 0.085  # of the formula: four standard errors of the mean of an M/M/1 queue at 80 % load over so many requests (waits are correlated)
 
 
-def outcome(arrivals: float, service: fleet.Draw, replicas: int = 1, routing: Routing = Routing.random) -> fleet.Outcome:
+def outcome(arrivals: float, service: fleet.Draw, replicas: int = 1, routing: Routing = Routing.random) -> fleet.Times:
     return simulate(arrivals=arrivals, replicas=replicas, service=service, routing=routing, requests=REQUESTS, seed=0)
 
 

@@ -63,7 +63,7 @@ def test_what_a_process_always_takes_is_told_from_what_a_request_costs(tmp_path:
         step.model_copy(update={"cores": {"replica": 0.1 + 0.005 * step.all.answered_per_s, "raylet": 0.02, "idle": 0.0}})
         for step in read.steps
     ]
-    found = tables.parts(replace(read, steps=steps, knee=knee.Knee(steps[1], True)))
+    found = tables.process_costs(replace(read, steps=steps, knee=knee.Knee(steps[1], True)))
     assert [part.name for part in found] == ["replica", "raylet"]
     assert found[0][1:] == pytest.approx((0.1, 5.0))
     assert found[1][1:] == pytest.approx((0.02, 0.0), abs=1e-9)

@@ -6,9 +6,9 @@ import pytest
 
 from loadtest.common.report import Verdict
 from loadtest.errors import LoadtestError
-from loadtest.load import figures, knee, marks, samples
+from loadtest.load import figures, knee, pass_marks, samples
 from loadtest.load.figures import StageFigures
-from loadtest.load.marks import FILE, Mark
+from loadtest.load.pass_marks import FILE, PassMark
 from loadtest.load.samples import Begun
 from loadtest.load.shapes import Shape
 from tests.loadtest.load.made_up import begun, every, late, sample, steps
@@ -102,13 +102,13 @@ def test_a_run_without_samples_points_to_locusts_log(tmp_path: Path):
 def test_a_mark_is_met_missed_or_not_measured():
     stages = steps((10, 0), (20, 0))
     wanted = [
-        Mark(stage="x1", figure="embed.p99_ms", at_most=10, why="w"),
-        Mark(stage="x2", figure="all.p99_ms", at_most=10, why="w"),
-        Mark(stage="x2", figure="chat.first_p99_ms", at_most=10, why="w"),
-        Mark(stage="run", figure="recovery_s", at_most=5, why="w"),
-        Mark(stage="run", figure="knee_reached", at_least=1, why="w"),
+        PassMark(stage="x1", figure="embed.p99_ms", at_most=10, why="w"),
+        PassMark(stage="x2", figure="all.p99_ms", at_most=10, why="w"),
+        PassMark(stage="x2", figure="chat.first_p99_ms", at_most=10, why="w"),
+        PassMark(stage="run", figure="recovery_s", at_most=5, why="w"),
+        PassMark(stage="run", figure="knee_reached", at_least=1, why="w"),
     ]
-    judged = marks.judge(wanted, stages, {"recovery_s": 5.0, "knee_reached": 0.0})
+    judged = pass_marks.judge(wanted, stages, {"recovery_s": 5.0, "knee_reached": 0.0})
     met, missed, absent = Verdict.passed, Verdict.failed, Verdict.not_measured
     assert [each.verdict for each in judged] == [met, missed, absent, met, missed]
 
@@ -117,37 +117,37 @@ def test_a_figure_that_should_be_there_and_is_not_is_a_miss():
     """Overload without a refusal, a recovery that could not be told: only a kind of client may be absent."""
     stages = steps((10, 0))
     wanted = [
-        Mark(stage="x1", figure="all.retry_after_share", at_least=1, why="w"),
-        Mark(stage="x9", figure="all.error_share", at_most=0, why="w"),
-        Mark(stage="run", figure="recovery_s", at_most=5, why="w"),
-        Mark(stage="x1", figure="chat.error_share", at_most=0, why="w"),
+        PassMark(stage="x1", figure="all.retry_after_share", at_least=1, why="w"),
+        PassMark(stage="x9", figure="all.error_share", at_most=0, why="w"),
+        PassMark(stage="run", figure="recovery_s", at_most=5, why="w"),
+        PassMark(stage="x1", figure="chat.error_share", at_most=0, why="w"),
     ]
-    judged = marks.judge(wanted, stages, {"recovery_s": None})
+    judged = pass_marks.judge(wanted, stages, {"recovery_s": None})
     assert [each.verdict for each in judged] == [Verdict.failed] * 3 + [Verdict.not_measured]
 
 
-@pytest.mark.parametrize("figure", sorted(marks.NOT_SEEN))
+@pytest.mark.parametrize("figure", sorted(pass_marks.NOT_SEEN))
 def test_what_a_run_could_not_see_is_not_judged(figure: str):
     """And that is no pass: the command ends with 1."""
-    (judged,) = marks.judge([Mark(stage="run", figure=figure, at_most=0, why="w")], [], {figure: None})
+    (judged,) = pass_marks.judge([PassMark(stage="run", figure=figure, at_most=0, why="w")], [], {figure: None})
     assert judged.verdict == Verdict.not_judged
 
 
 def test_a_mark_that_was_another_says_when_and_why():
     """Every `changed` begins with its day; the bound that a run made refused is told."""
-    told = {(shape, mark.figure): mark.changed for shape in Shape for mark in marks.load(FILE, shape) if mark.changed}
+    told = {(shape, mark.figure): mark.changed for shape in Shape for mark in pass_marks.load(FILE, shape) if mark.changed}
     assert all(changed[:3] == "202" and len(changed) > 30 for changed in told.values())
     assert "at most 0 before" in told[Shape.soak, "all.refused_share"]
 
 
 @pytest.mark.parametrize("shape", Shape)
 def test_in_every_shape_each_request_must_be_answered(shape: Shape):
-    assert ("run", "unanswered", 0) in [(mark.stage, mark.figure, mark.at_most) for mark in marks.load(FILE, shape)]
+    assert ("run", "unanswered", 0) in [(mark.stage, mark.figure, mark.at_most) for mark in pass_marks.load(FILE, shape)]
 
 
 @pytest.mark.parametrize(("shape", "stage"), [("steady", "steady"), ("spike", "spike"), ("soak", "soak"), ("crowd", "crowd")])
 def test_no_stage_under_load_may_fail(shape: str, stage: str):
-    assert (stage, "all.error_share", 0) in [(mark.stage, mark.figure, mark.at_most) for mark in marks.load(FILE, Shape(shape))]
+    assert (stage, "all.error_share", 0) in [(mark.stage, mark.figure, mark.at_most) for mark in pass_marks.load(FILE, Shape(shape))]
 
 
 @pytest.mark.parametrize(
@@ -164,4 +164,4 @@ def test_no_stage_under_load_may_fail(shape: str, stage: str):
 def test_a_mark_that_could_never_be_missed_is_an_error(tmp_path: Path, text: str, words: str):
     (file := tmp_path / "marks.toml").write_text(text)
     with pytest.raises(LoadtestError, match=words):
-        marks.load(file, Shape.steady)
+        pass_marks.load(file, Shape.steady)

@@ -5,7 +5,7 @@ from pathlib import Path
 from loadtest.load import figures, knee, plots
 from loadtest.load.samples import Begun, Sample
 from tests.loadtest.load.made_up import begun, every
-from tests.loadtest.load.test_watch import Growth, looks
+from tests.loadtest.load.test_watch import Growth, observations
 
 STAGES = (("x1", 1.0, 20), ("x2", 2.0, 20))
 
@@ -39,7 +39,7 @@ def test_latency_by_rate_with_and_without_a_knee(tmp_path: Path):
 
 
 def test_processes_over_time_also_of_a_service_elsewhere(tmp_path: Path):
-    seen = looks(Growth(rss_mib=10))
+    seen = observations(Growth(rss_mib=10))
     plots.processes_over_time(seen, begun(*STAGES), tmp_path / "here.png", "title")
     plots.processes_over_time([look._replace(processes=[]) for look in seen], begun(*STAGES), tmp_path / "elsewhere.png", "title")
     assert size(tmp_path / "here.png") == size(tmp_path / "elsewhere.png")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from loadtest.load import flatness, watch
-from loadtest.load.watch import Look, ProcessLook
+from loadtest.load.watch import Observation, ProcessUsage
 
 METRICS = """\
 # HELP te_queue_size Inputs waiting
@@ -33,20 +33,20 @@ class Growth:
     threads: float = 0.0
 
 
-def looks(growth: Growth, left: float = 0.0, count: int = 100) -> list[Look]:
+def observations(growth: Growth, left: float = 0.0, count: int = 100) -> list[Observation]:
     """A process that begins with 100 MiB, 50 descriptors and 10 threads, with some noise; two runs all the while, `left` at the end."""
     draw, made = random.Random(0), []
     for number in range(count):
         part = number / (count - 1)
         rss = int((100 + growth.rss_mib * part + draw.uniform(-1, 1)) * 2**20)
-        process = ProcessLook(number, 7, "replica", rss, round(50 + growth.fds * part), round(10 + growth.threads * part), 0.5 * number)
-        made.append(Look(number, [process], {"vllm:num_requests_running": 2.0, "attnserve_active_requests": 3.0}))
+        process = ProcessUsage(number, 7, "replica", rss, round(50 + growth.fds * part), round(10 + growth.threads * part), 0.5 * number)
+        made.append(Observation(number, [process], {"vllm:num_requests_running": 2.0, "attnserve_active_requests": 3.0}))
     rest = [made[0].processes[0]._replace(fds=round(50 + growth.fds_left))]
-    return [*made, Look(count + 5, rest, {"vllm:num_requests_running": left, "attnserve_active_requests": 1.0})]
+    return [*made, Observation(count + 5, rest, {"vllm:num_requests_running": left, "attnserve_active_requests": 1.0})]
 
 
 def not_flat(growth: Growth, left: float = 0.0) -> list[str]:
-    return [each.what for each in flatness.judge(looks(growth, left), 0, 99) if not each.flat]
+    return [each.what for each in flatness.judge(observations(growth, left), 0, 99) if not each.flat]
 
 
 def test_a_process_that_stays_as_it_is_is_flat():
@@ -67,7 +67,7 @@ def test_connections_that_clients_keep_while_they_are_there_are_no_leak():
 
 
 def test_a_process_has_one_row_whatever_ray_calls_it_meanwhile():
-    busy = looks(Growth())
+    busy = observations(Growth())
     for number in range(0, 100, 2):
         (process,) = busy[number].processes
         busy[number] = busy[number]._replace(processes=[process._replace(name="ray::Replica.check_health")])
@@ -79,7 +79,7 @@ def test_a_process_has_one_row_whatever_ray_calls_it_meanwhile():
 
 def test_what_shrinks_or_jumps_once_is_flat():
     assert not_flat(Growth(rss_mib=-30, fds=-5)) == []
-    with_outlier = looks(Growth())
+    with_outlier = observations(Growth())
     with_outlier[50] = with_outlier[50]._replace(processes=[with_outlier[50].processes[0]._replace(rss_bytes=2**32)])
     assert all(each.flat for each in flatness.judge(with_outlier, 0, 99))
 
@@ -90,13 +90,13 @@ def test_a_slot_that_is_not_given_back_is_a_leak():
 
 def test_without_a_process_it_is_not_known_that_nothing_grew():
     """Neither one that was never seen, nor one that did not live all the while; what /metrics says is told all the same."""
-    unseen = [each._replace(processes=[]) for each in looks(Growth())]
+    unseen = [each._replace(processes=[]) for each in observations(Growth())]
     assert flatness.not_flat(flatness.judge(unseen, 0, 99)) is None
     assert flatness.not_at_rest(flatness.judge(unseen, 0, 99)) == 0
-    replaced = [each._replace(processes=[each.processes[0]._replace(pid=at // 50)]) for at, each in enumerate(looks(Growth()))]
+    replaced = [each._replace(processes=[each.processes[0]._replace(pid=at // 50)]) for at, each in enumerate(observations(Growth()))]
     assert flatness.not_flat(flatness.judge(replaced, 0, 99)) is None
-    assert flatness.not_flat(flatness.judge(looks(Growth(threads=5)), 0, 99)) == 1
-    silent = [each._replace(gauges={}) for each in looks(Growth())]
+    assert flatness.not_flat(flatness.judge(observations(Growth(threads=5)), 0, 99)) == 1
+    silent = [each._replace(gauges={}) for each in observations(Growth())]
     assert flatness.not_flat(flatness.judge(silent, 0, 99)) == 0
     assert flatness.not_at_rest(flatness.judge(silent, 0, 99)) is None
 
@@ -135,5 +135,5 @@ def test_the_process_behind_a_port_is_found_and_read(tmp_path: Path):
 
 
 def test_processor_time_is_told_by_process():
-    assert watch.cores(looks(Growth()), 10.0, 20.0) == {"replica": pytest.approx(0.5)}
-    assert watch.cores(looks(Growth()), 200.0, 300.0) == {}
+    assert watch.cores(observations(Growth()), 10.0, 20.0) == {"replica": pytest.approx(0.5)}
+    assert watch.cores(observations(Growth()), 200.0, 300.0) == {}

@@ -108,7 +108,7 @@ def test_the_command_with_two_workers_writes_everything_and_judges(encoder_url: 
     assert "FAIL" in ended.stdout
     (out,) = (tmp_path / "out").iterdir()
     written = {file.name for file in out.iterdir() if file.stat().st_size}
-    assert {"run.json", "samples.csv", "looks.jsonl", "locust.html", "locust_stats.csv"} <= written
+    assert {"run.json", "samples.csv", "observations.jsonl", "locust.html", "locust_stats.csv"} <= written
     assert {"percentiles.png", "tokens.png", "processes.png"} <= written
     assert "2 workers" in (out / "locust.log").read_text() or "index 1" in (out / "locust.log").read_text()
 

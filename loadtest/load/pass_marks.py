@@ -28,7 +28,7 @@ NOT_SEEN = {
 }
 
 
-class Mark(BaseModel):
+class PassMark(BaseModel):
     """One bound. `figure` is KIND.NAME of a stage's figures, or a figure of the run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,7 +41,7 @@ class Mark(BaseModel):
     changed: str = ""  # when the bound was changed, from what, and why
 
     @model_validator(mode="after")
-    def _one_bound(self) -> "Mark":
+    def _one_bound(self) -> "PassMark":
         if (self.at_most is None) == (self.at_least is None):
             raise ValueError(f"{self.figure} needs one of at_most and at_least")
         name = self.figure.rpartition(".")[2]
@@ -68,7 +68,7 @@ class Mark(BaseModel):
 
 
 class Judged(NamedTuple):
-    mark: Mark
+    mark: PassMark
     figure: float | None
     verdict: Verdict
 
@@ -78,11 +78,11 @@ class Judged(NamedTuple):
         return f"{self.mark.stage}: {self.mark.figure}", figure, self.mark.bound, self.verdict.value
 
 
-def load(file: Path, shape: Shape) -> list[Mark]:
+def load(file: Path, shape: Shape) -> list[PassMark]:
     """The marks of a shape. LoadtestError on anything in the file that is not right, also for other shapes."""
     try:
         tables = tomllib.loads(file.read_text())
-        marks = {Shape(name): [Mark.model_validate(mark) for mark in found] for name, found in tables.items()}
+        marks = {Shape(name): [PassMark.model_validate(mark) for mark in found] for name, found in tables.items()}
     except (OSError, tomllib.TOMLDecodeError, ValidationError, ValueError) as error:
         raise LoadtestError(f"{file}: {' '.join(str(error).split())}") from error
     for each, found in marks.items():
@@ -92,12 +92,12 @@ def load(file: Path, shape: Shape) -> list[Mark]:
     return marks.get(shape, [])
 
 
-def judge(marks: Sequence[Mark], stages: Sequence[StageFigures], of_run: Mapping[str, float | None]) -> list[Judged]:
+def judge(marks: Sequence[PassMark], stages: Sequence[StageFigures], of_run: Mapping[str, float | None]) -> list[Judged]:
     """Each mark with its figure."""
     return [Judged(mark, figure := _figure(mark, stages, of_run), mark.judge(figure)) for mark in marks]
 
 
-def _figure(mark: Mark, stages: Sequence[StageFigures], of_run: Mapping[str, float | None]) -> float | None:
+def _figure(mark: PassMark, stages: Sequence[StageFigures], of_run: Mapping[str, float | None]) -> float | None:
     if mark.stage == RUN:
         return of_run.get(mark.figure)
     kind, _, name = mark.figure.rpartition(".")

@@ -1,0 +1,218 @@
+"""Runs a benchmark: contestants take turns, round by round; their figures become rows with verdicts, a table and a JSON file.
+
+The commands `attnserve bench`, `bench-generate`, `bench-long` and `bench-split` are contestants and comparisons, given as data.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from attnserve.terminal import console
+from export import contract
+from loadtest.common import machine, report
+from loadtest.common.report import Bar, Row, Verdict
+from loadtest.common.terminal import interruptible, progress, show
+from loadtest.errors import LoadtestError
+
+Rounds = Annotated[int, typer.Option(min=1, help="Rounds; figures are medians over them.")]
+Seconds = Annotated[float, typer.Option(min=0.1, help="Length of one measurement.")]
+WholeSeconds = Annotated[float, typer.Option(min=1, help="Length of each run of the load generator.")]
+Out = Annotated[Path, typer.Option(help="Directory for the JSON and the pictures of this run.")]
+Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown on stdout.")]
+ENOUGH_ROUNDS = 3  # for figures to quote
+IDLE = 0.25  # load average for each core, up to which the machine counts as idle
+
+
+def command_app() -> typer.Typer:
+    return typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+
+
+# Measuring -------------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Measurements:
+    """One entry for each measurement, in order: round, work, contestant, and its figures. `absent`: why a contestant has no figures."""
+
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    absent: dict[str, str] = field(default_factory=dict)
+    round: int = 0
+
+    def note(self, work: str, contestant: str, **figures: Any) -> None:
+        self.entries.append({"round": self.round, "work": work, "contestant": contestant, **figures})
+
+    def of(self, work: str, contestant: str) -> list[dict[str, Any]]:
+        return [entry for entry in self.entries if entry["work"] == work and entry["contestant"] == contestant]
+
+    def problems(self, work: str, contestant: str) -> list[str]:
+        return [problem for entry in self.of(work, contestant) for problem in entry.get("problems", [])]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One measurement: `measure` is called with what the contestant's `start` yields, and notes figures."""
+
+    label: str
+    measure: Callable[[Any], object]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """`start` runs the contestant while its steps are measured. None: the steps start what they need."""
+
+    name: str
+    steps: Sequence[Step]
+    start: Callable[[], AbstractContextManager[Any]] | None = None
+    optional: bool = False  # once it fails, the rounds go on without it
+    once: bool = False  # measured a single time, after all rounds
+
+    @property
+    def shown(self) -> int:
+        """How often a turn is shown."""
+        return len(self.steps) + (self.start is not None)
+
+
+def step_count(contestants: Sequence[Contestant], rounds: int) -> int:
+    return sum(contestant.shown * (1 if contestant.once else rounds) for contestant in contestants)
+
+
+def measure(contestants: Sequence[Contestant], rounds: int, measured: Measurements, begin: Callable[[str], object]) -> None:
+    """Measure every contestant in every round. `begin` is called with each step. LoadtestError if one fails that is not optional."""
+    for measured.round in range(1, rounds + 1):
+        for contestant in contestants:
+            last = measured.round == rounds and contestant.once
+            if (last or not contestant.once) and contestant.name not in measured.absent:
+                _turn(contestant, f"round {measured.round}/{rounds}: {contestant.name}", measured, begin)
+
+
+def _turn(contestant: Contestant, label: str, measured: Measurements, begin: Callable[[str], object]) -> None:
+    try:
+        if contestant.start is not None:
+            begin(f"{label}, starting")
+        with (contestant.start or nullcontext)() as subject:
+            for step in contestant.steps:
+                begin(f"{label}, {step.label}")
+                step.measure(subject)
+    except LoadtestError as error:
+        if not contestant.optional:
+            raise
+        measured.absent[contestant.name] = str(error)
+
+
+# Judging ---------------------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure of each round. `name` is its path in an entry, with dots; `best` chooses among several entries of one round (max or min);
+    `over` divides it by another figure of the same round."""
+
+    work: str
+    contestant: str
+    name: str = "per_s"
+    scale: float = 1.0
+    best: Callable[[Iterable[float]], float] | None = None
+    over: "Figure | None" = None
+
+    def of(self, measured: Measurements) -> tuple[float, ...]:
+        by_round: dict[int, list[float]] = {}
+        for entry in measured.of(self.work, self.contestant):
+            value: Any = entry
+            for key in self.name.split("."):
+                value = value[key]
+            by_round.setdefault(entry["round"], []).append(self.scale * value)
+        values = [value for found in by_round.values() for value in ([self.best(found)] if self.best else found)]
+        divisors = self.over.of(measured) if self.over else (1.0,) * len(values)
+        return tuple(value / divisor for value, divisor in zip(values, divisors, strict=True))
+
+
+def compare(
+    measured: Measurements, work: str, unit: str, figure: Figure, reference: Figure | None = None, bar: Bar | None = None, note: str = ""
+) -> Row:
+    """A row of the report. It is invalid if a run behind its figures had problems. Its note has those, the reason why figures are absent,
+    and the note of the figure's last entry."""
+    figures, references = figure.of(measured), reference.of(measured) if reference else ()
+    noted = [entry["note"] for entry in measured.of(figure.work, figure.contestant)[-1:] if "note" in entry]
+    problems = measured.problems(figure.work, figure.contestant)
+    if reference and reference.contestant != figure.contestant:
+        problems += [f"{reference.contestant}: {each}" for each in measured.problems(reference.work, reference.contestant)]
+    absent = [each for each, values in ((figure, figures), (reference, references)) if each and not values]
+    notes = dict.fromkeys([*problems, *(measured.absent.get(each.contestant, "") for each in absent), *noted, note])
+    return Row(
+        work=work, unit=unit, figures=figures, references=references, bar=bar, note="; ".join(filter(None, notes)), invalid=bool(problems)
+    )
+
+
+# Reporting -------------------------------------------------------------------------------------------------------------------------------
+
+
+def manifest_of(bundle: Path, kind: str) -> contract.Manifest:
+    """The verified manifest. LoadtestError if the bundle is of another kind, ContractError if it is damaged."""
+    manifest = contract.verify(bundle)
+    if manifest.kind != kind:
+        raise LoadtestError(f"{bundle} is of kind {manifest.kind}: only {kind}s are measured here")
+    return manifest
+
+
+def run(
+    contestants: Sequence[Contestant], rounds: int, measured: Measurements, bundles: Sequence[Path], plan: dict[str, Any]
+) -> dict[str, Any]:
+    """Measure everything with a progress bar. Returns what the JSON file says beside the figures: machine, versions, command, plan."""
+    about: dict[str, Any] = {
+        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "command": ["attnserve", *sys.argv[1:]],
+        **machine.describe(),
+        "bundles": [
+            {"name": manifest.name, "precision": manifest.precision, "fingerprint": manifest.fingerprint}
+            for manifest in map(contract.read_manifest, bundles)
+        ],
+        "plan": {"rounds": rounds, **plan},
+    }
+    load = about["load_average_before"][0]
+    if load > IDLE * about["cpus"]:
+        console.print(f"[bold yellow]the machine is not idle[/bold yellow]: load average {load:.2f}. The figures will not be reliable.")
+    if rounds < ENOUGH_ROUNDS:
+        console.print(
+            f"[yellow]fewer than {ENOUGH_ROUNDS} rounds: enough to show that everything runs, too few for figures to quote[/yellow]"
+        )
+    missing = dict(measured.absent)
+    _warn_of(missing)
+    before = machine.cpu_times()
+    with interruptible(), progress(step_count(contestants, rounds)) as begin:
+        measure(contestants, rounds, measured, begin)
+    after = machine.cpu_times()
+    _warn_of({name: why for name, why in measured.absent.items() if name not in missing})
+    return about | {"stolen_share": (after["stolen"] - before["stolen"]) / max(after["all"] - before["all"], 1)}
+
+
+def _warn_of(absent: dict[str, str]) -> None:
+    for contestant, why in absent.items():
+        console.print(f"[yellow]{contestant}[/yellow]: {why}", highlight=False, soft_wrap=True)
+
+
+def finish(
+    rows: Sequence[Row],
+    measured: Measurements,
+    about: dict[str, Any],
+    *,
+    subject: str,
+    out: Path,
+    markdown: bool,
+    draw: Callable[[Path, str], None] = lambda file, hardware: None,
+    judged: bool = True,
+) -> None:
+    """Write the JSON file, draw the pictures beside it, show the table. Raises typer.Exit(1) if `judged` and a bar is missed."""
+    file, hardware = out / f"{about['date'].replace(':', '-')}.json", f"{about['cpus']} cores, {about['cpu']}"
+    report.write_json(file, rows, about, measured.entries)
+    draw(file, hardware)
+    plan = about["plan"]
+    show(rows, f"{subject}, {hardware}, {plan['rounds']} rounds of {plan['seconds']:g} s, {about['date']}", markdown=markdown)
+    console.print(f"every figure: {file}", soft_wrap=True)
+    if judged and any(row.verdict in (Verdict.failed, Verdict.invalid) for row in rows):
+        raise typer.Exit(1)
