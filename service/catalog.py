@@ -28,6 +28,7 @@ from service.errors import (
     ServiceError,
     WrongKind,
 )
+from service.generation.admission import QueueLimits
 from service.generation.device import open_steps
 from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.model import Generating, GeneratorModel
@@ -45,7 +46,6 @@ from service.seq2seq.engine import WritingEngine
 from service.seq2seq.model import WritingModel
 from service.seq2seq.selftest import check_golden as check_writer
 from service.seq2seq.session import OnnxWritingSession
-from service.seq2seq.waiting import WritingLimits
 from service.settings import Settings, changed, check_names
 from service.telemetry.metrics import Metrics, ModelMetrics
 from service.tokenization.texts import Cut, Cutting, Encoded, Input, TextEncoder, size_of
@@ -413,8 +413,8 @@ class Catalog:
         """The engine of an encoder-decoder, tested."""
         session = OnnxWritingSession(model.bundle, model.manifest, threads=self.budget.runtime_threads, provider=self.settings.provider)
         check_writer(model.bundle, session, model.encode)
-        limits = WritingLimits(
-            rows=max(self.settings.slots, 8), max_wait_s=self.settings.max_wait_s, max_bulk_wait_s=self.settings.max_bulk_wait_s
+        limits = QueueLimits(
+            slots=max(self.settings.slots, 8), max_wait_s=self.settings.max_wait_s, max_bulk_wait_s=self.settings.max_bulk_wait_s
         )
         return WritingEngine(session, model.vocabulary, limits=limits, metrics=model.metrics, tracer=self.tracer)
 

@@ -1,11 +1,11 @@
-"""Between the event loop and the engine's thread: runs that wait for a slot, their order, and requests about runs that have one.
+"""The queue between the event loop and an engine's thread: jobs that wait for slots, their order, cancellations, requests for snapshots.
 
-Slots are shared by client, and within a client by request. A free slot goes to the client with the fewest. If none is free, a client
-that has two more than the waiting one gives one back at once; a client that has one more gives it back after a quantum. So slots rotate
-if there are more clients, or more requests of a client, than slots, and a run without competition keeps its slot. Requests that never had
-a slot and those that gave one back alternate, so neither kind starves the other.
+Slots are shared by client, and within a client by request. Free slots go to the client with the fewest. If none is free and jobs can be
+set aside, a client that has two more than the waiting one gives one back at once; a client that has one more gives it back after a
+quantum. So slots rotate if there are more clients, or more requests of a client, than slots, and a run without competition keeps its slot.
+Requests that never had a slot and those that gave one back alternate, so neither kind starves the other.
 
-Both sides come here, under one lock that is held for microseconds.
+One lock protects all of it, and is held for microseconds.
 """
 
 import asyncio
@@ -13,27 +13,40 @@ import heapq
 import math
 import threading
 from collections import Counter
-from collections.abc import Mapping
-from collections.abc import Sequence as Several
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Generic, NamedTuple
 
 from service.errors import InvalidRequest, NotReady, Overloaded, QueueTooLong
 from service.generation.run import Run
-from service.generation.sequence import Asked, Sequence
 from service.generation.snapshot import Snapshot
+from service.generation.submission import J, Submission
 from service.overload.queue_bound import QueueBound
 from service.runtime.lanes import Lane
 
-_BACKLOG = 16  # times `max_waiting`: limit on runs without a slot, of requests that have started
+_BACKLOG = 16  # times `max_waiting`: limit on jobs without slots, of requests that have started
 _LEAST_HELD = 16  # tokens that a bulk run draws before it gives way to interactive work
 _TRIED = 8  # requests at the front for which a slot is sought
 
 
-class Turn(NamedTuple):
-    """A run that gets a slot, and the run that gives it up; None if one is free."""
+@dataclass(frozen=True, kw_only=True)
+class QueueLimits:
+    """Bounds of one engine and its queue."""
 
-    run: Sequence
-    instead_of: Sequence | None
+    slots: int = 32  # sequences computed at the same time; a beam of K outputs has up to K
+    max_waiting: int = 256  # jobs of requests that have not started
+    max_waiting_tokens: float = math.inf  # of their prompts
+    max_wait_s: float = 1.0  # of an interactive request for its first slots
+    max_bulk_wait_s: float = 30.0
+    bulk_delay_s: float = 2.0  # how long interactive requests may pass a bulk request
+    unread_s: float = math.inf  # a run is ended if its client does not read its text for so long
+
+
+class Turn(NamedTuple, Generic[J]):
+    """A job that gets slots, and the job that gives them up; None if enough are free."""
+
+    job: J
+    instead_of: J | None
 
 
 class Wanted(NamedTuple):
@@ -48,95 +61,108 @@ class Holding(NamedTuple):
 
     slots: int
     by_client: Mapping[str, int]
-    turn_s: float  # the longest time that a run keeps its slot while others wait
+    turn_s: float  # the longest time that a job keeps its slots while others wait
 
     @property
     def free(self) -> int:
         return self.slots - sum(self.by_client.values())
 
 
-class Admission:
-    """Requests in two lanes, with a bound on their runs, on the tokens of their prompts and on how long each waits for its first slot."""
+class Admission(Generic[J]):
+    """Requests in two lanes, with a bound on their jobs, on the tokens of their prompts and on how long each waits for its first slots."""
 
-    def __init__(
-        self, *, max_waiting: int, max_waiting_tokens: int, max_wait_s: float, max_bulk_wait_s: float, bulk_delay_s: float
-    ) -> None:
-        self._max_waiting, self._max_tokens, self._bulk_delay_s = max_waiting, max_waiting_tokens, bulk_delay_s
-        self._max_wait_s = {Lane.INTERACTIVE: max_wait_s, Lane.BULK: max_bulk_wait_s}
+    def __init__(self, limits: QueueLimits) -> None:
+        self._limits = limits
+        self._max_wait_s = {Lane.INTERACTIVE: limits.max_wait_s, Lane.BULK: limits.max_bulk_wait_s}
         self._bounds = {lane: QueueBound(bound_s) for lane, bound_s in self._max_wait_s.items()}
         self._changed = threading.Condition()
-        self._asked: dict[Asked, None] = {}  # requests with a run without a slot, in order of arrival
-        self._waiting = 0  # the number of these runs
+        self._submissions: dict[Submission[J], None] = {}  # those with a job without slots, in order of arrival
+        self._waiting = 0  # the number of these jobs
         self._turns = 0
-        self._left: set[Run] = set()
+        self._cancelled: set[Run] = set()
         self._wanted: dict[Run, Wanted] = {}
         self._closed = False
-        self.aside = 0  # runs that gave back their slot
+        self.aside = 0  # jobs that gave back their slots
         self.arrived = False  # whether a request arrived since the thread last looked
 
     def __len__(self) -> int:
+        """Jobs that wait for slots."""
         return self._waiting
+
+    @property
+    def slots(self) -> int:
+        """Slots that are waited for."""
+        with self._changed:
+            return sum(submission.slots for submission in self._submissions)
 
     # On the event loop -----------------------------------------------------------------------------------------------------------------
 
-    def check(self, client: str, lane: Lane, now: float, holding: Holding) -> None:
-        """Raise QueueTooLong if a request of this client would wait too long for its first slot, behind the requests before it."""
+    def check(self, client: str, lane: Lane, now: float, holding: Holding, slots: int = 1) -> None:
+        """Raise QueueTooLong if a request of this client would wait too long for its first `slots`, behind the requests before it."""
         with self._changed:
-            before = Counter(asked.client for asked in self._asked if asked.lane <= lane and not asked.begun)
-            behind = Counter(asked.client for asked in self._asked if asked.lane <= lane and asked.begun)
-            wanted = Counter(holding.by_client)
-            for asked in self._asked:
-                wanted[asked.client] += len(asked)
+            wait_s = self._wait_s(client, lane, holding, slots)
+        self._bounds[lane].check(now, wait_s, math.inf)
+
+    def _wait_s(self, client: str, lane: Lane, holding: Holding, slots: int) -> float:
+        """An estimate for jobs of one slot each, which take turns."""
+        before = Counter(each.client for each in self._submissions if each.lane <= lane and not each.begun)
+        behind = Counter(each.client for each in self._submissions if each.lane <= lane and each.begun)
+        wanted = Counter(holding.by_client)
+        for each in self._submissions:
+            wanted[each.client] += len(each)
         if before.total() < holding.free:
-            return
+            return 0.0
         wanted[client] += 1
         share = fair_share(wanted, holding.slots)[client]
         if share >= 1:  # whatever others have, it gets these
-            ahead, slots = max(before[client] - max(int(share) - holding.by_client.get(client, 0), 0), 0), share
+            ahead, shared = max(before[client] - max(int(share) - holding.by_client.get(client, 0), 0), 0), share
             ahead += min(behind[client], ahead)  # which take turns with them
         else:
-            ahead, slots = sum(min(count, before[client] + 1) for count in before.values()), holding.slots
+            ahead, shared = sum(min(count, before[client] + 1) for count in before.values()), holding.slots
             ahead += min(behind.total(), ahead)
-        self._bounds[lane].check(now, ahead * holding.turn_s / slots, math.inf)
+        return ahead * holding.turn_s / shared
 
-    def queue(self, asked: Asked, *, retry_after_s: float) -> list[Asked]:
-        """Queue a request with all its runs. Returns the requests that it replaces: their client has more runs here. An empty queue
-        admits any request. Raises Overloaded if there is no room, and NotReady if the engine is closed."""
+    def queue(self, submission: Submission[J], *, retry_after_s: float) -> list[Submission[J]]:
+        """Queue a request with all its jobs. Returns the requests that it replaces: their client has more jobs here. An empty queue admits
+        any request. Raises Overloaded if there is no room, and NotReady if the engine is closed."""
         with self._changed:
             if self._closed:
                 raise stopping()
-            new = [each for each in self._asked if not each.begun]
-            gone: list[Asked] = []
-            while new and not self._fits([*new, asked]):
+            new = [each for each in self._submissions if not each.begun]
+            replaced: list[Submission[J]] = []
+            while new and not self._fits([*new, submission]):
                 by_client = Counter({each.client: 0 for each in new})
                 for each in new:
                     by_client[each.client] += len(each)
                 longest, most = by_client.most_common(1)[0]
-                if by_client[asked.client] + len(asked) >= most:
+                if by_client[submission.client] + len(submission) >= most:
                     break
-                gone.append(next(each for each in reversed(new) if each.client == longest))
-                new.remove(gone[-1])
-            backlog = sum(len(each.fresh) for each in self._asked if each.begun)
-            if (new and not self._fits([*new, asked])) or (len(asked) > 1 and backlog + len(asked) > _BACKLOG * self._max_waiting):
+                replaced.append(next(each for each in reversed(new) if each.client == longest))
+                new.remove(replaced[-1])
+            backlog, most_waiting = sum(len(each.fresh) for each in self._submissions if each.begun), self._limits.max_waiting
+            crowded = len(submission) > 1 and self._waiting and backlog + len(submission) > _BACKLOG * most_waiting
+            if (new and not self._fits([*new, submission])) or crowded:
                 waiting, tokens = sum(map(len, new)) + backlog, sum(each.tokens for each in new)
-                raise Overloaded(
-                    f"Model is overloaded: {waiting} requests with {tokens} prompt tokens wait for a slot", retry_after_s=retry_after_s
-                )
-            for each in gone:
+                raise Overloaded(f"Model is overloaded: {self._full(waiting, tokens)}", retry_after_s=retry_after_s)
+            for each in replaced:
                 self._drop(each)
-            self._asked[asked] = None
-            self._waiting += len(asked)
+            self._submissions[submission] = None
+            self._waiting += len(submission)
             self.arrived = True
             self._changed.notify()
-            return gone
+            return replaced
 
-    def _fits(self, new: Several[Asked]) -> bool:
-        return sum(map(len, new)) <= self._max_waiting and sum(each.tokens for each in new) <= self._max_tokens
+    def _fits(self, new: Sequence[Submission[J]]) -> bool:
+        limits = self._limits
+        return sum(map(len, new)) <= limits.max_waiting and sum(each.tokens for each in new) <= limits.max_waiting_tokens
 
-    def leave(self, run: Run) -> None:
+    def _full(self, waiting: int, tokens: int) -> str:
+        return f"{waiting} requests with {tokens} prompt tokens wait for a slot"
+
+    def cancel(self, run: Run) -> None:
         """The client no longer wants this run."""
         with self._changed:
-            self._left.add(run)
+            self._cancelled.add(run)
             self._changed.notify()
 
     def want(self, run: Run, wanted: Wanted) -> None:
@@ -159,115 +185,140 @@ class Admission:
     def wait(self, *, busy: bool) -> bool:
         """Wait for work; do not wait if `busy`. False if it is closed."""
         with self._changed:
-            while not (busy or self._closed or self._left or self._wanted or self._waiting):
+            while not (busy or self._closed or self._cancelled or self._wanted or self._waiting):
                 self._changed.wait()
             return not self._closed
 
-    def wishes(self) -> tuple[set[Run], dict[Run, Wanted]]:
-        """The runs that were cancelled, and the snapshots that were asked for, since the last call."""
-        if not (self._left or self._wanted):  # one look without the lock a step: what comes now is seen at the next
-            return set(), {}
+    def cancelled(self) -> set[Run]:
+        """The runs that were cancelled since the last call."""
+        if not self._cancelled:  # one look without the lock a step: what comes now is seen at the next
+            return set()
         with self._changed:
-            left, self._left = self._left, set()
+            cancelled, self._cancelled = self._cancelled, set()
+        return cancelled
+
+    def wanted(self) -> dict[Run, Wanted]:
+        """The snapshots that were asked for since the last call."""
+        if not self._wanted:
+            return {}
+        with self._changed:
             wanted, self._wanted = self._wanted, {}
-        return left, wanted
+        return wanted
 
-    def waiting(self) -> list[Sequence]:
+    def waiting(self) -> list[J]:
         with self._changed:
-            return [run for asked in self._asked for run in (*asked.aside, *asked.fresh)]
+            return [job for each in self._submissions for job in (*each.aside, *each.fresh)]
 
-    def turn(self, now: float, holders: Several[Sequence], *, free: bool, quantum: int, room: bool) -> Turn | None:
-        """The run that is next, if any. `holders` have slots; a run keeps its slot for `quantum` tokens, unless its client has far more
-        than its share. `room`: one more run may be set aside."""
+    def turn(self, now: float, holders: Sequence[J], *, free: int, quantum: int | None = None, room: bool = False) -> Turn[J] | None:
+        """The job that is next, if the `free` slots are enough for it. It is not passed by smaller jobs, which would starve it.
+
+        `holders` have slots. They keep them for `quantum` tokens while others wait, unless their client has far more than its share; None:
+        until they end. `room`: one more job may be set aside.
+        """
         with self._changed:
             self.arrived = False
-            clients = Counter(holder.request.client for holder in holders)
-            requests = Counter(holder.asked for holder in holders)
+            clients, requests = Counter[str](), Counter[Submission[J]]()
+            for holder in holders:
+                clients[holder.request.client] += holder.slots
+                requests[holder.submission] += holder.slots
             fresh_first = self._turns % 2 == 0
 
-            def rank(asked: Asked) -> tuple[int, int, int, bool, float]:
-                return (self._lane(asked, now), clients[asked.client], requests[asked], asked.begun == fresh_first, asked.since)
+            def rank(each: Submission[J]) -> tuple[int, int, int, bool, float]:
+                return (self._lane(each, now), clients[each.client], requests[each], each.begun == fresh_first, each.since)
 
-            if free:
-                chosen = min(self._asked, key=rank, default=None)
-                return None if chosen is None else Turn(self._pop(chosen, now), None)
-            for asked in heapq.nsmallest(_TRIED, (each for each in self._asked if room or each.aside), key=rank):
+            if free > 0:
+                chosen = min(self._submissions, key=rank, default=None)
+                if chosen is None or (chosen.aside or chosen.fresh)[0].slots > free:
+                    return None
+                return Turn(self._pop(chosen, None if quantum is None else now), None)
+            if quantum is None:
+                return None
+            for each in heapq.nsmallest(_TRIED, (each for each in self._submissions if room or each.aside), key=rank):
                 giving = [
                     (
-                        holder.request.lane > self._lane(asked, now),
+                        holder.request.lane > self._lane(each, now),
                         clients[holder.request.client],
-                        requests[holder.asked],
+                        requests[holder.submission],
                         holder.gone_on,
                         at,
                     )
                     for at, holder in enumerate(holders)
-                    if self._gives_way(holder, asked, self._lane(asked, now), clients, requests, quantum)
+                    if self._gives_way(holder, each, self._lane(each, now), clients, requests, quantum)
                 ]
                 if giving:
-                    return Turn(self._pop(asked, now), holders[max(giving)[-1]])
+                    return Turn(self._pop(each, now), holders[max(giving)[-1]])
             return None
 
-    def _lane(self, asked: Asked, now: float) -> Lane:
+    def _lane(self, submission: Submission[J], now: float) -> Lane:
         """The lane of a request; bulk work that has been passed for long enough counts as interactive."""
-        return Lane.INTERACTIVE if now - asked.since > self._bulk_delay_s else asked.lane
+        return Lane.INTERACTIVE if now - submission.since > self._limits.bulk_delay_s else submission.lane
 
     def _gives_way(
-        self, holder: Sequence, asked: Asked, lane: Lane, clients: Mapping[str, int], requests: Mapping[Asked, int], quantum: int
+        self,
+        holder: J,
+        submission: Submission[J],
+        lane: Lane,
+        clients: Mapping[str, int],
+        requests: Mapping[Submission[J], int],
+        quantum: int,
     ) -> bool:
-        if holder.asked is asked or holder.request.lane < lane:
+        if holder.submission is submission or holder.request.lane < lane:
             return False
-        if holder.request.lane > asked.lane:
-            return holder.gone_on >= _LEAST_HELD or clients[holder.request.client] > clients[asked.client] + 1
-        if holder.request.client == asked.client:
-            more = requests[holder.asked] - requests[asked]
+        if holder.request.lane > submission.lane:
+            return holder.gone_on >= _LEAST_HELD or clients[holder.request.client] > clients[submission.client] + 1
+        if holder.request.client == submission.client:
+            more = requests[holder.submission] - requests[submission]
         else:
-            more = clients[holder.request.client] - clients[asked.client]
+            more = clients[holder.request.client] - clients[submission.client]
         return more > 1 or (more == 1 and holder.gone_on >= quantum)
 
-    def set_aside(self, sequence: Sequence, now: float) -> None:
-        """Queue a run that has given back its slot."""
+    def set_aside(self, job: J, now: float) -> None:
+        """Queue a job that has given back its slots."""
         with self._changed:
-            sequence.aside = True
-            sequence.asked.aside.append(sequence)
-            sequence.asked.since = now
-            self._asked[sequence.asked] = None
+            submission = job.submission
+            job.aside = True
+            submission.aside.append(job)
+            submission.since = now
+            self._submissions[submission] = None
             self._waiting += 1
             self.aside += 1
 
-    def overdue(self, now: float) -> list[tuple[Asked, QueueTooLong]]:
-        """Remove and return requests that had no slot for longer than they may wait, with their errors."""
+    def overdue(self, now: float) -> list[tuple[Submission[J], QueueTooLong]]:
+        """Remove and return requests that had no slots for longer than they may wait, with their errors."""
         with self._changed:
-            late = [asked for asked in self._asked if not asked.begun and now - asked.submitted > self._max_wait_s[asked.lane]]
-            for asked in late:
-                self._drop(asked)
-        return [(asked, _too_late(now - asked.submitted, self._max_wait_s[asked.lane])) for asked in late]
+            late = [each for each in self._submissions if not each.begun and now - each.submitted > self._max_wait_s[each.lane]]
+            for each in late:
+                self._drop(each)
+        return [(each, _too_late(now - each.submitted, self._max_wait_s[each.lane])) for each in late]
 
-    def remove(self, sequence: Sequence) -> None:
-        """Does nothing for a run that does not wait."""
+    def remove(self, job: J) -> None:
+        """Does nothing for a job that does not wait."""
         with self._changed:
-            asked = sequence.asked
-            if sequence in (where := asked.aside if sequence.aside else asked.fresh):
-                where.remove(sequence)
-                self._less(asked, sequence)
+            submission = job.submission
+            if job in (where := submission.aside if job.aside else submission.fresh):
+                where.remove(job)
+                self._less(submission, job)
 
-    def _pop(self, asked: Asked, now: float) -> Sequence:
-        sequence = (asked.aside or asked.fresh).popleft()
-        self._less(asked, sequence)
-        asked.begun, asked.since = True, now
+    def _pop(self, submission: Submission[J], since: float | None) -> J:
+        job: J = (submission.aside or submission.fresh).popleft()
+        self._less(submission, job)
+        submission.begun = True
+        if since is not None:
+            submission.since = since
         self._turns += 1
-        return sequence
+        return job
 
-    def _less(self, asked: Asked, sequence: Sequence) -> None:
+    def _less(self, submission: Submission[J], job: J) -> None:
         self._waiting -= 1
-        self.aside -= sequence.aside
-        sequence.aside = False
-        if not len(asked):
-            del self._asked[asked]
+        self.aside -= job.aside
+        job.aside = False
+        if not len(submission):
+            del self._submissions[submission]
 
-    def _drop(self, asked: Asked) -> None:
+    def _drop(self, submission: Submission[J]) -> None:
         """Remove a request that has not started."""
-        del self._asked[asked]
-        self._waiting -= len(asked)
+        del self._submissions[submission]
+        self._waiting -= len(submission)
 
 
 def fair_share(wanted: Mapping[str, int], slots: int) -> dict[str, float]:

@@ -63,6 +63,16 @@ class GenerationRequest:
     traceparent: str | None = None  # W3C, of the request that asks for this; None: not traced
     client: str = ""  # owner of the share of slots; equal prompts are read once within a client, never across clients
 
+    @property
+    def slots(self) -> int:
+        """Slots of the engine that it takes."""
+        return 1
+
+    @property
+    def outputs(self) -> int:
+        """Runs that answer it."""
+        return 1
+
 
 class TokenLogprob(NamedTuple):
     """A token, its natural log-probability under the model (before temperature and filters), and the likeliest others, best first."""

@@ -1,8 +1,8 @@
 """One run inside the engine: how far it is, and what of its text may leave."""
 
-from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from service.errors import InvalidRequest
 from service.generation.request import Delta, FinishReason, GenerationRequest, Token, TokenLogprob
@@ -11,29 +11,8 @@ from service.generation.sampling.grammar import Matcher, Words
 from service.generation.sampling.sampler import Edits
 from service.generation.session import Logits
 from service.generation.snapshot import Snapshot, State
+from service.generation.submission import Submission
 from service.generation.text import TextStream
-from service.runtime.lanes import Lane
-
-
-@dataclass(eq=False)
-class Asked:
-    """The runs of one request without a slot, in the order in which they get one: runs that had one before come first."""
-
-    client: str
-    lane: Lane
-    submitted: float  # time.monotonic()
-    since: float  # when it came, and then when one of its runs last got a slot or gave one back
-    fresh: "deque[Sequence]" = field(default_factory=deque)
-    aside: "deque[Sequence]" = field(default_factory=deque)
-    begun: bool = False  # one of its runs has had a slot
-
-    def __len__(self) -> int:
-        return len(self.fresh) + len(self.aside)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens to feed before it draws: a prompt shared by several runs is read once."""
-        return sum({id(run.request.prompt): run.left_of_prompt for run in self.fresh}.values())
 
 
 @dataclass(eq=False)
@@ -45,7 +24,7 @@ class Sequence:
     matcher: Matcher | None
     ends: frozenset[int]  # token ids that end it
     order: int  # of arrival
-    asked: Asked  # the request that it is a run of
+    submission: "Submission[Sequence]"
     n_positions: int | None = None  # tokens that the model has positions for; None: any number
     edits: Edits | None = None  # changes to its logits
     start: int = 0  # the position of its state when its prompt began
@@ -59,9 +38,14 @@ class Sequence:
     drew: float = 0.0  # when it last drew a token before that, by the engine's clock
     completion: list[int] = field(default_factory=list)
     request: GenerationRequest = field(init=False)
+    slots: ClassVar = 1
 
     def __post_init__(self) -> None:
         self.request = self.run.request
+
+    @property
+    def runs(self) -> tuple[Run]:
+        return (self.run,)
 
     @property
     def most(self) -> int:

@@ -19,7 +19,7 @@ A request meets these rules in this order. `file.py` without a folder is of this
 | 429 at a gateway, as a pool has just refused a request | 0.05 s since then | `refusals.py` |
 | 429 for a text when the wait for a slot would be, or is, too long | wait > `max_wait_s` | `generation/admission.py` |
 | 429 for a text when too many wait; the client with most of them loses its newest | 256 runs | `generation/admission.py` |
-| the same two for an encoder-decoder, by rows | `max_wait_s`; 256 inputs | `seq2seq/waiting.py` |
+| the same two for an encoder-decoder, by rows | `max_wait_s`; 256 inputs | `seq2seq/admission.py` |
 | 429 for an attention map when too many wait | 8 texts | `encoding/maps.py` |
 | 429 for an encoding that is queued, and dropped under overload | not started after 3 short queues | `encoder.py` |
 | 504 for a request that is not answered at its deadline | `request_timeout_s`, `x-request-timeout-ms` | each engine |

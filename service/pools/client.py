@@ -26,12 +26,12 @@ from service.overload.encoder import EncoderLimits
 from service.overload.refusals import PoolRefusals
 from service.pools import wire
 from service.pools.limits import PART_BYTES
+from service.pools.messages import Failed, Receiver, named
 from service.pools.replicas import Key, Replica, ReplicaLost, Replicas
 from service.runtime.lanes import Lane, Spent
 from service.runtime.moving_average import averaged
 from service.runtime.offered import Offered
 from service.runtime.onnx import Array
-from service.seq2seq.request import WritingRequest
 from service.telemetry.usage import Usage
 from service.tokenization.texts import Encoded
 
@@ -264,7 +264,7 @@ class PoolGenerator(_PoolEngine):
 
     async def open(self, requests: Sequence[GenerationRequest], key: str) -> list[Run]:
         """As `GeneratorEngine.open`: all runs of a request are one stream of one replica, that of the session `key`, or of any for ""."""
-        tries, slots = _Tries(self._replicas, self._key), sum(map(_slots, requests))
+        tries, slots = _Tries(self._replicas, self._key), sum(request.slots for request in requests)
         try:
             replica, messages = await self._accepted(requests, key, tries, slots)
         except Overloaded:
@@ -295,14 +295,14 @@ class PoolGenerator(_PoolEngine):
                 with replica.running(self._key, slots):
                     try:
                         async with replica.asked(deadline):
-                            first = await anext(messages)
+                            first = named(await anext(messages))
                     except DeadlineExceeded:
                         if deadline < latest:
                             raise
                         raise NotReady(f"no replica took the request within {_ADMISSION_S:g} s") from None
-                if first[0] == "failed":
+                if isinstance(first, Failed):
                     await messages.aclose()
-                    raise wire.unpack_error(first[1])
+                    raise wire.unpack_error(first.error)
                 return replica, messages
             except ServiceError as error:
                 if not tries.again(replica, error):
@@ -334,11 +334,6 @@ async def ask_attention(
 _Accepted = tuple[Replica, AsyncGenerator[Any, None]]
 
 
-def _slots(request: GenerationRequest) -> int:
-    """Slots that a run takes: one, or the rows of its beam."""
-    return request.beams if isinstance(request, WritingRequest) else 1
-
-
 class _Stream:
     """The runs of one request, filled from one stream of messages, which ends when all of them are left.
 
@@ -358,7 +353,7 @@ class _Stream:
         self.runs = [
             Run(request, Usage(len(request.prompt), submitted=now, started=now), self._leave)
             for request in requests
-            for _ in range(request.n if isinstance(request, WritingRequest) else 1)
+            for _ in range(request.outputs)
         ]
         self._wanted = len(self.runs)
         self._replica = replica
@@ -373,20 +368,14 @@ class _Stream:
             self._following.cancel()
 
     async def _read(self) -> None:
-        weights = wire.Pieces()
+        receiver = Receiver(self.runs)
         with self._running(self._replica):
             async with self._replica.asked(), contextlib.aclosing(self._messages) as messages:
-                async for kind, *content in messages:
-                    if kind == "failed":
-                        raise wire.unpack_error(content[0])
+                async for packed in messages:
+                    if isinstance(message := named(packed), Failed):
+                        raise wire.unpack_error(message.error)
                     self._begun = True
-                    if kind == "made":
-                        for made in content[0]:
-                            wire.unpack_made(made, self.runs)
-                    elif kind == "prompt":
-                        wire.unpack_prompt_logprobs(self.runs, *content)
-                    elif kind == "attention":
-                        wire.unpack_attention(self.runs, weights, *content)
+                    receiver.give(message)
 
     async def _follow(self) -> None:
         try:

@@ -12,7 +12,8 @@ from service.call import Call
 from service.catalog import Catalog, Model, Served
 from service.errors import NotReady, Overloaded, RuntimeFailed, ServiceError
 from service.generation.runs import Runs
-from service.pools import wire
+from service.pools import messages, wire
+from service.pools.messages import plain
 from service.pools.replicas import Key
 from service.runtime.lanes import Spent
 
@@ -106,9 +107,8 @@ class Host:
             work.cancel()
 
     async def generate(self, key: Key, requests: bytes, session: str, waits: bool = True) -> AsyncIterator[tuple[Any, ...]]:
-        """("accepted",) once all runs are queued, then ("made", deltas) as they come, at the end ("ended",); or ("failed", error).
+        """The messages of `messages.py`, made plain.
 
-        ("prompt", index, log-probabilities) comes before the first delta of a run that asks for them, ("attention", ..) before its last.
         Without `waits` a request is refused with Overloaded if no slot is free: another replica may have one. The first deltas are sent
         at once, later ones are gathered for `stream_interval_s`, since every message has a fixed cost.
         """
@@ -119,24 +119,24 @@ class Host:
             if not waits and model.engine.full:
                 raise Overloaded("Model is overloaded: no slot of this replica is free", retry_after_s=1.0)
             runs = await Runs.submit(model, asked, Call(session, time.monotonic()), n=1, prompt_field="prompt", stream=False)
-            yield ("accepted",)
+            yield plain(messages.Accepted())
             untold = {at for at, request in enumerate(asked) if request.prompt_logprobs is not None}
             while not runs.done:
                 taken = await runs.take(interval_s=self.catalog.settings.stream_interval_s)
                 for at in [at for at in untold if len(runs.runs[at].prompt_logprobs) == len(asked[at].prompt)]:
                     untold.remove(at)
-                    for logprobs in wire.pack_prompt_logprobs(at, runs.runs[at].prompt_logprobs):
-                        yield "prompt", *logprobs
+                    for part in messages.prompt_parts(at, runs.runs[at].prompt_logprobs):
+                        yield plain(part)
                 for at, delta in taken:
                     run = runs.runs[at]
                     if run.attention is not None and delta.finish_reason is not None:
-                        for attention in wire.pack_attention(at, run.attention):
-                            yield "attention", *attention
-                for made in wire.in_messages([wire.pack_made(at, delta, runs.runs[at].usage) for at, delta in taken]):
-                    yield "made", made
-            yield ("ended",)
+                        for weights in messages.attention_parts(at, run.attention):
+                            yield plain(weights)
+                for deltas in messages.in_deltas([messages.RunDelta.of(at, delta, runs.runs[at].usage) for at, delta in taken]):
+                    yield plain(deltas)
+            yield plain(messages.Ended())
         except ServiceError as error:
-            yield "failed", wire.pack_error(error)
+            yield plain(messages.Failed(wire.pack_error(error)))
         finally:
             if runs is not None:
                 runs.close()

@@ -1,6 +1,6 @@
 """What crosses between a gateway and an engine in another process: tuples, strings, numbers, bytes and numpy arrays, and nothing else.
 
-Ray carries them as pickles within its cluster; so none of them names a class of ours, and an exception crosses as what it says.
+Ray carries them as pickles within its cluster; so none of them names a class of this project, and an error crosses as its fields.
 Moments (`time.monotonic()`) mean nothing elsewhere: a deadline crosses as the seconds that are left.
 """
 
@@ -16,19 +16,16 @@ from pydantic import BaseModel, ConfigDict
 
 from service import errors
 from service.errors import NeverFits, NotReady, Overloaded, ServiceError
-from service.generation.request import Attention, Delta, GenerationRequest, TokenLogprob
-from service.generation.run import Run
+from service.generation.request import GenerationRequest
 from service.pools.limits import ASKED_BYTES, PART_BYTES
 from service.runtime.lanes import Lane
 from service.runtime.onnx import Array
 from service.seq2seq.request import WritingRequest
-from service.telemetry.usage import Usage
 from service.tokenization.texts import Encoded
 
 _KINDS = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, ServiceError)}
 
 Refusal = tuple[str, str, str | None, float]  # kind, message, param, retry_after_s
-Made = tuple[int, str, tuple[int, ...], tuple[Any, ...], str | None, str | int | None, tuple[int, int, int]]
 
 
 def seconds_left(deadline: float) -> float:
@@ -134,14 +131,12 @@ def rows_in_messages(rows: Sequence[tuple[int, Array | ServiceError]]) -> Iterat
         yield "rows", message
 
 
-# Requests for text, and deltas --------------------------------------------------------------------------------------------------------
-
-_LOGPROBS_AT_A_TIME = PART_BYTES // 64  # a token and its log-probability, pickled, with room to spare
+# Requests for text ---------------------------------------------------------------------------------------------------------------------
 
 
-class _Asked(BaseModel):
-    """All of one request, for a decoder or for an encoder-decoder. Runs that differ by their seeds alone cross as one with many seeds, so
-    that 128 runs of a long prompt carry it once. Each `deadline` is the seconds that are left."""
+class TextRequest(BaseModel):
+    """One API request, for a decoder or for an encoder-decoder. Runs that differ by their seeds alone cross as one with many seeds, so that
+    128 runs of a long prompt carry it once. Each `deadline` is the seconds that are left."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
@@ -161,7 +156,7 @@ def pack_requests(requests: Sequence[GenerationRequest]) -> bytes:
     asked = [(replace(request, deadline=seconds_left(request.deadline)), tuple(seeds)) for request, seeds in groups]
     writings = tuple((request, seeds) for request, seeds in asked if isinstance(request, WritingRequest))
     generations = tuple((request, seeds) for request, seeds in asked if not isinstance(request, WritingRequest))
-    packed = _Asked(generations=generations, writings=writings).model_dump_json().encode()
+    packed = TextRequest(generations=generations, writings=writings).model_dump_json().encode()
     if len(packed) > ASKED_BYTES:
         raise NeverFits(
             f"the request has {len(packed)} bytes on its way to a replica and the most is {ASKED_BYTES}: send its prompts in parts"
@@ -170,86 +165,9 @@ def pack_requests(requests: Sequence[GenerationRequest]) -> bytes:
 
 
 def unpack_requests(packed: bytes) -> list[GenerationRequest]:
-    asked = _Asked.model_validate_json(packed)
+    asked = TextRequest.model_validate_json(packed)
     requests = []
     for request, seeds in (*asked.generations, *asked.writings):
         here = replace(request, deadline=deadline_in(request.deadline))
         requests += [replace(here, sampling=replace(here.sampling, seed=seed)) for seed in seeds]
     return requests
-
-
-def pack_made(index: int, delta: Delta, usage: Usage) -> Made:
-    """A delta of the run at `index`, with what its usage is now."""
-    return (
-        index,
-        delta.text,
-        delta.token_ids,
-        _plain(delta.logprobs),
-        delta.finish_reason,
-        delta.stop_reason,
-        (usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens),
-    )
-
-
-def in_messages(made: Sequence[Made]) -> Iterator[list[Made]]:
-    """The deltas, so many at a time that a message can hold them."""
-    message: list[Made] = []
-    numbers = 0
-    for each in made:
-        size = sum([1 + len(logprob[2]) for logprob in each[3]]) + len(each[2]) + len(each[1])
-        if message and numbers + size > _LOGPROBS_AT_A_TIME:
-            yield message
-            message, numbers = [], 0
-        message.append(each)
-        numbers += size
-    if message:
-        yield message
-
-
-def unpack_made(made: Made, runs: Sequence[Run]) -> None:
-    """Give the delta to the run that waits for it here."""
-    index, text, token_ids, logprobs, finish_reason, stop_reason, usage = made
-    run = runs[index]
-    _note(run.usage, usage)
-    delta = Delta(text, token_ids, tuple([TokenLogprob(*each) for each in logprobs]), finish_reason, stop_reason)  # type: ignore[arg-type]
-    run.give(delta)
-
-
-def pack_prompt_logprobs(index: int, logprobs: Sequence[TokenLogprob | None]) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    """Those of the run at `index`, as many at a time as a message can hold; before its first delta."""
-    message: list[TokenLogprob | None] = []
-    numbers = 0
-    for each in logprobs:  # which are made as they are looked at
-        message.append(each)
-        numbers += 1 if each is None else 1 + len(each.top)
-        if numbers >= _LOGPROBS_AT_A_TIME:
-            yield index, _plain(message)
-            message, numbers = [], 0
-    if message:
-        yield index, _plain(message)
-
-
-def unpack_prompt_logprobs(runs: Sequence[Run], index: int, logprobs: Sequence[Any]) -> None:
-    runs[index].prompt_logprobs.extend([None if each is None else TokenLogprob(*each) for each in logprobs])
-
-
-def pack_attention(index: int, attention: Attention) -> Iterator[tuple[tuple[int, ...], Piece]]:
-    """That of the run at `index`; before its last delta."""
-    for piece in pieces_of(index, attention.weights):
-        yield attention.token_ids, piece
-
-
-def unpack_attention(runs: Sequence[Run], pieces: Pieces, token_ids: tuple[int, ...], piece: Piece) -> None:
-    if (weights := pieces.join(*piece)) is not None:
-        runs[piece[0]].attention = Attention(token_ids, weights)
-
-
-def _note(usage: Usage, counts: tuple[int, int, int]) -> None:
-    now = time.monotonic()
-    usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens = counts
-    if usage.first_token is None and usage.completion_tokens:
-        usage.first_token = now
-
-
-def _plain(logprobs: Sequence[TokenLogprob | None]) -> tuple[Any, ...]:
-    return tuple([None if each is None else tuple(each) for each in logprobs])

@@ -1,64 +1,78 @@
 """The rows of all searches that are under way, side by side in one set of arrays, each at its own step."""
 
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from service.generation.run import Run
+from service.generation.submission import Submission
+from service.seq2seq.request import WritingRequest
 from service.seq2seq.search import Search
 from service.seq2seq.session import Rows, Tensors, WritingSession
 
 
-class Searching(Protocol):
-    """An owner of a search."""
+@dataclass(eq=False)
+class Source:
+    """One source, the search for its outputs, and the runs that get them."""
 
+    request: WritingRequest
+    runs: Sequence[Run]
     search: Search
+    submission: "Submission[Source]"
+    aside: bool = False
+    gone_on: int = 0  # it keeps its rows until its search is over
+
+    @property
+    def slots(self) -> int:
+        return self.request.slots
+
+    @property
+    def left_of_prompt(self) -> int:
+        return len(self.request.prompt)
 
 
-Job = TypeVar("Job", bound=Searching)
-
-
-class Batch(Generic[Job]):
-    """`jobs` in the order of their rows; a job has as many rows as its search goes on with."""
+class Batch:
+    """`sources` in the order of their rows; each has as many rows as its search goes on with."""
 
     def __init__(self, session: WritingSession) -> None:
-        self.jobs: list[Job] = []
+        self.sources: list[Source] = []
         self._session = session
         self._rows: Rows | None = None
 
     @property
     def n_rows(self) -> int:
-        return sum(len(job.search.alive) for job in self.jobs)
+        return sum(len(source.search.alive) for source in self.sources)
 
-    def join(self, jobs: Sequence[Job], sources: Sequence[list[int]]) -> None:
-        """Read the sources, one of each job, and put them behind the others."""
-        new = self._session.read(sources)
+    def join(self, sources: Sequence[Source]) -> None:
+        """Read the sources, and append their rows."""
+        new = self._session.read([list(source.request.prompt) for source in sources])
         self._rows = new if self._rows is None else _joined(self._rows, new)
-        self.jobs += jobs
+        self.sources += sources
 
     def step(self) -> None:
-        """One token for every row. Jobs whose search is over have no rows from then on, until `leave` takes them out."""
+        """One token for every row. A source whose search is over has no rows any more, and stays until `leave`."""
         assert self._rows is not None
-        previous = np.array([token for job in self.jobs for token in job.search.previous], np.int64)
+        previous = np.array([token for source in self.sources for token in source.search.previous], np.int64)
         made = self._session.step(previous, self._rows)
         if not np.isfinite(made.logits).all():
             raise FloatingPointError("logits that are not finite")
         kept: list[int] = []
         at = 0
-        for job in self.jobs:
-            R = len(job.search.alive)
-            kept += [at + parent for parent in job.search.advance(made.logits[at : at + R], made.attention[at : at + R])]
+        for source in self.sources:
+            R = len(source.search.alive)
+            kept += [at + parent for parent in source.search.advance(made.logits[at : at + R], made.attention[at : at + R])]
             at += R
         self._rows.state = made.state
         self._keep(kept, at)
 
-    def leave(self, job: Job) -> None:
-        """Take this one out, with what rows it still has."""
-        gone = self.jobs.index(job)
-        before = sum(len(each.search.alive) for each in self.jobs[:gone])
-        total, own = self.n_rows, len(job.search.alive)
-        self.jobs.pop(gone)
+    def leave(self, source: Source) -> None:
+        """Remove a source and the rows that it still has."""
+        gone = self.sources.index(source)
+        before = sum(len(each.search.alive) for each in self.sources[:gone])
+        total, own = self.n_rows, len(source.search.alive)
+        self.sources.pop(gone)
         self._keep([*range(before), *range(before + own, total)], total)
 
     def _keep(self, rows: list[int], total: int) -> None:

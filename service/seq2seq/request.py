@@ -15,3 +15,12 @@ class WritingRequest(GenerationRequest):
     n: int = 1
     beams: int = 1  # outputs that are followed side by side, at least n; 1 is greedy
     attention: bool = False
+
+    @property
+    def slots(self) -> int:
+        """The rows that its beam may come to have."""
+        return self.beams
+
+    @property
+    def outputs(self) -> int:
+        return self.n

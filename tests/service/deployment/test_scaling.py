@@ -16,10 +16,11 @@ from service.encoding.batching import Item, Work
 from service.encoding.queue import EncoderQueue
 from service.errors import Overloaded
 from service.generation.admission import Admission as SlotAdmission
-from service.generation.admission import Holding, Turn
+from service.generation.admission import Holding, QueueLimits, Turn
 from service.generation.request import GenerationRequest, Sampling
 from service.generation.run import Run
-from service.generation.sequence import Asked, Sequence
+from service.generation.sequence import Sequence
+from service.generation.submission import Submission
 from service.overload.encoder import EncoderLimits
 from service.runtime.lanes import Lane
 from service.runtime.offered import Offered, OfferedSlots
@@ -128,7 +129,7 @@ class Generator:
         self._holders: list[Sequence] = []
         self._left: dict[Sequence, int] = {}
         self._stepping = False
-        self._admission = SlotAdmission(max_waiting=256, max_waiting_tokens=10**6, max_wait_s=1.0, max_bulk_wait_s=30.0, bulk_delay_s=2.0)
+        self._admission = SlotAdmission[Sequence](QueueLimits(max_waiting_tokens=10**6))
         self._run_s = 0.0
 
     @property
@@ -140,14 +141,14 @@ class Generator:
         by_client: dict[str, int] = {}
         for holder in self._holders:
             by_client[holder.request.client] = by_client.get(holder.request.client, 0) + 1
-        asked = Asked(client, Lane.INTERACTIVE, submitted=now, since=now)
+        submission = Submission[Sequence](client, Lane.INTERACTIVE, submitted=now, since=now)
         with self.offered.refusing(1):
             self._admission.check(client, Lane.INTERACTIVE, now, Holding(self.SLOTS, by_client, self._turn_s()))
             request = GenerationRequest(prompt=(1,), sampling=Sampling(seed=0), max_tokens=tokens, client=client)
-            run = Run(request, Usage(1, submitted=now), self._admission.leave)
-            sequence = Sequence(run=run, stops=None, matcher=None, ends=frozenset(), order=0, asked=asked)
-            asked.fresh.append(sequence)
-            for gone in self._admission.queue(asked, retry_after_s=1.0):
+            run = Run(request, Usage(1, submitted=now), self._admission.cancel)
+            sequence = Sequence(run=run, stops=None, matcher=None, ends=frozenset(), order=0, submission=submission)
+            submission.fresh.append(sequence)
+            for gone in self._admission.queue(submission, retry_after_s=1.0):
                 self.offered.refuse(len(gone.fresh))
         self._left[sequence] = tokens
         if not self._stepping:
@@ -159,8 +160,8 @@ class Generator:
         ages = [self._clock.now - (holder.run.usage.started or 0) for holder in self._holders]
         return max(self._run_s, sum(ages) / len(ages))
 
-    def _turn(self, now: float) -> Turn | None:
-        free, room = len(self._holders) < self.SLOTS, self._admission.aside < self.ASIDE
+    def _turn(self, now: float) -> Turn[Sequence] | None:
+        free, room = self.SLOTS - len(self._holders), self._admission.aside < self.ASIDE
         return self._admission.turn(now, self._holders, free=free, quantum=self._quantum, room=room)
 
     def _admit(self) -> None:
@@ -169,14 +170,14 @@ class Generator:
             if turn.instead_of is not None:
                 self._admission.set_aside(turn.instead_of, now)
                 self._holders.remove(turn.instead_of)
-            self._holders.append(turn.run)
-            turn.run.placed_at = turn.run.position
-            if turn.run.run.usage.started is None:
-                turn.run.run.usage.started = now
+            self._holders.append(turn.job)
+            turn.job.placed_at = turn.job.position
+            if turn.job.run.usage.started is None:
+                turn.job.run.usage.started = now
                 self.offered.begin()
-                self.waited.append(now - turn.run.run.usage.submitted)
-        for asked, _ in self._admission.overdue(now):
-            self.offered.refuse(len(asked.fresh))
+                self.waited.append(now - turn.job.run.usage.submitted)
+        for submission, _ in self._admission.overdue(now):
+            self.offered.refuse(len(submission.fresh))
 
     def _step(self) -> None:
         self._admit()

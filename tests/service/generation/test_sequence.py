@@ -7,8 +7,9 @@ import pytest
 from service.errors import InvalidRequest
 from service.generation.request import Delta, GenerationRequest, Sampling
 from service.generation.run import Run
-from service.generation.sequence import Asked, Sequence
+from service.generation.sequence import Sequence
 from service.generation.snapshot import Snapshot, State
+from service.generation.submission import Submission
 from service.generation.text import TextStream, Vocabulary
 from service.telemetry.usage import Usage
 from tests.service.generation.fake_steps import EOS, byte_tokenizer
@@ -24,9 +25,9 @@ def begun(vocabulary: Vocabulary, **options: Any) -> Sequence:
     text = TextStream(vocabulary, stop=request.stop, include_stop=request.include_stop, skip_special_tokens=True)
     ends = frozenset((EOS, *request.stop_token_ids))
     read = None if request.stop else text
-    asked = Asked(request.client, request.lane, 0.0, 0.0)
+    submission = Submission[Sequence](request.client, request.lane, 0.0, 0.0)
     run = Run(request, Usage(1), lambda run: None, read)
-    return Sequence(run, text if request.stop else None, matcher=None, ends=ends, order=0, asked=asked)
+    return Sequence(run, text if request.stop else None, matcher=None, ends=ends, order=0, submission=submission)
 
 
 def left_by(sequence: Sequence) -> Snapshot:

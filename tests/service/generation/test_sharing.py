@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from service.errors import DeadlineExceeded, Overloaded, QueueTooLong
-from service.generation.admission import Admission, Holding, fair_share
+from service.generation.admission import Admission, Holding, QueueLimits, fair_share
 from service.generation.engine import GeneratorEngine
 from service.generation.request import GenerationRequest, Sampling
 from service.generation.run import Run
-from service.generation.sequence import Asked
+from service.generation.submission import Submission
 from service.runtime.lanes import Lane
 from tests.service.fakes import PATIENCE_S, until
 from tests.service.generation.fake_steps import FakeSteps
@@ -358,24 +358,25 @@ def test_a_fair_share_is_what_is_wanted_as_far_as_nobody_has_less(wanted: dict[s
     assert fair_share(wanted, 32) == pytest.approx(shares)
 
 
-def waiting(**counts: int) -> Admission:
+def waiting(**counts: int) -> Admission[Any]:
     """Requests of one run each, so many of each client."""
-    admission = Admission(max_waiting=1000, max_waiting_tokens=10**6, max_wait_s=1, max_bulk_wait_s=30, bulk_delay_s=2)
+    admission = Admission[Any](QueueLimits(max_waiting=1000, max_waiting_tokens=10**6))
     for client, count in counts.items():
         for _ in range(count):
-            asked = Asked(client, Lane.INTERACTIVE, 0.0, 0.0)
-            asked.fresh.append(_Waits(asked))  # type: ignore[arg-type]
-            admission.queue(asked, retry_after_s=0)
+            submission = Submission[Any](client, Lane.INTERACTIVE, 0.0, 0.0)
+            submission.fresh.append(_Waits(submission))
+            admission.queue(submission, retry_after_s=0)
     return admission
 
 
 class _Waits:
     """As much of a sequence as a queue looks at."""
 
-    left_of_prompt, aside = 1, False
+    left_of_prompt, aside, slots = 1, False, 1
 
-    def __init__(self, asked: Asked) -> None:
-        self.asked, self.request = asked, GenerationRequest(prompt=(1,), sampling=Sampling(seed=0), max_tokens=1, client=asked.client)
+    def __init__(self, submission: Submission[Any]) -> None:
+        self.submission = submission
+        self.request = GenerationRequest(prompt=(1,), sampling=Sampling(seed=0), max_tokens=1, client=submission.client)
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,8 @@ from service.call import Call
 from service.encoding.engine import EncoderEngine
 from service.errors import DeadlineExceeded, NotReady, QueueTooLong
 from service.generation.request import GenerationRequest, Sampling
+from service.overload import refusals
 from service.pools import catalog as catalogs
-from service.pools import client as pools
 from service.pools import wire
 from service.pools.catalog import GatewayCatalog
 from service.pools.client import PoolEncoder, PoolGenerator
@@ -208,7 +208,7 @@ async def test_what_no_replica_took_is_told_to_one_of_them_once(tmp_path: Path) 
     assert isinstance(behind, EncoderEngine)
     tokens = gateway._encoders.refused["mini"]  # type: ignore[union-attr]
     assert tokens > 10
-    _, refusal = engine._refused[Lane.INTERACTIVE]
+    _, refusal = engine._refusals._last[Lane.INTERACTIVE]
     refusal.retry_after_s = 3600.0
     with pytest.raises(QueueTooLong):
         await gateway.get("mini").answer([text], Call("a", 0.0))
@@ -222,10 +222,10 @@ async def test_what_no_replica_took_is_told_to_one_of_them_once(tmp_path: Path) 
 
 async def test_what_a_replica_has_just_refused_is_not_asked_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gateway, pool = await refusing(tmp_path, True, True)
-    monkeypatch.setattr(pools, "_REFUSING_S", 3600.0)
+    monkeypatch.setattr(refusals, "_REPEATED_S", 3600.0)
     with pytest.raises(QueueTooLong):
         await gateway.get("mini").answer(["cat"], Call("a", 0.0))
-    _, refusal = gateway.get("mini").engine._refused[Lane.INTERACTIVE]  # type: ignore[attr-defined]
+    _, refusal = gateway.get("mini").engine._refusals._last[Lane.INTERACTIVE]  # type: ignore[attr-defined]
     refusal.retry_after_s = 3600.0
     asked = len(pool.asked)
     with pytest.raises(QueueTooLong, match="full"):

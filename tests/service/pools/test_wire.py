@@ -11,8 +11,9 @@ import pytest
 from service.errors import InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed, ServiceError, TokenizationFailed
 from service.generation.request import Attention, Delta, GenerationRequest, Grammar, Sampling, TokenLogprob
 from service.generation.run import Run
-from service.pools import wire
+from service.pools import messages, wire
 from service.pools.limits import MESSAGE_BYTES
+from service.pools.messages import Receiver
 from service.pools.replicas import ReplicaLost
 from service.runtime.lanes import Lane
 from service.seq2seq.request import WritingRequest
@@ -78,14 +79,13 @@ def test_deltas_arrive_in_the_run_that_waits_for_them() -> None:
     delta = Delta("ab", (7, 8), (TokenLogprob(7, -0.5, ((7, -0.5), (9, -1.0))), TokenLogprob(8, -2.0)), "stop", "b")
     prompt_logprobs = [None, TokenLogprob(2, -0.25)]
     attention = Attention((7, 8), np.array([[0.25, 0.75], [1.0, 0.0]], np.float32))
-    for logprobs in wire.pack_prompt_logprobs(1, prompt_logprobs):
-        wire.unpack_prompt_logprobs(runs, *crossed(logprobs))
-    pieces = wire.Pieces()
-    for piece in wire.pack_attention(1, attention):
-        wire.unpack_attention(runs, pieces, *crossed(piece))
-    for message in wire.in_messages([wire.pack_made(1, delta, Usage(2, completion_tokens=2, cached_tokens=1))]):
-        for made in crossed(message):
-            wire.unpack_made(made, runs)
+    receiver = Receiver(runs)
+    made = messages.RunDelta.of(1, delta, Usage(2, completion_tokens=2, cached_tokens=1))
+    before = [*messages.prompt_parts(1, prompt_logprobs), *messages.attention_parts(1, attention)]
+    for message in [messages.Accepted(), *before, *messages.in_deltas([made]), messages.Ended()]:
+        arrived = messages.named(crossed(messages.plain(message)))
+        assert type(arrived) is type(message)
+        receiver.give(arrived)
     assert runs[1].take() == delta
     assert runs[1].prompt_logprobs == prompt_logprobs
     assert runs[1].attention is not None
@@ -102,14 +102,14 @@ def size_of(message: Any) -> int:
 def test_no_message_is_larger_than_a_process_takes() -> None:
     """The most of each kind: log-probabilities of a long prompt and of many tokens, and arrays of any size."""
     logprob = TokenLogprob(70_000, -1.25, tuple((70_000 + at, -1.25 - at) for at in range(20)), 4)
-    messages = list(wire.pack_prompt_logprobs(0, [None, *[logprob] * 100_000]))
-    assert len(messages) > 1
-    assert max(map(size_of, messages)) < MESSAGE_BYTES
-    deltas = [wire.pack_made(at, Delta("a" * 1000, (7,) * 1000, (logprob,) * 1000), Usage(2)) for at in range(40)]
-    made = list(wire.in_messages(deltas))
+    parts = list(map(messages.plain, messages.prompt_parts(0, [None, *[logprob] * 100_000])))
+    assert len(parts) > 1
+    assert max(map(size_of, parts)) < MESSAGE_BYTES
+    deltas = [messages.RunDelta.of(at, Delta("a" * 1000, (7,) * 1000, (logprob,) * 1000), Usage(2)) for at in range(40)]
+    made = list(messages.in_deltas(deltas))
     assert len(made) > 1
-    assert [each for message in made for each in message] == deltas
-    assert max(map(size_of, made)) < MESSAGE_BYTES
+    assert [each for message in made for each in message.deltas] == deltas
+    assert max(map(size_of, map(messages.plain, made))) < MESSAGE_BYTES
     rows = [(at, np.full((at + 1, 1 << 18), at, np.float32)) for at in (0, 1, 40, 2)]  # a megabyte for each number of rows
     pieces, there = wire.Pieces(), {}
     for kind, *content in wire.rows_in_messages([*rows, (5, RuntimeFailed("no"))]):

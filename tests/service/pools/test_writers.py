@@ -12,13 +12,13 @@ import torch
 from models.encoder_decoder.search import attended
 from service.catalog import Catalog
 from service.errors import DeadlineExceeded, NotReady, Overloaded, RuntimeFailed
+from service.generation.admission import QueueLimits
 from service.generation.model import Generating
 from service.pools.client import PoolGenerator
 from service.pools.host import Host
 from service.pools.replicas import ReplicaLost, Replicas
 from service.seq2seq.engine import WritingEngine
 from service.seq2seq.model import WritingModel
-from service.seq2seq.waiting import WritingLimits
 from service.settings import Settings
 from tests.encoder_decoders import random_encoder_decoder
 from tests.service.fakes import PATIENCE_S, until
@@ -33,7 +33,7 @@ class Replica(Catalog):
     def __init__(self, bundle: Path, **limits: int) -> None:
         super().__init__(Settings(bundles=(bundle,), threads=1, stream_interval_s=0))
         self.session = TorchSession(random_encoder_decoder())
-        self._limits = WritingLimits(max_wait_s=PATIENCE_S, **limits)
+        self._limits = QueueLimits(max_wait_s=PATIENCE_S, **limits)
 
     def open_writer(self, model: WritingModel) -> Generating:
         return WritingEngine(self.session, model.vocabulary, limits=self._limits, metrics=model.metrics)
@@ -41,7 +41,7 @@ class Replica(Catalog):
     @property
     def jobs(self) -> list[object]:
         """What is still wanted of what has rows."""
-        return [job for job in self.models["tiny-writer"].engine._batch.jobs if job.wanted]  # type: ignore[union-attr]
+        return [job for job in self.models["tiny-writer"].engine._batch.sources if not all(run.cancelled for run in job.runs)]  # type: ignore[union-attr]
 
 
 Writing = Callable[..., AbstractAsyncContextManager[tuple[PoolGenerator, Mortal, Replica]]]
@@ -88,7 +88,7 @@ async def test_the_runs_of_several_sources_come_with_their_attention(writing: Wr
 
 
 async def test_who_leaves_all_runs_of_a_request_gives_its_rows_back(writing: Writing) -> None:
-    async with writing(rows=2) as (engine, _, replica):
+    async with writing(slots=2) as (engine, _, replica):
         replica.session.hold()
         runs = await engine.open([asked("a thousand and one", beams=2, n=2)], "key")
         await stepping(replica)
@@ -105,7 +105,7 @@ async def test_who_leaves_all_runs_of_a_request_gives_its_rows_back(writing: Wri
 
 
 async def test_a_deadline_ends_what_is_written_and_what_waits(writing: Writing) -> None:
-    async with writing(rows=1) as (engine, _, replica):
+    async with writing(slots=1) as (engine, _, replica):
         replica.session.hold()
         deadline = time.monotonic() + 0.2
         runs = [(await engine.open([asked(deadline=deadline)], "key"))[0] for _ in range(2)]
@@ -118,7 +118,7 @@ async def test_a_deadline_ends_what_is_written_and_what_waits(writing: Writing) 
 
 
 async def test_a_replica_that_is_full_says_so(writing: Writing) -> None:
-    async with writing(rows=1, max_waiting=1) as (engine, _, replica):
+    async with writing(slots=1, max_waiting=1) as (engine, _, replica):
         replica.session.hold()
         runs = [*(await engine.open([asked()], "key"))]
         await stepping(replica)
@@ -143,12 +143,12 @@ async def test_a_step_that_fails_is_told_and_the_model_recovers(writing: Writing
 
 
 async def test_a_replica_that_stops_tells_whom_it_has_accepted(writing: Writing) -> None:
-    async with writing(rows=1) as (engine, _, replica):
+    async with writing(slots=1) as (engine, _, replica):
         replica.session.hold()
         runs = [(await engine.open([asked()], "key"))[0] for _ in range(2)]
         await stepping(replica)
         stopping = asyncio.create_task(replica.stop())
-        await until(lambda: replica.models["tiny-writer"].engine._closed)  # type: ignore[union-attr]
+        await until(lambda: replica.models["tiny-writer"].engine._admission._closed)  # type: ignore[union-attr]
         replica.session.open()
         await stopping
         for run in runs:

@@ -12,13 +12,13 @@ import torch
 
 from models.encoder_decoder.search import attended, beam, greedy
 from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NotReady, Overloaded, QueueTooLong, RuntimeFailed
+from service.generation.admission import QueueLimits
 from service.generation.request import Sampling
 from service.generation.run import Run, join
 from service.generation.text import Vocabulary
 from service.runtime.lanes import Lane
 from service.seq2seq.engine import WritingEngine
 from service.seq2seq.request import WritingRequest
-from service.seq2seq.waiting import WritingLimits
 from service.telemetry.metrics import GeneratorMetrics, Metrics
 from tests.encoder_decoders import END, KINDS, random_encoder_decoder
 from tests.service.fakes import PATIENCE_S, until
@@ -37,7 +37,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 @asynccontextmanager
 async def running(session: TorchSession, vocabulary: Vocabulary, **limits: float) -> AsyncIterator[WritingEngine]:
     engine = WritingEngine(
-        session, vocabulary, limits=WritingLimits(**{"max_wait_s": PATIENCE_S, **limits}), metrics=GeneratorMetrics(Metrics(), "fake")
+        session, vocabulary, limits=QueueLimits(**{"max_wait_s": PATIENCE_S, **limits}), metrics=GeneratorMetrics(Metrics(), "fake")
     )
     engine.start()
     try:
@@ -69,7 +69,7 @@ async def test_all_together_get_what_torch_writes_for_each_alone(kind: str, voca
     """Greedy and beams, of sources of all lengths, that join and leave at different steps."""
     model = random_encoder_decoder(kind)
     session = TorchSession(model)
-    async with running(session, vocabulary, rows=16) as engine:
+    async with running(session, vocabulary, slots=16) as engine:
         runs = await engine.open([asked(text, attention=True) for text in SOURCES])
         beams = await engine.open([asked(text, beams=4, n=2) for text in SOURCES])
         got = await asyncio.gather(*map(written, (*runs, *beams)))
@@ -126,7 +126,7 @@ async def test_log_probabilities_are_those_of_the_model(vocabulary: Vocabulary) 
 async def test_who_leaves_makes_room_and_changes_nothing_for_the_others(vocabulary: Vocabulary) -> None:
     session = TorchSession(random_encoder_decoder())
     want = cut(greedy(session.model, *tensors("seventeen")).tokens[0].tolist())
-    async with running(session, vocabulary, rows=2) as engine:
+    async with running(session, vocabulary, slots=2) as engine:
         session.hold()
         gone, stays = (await engine.open([asked("a thousand and one")]))[0], (await engine.open([asked("seventeen")]))[0]
         waits = (await engine.open([asked("seventeen")]))[0]
@@ -141,7 +141,7 @@ async def test_who_leaves_makes_room_and_changes_nothing_for_the_others(vocabula
 
 async def test_the_queue_has_a_bound_and_interactive_goes_first(vocabulary: Vocabulary) -> None:
     session = TorchSession(random_encoder_decoder())
-    async with running(session, vocabulary, rows=1, max_waiting=2) as engine:
+    async with running(session, vocabulary, slots=1, max_waiting=2) as engine:
         session.hold()
         (first,) = await engine.open([asked()])
         assert await asyncio.to_thread(session.arrived.wait, PATIENCE_S)
@@ -150,7 +150,7 @@ async def test_the_queue_has_a_bound_and_interactive_goes_first(vocabulary: Voca
         with pytest.raises(Overloaded, match="2 sources wait, and the most is 2") as refused:
             await engine.open([asked()])
         assert refused.value.retry_after_s > 0
-        assert engine.pending == 3 * engine.limits.rows
+        assert engine.pending == 3 * engine.limits.slots
         session.open()
         await asyncio.gather(*map(written, (first, bulk, quick)))
         assert quick.usage.finished <= bulk.usage.started
@@ -159,7 +159,7 @@ async def test_the_queue_has_a_bound_and_interactive_goes_first(vocabulary: Voca
 async def test_a_client_with_many_sources_lets_another_one_pass(vocabulary: Vocabulary) -> None:
     """Its request has all rows and the queue; the other's is written as soon as a row is free."""
     session = TorchSession(random_encoder_decoder())
-    async with running(session, vocabulary, rows=2) as engine:
+    async with running(session, vocabulary, slots=2) as engine:
         session.hold()
         many = await engine.open([asked(client="many") for _ in range(20)])
         assert await asyncio.to_thread(session.arrived.wait, PATIENCE_S)
@@ -173,7 +173,7 @@ async def test_a_client_with_many_sources_lets_another_one_pass(vocabulary: Voca
 async def test_a_request_that_got_no_row_in_its_time_is_refused(vocabulary: Vocabulary) -> None:
     """All of it; and an idle engine refuses none, however short the time."""
     session = TorchSession(random_encoder_decoder())
-    async with running(session, vocabulary, rows=1, max_wait_s=0) as engine:
+    async with running(session, vocabulary, slots=1, max_wait_s=0) as engine:
         session.hold()
         begun = await engine.open([asked()])
         assert await asyncio.to_thread(session.arrived.wait, PATIENCE_S)
@@ -190,11 +190,11 @@ async def test_a_request_that_got_no_row_in_its_time_is_refused(vocabulary: Voca
 async def test_a_beam_counts_with_all_its_rows(vocabulary: Vocabulary) -> None:
     """For who scales: eight rows of which two beams of four are followed are all taken."""
     session = TorchSession(random_encoder_decoder())
-    async with running(session, vocabulary, rows=8) as engine:
+    async with running(session, vocabulary, slots=8) as engine:
         session.hold()
         runs = await engine.open([asked(beams=4), asked(beams=4), asked(beams=2, n=2)])
         assert await asyncio.to_thread(session.arrived.wait, PATIENCE_S)
-        assert engine.pending == 1.25 * engine.limits.rows
+        assert engine.pending == 1.25 * engine.limits.slots
         assert [sample.value for metric in engine.metrics.running.collect() for sample in metric.samples] == [8]
         session.open()
         await asyncio.gather(*map(written, runs))
@@ -203,7 +203,7 @@ async def test_a_beam_counts_with_all_its_rows(vocabulary: Vocabulary) -> None:
 
 async def test_a_deadline_ends_who_waits_and_who_runs(vocabulary: Vocabulary) -> None:
     session = TorchSession(random_encoder_decoder())
-    async with running(session, vocabulary, rows=1) as engine:
+    async with running(session, vocabulary, slots=1) as engine:
         with pytest.raises(DeadlineExceeded):
             await engine.open([asked(deadline=time.monotonic())])
         session.hold()
@@ -251,12 +251,12 @@ async def test_a_failed_step_belongs_to_those_who_took_part(broken: Exception | 
 
 async def test_stopping_tells_everybody(vocabulary: Vocabulary) -> None:
     session = TorchSession(random_encoder_decoder())
-    async with running(session, vocabulary, rows=1) as engine:
+    async with running(session, vocabulary, slots=1) as engine:
         session.hold()
         runs = [(await engine.open([asked()]))[0] for _ in range(2)]
         assert await asyncio.to_thread(session.arrived.wait, PATIENCE_S)
         stopping = asyncio.create_task(engine.stop())
-        await until(lambda: engine._closed)
+        await until(lambda: engine._admission._closed)
         session.open()
         await stopping
         for run in runs:

@@ -1,43 +1,46 @@
 """Who waits for rows, who goes first and who is refused, played through with given times."""
 
-from collections import deque
-
 import pytest
 
 from service.errors import Overloaded, QueueTooLong
+from service.generation.admission import Holding, QueueLimits
 from service.generation.request import Sampling
+from service.generation.submission import Submission
 from service.runtime.lanes import Lane
+from service.seq2seq.admission import SourceAdmission
+from service.seq2seq.batch import Source
 from service.seq2seq.request import WritingRequest
 from service.seq2seq.search import Search
-from service.seq2seq.waiting import Asked, Job, Waiting, WritingLimits
 
 
-def request(client: str, now: float, *, sources: int = 1, beams: int = 1, lane: Lane = Lane.INTERACTIVE) -> Asked:
-    asked = Asked(client, lane, now, deque())
+def request(client: str, now: float, *, sources: int = 1, beams: int = 1, lane: Lane = Lane.INTERACTIVE) -> Submission[Source]:
+    submission = Submission[Source](client, lane, now, now)
     for _ in range(sources):
         one = WritingRequest(prompt=(1,), sampling=Sampling(seed=0), max_tokens=5, beams=beams, lane=lane, client=client)
         search = Search(beams=beams, length=1, max_tokens=5, begin_token_id=0, end_token_id=1, top_logprobs=None)
-        asked.jobs.append(Job(one, [], search, asked))
-    return asked
+        submission.fresh.append(Source(one, [], search, submission))
+    return submission
 
 
-def put(waiting: Waiting, asked: Asked, *, free: int = 0, job_s: float = 1.0) -> list[str]:
+def put(waiting: SourceAdmission, submission: Submission[Source], *, free: int = 0, job_s: float = 1.0) -> list[str]:
     """Clients whose sources lost their place to it."""
-    return [job.asked.client for job in waiting.put(asked, asked.since, free=free, job_s=job_s)]
+    slots, first = waiting._limits.slots, submission.fresh[0].slots
+    holding = Holding(slots, {"": slots - free}, job_s)
+    waiting.check(submission.client, submission.lane, submission.submitted, holding, first)
+    return [each.client for each in waiting.queue(submission, retry_after_s=job_s) for _ in each.fresh]
 
 
-def turns(waiting: Waiting, now: float, n: int) -> list[str]:
-    taken: list[Job] = []
+def turns(waiting: SourceAdmission, now: float, n: int) -> list[str]:
+    taken: list[Source] = []
     for _ in range(n):
-        job = waiting.next(now, taken)
-        assert job is not None
-        waiting.take(job)
-        taken.append(job)
-    return [job.asked.client for job in taken]
+        turn = waiting.turn(now, taken, free=1000)
+        assert turn is not None
+        taken.append(turn.job)
+    return [source.submission.client for source in taken]
 
 
 def test_rows_go_round_by_client_and_then_by_request() -> None:
-    waiting = Waiting(WritingLimits(rows=4, max_wait_s=1000))
+    waiting = SourceAdmission(QueueLimits(slots=4, max_wait_s=1000))
     put(waiting, request("a", 0.0, sources=5))
     put(waiting, request("b", 0.1, sources=2))
     small = request("a", 0.2)
@@ -45,11 +48,11 @@ def test_rows_go_round_by_client_and_then_by_request() -> None:
     assert turns(waiting, 0.3, 4) == ["a", "b", "a", "b"]
     assert small.begun, "the second of a's rows is its other request's"
     assert turns(waiting, 0.3, 4) == ["a"] * 4
-    assert waiting.next(0.3, []) is None
+    assert waiting.turn(0.3, [], free=1) is None
 
 
 def test_bulk_work_is_passed_for_a_while() -> None:
-    waiting = Waiting(WritingLimits(rows=1, bulk_delay_s=2.0, max_wait_s=1000))
+    waiting = SourceAdmission(QueueLimits(slots=1, bulk_delay_s=2.0, max_wait_s=1000))
     put(waiting, request("bulk", 0.0, sources=2, lane=Lane.BULK))
     put(waiting, request("quick", 1.0))
     put(waiting, request("quick", 1.0))
@@ -59,7 +62,7 @@ def test_bulk_work_is_passed_for_a_while() -> None:
 
 def test_who_would_wait_too_long_is_refused_by_what_is_before_it() -> None:
     """A client with much in the queue is refused, another one is not: its turn comes sooner."""
-    waiting = Waiting(WritingLimits(rows=2, max_wait_s=1.0))
+    waiting = SourceAdmission(QueueLimits(slots=2, max_wait_s=1.0))
     put(waiting, request("many", 0.0, sources=50))
     with pytest.raises(QueueTooLong, match=r"needs about 25\.50 s"):
         put(waiting, request("many", 0.1))
@@ -70,14 +73,14 @@ def test_who_would_wait_too_long_is_refused_by_what_is_before_it() -> None:
 
 
 def test_an_empty_queue_takes_any_request() -> None:
-    waiting = Waiting(WritingLimits(rows=2, max_waiting=2, max_wait_s=0.0))
+    waiting = SourceAdmission(QueueLimits(slots=2, max_waiting=2, max_wait_s=0.0))
     put(waiting, request("one", 0.0, sources=100, beams=2), job_s=60.0)
     assert len(waiting) == 100
 
 
 def test_a_full_queue_is_shared_too() -> None:
     """Its longest client gives up its last request for one that has less in it, and is refused itself."""
-    waiting = Waiting(WritingLimits(rows=2, max_waiting=4, max_wait_s=1000))
+    waiting = SourceAdmission(QueueLimits(slots=2, max_waiting=4, max_wait_s=1000))
     put(waiting, request("many", 0.0, sources=2))
     put(waiting, request("many", 0.1, sources=2))
     with pytest.raises(Overloaded, match="4 sources wait, and the most is 4"):
@@ -87,10 +90,10 @@ def test_a_full_queue_is_shared_too() -> None:
 
 
 def test_a_request_that_has_begun_is_not_overdue() -> None:
-    waiting = Waiting(WritingLimits(rows=1, max_wait_s=1.0))
+    waiting = SourceAdmission(QueueLimits(slots=1, max_wait_s=1.0))
     put(waiting, request("a", 0.0, sources=2))
     put(waiting, request("b", 0.1, sources=2), job_s=0.1)
     assert turns(waiting, 0.2, 1) == ["a"]
     assert not waiting.overdue(1.0)
-    assert [(job.asked.client, error.retry_after_s) for job, error in waiting.overdue(1.5)] == [("b", 1.4), ("b", 1.4)]
+    assert [(each.client, error.retry_after_s) for each, error in waiting.overdue(1.5) for _ in each.fresh] == [("b", 1.4), ("b", 1.4)]
     assert len(waiting) == 1

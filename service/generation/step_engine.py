@@ -1,0 +1,404 @@
+"""The life of an engine that makes text step by step on one thread: start, queue, slots, cancellation, deadlines, delivery, failure, stop.
+
+A decoder's engine and an encoder-decoder's add the computation. Callers live on the event loop; the runtime and the jobs belong to the
+thread. They meet in `Admission`, and the tokens of a step go back to the loop in one call. Jobs join and leave between two steps.
+"""
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Literal
+
+from numpy.typing import NDArray
+
+from service.errors import DeadlineExceeded, InvalidRequest, NotReady, Overloaded, RuntimeFailed, ServiceError
+from service.generation.admission import Admission, Holding, QueueLimits, stopping
+from service.generation.request import Delta, FinishReason, GenerationRequest, Sampling, Token
+from service.generation.run import Run
+from service.generation.submission import J, Submission
+from service.runtime.lanes import Lane
+from service.runtime.moving_average import averaged
+from service.runtime.offered import OfferedSlots
+from service.runtime.onnx import device_lost
+from service.telemetry.logs import traces
+from service.telemetry.metrics import GeneratorMetrics
+
+if TYPE_CHECKING:
+    from service.telemetry.tracing import Tracer
+
+log = logging.getLogger("attnserve")
+
+_LOOK = 8  # steps between two checks whether a waiting job gets the slots of another one
+_LONG_PROMPT = 4096  # tokens: after checking so many, other tasks of the event loop run
+
+
+@dataclass
+class Once:
+    """Work that is shared by all jobs of a submission, by object identity: checked ids and arrays made from them."""
+
+    checked: set[int] = field(default_factory=set)
+    made: dict[int, NDArray[Any]] = field(default_factory=dict)
+
+
+class StepEngine(ABC, Generic[J]):
+    """Base of the engines. `start`, `open` and `submit` belong to one event loop."""
+
+    sweep_s = 0.02  # between two looks at deadlines
+    kind_of_request: type[GenerationRequest] = GenerationRequest
+
+    def __init__(
+        self,
+        name: str,
+        limits: QueueLimits,
+        admission: Admission[J],
+        *,
+        provider: str,
+        run_s: float,
+        metrics: GeneratorMetrics,
+        tracer: "Tracer | None",
+    ) -> None:
+        """`run_s`: how long a job holds its slots, before the first one has ended."""
+        self.provider = provider
+        self.metrics = metrics
+        self.offered = OfferedSlots(limits.slots, metrics.offered.inc)
+        self.limits = limits
+        self._admission = admission
+        self._tracer = tracer
+        self._run_s = run_s  # moving average
+        self._name = name
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._last_call_failed = False
+        self._began: float | None = None  # the runtime's call
+        # The thread's own.
+        self._steps = 0
+        self._swept = 0.0
+        self._emitted: list[tuple[Run, Token | Delta | ServiceError]] = []
+        metrics.slots.set(limits.slots)
+
+    def start(self) -> None:
+        """Start the thread. Call it on the callers' event loop."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+        self._thread.start()
+        self.metrics.running.set_function(lambda: self._held)
+        self.metrics.waiting.set_function(lambda: len(self._admission))
+        self.metrics.ready.set(1)
+
+    async def stop(self) -> None:
+        """End every run with NotReady, then the thread."""
+        self._admission.close()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+        self.metrics.ready.set(0)
+
+    @property
+    def pending(self) -> int:
+        """Slots that are held or waited for."""
+        return self._held + self._admission.slots
+
+    @property
+    def full(self) -> bool:
+        """No slot is free for one more run."""
+        return self.pending >= self.limits.slots
+
+    @property
+    def alive(self) -> bool:
+        return self._thread is None or self._thread.is_alive()
+
+    @property
+    def healthy(self) -> bool:
+        """Started, alive, and the last call of the runtime succeeded."""
+        return self._thread is not None and self.alive and not self._last_call_failed
+
+    @property
+    def stuck_s(self) -> float:
+        """Seconds since the runtime's current call began; 0 if none runs."""
+        began = self._began
+        return 0.0 if began is None else time.monotonic() - began
+
+    def refused(self, runs: float) -> None:
+        """Count runs that a gateway has refused for this engine or another replica of it."""
+        self.offered.refuse(runs)
+
+    # On the event loop -----------------------------------------------------------------------------------------------------------------
+
+    async def open(self, requests: Iterable[GenerationRequest], key: str = "") -> list[Run]:
+        """Queue all runs of one API request or none. `key` is the request's session, which one engine has no use for.
+
+        Raises InvalidRequest (also InputTooLong), Overloaded, DeadlineExceeded or NotReady.
+        """
+        requests = list(requests)
+        with self.offered.refusing(sum(request.slots for request in requests)):
+            for client, lane in {(request.client, request.lane) for request in requests}:
+                self.check(client, lane, requests[0].slots)
+        await self._prepare(requests)
+        submission, once, tokens = new_submission(requests[0]), Once(), 0
+        for request in requests:
+            tokens += 0 if id(request.prompt) in once.checked else len(request.prompt)
+            if tokens > _LONG_PROMPT:
+                tokens = await asyncio.sleep(0, 0)
+            submission.fresh.append(self._job(request, submission, once))
+        self._queue(submission)
+        return [run for job in submission.fresh for run in job.runs]
+
+    def submit(self, request: GenerationRequest) -> Run:
+        """Queue one run, however long it would wait. Raises what `open` does, with nothing queued."""
+        return self._submitted(self._job(request, new_submission(request), Once()))
+
+    async def probe(self, deadline: float) -> None:
+        """Make one token. Raises the ServiceError that prevents it."""
+        request = self.kind_of_request(prompt=(0,), sampling=Sampling(seed=0), max_tokens=1, deadline=deadline)
+        async for _ in self.submit(request):
+            pass
+
+    def check(self, client: str, lane: Lane, slots: int = 1) -> None:
+        """Raise QueueTooLong if a request of this client would wait too long for its first `slots`."""
+        holders = self._holders
+        held = Counter[str]()
+        for holder in holders:
+            held[holder.request.client] += holder.slots
+        self._admission.check(client, lane, time.monotonic(), Holding(self.limits.slots, held, self._turn_s(holders)), slots)
+
+    def _turn_s(self, holders: list[J]) -> float:
+        """How long a job holds its slots while others wait. Unfinished jobs count with their age."""
+        now = time.monotonic()
+        ages = [now - (holder.runs[0].usage.started or now) for holder in holders]
+        return max(self._run_s, sum(ages) / max(len(ages), 1))
+
+    async def _prepare(self, requests: list[GenerationRequest]) -> None:
+        """Slow work before requests are queued."""
+
+    @abstractmethod
+    def _job(self, request: GenerationRequest, submission: Submission[J], once: Once) -> J:
+        """Create the job of a request, after `_check_queueable` and checks of its own."""
+
+    def _check_queueable(self, request: GenerationRequest) -> None:
+        """Raise what any engine does for a request that it cannot queue."""
+        if self._loop is None:
+            raise NotReady("the model is still being started")
+        if not request.prompt:
+            raise InvalidRequest("the prompt has no tokens", param="prompt")
+        if request.deadline <= time.monotonic():
+            raise DeadlineExceeded("the request's deadline passed before it was queued")
+
+    @abstractmethod
+    def _retry_after_s(self, submission: Submission[J]) -> float:
+        """When a request that finds no room may come back, in seconds."""
+
+    def _submitted(self, job: J) -> Run:
+        job.submission.fresh.append(job)
+        self._queue(job.submission)
+        return job.runs[0]
+
+    def _queue(self, submission: Submission[J]) -> None:
+        retry_after_s = self._retry_after_s(submission)
+        with self.offered.refusing(submission.slots):
+            replaced = self._admission.queue(submission, retry_after_s=retry_after_s)
+        for each in replaced:
+            self._refused_here(each)
+            error = Overloaded("Model is overloaded: a client with fewer requests took the place of this one", retry_after_s=retry_after_s)
+            for run in (run for job in each.fresh for run in job.runs):
+                self._finished(run, "error")
+                run.fail(error)
+
+    def _refused_here(self, submission: Submission[J]) -> None:
+        if self.offered.counts_refusals:
+            self.offered.refuse(submission.slots)
+
+    # On the thread ---------------------------------------------------------------------------------------------------------------------
+
+    @property
+    @abstractmethod
+    def _held(self) -> int:
+        """Slots that are held."""
+
+    @property
+    @abstractmethod
+    def _holders(self) -> list[J]:
+        """Jobs that hold slots."""
+
+    @property
+    def _quantum(self) -> int | None:
+        """Tokens for which a job keeps its slots while others wait; None: until it ends."""
+        return None
+
+    @property
+    def _room(self) -> bool:
+        """One more job may be set aside."""
+        return False
+
+    @abstractmethod
+    def _place(self, job: J) -> None:
+        """Give slots to a job."""
+
+    def _set_aside(self, job: J, now: float) -> None:
+        """Take the slots of a job for another one, and queue it."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def _compute(self) -> None:
+        """A step for the jobs that hold slots, with every call of the runtime in `_guarded`."""
+
+    @abstractmethod
+    def _forget(self, job: J) -> None:
+        """Free the slots of a job, if it holds any, after it has left the queue."""
+
+    def _after_failure(self, jobs: list[J]) -> None:
+        """Free the slots of the jobs of a failed call."""
+        for job in jobs:
+            self._remove(job)
+
+    def _work(self) -> None:
+        try:
+            while self._admission.wait(busy=self._held > 0):
+                self._steps += 1
+                self._sweep()
+                self._admit()
+                self._refuse_overdue()
+                self.offered.hold(time.monotonic(), self._held)
+                self._compute()
+                self.offered.hold(time.monotonic(), self._held)
+                self._publish()
+        except BaseException:  # a fault of this code, or the device is lost; `alive` has the replica replaced
+            log.exception("the engine's thread has died")
+            self._admission.close()
+        self._end()
+
+    def _end(self) -> None:
+        """Fail all runs, since the engine stops."""
+        self._fail([*self._admission.waiting(), *self._holders], stopping())
+        self._publish()
+
+    def _guarded(self, call: Callable[[], None], jobs: Iterable[J]) -> None:
+        """Call the runtime. An error fails the jobs that took part."""
+        jobs = list(jobs)
+        self._began = time.monotonic()
+        try:
+            call()
+        except BaseException as error:  # not even SystemExit may end this thread: all callers would wait forever
+            log.exception("step failed", extra={"runs": len(jobs), **traces(job.request.traceparent for job in jobs)})
+            told = error if isinstance(error, RuntimeFailed) else RuntimeFailed("the runtime failed; the log says why")
+            self._last_call_failed = told is not error  # else it is about logits
+            self._fail(jobs, told)
+            self._after_failure(jobs)
+            if device_lost(error):
+                raise  # which ends this thread: the process can compute nothing more
+        finally:
+            self._began = None
+
+    def _sweep(self) -> None:
+        """Handle cancellations; every `sweep_s` also expire deadlines and unread runs."""
+        now = time.monotonic()
+        cancelled = self._admission.cancelled()
+        if not (cancelled or now - self._swept > self.sweep_s):
+            return
+        for job in [*self._holders, *self._admission.waiting()]:
+            if cancelled and all(run.cancelled for run in job.runs):
+                for run in job.runs:
+                    self._finished(run, "abort")
+            elif now >= job.request.deadline:
+                self._fail([job], DeadlineExceeded("the request's deadline passed before its last token"))
+            elif any((since := run.unread_since) is not None and now - since > self.limits.unread_s for run in job.runs):
+                self._fail([job], DeadlineExceeded(f"the text was not read for {self.limits.unread_s:g} s"))
+            else:
+                continue
+            self._remove(job)
+
+    def _remove(self, job: J) -> None:
+        self._admission.remove(job)
+        self._forget(job)
+
+    def _admit(self) -> None:
+        """Give slots to the jobs that are next. If all are held, look at waiting jobs only after an arrival, and every few steps."""
+        if not len(self._admission):
+            return
+        free = self.limits.slots - self._held
+        if free <= 0 and not self._admission.arrived and self._steps % _LOOK:
+            return
+        now, holders = time.monotonic(), self._holders
+        while (turn := self._admission.turn(now, holders, free=free, quantum=self._quantum, room=self._room)) is not None:
+            job, giving = turn
+            if giving is not None:
+                self._guarded(partial(self._set_aside, giving, now), [giving])
+                holders.remove(giving)
+                free += giving.slots
+            self._guarded(partial(self._place, job), [job])
+            holders.append(job)
+            free -= job.slots
+            if (usage := job.runs[0].usage).started is None:
+                for run in job.runs:
+                    run.usage.started = now
+                self.offered.begin(job.slots)
+                self.metrics.queue_s.observe(now - usage.submitted)
+
+    def _refuse_overdue(self) -> None:
+        """Refuse requests that waited too long for their first slots, after slots were given out: a request that finds an idle engine has
+        not waited."""
+        now = time.monotonic()
+        if now - self._swept > self.sweep_s:
+            self._swept = now
+            for submission, refusal in self._admission.overdue(now):
+                self._refused_here(submission)
+                self._fail(submission.fresh, refusal)
+
+    # What runs get ---------------------------------------------------------------------------------------------------------------------
+
+    def _fail(self, jobs: Iterable[J], error: ServiceError) -> None:
+        """End the runs of these jobs that have not ended."""
+        for run in (run for job in jobs for run in job.runs):
+            if run.usage.finished is None:
+                self._emit(run, error)
+
+    def _emit(self, run: Run, made: Token | Delta | ServiceError) -> None:
+        """Have `made` delivered by the next `_publish`."""
+        if isinstance(made, ServiceError):
+            self._finished(run, "error")
+        elif made.finish_reason is not None:
+            self._finished(run, made.finish_reason)
+        self._emitted.append((run, made))
+
+    def _finished(self, run: Run, reason: FinishReason | Literal["abort", "error"]) -> None:
+        run.usage.finished = time.monotonic()
+        self.metrics.finished(reason, run.usage)
+        self._trace(run, reason)
+
+    def _trace(self, run: Run, reason: str) -> None:
+        """A run has ended: its trace is written on the loop, not between two steps."""
+        if self._tracer is not None and run.request.traceparent is not None:
+            self._post(self._tracer.generation, run.request.traceparent, run.usage, reason)
+
+    def _ended(self, job: J, now: float) -> None:
+        """Count how long a job that has come to its end held its slots."""
+        self._run_s = averaged(self._run_s, now - (job.runs[0].usage.started or now))
+
+    def _publish(self) -> None:
+        if self._emitted:
+            emitted, self._emitted = self._emitted, []
+            self._post(_deliver, emitted)
+
+    def _post(self, callback: Callable[..., None], *arguments: Any) -> None:
+        """Call a function on the loop, from either side."""
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+
+def new_submission(request: GenerationRequest) -> Submission[Any]:
+    now = time.monotonic()
+    return Submission(request.client, request.lane, submitted=now, since=now)
+
+
+def _deliver(emitted: list[tuple[Run, Token | Delta | ServiceError]]) -> None:
+    for run, made in emitted:
+        if isinstance(made, ServiceError):
+            run.fail(made)
+        else:
+            run.give(made)

@@ -1,0 +1,165 @@
+"""The messages of a stream of text, from a replica to a gateway: named tuples at both ends, plain tuples in between.
+
+The order is Accepted, then Deltas as they come, then Ended; or Failed instead of the rest. The log-probabilities of a run's prompt come
+before its first delta, its attention before its last one. No message is larger than `limits.MESSAGE_BYTES`.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from service.generation.request import Attention, Delta, FinishReason, TokenLogprob
+from service.generation.run import Run
+from service.pools.limits import PART_BYTES
+from service.pools.wire import Pieces, Refusal, pieces_of
+from service.telemetry.usage import Usage
+
+_LOGPROBS_AT_A_TIME = PART_BYTES // 64  # a token and its log-probability, pickled, with room to spare
+
+PlainLogprob = tuple[Any, ...]  # the fields of a TokenLogprob
+
+
+class Accepted(NamedTuple):
+    """All runs are queued."""
+
+
+class RunDelta(NamedTuple):
+    """New tokens of the run at index `run`, and the run's usage after them."""
+
+    run: int
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[PlainLogprob, ...]
+    finish_reason: FinishReason | None
+    stop_reason: str | int | None
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    @classmethod
+    def of(cls, run: int, delta: Delta, usage: Usage) -> "RunDelta":
+        logprobs = tuple([tuple(each) for each in delta.logprobs])
+        counts = usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens
+        return cls(run, delta.text, delta.token_ids, logprobs, delta.finish_reason, delta.stop_reason, *counts)
+
+
+class Deltas(NamedTuple):
+    """What the runs have made since the last message."""
+
+    deltas: Sequence[RunDelta]
+
+
+class PromptPart(NamedTuple):
+    """The next log-probabilities of a run's prompt; None for its first token."""
+
+    run: int
+    logprobs: tuple[PlainLogprob | None, ...]
+
+
+class AttentionPart(NamedTuple):
+    """The next numbers of a run's attention (T, N), which has the shape `shape`; T tokens of output."""
+
+    token_ids: tuple[int, ...]
+    run: int
+    shape: tuple[int, ...]
+    numbers: Any
+
+
+class Ended(NamedTuple):
+    """All runs have ended."""
+
+
+class Failed(NamedTuple):
+    """The request was refused, or a run has failed."""
+
+    error: Refusal
+
+
+Message = Accepted | Deltas | PromptPart | AttentionPart | Ended | Failed
+_KINDS: dict[str, Any] = {
+    "accepted": Accepted,
+    "made": Deltas,
+    "prompt": PromptPart,
+    "attention": AttentionPart,
+    "ended": Ended,
+    "failed": Failed,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+
+
+def plain(message: Message) -> tuple[Any, ...]:
+    """The name of the message's kind, then its fields."""
+    if isinstance(message, Deltas):
+        return "made", [tuple(each) for each in message.deltas]
+    return _NAMES[type(message)], *message
+
+
+def named(packed: tuple[Any, ...]) -> Message:
+    """What `plain` was given."""
+    kind, *fields = packed
+    if kind == "made":
+        return Deltas([RunDelta(*each) for each in fields[0]])
+    message: Message = _KINDS[kind](*fields)
+    return message
+
+
+def in_deltas(made: Sequence[RunDelta]) -> Iterator[Deltas]:
+    """As many at a time as a message can hold."""
+    message: list[RunDelta] = []
+    numbers = 0
+    for each in made:
+        size = sum([1 + len(logprob[2]) for logprob in each.logprobs]) + len(each.token_ids) + len(each.text)
+        if message and numbers + size > _LOGPROBS_AT_A_TIME:
+            yield Deltas(message)
+            message, numbers = [], 0
+        message.append(each)
+        numbers += size
+    if message:
+        yield Deltas(message)
+
+
+def prompt_parts(run: int, logprobs: Sequence[TokenLogprob | None]) -> Iterator[PromptPart]:
+    """As many at a time as a message can hold."""
+    message: list[PlainLogprob | None] = []
+    numbers = 0
+    for each in logprobs:  # which are made as they are looked at
+        message.append(None if each is None else tuple(each))
+        numbers += 1 if each is None else 1 + len(each.top)
+        if numbers >= _LOGPROBS_AT_A_TIME:
+            yield PromptPart(run, tuple(message))
+            message, numbers = [], 0
+    if message:
+        yield PromptPart(run, tuple(message))
+
+
+def attention_parts(run: int, attention: Attention) -> Iterator[AttentionPart]:
+    for piece in pieces_of(run, attention.weights):
+        yield AttentionPart(attention.token_ids, *piece)
+
+
+class Receiver:
+    """Gives the messages of one stream to its runs."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._runs, self._pieces = runs, Pieces()
+
+    def give(self, message: Message) -> None:
+        if isinstance(message, Deltas):
+            for each in message.deltas:
+                self._give(each)
+        elif isinstance(message, PromptPart):
+            logprobs = [None if each is None else TokenLogprob(*each) for each in message.logprobs]
+            self._runs[message.run].prompt_logprobs.extend(logprobs)
+        elif isinstance(message, AttentionPart):
+            token_ids, run, *piece = message
+            if (weights := self._pieces.join(run, *piece)) is not None:
+                self._runs[run].attention = Attention(token_ids, weights)
+
+    def _give(self, made: RunDelta) -> None:
+        run = self._runs[made.run]
+        usage = run.usage
+        usage.prompt_tokens, usage.completion_tokens, usage.cached_tokens = made[-3:]
+        if usage.first_token is None and usage.completion_tokens:
+            usage.first_token = time.monotonic()
+        logprobs = tuple([TokenLogprob(*each) for each in made.logprobs])
+        run.give(Delta(made.text, made.token_ids, logprobs, made.finish_reason, made.stop_reason))

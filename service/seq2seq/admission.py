@@ -1,0 +1,24 @@
+"""How long a source waits for its rows, and the words of a full queue. All else is as for decoders."""
+
+from collections import Counter
+
+from service.generation.admission import Admission, Holding
+from service.runtime.lanes import Lane
+from service.seq2seq.batch import Source
+
+
+class SourceAdmission(Admission[Source]):
+    """A queue of sources, which keep their rows until they are written."""
+
+    def _wait_s(self, client: str, lane: Lane, holding: Holding, slots: int) -> float:
+        """Until the rows were given out that come first: those of the client's own sources, and as many of each other client."""
+        by_client = Counter[str]()
+        for each in self._submissions:
+            if each.lane <= lane:
+                by_client[each.client] += each.slots
+        own = by_client.pop(client, 0)
+        ahead = own + sum(min(rows, own + slots) for rows in by_client.values()) + slots - holding.free
+        return max(ahead, 0) * holding.turn_s / holding.slots if len(self) else 0.0
+
+    def _full(self, waiting: int, tokens: int) -> str:
+        return f"{waiting} sources wait, and the most is {self._limits.max_waiting}"
