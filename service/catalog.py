@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from export import contract
-from service.call import NUMBER_BYTES, Call, expect
+from service.call import Call, expect
 from service.encoding.cache import VectorCache
 from service.encoding.engine import EncoderEngine
 from service.encoding.maps import AttentionMaps, check_maps
+from service.encoding.request import EncodeAnswer, EncodeRequest, EncodeTask, OnRow, RowOrError
 from service.encoding.selftest import SelfTest, check_golden, measure_rate
 from service.errors import (
     BatchTooLarge,
@@ -39,7 +40,7 @@ from service.overload.byte_shares import ByteShares
 from service.overload.encoder import EncoderLimits
 from service.runtime.budget import CpuBudget, available_cpus, share_out
 from service.runtime.engine_protocol import Engine
-from service.runtime.lanes import Lane, Spent
+from service.runtime.lanes import Lane
 from service.runtime.memory import Release
 from service.runtime.onnx import CUDA, Array, OnnxSession, Session, SettingsConflict, in_a_line
 from service.seq2seq.engine import WritingEngine
@@ -48,7 +49,7 @@ from service.seq2seq.selftest import check_golden as check_writer
 from service.seq2seq.session import OnnxWritingSession
 from service.settings import Settings, changed, check_names
 from service.telemetry.metrics import Metrics, ModelMetrics
-from service.tokenization.texts import Cut, Cutting, Encoded, Input, TextEncoder, size_of
+from service.tokenization.texts import Cut, Encoded, Input, TextEncoder, size_of
 from service.tokenization.threads import LONG_CHARACTERS, Tokenizers
 
 if TYPE_CHECKING:
@@ -64,27 +65,6 @@ _INLINE_CHARACTERS = 4_000
 _PIECE_CHARACTERS = 100_000
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The rows of one request, in the order of its inputs. A row is an error only if the request asked for errors by item."""
-
-    rows: list[Array | ServiceError]
-    encoded: list[Encoded | ServiceError]
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens of all inputs, cached ones included."""
-        return sum(len(item.ids) for item in self.encoded if isinstance(item, Encoded))
-
-    @property
-    def truncated(self) -> list[Cutting]:
-        return [
-            Cutting(at, item.n_tokens, len(item.ids))
-            for at, item in enumerate(self.encoded)
-            if isinstance(item, Encoded) and item.truncated
-        ]
-
-
 class Encoder(Engine, Protocol):
     """What a model needs of its engine, wherever that is; see `service/encoding/engine.py`."""
 
@@ -92,19 +72,7 @@ class Encoder(Engine, Protocol):
 
     def check(self, lane: Lane, client: str = ...) -> None: ...
 
-    async def run(
-        self,
-        inputs: Sequence[Encoded],
-        *,
-        output: str,
-        lane: Lane = ...,
-        deadline: float = ...,
-        on_result: Callable[[int, Array | ServiceError], None] | None = ...,
-        spent: Spent | None = ...,
-        use_cache: bool = ...,
-        traceparent: str | None = ...,
-        client: str = ...,
-    ) -> list[Array | ServiceError]: ...
+    async def run(self, task: EncodeTask) -> list[RowOrError]: ...
 
     async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None: ...
 
@@ -150,70 +118,58 @@ class Model:
     def vector_output(self, normalize: bool) -> str:
         return contract.EMBEDDING if normalize else contract.POOLED
 
-    async def answer(
-        self,
-        inputs: Sequence[Input],
-        call: Call,
-        *,
-        output: str | None = None,
-        cut: Cut | None = None,
-        prompt: str | None = None,
-        on_result: Callable[[int, Array | ServiceError], None] | None = None,
-        width: int | None = None,
-        number_bytes: float = NUMBER_BYTES,
-        padded: bool = False,
-    ) -> Answer:
-        """Rows of `output` for `inputs`. Raises the first input's error unless `call.item_errors` asks to have them in the rows.
+    async def answer(self, request: EncodeRequest, call: Call, on_row: OnRow | None = None) -> EncodeAnswer:
+        """The rows of the inputs. Raises the first input's error, unless `call.item_errors` asks for errors in the rows.
 
-        The size of the answer is bounded before it is computed: `width` numbers of each row (default: all), `number_bytes` for each number.
-        With `padded`, every row counts as many tokens as the longest.
+        `on_row` gets each row as soon as it is computed, and errors of inputs once the request is admitted.
         """
         call.model = self.name
+        inputs, output = request.inputs, request.output or self.output
         self.check_size(len(inputs))
         lane = call.lane if call.lane is not None else Lane.BULK if len(inputs) > self.settings.bulk_inputs else Lane.INTERACTIVE
         call.bulk |= lane == Lane.BULK
         self.engine.check(lane, call.client)  # before the work of tokenising them
-        encoded = await self._encode(inputs, call, cut or self.default_cut(), prompt)
+        encoded = await self._encode(inputs, call, request.cut or self.default_cut(), request.prompt)
         good = [(at, item) for at, item in enumerate(encoded) if isinstance(item, Encoded)]
-        rows: list[Array | ServiceError] = [item if isinstance(item, ServiceError) else NotReady("not computed") for item in encoded]
+        rows: list[RowOrError] = [item if isinstance(item, ServiceError) else NotReady("not computed") for item in encoded]
         _raise_first(encoded, call)
-        answer = Answer(rows, encoded)
+        answer = EncodeAnswer(rows, encoded)
         call.report(answer.truncated)
-        self._expect(call, [len(item.ids) for _, item in good], output or self.output, width, number_bytes, padded)
-        call.tokens += answer.n_tokens  # now, so that they are also of a client that leaves when it has seen enough of a stream
+        self._expect(call, request, output, [len(item.ids) for _, item in good])
+        call.tokens += answer.n_tokens  # now, so that a stream whose client leaves early is charged as well
+        task = EncodeTask(
+            inputs=[item for _, item in good],
+            output=output,
+            lane=lane,
+            deadline=call.deadline,
+            client=call.client,
+            traceparent=call.traceparent,
+            spent=call.spent,
+            on_row=on_row and (lambda index, row: on_row(good[index][0], row)),
+        )
         try:
-            computed = await self.engine.run(
-                [item for _, item in good],
-                output=output or self.output,
-                lane=lane,
-                deadline=call.deadline,
-                on_result=on_result and (lambda index, row: on_result(good[index][0], row)),
-                spent=call.spent,
-                traceparent=call.traceparent,
-                client=call.client,
-            )
+            computed = await self.engine.run(task)
         except (Overloaded, NeverFits, NotReady):
             call.tokens -= answer.n_tokens
             raise
         _raise_first(computed, call)
         for (at, _), row in zip(good, computed, strict=True):
             rows[at] = row
-        if on_result:  # last, so that a request is admitted or refused before anything is said of its inputs
+        if on_row:  # last, so that a request is admitted or refused before its first line is sent
             for at, item in enumerate(encoded):
                 if isinstance(item, ServiceError):
-                    on_result(at, item)
+                    on_row(at, item)
         return answer
 
-    def _expect(self, call: Call, lengths: Sequence[int], output: str, width: int | None, number_bytes: float, padded: bool) -> None:
+    def _expect(self, call: Call, request: EncodeRequest, output: str, lengths: Sequence[int]) -> None:
         """Reserve the bytes of the answer to inputs of these lengths, in tokens."""
         shape = next((tensor.shape for tensor in self.manifest.graph.outputs if tensor.name == output), ())
-        last = shape[-1] if shape and isinstance(shape[-1], int) else self.manifest.width or 1
+        width = request.row_width or (shape[-1] if shape and isinstance(shape[-1], int) else self.manifest.width or 1)
         rows, each = len(lengths), "inputs"
         if len(shape) > 2:
-            rows, each = (len(lengths) * max(lengths, default=0), "padded tokens") if padded else (sum(lengths), "tokens")
-        numbers = rows * (width or last)
-        what = f"{rows} {each} of {width or last} numbers"
-        expect(call, numbers * number_bytes, self.settings.max_answer_bytes, self._answers, what)
+            rows, each = (len(lengths) * max(lengths, default=0), "padded tokens") if request.padded else (sum(lengths), "tokens")
+        what = f"{rows} {each} of {width} numbers"
+        expect(call, rows * width * request.number_bytes, self.settings.max_answer_bytes, self._answers, what)
 
     def default_cut(self, truncate: bool | None = None) -> Cut:
         """The cut of a request that says only yes, no or nothing."""

@@ -16,6 +16,7 @@ from service.call import Call
 from service.dialects import accepted
 from service.dialects.ranking import rank, role_prompt
 from service.encoding import vectors
+from service.encoding.request import EncodeRequest
 from service.errors import InvalidRequest, ServiceError
 from service.http.dialect import Dialect
 from service.http.fields import Body
@@ -197,15 +198,15 @@ async def embed(body: EmbedRequest, call: CallDep, catalog: CatalogDep) -> Any:
     for form in forms:
         vectors.check_bits(form, body.output_dimension or model.manifest.width)
     _choose_lane(call, body.priority)
-    answer = await model.answer(
-        texts,
-        call,
+    request = EncodeRequest(
+        inputs=texts,
         output=model.vector_output(True),
         cut=Cut(side=_SIDES[body.truncate], max_tokens=body.max_tokens),
         prompt=role_prompt(model, body.input_type),
-        width=body.output_dimension,
+        row_width=body.output_dimension,
         number_bytes=sum(vectors.NUMBER_BYTES[form] for form in dict.fromkeys(body.embedding_types)),
     )
+    answer = await model.answer(request, call)
     rows = [None if isinstance(row, ServiceError) else vectors.cut(row, body.output_dimension, normalize=True) for row in answer.rows]
     errors = [{"index": index, "message": row.message} for index, row in enumerate(answer.rows) if isinstance(row, ServiceError)]
     return {
@@ -224,13 +225,9 @@ async def embed_v1(body: EmbedV1Request, call: CallDep, catalog: CatalogDep) -> 
     model = catalog.get(body.model, "encoder")
     for form in body.embedding_types:
         vectors.check_bits(form, model.manifest.width)
-    answer = await model.answer(
-        texts,
-        call,
-        output=model.vector_output(True),
-        cut=Cut(side=_SIDES[body.truncate]),
-        prompt=None if body.input_type is None else role_prompt(model, body.input_type),
-    )
+    prompt = None if body.input_type is None else role_prompt(model, body.input_type)
+    cut = Cut(side=_SIDES[body.truncate])
+    answer = await model.answer(EncodeRequest(inputs=texts, output=model.vector_output(True), cut=cut, prompt=prompt), call)
     rows = [None if isinstance(row, ServiceError) else row for row in answer.rows]
     errors = [{"index": index, "message": row.message} for index, row in enumerate(answer.rows) if isinstance(row, ServiceError)]
     meta = _meta({"input_tokens": answer.n_tokens}, answer.n_tokens, answer.truncated, errors=errors, version="1")

@@ -13,7 +13,8 @@ from functools import partial
 import numpy as np
 
 from service.call import Call
-from service.catalog import Answer, Catalog, Model
+from service.catalog import Catalog, Model
+from service.encoding.request import EncodeAnswer, EncodeRequest
 from service.errors import EmptyInput, ServiceError
 from service.runtime.onnx import Array
 from service.tokenization.texts import Cut, Cutting, Encoded, TextEncoder
@@ -104,16 +105,17 @@ def _choose(catalog: Catalog, name: str | None) -> Model:
     return catalog.get(name, "reranker", "encoder")
 
 
-async def _logits(model: Model, call: Call, query: str, documents: Sequence[str], cut: Cut) -> tuple[list[float], Answer, list[str]]:
-    answer = await model.answer([(query, document) for document in documents], call, cut=cut)
+async def _logits(model: Model, call: Call, query: str, documents: Sequence[str], cut: Cut) -> tuple[list[float], EncodeAnswer, list[str]]:
+    answer = await model.answer(EncodeRequest(inputs=[(query, document) for document in documents], cut=cut), call)
     return [float(row[0]) for row in _arrays(answer)], answer, []
 
 
-async def _cosines(model: Model, call: Call, query: str, documents: Sequence[str], cut: Cut) -> tuple[list[float], Answer, list[str]]:
+async def _cosines(model: Model, call: Call, query: str, documents: Sequence[str], cut: Cut) -> tuple[list[float], EncodeAnswer, list[str]]:
     """The query is the first row of the answer."""
     ask, tell = role_prompt(model, "search_query"), role_prompt(model, "search_document")
     # One call for both roles, so each text brings its prompt along.
-    answer = await model.answer([ask + query, *(tell + document for document in documents)], call, cut=cut, prompt="", number_bytes=0)
+    inputs = [ask + query, *(tell + document for document in documents)]
+    answer = await model.answer(EncodeRequest(inputs=inputs, cut=cut, prompt="", number_bytes=0), call)
     warnings = [f"{model.name} is an encoder, not a reranker: relevance_score is (1 + cosine) / 2 of the query's and the document's vector"]
     if answer.truncated and (first := answer.truncated[0]).index == 0:
         warnings.append(f"the query was cut: it has {first.tokens} tokens and {first.kept} were kept")
@@ -126,7 +128,7 @@ def _worth_of_cosine(cosine: float) -> float:
     return (1 + cosine) / 2
 
 
-def _arrays(answer: Answer) -> list[Array]:
+def _arrays(answer: EncodeAnswer) -> list[Array]:
     return [row for row in answer.rows if not isinstance(row, ServiceError)]  # all of them: errors by item are off
 
 

@@ -15,66 +15,46 @@ import bisect
 import heapq
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from service.encoding.request import EncodeTask, RowOrError
 from service.overload.encoder import BULK_SHARE
 from service.runtime.fairness import FairOrder
-from service.runtime.lanes import Lane, Spent
+from service.runtime.lanes import Lane
 
 
-class Work:
-    """The inputs of one request, and their results, which arrive in any order.
+class PendingRequest:
+    """A task and its results, which arrive in any order: `results[i]` is the row of input i, or its error."""
 
-    `results[i]` is a row of the output, or the exception of input i. `on_result(i)` is called for each as it arrives and
-    `on_done()` after the last, both on the event loop.
-    """
+    __slots__ = ("arrived", "cancelled", "on_done", "queue_traced", "remaining", "results", "started", "task")
 
-    __slots__ = (
-        "arrived",
-        "begun",
-        "cancelled",
-        "deadline",
-        "drawn",
-        "on_done",
-        "on_result",
-        "remaining",
-        "results",
-        "spent",
-        "traceparent",
-    )
-
-    def __init__(
-        self, size: int, deadline: float, arrived: float = 0.0, spent: Spent | None = None, traceparent: str | None = None
-    ) -> None:
-        self.results: list[Any] = [None] * size
-        self.remaining = size
-        self.deadline = deadline
+    def __init__(self, task: EncodeTask, arrived: float) -> None:
+        self.task = task
         self.arrived = arrived
-        self.spent = spent or Spent()
-        self.traceparent = traceparent  # None: not traced
-        self.begun = False  # one of its inputs was drawn
-        self.drawn = False  # and said so in its trace
+        self.results: list[Any] = [None] * len(task.inputs)
+        self.remaining = len(task.inputs)
+        self.started = False  # one of its inputs was drawn
+        self.queue_traced = False  # its trace has the time in the queue
         self.cancelled = False
-        self.on_result: Any = None
-        self.on_done: Any = None
+        self.on_done: Callable[[], None] | None = None  # called after the last result, on the event loop
 
     def overdue(self, now: float, max_unstarted_s: float) -> bool:
         """Whether it has waited longer than that, and none of its inputs was drawn."""
-        return not self.begun and now - self.arrived > max_unstarted_s
+        return not self.started and now - self.arrived > max_unstarted_s
 
-    def set(self, index: int, result: Any) -> None:
+    def set(self, index: int, result: RowOrError) -> None:
         self.results[index] = result
         self.remaining -= 1
-        if self.on_result:
-            self.on_result(index)
+        if self.task.on_row:
+            self.task.on_row(index, result)
         if not self.remaining and self.on_done:
             self.on_done()
 
 
 @dataclass(slots=True, eq=False)
-class Item:
+class QueuedInput:
     """One input in the queue. Several requests may wait for the same one."""
 
     ids: list[int]
@@ -83,17 +63,17 @@ class Item:
     lane: Lane
     arrived: float
     key: bytes
-    waiters: list[tuple[Work, int]]
+    waiters: list[tuple[PendingRequest, int]]  # with the index that the input has in each
     client: str = ""
     taken: bool = False
 
     def needed(self, now: float, max_unstarted_s: float = math.inf) -> bool:
         """Whether a request still waits for it: not cancelled, before its deadline, and not overdue."""
-        return any(not work.cancelled and now < work.deadline and not work.overdue(now, max_unstarted_s) for work, _ in self.waiters)
+        return any(not each.cancelled and now < each.task.deadline and not each.overdue(now, max_unstarted_s) for each, _ in self.waiters)
 
-    def begin(self) -> None:
-        for work, _ in self.waiters:
-            work.begun = True
+    def start(self) -> None:
+        for request, _ in self.waiters:
+            request.started = True
 
 
 @dataclass
@@ -123,12 +103,12 @@ class BatchingQueue:
         """Queued tokens that are drawn before an input that arrives in this lane now, not counting the few bulk batches in between."""
         return self.tokens if lane == Lane.BULK else self.lanes[lane].tokens
 
-    def put(self, item: Item) -> None:
+    def put(self, item: QueuedInput) -> None:
         self.lanes[item.lane].put(item)
 
-    def take(self, now: float) -> tuple[list[Item], list[Item]]:
+    def take(self, now: float) -> tuple[list[QueuedInput], list[QueuedInput]]:
         """The next batch, removed from the queue, and the items dropped on the way because no client wants them any more."""
-        dropped: list[Item] = []
+        dropped: list[QueuedInput] = []
         head = self._oldest(now, dropped)
         if head is None:
             return [], dropped
@@ -137,7 +117,7 @@ class BatchingQueue:
         while (length := self._joining(lane, longest, len(batch))) is not None:
             item = lane.take(lane.first(length))
             if self._needed(item, now):
-                item.begin()
+                item.start()
                 batch.append(item)
                 longest = max(longest, length)
             else:
@@ -145,12 +125,12 @@ class BatchingQueue:
         self.drawn_since_bulk = 0 if head.lane == Lane.BULK else self.drawn_since_bulk + sum(len(item.ids) for item in batch)
         return batch, dropped
 
-    def _oldest(self, now: float, dropped: list[Item]) -> Item | None:
+    def _oldest(self, now: float, dropped: list[QueuedInput]) -> QueuedInput | None:
         while len(self):
             lane = self.lanes[self._next_lane()]
             item = lane.take(lane.head())
             if self._needed(item, now):
-                item.begin()
+                item.start()
                 if item.lane == Lane.BULK:
                     self.bulk_began = now
                 return item
@@ -160,7 +140,7 @@ class BatchingQueue:
     def max_unstarted_of(self, lane: Lane) -> float:
         return math.inf if lane == Lane.BULK else self.max_unstarted_s
 
-    def _needed(self, item: Item, now: float) -> bool:
+    def _needed(self, item: QueuedInput, now: float) -> bool:
         return item.needed(now, self.max_unstarted_of(item.lane))
 
     def _next_lane(self) -> Lane:
@@ -196,7 +176,7 @@ class _Lane:
         self._by_length: dict[int, list[_Turn]] = {}  # heaps
         self._lengths: list[int] = []  # the keys of _by_length, sorted
 
-    def put(self, item: Item) -> None:
+    def put(self, item: QueuedInput) -> None:
         length = len(item.ids)
         turn = self._order.tag(item.client, length), next(self._numbers), item
         if length not in self._by_length:
@@ -208,12 +188,12 @@ class _Lane:
         self.tokens += length
         self.by_client[item.client] = self.by_client.get(item.client, 0) + length
 
-    def head(self) -> Item:
+    def head(self) -> QueuedInput:
         while self._by_turn[0][2].taken:
             heapq.heappop(self._by_turn)
         return self._by_turn[0][2]
 
-    def first(self, length: int) -> Item:
+    def first(self, length: int) -> QueuedInput:
         return self._by_length[length][0][2]
 
     def around(self, length: int) -> Iterator[int]:
@@ -230,7 +210,7 @@ class _Lane:
         """Queued tokens, of no client more than `most`; items without a client count in full."""
         return sum(min(queued, most) if client else queued for client, queued in self.by_client.items())
 
-    def take(self, item: Item) -> Item:
+    def take(self, item: QueuedInput) -> QueuedInput:
         """Remove an item that is the first of its length (the head of a lane always is)."""
         length = len(item.ids)
         bucket = self._by_length[length]
@@ -254,4 +234,4 @@ class _Lane:
         return item
 
 
-_Turn = tuple[float, int, Item]
+_Turn = tuple[float, int, QueuedInput]

@@ -19,12 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export import contract
-from service.encoding.batching import Item, Work
+from service.encoding.batching import PendingRequest, QueuedInput
 from service.encoding.cache import VectorCache, key_of
 from service.encoding.queue import EncoderQueue
+from service.encoding.request import NO_DEADLINE, EncodeTask, RowOrError
 from service.errors import DeadlineExceeded, NotReady, Overloaded, RuntimeFailed, ServiceError
 from service.overload.encoder import EncoderLimits
-from service.runtime.lanes import Lane, Spent
+from service.runtime.lanes import Lane
 from service.runtime.offered import Offered
 from service.runtime.onnx import Array, Session, device_lost
 from service.telemetry.logs import traces
@@ -36,13 +37,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("attnserve")
 
-NO_DEADLINE = math.inf
-
 
 class EncoderEngine:
     """Turns encoded inputs into rows of a graph output, sharing runtime calls between requests.
 
-    `start` and `run` belong to one event loop. A row is float32: (D,) of a vector, (N, D) of token vectors, (L,) of logits.
+    `start` and `run` belong to one event loop.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class EncoderEngine:
         self._closed = False
         self._device_lost = False
         self._threads: list[threading.Thread] = []
-        self._in_flight: dict[bytes, Item] = {}  # by key; event loop only
+        self._in_flight: dict[bytes, QueuedInput] = {}  # by key; event loop only
         self._last_run_failed = False
         self._began: dict[int, float] = {}  # by thread: the run it is in
         metrics.queue_size.set_function(lambda: len(self._queue))
@@ -127,48 +126,33 @@ class EncoderEngine:
         """A gateway has refused so many tokens that this engine, or one like it, was asked for."""
         self.offered.add(tokens / self.tokens_per_s)
 
-    async def run(
-        self,
-        inputs: Sequence[Encoded],
-        *,
-        output: str,
-        lane: Lane = Lane.INTERACTIVE,
-        deadline: float = NO_DEADLINE,
-        on_result: Callable[[int, Array | ServiceError], None] | None = None,
-        spent: Spent | None = None,
-        use_cache: bool = True,
-        traceparent: str | None = None,
-        client: str = "",
-    ) -> list[Array | ServiceError]:
-        """The row of each input, in order, or its error. `deadline` is in `time.monotonic()` seconds; `spent` is added to.
-        `client`: whose share of the queue this takes.
+    async def run(self, task: EncodeTask) -> list[RowOrError]:
+        """The row of each input, in order, or its error.
 
-        Raises Overloaded or NeverFits before anything is queued, DeadlineExceeded when time runs out; cancelling the caller drops its
-        inputs from the queue.
+        Raises Overloaded or NeverFits before anything is queued, DeadlineExceeded at the deadline. Cancelling the caller drops its inputs
+        from the queue.
         """
         if self._loop is None:
             raise NotReady("the model is still being started")
-        work = Work(len(inputs), deadline, time.monotonic(), spent, traceparent)
-        if on_result:
-            work.on_result = lambda index: on_result(index, work.results[index])
+        request = PendingRequest(task, time.monotonic())
         done = self._loop.create_future()
-        work.on_done = lambda: _settle(done)
-        self._submit(work, inputs, output, lane, use_cache, client)
+        request.on_done = lambda: _settle(done)
+        self._submit(request)
         timer = None
-        if deadline != NO_DEADLINE:
-            timer = self._loop.call_later(max(deadline - time.monotonic(), 0), _expire, done)
+        if task.deadline != NO_DEADLINE:
+            timer = self._loop.call_later(max(task.deadline - time.monotonic(), 0), _expire, done)
         try:
-            if work.remaining:
+            if request.remaining:
                 await done
-            return work.results
+            return request.results
         finally:
-            work.cancelled = True
+            request.cancelled = True
             if timer:
                 timer.cancel()
 
     async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None:
         """Compute these, past the cache. Raises a ServiceError if that fails."""
-        for row in await self.run(inputs, output=output, deadline=deadline, use_cache=False):
+        for row in await self.run(EncodeTask(inputs=inputs, output=output, deadline=deadline, use_cache=False)):
             if isinstance(row, ServiceError):
                 raise row
 
@@ -177,60 +161,61 @@ class EncoderEngine:
     def _close(self) -> None:
         with self._changed:
             self._closed = True
-            left: list[Item] = []
+            left: list[QueuedInput] = []
             while len(self._queue):
                 batch, dropped = self._queue.take(-math.inf)
                 left += batch + dropped
             self._changed.notify_all()
         self._deliver(left, [_stopping() for _ in left])
 
-    def _submit(self, work: Work, inputs: Sequence[Encoded], output: str, lane: Lane, use_cache: bool, client: str) -> None:
-        now = work.arrived
-        fresh: list[Item] = []
-        joined: list[tuple[Item, int]] = []
+    def _submit(self, request: PendingRequest) -> None:
+        task, now = request.task, request.arrived
+        output, lane = task.output, task.lane
+        new: list[QueuedInput] = []
+        joined: list[tuple[QueuedInput, int]] = []
         cached: list[tuple[int, Array]] = []
-        own: dict[bytes, Item] = {}
-        for index, encoded in enumerate(inputs):
+        own: dict[bytes, QueuedInput] = {}
+        for index, encoded in enumerate(task.inputs):
             key = key_of(self._fingerprint, output, encoded.ids, encoded.type_ids)
-            if use_cache and (row := self._cache.get(key)) is not None:
+            if task.use_cache and (row := self._cache.get(key)) is not None:
                 cached.append((index, row))
             elif (item := own.get(key) or self._in_flight.get(key)) is not None and (item.taken or item.lane <= lane):
                 joined.append((item, index))
             else:
-                item = own[key] = Item(encoded.ids, encoded.type_ids, output, lane, now, key, [(work, index)], client)
-                fresh.append(item)
-        self._admit(fresh, lane, work.deadline)  # raises before anything was changed
+                item = own[key] = QueuedInput(encoded.ids, encoded.type_ids, output, lane, now, key, [(request, index)], task.client)
+                new.append(item)
+        self._admit(new, lane, task.deadline)  # raises before anything was changed
         for item, index in joined:
-            item.waiters.append((work, index))
+            item.waiters.append((request, index))
         self._in_flight.update(own)
         for index, row in cached:
-            work.set(index, row)
+            request.set(index, row)
         if cached:
             self._metrics.cache_hits.inc(len(cached))
         if joined:
             self._metrics.joined.inc(len(joined))
 
-    def _admit(self, items: Sequence[Item], lane: Lane, deadline: float) -> None:
+    def _admit(self, items: Sequence[QueuedInput], lane: Lane, deadline: float) -> None:
         with self._changed:
             if self._closed:
                 raise _stopping()
             self._queue.enter(items, lane, time.monotonic(), deadline)
             self._changed.notify(len(items))
 
-    def _deliver(self, items: Sequence[Item], rows: Sequence[Array | ServiceError], started: float = 0.0, elapsed: float = 0.0) -> None:
+    def _deliver(self, items: Sequence[QueuedInput], rows: Sequence[RowOrError], started: float = 0.0, elapsed: float = 0.0) -> None:
         """Hand each item's row to everyone who waits for it, and to the cache. `started` and `elapsed` are of the run that gave it."""
         for item, row in zip(items, rows, strict=True):
             if self._in_flight.get(item.key) is item:
                 del self._in_flight[item.key]
             if not isinstance(row, ServiceError) and item.output != contract.TOKEN_EMBEDDINGS:
                 self._cache.put(item.key, row)
-            for work, index in item.waiters:
-                if not work.cancelled:
-                    work.spent.queue_s += max(started - work.arrived, 0.0)
-                    work.spent.inference_s += elapsed
-                    work.set(index, row)
+            for request, index in item.waiters:
+                if not request.cancelled:
+                    request.task.spent.queue_s += max(started - request.arrived, 0.0)
+                    request.task.spent.inference_s += elapsed
+                    request.set(index, row)
 
-    def _complete(self, batch: Sequence[Item], rows: Sequence[Array | ServiceError], started: float, elapsed: float) -> None:
+    def _complete(self, batch: Sequence[QueuedInput], rows: Sequence[RowOrError], started: float, elapsed: float) -> None:
         """A run has ended: answer its waiters, then update the statistics."""
         self._deliver(batch, rows, started, elapsed)
         tokens, padded = sum(len(item.ids) for item in batch), max(len(item.ids) for item in batch) * len(batch)
@@ -244,11 +229,11 @@ class EncoderEngine:
         if self._tracer is not None:
             self._tracer.batch(batch, rows, started, elapsed)
 
-    def _drop(self, items: Sequence[Item]) -> None:
+    def _drop(self, items: Sequence[QueuedInput]) -> None:
         """Fail the waiters of dropped items. A waiter that joined while its item was being dropped is requeued."""
         now = time.monotonic()
         for item in items:
-            waiting = [(work, index) for work, index in item.waiters if not work.cancelled and now < work.deadline]
+            waiting = [(each, index) for each, index in item.waiters if not each.cancelled and now < each.task.deadline]
             overdue = [waiter for waiter in waiting if waiter[0].overdue(now, self._queue.max_unstarted_of(item.lane))]
             alive = [waiter for waiter in waiting if waiter not in overdue]
             item.waiters = [waiter for waiter in item.waiters if waiter not in alive]
@@ -298,7 +283,7 @@ class EncoderEngine:
                 self._post(self._close)
                 return
 
-    def _run(self, batch: list[Item], alone: bool) -> Sequence[Array | ServiceError]:
+    def _run(self, batch: list[QueuedInput], alone: bool) -> Sequence[RowOrError]:
         """One runtime call. Whatever it raises, or gives that is no answer, belongs to the inputs of this batch alone."""
         outputs = sorted({item.output for item in batch})
         typed = [item.type_ids for item in batch if item.type_ids is not None]
@@ -311,14 +296,14 @@ class EncoderEngine:
         except BaseException as error:  # not even SystemExit may end this thread: queued items would wait forever
             self._last_run_failed = True
             self._device_lost |= device_lost(error)
-            asked = traces(work.traceparent for item in batch for work, _ in list(item.waiters))  # the loop may add to them
+            asked = traces(each.task.traceparent for item in batch for each, _ in list(item.waiters))  # the loop may add to them
             log.exception("run failed", extra={"inputs": len(batch), "tokens": sum(len(item.ids) for item in batch), **asked})
             # An error for each: it is raised in as many requests, and an exception remembers where it was raised.
             return [RuntimeFailed(f"the runtime failed on a batch of {len(batch)}; the log says why") for _ in batch]
         self._last_run_failed = False
         return rows
 
-    def _row(self, item: Item, row: Array, fit: bool) -> Array | ServiceError:
+    def _row(self, item: QueuedInput, row: Array, fit: bool) -> RowOrError:
         """An item's own row, without its padding and without the memory of its batch."""
         if not fit:
             self._metrics.bad_outputs.inc()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from export import contract
-from service.encoding.engine import NO_DEADLINE
+from service.encoding.request import NO_DEADLINE
 from service.errors import DeadlineExceeded, Overloaded, RuntimeFailed
 from service.runtime.onnx import Array, in_a_line, shrinking
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.encoding.batching import BatchingQueue, Item
+from service.encoding.batching import BatchingQueue, QueuedInput
 from service.overload.encoder import EncoderAdmission, EncoderLimits
 from service.runtime.lanes import Lane
 from service.runtime.offered import Offered
@@ -17,8 +17,8 @@ _BULK_TURN = 1 / 8
 class Draw:
     """A batch for one run, the items dropped on the way to it, and whether the run is alone or leaves others in the queue."""
 
-    batch: list[Item]
-    dropped: list[Item]
+    batch: list[QueuedInput]
+    dropped: list[QueuedInput]
     alone: bool
     leaves_some: bool
 
@@ -35,7 +35,7 @@ class EncoderQueue(BatchingQueue):
         super().__init__(limits.max_batch_tokens, limits.run_cost_tokens, limits.bulk_delay_s, turn_tokens)
         self.admission = EncoderAdmission(limits, self, offered or Offered())
 
-    def enter(self, items: Sequence[Item], lane: Lane, now: float, deadline: float) -> None:
+    def enter(self, items: Sequence[QueuedInput], lane: Lane, now: float, deadline: float) -> None:
         """Queue all inputs of one request, or none: see `EncoderAdmission.admit`."""
         if items:
             self.admission.admit(sum(len(item.ids) for item in items), lane, now, items[0].client, deadline)

@@ -6,7 +6,7 @@ the last line, in the dialect's form; a client must require the closing line wit
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import orjson
@@ -15,19 +15,18 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from service.call import NDJSON, Call
-from service.catalog import Answer, Model
+from service.catalog import Model
+from service.encoding.request import EncodeAnswer, EncodeRequest
 from service.errors import ServiceError
-from service.tokenization.texts import Input
 
 log = logging.getLogger("attnserve")
 
 
 async def stream(
     model: Model,
-    inputs: Sequence[Input],
+    request: EncodeRequest,
     call: Call,
     entry: Callable[[int, Any], dict[str, Any]],
-    options: dict[str, Any],
     render: Callable[[ServiceError], tuple[int, Any]],
 ) -> Response:
     """Begin the work and stream its rows. What can be refused is refused before the first byte, with a status of its own.
@@ -37,9 +36,9 @@ async def stream(
     call.begin_stream()
     call.item_errors = True
     rows: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()  # at most one entry an input, which the client batch bounds
-    work = asyncio.create_task(model.answer(inputs, call, on_result=lambda index, row: rows.put_nowait((index, row)), **options))
+    work = asyncio.create_task(model.answer(request, call, lambda index, row: rows.put_nowait((index, row))))
 
-    def ended(done: asyncio.Task[Answer]) -> None:
+    def ended(done: asyncio.Task[EncodeAnswer]) -> None:
         _ = done.cancelled() or done.exception()  # retrieve it, or asyncio complains about an error that was never read
         rows.put_nowait(None)
 
@@ -72,7 +71,7 @@ async def stream(
 class _Lines(StreamingResponse):
     """The lines of a piece of work, which ends with them: also when the client goes before the first one is asked for."""
 
-    def __init__(self, lines: AsyncIterator[bytes], work: "asyncio.Task[Answer]", call: Call) -> None:
+    def __init__(self, lines: AsyncIterator[bytes], work: "asyncio.Task[EncodeAnswer]", call: Call) -> None:
         super().__init__(lines, media_type=NDJSON, headers=call.headers)
         self._work = work
 
@@ -92,7 +91,7 @@ def _entry(
         return {"index": index, **render(error)[1]}
 
 
-def totals(answer: Answer) -> dict[str, Any]:
+def totals(answer: EncodeAnswer) -> dict[str, Any]:
     """What an answer says of all its inputs together."""
     return {"usage": {"prompt_tokens": answer.n_tokens, "total_tokens": answer.n_tokens}, "truncated": answer.truncated}
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from export import contract
-from service.encoding.engine import NO_DEADLINE
+from service.encoding.request import EncodeTask, OnRow, RowOrError
 from service.encoding.selftest import SelfTest
 from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed, ServiceError
 from service.generation.request import GenerationRequest
@@ -28,7 +28,7 @@ from service.pools import wire
 from service.pools.limits import PART_BYTES
 from service.pools.messages import Failed, Receiver, named
 from service.pools.replicas import Key, Replica, ReplicaLost, Replicas
-from service.runtime.lanes import Lane, Spent
+from service.runtime.lanes import Lane
 from service.runtime.moving_average import averaged
 from service.runtime.offered import Offered
 from service.runtime.onnx import Array
@@ -39,9 +39,6 @@ log = logging.getLogger("attnserve")
 
 _PART_INPUTS, _PART_TOKENS = 64, 8192  # of what one replica is asked at a time: a bulk request is spread over the pool
 _ADMISSION_S = 30.0  # to be accepted by a replica, a grammar's compilation included
-
-
-_Take = Callable[[int, Array | ServiceError], None]
 
 
 class _PoolEngine:
@@ -127,62 +124,47 @@ class PoolEncoder(_PoolEngine):
             self.refused(self._request_tokens[lane])
             raise refusal
 
-    async def run(
-        self,
-        inputs: Sequence[Encoded],
-        *,
-        output: str,
-        lane: Lane = Lane.INTERACTIVE,
-        deadline: float = NO_DEADLINE,
-        on_result: Callable[[int, Array | ServiceError], None] | None = None,
-        spent: Spent | None = None,
-        use_cache: bool = True,
-        traceparent: str | None = None,
-        client: str = "",
-    ) -> list[Array | ServiceError]:
+    async def run(self, task: EncodeTask) -> list[RowOrError]:
         """As `EncoderEngine.run`. Rows arrive part by part."""
         self._replicas.check()
-        tokens, limit = sum(len(each.ids) for each in inputs), self.limits.max_queue_tokens
+        tokens, limit = task.tokens, self.limits.max_queue_tokens
         if tokens > limit:
             raise NeverFits(f"the request has {tokens} tokens and the queue holds {limit}: send it in parts")
+        lane, deadline, on_row = task.lane, task.deadline, task.on_row
         self._request_tokens[lane] = averaged(self._request_tokens.get(lane, 0.0), tokens)
-        rows: list[Array | ServiceError] = [NotReady("not computed")] * len(inputs)
+        rows: list[RowOrError] = [NotReady("not computed")] * len(task.inputs)
 
         async def compute(part: _Part) -> None:
-            packed = wire.pack_inputs(inputs[part.first : part.last])
+            inputs = wire.pack_inputs(task.inputs[part.first : part.last])
             missing = set(range(part.first, part.last))
 
-            def take(at: int, row: Array | ServiceError) -> None:
+            def take(at: int, row: RowOrError) -> None:
                 if part.first + at in missing:  # else it arrived before its replica was lost
                     missing.remove(part.first + at)
                     rows[part.first + at] = row
-                    if on_result:
-                        on_result(part.first + at, row)
+                    if on_row:
+                        on_row(part.first + at, row)
 
-            ask = self._by_row if on_result or part.size_bytes > PART_BYTES else self._at_once
+            ask = self._by_row if on_row or part.size_bytes > PART_BYTES else self._at_once
             tries = _Tries(self._replicas, self._key)
             while True:
                 replica = self._replicas.least(self._key, tries.tried)
-                options = wire.pack_options(
-                    output=output, lane=lane, deadline=deadline, use_cache=use_cache, traceparent=traceparent, client=client
-                )
                 try:
                     async with replica.asked(deadline, part.tokens):
-                        kind, *content = await ask(replica, packed, options, take)
+                        kind, *content = await ask(replica, wire.pack_task(task, inputs), take)
                     if kind == "refused":
                         raise wire.unpack_error(content[0])
                     break
                 except ServiceError as error:
                     if not tries.again(replica, error):
                         raise
-            last_rows, queue_s, inference_s = content
-            for at, row in enumerate(wire.unpack_rows(last_rows)):
+            done = wire.EncodeDone(*content)
+            for at, row in enumerate(wire.unpack_rows(done.rows)):
                 self._received(replica, at, row, take)
-            if spent is not None:
-                spent.queue_s += queue_s
-                spent.inference_s += inference_s
+            task.spent.queue_s += done.queue_s
+            task.spent.inference_s += done.inference_s
 
-        parts, answered = self._parts(inputs, output), False
+        parts, answered = self._parts(task), False
         while parts:
             refusals = await _all([_refusal(compute(each)) for each in parts])
             parts, before = [each for each, refusal in zip(parts, refusals, strict=True) if refusal], len(parts)
@@ -200,35 +182,35 @@ class PoolEncoder(_PoolEngine):
         """Ask the pool anew."""
         await self._replicas.ask()
 
-    async def _at_once(self, replica: Replica, packed: Any, options: dict[str, Any], take: "_Take") -> tuple[Any, ...]:
-        answer: tuple[Any, ...] = await self._replicas.pool.call(replica.name, "encode", self._key, packed, options)
+    async def _at_once(self, replica: Replica, message: tuple[Any, ...], take: OnRow) -> tuple[Any, ...]:
+        answer: tuple[Any, ...] = await self._replicas.pool.call(replica.name, "encode", self._key, message)
         return answer
 
-    async def _by_row(self, replica: Replica, packed: Any, options: dict[str, Any], take: "_Take") -> tuple[Any, ...]:
+    async def _by_row(self, replica: Replica, message: tuple[Any, ...], take: OnRow) -> tuple[Any, ...]:
         pieces = wire.Pieces()
-        async with contextlib.aclosing(self._replicas.pool.stream(replica.name, "encode_by_row", self._key, packed, options)) as messages:
+        async with contextlib.aclosing(self._replicas.pool.stream(replica.name, "encode_by_row", self._key, message)) as messages:
             async for kind, *content in messages:
                 if kind == "rows":
                     for at, row in content[0]:
                         self._received(replica, at, wire.unpack_rows([row])[0], take)
                 elif kind == "piece":
-                    at = content[0]
-                    if (whole := pieces.join(*content)) is not None:
-                        self._received(replica, at, whole, take)
+                    piece = wire.Piece(*content)
+                    if (whole := pieces.join(piece)) is not None:
+                        self._received(replica, piece.array, whole, take)
                 else:
                     return kind, *content
         raise ReplicaLost("the replica ended before its rows were complete: send the request again")
 
-    def _received(self, replica: Replica, at: int, row: Array | ServiceError, take: "_Take") -> None:
+    def _received(self, replica: Replica, at: int, row: RowOrError, take: OnRow) -> None:
         if isinstance(row, RuntimeFailed):
             replica.doubt(self._key)
         take(at, row)
 
-    def _parts(self, inputs: Sequence[Encoded], output: str) -> list["_Part"]:
-        """The inputs in runs, each short enough for one call. A row that is itself larger than a message comes in pieces."""
-        fixed, by_token = self._row_bytes[output]
+    def _parts(self, task: EncodeTask) -> list["_Part"]:
+        """The inputs in consecutive parts, each short enough for one call. A row that is larger than a message comes in pieces."""
+        fixed, by_token = self._row_bytes[task.output]
         parts: list[_Part] = []
-        for at, each in enumerate(inputs):
+        for at, each in enumerate(task.inputs):
             tokens = len(each.ids)
             size_bytes = fixed + by_token * tokens
             last = parts[-1] if parts else None
@@ -324,8 +306,9 @@ async def ask_attention(
         async for kind, *content in messages:
             if kind == "refused":
                 raise wire.unpack_error(content[0])
-            if (whole := pieces.join(*content)) is not None:
-                maps[content[0]] = whole
+            piece = wire.Piece(*content)
+            if (whole := pieces.join(piece)) is not None:
+                maps[piece.array] = whole
     if len(maps) < len(layers):
         raise ReplicaLost("the replica ended before its answer was complete: send the request again")
     return [maps[at] for at in range(len(layers))]

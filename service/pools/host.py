@@ -15,7 +15,6 @@ from service.generation.runs import Runs
 from service.pools import messages, wire
 from service.pools.messages import plain
 from service.pools.replicas import Key
-from service.runtime.lanes import Spent
 
 _PROBE_S = 0.5
 
@@ -63,44 +62,37 @@ class Host:
             for name, model in self.catalog.models.items()
         ]
 
-    async def encode(self, key: Key, inputs: list[Any], options: dict[str, Any]) -> tuple[Any, ...]:
-        """("rows", rows, seconds queued, seconds computed) or ("refused", error)."""
-        spent = Spent()
+    async def encode(self, key: Key, message: tuple[Any, ...]) -> tuple[Any, ...]:
+        """An `EncodeMessage` -> ("done", *EncodeDone) or ("refused", Refusal)."""
+        task = wire.unpack_task(message)
         try:
-            rows = await self._encoder(key).engine.run(wire.unpack_inputs(inputs), spent=spent, **wire.unpack_options(options))
+            rows = await self._encoder(key).engine.run(task)
         except ServiceError as error:
             return "refused", wire.pack_error(error)
-        return "rows", wire.pack_rows(rows), spent.queue_s, spent.inference_s
+        return "done", *wire.EncodeDone(wire.pack_rows(rows), task.spent.queue_s, task.spent.inference_s)
 
-    async def encode_by_row(self, key: Key, inputs: list[Any], options: dict[str, Any]) -> AsyncIterator[tuple[Any, ...]]:
+    async def encode_by_row(self, key: Key, message: tuple[Any, ...]) -> AsyncIterator[tuple[Any, ...]]:
         """As `encode`, for rows that are sent early or are larger than a message: ("rows", [(index, row), ..]) as runs end,
-        ("piece", index, shape, numbers) of large rows, then what `encode` gives."""
-        there: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()
-        spent = Spent()
+        ("piece", *Piece) of large rows, then as `encode`, without rows."""
+        computed: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()
+        task = wire.unpack_task(message, lambda at, row: computed.put_nowait((at, row)))
         try:
-            work = asyncio.create_task(
-                self._encoder(key).engine.run(
-                    wire.unpack_inputs(inputs),
-                    on_result=lambda at, row: there.put_nowait((at, row)),
-                    spent=spent,
-                    **wire.unpack_options(options),
-                )
-            )
+            work = asyncio.create_task(self._encoder(key).engine.run(task))
         except ServiceError as error:
             yield "refused", wire.pack_error(error)
             return
-        work.add_done_callback(lambda done: there.put_nowait(None))
+        work.add_done_callback(lambda done: computed.put_nowait(None))
         try:
             ended = False
             while not ended:
-                some = [await there.get()]
-                while not there.empty():
-                    some.append(there.get_nowait())
+                some = [await computed.get()]
+                while not computed.empty():
+                    some.append(computed.get_nowait())
                 ended = some[-1] is None
-                for message in wire.rows_in_messages([each for each in some if each is not None]):
-                    yield message
+                for sent in wire.rows_in_messages([each for each in some if each is not None]):
+                    yield sent
             await work
-            yield "done", [], spent.queue_s, spent.inference_s
+            yield "done", *wire.EncodeDone([], task.spent.queue_s, task.spent.inference_s)
         except ServiceError as error:
             yield "refused", wire.pack_error(error)
         finally:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from service.generation.request import Attention, Delta, FinishReason, TokenLogprob
 from service.generation.run import Run
 from service.pools.limits import PART_BYTES
-from service.pools.wire import Pieces, Refusal, pieces_of
+from service.pools.wire import Piece, Pieces, pieces_of
 from service.telemetry.usage import Usage
 
 _LOGPROBS_AT_A_TIME = PART_BYTES // 64  # a token and its log-probability, pickled, with room to spare
@@ -72,7 +72,7 @@ class Ended(NamedTuple):
 class Failed(NamedTuple):
     """The request was refused, or a run has failed."""
 
-    error: Refusal
+    error: tuple[Any, ...]  # a packed `Refusal`
 
 
 Message = Accepted | Deltas | PromptPart | AttentionPart | Ended | Failed
@@ -151,9 +151,8 @@ class Receiver:
             logprobs = [None if each is None else TokenLogprob(*each) for each in message.logprobs]
             self._runs[message.run].prompt_logprobs.extend(logprobs)
         elif isinstance(message, AttentionPart):
-            token_ids, run, *piece = message
-            if (weights := self._pieces.join(run, *piece)) is not None:
-                self._runs[run].attention = Attention(token_ids, weights)
+            if (weights := self._pieces.join(Piece(message.run, message.shape, message.numbers))) is not None:
+                self._runs[message.run].attention = Attention(message.token_ids, weights)
 
     def _give(self, made: RunDelta) -> None:
         run = self._runs[made.run]

@@ -9,12 +9,13 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from service import errors
+from service.encoding.request import EncodeTask, OnRow, RowOrError
 from service.errors import NeverFits, NotReady, Overloaded, ServiceError
 from service.generation.request import GenerationRequest
 from service.pools.limits import ASKED_BYTES, PART_BYTES
@@ -25,7 +26,42 @@ from service.tokenization.texts import Encoded
 
 _KINDS = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind) and issubclass(kind, ServiceError)}
 
-Refusal = tuple[str, str, str | None, float]  # kind, message, param, retry_after_s
+
+class Refusal(NamedTuple):
+    """A `ServiceError`."""
+
+    kind: str
+    message: str
+    param: str | None
+    retry_after_s: float
+
+
+class EncodeMessage(NamedTuple):
+    """An `EncodeTask`, or a part of one. `inputs`: of each its ids, int32 (N,), and its types, uint8 (N,) or None."""
+
+    inputs: list[tuple[Any, Any]]
+    output: str
+    lane: int
+    left_s: float
+    client: str
+    traceparent: str | None
+    use_cache: bool
+
+
+class EncodeDone(NamedTuple):
+    """The end of an encoding: the rows that were not sent before, each an array or a `Refusal`, and the seconds of `Spent`."""
+
+    rows: list[Any]
+    queue_s: float
+    inference_s: float
+
+
+class Piece(NamedTuple):
+    """A part of an array that is larger than a message: the array's number and shape, and its next numbers, flat."""
+
+    array: int
+    shape: tuple[int, ...]
+    numbers: Any
 
 
 def seconds_left(deadline: float) -> float:
@@ -39,25 +75,25 @@ def deadline_in(left_s: float) -> float:
 # Errors --------------------------------------------------------------------------------------------------------------------------------
 
 
-def pack_error(error: ServiceError) -> Refusal:
-    """An error of a class that `service/errors.py` does not have crosses as the nearest one that it has."""
+def pack_error(error: ServiceError) -> tuple[Any, ...]:
+    """A `Refusal`. An error of a class that `service/errors.py` does not have is sent as the nearest base class that it has."""
     kind = next(each.__name__ for each in type(error).__mro__ if _KINDS.get(each.__name__) is each)
-    return kind, error.message, error.param, float(getattr(error, "retry_after_s", 0.0))
+    return tuple(Refusal(kind, error.message, error.param, float(getattr(error, "retry_after_s", 0.0))))
 
 
-def unpack_error(packed: Refusal) -> ServiceError:
-    name, message, param, retry_after_s = packed
-    kind = _KINDS[name]
+def unpack_error(packed: Sequence[Any]) -> ServiceError:
+    refusal = Refusal(*packed)
+    kind = _KINDS[refusal.kind]
     if issubclass(kind, Overloaded | NotReady):
-        return kind(message, retry_after_s=retry_after_s)
-    return kind(message, param=param)
+        return kind(refusal.message, retry_after_s=refusal.retry_after_s)
+    return kind(refusal.message, param=refusal.param)
 
 
 # An encoder's inputs and rows ----------------------------------------------------------------------------------------------------------
 
 
 def pack_inputs(inputs: Sequence[Encoded]) -> list[tuple[Any, Any]]:
-    """Of each input its ids, int32 (N,), and its types, uint8 (N,) or None."""
+    """As in `EncodeMessage`."""
     return [(np.array(each.ids, np.int32), None if each.type_ids is None else np.array(each.type_ids, np.uint8)) for each in inputs]
 
 
@@ -65,55 +101,64 @@ def unpack_inputs(packed: Sequence[tuple[Any, Any]]) -> list[Encoded]:
     return [Encoded(ids.tolist(), None if types is None else types.tolist(), len(ids)) for ids, types in packed]
 
 
-def pack_rows(rows: Sequence[Array | ServiceError]) -> list[Any]:
+def pack_rows(rows: Sequence[RowOrError]) -> list[Any]:
     return [pack_error(row) if isinstance(row, ServiceError) else row for row in rows]
 
 
-def unpack_rows(packed: Sequence[Any]) -> list[Array | ServiceError]:
+def unpack_rows(packed: Sequence[Any]) -> list[RowOrError]:
     return [unpack_error(row) if isinstance(row, tuple) else row for row in packed]
 
 
-def pack_options(*, lane: Lane, deadline: float, **options: Any) -> dict[str, Any]:
-    """What `EncoderEngine.run` takes beside the inputs, by its names there."""
-    return {**options, "lane": int(lane), "deadline": seconds_left(deadline)}
+def pack_task(task: EncodeTask, inputs: list[tuple[Any, Any]]) -> tuple[Any, ...]:
+    """An `EncodeMessage` with these packed inputs of the task."""
+    left_s = seconds_left(task.deadline)
+    return tuple(EncodeMessage(inputs, task.output, int(task.lane), left_s, task.client, task.traceparent, task.use_cache))
 
 
-def unpack_options(packed: dict[str, Any]) -> dict[str, Any]:
-    return {**packed, "lane": Lane(packed["lane"]), "deadline": deadline_in(packed["deadline"])}
+def unpack_task(packed: Sequence[Any], on_row: OnRow | None = None) -> EncodeTask:
+    message = EncodeMessage(*packed)
+    return EncodeTask(
+        inputs=unpack_inputs(message.inputs),
+        output=message.output,
+        lane=Lane(message.lane),
+        deadline=deadline_in(message.left_s),
+        client=message.client,
+        traceparent=message.traceparent,
+        use_cache=message.use_cache,
+        on_row=on_row,
+    )
 
 
 # Arrays that are larger than a message -------------------------------------------------------------------------------------------------
 
-Piece = tuple[int, tuple[int, ...], Any]  # which array it is of, that one's shape, and the next numbers of it, flat
 
-
-def pieces_of(index: int, array: Array) -> Iterator[Piece]:
-    """The array in runs of numbers, each short enough for a message."""
+def pieces_of(index: int, array: Array) -> Iterator[tuple[Any, ...]]:
+    """The array as each `Piece`, short enough for a message."""
     flat = array.reshape(-1)
     step = PART_BYTES // array.itemsize
     for first in range(0, max(len(flat), 1), step):
-        yield index, array.shape, flat[first : first + step]
+        yield tuple(Piece(index, array.shape, flat[first : first + step]))
 
 
 class Pieces:
-    """Puts arrays together again, as the pieces of each come in their order."""
+    """Joins the pieces of arrays. Those of one array arrive in their order."""
 
     def __init__(self) -> None:
-        self._there: dict[int, list[Any]] = {}
+        self._received: dict[int, list[Any]] = {}
 
-    def join(self, index: int, shape: tuple[int, ...], numbers: Any) -> Array | None:
-        """The array, once its last piece is there."""
-        there = self._there.setdefault(index, [])
-        there.append(numbers)
-        if sum(map(len, there)) < math.prod(shape):
+    def join(self, piece: Piece) -> Array | None:
+        """The whole array, once its last piece is there."""
+        received = self._received.setdefault(piece.array, [])
+        received.append(piece.numbers)
+        if sum(map(len, received)) < math.prod(piece.shape):
             return None
-        del self._there[index]
-        whole: Array = (there[0] if len(there) == 1 else np.concatenate(there)).reshape(shape)
+        del self._received[piece.array]
+        whole: Array = (received[0] if len(received) == 1 else np.concatenate(received)).reshape(piece.shape)
         return whole
 
 
-def rows_in_messages(rows: Sequence[tuple[int, Array | ServiceError]]) -> Iterator[tuple[Any, ...]]:
-    """("rows", [(index, row), ..]) with as many as a message can hold, and ("piece", ..) of each row that is larger."""
+def rows_in_messages(rows: Sequence[tuple[int, RowOrError]]) -> Iterator[tuple[Any, ...]]:
+    """("rows", [(index, row), ..]) with as many rows as a message can hold, and ("piece", *Piece) for each row that is larger."""
     message: list[tuple[int, Any]] = []
     size_bytes = 0
     for at, row in rows:

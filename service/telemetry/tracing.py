@@ -33,22 +33,30 @@ _EXPORT_S = 5.0  # a collector that takes longer loses the spans, and a replica 
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
-class Work(Protocol):
-    """A request that waits for rows; `service/encoding/batching.py` has them."""
+class TracedTask(Protocol):
+    """What a request asks of an encoder; see `service/encoding/request.py`."""
 
     traceparent: str | None
+
+
+class TracedRequest(Protocol):
+    """A request that waits for rows; see `service/encoding/batching.py`."""
+
     arrived: float
-    drawn: bool
+    queue_traced: bool
     results: list[Any]
 
+    @property
+    def task(self) -> TracedTask: ...
 
-class Item(Protocol):
+
+class TracedInput(Protocol):
     """One of its inputs."""
 
     ids: list[int]
 
     @property
-    def waiters(self) -> Sequence[tuple[Work, int]]: ...
+    def waiters(self) -> Sequence[tuple[TracedRequest, int]]: ...
 
 
 class TracingUnavailable(AttnserveError):
@@ -128,13 +136,13 @@ class Tracer:
         span = self._tracer.start_span(method, parent, SpanKind.SERVER, attributes, start_time=_Clock().ns(started))
         return RequestSpan(span, method)
 
-    def batch(self, batch: Sequence[Item], rows: Sequence[object], started: float, elapsed: float) -> None:
+    def batch(self, batch: Sequence[TracedInput], rows: Sequence[object], started: float, elapsed: float) -> None:
         """A batch was computed and delivered: its queue, batch and run in the trace of every request that had a part in it."""
-        failed: dict[Work, bool] = {}
+        failed: dict[TracedRequest, bool] = {}
         for item, row in zip(batch, rows, strict=True):
-            for work, _ in item.waiters:
-                if work.traceparent is not None:
-                    failed[work] = failed.get(work, False) or isinstance(row, Exception)
+            for request, _ in item.waiters:
+                if request.task.traceparent is not None:
+                    failed[request] = failed.get(request, False) or isinstance(row, Exception)
         if not failed:
             return
         clock, now = _Clock(), time.monotonic()
@@ -146,22 +154,22 @@ class Tracer:
             "attnserve.batch.tokens": tokens,
             "attnserve.batch.padding_tokens": padded - tokens,
         }
-        for work, bad in failed.items():
-            self._queue(clock, work, started)
-            begun = max(started, work.arrived)  # this request joined an input that was already being computed
+        for request, bad in failed.items():
+            self._queue(clock, request, started)
+            begun = max(started, request.arrived)  # this request joined an input that was already being computed
             with (
-                self._span(clock, "batch", _context(work.traceparent), begun, now, described) as span,
+                self._span(clock, "batch", _context(request.task.traceparent), begun, now, described) as span,
                 self._span(clock, "run", set_span_in_context(span), begun, started + elapsed) as run,
             ):
                 if bad:
                     run.set_status(StatusCode.ERROR, "an input of this request has no answer; the log says why")
 
-    def dropped(self, item: Item) -> None:
+    def dropped(self, item: TracedInput) -> None:
         """It left the queue without having been computed: cancelled, or too late."""
         clock, now = _Clock(), time.monotonic()
-        for work, _ in item.waiters:
-            if work.traceparent is not None:
-                self._queue(clock, work, now, "cancelled or expired before it was computed")
+        for request, _ in item.waiters:
+            if request.task.traceparent is not None:
+                self._queue(clock, request, now, "cancelled or expired before it was computed")
 
     def generation(self, traceparent: str, usage: Usage, reason: str) -> None:
         """A run of a decoder has ended. `reason`: stop, length, abort, error, or taken: out of this engine, to go on elsewhere."""
@@ -188,14 +196,14 @@ class Tracer:
             if reason == "error":
                 span.set_status(StatusCode.ERROR)
 
-    def _queue(self, clock: "_Clock", work: Work, until: float, why: str | None = None) -> None:
+    def _queue(self, clock: "_Clock", request: TracedRequest, until: float, why: str | None = None) -> None:
         """Once a request: until the first of its inputs was drawn."""
-        if not work.drawn and until > work.arrived:
-            described = {"attnserve.inputs": len(work.results)}
-            with self._span(clock, "queue", _context(work.traceparent), work.arrived, until, described) as span:
+        if not request.queue_traced and until > request.arrived:
+            described = {"attnserve.inputs": len(request.results)}
+            with self._span(clock, "queue", _context(request.task.traceparent), request.arrived, until, described) as span:
                 if why is not None:
                     span.set_status(StatusCode.ERROR, why)
-        work.drawn = True
+        request.queue_traced = True
 
     @contextmanager
     def _span(

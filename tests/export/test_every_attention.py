@@ -25,6 +25,7 @@ from service.app import build_app
 from service.call import Call
 from service.catalog import Catalog, Model
 from service.cli import app
+from service.encoding.request import EncodeRequest
 from service.settings import Settings
 from tests.decoders import tiny_decoder
 
@@ -101,8 +102,8 @@ async def test_some_are_served_by_the_engine(exported: Any) -> None:
     for name in SERVED:
         model = catalog.models[name]
         assert isinstance(model, Model)
-        together = (await model.answer(list(texts), Call("id", time.monotonic()))).rows
-        alone = [(await model.answer([text], Call("id", time.monotonic()))).rows[0] for text in texts]
+        together = (await model.answer(EncodeRequest(inputs=list(texts)), Call("id", time.monotonic()))).rows
+        alone = [(await model.answer(EncodeRequest(inputs=[text]), Call("id", time.monotonic()))).rows[0] for text in texts]
         assert all(np.abs(one - other).max() <= SAME for one, other in zip(together, alone, strict=True))
     await catalog.stop()
 

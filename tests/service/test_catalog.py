@@ -11,6 +11,7 @@ import pytest
 
 from export import contract
 from service.call import Call
+from service.encoding.request import EncodeRequest
 from service.errors import (
     BatchTooLarge,
     DeadlineExceeded,
@@ -125,7 +126,7 @@ async def test_a_request_between_load_and_start_is_told_that_it_is_too_early(bun
     catalog = fake_catalog(bundle)
     catalog.load()
     with pytest.raises(NotReady):
-        await catalog.get("mini").answer(["cat"], call())
+        await catalog.get("mini").answer(EncodeRequest(inputs=["cat"]), call())
 
 
 # Being ready -----------------------------------------------------------------------------------------------------------------------------
@@ -148,7 +149,7 @@ async def test_a_sick_model_is_asked_again_and_recovers_without_traffic(bundle: 
     for _ in range(3):
         session.broken = True
         with pytest.raises(RuntimeFailed):
-            await catalog.get("mini").answer([f"cat {len(session.batches)}"], call())
+            await catalog.get("mini").answer(EncodeRequest(inputs=[f"cat {len(session.batches)}"]), call())
         assert not await catalog.ready()
         assert not await catalog.ready()
         session.broken = False
@@ -161,7 +162,7 @@ async def test_a_model_that_probes_badly_stays_unready(bundle: Path) -> None:
     session = catalog.session("mini")
     session.broken = True
     with pytest.raises(RuntimeFailed):
-        await catalog.get("mini").answer(["cat"], call())
+        await catalog.get("mini").answer(EncodeRequest(inputs=["cat"]), call())
     session.broken = False
     session.bad_rows[tuple(catalog.get("mini").texts.tokenizer.encode("ready?").ids)] = math.nan
     assert not await catalog.ready()
@@ -187,17 +188,17 @@ async def test_the_number_of_inputs_is_bounded(bundle: Path) -> None:
     catalog = await started(fake_catalog(bundle, max_client_batch=2))
     model = catalog.get("mini")
     with pytest.raises(EmptyInput):
-        await model.answer([], call())
+        await model.answer(EncodeRequest(inputs=[]), call())
     with pytest.raises(BatchTooLarge, match="batch size 3 > maximum allowed batch size 2"):
-        await model.answer(["a", "b", "c"], call())
-    assert len((await model.answer(["a", "b"], call())).rows) == 2
+        await model.answer(EncodeRequest(inputs=["a", "b", "c"]), call())
+    assert len((await model.answer(EncodeRequest(inputs=["a", "b"]), call())).rows) == 2
     await catalog.stop()
 
 
 async def test_without_errors_by_item_the_first_bad_input_fails_the_request_and_nothing_runs(bundle: Path) -> None:
     catalog = await started(fake_catalog(bundle))
     with pytest.raises(EmptyInput):
-        await catalog.get("mini").answer(["cat", "", [10_000]], call())
+        await catalog.get("mini").answer(EncodeRequest(inputs=["cat", "", [10_000]]), call())
     assert catalog.session("mini").batches == []
     await catalog.stop()
 
@@ -206,11 +207,13 @@ async def test_with_errors_by_item_a_bad_input_harms_no_other(bundle: Path) -> N
     catalog = await started(fake_catalog(bundle))
     seen: dict[int, object] = {}
     asked = call(item_errors=True)
-    answer = await catalog.get("mini").answer(["cat", "", [10_000], "dog"], asked, on_result=seen.__setitem__)
+    answer = await catalog.get("mini").answer(EncodeRequest(inputs=["cat", "", [10_000], "dog"]), asked, seen.__setitem__)
     assert [isinstance(row, ServiceError) for row in answer.rows] == [False, True, True, False]
     assert all(seen[index] is row for index, row in enumerate(answer.rows))
     assert asked.tokens == answer.n_tokens == 6
-    assert (await catalog.get("mini").answer([""], call(item_errors=True))).n_tokens == 0, "all of them bad is no error either"
+    assert (await catalog.get("mini").answer(EncodeRequest(inputs=[""]), call(item_errors=True))).n_tokens == 0, (
+        "all of them bad is no error either"
+    )
     await catalog.stop()
 
 
@@ -218,11 +221,11 @@ async def test_many_inputs_wait_in_the_bulk_lane_unless_the_call_says_otherwise(
     catalog = await started(fake_catalog(bundle, bulk_inputs=2, threads=1))
     model, session = catalog.get("mini"), catalog.session("mini")
     session.hold()
-    tasks = [asyncio.create_task(model.answer(["cat"], call()))]
+    tasks = [asyncio.create_task(model.answer(EncodeRequest(inputs=["cat"]), call()))]
     await session.entered(1)
-    tasks.append(asyncio.create_task(model.answer(["a", "b", "c"], call())))
-    tasks.append(asyncio.create_task(model.answer(["d", "e", "f"], call(lane=Lane.INTERACTIVE))))
-    tasks.append(asyncio.create_task(model.answer(["g", "h"], call())))
+    tasks.append(asyncio.create_task(model.answer(EncodeRequest(inputs=["a", "b", "c"]), call())))
+    tasks.append(asyncio.create_task(model.answer(EncodeRequest(inputs=["d", "e", "f"]), call(lane=Lane.INTERACTIVE))))
+    tasks.append(asyncio.create_task(model.answer(EncodeRequest(inputs=["g", "h"]), call())))
     await asyncio.sleep(0)
     assert [lane.size for lane in model.engine._queue.lanes] == [5, 3]
     session.open()
@@ -233,8 +236,8 @@ async def test_many_inputs_wait_in_the_bulk_lane_unless_the_call_says_otherwise(
 async def test_a_long_request_is_tokenised_off_the_loop_and_answers_the_same(bundle: Path) -> None:
     catalog = await started(fake_catalog(bundle, cache_bytes=0))
     model = catalog.get("mini")
-    many = await model.answer(["cat " * 20] * 100, call())
-    one = await model.answer(["cat " * 20], call())
+    many = await model.answer(EncodeRequest(inputs=["cat " * 20] * 100), call())
+    one = await model.answer(EncodeRequest(inputs=["cat " * 20]), call())
     assert all((row == one.rows[0]).all() for row in many.rows)
     await catalog.stop()
 
@@ -244,36 +247,36 @@ async def test_tokenising_ends_at_the_deadline_and_its_errors_name_the_input_of_
     model = catalog.get("mini")
     long = ["cat " * 20_000] * 4  # each a piece of its own
     with pytest.raises(DeadlineExceeded, match="tokenised"):
-        await model.answer(long, call(deadline=time.monotonic()))
+        await model.answer(EncodeRequest(inputs=long), call(deadline=time.monotonic()))
     with pytest.raises(ServiceError, match="input 3"):
-        await model.answer([*long[:3], [10_000]], call())
+        await model.answer(EncodeRequest(inputs=[*long[:3], [10_000]]), call())
     await catalog.stop()
 
 
 async def test_an_input_of_too_many_characters_is_refused_before_it_is_tokenised(bundle: Path) -> None:
     catalog = await started(fake_catalog(bundle, max_input_characters=5000))
     with pytest.raises(InputTooLong, match="input 1 has 5001 characters and the most is 5000"):
-        await catalog.get("mini").answer(["cat", "x" * 5001], call())
+        await catalog.get("mini").answer(EncodeRequest(inputs=["cat", "x" * 5001]), call())
     await catalog.stop()
 
 
 async def test_what_was_cut_is_reported(bundle: Path) -> None:
     catalog = await started(fake_catalog(bundle))
     asked = call()
-    answer = await catalog.get("mini").answer(["cat", "dog " * 100], asked)
+    answer = await catalog.get("mini").answer(EncodeRequest(inputs=["cat", "dog " * 100]), asked)
     assert answer.truncated == [Cutting(1, 102, 64)]
     assert asked.headers["x-truncated-inputs"] == "1; 1:102>64"
     with pytest.raises(ServiceError, match=r"less than 65 tokens. Given: 102"):
-        await catalog.get("mini").answer(["dog " * 100], call(), cut=Cut(side="none"))
+        await catalog.get("mini").answer(EncodeRequest(inputs=["dog " * 100], cut=Cut(side="none")), call())
     await catalog.stop()
 
 
 async def test_the_default_prompt_is_put_before_texts_and_not_before_ids(tmp_path: Path) -> None:
     catalog = await started(fake_catalog(fake_bundle(tmp_path / "mini", default_prompt="query")))
     model, session = catalog.get("mini"), catalog.session("mini")
-    await model.answer(["cat"], call())
-    await model.answer([[5, 6]], call())
-    await model.answer(["cat"], call(), prompt="")
+    await model.answer(EncodeRequest(inputs=["cat"]), call())
+    await model.answer(EncodeRequest(inputs=[[5, 6]]), call())
+    await model.answer(EncodeRequest(inputs=["cat"], prompt=""), call())
     tokenizer = model.texts.tokenizer
     assert session.batches == [[tokenizer.encode("query: cat").ids], [[5, 6]], [tokenizer.encode("cat").ids]]
     await catalog.stop()
@@ -306,13 +309,13 @@ async def test_an_item_error_before_a_refusal_does_not_hide_the_refusal(bundle: 
     catalog = await started(fake_catalog(bundle, max_queue_tokens=10, threads=1))
     model, session = catalog.get("mini"), catalog.session("mini")
     session.hold()
-    tasks = [asyncio.create_task(model.answer(["cat"], call()))]
+    tasks = [asyncio.create_task(model.answer(EncodeRequest(inputs=["cat"]), call()))]
     await session.entered(1)
-    tasks.append(asyncio.create_task(model.answer(["dog fish bird"], call())))
+    tasks.append(asyncio.create_task(model.answer(EncodeRequest(inputs=["dog fish bird"]), call())))
     await asyncio.sleep(0)
     seen: dict[int, object] = {}
     with pytest.raises(Overloaded):
-        await model.answer(["", "one two three four five six"], call(item_errors=True), on_result=seen.__setitem__)
+        await model.answer(EncodeRequest(inputs=["", "one two three four five six"]), call(item_errors=True), seen.__setitem__)
     assert not seen
     session.open()
     await asyncio.gather(*tasks)
@@ -326,7 +329,7 @@ async def test_live_settings_change_for_the_next_request_and_others_do_not(bundl
     catalog = await started(fake_catalog(bundle))
     catalog.reconfigure({"max_client_batch": 1})
     with pytest.raises(BatchTooLarge, match="maximum allowed batch size 1"):
-        await catalog.get("mini").answer(["a", "b"], call())
+        await catalog.get("mini").answer(EncodeRequest(inputs=["a", "b"]), call())
     with pytest.raises(SettingsError, match="max_client_batch='many' is not accepted"):
         catalog.reconfigure({"access_log": True, "max_client_batch": "many"})
     with pytest.raises(SettingsError, match="threads cannot change while the service runs"):

@@ -31,6 +31,7 @@ from service.dialects.oip.schemas import (
 )
 from service.dialects.oip.tensors import INPUTS, JSON_LENGTH_HEADER, inputs_of, split, stacked, ways_of
 from service.dialects.openai.embeddings import as_cut
+from service.encoding.request import EncodeRequest
 from service.errors import InvalidRequest, ModelNotFound, RouteNotFound, ServiceError, WrongKind
 from service.http.dialect import Dialect
 from service.http.fields import schema_of
@@ -210,7 +211,8 @@ async def infer(model: ModelPath, request: Request, call: CallDep, catalog: Cata
     answers = []
     for output in wanted:
         size = 4 if _binary(asked, output) else NUMBER_BYTES
-        answers.append(await found.answer(inputs, call, output=output.name, cut=cut, prompt=prompt, padded=True, number_bytes=size))
+        asked_for = EncodeRequest(inputs=inputs, output=output.name, cut=cut, prompt=prompt, padded=True, number_bytes=size)
+        answers.append(await found.answer(asked_for, call))
     return _sent(found, asked, zip(wanted, map(stacked, answers), strict=True), call)
 
 

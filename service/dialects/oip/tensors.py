@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export import contract
-from service.catalog import Answer, Model
+from service.catalog import Model
 from service.dialects.oip.schemas import InferRequest, InputTensor
+from service.encoding.request import EncodeAnswer
 from service.errors import InvalidRequest, ServiceError
 from service.http.routing import read
 from service.runtime.onnx import Array
@@ -176,7 +177,7 @@ def _strings(name: str, blob: bytes) -> Iterator[str]:
             raise InvalidRequest(f"`{name}` is not UTF-8: {error.reason}", param="inputs") from None
 
 
-def stacked(answer: Answer) -> Array:
+def stacked(answer: EncodeAnswer) -> Array:
     """(B, D), or (B, N, D) with N the longest row."""
     rows = [
         row[: len(item.ids)] if row.ndim == 2 else row

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field, StrictBool, StrictInt
 from service.catalog import Model, Served
 from service.dialects import accepted
 from service.encoding import vectors
+from service.encoding.request import EncodeRequest
 from service.errors import ServiceError
 from service.http.dialect import Dialect
 from service.http.fields import Body
@@ -118,14 +119,14 @@ async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep)
     model = catalog.get(body.model, "encoder")
     vectors.check_dimensions(body.dimensions, model.manifest.width)
     vectors.check_bits(body.encoding_format, body.dimensions or model.manifest.width)
-    inputs = as_inputs(body.input)
-    options: dict[str, Any] = {
-        "output": model.vector_output(body.normalize),
-        "cut": _cut(body, model),
-        "prompt": model.texts.prompt(body.prompt_name, body.prompt) if body.prompt_name or body.prompt is not None else None,
-        "width": body.dimensions,
-        "number_bytes": vectors.NUMBER_BYTES[body.encoding_format],
-    }
+    request = EncodeRequest(
+        inputs=as_inputs(body.input),
+        output=model.vector_output(body.normalize),
+        cut=_cut(body, model),
+        prompt=model.texts.prompt(body.prompt_name, body.prompt) if body.prompt_name or body.prompt is not None else None,
+        row_width=body.dimensions,
+        number_bytes=vectors.NUMBER_BYTES[body.encoding_format],
+    )
 
     def entry(index: int, row: Any) -> dict[str, Any]:
         if isinstance(row, ServiceError):
@@ -134,8 +135,8 @@ async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep)
         return {"object": "embedding", "index": index, "embedding": vectors.FORMS[body.encoding_format](vector)}
 
     if call.ndjson:
-        return await stream(model, inputs, call, entry, options, render)
-    answer = await model.answer(inputs, call, **options)
+        return await stream(model, request, call, entry, render)
+    answer = await model.answer(request, call)
     return {
         "object": "list",
         "data": [entry(index, row) for index, row in enumerate(answer.rows)],

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 
 from export import contract
 from service.call import ITEM_ERRORS_HEADER, Call
-from service.catalog import ENCODER_KINDS, GENERATOR_KINDS, Answer, Catalog, Model
+from service.catalog import ENCODER_KINDS, GENERATOR_KINDS, Catalog, Model
 from service.dialects import jina, ranking, tgi
 from service.dialects.openai.embeddings import as_inputs
 from service.dialects.tei import tokens as tei_tokens
@@ -36,6 +36,7 @@ from service.dialects.tei.schemas import (
     Truncation,
 )
 from service.encoding import vectors
+from service.encoding.request import EncodeAnswer, EncodeRequest
 from service.errors import (
     DeadlineExceeded,
     EmptyInput,
@@ -100,13 +101,13 @@ async def embed(body: TeiEmbedRequest, call: CallDep, catalog: CatalogDep) -> An
     """A vector for each input. With `Accept: application/x-ndjson`, a line for each as soon as it is computed."""
     model = catalog.get(body.model, "encoder")
     vectors.check_dimensions(body.dimensions, model.manifest.width)
-    inputs = as_inputs(body.inputs)
-    options: dict[str, Any] = {
-        "output": model.vector_output(body.normalize),
-        "cut": as_cut(body, model),
-        "prompt": as_prompt(body.prompt_name, model),
-        "width": body.dimensions,
-    }
+    request = EncodeRequest(
+        inputs=as_inputs(body.inputs),
+        output=model.vector_output(body.normalize),
+        cut=as_cut(body, model),
+        prompt=as_prompt(body.prompt_name, model),
+        row_width=body.dimensions,
+    )
 
     def vector(row: Array) -> Array:
         return vectors.cut(row, body.dimensions, normalize=body.normalize)
@@ -117,18 +118,21 @@ async def embed(body: TeiEmbedRequest, call: CallDep, catalog: CatalogDep) -> An
         return {"index": index, "embedding": vector(row)}
 
     if call.ndjson:
-        return await stream(model, inputs, call, entry, options, render)
-    return settle(await model.answer(inputs, call, **options), call, model, vector)
+        return await stream(model, request, call, entry, render)
+    return settle(await model.answer(request, call), call, model, vector)
 
 
 @router.post("/embed_all", response_model=list[list[list[float]] | None])
 async def embed_all(body: TeiEmbedAllRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """The vector of each token of each input, special tokens included, not normalised."""
     model = catalog.get(body.model, "encoder")
-    answer = await model.answer(
-        as_inputs(body.inputs), call, output=contract.TOKEN_EMBEDDINGS, cut=as_cut(body, model), prompt=as_prompt(body.prompt_name, model)
+    request = EncodeRequest(
+        inputs=as_inputs(body.inputs),
+        output=contract.TOKEN_EMBEDDINGS,
+        cut=as_cut(body, model),
+        prompt=as_prompt(body.prompt_name, model),
     )
-    return settle(answer, call, model, lambda row: row)
+    return settle(await model.answer(request, call), call, model, lambda row: row)
 
 
 @router.post("/embed_sparse", response_model=TeiError, status_code=424)
@@ -144,13 +148,13 @@ async def similarity(body: TeiSimilarityRequest, call: CallDep, catalog: Catalog
     model = catalog.get(body.model, "encoder")
     parameters = body.parameters or SimilarityParameters()
     sentences = [body.inputs.source_sentence, *body.inputs.sentences]
-    options: dict[str, Any] = {"cut": as_cut(parameters, model), "prompt": as_prompt(parameters.prompt_name, model)}
-    answer = await model.answer(sentences, call, number_bytes=0, **options)
+    cut, prompt = as_cut(parameters, model), as_prompt(parameters.prompt_name, model)
+    answer = await model.answer(EncodeRequest(inputs=sentences, cut=cut, prompt=prompt, number_bytes=0), call)
     source, *others = answer.rows
     if isinstance(source, ServiceError):
         raise source
     unit = source.astype(np.float64)
-    return settle(Answer(others, answer.encoded), call, model, lambda row: float(np.clip(unit @ row, -1, 1)))
+    return settle(EncodeAnswer(others, answer.encoded), call, model, lambda row: float(np.clip(unit @ row, -1, 1)))
 
 
 # Scores --------------------------------------------------------------------------------------------------------------------------------
@@ -214,7 +218,7 @@ async def predict(body: TeiPredictRequest, call: CallDep, catalog: CatalogDep) -
     """Every label of each text or pair with its score, best first; a reranker has one label. A list of such lists for a batch."""
     model = predictor(body.model, catalog)
     single, inputs = as_sequences(body.inputs)
-    answer = await model.answer(inputs, call, cut=as_cut(body, model))
+    answer = await model.answer(EncodeRequest(inputs=inputs, cut=as_cut(body, model)), call)
     activation, labels = activation_of(body, model), model.manifest.id2label
     top_k = body.parameters.top_k if body.parameters else None
 
@@ -381,7 +385,7 @@ def as_prompt(name: str | None, model: Model) -> str | None:
     return model.texts.prompt(name) if name else None
 
 
-def settle(answer: Answer, call: Call, model: Model, form: Callable[[Array], Any]) -> list[Any]:
+def settle(answer: EncodeAnswer, call: Call, model: Model, form: Callable[[Array], Any]) -> list[Any]:
     """Each row in its form, and the headers. A row that failed raises, or is None and named in a header where the request asked for it."""
     shaped: list[Any] = []
     failed: list[str] = []

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 import pytest
 
 from service.deployment.scaling import ENCODER_TARGET, GATEWAY_TARGET, GENERATOR_TARGET, LOAD, ByLoad
-from service.encoding.batching import Item, Work
+from service.encoding.batching import PendingRequest, QueuedInput
 from service.encoding.queue import EncoderQueue
+from service.encoding.request import EncodeTask
 from service.errors import Overloaded
 from service.generation.admission import Admission as SlotAdmission
 from service.generation.admission import Holding, QueueLimits, Turn
@@ -25,6 +26,7 @@ from service.overload.encoder import EncoderLimits
 from service.runtime.lanes import Lane
 from service.runtime.offered import Offered, OfferedSlots
 from service.telemetry.usage import Usage
+from service.tokenization.texts import Encoded
 
 EVERY_S = 2.0  # replicas are asked so often, and the policy has the mean of the last ten: `autoscaling` in scaling.py
 LOOKS = 10
@@ -95,8 +97,8 @@ class Encoder:
         """Raises Overloaded."""
         now = self._clock.now
         self._queue.admission.check(Lane.INTERACTIVE, now, client)
-        work = Work(1, math.inf, now)
-        item = Item([0] * tokens, None, "embedding", Lane.INTERACTIVE, now, b"", [(work, 0)], client)
+        work = PendingRequest(EncodeTask(inputs=[Encoded([0] * tokens, None, tokens)], output="embedding"), now)
+        item = QueuedInput([0] * tokens, None, "embedding", Lane.INTERACTIVE, now, b"", [(work, 0)], client)
         self._queue.enter([item], Lane.INTERACTIVE, now, math.inf)
         if not self._busy:
             self._draw()

@@ -320,7 +320,7 @@ async def test_work_ends_with_the_client_that_asked_for_it(service: Service, whe
     engine = service.catalog.computing("mini")
     waiting = [turn[-1] for lane in engine._queue.lanes for bucket in lane._by_length.values() for turn in bucket]
     assert waiting
-    await until(lambda: not any(item.wanted(time.monotonic()) for item in waiting))
+    await until(lambda: not any(item.needed(time.monotonic()) for item in waiting))
     service.session.open()
     assert service.catalog.active == 0
 

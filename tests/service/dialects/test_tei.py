@@ -17,6 +17,7 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 
 from export import contract
+from service.encoding.request import EncodeTask
 from service.errors import RouteNotFound, RuntimeFailed, ServiceError
 from tests.service.fakes import HIDDEN, WIDTH, FakeSession, client, fake_app, fake_bundle, fake_tokenizer, serve_in_thread
 from tests.service.generation_fakes import FakeGenerator, generator_app
@@ -174,9 +175,9 @@ async def test_queue_and_inference_time_are_those_of_the_run_and_not_of_the_cach
         spent = []
         real = app.state.catalog.computing("encoder").run
 
-        async def watched(*inputs: Any, **options: Any) -> Any:
-            spent.append(options["spent"])
-            return await real(*inputs, **options)
+        async def watched(task: EncodeTask) -> Any:
+            spent.append(task.spent)
+            return await real(task)
 
         app.state.catalog.computing("encoder").run = watched
         await http.post("/embed", json={"inputs": ["the cat", "a dog"]})

@@ -10,11 +10,13 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from service.encoding.batching import Item, Work
+from service.encoding.batching import PendingRequest, QueuedInput
 from service.encoding.queue import Draw, EncoderQueue
+from service.encoding.request import EncodeTask
 from service.errors import DeadlineExceeded, NeverFits, Overloaded, QueueTooLong
 from service.overload.encoder import EncoderLimits
 from service.runtime.lanes import Lane
+from service.tokenization.texts import Encoded
 
 RUN_S, TOKEN_S, RUNS, LENGTH = 0.002, 0.00015, 2, 12  # a run, a token of it, runs side by side, tokens of an input
 RETRY_S = 1.0  # what `Retry-After` says at least
@@ -23,9 +25,9 @@ CAPACITY = RUNS * (512 // LENGTH) / (RUN_S + 512 // LENGTH * LENGTH * TOKEN_S)
 LIMITS = EncoderLimits(tokens_per_s=RUNS / TOKEN_S, run_cost_tokens=math.inf, concurrent_runs=RUNS)
 
 
-def items(count: int, lane: Lane = Lane.INTERACTIVE, now: float = 0.0, length: int = LENGTH) -> list[Item]:
-    work = Work(count, math.inf, now)
-    return [Item([1] * length, None, "o", lane, now, b"", [(work, index)]) for index in range(count)]
+def items(count: int, lane: Lane = Lane.INTERACTIVE, now: float = 0.0, length: int = LENGTH) -> list[QueuedInput]:
+    work = PendingRequest(EncodeTask(inputs=[Encoded([1] * length, None, length)] * count, output="o"), now)
+    return [QueuedInput([1] * length, None, "o", lane, now, b"", [(work, index)]) for index in range(count)]
 
 
 @dataclass
@@ -242,7 +244,7 @@ def test_of_equal_bulk_requests_the_first_is_finished_first() -> None:
 # Clients -------------------------------------------------------------------------------------------------------------------------------
 
 
-def sent(client: str, count: int, length: int = LENGTH, now: float = 0.0) -> list[Item]:
+def sent(client: str, count: int, length: int = LENGTH, now: float = 0.0) -> list[QueuedInput]:
     made = items(count, now=now, length=length)
     for each in made:
         each.client = client

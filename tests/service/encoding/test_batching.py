@@ -7,8 +7,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from service.encoding.batching import BatchingQueue, Item, Work
+from service.encoding.batching import BatchingQueue, PendingRequest, QueuedInput
+from service.encoding.request import EncodeTask
 from service.runtime.lanes import Lane
+from service.tokenization.texts import Encoded
 
 BULK_DELAY_S = 2.0
 
@@ -17,17 +19,21 @@ def queue(*, max_batch_tokens: int = 512, run_cost_tokens: float = 16) -> Batchi
     return BatchingQueue(max_batch_tokens, run_cost_tokens, BULK_DELAY_S)
 
 
-def item(length: int, arrived: float = 0.0, lane: Lane = Lane.INTERACTIVE, deadline: float = math.inf) -> Item:
-    return Item([1] * length, None, "sentence_embedding", lane, arrived, b"", [(Work(1, deadline), 0)])
+def pending(deadline: float) -> PendingRequest:
+    return PendingRequest(EncodeTask(inputs=[Encoded([1], None, 1)], output="sentence_embedding", deadline=deadline), 0.0)
 
 
-def put(target: BatchingQueue, *items: Item) -> list[Item]:
+def item(length: int, arrived: float = 0.0, lane: Lane = Lane.INTERACTIVE, deadline: float = math.inf) -> QueuedInput:
+    return QueuedInput([1] * length, None, "sentence_embedding", lane, arrived, b"", [(pending(deadline), 0)])
+
+
+def put(target: BatchingQueue, *items: QueuedInput) -> list[QueuedInput]:
     for each in items:
         target.put(each)
     return list(items)
 
 
-def lengths(batch: Sequence[Item]) -> list[int]:
+def lengths(batch: Sequence[QueuedInput]) -> list[int]:
     return [len(each.ids) for each in batch]
 
 
@@ -140,7 +146,7 @@ def test_an_input_is_kept_while_one_of_its_waiters_is_there() -> None:
     waiting = queue()
     (shared,) = put(waiting, item(8))
     shared.waiters[0][0].cancelled = True
-    shared.waiters.append((Work(1, math.inf), 0))
+    shared.waiters.append((pending(math.inf), 0))
     assert waiting.take(0.0) == ([shared], [])
 
 
@@ -167,7 +173,7 @@ class QueueMachine(RuleBasedStateMachine):
         super().__init__()
         self.queue = queue(max_batch_tokens=64, run_cost_tokens=12)
         self.now = 0.0
-        self.waiting: list[Item] = []
+        self.waiting: list[QueuedInput] = []
 
     @rule(length=st.integers(1, 80), lane=st.sampled_from(Lane), patience=st.sampled_from([0.5, 3.0, math.inf]))
     def come(self, length: int, lane: Lane, patience: float) -> None:

@@ -13,6 +13,7 @@ import pytest
 from export import contract
 from service.encoding.cache import VectorCache
 from service.encoding.engine import EncoderEngine
+from service.encoding.request import EncodeTask
 from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed
 from service.overload.encoder import EncoderLimits
 from service.runtime.lanes import Lane
@@ -52,7 +53,7 @@ def text(number: int, length: int = 4) -> list[int]:
 async def busy(engine: EncoderEngine, session: FakeSession) -> "asyncio.Task[Any]":
     """Hold one run at the gate, so that what comes now must queue; its log and count begin anew."""
     session.hold()
-    held = asyncio.create_task(engine.run(encode(text(0)), output=VECTOR))
+    held = asyncio.create_task(engine.run(EncodeTask(inputs=encode(text(0)), output=VECTOR)))
     await session.entered(1)
     session.forget()
     return held
@@ -60,7 +61,7 @@ async def busy(engine: EncoderEngine, session: FakeSession) -> "asyncio.Task[Any
 
 async def queued(engine: EncoderEngine, *inputs: Sequence[int], **options: Any) -> "asyncio.Task[Any]":
     """A request whose inputs have been put into the queue."""
-    task = asyncio.create_task(engine.run(encode(*inputs), **{"output": VECTOR, **options}))
+    task = asyncio.create_task(engine.run(EncodeTask(inputs=encode(*inputs), **{"output": VECTOR, **options})))
     await asyncio.sleep(0)
     return task
 
@@ -77,20 +78,20 @@ async def test_rows_come_in_the_order_of_the_inputs_whatever_the_order_of_the_ru
     session = FakeSession()
     inputs = [text(1, 3), text(2, 40), text(3, 3), text(4, 90), text(5, 41), text(6, 3)]
     async with running(session, concurrent_runs=2) as engine:
-        rows = await engine.run(encode(*inputs), output=VECTOR)
+        rows = await engine.run(EncodeTask(inputs=encode(*inputs), output=VECTOR))
     assert all(same(row, session, ids) for row, ids in zip(rows, inputs, strict=True))
     assert len(session.batches) > 1
 
 
 async def test_a_request_without_inputs_is_answered_at_once() -> None:
     async with running(FakeSession()) as engine:
-        assert await engine.run([], output=VECTOR) == []
+        assert await engine.run(EncodeTask(inputs=[], output=VECTOR)) == []
 
 
 async def test_a_lone_request_runs_at_once_and_alone() -> None:
     session = FakeSession()
     async with running(session) as engine:
-        await engine.run(encode(text(1)), output=VECTOR)
+        await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR))
     assert session.batches == [[text(1)]]
 
 
@@ -119,7 +120,7 @@ async def test_every_free_thread_takes_a_batch_of_its_own() -> None:
 async def test_a_run_is_alone_when_no_other_is_under_way_and_none_waits() -> None:
     session = FakeSession()
     async with running(session, concurrent_runs=2) as engine:
-        await engine.run(encode(text(1)), output=VECTOR)
+        await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR))
         assert session.alone == [True]
         session.forget()
         held = await busy(engine, session)
@@ -129,7 +130,7 @@ async def test_a_run_is_alone_when_no_other_is_under_way_and_none_waits() -> Non
         session.open()
         await asyncio.gather(held, beside)
         session.forget()
-        await engine.run(encode(text(3), text(4, 100)), output=VECTOR)
+        await engine.run(EncodeTask(inputs=encode(text(3), text(4, 100)), output=VECTOR))
     assert session.alone[0] is False, "another batch was waiting"
 
 
@@ -149,7 +150,7 @@ async def test_requests_with_different_outputs_share_a_run() -> None:
 async def test_logits_of_a_token_classifier_come_without_padding() -> None:
     session = FakeSession(n_labels=3, per_token=True)
     async with running(session) as engine:
-        rows = await engine.run(encode(text(1, 5), text(2, 3)), output=LOGITS)
+        rows = await engine.run(EncodeTask(inputs=encode(text(1, 5), text(2, 3)), output=LOGITS))
     assert session.batches == [[text(1, 5), text(2, 3)]]
     assert [np.shape(row) for row in rows] == [(5, 3), (3, 3)]
 
@@ -157,23 +158,23 @@ async def test_logits_of_a_token_classifier_come_without_padding() -> None:
 async def test_token_types_reach_the_session() -> None:
     session = FakeSession()
     async with running(session) as engine:
-        await engine.run([Encoded([1, 2, 3], [0, 0, 1], 3)], output=VECTOR)
-        await engine.run(encode([1, 2]), output=VECTOR)
+        await engine.run(EncodeTask(inputs=[Encoded([1, 2, 3], [0, 0, 1], 3)], output=VECTOR))
+        await engine.run(EncodeTask(inputs=encode([1, 2]), output=VECTOR))
     assert session.type_ids == [[[0, 0, 1]], None]
 
 
 async def test_a_row_owns_its_memory() -> None:
     async with running(FakeSession()) as engine:
-        rows = await engine.run(encode(text(1), text(2)), output=VECTOR)
+        rows = await engine.run(EncodeTask(inputs=encode(text(1), text(2)), output=VECTOR))
     assert all(isinstance(row, np.ndarray) and row.base is None for row in rows)
 
 
-async def test_on_result_is_called_for_each_input_as_its_run_ends() -> None:
+async def test_on_row_is_called_for_each_input_as_its_run_ends() -> None:
     session = FakeSession()
     seen: list[tuple[int, Any]] = []
     async with running(session) as engine:
         held = await busy(engine, session)
-        task = await queued(engine, text(1, 90), text(2, 3), text(3, 90), on_result=lambda *entry: seen.append(entry))
+        task = await queued(engine, text(1, 90), text(2, 3), text(3, 90), on_row=lambda *entry: seen.append(entry))
         session.release(2)
         await held
         await session.entered(2)
@@ -197,7 +198,7 @@ async def test_the_queued_inputs_of_a_cancelled_request_never_run() -> None:
         await asyncio.gather(gone, return_exceptions=True)
         session.open()
         await asyncio.gather(held, stays)
-        await engine.run(encode(text(4)), output=VECTOR)
+        await engine.run(EncodeTask(inputs=encode(text(4)), output=VECTOR))
         assert session.batches == [[text(3)], [text(4)]]
         assert not engine._in_flight
         assert engine.queued_tokens == 0
@@ -209,7 +210,7 @@ async def test_cancelling_while_the_run_is_under_way_disturbs_nobody() -> None:
         held = await busy(engine, session)
         held.cancel()
         session.open()
-        assert same((await engine.run(encode(text(1)), output=VECTOR))[0], session, text(1))
+        assert same((await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR)))[0], session, text(1))
         assert not engine._in_flight
 
 
@@ -218,10 +219,10 @@ async def test_a_request_out_of_time_is_told_so_and_its_inputs_never_run() -> No
     async with running(session) as engine:
         held = await busy(engine, session)
         with pytest.raises(DeadlineExceeded):
-            await engine.run(encode(text(1)), output=VECTOR, deadline=time.monotonic() + 0.01)
+            await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR, deadline=time.monotonic() + 0.01))
         session.open()
         await held
-        await engine.run(encode(text(2)), output=VECTOR)
+        await engine.run(EncodeTask(inputs=encode(text(2)), output=VECTOR))
     assert session.batches == [[text(2)]]
 
 
@@ -229,7 +230,7 @@ async def test_a_request_that_comes_after_its_deadline_is_not_queued() -> None:
     session = FakeSession()
     async with running(session) as engine:
         with pytest.raises(DeadlineExceeded):
-            await engine.run(encode(text(1)), output=VECTOR, deadline=time.monotonic() - 1)
+            await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR, deadline=time.monotonic() - 1))
     assert session.batches == []
 
 
@@ -239,7 +240,7 @@ async def test_a_request_that_comes_after_its_deadline_is_not_queued() -> None:
 async def test_a_request_larger_than_the_queue_never_fits() -> None:
     async with running(FakeSession(), max_queue_tokens=100) as engine:
         with pytest.raises(NeverFits, match="101 tokens and the queue holds 100"):
-            await engine.run(encode(text(1, 101)), output=VECTOR)
+            await engine.run(EncodeTask(inputs=encode(text(1, 101)), output=VECTOR))
         assert engine.queued_tokens == 0
 
 
@@ -249,7 +250,7 @@ async def test_over_the_queue_a_request_is_refused_with_the_time_until_there_is_
         held = await busy(engine, session)
         waiting = await queued(engine, text(1, 90))
         with pytest.raises(Overloaded, match="90 of 100 tokens are queued and the request has 20") as refused:
-            await engine.run(encode(text(2, 20)), output=VECTOR)
+            await engine.run(EncodeTask(inputs=encode(text(2, 20)), output=VECTOR))
         assert refused.value.retry_after_s == pytest.approx(10 / 1000)
         assert len(engine._in_flight) == 2, "nothing of the refused request is left"
         session.open()
@@ -261,7 +262,7 @@ async def test_a_request_whose_deadline_is_shorter_than_the_queue_is_refused_at_
     async with running(session, tokens_per_s=1) as engine:
         held = await busy(engine, session)
         with pytest.raises(Overloaded) as refused:
-            await engine.run(encode(text(1)), output=VECTOR, deadline=time.monotonic() + 1)
+            await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR, deadline=time.monotonic() + 1))
         assert refused.value.retry_after_s == pytest.approx(3, abs=0.1), "4 tokens are running at 1 token a second, and 1 s is given"
         session.open()
         await held
@@ -274,7 +275,7 @@ async def test_bulk_work_in_the_queue_does_not_count_against_an_interactive_dead
         bulk = await queued(engine, text(1, 100), lane=Lane.BULK)
         interactive = await queued(engine, text(2), deadline=time.monotonic() + 5)
         with pytest.raises(Overloaded):
-            await engine.run(encode(text(3)), output=VECTOR, lane=Lane.BULK, deadline=time.monotonic() + 5)
+            await engine.run(EncodeTask(inputs=encode(text(3)), output=VECTOR, lane=Lane.BULK, deadline=time.monotonic() + 5))
         session.open()
         await asyncio.gather(held, interactive, bulk)
 
@@ -300,7 +301,7 @@ async def test_a_run_that_fails_at_once_does_not_count_as_a_fast_one() -> None:
     session = FakeSession()
     session.broken = True
     async with running(session, tokens_per_s=1000) as engine:
-        await engine.run(encode(text(1)), output=VECTOR)
+        await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR))
         assert engine.tokens_per_s == 1000
 
 
@@ -390,7 +391,7 @@ async def dropped_as_joined(engine: EncoderEngine, session: FakeSession, *also: 
     gone, marker = await queued(engine, text(1, 90)), await queued(engine, text(2))
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
-    joins = asyncio.create_task(engine.run(encode(text(1, 90)), output=VECTOR))
+    joins = asyncio.create_task(engine.run(EncodeTask(inputs=encode(text(1, 90)), output=VECTOR)))
     for step in also:
         step()
     session.release()
@@ -423,9 +424,9 @@ async def test_joining_an_input_in_the_moment_it_is_dropped_and_the_engine_stops
 async def test_an_input_seen_before_comes_from_the_cache() -> None:
     session = FakeSession()
     async with running(session, cache_bytes=10_000) as engine:
-        first = await engine.run(encode(text(1)), output=VECTOR)
+        first = await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR))
         seen: list[int] = []
-        again = await engine.run(encode(text(1), text(2)), output=VECTOR, on_result=lambda index, row: seen.append(index))
+        again = await engine.run(EncodeTask(inputs=encode(text(1), text(2)), output=VECTOR, on_row=lambda index, row: seen.append(index)))
     assert session.batches == [[text(1)], [text(2)]]
     assert np.array_equal(first[0], again[0])
     assert seen == [0, 1]
@@ -436,7 +437,7 @@ async def test_token_vectors_are_not_cached() -> None:
     session = FakeSession()
     async with running(session, cache_bytes=1_000_000) as engine:
         for _ in range(2):
-            await engine.run(encode(text(1)), output=TOKENS)
+            await engine.run(EncodeTask(inputs=encode(text(1)), output=TOKENS))
     assert len(session.batches) == 2
 
 
@@ -444,7 +445,7 @@ async def test_a_run_can_be_asked_for_whatever_the_cache_knows() -> None:
     session = FakeSession()
     async with running(session, cache_bytes=10_000) as engine:
         for _ in range(2):
-            await engine.run(encode(text(1)), output=VECTOR, use_cache=False)
+            await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR, use_cache=False))
     assert len(session.batches) == 2
 
 
@@ -452,8 +453,8 @@ async def test_errors_are_not_cached() -> None:
     session = FakeSession()
     session.failures[0] = RuntimeError("once")
     async with running(session, cache_bytes=10_000) as engine:
-        assert isinstance((await engine.run(encode(text(1)), output=VECTOR))[0], RuntimeFailed)
-        assert same((await engine.run(encode(text(1)), output=VECTOR))[0], session, text(1))
+        assert isinstance((await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR)))[0], RuntimeFailed)
+        assert same((await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR)))[0], session, text(1))
 
 
 # Failures --------------------------------------------------------------------------------------------------------------------------------
@@ -513,15 +514,15 @@ async def test_a_device_that_is_lost_ends_the_threads_and_what_waits_is_told() -
         while engine.alive:  # noqa: ASYNC110  threads end by themselves
             await asyncio.sleep(0.001)
         with pytest.raises(NotReady, match="another replica"):
-            await engine.run(encode(text(2)), output=VECTOR)
+            await engine.run(EncodeTask(inputs=encode(text(2)), output=VECTOR))
 
 
 async def test_memory_of_the_device_that_ran_out_is_not_its_end() -> None:
     session = FakeSession()
     session.failures[0] = RuntimeError("CUDA failure 2: out of memory ; GPU=0 ; hostname=node ; file=cuda_allocator.cc ; line=1 ;")
     async with running(session) as engine:
-        await engine.run(encode(text(1)), output=VECTOR)
-        assert same((await engine.run(encode(text(1)), output=VECTOR))[0], session, text(1))
+        await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR))
+        assert same((await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR)))[0], session, text(1))
         assert engine.alive
 
 
@@ -531,7 +532,7 @@ async def test_a_row_that_is_no_vector_is_withheld_and_its_neighbours_are_not(nu
     session.bad_rows[tuple(text(1))] = number
     async with running(session, cache_bytes=10_000) as engine:
         for _ in range(2):  # the cache has not kept it either
-            rows = await engine.run(encode(text(1), text(2)), output=VECTOR)
+            rows = await engine.run(EncodeTask(inputs=encode(text(1), text(2)), output=VECTOR))
             assert isinstance(rows[0], RuntimeFailed)
             assert same(rows[1], session, text(2))
         assert engine.healthy, "one odd row is no sick runtime"
@@ -554,7 +555,7 @@ async def test_each_output_has_its_own_idea_of_a_bad_row(output: str, number: fl
     session = FakeSession()
     session.bad_rows[tuple(text(1))] = number
     async with running(session) as engine:
-        (row,) = await engine.run(encode(text(1)), output=output)
+        (row,) = await engine.run(EncodeTask(inputs=encode(text(1)), output=output))
     assert isinstance(row, RuntimeFailed) != leaves
 
 
@@ -568,7 +569,7 @@ class ShortSession(FakeSession):
 async def test_an_answer_of_the_wrong_shape_is_an_error_and_not_the_end_of_the_thread() -> None:
     async with running(ShortSession()) as engine:
         async with asyncio.timeout(PATIENCE_S):
-            rows = await engine.run(encode(text(1), text(2)), output=VECTOR)
+            rows = await engine.run(EncodeTask(inputs=encode(text(1), text(2)), output=VECTOR))
         assert all(isinstance(row, RuntimeFailed) for row in rows)
         assert engine.alive
 
@@ -578,10 +579,10 @@ async def test_a_failed_run_turns_health_off_and_the_next_good_one_turns_it_on()
     session.broken = True
     async with running(session) as engine:
         assert engine.healthy
-        await engine.run(encode(text(1)), output=VECTOR)
+        await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR))
         assert not engine.healthy
         session.broken = False
-        await engine.run(encode(text(1)), output=VECTOR)
+        await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR))
         assert engine.healthy
 
 
@@ -590,7 +591,7 @@ async def test_a_failed_run_turns_health_off_and_the_next_good_one_turns_it_on()
 
 async def test_before_start_requests_are_told_that_it_is_not_ready() -> None:
     with pytest.raises(NotReady):
-        await make(FakeSession()).run(encode(text(1)), output=VECTOR)
+        await make(FakeSession()).run(EncodeTask(inputs=encode(text(1)), output=VECTOR))
 
 
 async def test_stop_finishes_what_runs_fails_what_waits_and_ends_the_threads() -> None:
@@ -608,7 +609,7 @@ async def test_stop_finishes_what_runs_fails_what_waits_and_ends_the_threads() -
     assert not any(thread.is_alive() for thread in engine._threads)
     assert not engine.healthy
     with pytest.raises(NotReady):
-        await engine.run(encode(text(1)), output=VECTOR)
+        await engine.run(EncodeTask(inputs=encode(text(1)), output=VECTOR))
 
 
 async def test_stopping_twice_is_no_error() -> None:
@@ -640,7 +641,7 @@ async def test_many_requests_from_everywhere_all_get_their_own_rows() -> None:
 
         async def ask(number: int) -> None:
             inputs = [text(int(token), int(length)) for token, length in random.integers(1, 60, (5, 2))]
-            task = asyncio.create_task(engine.run(encode(*inputs), output=VECTOR, lane=Lane(number % 2)))
+            task = asyncio.create_task(engine.run(EncodeTask(inputs=encode(*inputs), output=VECTOR, lane=Lane(number % 2))))
             if number % 7 == 0:
                 await asyncio.sleep(0)
                 task.cancel()

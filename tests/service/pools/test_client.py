@@ -11,9 +11,9 @@ import pytest
 from export.contract import BundleError
 from service.call import Call
 from service.encoding.engine import EncoderEngine
+from service.encoding.request import EncodeRequest
 from service.errors import DeadlineExceeded, NotReady, QueueTooLong
 from service.generation.request import GenerationRequest, Sampling
-from service.overload import refusals
 from service.pools import catalog as catalogs
 from service.pools import wire
 from service.pools.catalog import GatewayCatalog
@@ -64,14 +64,14 @@ async def encoding(folder: Path) -> tuple[GatewayCatalog, Mortal]:
 
 async def test_what_an_encoder_took_with_it_is_asked_for_once_more(tmp_path: Path) -> None:
     gateway, pool = await encoding(tmp_path)
-    expected = (await gateway.get("mini").answer(["cat"], Call("a", 0.0))).rows[0]
+    expected = (await gateway.get("mini").answer(EncodeRequest(inputs=["cat"]), Call("a", 0.0))).rows[0]
     pool.deaths = {"encode": 1}
-    row = (await gateway.get("mini").answer(["cat"], Call("a", 0.0))).rows[0]
+    row = (await gateway.get("mini").answer(EncodeRequest(inputs=["cat"]), Call("a", 0.0))).rows[0]
     assert (row == expected).all()
     await gateway.get("mini").engine.probe([], "", 0.0)  # which finds the lost one well again
     pool.deaths = {"encode": 2}
     with pytest.raises(NotReady, match="gone"):
-        await gateway.get("mini").answer(["cat"], Call("a", 0.0))
+        await gateway.get("mini").answer(EncodeRequest(inputs=["cat"]), Call("a", 0.0))
     await stop(gateway, pool)
 
 
@@ -79,7 +79,7 @@ async def test_a_row_that_came_before_its_replica_was_lost_comes_once(tmp_path: 
     gateway, pool = await encoding(tmp_path)
     pool.deaths, pool.after_messages = {"encode_by_row": 1}, 1
     texts, came = ["cat", "dog " * 60, "fish " * 60], []
-    answer = await gateway.get("mini").answer(texts, Call("a", 0.0), on_result=lambda at, row: came.append(at))
+    answer = await gateway.get("mini").answer(EncodeRequest(inputs=texts), Call("a", 0.0), lambda at, row: came.append(at))
     assert sorted(came) == [0, 1, 2]
     assert len(answer.rows) == 3
     assert pool.asked.count("encode_by_row") == 2
@@ -91,16 +91,16 @@ async def test_a_pool_that_is_lost_is_not_waited_for(tmp_path: Path) -> None:
     assert await gateway.ready()
     pool.deaths = {"encode": 2, "heartbeat": 1000}
     with pytest.raises(NotReady, match="gone"):
-        await gateway.get("mini").answer(["cat"], Call("a", 0.0))
+        await gateway.get("mini").answer(EncodeRequest(inputs=["cat"]), Call("a", 0.0))
     assert not await gateway.ready()
     asked = pool.asked.count("encode")
     with pytest.raises(NotReady, match="no replica answers") as refused:
-        await gateway.get("mini").answer(["cat"], Call("a", 0.0))
+        await gateway.get("mini").answer(EncodeRequest(inputs=["cat"]), Call("a", 0.0))
     assert refused.value.retry_after_s > 1
     assert pool.asked.count("encode") == asked
     pool.deaths = {}
     assert await gateway.ready()
-    assert (await gateway.get("mini").answer(["cat"], Call("a", 0.0))).rows
+    assert (await gateway.get("mini").answer(EncodeRequest(inputs=["cat"]), Call("a", 0.0))).rows
     await stop(gateway, pool)
 
 
@@ -112,10 +112,12 @@ async def test_what_a_caller_has_left_is_not_computed_in_the_replicas(by_row: bo
     assert isinstance(behind, FakeCatalog)
     session = behind.session("mini")
     session.hold()
-    first = asyncio.create_task(gateway.get("mini").answer(["cat"], Call("a", 0.0)))
+    first = asyncio.create_task(gateway.get("mini").answer(EncodeRequest(inputs=["cat"]), Call("a", 0.0)))
     await session.entered(1)
     texts = [f"dog {number}" for number in range(150)]
-    left = asyncio.create_task(gateway.get("mini").answer(texts, Call("b", 0.0), on_result=(lambda at, row: None) if by_row else None))
+    left = asyncio.create_task(
+        gateway.get("mini").answer(EncodeRequest(inputs=texts), Call("b", 0.0), (lambda at, row: None) if by_row else None)
+    )
     await until(lambda: pool.asked.count("encode_by_row" if by_row else "encode") == 3 + (not by_row))
     await until(lambda: session.active == behind.computing("mini").limits.concurrent_runs)
     begun = sum(map(len, session.batches))
@@ -126,7 +128,7 @@ async def test_what_a_caller_has_left_is_not_computed_in_the_replicas(by_row: bo
         await asyncio.sleep(0)
     session.open()
     assert (await first).rows
-    assert (await gateway.get("mini").answer(["bird"], Call("c", 0.0))).rows
+    assert (await gateway.get("mini").answer(EncodeRequest(inputs=["bird"]), Call("c", 0.0))).rows
     assert sum(map(len, session.batches)) == begun + 1
     await stop(gateway, pool)
 
@@ -161,7 +163,7 @@ async def refusing(folder: Path, *refusals: bool) -> tuple[GatewayCatalog, Refus
 async def test_parts_of_a_request_that_was_begun_are_asked_for_again_when_they_are_refused(tmp_path: Path) -> None:
     """Its own parts are the queue before them; so a request of any size is taken by an idle pool."""
     gateway, pool = await refusing(tmp_path, False, True, True, True, True, True, True, False, True, True)
-    answer = await gateway.get("mini").answer([f"cat {n}" for n in range(150)], Call("a", 0.0))
+    answer = await gateway.get("mini").answer(EncodeRequest(inputs=[f"cat {n}" for n in range(150)]), Call("a", 0.0))
     assert len(answer.rows) == 150
     assert pool.asked.count("encode") == 3
     assert pool.asked.count("refused") == 8
@@ -172,7 +174,7 @@ async def test_parts_of_a_request_that_was_begun_are_asked_for_again_when_they_a
 async def test_a_request_of_which_every_part_is_refused_is_refused(tmp_path: Path) -> None:
     gateway, pool = await refusing(tmp_path, *[True] * 6)
     with pytest.raises(QueueTooLong, match="full"):
-        await gateway.get("mini").answer([f"cat {n}" for n in range(150)], Call("a", 0.0))
+        await gateway.get("mini").answer(EncodeRequest(inputs=[f"cat {n}" for n in range(150)]), Call("a", 0.0))
     assert pool.asked.count("refused") == 6
     await stop(gateway, pool)
 
@@ -181,7 +183,7 @@ async def test_what_one_replica_refuses_another_one_does(tmp_path: Path) -> None
     """And the next request is asked for too: one full replica is not a full pool."""
     gateway, pool = await refusing(tmp_path, True, False, True, False)
     for number in range(2):
-        assert (await gateway.get("mini").answer([f"cat {number}"], Call("a", 0.0))).rows
+        assert (await gateway.get("mini").answer(EncodeRequest(inputs=[f"cat {number}"]), Call("a", 0.0))).rows
     assert pool.refusers[0] != pool.answerers[0]
     assert (pool.asked.count("refused"), pool.asked.count("encode")) == (2, 2)
     assert not gateway._encoders.refused  # type: ignore[union-attr]
@@ -192,7 +194,7 @@ async def test_a_refusal_is_not_tried_elsewhere_after_the_deadline(tmp_path: Pat
     gateway, pool = await refusing(tmp_path, *[True] * 4)
     pool.refusing_s = 0.05
     with pytest.raises(DeadlineExceeded):
-        await gateway.get("mini").answer(["cat"], Call("a", 0.0, deadline=time.monotonic() + 0.02))
+        await gateway.get("mini").answer(EncodeRequest(inputs=["cat"]), Call("a", 0.0, deadline=time.monotonic() + 0.02))
     assert pool.asked.count("encode") == 0
     await stop(gateway, pool)
 
@@ -202,7 +204,7 @@ async def test_what_no_replica_took_is_told_to_one_of_them_once(tmp_path: Path) 
     gateway, pool = await refusing(tmp_path, True, True)
     text = "cat " * 10
     with pytest.raises(QueueTooLong):
-        await gateway.get("mini").answer([text], Call("a", 0.0))
+        await gateway.get("mini").answer(EncodeRequest(inputs=[text]), Call("a", 0.0))
     engine, behind = gateway.get("mini").engine, pool.host.catalog.get("mini").engine
     assert isinstance(engine, PoolEncoder)
     assert isinstance(behind, EncoderEngine)
@@ -211,7 +213,7 @@ async def test_what_no_replica_took_is_told_to_one_of_them_once(tmp_path: Path) 
     _, refusal = engine._refusals._last[Lane.INTERACTIVE]
     refusal.retry_after_s = 3600.0
     with pytest.raises(QueueTooLong):
-        await gateway.get("mini").answer([text], Call("a", 0.0))
+        await gateway.get("mini").answer(EncodeRequest(inputs=[text]), Call("a", 0.0))
     before_s = behind.offered._total_s
     await engine.probe([], "", 0.0)
     assert behind.offered._total_s - before_s == pytest.approx(2 * tokens / behind.tokens_per_s)
@@ -222,19 +224,21 @@ async def test_what_no_replica_took_is_told_to_one_of_them_once(tmp_path: Path) 
 
 async def test_what_a_replica_has_just_refused_is_not_asked_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gateway, pool = await refusing(tmp_path, True, True)
-    monkeypatch.setattr(refusals, "_REPEATED_S", 3600.0)
+    monkeypatch.setattr("service.overload.refusals._REPEATED_S", 3600.0)
     with pytest.raises(QueueTooLong):
-        await gateway.get("mini").answer(["cat"], Call("a", 0.0))
+        await gateway.get("mini").answer(EncodeRequest(inputs=["cat"]), Call("a", 0.0))
     _, refusal = gateway.get("mini").engine._refusals._last[Lane.INTERACTIVE]  # type: ignore[attr-defined]
     refusal.retry_after_s = 3600.0
     asked = len(pool.asked)
     with pytest.raises(QueueTooLong, match="full"):
-        await gateway.get("mini").answer(["dog"], Call("a", 0.0))
+        await gateway.get("mini").answer(EncodeRequest(inputs=["dog"]), Call("a", 0.0))
     assert len(pool.asked) == asked
-    assert (await gateway.get("mini").answer(["dog"], Call("a", 0.0, lane=Lane.BULK))).rows, "the other lane is another queue"
+    assert (await gateway.get("mini").answer(EncodeRequest(inputs=["dog"]), Call("a", 0.0, lane=Lane.BULK))).rows, (
+        "the other lane is another queue"
+    )
     monkeypatch.undo()
     refusal.retry_after_s = 0.0
-    assert (await gateway.get("mini").answer(["dog"], Call("a", 0.0))).rows
+    assert (await gateway.get("mini").answer(EncodeRequest(inputs=["dog"]), Call("a", 0.0))).rows
     await stop(gateway, pool)
 
 

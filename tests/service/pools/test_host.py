@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from service.call import Call
+from service.encoding.request import EncodeRequest
 from service.errors import RuntimeFailed, ServiceError
 from service.pools import wire
 from service.pools.host import Host
@@ -57,7 +58,7 @@ async def test_the_load_of_a_replica_is_that_of_its_encoders_together(tmp_path: 
     assert host.load() == 0
     moments.append(time.monotonic())
     for name in ("one", "other"):
-        await catalog.get(name).answer([[5, 6, 7]], Call("id", 0.0))
+        await catalog.get(name).answer(EncodeRequest(inputs=[[5, 6, 7]]), Call("id", 0.0))
     await host.heartbeat({"one": 4.0, "unknown": 5.0})
     worth_s = sum(tokens / catalog.computing(name).tokens_per_s for name, tokens in (("one", 7), ("other", 3)))
     moments.append(time.monotonic())

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from service.call import Call
+from service.encoding.request import EncodeRequest
 from service.errors import NotReady
 from service.generation.run import Run
 from service.generation.runs import Runs
@@ -95,7 +96,7 @@ async def generating() -> AsyncIterator[tuple[PoolGenerator, Freezing, FakeGener
 
 async def ask(gateway: GatewayCatalog, text: str) -> Any:
     async with asyncio.timeout(PATIENCE_S):
-        return (await gateway.get("mini").answer([text], Call("a", 0.0))).rows[0]
+        return (await gateway.get("mini").answer(EncodeRequest(inputs=[text]), Call("a", 0.0))).rows[0]
 
 
 async def read(run: Run) -> str:

@@ -116,7 +116,7 @@ def test_no_message_is_larger_than_a_process_takes() -> None:
         assert size_of(content) < MESSAGE_BYTES
         if kind == "rows":
             there |= {at: wire.unpack_rows([row])[0] for at, row in content[0]}
-        elif (whole := pieces.join(*content)) is not None:
+        elif (whole := pieces.join(wire.Piece(*content))) is not None:
             there[content[0]] = whole
     assert isinstance(there.pop(5), RuntimeFailed)
     assert {at: row.tolist() == there[at].tolist() for at, row in rows if at != 40} == {0: True, 1: True, 2: True}
