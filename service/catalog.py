@@ -2,13 +2,16 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from tokenizers import Tokenizer
 
 from export import contract
 from service.call import NUMBER_BYTES, Call, expect
@@ -28,6 +31,7 @@ from service.errors import (
     ServiceError,
     WrongKind,
 )
+from service.generation.chat.prompt import ChatPrompts
 from service.generation.device import open_steps
 from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.model import Generating, GeneratorModel
@@ -56,8 +60,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("attnserve")
 
-GENERATOR_KINDS = ("decoder", "encoder_decoder")
-ENCODER_KINDS = ("encoder", "reranker", "classifier", "token_classifier")
+ENCODER_KINDS, GENERATOR_KINDS = contract.kinds_of("encoder"), contract.kinds_of("generator")
 
 # Up to here tokenising holds the event loop too shortly to be worth the way to another thread and back.
 _INLINE_CHARACTERS = 4_000
@@ -121,6 +124,8 @@ class Opened:
 class Model:
     """One bundle, loaded. `answer` is the only way in."""
 
+    chat_prompts: ChatPrompts | None = None
+
     def __init__(self, bundle: Path, manifest: contract.Manifest, catalog: "Catalog") -> None:
         settings = catalog.settings
         self.bundle = bundle
@@ -145,7 +150,21 @@ class Model:
     @property
     def output(self) -> str:
         """The graph output that answers by default."""
-        return contract.EMBEDDING if self.manifest.kind == "encoder" else contract.LOGITS
+        return self.manifest.traits.output
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.texts.tokenizer
+
+    def described(self) -> dict[str, Any]:
+        """What a gateway needs to know of this model beside its bundle, in JSON's terms."""
+        selftest = {name: value for name, value in asdict(self.selftest).items() if value is None or math.isfinite(value)}
+        return {"selftest": selftest, "limits": asdict(self.engine.limits)}
+
+    async def probe(self, deadline: float) -> None:
+        """Compute something short. Raises what the engine raises."""
+        encoded = self.texts.encode(["ready?"], cut=Cut())
+        await self.engine.probe([item for item in encoded if isinstance(item, Encoded)], self.output, deadline)
 
     def vector_output(self, normalize: bool) -> str:
         return contract.EMBEDDING if normalize else contract.POOLED
@@ -339,11 +358,7 @@ class Catalog:
             raise contract.BundleError(f"{bundle} cannot be served: {type(error).__name__}: {in_a_line(error)}") from error
 
     def _load(self, bundle: Path, manifest: contract.Manifest) -> Served:
-        if manifest.encoder_decoder is not None:
-            return WritingModel(bundle, manifest, self.settings, self.metrics, self.open_writer)
-        if manifest.decoder is None:
-            return Model(bundle, manifest, self)
-        return GeneratorModel(bundle, manifest, self.settings, self.metrics, self.open_generator)
+        return _OPENED[manifest.traits.part](bundle, manifest, self)
 
     # Where engines are; `service/pools/catalog.py` has them elsewhere --------------------------------------------------------------------
 
@@ -435,9 +450,8 @@ class Catalog:
     def reconfigure(self, changes: Mapping[str, Any]) -> None:
         """Other values of live settings, from the next request on. SettingsError for what cannot change, with nothing changed."""
         self.settings = changed(self.settings, changes)
-        for model in self.models.values():
-            if isinstance(model, Model):
-                model.settings = self.settings
+        for encoder in self.encoders.values():
+            encoder.settings = self.settings
         log.setLevel(self.settings.log_level.upper())
 
     def start(self) -> None:
@@ -448,7 +462,7 @@ class Catalog:
     async def stop(self) -> None:
         for model in self.models.values():
             await model.engine.stop()
-            if not isinstance(model, Model) and model.chat_prompts is not None:
+            if model.chat_prompts is not None:
                 model.chat_prompts.close()
         self.tokenizers.close()
         self.maps.close()
@@ -464,43 +478,54 @@ class Catalog:
         return self.active
 
     def get(self, name: str | None, *kinds: str) -> Model:
-        """The encoder, reranker or classifier of that name or alias; without a name the first of `kinds`, all of these by default.
+        """The encoder, reranker or classifier of that name or alias; without a name the first of `kinds`, or of the pool without those.
 
         Raises ModelNotFound, WrongKind, NotReady.
         """
-        model = self.find(name, *(kinds or ENCODER_KINDS))
-        assert isinstance(model, Model)
-        return model
+        return cast(Model, self.find(name or (None if kinds else self.first(ENCODER_KINDS)), *(kinds or ENCODER_KINDS)))
 
     def generator(self, name: str | None) -> GeneratorModel:
         """The same for a decoder."""
-        model = self.find(name, "decoder")
-        assert isinstance(model, GeneratorModel)
-        return model
+        return cast(GeneratorModel, self.find(name, "decoder"))
 
     def writer(self, name: str | None) -> WritingModel | None:
         """The encoder-decoder that a request for text names; None if it names a decoder, or no served model.
 
         Raises WrongKind for a model that writes no text, NotReady.
         """
-        texts = [model for model in self.models.values() if model.manifest.kind in GENERATOR_KINDS]
-        model = (self._named(name) or self._default(GENERATOR_KINDS)) if name else next(iter(texts), None)
+        model = (self._named(name) or self._default(GENERATOR_KINDS)) if name else next(iter(self.generators.values()), None)
         if model is not None and model.manifest.kind not in GENERATOR_KINDS:
             raise _wrong_kind(model, GENERATOR_KINDS)
-        if not isinstance(model, WritingModel):
+        if model is None or model.manifest.traits.part != "encoder_decoder":
             return None
         self.check(model)
-        return model
+        return cast(WritingModel, model)
+
+    @property
+    def encoders(self) -> dict[str, Model]:
+        """The models that compute vectors and scores."""
+        return {name: cast(Model, model) for name, model in self.models.items() if model.manifest.traits.pool == "encoder"}
+
+    @property
+    def generators(self) -> dict[str, GeneratorModel | WritingModel]:
+        """The models that write texts."""
+        found = {name: model for name, model in self.models.items() if model.manifest.traits.pool == "generator"}
+        return cast(dict[str, GeneratorModel | WritingModel], found)
+
+    def first(self, kinds: Sequence[str]) -> str | None:
+        """The name of the first model of any of these kinds."""
+        return next((name for name, model in self.models.items() if model.manifest.kind in kinds), None)
 
     def find(self, name: str | None, *kinds: str) -> Served:
-        """The model of that name or alias, of one of `kinds` if there are any; without a name the first of them.
+        """The model of that name or alias, of one of `kinds` if there are any; without a name the first of them, an earlier kind first.
 
         A name that is not served means the first of `default_model` that is of these kinds, if there is one.
         """
         if not self.models:
             raise NotReady(self.failure or "the models are still being loaded")
         if not name:
-            model = next((model for model in self.models.values() if model.manifest.kind in kinds), next(iter(self.models.values())))
+            names = (self.first([kind]) for kind in kinds)
+            model = self.models[next(filter(None, names), next(iter(self.models)))]
         elif (found := self._named(name) or self._default(kinds)) is not None:
             model = found
         else:
@@ -555,15 +580,23 @@ class Catalog:
     async def _probe(self, model: Served) -> bool:
         deadline = time.monotonic() + 5
         try:
-            if isinstance(model, Model):
-                encoded = model.texts.encode(["ready?"], cut=Cut())
-                await model.engine.probe([item for item in encoded if isinstance(item, Encoded)], model.output, deadline)
-            else:
-                await model.engine.probe(deadline)
+            await model.probe(deadline)
         except ServiceError as error:
             log.warning("probe failed", extra={"model": model.name, "error": str(error)})
             return False
         return model.engine.healthy
+
+
+# How a bundle is opened, by the part of its manifest that only its kind has.
+_OPENED: dict[str | None, Callable[[Path, contract.Manifest, Catalog], Served]] = {
+    None: Model,
+    "decoder": lambda bundle, manifest, catalog: GeneratorModel(
+        bundle, manifest, catalog.settings, catalog.metrics, catalog.open_generator
+    ),
+    "encoder_decoder": lambda bundle, manifest, catalog: WritingModel(
+        bundle, manifest, catalog.settings, catalog.metrics, catalog.open_writer
+    ),
+}
 
 
 def _wrong_kind(model: Served, kinds: Sequence[str]) -> WrongKind:

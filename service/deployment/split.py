@@ -18,7 +18,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.metrics import Gauge
 
 from export import contract
-from service.catalog import ENCODER_KINDS, Catalog
+from service.catalog import Catalog
 from service.deployment.flags import shutdown_s
 from service.deployment.gpus import replica_gpus
 from service.deployment.ingress import CHECKED_EVERY_S, SILENT_FOR_S, WarmIngress
@@ -173,25 +173,23 @@ def with_keys(frozen: str) -> str:
 
 
 def build(settings: Settings, log_file: Path | None, *, own_keys: bool = False) -> Any:
-    """The Serve application. Where there is no bundle of a kind, there is no pool for it. `own_keys`: a gateway has those of its node."""
+    """The Serve application, without a pool for which there is no bundle. `own_keys`: a gateway takes the API keys of its node."""
     path = log_file and str(log_file)
     kinds = {bundle: contract.read_manifest(bundle).kind for bundle in settings.bundles}
     computing = settings.model_copy(update={"threads": threads(settings), "aliases": {}, "api_keys": (), "api_keys_file": None})
-    encoders = tuple(bundle for bundle, kind in kinds.items() if kind in ENCODER_KINDS)
-    generators = tuple(bundle for bundle, kind in kinds.items() if kind not in ENCODER_KINDS)
-    pools: list[Any] = [None, None]
-    if encoders:
-        options = _pool(settings, settings.encoders, settings.max_encoders, ENCODER_TARGET, replica_gpus(settings, ENCODER_KINDS))
-        frozen = freeze(computing.model_copy(update={"bundles": encoders}))
-        pools[0] = Replica.options(name="encoder", **options).bind(frozen, path)  # type: ignore[attr-defined]
-    if generators:
-        gpus = replica_gpus(settings, (kinds[bundle] for bundle in generators))
-        options = _pool(settings, settings.generators, settings.max_generators, GENERATOR_TARGET, gpus)
-        frozen = freeze(computing.model_copy(update={"bundles": generators}))
-        pools[1] = Replica.options(name="generator", **options).bind(frozen, path)  # type: ignore[attr-defined]
+    sizes: dict[contract.Pool, tuple[int, int | None, float]] = {
+        "encoder": (settings.encoders, settings.max_encoders, ENCODER_TARGET),
+        "generator": (settings.generators, settings.max_generators, GENERATOR_TARGET),
+    }
+    pools: dict[contract.Pool, Any] = dict.fromkeys(sizes)
+    for pool, size in sizes.items():
+        if own := {bundle: kind for bundle, kind in kinds.items() if contract.KINDS[kind].pool == pool}:
+            options = _pool(settings, *size, replica_gpus(settings, own.values()))
+            frozen = freeze(computing.model_copy(update={"bundles": tuple(own)}))
+            pools[pool] = Replica.options(name=pool, **options).bind(frozen, path)  # type: ignore[attr-defined]
     options = {**_common(settings), **_replicas(settings.gateways, settings.max_gateways, GATEWAY_TARGET)}
     gateway = Gateway.options(name="gateway", ray_actor_options={"num_cpus": _GATEWAY_CPUS}, **options)  # type: ignore[attr-defined]
-    return gateway.bind(freeze(settings), path, own_keys, *pools)
+    return gateway.bind(freeze(settings), path, own_keys, *pools.values())
 
 
 def threads(settings: Settings) -> int:
