@@ -203,9 +203,10 @@ def _run(settings: Any) -> None:
         adopt()
         prepare(settings)
         if settings.profile == "split":
-            from service.deployment.gpus import check_gpus, gpus_here
+            from service.deployment import ray_private
+            from service.deployment.gpus import check_gpus
 
-            check_gpus(settings, gpus_here())
+            check_gpus(settings, ray_private.gpus_here())
         to_file(None, settings.log_level)
 
         def end(reason: str) -> None:

@@ -14,7 +14,7 @@ STARTED_BEFOREHAND = 2  # workers, side by side: for Serve's controller and the 
 
 # What profile `split` wants in the environment of every node of a cluster too.
 CLUSTER_FLAGS = {
-    "RAY_SERVE_THROUGHPUT_OPTIMIZED": 1,
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": 1,  # among others, calls between replicas go by value over gRPC
     "RAY_SERVE_ENABLE_HA_PROXY": 1,
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "service.deployment.replica.middlewares",
     "RAY_SERVE_HAPROXY_BINARY_PATH": str(Path(sys.executable).parent / "attnserve-haproxy"),

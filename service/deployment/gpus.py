@@ -15,15 +15,6 @@ def replica_gpus(settings: Settings, kinds: Iterable[contract.Kind]) -> float:
     return settings.replica_gpus if settings.replica_gpus is not None else float(settings.provider == "cuda")
 
 
-def gpus_here() -> int:
-    """As many as a Ray of this machine will have: the driver says, and CUDA_VISIBLE_DEVICES limits. Call it after `running.prepare`."""
-    from ray._private.accelerators import NvidiaGPUAcceleratorManager
-
-    visible = NvidiaGPUAcceleratorManager.get_current_process_visible_accelerator_ids()
-    there = NvidiaGPUAcceleratorManager.get_current_node_num_accelerators()
-    return there if visible is None else min(there, len(visible))
-
-
 def check_gpus(settings: Settings, there: int) -> None:
     """StartFailed where the replicas, at their most, need more GPUs than there are: Ray would wait for another machine."""
     kinds = {contract.read_manifest(bundle).kind for bundle in settings.bundles}

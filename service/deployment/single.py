@@ -17,7 +17,7 @@ def build(settings: Settings, log_file: Path) -> Any:
         """Runs in the replica: models and locks are made where they live, and what is heavy to import is not in the command's memory."""
         from service.catalog import Catalog
         from service.deployment import replica
-        from service.deployment.loopback import keep_calls_on_loopback
+        from service.deployment.ray_private import keep_calls_on_loopback
 
         keep_calls_on_loopback()
         return replica.start(frozen, log_path, Catalog)

@@ -1,7 +1,7 @@
 """Profile `split`: gateways take requests, and pools of replicas compute. Only gateways know HTTP, only replicas have sessions.
 
-A gateway chooses the replica of each call (`service/pools/replicas.py`) and Serve's router sends it there (`routing.py`). Calls go by value
-over gRPC; see `service/pools/` for what they carry.
+A gateway chooses the replica of each call (`service/pools/replicas.py`), and Serve's router sends the call there (`ray_private.py`). Calls
+go by value over gRPC; see `service/pools/` for what they carry.
 """
 
 import asyncio
@@ -23,9 +23,8 @@ from service.deployment.flags import shutdown_s
 from service.deployment.gpus import replica_gpus
 from service.deployment.ingress import CHECKED_EVERY_S, SILENT_FOR_S, WarmIngress
 from service.deployment.lifeline import Lifeline
-from service.deployment.loopback import keep_calls_on_loopback
 from service.deployment.mirror import Mirror
-from service.deployment.routing import NAMES, ByName, NotThere
+from service.deployment.ray_private import REPLICAS, ByName, ReplicaNotFound, keep_calls_on_loopback
 from service.deployment.scaling import ENCODER_TARGET, GATEWAY_TARGET, GENERATOR_TARGET, LOAD, autoscaling
 from service.errors import CANNOT_START, NeverFits
 from service.pools.catalog import GatewayCatalog
@@ -47,11 +46,11 @@ class HandlePool:
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._deployment = handle.deployment_name
-        self._unary: Any = handle.options(_by_reference=False, request_serialization="pickle", response_serialization="pickle")
+        self._unary: Any = handle.options(request_serialization="pickle", response_serialization="pickle")
         self._streaming: Any = self._unary.options(stream=True)
 
     def replicas(self) -> tuple[str, ...]:
-        return NAMES.get(self._deployment, ())
+        return REPLICAS.get(self._deployment, ())
 
     async def call(self, replica: str, method: str, *arguments: Any) -> Any:
         response = self._unary.options(method_name=method, session_id=replica).remote(*arguments)
@@ -60,7 +59,7 @@ class HandlePool:
         except asyncio.CancelledError:
             response.cancel()
             raise
-        except (NotThere, RayActorError, grpc.aio.AioRpcError) as error:
+        except (ReplicaNotFound, RayActorError, grpc.aio.AioRpcError) as error:
             raise _said(error) from None
 
     async def stream(self, replica: str, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
@@ -68,13 +67,13 @@ class HandlePool:
         try:
             async for message in response:
                 yield message
-        except (NotThere, RayActorError, grpc.aio.AioRpcError) as error:
+        except (ReplicaNotFound, RayActorError, grpc.aio.AioRpcError) as error:
             raise _said(error) from None
         finally:
             response.cancel()
 
 
-def _said(error: NotThere | RayActorError | grpc.aio.AioRpcError) -> Exception:
+def _said(error: ReplicaNotFound | RayActorError | grpc.aio.AioRpcError) -> Exception:
     """The failure of a call as an error of this service."""
     if not isinstance(error, grpc.aio.AioRpcError) or error.code() in _LOST:
         return ReplicaLost("the replica that worked on the request is gone: send the request again")

@@ -14,7 +14,7 @@ from tests.imports import ROOT
 
 PACKAGES = ("attnserve", "models", "export", "service", "loadtest")
 # Exceptions that are always caught within the package that raises them.
-INTERNAL = {"Broken", "ClientGone", "NoRanges", "NotThere", "WrongOwner"}
+INTERNAL = {"Broken", "ClientGone", "NoRanges", "ReplicaNotFound", "WrongOwner"}
 
 
 def helped(*arguments: str) -> subprocess.CompletedProcess[str]:
