@@ -23,7 +23,7 @@ from service.deployment.flags import shutdown_s
 from service.deployment.gpus import replica_gpus
 from service.deployment.ingress import CHECKED_EVERY_S, SILENT_FOR_S, WarmIngress
 from service.deployment.lifeline import Lifeline
-from service.deployment.mirror import Mirror
+from service.deployment.ray_metrics import RayMetrics
 from service.deployment.ray_private import REPLICAS, ByName, ReplicaNotFound, keep_calls_on_loopback
 from service.deployment.scaling import ENCODER_TARGET, GATEWAY_TARGET, GENERATOR_TARGET, LOAD, autoscaling
 from service.errors import CANNOT_START, NeverFits
@@ -140,31 +140,33 @@ class Gateway(WarmIngress):
         return self._app
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """The processor time that this process took since the last call, over what is reserved for it. Not requests in flight: these are
-        many wherever a pool is slow or streams are long, and more gateways do not help there. 0 at the first call: a start is no load."""
+        """CPU time of this process since the last call, as a share of its reservation; 0 at the first call.
+
+        Requests in flight would not do: there are many whenever a pool is slow or streams are long, and more gateways do not help then.
+        """
         seen = time.monotonic(), time.process_time()
         (before, took_s), self._seen = self._seen or seen, seen
         return {LOAD: (seen[1] - took_s) / max(seen[0] - before, 1e-3) / _GATEWAY_CPUS}
 
 
 def _export(catalog: Catalog) -> None:
-    """Our series at Ray's exporter, unless that is off, as it is in a cluster of `running.py`."""
+    """Copy our metrics to Ray's exporter, unless it is off, as it is on one machine (`flags.prepare`)."""
     if os.environ.get("RAY_enable_metrics_collection") != "0":  # noqa: SIM112  Ray's own spelling
-        Mirror(catalog.metrics.registry, Gauge).start()  # type: ignore[arg-type]  # Ray's annotation of `tag_keys` is that of one name
+        RayMetrics(catalog.metrics.registry, Gauge).start()  # type: ignore[arg-type]  # Ray's annotation of `tag_keys` is that of one name
 
 
 def application(args: dict[str, Any]) -> Any:
-    """For `import_path` in Serve's configuration: settings from its `args`, from ATTNSERVE_* in the environment, and so on.
+    """For `import_path` in Serve's configuration. Settings come from `args` and the sources of `settings.load`.
 
-    Arguments of deployments lie in the cluster's books (the GCS, and its Redis): keys do not go there, a gateway reads its node's. The path
-    of a file of keys does, and a gateway reads that file on its node.
+    Ray stores the arguments of deployments in the GCS and its Redis. API keys are left out: a gateway reads those of its own node. The
+    path of a file of keys is stored, and a gateway reads that file on its node.
     """
     settings = load({**args, "profile": "split"})
     return build(settings.model_copy(update={"api_keys": ()}), None, own_keys=bool(settings.api_keys))
 
 
 def with_keys(frozen: str) -> str:
-    """The settings with the API keys of this process's environment. SettingsError where it has none: the service would be open."""
+    """The settings with the API keys of this process's environment. SettingsError if it has none: anybody could call this gateway."""
     keys = load({}).api_keys
     if not keys:
         raise SettingsError("the cluster's head has ATTNSERVE_API_KEYS and this node has not: give it to every node")
@@ -192,8 +194,8 @@ def build(settings: Settings, log_file: Path | None, *, own_keys: bool = False) 
 
 
 def threads(settings: Settings) -> int:
-    """Runtime threads of one replica where no number is set: those of this machine, shared out in its pool. The other pool has them too:
-    one that is idle would keep its share from the other's lone request."""
+    """Runtime threads of one replica. Unset: the CPUs of this machine, divided within a pool. Both pools get all of them, so that a single
+    request in one pool can use every CPU while the other pool is idle."""
     return settings.threads or max(share_out(available_cpus()).runtime_threads // max(settings.encoders, settings.generators), 1)
 
 
@@ -205,8 +207,8 @@ def cpus(settings: Settings) -> int:
 
 def _common(settings: Settings) -> dict[str, Any]:
     return {
-        # Overload is answered by our own admission, in tokens and slots, and a refusal of it is tried elsewhere by the gateway: Serve must
-        # not queue or refuse in front of it. Its own choice of a replica, for which this number is meant, is not used.
+        # Admission is ours, in tokens and slots, and a gateway tries a refused call on another replica: Serve must neither queue nor
+        # refuse calls. Serve's choice of a replica, which this number is for, is not used.
         "max_ongoing_requests": 100_000,
         "user_config": live(settings),
         "graceful_shutdown_wait_loop_s": 0.1,
@@ -227,7 +229,7 @@ def _pool(settings: Settings, least: int, most: int | None, target: float, gpus:
 
 
 def _replicas(least: int, most: int | None, target: float) -> dict[str, Any]:
-    """How many of them: a number, or how it follows the load."""
+    """The number of replicas, or the autoscaling that determines it."""
     if most is None:
         return {"num_replicas": least}
     return {"autoscaling_config": autoscaling(least, most, target)}
