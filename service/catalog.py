@@ -1,4 +1,4 @@
-"""The models being served: each a bundle, its tokenizer, its engine; and the road from inputs to rows that all dialects share."""
+"""The models that a process serves, found by name and kind, and `Model.answer`, which computes the vectors and scores of all dialects."""
 
 import asyncio
 import logging
@@ -326,7 +326,7 @@ class Catalog:
         self.metrics.active.set_function(lambda: self.active)
 
     def load(self) -> None:
-        """Check, load, test and time every bundle. Blocks for seconds; BundleError, SettingsError or SettingsConflict stop it."""
+        """Check, load, test and time every bundle. Blocks for seconds. Raises BundleError, SettingsError or SettingsConflict."""
         if not self.settings.bundles:
             raise contract.BundleError("there is no bundle to serve: name one with --bundle DIR or ATTNSERVE_BUNDLES")
         if self.tracer is None and self.settings.otlp_endpoint is not None:
@@ -348,7 +348,7 @@ class Catalog:
         self.models = models
 
     def _whole(self, bundle: Path, manifest: contract.Manifest) -> Served:
-        """`_load`, with every failure as one sentence. The errors that libraries raise for broken files have no common base class."""
+        """`_load`, with every failure as a BundleError of one sentence: libraries raise errors of many classes for broken files."""
         try:
             return self._load(bundle, manifest)
         except (contract.BundleError, SettingsConflict):
@@ -360,10 +360,10 @@ class Catalog:
     def _load(self, bundle: Path, manifest: contract.Manifest) -> Served:
         return _OPENED[manifest.traits.part](bundle, manifest, self)
 
-    # Where engines are; `service/pools/catalog.py` has them elsewhere --------------------------------------------------------------------
+    # Opening engines; `service/pools/catalog.py` overrides these -------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Before `load`, on the event loop: reach what engines live in. These live here."""
+        """Call this on the event loop, before `load`: connect to engines in other processes. The engines of this class are in this one."""
 
     def open_encoder(self, model: Model) -> Opened:
         """The engine of an encoder, tested and timed."""
@@ -448,14 +448,14 @@ class Catalog:
     # -------------------------------------------------------------------------------------------------------------------------------------
 
     def reconfigure(self, changes: Mapping[str, Any]) -> None:
-        """Other values of live settings, from the next request on. SettingsError for what cannot change, with nothing changed."""
+        """Change live settings, from the next request on. SettingsError, with nothing changed, if one of them is not live."""
         self.settings = changed(self.settings, changes)
         for encoder in self.encoders.values():
             encoder.settings = self.settings
         log.setLevel(self.settings.log_level.upper())
 
     def start(self) -> None:
-        """Begin to answer; on the event loop, after `load`."""
+        """Start the engines. Call this on the event loop, after `load`."""
         for model in self.models.values():
             model.engine.start()
 
@@ -470,7 +470,7 @@ class Catalog:
             await asyncio.to_thread(self.tracer.close)
 
     async def drain(self, timeout_s: float) -> int:
-        """Refuse what comes from now on and wait for what was accepted; how many requests were left when time ran out."""
+        """Refuse new requests and wait until the accepted ones are finished. Returns how many were unfinished after `timeout_s`."""
         self.draining = True
         deadline = time.monotonic() + timeout_s
         while self.active and time.monotonic() < deadline:  # noqa: ASYNC110  an event would cost every request, this costs one shutdown
@@ -546,12 +546,12 @@ class Catalog:
         return next((model for kind in kinds for model in defaults if model is not None and model.manifest.kind == kind), None)
 
     def check(self, model: Served) -> None:
-        """Raise NotReady if the model's engine is dead or stuck. Work that is queued there waits for its deadline or the process's end."""
+        """Raise NotReady if the model's engine is dead or stuck. Queued work stays until its deadline or the end of the process."""
         if reason := self._ailment(model):
             raise NotReady(reason)
 
     async def ready(self) -> bool:
-        """Warm, and answering. A model whose last run failed is asked again for something short, so that it can recover without traffic."""
+        """Whether every model is loaded and answers. A model whose last run failed is probed, so that it recovers without traffic."""
         if not self.models or self.draining:
             return False
         for model in self.models.values():
@@ -566,11 +566,11 @@ class Catalog:
         return answers
 
     def sick(self) -> str | None:
-        """The first failure that only a new process can repair, if there is one."""
+        """The first failure that only a new process can repair, or None."""
         return next(filter(None, map(self._ailment, self.models.values())), None)
 
     def _ailment(self, model: Served) -> str | None:
-        """A thread that has died, or a call of a runtime that does not end."""
+        """The failure of the model's engine: a dead thread, or a runtime call that does not end. None if it has none."""
         if not model.engine.alive:
             return f"a runtime thread of {model.name} is dead"
         if (stuck_s := model.engine.stuck_s) > (limit_s := self.settings.stuck_after_s):
@@ -604,7 +604,7 @@ def _wrong_kind(model: Served, kinds: Sequence[str]) -> WrongKind:
 
 
 def _raise_first(results: Sequence[object], call: Call) -> None:
-    """The first error among the results, unless the request wants errors by item."""
+    """Raise the first error among the results, unless the request accepts errors by item."""
     for result in results:
         if isinstance(result, ServiceError) and not call.item_errors:
             raise result.with_traceback(None)  # equal inputs of several requests share their error

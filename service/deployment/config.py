@@ -13,7 +13,7 @@ from service.settings import Settings
 
 
 def render(settings: Settings) -> str:
-    """YAML, as `serve build` writes it. Keys of the API are left out: they belong in ATTNSERVE_API_KEYS, or a file, of every node."""
+    """YAML, as `serve build` writes it, without API keys: these come from ATTNSERVE_API_KEYS or a file on every node."""
     deployments = ray_private.deployments_of(split.build(settings, None), split.APPLICATION)
     application = {
         "name": split.APPLICATION,
@@ -34,6 +34,6 @@ def render(settings: Settings) -> str:
 
 
 def _arguments(settings: Settings) -> dict[str, Any]:
-    """What differs from the defaults, without secrets and without what the deployments say by themselves."""
+    """The settings that differ from the defaults, without secrets and without those that the deployments have already."""
     said = settings.model_dump(mode="json", exclude_defaults=True, exclude={"api_keys", "profile", "host", "port", "lean"})
     return {**said, "threads": split.threads(settings)}

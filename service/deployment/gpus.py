@@ -1,4 +1,4 @@
-"""The GPUs that replicas of profile `split` reserve in Ray, and whether this machine has them."""
+"""The GPUs that replicas of profile `split` reserve in Ray, and a check that this machine has them."""
 
 import math
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ def replica_gpus(settings: Settings, kinds: Iterable[contract.Kind]) -> float:
 
 
 def check_gpus(settings: Settings, there: int) -> None:
-    """StartFailed where the replicas, at their most, need more GPUs than there are: Ray would wait for another machine."""
+    """StartFailed if the replicas, at their upper bounds, need more GPUs than there are: Ray would wait for another machine."""
     kinds = {contract.read_manifest(bundle).kind for bundle in settings.bundles}
     each = replica_gpus(settings, kinds)
     if not each:
@@ -28,7 +28,7 @@ def check_gpus(settings: Settings, there: int) -> None:
     computing = {contract.KINDS[kind].pool for kind in kinds if contract.KINDS[kind].uses_gpu}
     pools = {f"{pool}s": count for pool, count in most.items() if pool in computing}
     replicas = sum(pools.values())
-    needed = math.ceil(replicas / int(1 / each) if each < 1 else replicas * each)  # a share is always of one GPU
+    needed = math.ceil(replicas / int(1 / each) if each < 1 else replicas * each)  # a share cannot span two GPUs
     if needed > there:
         asked = ", ".join(f"{name}={count}" for name, count in pools.items())
         raise StartFailed(
