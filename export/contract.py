@@ -18,6 +18,7 @@ import os
 import reprlib
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -61,6 +62,7 @@ ATTENTION = "attention"  # (B, N) float32, what of the source the token is writt
 LONGEST_ATTENTION = 256  # tokens of its text: a layer's matrices are H N² numbers
 
 Kind = Literal["encoder", "reranker", "classifier", "token_classifier", "decoder", "encoder_decoder"]
+Pool = Literal["encoder", "generator"]
 Precision = Literal["fp32", "fp16", "int8"]
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"  # of a model, as clients send it
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -88,6 +90,36 @@ def _moment(text: str) -> str:
 
 
 Moment = Annotated[str, Field(max_length=64), AfterValidator(_moment)]
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What follows from the kind of a model; `KINDS` has one for each kind."""
+
+    pool: Pool  # the replicas of profile split that compute it
+    texts: tuple[int, ...] = ()  # numbers of texts that one input can have; none if inputs are prompts
+    output: str = LOGITS  # of the graph: the answer, unless a request names another output
+    per_token: bool = False  # the output has a row for each token of an input
+    has_labels: bool = False  # `Manifest.id2label` names each number of a row
+    ranks: bool = False  # a row is one number: how well a document fits a query
+    golden_bound: Literal["min_cosine", "max_abs_error"] = "max_abs_error"  # by which a server compares its outputs with the golden ones
+    part: Literal["decoder", "encoder_decoder"] | None = None  # of the manifest, which only this kind has; selects the engine
+    uses_gpu: bool = True  # False: the engine computes on the CPU, whatever the provider
+
+
+KINDS: dict[Kind, Traits] = {
+    "encoder": Traits("encoder", texts=(1,), output=EMBEDDING, golden_bound="min_cosine"),
+    "reranker": Traits("encoder", texts=(2,), has_labels=True, ranks=True),
+    "classifier": Traits("encoder", texts=(1, 2), has_labels=True),
+    "token_classifier": Traits("encoder", texts=(1,), has_labels=True, per_token=True),
+    "decoder": Traits("generator", part="decoder"),
+    "encoder_decoder": Traits("generator", part="encoder_decoder", uses_gpu=False),
+}
+
+
+def kinds_of(pool: Pool) -> tuple[Kind, ...]:
+    """The kinds of model that a pool computes."""
+    return tuple(kind for kind, traits in KINDS.items() if traits.pool == pool)
 
 
 def attention_output(layer: int) -> str:
@@ -277,6 +309,11 @@ class Manifest(Part):
     tool: str = Field(description="attnserve and library versions that wrote the bundle")
 
     @property
+    def traits(self) -> Traits:
+        """What follows from the kind."""
+        return KINDS[self.kind]
+
+    @property
     def created_s(self) -> int:
         """The same in seconds since 1970."""
         return int(datetime.fromisoformat(self.created).timestamp())
@@ -463,10 +500,10 @@ def read_manifest(bundle: Path) -> Manifest:
 
 def _contradictions(manifest: Manifest) -> Iterator[str]:
     """What a manifest says in one place and denies in another: each would be a bundle that starts and then cannot answer."""
-    decoder, both, kind = manifest.decoder, manifest.encoder_decoder, manifest.kind
-    for name, part in (("decoder", decoder), ("encoder_decoder", both)):
-        if (part is not None) != (kind == name):
-            yield f"kind is {kind} and `{name}` is {'absent' if part is None else 'there'}"
+    decoder, traits = manifest.decoder, manifest.traits
+    for name, part in (("decoder", decoder), ("encoder_decoder", manifest.encoder_decoder)):
+        if (part is not None) != (traits.part == name):
+            yield f"kind is {manifest.kind} and `{name}` is {'absent' if part is None else 'there'}"
             return
     yield from _contradictions_of_files(manifest)
     yield from _contradictions_of_tokens(manifest)
@@ -475,10 +512,10 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
         if found != wanted:
             yield f"the graph of this kind has the {way} {_shapes(wanted)}, and graph.{way} are {_shapes(found)}"
     labels = manifest.id2label
-    if kind in ("reranker", "classifier", "token_classifier") and (len(labels) != manifest.width or set(labels) != set(range(len(labels)))):
+    if traits.has_labels and (len(labels) != manifest.width or set(labels) != set(range(len(labels)))):
         yield f"width is {manifest.width} and id2label names {len(labels)} labels, where each of 0 to {manifest.width - 1} needs one"
-    if kind == "reranker" and manifest.width != 1:
-        yield f"a reranker has one label, and width is {manifest.width}"
+    if traits.ranks and manifest.width != 1:
+        yield f"a {manifest.kind} has one label, and width is {manifest.width}"
     if manifest.default_prompt is not None and manifest.default_prompt not in manifest.prompts:
         yield f"default_prompt={manifest.default_prompt!r:.80} is not one of the prompts"
     if decoder is not None and decoder.state_bytes > MOST_STATE_BYTES:
@@ -533,8 +570,8 @@ def _interface(manifest: Manifest) -> tuple[tuple[Tensor, ...], tuple[Tensor, ..
         return (_int64(PREVIOUS, "B"), _int64(ATTENTION_MASK, "B", "N"), *made), (logits, attention, *new)
     typed = any(tensor.name == TOKEN_TYPE_IDS for tensor in manifest.graph.inputs)
     inputs = [_int64(name, "B", "N") for name in (INPUT_IDS, ATTENTION_MASK, *([TOKEN_TYPE_IDS] if typed else []))]
-    if manifest.kind != "encoder":
-        per_token = ("N",) if manifest.kind == "token_classifier" else ()
+    if manifest.traits.output == LOGITS:
+        per_token = ("N",) if manifest.traits.per_token else ()
         return tuple(inputs), (_float32(LOGITS, "B", *per_token, width),)
     d_model = next((tensor.shape[-1] for tensor in manifest.graph.outputs[2:] if tensor.shape), "D")
     vectors = _float32(EMBEDDING, "B", width), _float32(POOLED, "B", width)

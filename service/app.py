@@ -1,4 +1,4 @@
-"""All dialects on one core, as an ASGI application. It knows nothing of Ray."""
+"""All dialects over one catalog, as an ASGI application, independent of Ray."""
 
 import asyncio
 import gc
@@ -29,7 +29,7 @@ _SHOWN = 200  # characters of a path in an error
 
 
 class Application(FastAPI):
-    """FastAPI with our edge around all of it, its own middleware included."""
+    """FastAPI behind our edge, which gets every request before FastAPI and its middleware."""
 
     edge: Any
     keys: Keys
@@ -53,9 +53,9 @@ class Application(FastAPI):
 
 
 def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None) -> Application:
-    """The application around a catalog that it loads itself: the port answers at once, 503 until every bundle has passed its self-test.
+    """The application over a catalog, which it loads in the background: it answers 503 until every bundle has passed its self-test.
 
-    When one does not pass, `catalog.failure` says why and `on_failure` is called.
+    If a bundle fails, `catalog.failure` is the reason and `on_failure` is called.
     """
 
     keys = Keys(catalog.settings, catalog.metrics)
@@ -72,7 +72,7 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
         title="attnserve",
         version=version("attnserve"),
         lifespan=lifespan,
-        redirect_slashes=False,  # to whatever the Host header says
+        redirect_slashes=False,  # they would lead to any host that the Host header names
         description=openapi.DESCRIPTION,
         docs_url=None,  # FastAPI's pages load scripts from other hosts; `service/dialects/pages.py` has our own
         redoc_url=None,
@@ -87,7 +87,7 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(Exception, _unexpected)
     app.edge = Edge(app.inner, exact(ROUTERS), catalog=catalog, keys=keys, dialects=DIALECTS)
-    if catalog.settings.cors_origins:  # outside of the edge: a browser asks for permission without a key
+    if catalog.settings.cors_origins:  # before the edge: a browser's preflight requests carry no key
         app.edge = Cors(app.edge, catalog.settings.cors_origins, DIALECTS)
     return app
 
@@ -97,7 +97,7 @@ async def _warm(catalog: Catalog, on_failure: Callable[[], None] | None) -> None
         await catalog.connect()
         await asyncio.to_thread(catalog.load)
         catalog.start()
-        # Loaded objects live as long as the process: the collector can skip them, and run rarely, since requests make few cycles.
+        # Loaded objects live as long as the process, so the garbage collector skips them. Requests make few cycles, so it runs rarely.
         gc.collect()
         gc.freeze()
         gc.set_threshold(20_000, 50, 100)
@@ -118,7 +118,7 @@ async def _service_error(request: Request, error: Exception) -> Response:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """Errors of the framework itself, said in the dialect of the path."""
+    """Errors of the framework, in the form of the path's dialect."""
     assert isinstance(error, HTTPException)
     path, method = request.scope["path"], request.scope.get(METHOD, request.method)
     shown = path if len(path) <= _SHOWN else f"{path[:_SHOWN]}.."
@@ -154,5 +154,5 @@ async def _validation_error(request: Request, error: Exception) -> Response:
 
 
 async def _unexpected(request: Request, _: Exception) -> Response:
-    """The edge, where the exception goes on to, logs it."""
+    """The exception is raised again after this answer, and the edge logs it."""
     return await _service_error(request, ServiceError(INTERNAL_ERROR))

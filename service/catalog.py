@@ -1,14 +1,17 @@
-"""The models being served: each a bundle, its tokenizer, its engine; and the road from inputs to rows that all dialects share."""
+"""The models that a process serves, found by name and kind, and `Model.answer`, which computes the vectors and scores of all dialects."""
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+from tokenizers import Tokenizer
 
 from export import contract
 from service.call import Call, expect
@@ -30,6 +33,7 @@ from service.errors import (
     WrongKind,
 )
 from service.generation.admission import QueueLimits
+from service.generation.chat.prompt import ChatPrompts
 from service.generation.device import open_steps
 from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.model import Generating, GeneratorModel
@@ -57,8 +61,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("attnserve")
 
-GENERATOR_KINDS = ("decoder", "encoder_decoder")
-ENCODER_KINDS = ("encoder", "reranker", "classifier", "token_classifier")
+ENCODER_KINDS, GENERATOR_KINDS = contract.kinds_of("encoder"), contract.kinds_of("generator")
 
 # Up to here tokenising holds the event loop too shortly to be worth the way to another thread and back.
 _INLINE_CHARACTERS = 4_000
@@ -89,6 +92,8 @@ class Opened:
 class Model:
     """One bundle, loaded. `answer` is the only way in."""
 
+    chat_prompts: ChatPrompts | None = None
+
     def __init__(self, bundle: Path, manifest: contract.Manifest, catalog: "Catalog") -> None:
         settings = catalog.settings
         self.bundle = bundle
@@ -113,7 +118,21 @@ class Model:
     @property
     def output(self) -> str:
         """The graph output that answers by default."""
-        return contract.EMBEDDING if self.manifest.kind == "encoder" else contract.LOGITS
+        return self.manifest.traits.output
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.texts.tokenizer
+
+    def described(self) -> dict[str, Any]:
+        """What a gateway needs to know of this model beside its bundle, in JSON's terms."""
+        selftest = {name: value for name, value in asdict(self.selftest).items() if value is None or math.isfinite(value)}
+        return {"selftest": selftest, "limits": asdict(self.engine.limits)}
+
+    async def probe(self, deadline: float) -> None:
+        """Compute something short. Raises what the engine raises."""
+        encoded = self.texts.encode(["ready?"], cut=Cut())
+        await self.engine.probe([item for item in encoded if isinstance(item, Encoded)], self.output, deadline)
 
     def vector_output(self, normalize: bool) -> str:
         return contract.EMBEDDING if normalize else contract.POOLED
@@ -263,7 +282,7 @@ class Catalog:
         self.metrics.active.set_function(lambda: self.active)
 
     def load(self) -> None:
-        """Check, load, test and time every bundle. Blocks for seconds; BundleError, SettingsError or SettingsConflict stop it."""
+        """Check, load, test and time every bundle. Blocks for seconds. Raises BundleError, SettingsError or SettingsConflict."""
         if not self.settings.bundles:
             raise contract.BundleError("there is no bundle to serve: name one with --bundle DIR or ATTNSERVE_BUNDLES")
         if self.tracer is None and self.settings.otlp_endpoint is not None:
@@ -285,7 +304,7 @@ class Catalog:
         self.models = models
 
     def _whole(self, bundle: Path, manifest: contract.Manifest) -> Served:
-        """`_load`, with every failure as one sentence. The errors that libraries raise for broken files have no common base class."""
+        """`_load`, with every failure as a BundleError of one sentence: libraries raise errors of many classes for broken files."""
         try:
             return self._load(bundle, manifest)
         except (contract.BundleError, SettingsConflict):
@@ -295,16 +314,12 @@ class Catalog:
             raise contract.BundleError(f"{bundle} cannot be served: {type(error).__name__}: {in_a_line(error)}") from error
 
     def _load(self, bundle: Path, manifest: contract.Manifest) -> Served:
-        if manifest.encoder_decoder is not None:
-            return WritingModel(bundle, manifest, self.settings, self.metrics, self.open_writer)
-        if manifest.decoder is None:
-            return Model(bundle, manifest, self)
-        return GeneratorModel(bundle, manifest, self.settings, self.metrics, self.open_generator)
+        return _OPENED[manifest.traits.part](bundle, manifest, self)
 
-    # Where engines are; `service/pools/catalog.py` has them elsewhere --------------------------------------------------------------------
+    # Opening engines; `service/pools/catalog.py` overrides these -------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Before `load`, on the event loop: reach what engines live in. These live here."""
+        """Call this on the event loop, before `load`: connect to engines in other processes. The engines of this class are in this one."""
 
     def open_encoder(self, model: Model) -> Opened:
         """The engine of an encoder, tested and timed."""
@@ -389,22 +404,21 @@ class Catalog:
     # -------------------------------------------------------------------------------------------------------------------------------------
 
     def reconfigure(self, changes: Mapping[str, Any]) -> None:
-        """Other values of live settings, from the next request on. SettingsError for what cannot change, with nothing changed."""
+        """Change live settings, from the next request on. SettingsError, with nothing changed, if one of them is not live."""
         self.settings = changed(self.settings, changes)
-        for model in self.models.values():
-            if isinstance(model, Model):
-                model.settings = self.settings
+        for encoder in self.encoders.values():
+            encoder.settings = self.settings
         log.setLevel(self.settings.log_level.upper())
 
     def start(self) -> None:
-        """Begin to answer; on the event loop, after `load`."""
+        """Start the engines. Call this on the event loop, after `load`."""
         for model in self.models.values():
             model.engine.start()
 
     async def stop(self) -> None:
         for model in self.models.values():
             await model.engine.stop()
-            if not isinstance(model, Model) and model.chat_prompts is not None:
+            if model.chat_prompts is not None:
                 model.chat_prompts.close()
         self.tokenizers.close()
         self.maps.close()
@@ -412,7 +426,7 @@ class Catalog:
             await asyncio.to_thread(self.tracer.close)
 
     async def drain(self, timeout_s: float) -> int:
-        """Refuse what comes from now on and wait for what was accepted; how many requests were left when time ran out."""
+        """Refuse new requests and wait until the accepted ones are finished. Returns how many were unfinished after `timeout_s`."""
         self.draining = True
         deadline = time.monotonic() + timeout_s
         while self.active and time.monotonic() < deadline:  # noqa: ASYNC110  an event would cost every request, this costs one shutdown
@@ -420,43 +434,54 @@ class Catalog:
         return self.active
 
     def get(self, name: str | None, *kinds: str) -> Model:
-        """The encoder, reranker or classifier of that name or alias; without a name the first of `kinds`, all of these by default.
+        """The encoder, reranker or classifier of that name or alias; without a name the first of `kinds`, or of the pool without those.
 
         Raises ModelNotFound, WrongKind, NotReady.
         """
-        model = self.find(name, *(kinds or ENCODER_KINDS))
-        assert isinstance(model, Model)
-        return model
+        return cast(Model, self.find(name or (None if kinds else self.first(ENCODER_KINDS)), *(kinds or ENCODER_KINDS)))
 
     def generator(self, name: str | None) -> GeneratorModel:
         """The same for a decoder."""
-        model = self.find(name, "decoder")
-        assert isinstance(model, GeneratorModel)
-        return model
+        return cast(GeneratorModel, self.find(name, "decoder"))
 
     def writer(self, name: str | None) -> WritingModel | None:
         """The encoder-decoder that a request for text names; None if it names a decoder, or no served model.
 
         Raises WrongKind for a model that writes no text, NotReady.
         """
-        texts = [model for model in self.models.values() if model.manifest.kind in GENERATOR_KINDS]
-        model = (self._named(name) or self._default(GENERATOR_KINDS)) if name else next(iter(texts), None)
+        model = (self._named(name) or self._default(GENERATOR_KINDS)) if name else next(iter(self.generators.values()), None)
         if model is not None and model.manifest.kind not in GENERATOR_KINDS:
             raise _wrong_kind(model, GENERATOR_KINDS)
-        if not isinstance(model, WritingModel):
+        if model is None or model.manifest.traits.part != "encoder_decoder":
             return None
         self.check(model)
-        return model
+        return cast(WritingModel, model)
+
+    @property
+    def encoders(self) -> dict[str, Model]:
+        """The models that compute vectors and scores."""
+        return {name: cast(Model, model) for name, model in self.models.items() if model.manifest.traits.pool == "encoder"}
+
+    @property
+    def generators(self) -> dict[str, GeneratorModel | WritingModel]:
+        """The models that write texts."""
+        found = {name: model for name, model in self.models.items() if model.manifest.traits.pool == "generator"}
+        return cast(dict[str, GeneratorModel | WritingModel], found)
+
+    def first(self, kinds: Sequence[str]) -> str | None:
+        """The name of the first model of any of these kinds."""
+        return next((name for name, model in self.models.items() if model.manifest.kind in kinds), None)
 
     def find(self, name: str | None, *kinds: str) -> Served:
-        """The model of that name or alias, of one of `kinds` if there are any; without a name the first of them.
+        """The model of that name or alias, of one of `kinds` if there are any; without a name the first of them, an earlier kind first.
 
         A name that is not served means the first of `default_model` that is of these kinds, if there is one.
         """
         if not self.models:
             raise NotReady(self.failure or "the models are still being loaded")
         if not name:
-            model = next((model for model in self.models.values() if model.manifest.kind in kinds), next(iter(self.models.values())))
+            names = (self.first([kind]) for kind in kinds)
+            model = self.models[next(filter(None, names), next(iter(self.models)))]
         elif (found := self._named(name) or self._default(kinds)) is not None:
             model = found
         else:
@@ -477,12 +502,12 @@ class Catalog:
         return next((model for kind in kinds for model in defaults if model is not None and model.manifest.kind == kind), None)
 
     def check(self, model: Served) -> None:
-        """Raise NotReady if the model's engine is dead or stuck. Work that is queued there waits for its deadline or the process's end."""
+        """Raise NotReady if the model's engine is dead or stuck. Queued work stays until its deadline or the end of the process."""
         if reason := self._ailment(model):
             raise NotReady(reason)
 
     async def ready(self) -> bool:
-        """Warm, and answering. A model whose last run failed is asked again for something short, so that it can recover without traffic."""
+        """Whether every model is loaded and answers. A model whose last run failed is probed, so that it recovers without traffic."""
         if not self.models or self.draining:
             return False
         for model in self.models.values():
@@ -497,11 +522,11 @@ class Catalog:
         return answers
 
     def sick(self) -> str | None:
-        """The first failure that only a new process can repair, if there is one."""
+        """The first failure that only a new process can repair, or None."""
         return next(filter(None, map(self._ailment, self.models.values())), None)
 
     def _ailment(self, model: Served) -> str | None:
-        """A thread that has died, or a call of a runtime that does not end."""
+        """The failure of the model's engine: a dead thread, or a runtime call that does not end. None if it has none."""
         if not model.engine.alive:
             return f"a runtime thread of {model.name} is dead"
         if (stuck_s := model.engine.stuck_s) > (limit_s := self.settings.stuck_after_s):
@@ -511,15 +536,23 @@ class Catalog:
     async def _probe(self, model: Served) -> bool:
         deadline = time.monotonic() + 5
         try:
-            if isinstance(model, Model):
-                encoded = model.texts.encode(["ready?"], cut=Cut())
-                await model.engine.probe([item for item in encoded if isinstance(item, Encoded)], model.output, deadline)
-            else:
-                await model.engine.probe(deadline)
+            await model.probe(deadline)
         except ServiceError as error:
             log.warning("probe failed", extra={"model": model.name, "error": str(error)})
             return False
         return model.engine.healthy
+
+
+# How a bundle is opened, by the part of its manifest that only its kind has.
+_OPENED: dict[str | None, Callable[[Path, contract.Manifest, Catalog], Served]] = {
+    None: Model,
+    "decoder": lambda bundle, manifest, catalog: GeneratorModel(
+        bundle, manifest, catalog.settings, catalog.metrics, catalog.open_generator
+    ),
+    "encoder_decoder": lambda bundle, manifest, catalog: WritingModel(
+        bundle, manifest, catalog.settings, catalog.metrics, catalog.open_writer
+    ),
+}
 
 
 def _wrong_kind(model: Served, kinds: Sequence[str]) -> WrongKind:
@@ -527,7 +560,7 @@ def _wrong_kind(model: Served, kinds: Sequence[str]) -> WrongKind:
 
 
 def _raise_first(results: Sequence[object], call: Call) -> None:
-    """The first error among the results, unless the request wants errors by item."""
+    """Raise the first error among the results, unless the request accepts errors by item."""
     for result in results:
         if isinstance(result, ServiceError) and not call.item_errors:
             raise result.with_traceback(None)  # equal inputs of several requests share their error

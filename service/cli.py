@@ -13,6 +13,8 @@ import typer
 from typer.core import TyperGroup
 
 from attnserve.terminal import console, errors_printed, pairs, print_error, progress_bar
+from service import settings as known
+from service.settings import Settings
 
 # The module of each command, in the order of `attnserve --help`. A module has the command in its `app`.
 COMMANDS = {
@@ -65,15 +67,22 @@ class Provider(StrEnum):
     cuda = "cuda"
 
 
-# Flags of the commands that read settings.
-BundleFlag = Annotated[list[Path] | None, typer.Option("--bundle", help="Bundle to serve; may be given several times.")]
+def _flag(setting: str, *names: str, repeated: bool = False, **options: Any) -> Any:
+    """The flag of a setting: its help is the setting's description."""
+    field = Settings.model_fields[setting]
+    if isinstance(field.default, str | int) and not isinstance(field.default, bool):
+        options = {"show_default": str(field.default), **options}
+    return typer.Option(*names, help=f"{field.description}{' May be given several times.' if repeated else ''}", **options)
+
+
+# Flags of both commands.
+BundleFlag = Annotated[list[Path] | None, _flag("bundles", "--bundle", repeated=True)]
 ConfigFlag = Annotated[Path | None, typer.Option(help="YAML file of settings.")]
-ProviderFlag = Annotated[
-    Provider | None, typer.Option(help="Where encoders and decoders compute; encoder-decoders use the CPU.", show_default="auto")
-]
-EncodersFlag = Annotated[int | None, typer.Option(help="Replicas for vectors and scores, in profile split.", show_default="1")]
-GeneratorsFlag = Annotated[int | None, typer.Option(help="Replicas for texts, in profile split.", show_default="1")]
-SetFlag = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, any other setting; may be given several times.")]
+ProviderFlag = Annotated[Provider | None, _flag("provider")]
+EncodersFlag = Annotated[int | None, _flag("encoders")]
+GeneratorsFlag = Annotated[int | None, _flag("generators")]
+ThreadsFlag = Annotated[int | None, _flag("threads")]
+SetFlag = Annotated[list[str] | None, typer.Option("--set", help="KEY=VALUE, any other setting. May be given several times.")]
 
 
 @app.callback()
@@ -85,29 +94,20 @@ def root() -> None:
 def serve(
     bundle: BundleFlag = None,
     config: ConfigFlag = None,
-    host: Annotated[str | None, typer.Option(help="Address to listen on.", show_default="127.0.0.1")] = None,
-    port: Annotated[int | None, typer.Option(help="Port to listen on.", show_default="8000")] = None,
-    alias: Annotated[list[str] | None, typer.Option(help="ALIAS=NAME, another name of a model; may be given several times.")] = None,
-    api_key: Annotated[
-        list[str] | None, typer.Option(help="Key to accept as `Authorization: Bearer`; better in ATTNSERVE_API_KEYS.")
-    ] = None,
-    api_keys_file: Annotated[
-        Path | None, typer.Option(help="JSON file of keys, by their hashes, with tenants and limits; see `attnserve key`.")
-    ] = None,
-    cors_origin: Annotated[
-        list[str] | None,
-        typer.Option(help="Origin whose pages may call from a browser, as https://app.example; * is all. May be given several times."),
-    ] = None,
-    profile: Annotated[
-        str | None, typer.Option(help="single: one process; split: a gateway before pools of replicas.", show_default="single")
-    ] = None,
+    host: Annotated[str | None, _flag("host")] = None,
+    port: Annotated[int | None, _flag("port")] = None,
+    alias: Annotated[list[str] | None, _flag("aliases", repeated=True)] = None,
+    api_key: Annotated[list[str] | None, _flag("api_keys", repeated=True)] = None,
+    api_keys_file: Annotated[Path | None, _flag("api_keys_file")] = None,
+    cors_origin: Annotated[list[str] | None, _flag("cors_origins", repeated=True)] = None,
+    profile: Annotated[str | None, _flag("profile")] = None,
     encoders: EncodersFlag = None,
     generators: GeneratorsFlag = None,
     provider: ProviderFlag = None,
-    threads: Annotated[int | None, typer.Option(help="Runtime threads, of each replica.", show_default="all CPUs, shared out")] = None,
-    lean: Annotated[bool | None, typer.Option("--lean", help="Without HAProxy: clients talk to the replica's own server.")] = None,
-    access_log: Annotated[bool | None, typer.Option("--access-log", help="Log every request.")] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.", show_default="info")] = None,
+    threads: ThreadsFlag = None,
+    lean: Annotated[bool | None, _flag("lean", "--lean")] = None,
+    access_log: Annotated[bool | None, _flag("access_log", "--access-log")] = None,
+    log_level: Annotated[str | None, _flag("log_level")] = None,
     set_: SetFlag = None,
 ) -> None:
     """Serve bundles over HTTP until SIGTERM or Ctrl-C; accepted requests are finished first, a second signal ends at once.
@@ -144,14 +144,14 @@ def serve(
 def serve_config(
     bundle: BundleFlag = None,
     config: ConfigFlag = None,
-    host: Annotated[str, typer.Option(help="Address to listen on, on every node.")] = "0.0.0.0",
+    host: Annotated[str, _flag("host", show_default=True)] = "0.0.0.0",
     encoders: EncodersFlag = None,
     generators: GeneratorsFlag = None,
-    max_gateways: Annotated[int | None, typer.Option(help="Scale gateways by processor time, up to so many.")] = None,
-    max_encoders: Annotated[int | None, typer.Option(help="Scale encoders by tokens asked for, up to so many.")] = None,
-    max_generators: Annotated[int | None, typer.Option(help="Scale generators by slots asked for, up to so many.")] = None,
+    max_gateways: Annotated[int | None, _flag("max_gateways")] = None,
+    max_encoders: Annotated[int | None, _flag("max_encoders")] = None,
+    max_generators: Annotated[int | None, _flag("max_generators")] = None,
     provider: ProviderFlag = None,
-    threads: Annotated[int | None, typer.Option(help="Runtime threads of each replica.", show_default="this machine's, shared out")] = None,
+    threads: ThreadsFlag = None,
     set_: SetFlag = None,
 ) -> None:
     """Print profile split as Ray Serve's configuration, for `serve deploy` or KubeRay's `serveConfigV2`.
@@ -177,10 +177,9 @@ def serve_config(
     print(render(settings), end="")
 
 
-def _settings(flags: dict[str, Any], config: Path | None) -> Any:
+def _settings(flags: dict[str, Any], config: Path | None) -> Settings:
     """The settings from all sources. Checks that bundles are intact and that names of models are among theirs."""
     from export.contract import verify
-    from service import settings as known
 
     settings = known.load({name: value for name, value in flags.items() if value is not None}, config)
     if not settings.bundles:
@@ -189,7 +188,7 @@ def _settings(flags: dict[str, Any], config: Path | None) -> Any:
     return settings
 
 
-def _run(settings: Any) -> None:
+def _run(settings: Settings) -> None:
     """Start, wait for a signal, stop. A service that cannot go on ends with status 1 and the reason."""
     from service.deployment.flags import prepare
     from service.deployment.front import Front, listen
@@ -203,9 +202,10 @@ def _run(settings: Any) -> None:
         adopt()
         prepare(settings)
         if settings.profile == "split":
-            from service.deployment.gpus import check_gpus, gpus_here
+            from service.deployment import ray_private
+            from service.deployment.gpus import check_gpus
 
-            check_gpus(settings, gpus_here())
+            check_gpus(settings, ray_private.gpus_here())
         to_file(None, settings.log_level)
 
         def end(reason: str) -> None:

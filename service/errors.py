@@ -1,15 +1,15 @@
-"""Everything a caller can cause or must be told, as exceptions. Each dialect turns them into its own status and body.
+"""The errors of requests, as exceptions. Each dialect turns them into its own status and body.
 
-The message is a sentence that names the value, the limit and the next step; `status` is what plain HTTP would say.
+The message is a sentence that names the value, the limit and the next step; `status` is the HTTP status where a dialect has no other.
 """
 
 from attnserve.errors import AttnserveError
 
-CANNOT_START = "the service cannot start"  # how the readiness probe's answer begins when waiting is of no use
+CANNOT_START = "the service cannot start"  # the readiness probe's answer begins with this if the service never becomes ready
 
 
 class ServiceError(AttnserveError):
-    """Base of all of them. `param` is the request field at fault."""
+    """Base class of the errors of requests. `param` is the field of the request that is wrong, if it is one."""
 
     status = 500
     code = "internal_error"
@@ -21,46 +21,46 @@ class ServiceError(AttnserveError):
 
 
 class InvalidRequest(ServiceError):
-    """The request can be read but not be meant: a field out of range, of the wrong type, or in conflict with another."""
+    """A field of the request is out of range, of the wrong type, or in conflict with another one."""
 
     status = 422
     code = "invalid_request"
 
 
 class MalformedBody(InvalidRequest):
-    """The body is not JSON at all."""
+    """The body is not JSON."""
 
     status = 400
     code = "malformed_body"
 
 
 class EmptyInput(InvalidRequest):
-    """Nothing to work on: an empty string or an empty list."""
+    """An input is an empty string, or there are no inputs."""
 
     status = 400
     code = "empty_input"
 
 
 class TokenizationFailed(InvalidRequest):
-    """An input that cannot become ids of this model: outside its vocabulary, or over its length."""
+    """An input cannot be converted to token ids of this model: ids outside its vocabulary, or too many."""
 
     code = "tokenizer"
 
 
 class InputTooLong(TokenizationFailed):
-    """An input that is over the model's length and must not be cut."""
+    """An input is longer than the model's limit, and the request forbids truncation."""
 
     code = "context_length_exceeded"  # OpenAI's, which clients look for
 
 
 class BatchTooLarge(InvalidRequest):
-    """More inputs in one request than the service takes."""
+    """A request has more inputs than the service accepts."""
 
     code = "batch_too_large"
 
 
 class NeverFits(ServiceError):
-    """A request so large that it could not be admitted even by an idle service. Trying again is useless."""
+    """A request is too large even for an idle service. Sending it again is useless."""
 
     status = 413
     code = "too_large"
@@ -106,21 +106,21 @@ class Unauthorized(ServiceError):
 
 
 class OriginRefused(ServiceError):
-    """A browser sends a request from a page whose origin may not call this service."""
+    """The request comes from a browser's page whose origin is not in `cors_origins`."""
 
     status = 403
     code = "origin_refused"
 
 
 class WrongKind(ServiceError):
-    """The model is of another kind than the route needs (an encoder asked for rerank logits, say)."""
+    """The model is of another kind than the route needs, such as an encoder at a route for classifiers."""
 
     status = 424
     code = "wrong_model_kind"
 
 
 class Overloaded(ServiceError):
-    """The queue is full. `retry_after_s` is when room for this request is expected, from the measured rate."""
+    """The queue is full. `retry_after_s`: seconds until this request is expected to fit, by the measured throughput."""
 
     status = 429
     code = "overloaded"
@@ -131,13 +131,13 @@ class Overloaded(ServiceError):
 
 
 class RateLimited(Overloaded):
-    """A tenant has used what its limits allow; others are served. `retry_after_s` is when there will be room for one request."""
+    """A tenant has reached its limit; other tenants are served. `retry_after_s`: seconds until its next request is allowed."""
 
     code = "rate_limit_exceeded"  # OpenAI's
 
 
 class QueueTooLong(Overloaded):
-    """Any request that joins this queue now would wait too long."""
+    """The queue is so long that no further request is admitted."""
 
 
 class DeadlineExceeded(ServiceError):
@@ -146,11 +146,11 @@ class DeadlineExceeded(ServiceError):
 
 
 class NotReady(ServiceError):
-    """Still warming up, or shutting down."""
+    """The service is starting or shutting down, or the model does not answer."""
 
     status = 503
     code = "not_ready"
-    elsewhere = False  # whether another replica may answer the same request at once
+    elsewhere = False  # True: another replica may accept the same request now
 
     def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -158,11 +158,11 @@ class NotReady(ServiceError):
 
 
 class RuntimeFailed(ServiceError):
-    """The runtime raised, or its answer must not leave the house (NaN, Inf, zero length)."""
+    """The runtime raised an error, or its output is invalid: NaN, infinite, or a vector of length zero."""
 
     status = 500
     code = "backend_failure"
 
 
 class StartFailed(AttnserveError):
-    """The service did not come up; the message says what stood in the way."""
+    """The service did not start; the message has the reason."""

@@ -34,105 +34,131 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     bundles: Annotated[tuple[Path, ...], NoDecode] = Field(
-        (), description="Bundle directories to serve; the first of a kind is its default."
+        (), description="Bundle directories to serve; the first of a kind is the default for its kind."
     )
-    aliases: dict[str, str] = Field({}, description="Other names of models: {alias: name}.")
+    aliases: dict[str, str] = Field({}, description="Other names of models, as ALIAS=NAME; a mapping in YAML, JSON in the environment.")
     default_model: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Models that answer requests for unknown names: the first whose kind fits the route. Unset: unknown names are a 404.",
+        description="Models that answer requests for unknown names: the first whose kind fits the route. Unset: unknown names get 404.",
     )
-    host: str = Field("127.0.0.1", description="Address to listen on. Loopback unless told otherwise.")
+    host: str = Field("127.0.0.1", description="Address to listen on.")
     port: int = Field(8000, ge=1, le=65535, description="Port to listen on.")
     api_keys: Annotated[tuple[SecretStr, ...], NoDecode] = Field(
-        (), description="Keys accepted as `Authorization: Bearer KEY`; without these and `api_keys_file` the service is open."
+        (),
+        description="Keys accepted as `Authorization: Bearer KEY` (better in ATTNSERVE_API_KEYS). Without keys, all may call.",
     )
     api_keys_file: Path | None = Field(
-        None, description="JSON file of more keys, by their hashes, with names, tenants and limits; read again when it changes."
+        None,
+        description="JSON file of more keys, by their hashes, with tenants and limits; see `attnserve key`. Read again when it changes.",
     )
     cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
         (),
-        description="Origins whose pages may call from a browser, such as https://app.example; `*` is all, none means CORS is off.",
+        description="Origins of pages that may call from a browser, such as https://app.example; `*` allows all, none turns CORS off.",
     )
 
-    max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="Largest request body.")
+    max_body_bytes: int = Field(32 * 1024 * 1024, ge=1024, description="Largest request body, in bytes.")
     max_pending_bytes: int = Field(
         256 * 1024 * 1024,
         ge=1024,
-        description="Bytes of all bodies, and of all large answers; over it or a client's share 429.",
+        description="Most bytes of all request bodies together, and of all large answers together; over it or a client's share 429.",
     )
-    max_answer_bytes: int = Field(64 * 1024 * 1024, ge=1024, description="Largest answer, estimated before it is computed; over it 413.")
+    max_answer_bytes: int = Field(
+        64 * 1024 * 1024, ge=1024, description="Largest answer in bytes, estimated before it is computed; over it 413."
+    )
     min_body_bytes_per_s: int = Field(
-        8192, ge=1, description="Slowest accepted body, in bytes a second, after its first `body_grace_s`; a slower one is answered 408."
+        8192,
+        ge=1,
+        description="Slowest accepted upload of a body, in bytes a second, after its first `body_grace_s` seconds; slower ones get 408.",
     )
-    body_grace_s: float = Field(5.0, gt=0, le=3600, description="How long the upload of a body may pause, in seconds.")
+    body_grace_s: float = Field(5.0, gt=0, le=3600, description="Longest pause of an upload, in seconds.")
     max_client_batch: int = Field(2048, ge=1, le=1_000_000, description="Most inputs in one request.")
-    max_input_characters: int = Field(1_000_000, ge=1000, description="Most characters of one input, however short it is cut afterwards.")
-    max_queue_tokens: int = Field(524_288, ge=1, description="Most tokens waiting for one model; over it 429.")
+    max_input_characters: int = Field(1_000_000, ge=1000, description="Most characters of one input, before truncation.")
+    max_queue_tokens: int = Field(524_288, ge=1, description="Most tokens queued for one model; over it 429.")
     max_wait_s: float = Field(
-        1.0, ge=0, le=86_400, description="How long interactive work may have to wait for its turn, by the measured rate; over it 429."
+        1.0,
+        ge=0,
+        le=86_400,
+        description="Longest wait of an interactive request in seconds, by measured throughput; over it 429. An empty queue accepts any.",
     )
-    max_bulk_wait_s: float = Field(30.0, ge=0, le=86_400, description="The same for bulk work.")
+    max_bulk_wait_s: float = Field(30.0, ge=0, le=86_400, description="The same for bulk requests.")
     max_batch_tokens: int | None = Field(
-        None, ge=1, description="Most tokens, padding included, in one runtime call. Default: 512 on CPU, 16384 on a GPU."
+        None, ge=1, description="Most tokens of one runtime call, padding included. Unset: 512 on a CPU, 16384 on a GPU."
     )
-    bulk_inputs: int = Field(32, ge=1, description="A request with more inputs than this waits in the bulk lane unless it says otherwise.")
-    bulk_delay_s: float = Field(2.0, ge=0, le=3600, description="How long interactive work may pass bulk work.")
-    request_timeout_s: float = Field(300.0, gt=0, le=86_400, description="Deadline of a request that brings none.")
+    bulk_inputs: int = Field(32, ge=1, description="A request with more inputs than this is bulk, unless it names its lane.")
+    bulk_delay_s: float = Field(2.0, ge=0, le=3600, description="Seconds for which interactive requests may overtake a bulk request.")
+    request_timeout_s: float = Field(300.0, gt=0, le=86_400, description="Deadline of a request that sets none, in seconds.")
     stream_heartbeat_s: float = Field(
-        15.0, gt=0, le=3600, description="How long a stream may be silent before it sends a comment, which keeps proxies from closing it."
+        15.0, gt=0, le=3600, description="A stream that is silent for this many seconds sends a comment, so that proxies keep it open."
     )
     stream_interval_s: float = Field(
         0.03,
         ge=0,
         le=10,
-        description="How often a stream sends what has come; its first token and its end leave at once. 0: every token by itself.",
+        description="Seconds between two messages of a stream; its first token and its end are sent at once. 0: each token by itself.",
     )
     stream_stall_s: float = Field(
-        60.0, gt=0, le=3600, description="How long a client may take nothing of its stream before it counts as gone."
+        60.0, gt=0, le=3600, description="Seconds after which a client that reads nothing of its stream is disconnected."
     )
     slots: int = Field(32, ge=1, le=4096, description="Sequences that a decoder continues at the same time.")
     max_prompt_tokens: int = Field(131_072, ge=1, description="Most tokens of a prompt.")
     default_max_tokens: int = Field(
-        4096, ge=1, le=1_000_000, description="Most tokens of a chat answer or a response that sets no limit of its own."
+        4096, ge=1, le=1_000_000, description="Most tokens of a chat answer or a response if the request sets no limit."
     )
     allow_special_tokens: bool = Field(
-        False, description="Read special tokens, such as [SEP] or <|endoftext|>, in the texts of requests. Off: they are plain text."
+        False, description="Recognise special tokens, such as [SEP] or <|endoftext|>, in the texts of requests. Off: they are plain text."
     )
-    auto_truncate: bool = Field(True, description="Cut inputs longer than the model takes, where the request does not say.")
-    cache_bytes: int = Field(32 * 1024 * 1024, ge=0, description="Bytes of vectors kept for inputs seen before; 0 turns the cache off.")
+    auto_truncate: bool = Field(
+        True, description="Truncate inputs that are longer than the model's limit, unless the request sets this itself."
+    )
+    cache_bytes: int = Field(32 * 1024 * 1024, ge=0, description="Bytes of the cache of vectors; 0 turns it off.")
 
-    threads: int | None = Field(None, ge=1, le=1024, description="Runtime threads. Default: what affinity and cgroup quota leave.")
+    threads: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="Runtime threads of each replica. Unset: the CPUs that affinity and cgroup quota allow, shared out.",
+    )
     provider: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where encoders and decoders compute; auto takes a GPU that works. Encoder-decoders compute on the CPU."
     )
     gpu_memory_gib: float | None = Field(
-        None, gt=0, le=1024, description="Most memory of a GPU for each bundle of a process. Default: what there is."
+        None, gt=0, le=1024, description="Most GPU memory of each bundle in a process, in GiB. Unset: all there is."
     )
     stuck_after_s: float = Field(
-        120.0, gt=0, le=86_400, description="A replica whose runtime call has not ended after so long counts as stuck, and is replaced."
+        120.0, gt=0, le=86_400, description="Seconds after which a replica whose runtime call has not ended is replaced."
     )
     profile: Literal["single", "split"] = Field(
-        "single", description="single: one process answers; split: a gateway, and pools of replicas behind it that compute."
+        "single", description="single: one process answers; split: gateways in front of pools of replicas that compute."
     )
-    gateways: int = Field(1, ge=1, le=1000, description="Replicas that take requests. Profile split.")
-    encoders: int = Field(1, ge=1, le=1000, description="Replicas that compute vectors and scores; the fewest. Profile split.")
-    generators: int = Field(1, ge=1, le=1000, description="Replicas that continue texts; the fewest. Profile split.")
-    max_gateways: int | None = Field(None, ge=1, le=1000, description="Most gateways, by processor time. Default: no scaling.")
-    max_encoders: int | None = Field(None, ge=1, le=10_000, description="Most encoders, by tokens asked for. Default: no scaling.")
-    max_generators: int | None = Field(None, ge=1, le=10_000, description="Most generators, by slots asked for. Default: no scaling.")
+    gateways: int = Field(1, ge=1, le=1000, description="Replicas that take requests, at least; profile split.")
+    encoders: int = Field(1, ge=1, le=1000, description="Replicas that compute vectors and scores, at least; profile split.")
+    generators: int = Field(1, ge=1, le=1000, description="Replicas that generate text, at least; profile split.")
+    max_gateways: int | None = Field(
+        None, ge=1, le=1000, description="Upper bound when autoscaling gateways, by processor time. Unset: fixed number."
+    )
+    max_encoders: int | None = Field(
+        None, ge=1, le=10_000, description="Upper bound when autoscaling encoder replicas, by requested tokens. Unset: fixed number."
+    )
+    max_generators: int | None = Field(
+        None, ge=1, le=10_000, description="Upper bound when autoscaling generator replicas, by requested slots. Unset: fixed number."
+    )
     replica_gpus: float | None = Field(
         None,
         ge=0,
         le=64,
-        description="GPUs of each encoder and generator, or its share of one; profile split. Default: 1 with provider=cuda, else 0.",
+        description="GPUs of each encoder and generator replica, or its share of one; profile split. Unset: 1 with provider=cuda, else 0.",
     )
-    lean: bool = Field(False, description="No HAProxy: a few MiB less memory, and no hop; the replica's own server takes connections.")
-    drain_timeout_s: float = Field(30.0, ge=0, le=3600, description="How long SIGTERM waits for accepted requests.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least severe log record written.")
+    lean: bool = Field(
+        False, description="Without HAProxy: the replica's own server accepts connections, which saves a few MiB of memory and a hop."
+    )
+    drain_timeout_s: float = Field(30.0, ge=0, le=3600, description="Seconds that SIGTERM waits for accepted requests to finish.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe level that is logged: debug, info, warning or error."
+    )
     otlp_endpoint: AnyHttpUrl | None = Field(
-        None, description="Where traces go over OTLP/HTTP, such as http://collector:4318; needs attnserve[trace]. None: no traces."
+        None, description="Address for traces over OTLP/HTTP, such as http://collector:4318; needs attnserve[trace]. Unset: no traces."
     )
-    access_log: bool = Field(False, description="Log every request, not only the failed ones.")
+    access_log: bool = Field(False, description="Log every request, not only failed ones.")
 
     @field_validator("bundles", "default_model", "api_keys", "cors_origins", mode="before")
     @classmethod
@@ -270,7 +296,7 @@ def freeze(settings: Settings) -> str:
     return json.dumps({**settings.model_dump(mode="json"), "api_keys": [key.get_secret_value() for key in settings.api_keys]})
 
 
-# What requests look up when they come, and so can change while others run.
+# Settings that are read for each request, and so can change while the service runs.
 LIVE = (
     "access_log",
     "auto_truncate",

@@ -4,18 +4,17 @@ import json
 from typing import Any
 
 import yaml
-from ray.serve._private.build_app import build_app
 from ray.serve.deployment import deployment_to_schema
 from ray.serve.schema import ServeDeploySchema
 
-from service.deployment import split
+from service.deployment import ray_private, split
 from service.deployment.flags import cluster_flags
 from service.settings import Settings
 
 
 def render(settings: Settings) -> str:
-    """YAML, as `serve build` writes it. Keys of the API are left out: they belong in ATTNSERVE_API_KEYS, or a file, of every node."""
-    deployments = build_app(split.build(settings, None), name=split.APPLICATION).deployments
+    """YAML, as `serve build` writes it, without API keys: these come from ATTNSERVE_API_KEYS or a file on every node."""
+    deployments = ray_private.deployments_of(split.build(settings, None), split.APPLICATION)
     application = {
         "name": split.APPLICATION,
         "route_prefix": "/",
@@ -35,6 +34,6 @@ def render(settings: Settings) -> str:
 
 
 def _arguments(settings: Settings) -> dict[str, Any]:
-    """What differs from the defaults, without secrets and without what the deployments say by themselves."""
+    """The settings that differ from the defaults, without secrets and without those that the deployments have already."""
     said = settings.model_dump(mode="json", exclude_defaults=True, exclude={"api_keys", "profile", "host", "port", "lean"})
     return {**said, "threads": split.threads(settings)}

@@ -1,26 +1,25 @@
-"""What Serve asks of a replica that takes requests, in both profiles."""
+"""The methods that Serve calls on a replica that takes requests, in both profiles."""
 
 from collections.abc import Mapping
 from typing import Any
 
-# Period and timeout of the health checks of Serve's controller. It replaces a replica after three failures, and a dead process after one.
-# A silent replica may only be busy, since its event loop answers. One that hangs is found by other signs on one machine
-# (`service/deployment/watch.py`), and after three timeouts on a cluster.
+# Period and timeout of the health checks of Serve's controller, in seconds. It replaces a replica after three failures, and a dead process
+# after one. The timeout is long because a busy event loop answers late. On one machine `watch.py` finds replicas that hang sooner.
 CHECKED_EVERY_S, SILENT_FOR_S = 1, 20
 
 
 class Ingress:
-    """Around the catalog of this process, which `service/deployment/replica.py` keeps."""
+    """Serve's methods over the catalog of this process, `service.deployment.replica.catalog`."""
 
     async def check_health(self) -> None:
-        """A replica that cannot mend itself is replaced."""
+        """RuntimeError for a failure that only a new process can repair: Serve replaces the replica."""
         from service.deployment.replica import catalog
 
         if catalog is not None and (reason := catalog.sick()):
             raise RuntimeError(reason)
 
     def reconfigure(self, user_config: Mapping[str, Any]) -> None:
-        """Settings that can change while requests run; SettingsError for others."""
+        """Change live settings. SettingsError for others."""
         from service.deployment.replica import catalog
 
         assert catalog is not None
@@ -28,7 +27,7 @@ class Ingress:
 
 
 class WarmIngress(Ingress):
-    """Serve counts it from its first passed check on, when its models are loaded: before, it gets no requests and no other ends for it."""
+    """A replica that passes its first check when its models are loaded: until then Serve sends no requests and keeps older replicas."""
 
     async def check_health(self) -> None:
         from service.deployment.replica import catalog

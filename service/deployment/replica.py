@@ -1,9 +1,9 @@
-"""A replica's process: the models, the application over them, and the HTTP server in front, which bypasses Ray's request handling.
+"""The process of a replica that takes requests: models, application and HTTP server. Requests bypass Ray's handler.
 
-Ray's handler makes two tasks, a dozen objects and three random ids of every request to count and trace it. None of that is used here: the
-edge counts, bounds, times and drains requests itself. On one machine Ray takes no requests at all: this process serves at a socket that the
-command gave it (`lifeline.py`). On a cluster Ray owns the socket and the server, and is given a middleware (its documented hook for them)
-that answers in its place. Ray starts, checks, replaces and stops the replica.
+For every request Ray's handler makes two tasks, a dozen objects and three random ids, to count and trace it. None of this is needed here:
+the edge counts, bounds, times and drains requests itself. On one machine this process serves at a socket that it gets from the command
+(`lifeline.py`). On a cluster Ray owns the socket and the server, and a middleware, Ray's documented hook, answers before Ray's handler.
+Ray starts, checks, replaces and stops the replica.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from service.catalog import Catalog
     from service.settings import Settings
 
-_RAYS_OWN = ("/-/healthz", "/-/routes")  # what HAProxy asks to know whether the replica is there
+_RAYS_OWN = ("/-/healthz", "/-/routes")  # HAProxy's health checks
 _KEEP_ALIVE_S = 90  # longer than HAProxy keeps an idle connection
 
 catalog: "Catalog | None" = None
@@ -36,7 +36,7 @@ def start(frozen: str, log_file: str | None, make_catalog: "Callable[[Settings],
     `log_file` is in the run directory of a service on one machine; None on a cluster, where Ray runs the HTTP server.
     """
     global catalog, _application
-    # Not at the top: Ray's proxy imports this module for `middlewares`, and has no use for the rest in its memory.
+    # Not at the top: Ray's proxy imports this module for `middlewares`, and the rest would only take its memory.
     from service.app import build_app
     from service.http.connections import install
     from service.settings import Settings

@@ -56,7 +56,6 @@ class Service:
         self._front.start()
         self._watch.start()
         self._start_ray()
-        import ray
         from ray import serve
 
         progress("starting Ray Serve")
@@ -75,7 +74,7 @@ class Service:
         serve.run_many([target], wait_for_applications_running=False)
         self._deployed = True
         progress("loading models")
-        self._wait_until_ready(ray, serve)
+        self._wait_until_ready(serve)
 
     def stop(self) -> int:
         """Finish accepted requests, then take everything down. Returns how many requests could not be finished in time."""
@@ -85,11 +84,13 @@ class Service:
         import ray
         from ray import serve
 
+        from service.deployment import ray_private
+
         unfinished = self._watch.drain(self.settings.drain_timeout_s)
         self._front.close()
         time.sleep(0.2)  # HAProxy closes the port while replicas still answer over open connections
         self._watch.stop()
-        _hear_no_errors(ray)
+        ray_private.stop_printing_errors()
         with suppress(Exception):
             serve.shutdown()  # type: ignore[no-untyped-call]
         ray.shutdown()
@@ -110,30 +111,11 @@ class Service:
 
     def _start_ray(self) -> None:
         """A private Ray on loopback, without dashboard, log monitor and autoscaler, each a Python process of its own."""
-        import ray
-        from ray._private import parameter, services
+        from service.deployment import ray_private
 
-        # `ray.init` turns 127.0.0.1 into the machine's own address, opening every port to the network, and has no switch for the last two.
-        # And without the first it starts a server of usage statistics, which are off, and waits for it.
-        original, api_server = parameter.RayParams, services.start_api_server
-        ours = {"node_ip_address": "127.0.0.1", "no_monitor": True, "include_log_monitor": False, "dashboard_agent_listen_port": 0}
-        parameter.RayParams = lambda **given: original(**{**given, **ours})  # type: ignore[misc, assignment]
-        services.start_api_server = lambda *_, **__: (None, None)
-        try:
-            ray.init(
-                num_cpus=self._cpus(),
-                include_dashboard=False,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                log_to_driver=False,
-                configure_logging=False,
-                namespace="serve",
-                _temp_dir=str(self._run),
-            )
-        finally:
-            parameter.RayParams, services.start_api_server = original, api_server  # type: ignore[misc]
-        started: Any = ray._private.worker._global_node.all_processes  # type: ignore[attr-defined]
+        pids = ray_private.start_ray(self._run, cpus=self._cpus(), object_store_bytes=_OBJECT_STORE_BYTES)
         names = {"Ray's raylet": "raylet", "Ray's GCS": "gcs_server"}
-        self._watch.cannot_lose({name: psutil.Process(started[kind][0].process.pid) for name, kind in names.items()})
+        self._watch.cannot_lose({name: psutil.Process(pids[kind]) for name, kind in names.items()})
 
     def _start_serve(self, serve: Any) -> None:
         """Its controller, and none of its proxies."""
@@ -147,7 +129,7 @@ class Service:
 
         return split.cpus(self.settings)
 
-    def _wait_until_ready(self, ray: Any, serve: Any) -> None:
+    def _wait_until_ready(self, serve: Any) -> None:
         deadline = time.monotonic() + 300
         while time.monotonic() < deadline:
             try:
@@ -167,13 +149,6 @@ class Service:
                     raise StartFailed(f"the replica did not start: {status.message}")
             time.sleep(0.05)
         raise StartFailed("the service was not ready after 300 s")
-
-
-def _hear_no_errors(ray: Any) -> None:
-    """As `ray.shutdown` does later: Ray would print that calls of Serve's controller fail, which is how Serve ends it."""
-    worker = ray._private.worker.global_worker
-    worker.threads_stopped.set()
-    worker.gcs_error_subscriber.close()
 
 
 def _sentence(message: str) -> str:

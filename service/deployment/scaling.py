@@ -1,37 +1,37 @@
-"""How many replicas a deployment needs, by what they say of themselves. Serve's controller calls this, and applies bounds and delays.
+"""The number of replicas of a deployment, from the load that they report. Serve's controller calls this, and applies bounds and delays.
 
-Each replica says how much work it was asked for, as a share of what it can do (`service/runtime/offered.py`), refused work included.
-The sum is the number of replicas that would be busy all the time; divided by the share of time that each should be, it is the number of
-replicas to have. So the number does not depend on how many there are now, and one decision leads from any number to the right one.
+An encoder or generator reports the work that it was asked for, refused work included, as a share of its capacity
+(`service/runtime/offered.py`). The sum over all replicas, divided by the target utilisation, is the number needed. It does not depend on
+the present number, so one decision suffices.
 
-A gateway says how much of a processor its process takes: it cannot say what it was not able to read. There, where all are at their limit,
-each decision adds replicas in proportion until they are not.
+A gateway reports its CPU time as a share of its reservation, since it cannot report requests that it had no time to read. If all gateways
+are saturated, each decision adds some in proportion until they are not.
 """
 
 import math
 from typing import Any
 
-LOAD = "load"  # of one replica, since it was last asked
-# What share of its time a replica should work. The rest is for bursts within the time that a new one takes to start. Slots are filled from
-# a queue that waits a second at most, texts from one of milliseconds: a generator needs a little more of it. A gateway's tokenizers and
-# its event loop share what Ray reserves for it, and the loop answers late from there on.
+LOAD = "load"  # of one replica, since its last report
+# Target utilisation of a replica. The rest is for bursts while a new replica starts. Requests queue for slots for up to a second, for
+# encoders only for milliseconds, so generators need more reserve. In a gateway tokenizers and event loop share the reserved CPU, and above
+# this share the loop answers late.
 ENCODER_TARGET, GENERATOR_TARGET, GATEWAY_TARGET = 0.8, 0.75, 0.6
-_SLACK = 0.05  # of the number of replicas: by so much may the work of each be over the target before there is another one
+_SLACK = 0.05  # share of the present number by which the needed number may differ from it without a change
 
 
 class ByLoad:
-    """So many replicas that each has `target` of the load."""
+    """A Serve autoscaling policy: enough replicas for a utilisation of `target`."""
 
     def __init__(self, target: float) -> None:
         self._target = target
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """`context` is Serve's AutoscalingContext. Where no replica has said anything yet, the number stays."""
+        """`context` is Serve's AutoscalingContext. Until a replica has reported, the number stays."""
         loads, there = (context.aggregated_metrics or {}).get(LOAD), context.target_num_replicas
         if not loads:
             return there, {}
         wanted = sum(loads.values()) / self._target
-        slack = _SLACK * there  # else the number would go back and forth where the work is just that of so many
+        slack = _SLACK * there  # else the number would oscillate where the needed number is near a whole one
         return there if there - 1 + slack < wanted <= there + slack else math.ceil(wanted), {}
 
 
@@ -42,6 +42,6 @@ def autoscaling(least: int, most: int, target: float) -> dict[str, Any]:
         "max_replicas": most,
         "upscale_delay_s": 5,
         "downscale_delay_s": 300,
-        "look_back_period_s": 20,  # within which requests come evenly enough, and more than the 10 s between two reports of a replica
+        "look_back_period_s": 20,  # two reports of each replica, which come every 10 s
         "policy": {"policy_function": f"{ByLoad.__module__}:{ByLoad.__name__}", "policy_kwargs": {"target": target}},
     }

@@ -14,10 +14,10 @@ def build(settings: Settings, log_file: Path) -> Any:
     frozen, log_path = freeze(settings), str(log_file)
 
     def make_app() -> Any:
-        """Runs in the replica: models and locks are made where they live, and what is heavy to import is not in the command's memory."""
+        """Runs in the replica, so that models and heavy imports are not in the command's memory."""
         from service.catalog import Catalog
         from service.deployment import replica
-        from service.deployment.loopback import keep_calls_on_loopback
+        from service.deployment.ray_private import keep_calls_on_loopback
 
         keep_calls_on_loopback()
         return replica.start(frozen, log_path, Catalog)
@@ -25,7 +25,7 @@ def build(settings: Settings, log_file: Path) -> Any:
     @serve.deployment(
         name="attnserve",
         num_replicas=1,
-        # Overload is answered by our own admission, in tokens: Serve must not queue or refuse in front of it.
+        # Admission is ours, in tokens: Serve must neither queue nor refuse requests.
         max_ongoing_requests=100_000,
         ray_actor_options={"num_cpus": 0},
         graceful_shutdown_wait_loop_s=0.1,

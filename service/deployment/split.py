@@ -1,7 +1,7 @@
 """Profile `split`: gateways take requests, and pools of replicas compute. Only gateways know HTTP, only replicas have sessions.
 
-A gateway chooses the replica of each call (`service/pools/replicas.py`) and Serve's router sends it there (`routing.py`). Calls go by value
-over gRPC; see `service/pools/` for what they carry.
+A gateway chooses the replica of each call (`service/pools/replicas.py`), and Serve's router sends the call there (`ray_private.py`). Calls
+go by value over gRPC; see `service/pools/` for what they carry.
 """
 
 import asyncio
@@ -18,14 +18,13 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.metrics import Gauge
 
 from export import contract
-from service.catalog import ENCODER_KINDS, Catalog
+from service.catalog import Catalog
 from service.deployment.flags import shutdown_s
 from service.deployment.gpus import replica_gpus
 from service.deployment.ingress import CHECKED_EVERY_S, SILENT_FOR_S, WarmIngress
 from service.deployment.lifeline import Lifeline
-from service.deployment.loopback import keep_calls_on_loopback
-from service.deployment.mirror import Mirror
-from service.deployment.routing import NAMES, ByName, NotThere
+from service.deployment.ray_metrics import RayMetrics
+from service.deployment.ray_private import REPLICAS, ByName, ReplicaNotFound, keep_calls_on_loopback
 from service.deployment.scaling import ENCODER_TARGET, GATEWAY_TARGET, GENERATOR_TARGET, LOAD, autoscaling
 from service.errors import CANNOT_START, NeverFits
 from service.pools.catalog import GatewayCatalog
@@ -47,11 +46,11 @@ class HandlePool:
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._deployment = handle.deployment_name
-        self._unary: Any = handle.options(_by_reference=False, request_serialization="pickle", response_serialization="pickle")
+        self._unary: Any = handle.options(request_serialization="pickle", response_serialization="pickle")
         self._streaming: Any = self._unary.options(stream=True)
 
     def replicas(self) -> tuple[str, ...]:
-        return NAMES.get(self._deployment, ())
+        return REPLICAS.get(self._deployment, ())
 
     async def call(self, replica: str, method: str, *arguments: Any) -> Any:
         response = self._unary.options(method_name=method, session_id=replica).remote(*arguments)
@@ -60,7 +59,7 @@ class HandlePool:
         except asyncio.CancelledError:
             response.cancel()
             raise
-        except (NotThere, RayActorError, grpc.aio.AioRpcError) as error:
+        except (ReplicaNotFound, RayActorError, grpc.aio.AioRpcError) as error:
             raise _said(error) from None
 
     async def stream(self, replica: str, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
@@ -68,13 +67,13 @@ class HandlePool:
         try:
             async for message in response:
                 yield message
-        except (NotThere, RayActorError, grpc.aio.AioRpcError) as error:
+        except (ReplicaNotFound, RayActorError, grpc.aio.AioRpcError) as error:
             raise _said(error) from None
         finally:
             response.cancel()
 
 
-def _said(error: NotThere | RayActorError | grpc.aio.AioRpcError) -> Exception:
+def _said(error: ReplicaNotFound | RayActorError | grpc.aio.AioRpcError) -> Exception:
     """The failure of a call as an error of this service."""
     if not isinstance(error, grpc.aio.AioRpcError) or error.code() in _LOST:
         return ReplicaLost("the replica that worked on the request is gone: send the request again")
@@ -141,31 +140,33 @@ class Gateway(WarmIngress):
         return self._app
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """The processor time that this process took since the last call, over what is reserved for it. Not requests in flight: these are
-        many wherever a pool is slow or streams are long, and more gateways do not help there. 0 at the first call: a start is no load."""
+        """CPU time of this process since the last call, as a share of its reservation; 0 at the first call.
+
+        Requests in flight would not do: there are many whenever a pool is slow or streams are long, and more gateways do not help then.
+        """
         seen = time.monotonic(), time.process_time()
         (before, took_s), self._seen = self._seen or seen, seen
         return {LOAD: (seen[1] - took_s) / max(seen[0] - before, 1e-3) / _GATEWAY_CPUS}
 
 
 def _export(catalog: Catalog) -> None:
-    """Our series at Ray's exporter, unless that is off, as it is in a cluster of `running.py`."""
+    """Copy our metrics to Ray's exporter, unless it is off, as it is on one machine (`flags.prepare`)."""
     if os.environ.get("RAY_enable_metrics_collection") != "0":  # noqa: SIM112  Ray's own spelling
-        Mirror(catalog.metrics.registry, Gauge).start()  # type: ignore[arg-type]  # Ray's annotation of `tag_keys` is that of one name
+        RayMetrics(catalog.metrics.registry, Gauge).start()  # type: ignore[arg-type]  # Ray's annotation of `tag_keys` is that of one name
 
 
 def application(args: dict[str, Any]) -> Any:
-    """For `import_path` in Serve's configuration: settings from its `args`, from ATTNSERVE_* in the environment, and so on.
+    """For `import_path` in Serve's configuration. Settings come from `args` and the sources of `settings.load`.
 
-    Arguments of deployments lie in the cluster's books (the GCS, and its Redis): keys do not go there, a gateway reads its node's. The path
-    of a file of keys does, and a gateway reads that file on its node.
+    Ray stores the arguments of deployments in the GCS and its Redis. API keys are left out: a gateway reads those of its own node. The
+    path of a file of keys is stored, and a gateway reads that file on its node.
     """
     settings = load({**args, "profile": "split"})
     return build(settings.model_copy(update={"api_keys": ()}), None, own_keys=bool(settings.api_keys))
 
 
 def with_keys(frozen: str) -> str:
-    """The settings with the API keys of this process's environment. SettingsError where it has none: the service would be open."""
+    """The settings with the API keys of this process's environment. SettingsError if it has none: anybody could call this gateway."""
     keys = load({}).api_keys
     if not keys:
         raise SettingsError("the cluster's head has ATTNSERVE_API_KEYS and this node has not: give it to every node")
@@ -173,30 +174,28 @@ def with_keys(frozen: str) -> str:
 
 
 def build(settings: Settings, log_file: Path | None, *, own_keys: bool = False) -> Any:
-    """The Serve application. Where there is no bundle of a kind, there is no pool for it. `own_keys`: a gateway has those of its node."""
+    """The Serve application, without a pool for which there is no bundle. `own_keys`: a gateway takes the API keys of its node."""
     path = log_file and str(log_file)
     kinds = {bundle: contract.read_manifest(bundle).kind for bundle in settings.bundles}
     computing = settings.model_copy(update={"threads": threads(settings), "aliases": {}, "api_keys": (), "api_keys_file": None})
-    encoders = tuple(bundle for bundle, kind in kinds.items() if kind in ENCODER_KINDS)
-    generators = tuple(bundle for bundle, kind in kinds.items() if kind not in ENCODER_KINDS)
-    pools: list[Any] = [None, None]
-    if encoders:
-        options = _pool(settings, settings.encoders, settings.max_encoders, ENCODER_TARGET, replica_gpus(settings, ENCODER_KINDS))
-        frozen = freeze(computing.model_copy(update={"bundles": encoders}))
-        pools[0] = Replica.options(name="encoder", **options).bind(frozen, path)  # type: ignore[attr-defined]
-    if generators:
-        gpus = replica_gpus(settings, (kinds[bundle] for bundle in generators))
-        options = _pool(settings, settings.generators, settings.max_generators, GENERATOR_TARGET, gpus)
-        frozen = freeze(computing.model_copy(update={"bundles": generators}))
-        pools[1] = Replica.options(name="generator", **options).bind(frozen, path)  # type: ignore[attr-defined]
+    sizes: dict[contract.Pool, tuple[int, int | None, float]] = {
+        "encoder": (settings.encoders, settings.max_encoders, ENCODER_TARGET),
+        "generator": (settings.generators, settings.max_generators, GENERATOR_TARGET),
+    }
+    pools: dict[contract.Pool, Any] = dict.fromkeys(sizes)
+    for pool, size in sizes.items():
+        if own := {bundle: kind for bundle, kind in kinds.items() if contract.KINDS[kind].pool == pool}:
+            options = _pool(settings, *size, replica_gpus(settings, own.values()))
+            frozen = freeze(computing.model_copy(update={"bundles": tuple(own)}))
+            pools[pool] = Replica.options(name=pool, **options).bind(frozen, path)  # type: ignore[attr-defined]
     options = {**_common(settings), **_replicas(settings.gateways, settings.max_gateways, GATEWAY_TARGET)}
     gateway = Gateway.options(name="gateway", ray_actor_options={"num_cpus": _GATEWAY_CPUS}, **options)  # type: ignore[attr-defined]
-    return gateway.bind(freeze(settings), path, own_keys, *pools)
+    return gateway.bind(freeze(settings), path, own_keys, *pools.values())
 
 
 def threads(settings: Settings) -> int:
-    """Runtime threads of one replica where no number is set: those of this machine, shared out in its pool. The other pool has them too:
-    one that is idle would keep its share from the other's lone request."""
+    """Runtime threads of one replica. Unset: the CPUs of this machine, divided within a pool. Both pools get all of them, so that a single
+    request in one pool can use every CPU while the other pool is idle."""
     return settings.threads or max(share_out(available_cpus()).runtime_threads // max(settings.encoders, settings.generators), 1)
 
 
@@ -208,8 +207,8 @@ def cpus(settings: Settings) -> int:
 
 def _common(settings: Settings) -> dict[str, Any]:
     return {
-        # Overload is answered by our own admission, in tokens and slots, and a refusal of it is tried elsewhere by the gateway: Serve must
-        # not queue or refuse in front of it. Its own choice of a replica, for which this number is meant, is not used.
+        # Admission is ours, in tokens and slots, and a gateway tries a refused call on another replica: Serve must neither queue nor
+        # refuse calls. Serve's choice of a replica, which this number is for, is not used.
         "max_ongoing_requests": 100_000,
         "user_config": live(settings),
         "graceful_shutdown_wait_loop_s": 0.1,
@@ -230,7 +229,7 @@ def _pool(settings: Settings, least: int, most: int | None, target: float, gpus:
 
 
 def _replicas(least: int, most: int | None, target: float) -> dict[str, Any]:
-    """How many of them: a number, or how it follows the load."""
+    """The number of replicas, or the autoscaling that determines it."""
     if most is None:
         return {"num_replicas": least}
     return {"autoscaling_config": autoscaling(least, most, target)}

@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field, StrictBool
 
 from export import contract
 from service.call import NUMBER_BYTES
-from service.catalog import Model, Served
+from service.catalog import Served
 from service.dialects.openai.embeddings import ERRORS
 from service.errors import EmptyInput, InputTooLong, InvalidRequest, WrongKind
 from service.http.fields import Fields
@@ -97,9 +97,8 @@ async def attention(body: AttentionRequest, call: CallDep, catalog: CatalogDep) 
 
 def _tokens(model: Served, text: str, longest: int) -> tuple[list[int], list[str]]:
     """Ids, and the piece of the text that each is."""
-    tokenizer = model.texts.tokenizer if isinstance(model, Model) else model.tokenizer
     try:
-        found = tokenizer.encode(text)
+        found = model.tokenizer.encode(text)
     except TypeError:  # which `tokenizers` says of half a surrogate pair
         raise InvalidRequest("`input` is not valid Unicode; send whole characters", param="input") from None
     if not found.ids:

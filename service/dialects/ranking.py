@@ -64,10 +64,10 @@ async def rank(
 
     `cut` says how texts that are too long are truncated, `field` is the name of the documents in the caller's body.
     """
-    model = _choose(catalog, name)
+    model = catalog.get(name, "reranker", "encoder")
     call.item_errors = False  # an order with holes in it is none
     texts, lost = await _shorten(catalog, model.texts, documents, max_document_tokens)
-    by_pair = model.manifest.kind == "reranker"
+    by_pair = model.manifest.traits.ranks
     if not by_pair and "" in documents:
         raise EmptyInput(f"`{field}` cannot be empty, not one of them", param=field)
     raw, answer, warnings = await (_logits if by_pair else _cosines)(model, call, query, texts, cut(model))
@@ -97,12 +97,6 @@ def role_prompt(model: Model, role: str) -> str:
     """What this checkpoint puts before a text that plays this role; its default prompt where it knows nothing of the role."""
     names = _PROMPT_NAMES.get(role, (role,))
     return next((model.texts.prompts[name] for name in names if name in model.texts.prompts), model.texts.default_prompt)
-
-
-def _choose(catalog: Catalog, name: str | None) -> Model:
-    if not name and any(model.manifest.kind == "reranker" for model in catalog.models.values()):
-        return catalog.get(None, "reranker")
-    return catalog.get(name, "reranker", "encoder")
 
 
 async def _logits(model: Model, call: Call, query: str, documents: Sequence[str], cut: Cut) -> tuple[list[float], EncodeAnswer, list[str]]:

@@ -38,8 +38,7 @@ class Rate:
 def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, session: Session) -> SelfTest:
     """Run the golden inputs, and every other served output once. BundleError if a row differs by more than the bundle allows."""
     golden = contract.read_golden(bundle)
-    output = contract.EMBEDDING if manifest.kind == "encoder" else contract.LOGITS
-    bound = "min_cosine" if manifest.kind == "encoder" else "max_abs_error"
+    output, bound = manifest.traits.output, manifest.traits.golden_bound
     if getattr(golden, bound) is None:
         raise contract.BundleError(f"{bundle / contract.GOLDEN} has no {bound}, by which a bundle of kind {manifest.kind} is judged")
     if (width := len(golden.outputs[0])) != manifest.width:
@@ -54,7 +53,7 @@ def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, 
         ids.append(encoded.ids)
         types.append(encoded.type_ids or [0] * len(encoded.ids))
     rows = [session.run([output], [one], [kind], alone=True)[output][0] for one, kind in zip(ids, types, strict=True)]
-    if manifest.kind == "token_classifier":
+    if manifest.traits.per_token:
         rows = [row[0] for row in rows]
     wanted = np.array(golden.outputs, np.float32)
     got: Array = np.array(rows, np.float32)
@@ -67,8 +66,8 @@ def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, 
     if golden.max_abs_error is not None and not error <= golden.max_abs_error:
         raise contract.BundleError(f"{bundle}: self-test failed, a logit is off by {error:.3g}, allowed {golden.max_abs_error}")
     _check_served(bundle, manifest, session, ids[0], types[0])
-    encoder = manifest.kind == "encoder"
-    return SelfTest(len(inputs), cosine if encoder else None, None if encoder else error)
+    by_cosine = bound == "min_cosine"
+    return SelfTest(len(inputs), cosine if by_cosine else None, None if by_cosine else error)
 
 
 def _check_served(bundle: Path, manifest: contract.Manifest, session: Session, ids: list[int], types: list[int]) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tokenizers import Tokenizer
 
@@ -75,6 +75,14 @@ class GeneratorModel:
         bos, eos = decoder.bos_token_id, next(iter(decoder.eos_token_ids), None)
         bos_token, eos_token = ("" if at is None else self.vocabulary[at].decode(errors="replace") for at in (bos, eos))
         return ChatTemplate(source, model=self.name, bos_token=bos_token, eos_token=eos_token)
+
+    def described(self) -> dict[str, Any]:
+        """What a gateway needs to know of this model beside its bundle: nothing."""
+        return {}
+
+    async def probe(self, deadline: float) -> None:
+        """Compute something short. Raises what the engine raises."""
+        await self.engine.probe(deadline)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return token_ids(self.tokenizer, text, add_special_tokens=add_special_tokens)

@@ -25,9 +25,9 @@ class GatewayCatalog(Catalog):
     def __init__(self, settings: Settings, *, encoders: Pool | None, generators: Pool | None, metrics: Metrics | None = None) -> None:
         """A pool may be left out where there is no bundle of its kind."""
         super().__init__(settings, metrics)
-        self._encoders = None if encoders is None else Replicas(encoders)
-        self._generators = None if generators is None else Replicas(generators)
-        self._pools = [pool for pool in (self._encoders, self._generators) if pool is not None]
+        pools: dict[contract.Pool, Pool | None] = {"encoder": encoders, "generator": generators}
+        self._replicas = {name: Replicas(pool) for name, pool in pools.items() if pool is not None}
+        self._pools = list(self._replicas.values())
 
     async def connect(self) -> None:
         """Wait until every pool has a replica that answers and serves the gateway's own bundles: while these are exchanged, gateways and
@@ -62,14 +62,13 @@ class GatewayCatalog(Catalog):
         await super().stop()
 
     def open_encoder(self, model: Model) -> Opened:
-        assert self._encoders is not None
-        described = self._encoders.described[model.name]
-        engine = PoolEncoder(self._encoders, model.name, model.manifest.fingerprint, limits_of(described), row_bytes(model.manifest))
+        pool = self._replicas["encoder"]
+        described = pool.described[model.name]
+        engine = PoolEncoder(pool, model.name, model.manifest.fingerprint, limits_of(described), row_bytes(model.manifest))
         return Opened(engine, described["provider"], selftest_of(described))
 
     def open_generator(self, model: GeneratorModel | WritingModel) -> Generating:
-        assert self._generators is not None
-        return PoolGenerator(self._generators, model.name, model.manifest.fingerprint)
+        return PoolGenerator(self._replicas["generator"], model.name, model.manifest.fingerprint)
 
     open_writer = open_generator
 
@@ -77,6 +76,6 @@ class GatewayCatalog(Catalog):
         """The replicas do it, whose graphs these are."""
 
     async def attention(self, model: Served, ids: Sequence[int], layers: Sequence[int], deadline: float) -> list[Array]:
-        pool = self._encoders if isinstance(model, Model) else self._generators
-        assert pool is not None
-        return await ask_attention(pool, (model.name, model.manifest.fingerprint), ids, layers, deadline)
+        return await ask_attention(
+            self._replicas[model.manifest.traits.pool], (model.name, model.manifest.fingerprint), ids, layers, deadline
+        )

@@ -1,12 +1,10 @@
 """A replica's end: the models of a pool, asked over `wire`. What a caller must be told crosses as an answer, never as an exception."""
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator, Mapping
-from dataclasses import asdict
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from service.call import Call
 from service.catalog import Catalog, Model, Served
@@ -46,7 +44,7 @@ class Host:
         for name, work in refused.items():
             if name in self.catalog.models:
                 self.catalog.models[name].engine.refused(work)
-        names = list(self.catalog.models)
+        names, generators = list(self.catalog.models), self.catalog.generators
         for name in names:
             if name not in self._probing or self._probing[name].done():
                 self._probing[name] = asyncio.create_task(self.catalog.answers(self.catalog.models[name]))
@@ -57,7 +55,7 @@ class Host:
                 name,
                 model.manifest.fingerprint,
                 self._probing[name].done() and self._probing[name].result(),
-                0 if isinstance(model, Model) else model.engine.pending,
+                generators[name].engine.pending if name in generators else 0,
             )
             for name, model in self.catalog.models.items()
         ]
@@ -155,19 +153,14 @@ class Host:
         Encoders share its processor, so theirs adds up. Each generator has slots of its own, so that of the busiest counts.
         """
         now = time.monotonic()
-        models = self.catalog.models.values()
-        computing = sum(model.engine.offered.load(now) for model in models if isinstance(model, Model))
-        holding = max((model.engine.offered.load(now) for model in models if not isinstance(model, Model)), default=0.0)
+        computing = sum(model.engine.offered.load(now) for model in self.catalog.encoders.values())
+        holding = max((model.engine.offered.load(now) for model in self.catalog.generators.values()), default=0.0)
         return max(computing, holding)
 
     # ---------------------------------------------------------------------------------------------------------------------------------
 
     def _described(self, model: Served) -> dict[str, Any]:
-        described: dict[str, Any] = {"fingerprint": model.manifest.fingerprint, "provider": model.provider}
-        if isinstance(model, Model):
-            selftest = {name: value for name, value in asdict(model.selftest).items() if value is None or math.isfinite(value)}
-            described |= {"selftest": selftest, "limits": asdict(model.engine.limits)}
-        return described
+        return {"fingerprint": model.manifest.fingerprint, "provider": model.provider, **model.described()}
 
     def _found(self, key: Key) -> Served:
         name, fingerprint = key
@@ -178,9 +171,7 @@ class Host:
 
     def _encoder(self, key: Key) -> Model:
         """A dead or stuck one too: gateways avoid a replica with unanswered requests, and quick refusals would attract more."""
-        model = self._found(key)
-        assert isinstance(model, Model)
-        return model
+        return cast(Model, self._found(key))
 
     def _generator(self, key: Key) -> Any:
         """Not a dead or stuck one, whose accepted runs would end with an error. Raises NotReady."""

@@ -151,7 +151,8 @@ class Receiver:
             logprobs = [None if each is None else TokenLogprob(*each) for each in message.logprobs]
             self._runs[message.run].prompt_logprobs.extend(logprobs)
         elif isinstance(message, AttentionPart):
-            if (weights := self._pieces.join(Piece(message.run, message.shape, message.numbers))) is not None:
+            weights = self._pieces.join(Piece(message.run, message.shape, message.numbers))
+            if weights is not None:
                 self._runs[message.run].attention = Attention(message.token_ids, weights)
 
     def _give(self, made: RunDelta) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -41,6 +42,14 @@ class WritingModel:
     def provider(self) -> str:
         """Of ONNX Runtime: where its engine computes."""
         return self.engine.provider
+
+    def described(self) -> dict[str, Any]:
+        """What a gateway needs to know of this model beside its bundle: nothing."""
+        return {}
+
+    async def probe(self, deadline: float) -> None:
+        """Compute something short. Raises what the engine raises."""
+        await self.engine.probe(deadline)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         return token_ids(self.tokenizer, text, add_special_tokens=add_special_tokens)

@@ -17,7 +17,7 @@ from tests.service.fakes import client, fake_app, fake_bundle, until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 TARGET = frozenset({"job", "namespace"})  # what Prometheus adds to every series
-IN_A_CLUSTER = TARGET | {"application", "deployment", "replica"}  # and service/deployment/mirror.py and Ray to ours
+IN_A_CLUSTER = TARGET | {"application", "deployment", "replica"}  # and service/deployment/ray_metrics.py and Ray to ours
 
 
 def ray_series() -> dict[str, Any]:

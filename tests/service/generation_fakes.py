@@ -256,6 +256,12 @@ class FakeGenerator:
         if self.manifest.kind not in kinds:
             raise WrongKind(f"model {self.name} is of kind {self.manifest.kind}; this route needs: {', '.join(kinds)}", param="model")
 
+    def described(self) -> dict[str, Any]:
+        return {}
+
+    async def probe(self, deadline: float) -> None:
+        await self.engine.probe(deadline)
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids

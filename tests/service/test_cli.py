@@ -6,15 +6,17 @@ import subprocess
 import sys
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from attnserve.errors import AttnserveError
 from service import cli
+from service.settings import Settings
 from tests.imports import ROOT
 
 PACKAGES = ("attnserve", "models", "export", "service", "loadtest")
 # Exceptions that are always caught within the package that raises them.
-INTERNAL = {"Broken", "ClientGone", "NoRanges", "NotThere", "WrongOwner"}
+INTERNAL = {"Broken", "ClientGone", "NoRanges", "ReplicaNotFound", "WrongOwner"}
 
 
 def helped(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -43,6 +45,16 @@ def test_an_unknown_command_is_refused() -> None:
     done = CliRunner().invoke(cli.app, ["exprot"])
     assert done.exit_code == 2
     assert "No such command 'exprot'" in done.output
+
+
+@pytest.mark.parametrize("command", ["serve", "config"])
+def test_the_help_of_a_flag_is_the_description_of_its_setting(command: str) -> None:
+    group = get_command(cli.app)
+    flags = {str(parameter.name): str(getattr(parameter, "help", None)) for parameter in group.commands[command].params}
+    assert {"config", "set_"} <= set(flags)
+    for name in set(flags) - {"config", "set_", "help"}:
+        field = next(Settings.model_fields[each] for each in (name, f"{name}s", f"{name}es") if each in Settings.model_fields)
+        assert flags[name].removesuffix(" May be given several times.") == field.description, name
 
 
 @pytest.mark.parametrize("error", [AttnserveError("no such [bundle]"), FileNotFoundError(2, "No such file", "bundle")])

@@ -119,7 +119,7 @@ async def model_config(model: ModelPath, call: CallDep, catalog: CatalogDep) -> 
         "platform": "onnxruntime_onnx",
         "backend": "onnxruntime",
         "version_policy": {"latest": {"num_versions": 1}},
-        "max_batch_size": catalog.settings.max_client_batch if isinstance(found, Model) else 0,
+        "max_batch_size": catalog.settings.max_client_batch if ways_of(found) else 0,
         "input": [_configured(tensor, "FORMAT_NONE") for tensor in inputs],
         "output": [_configured(tensor, None) for tensor in outputs],
         "dynamic_batching": {},
@@ -144,11 +144,8 @@ async def model_stats(catalog: CatalogDep, model: str = "") -> Any:
 
 def _tensors(found: Served) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     graph = found.manifest.graph
-    if isinstance(found, Model):
-        inputs = [*{name: INPUTS[name] for way in ways_of(found) for name in way}.values()]
-    else:
-        inputs = [_metadata(tensor) for tensor in graph.inputs]
-    return inputs, [_metadata(tensor) for tensor in graph.outputs]
+    inputs = [*{name: INPUTS[name] for way in ways_of(found) for name in way}.values()]
+    return inputs or [_metadata(tensor) for tensor in graph.inputs], [_metadata(tensor) for tensor in graph.outputs]
 
 
 def _metadata(tensor: contract.Tensor) -> dict[str, Any]:
@@ -198,9 +195,10 @@ async def infer(model: ModelPath, request: Request, call: CallDep, catalog: Cata
 
     Without `outputs` all of the model's are sent, and each is a run of its own.
     """
-    found = find(catalog, model)
-    if not isinstance(found, Model):
-        raise WrongKind(f"model {found.name} is of kind {found.manifest.kind}: ask it at POST /v1/completions", param="model")
+    served = find(catalog, model)
+    if not ways_of(served):
+        raise WrongKind(f"model {served.name} is of kind {served.manifest.kind}: ask it at POST /v1/completions", param="model")
+    found = catalog.get(served.name)
     asked, tail = split(await request.body(), request.headers.get(JSON_LENGTH_HEADER))
     wanted = asked.outputs or [WantedOutput(name=tensor.name) for tensor in found.manifest.graph.outputs]
     _check_outputs(found, wanted)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export import contract
-from service.catalog import Model
+from service.catalog import Model, Served
 from service.dialects.oip.schemas import InferRequest, InputTensor
 from service.encoding.request import EncodeAnswer
 from service.errors import InvalidRequest, ServiceError
@@ -37,14 +37,10 @@ INPUTS: dict[str, dict[str, Any]] = {
 _BY_IDS = (contract.INPUT_IDS, contract.ATTENTION_MASK)
 
 
-def ways_of(model: Model) -> list[tuple[str, ...]]:
-    """The sets of input tensors that this model can be asked with."""
-    ways: list[tuple[str, ...]] = []
-    if model.manifest.kind != "reranker":
-        ways.append((TEXT,))
-    if model.manifest.kind in ("reranker", "classifier"):
-        ways.append((TEXT, TEXT_PAIR))
-    if all(tensor.name != contract.TOKEN_TYPE_IDS for tensor in model.manifest.graph.inputs):
+def ways_of(model: Served) -> list[tuple[str, ...]]:
+    """The sets of input tensors that requests to this model can have; none if it writes texts."""
+    ways: list[tuple[str, ...]] = [(TEXT, TEXT_PAIR)[:count] for count in model.manifest.traits.texts]
+    if ways and all(tensor.name != contract.TOKEN_TYPE_IDS for tensor in model.manifest.graph.inputs):
         ways.append(_BY_IDS)
     return ways
 

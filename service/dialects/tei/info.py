@@ -1,5 +1,6 @@
 """`/info` of the text-embeddings-inference dialect: what a model is, and within which limits it is served."""
 
+from collections.abc import Callable
 from importlib.metadata import version
 from typing import Literal
 
@@ -121,14 +122,19 @@ def describe(model: Model, catalog: Catalog) -> Info:
     )
 
 
+_LABELLED: dict[Kind, Callable[[Labels], ModelType]] = {
+    "reranker": lambda labels: RerankerType(reranker=labels),
+    "classifier": lambda labels: ClassifierType(classifier=labels),
+    "token_classifier": lambda labels: TokenClassifierType(token_classifier=labels),
+}
+
+
 def _type(model: Model) -> ModelType:
     manifest = model.manifest
-    if manifest.kind == "encoder":
+    if not manifest.traits.has_labels:
         return EmbeddingType(embedding=Pooling(pooling=manifest.pooling or ""))
     labels = Labels(
         id2label={str(index): label for index, label in manifest.id2label.items()},
         label2id={label: index for index, label in manifest.id2label.items()},
     )
-    if manifest.kind == "reranker":
-        return RerankerType(reranker=labels)
-    return ClassifierType(classifier=labels) if manifest.kind == "classifier" else TokenClassifierType(token_classifier=labels)
+    return _LABELLED[manifest.kind](labels)

@@ -234,8 +234,7 @@ async def predict(body: TeiPredictRequest, call: CallDep, catalog: CatalogDep) -
 
 def predictor(name: str | None, catalog: Catalog) -> Model:
     """The model of that name; without one a classifier comes before a reranker, which has a route of its own."""
-    classifies = any(model.manifest.kind == "classifier" for model in catalog.models.values())
-    return catalog.get(name, "classifier") if not name and classifies else catalog.get(name, "classifier", "reranker")
+    return catalog.get(name, "classifier", "reranker")
 
 
 def raw(logits: Scores) -> Scores:
@@ -263,7 +262,7 @@ def activation_of(body: TeiPredictRequest, model: Model) -> Callable[[Scores], S
         return raw
     if body.parameters and body.parameters.function_to_apply:
         return _ACTIVATIONS[body.parameters.function_to_apply]
-    return sigmoid if model.manifest.kind == "reranker" else _ACTIVATIONS[model.manifest.score_activation]
+    return sigmoid if model.manifest.traits.ranks else _ACTIVATIONS[model.manifest.score_activation]
 
 
 # The service itself --------------------------------------------------------------------------------------------------------------------
@@ -277,8 +276,7 @@ async def info(
     try:
         found = catalog.get(model or call.wanted)
     except WrongKind as error:
-        described = ", ".join(name for name, each in catalog.models.items() if isinstance(each, Model))
-        raise WrongKind(f"{error.message}. Served of these: {described or 'none'}", param="model") from None
+        raise WrongKind(f"{error.message}. Served of these: {', '.join(catalog.encoders) or 'none'}", param="model") from None
     return describe(found, catalog)
 
 
@@ -318,7 +316,7 @@ class _Glance(BaseModel):
         if self.stream is not None or any(parameters.get(name) is not None for name in _OF_TEXTS):
             return GENERATOR_KINDS
         if self.parameters is not None and not isinstance(self.inputs, dict):
-            return tuple(kind for kind in (*ENCODER_KINDS, *GENERATOR_KINDS) if kind != "encoder")
+            return tuple(kind for kind, traits in contract.KINDS.items() if traits.output != contract.EMBEDDING)
         return ENCODER_KINDS
 
 
@@ -336,21 +334,16 @@ async def invoke(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any
     """
     glance = read(_Glance, content, call)
     await asyncio.sleep(0)  # before a large body is read once more
-    kind = catalog.find(glance.model or _first(catalog, glance.kinds), *ENCODER_KINDS, *GENERATOR_KINDS).manifest.kind
-    if kind in GENERATOR_KINDS or (not glance.model and glance.kinds == GENERATOR_KINDS):
+    traits = catalog.find(glance.model or catalog.first(glance.kinds), *contract.KINDS).manifest.traits
+    if traits.pool == "generator" or (not glance.model and glance.kinds == GENERATOR_KINDS):
         return await _continued(content, call, catalog)
-    if kind == "encoder":
+    if traits.output == contract.EMBEDDING:
         if isinstance(glance.inputs, dict):
             return await similarity(read(TeiSimilarityRequest, content, call), call, catalog)
         return await embed(read(TeiEmbedRequest, content, call), call, catalog)
-    if kind == "reranker" and glance.inputs is None:
+    if traits.ranks and glance.inputs is None:
         return await _ranked(read(TeiRerankRequest, content, call), call, catalog)
     return await predict(read(TeiPredictRequest, content, call), call, catalog)
-
-
-def _first(catalog: Catalog, kinds: tuple[str, ...]) -> str | None:
-    """The first model of these kinds, or None."""
-    return next((name for name, model in catalog.models.items() if model.manifest.kind in kinds), None)
 
 
 async def _continued(content: bytes, call: Call, catalog: Catalog) -> Any:

@@ -167,7 +167,7 @@ async def test_parts_of_a_request_that_was_begun_are_asked_for_again_when_they_a
     assert len(answer.rows) == 150
     assert pool.asked.count("encode") == 3
     assert pool.asked.count("refused") == 8
-    assert not gateway._encoders.refused, "the request was not refused"  # type: ignore[union-attr]
+    assert not gateway._replicas["encoder"].refused, "the request was not refused"
     await stop(gateway, pool)
 
 
@@ -186,7 +186,7 @@ async def test_what_one_replica_refuses_another_one_does(tmp_path: Path) -> None
         assert (await gateway.get("mini").answer(EncodeRequest(inputs=[f"cat {number}"]), Call("a", 0.0))).rows
     assert pool.refusers[0] != pool.answerers[0]
     assert (pool.asked.count("refused"), pool.asked.count("encode")) == (2, 2)
-    assert not gateway._encoders.refused  # type: ignore[union-attr]
+    assert not gateway._replicas["encoder"].refused
     await stop(gateway, pool)
 
 
@@ -208,7 +208,7 @@ async def test_what_no_replica_took_is_told_to_one_of_them_once(tmp_path: Path) 
     engine, behind = gateway.get("mini").engine, pool.host.catalog.get("mini").engine
     assert isinstance(engine, PoolEncoder)
     assert isinstance(behind, EncoderEngine)
-    tokens = gateway._encoders.refused["mini"]  # type: ignore[union-attr]
+    tokens = gateway._replicas["encoder"].refused["mini"]
     assert tokens > 10
     _, refusal = engine._refusals._last[Lane.INTERACTIVE]
     refusal.retry_after_s = 3600.0

@@ -99,7 +99,7 @@ def test_rays_exporter_has_ours_and_its_own_by_deployment(
 
 
 def test_rays_agent_forgets_gauges_of_the_gone_and_no_counters() -> None:
-    """Why `service/deployment/mirror.py` hands counters over as gauges: each replica that ever ran on a node would stay at its exporter."""
+    """Why `service/deployment/ray_metrics.py` copies counters as gauges: every replica that ran on a node would stay at its exporter."""
     from ray._private.telemetry.metric_types import MetricType
     from ray._private.telemetry.open_telemetry_metric_recorder import OpenTelemetryMetricRecorder
 

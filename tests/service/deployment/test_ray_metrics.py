@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.deployment.mirror import Mirror
+from service.deployment.ray_metrics import RayMetrics
 from service.telemetry.metrics import GeneratorMetrics, Metrics, ModelMetrics
 from tests.service.fakes import PATIENCE_S
 
@@ -52,7 +52,7 @@ def filled() -> Metrics:
 
 def test_every_sample_is_copied_as_metrics_says_it() -> None:
     metrics, rays = filled(), Rays()
-    Mirror(metrics.registry, rays.gauge).copy()
+    RayMetrics(metrics.registry, rays.gauge).copy()
     said: Samples = {
         (sample.name.replace(":", "_"), frozenset(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(generate_latest(metrics.registry).decode())
@@ -66,10 +66,10 @@ def test_every_sample_is_copied_as_metrics_says_it() -> None:
 def test_a_second_copy_renews_and_makes_nothing_new() -> None:
     registry, rays = CollectorRegistry(), Rays()
     counter = Counter("cats", "Seen", registry=registry)
-    mirror = Mirror(registry, rays.gauge)
-    mirror.copy()
+    copier = RayMetrics(registry, rays.gauge)
+    copier.copy()
     counter.inc(3)
-    mirror.copy()
+    copier.copy()
     assert rays.samples["cats_total", frozenset()] == 3
     assert len(rays.made) == len(set(rays.made))
 
@@ -84,8 +84,8 @@ def test_a_copy_that_fails_is_not_the_last() -> None:
             raise RuntimeError("no Ray yet")
         return rays.gauge(name, description, labels)
 
-    mirror = Mirror(registry, gauge, every_s=0.001)
-    mirror.start()
+    copier = RayMetrics(registry, gauge, every_s=0.001)
+    copier.start()
     with rays.changed:
         assert rays.changed.wait_for(lambda: rays.samples, PATIENCE_S)
-    mirror.stop()
+    copier.stop()

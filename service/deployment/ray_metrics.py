@@ -1,7 +1,7 @@
-"""Our series once more as Ray's, for replicas behind a gateway: they have no port that Prometheus could ask.
+"""Copies our metrics into Ray's, for replicas on a cluster: they have no port that Prometheus could scrape.
 
-Ray's exporter on each node has the series of every process there, with the deployment, replica and application each belongs to. It puts
-`ray_` before a name and allows no `:` in it; deploy/prometheus/scrape.yaml gives both back, so rules and dashboards know one name.
+Ray's exporter on each node has the metrics of every process there, labelled with deployment, replica and application. It prefixes names
+with `ray_` and allows no `:` in them; deploy/prometheus/scrape.yaml restores the names, so that rules and dashboards need only one.
 """
 
 import logging
@@ -13,7 +13,7 @@ from prometheus_client.registry import CollectorRegistry
 
 log = logging.getLogger("attnserve")
 
-EVERY_S = 10.0  # as often as Ray takes them, and far more often than it forgets a series that is not renewed
+EVERY_S = 10.0  # Ray's own interval, and far less than the time after which it drops a series
 
 
 class Gauge(Protocol):
@@ -25,8 +25,8 @@ class Gauge(Protocol):
 MakeGauge = Callable[[str, str, tuple[str, ...]], Gauge]  # name, description, names of labels
 
 
-class Mirror:
-    """Copies every sample of a registry, each as it would be read from /metrics, buckets and totals of counters included."""
+class RayMetrics:
+    """Copies every sample of a registry, as /metrics has it, buckets and totals of counters included, in a thread of its own."""
 
     def __init__(self, registry: CollectorRegistry, make_gauge: MakeGauge, *, every_s: float = EVERY_S) -> None:
         self._registry = registry
@@ -34,7 +34,7 @@ class Mirror:
         self._every_s = every_s
         self._gauges: dict[str, Gauge] = {}
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="mirror", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="ray-metrics", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -56,5 +56,5 @@ class Mirror:
         while not self._stopping.wait(self._every_s):
             try:
                 self.copy()
-            except Exception:  # one copy is lost; the thread is not, and neither is what it copies
-                log.exception("series could not be handed to Ray")
+            except Exception:  # the thread must survive a copy that fails
+                log.exception("metrics could not be copied to Ray's exporter")

@@ -1,0 +1,123 @@
+"""Everything of Ray that is used although Ray does not document it, and why no documented setting does the same.
+
+It was read from Ray 2.60. For another version read the sources that each function names; `tests/service/deployment/test_ray_private.py`
+fails until `READ_FROM` is that version. Ray must be imported after `flags.prepare`, so this module is imported late.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+READ_FROM = "2.60"
+
+REPLICAS: dict[str, tuple[str, ...]] = {}  # by deployment, the names of the replicas that this process can call
+
+
+def start_ray(run: Path, *, cpus: int, object_store_bytes: int) -> dict[str, int]:
+    """Start a private Ray on loopback, with its files in `run`. Returns the process ids of the raylet and of the GCS.
+
+    Of these settings `ray.init` takes none: an address on loopback (it replaces 127.0.0.1 by the machine's address, as `ray start` does,
+    which opens every port to the network), no log monitor, no autoscaler, any free port for the agent, and no API server, which Ray
+    starts for usage statistics even if these and the dashboard are off. Each of the three is a Python process. Read from
+    `ray/_private/worker.py` (init), `parameter.py`, `node.py` (start_head_processes) and `services.py` (start_api_server).
+    """
+    from ray._private import parameter, services
+
+    make_parameters, start_api_server = parameter.RayParams, services.start_api_server
+    ours = {"node_ip_address": "127.0.0.1", "no_monitor": True, "include_log_monitor": False, "dashboard_agent_listen_port": 0}
+    parameter.RayParams = lambda **given: make_parameters(**{**given, **ours})  # type: ignore[misc, assignment]
+    services.start_api_server = lambda *_, **__: (None, None)
+    try:
+        ray.init(
+            num_cpus=cpus,
+            include_dashboard=False,
+            object_store_memory=object_store_bytes,
+            log_to_driver=False,
+            configure_logging=False,
+            namespace="serve",
+            _temp_dir=str(run),
+        )
+    finally:
+        parameter.RayParams, services.start_api_server = make_parameters, start_api_server  # type: ignore[misc]
+    started: Any = ray._private.worker._global_node.all_processes  # type: ignore[attr-defined]
+    return {kind: started[kind][0].process.pid for kind in ("raylet", "gcs_server")}
+
+
+def stop_printing_errors() -> None:
+    """Stop the thread that prints failed calls, as `ray.shutdown` does later: Serve's controller ends itself, which fails its calls.
+
+    Read from `ray/_private/worker.py` (disconnect).
+    """
+    worker: Any = ray._private.worker.global_worker
+    worker.threads_stopped.set()
+    worker.gcs_error_subscriber.close()
+
+
+def keep_calls_on_loopback() -> None:
+    """On one machine: open the port for calls of other replicas on 127.0.0.1 alone. Serve opens it on all interfaces, without a setting.
+
+    Call this in a replica before Serve opens the port. Read from `ray/serve/_private/replica.py`.
+    """
+    from ray.serve._private import replica
+
+    serves: Any = replica
+    add_port = serves.add_port_to_grpc_server
+    serves.add_port_to_grpc_server = lambda server, address: add_port(server, address.replace("[::]", "127.0.0.1"))
+
+
+def gpus_here() -> int:
+    """The GPUs that a Ray of this machine will count: those of the driver, limited by CUDA_VISIBLE_DEVICES.
+
+    Ray has a count only once it runs. Read from `ray/_private/accelerators/nvidia_gpu.py`.
+    """
+    from ray._private.accelerators import NvidiaGPUAcceleratorManager
+
+    visible = NvidiaGPUAcceleratorManager.get_current_process_visible_accelerator_ids()
+    count = NvidiaGPUAcceleratorManager.get_current_node_num_accelerators()
+    return count if visible is None else min(count, len(visible))
+
+
+def deployments_of(application: Any, name: str) -> list[Any]:
+    """The deployments of a Serve application, for its configuration. `serve build` has this only as a command that imports a path.
+
+    Read from `ray/serve/_private/build_app.py`.
+    """
+    from ray.serve._private.build_app import build_app
+
+    return list(build_app(application, name=name).deployments)
+
+
+class ReplicaNotFound(Exception):
+    """The named replica has left, or did not accept the call."""
+
+
+class ByName(RequestRouter):
+    """Sends a call to the replica whose name is its session id, and to no other: whether a call may be repeated depends on the call.
+
+    The documented `choose_replicas` ranks candidates, and Ray repeats a call that the first one refuses; so the method that calls it is
+    replaced. Read from `ray/serve/_private/request_router/request_router.py`. Ray sends this class to its processes by value: it imports
+    what it shares with other modules there.
+    """
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        from service.deployment.ray_private import REPLICAS
+
+        super().update_replicas(replicas)
+        REPLICAS[self._deployment_id.name] = tuple(sorted(replica.replica_id.unique_id for replica in replicas))
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Abstract in the base class, and never called."""
+        raise NotImplementedError
+
+    async def _choose_replica_for_request(self, pending_request: PendingRequest, *, is_retry: bool = False) -> Any:
+        from service.deployment.ray_private import ReplicaNotFound
+
+        name = pending_request.metadata.session_id
+        found = [replica for replica in self.curr_replicas.values() if replica.replica_id.unique_id == name]
+        if is_retry or not found:
+            raise ReplicaNotFound(f"replica {name} has left")
+        return found[0]
