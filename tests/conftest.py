@@ -1,4 +1,4 @@
-"""What several rooms' tests share: the one real checkpoint, its bundle, and one running service for the whole session."""
+"""Shared by the tests of all packages: one real checkpoint, its bundle, small bundles, and one running service for the whole session."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -14,6 +14,14 @@ from tests.bundles import tiny_classifier_bundle, tiny_reranker_bundle
 from tests.decoders import EVERY_CONSTANT_STATE, tiny_decoder_bundle, tiny_image
 from tests.encoder_decoders import tiny_encoder_decoder_bundle
 from tests.service.live import LiveService, live
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with a bundle of the session export a model: `make quick` leaves them out."""
+    for item in items:
+        if "once" in getattr(item, "fixturenames", ()):
+            item.add_marker("export")
+
 
 Once = Callable[[str, Callable[[Path], Any]], Path]
 

@@ -156,7 +156,7 @@ def _page(catalog: Catalog, host: str, *, told: bool, ready: bool) -> str:
 <link rel="icon" href="data:,"><style>{_STYLE}</style></head>
 <body>
 <h1>attnserve {html.escape(version("attnserve"))}</h1>
-<p>Attention models over HTTP: embeddings, scores and text, in the forms of several APIs.</p>
+<p>Attention models over HTTP: embeddings, rerank scores and text, in the forms of several APIs.</p>
 {state}<p><a href="/docs">/docs</a> tries every route, <a href="/redoc">/redoc</a> describes them,
 <a href="/openapi.json">/openapi.json</a> is for programs; <a href="/metrics">/metrics</a>, <a href="/health">/health</a>.</p>
 <h2>Models</h2>

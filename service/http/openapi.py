@@ -13,7 +13,7 @@ from typing import Any
 from service.http.content_encoding import ACCEPTED
 
 DESCRIPTION = (
-    "Attention models over HTTP: embeddings and scores from encoders, text from decoders, in the forms of OpenAI, "
+    "Attention models over HTTP: embeddings and rerank scores from encoders, text from decoders, in the forms of OpenAI, "
     "text-embeddings-inference, Cohere, Jina and the Open Inference Protocol. `model` may be left out: the first model that fits answers."
 )
 _JSON = "application/json"

@@ -1,6 +1,6 @@
 """Overload control: when a request is refused, delayed or dropped, and by which number. No HTTP and no model here.
 
-A request meets these rules in this order. `file.py` without a folder is of this folder, other names are settings. 429 answers carry
+These rules apply to a request in this order. A file without a folder is in this folder; other names are settings. 429 answers carry
 `Retry-After`.
 
 | rule | number | code |

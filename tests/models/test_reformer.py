@@ -107,6 +107,7 @@ def test_a_row_gets_what_it_gets_alone(case: str, layer: str, tmp_path: Path) ->
     assert (y[1:, :21] - model(ids[1:, :21], mask[1:, :21])).abs().max() <= EXACT
 
 
+@pytest.mark.export
 def test_onnxruntime_gives_the_same_numbers(tmp_path: Path) -> None:
     model = load_reformer(tiny.save(tiny.build("ReformerModel", TINY | {"is_decoder": False, "num_hashes": 2}), tmp_path))
     (ids, mask), file = texts(20), tmp_path / "reformer.onnx"
@@ -152,6 +153,7 @@ def test_a_folder_is_an_encoder_with_pooling(architecture: str, tmp_path: Path) 
         load_checkpoint(folder, attention="linear")
 
 
+@pytest.mark.export
 def test_it_is_exported(tmp_path: Path) -> None:
     """As any encoder is, but for maps; the export holds the graph against torch at every size."""
     folder = tiny.save(tiny.build("ReformerModel", TINY | {"is_decoder": False, "num_hashes": 2}), tmp_path / "reformer")

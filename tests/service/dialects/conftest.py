@@ -10,7 +10,7 @@ from tests.service.fakes import PATIENCE_S, serve_in_thread
 from tests.service.generation_fakes import FakeGenerator, generator_app
 
 
-@pytest.fixture(scope="module", params=["here", "pool"], autouse=True)
+@pytest.fixture(scope="module", params=["here", pytest.param("pool", marks=pytest.mark.pool)], autouse=True)
 def where(request: pytest.FixtureRequest) -> Iterator[str]:
     """Where the engines of all applications are that tests of this module make."""
     fakes.pooled = request.param == "pool"

@@ -39,6 +39,7 @@ def from_torch(bundle: Path, ids: list[int]) -> list[np.ndarray]:
     return [each.A.numpy() for each in attention_maps(encoder, torch.tensor([ids]))]
 
 
+@pytest.mark.export
 async def test_a_graph_is_opened_at_its_first_text_and_gives_what_torch_gives(bundle: Path) -> None:
     maps, manifest = AttentionMaps(), contract.verify(bundle)
     assert not maps._sessions

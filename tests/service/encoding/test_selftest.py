@@ -47,6 +47,7 @@ def spoil(graph: Path, output: str) -> None:
     onnx.save(model, graph)
 
 
+@pytest.mark.export
 @pytest.mark.parametrize("output", [contract.EMBEDDING, contract.POOLED, contract.TOKEN_EMBEDDINGS])
 def test_every_output_that_a_route_may_ask_for_is_asked_for(encoder: Path, tmp_path: Path, output: str) -> None:
     bundle = copied(encoder, tmp_path)
