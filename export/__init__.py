@@ -13,5 +13,6 @@ Read in this order:
 - `bundle.py`: the export itself: load, trace, optimise, check, write.
 - `kv_cache/`: softmax decoders with a KV cache, for benchmarks; they are not bundles.
 - `summary.py`: what `attnserve inspect` prints.
+- `commands.py`: the commands `export`, `inspect`, `attention` and `compare`.
 - `comparison/`: measurements of all attention mechanisms side by side.
 """

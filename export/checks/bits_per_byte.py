@@ -1,9 +1,9 @@
-"""What a precision costs: the bits per byte of a text, as the graph that will be served predicts it.
+"""The bits per byte of a text under the graph that will be served: the measure of what a precision costs.
 
-The definition is that of models/training/text/evaluation.py, so that a trained model's figure is found again: a document starts from the
-token that begins a text and from an empty state, which is carried through all of it or, where positions end, through windows of as many
-tokens; each of its tokens counts once, the one that ends the text included; and the sum is divided by the bytes of the text. Where no token
-begins a text, a document's first one is not predicted.
+The definition is that of models/training/text/evaluation.py, so that the figure of training is reproduced. A document begins with the
+token that begins a text and with an empty state. The state is kept for the whole document or, in a model with limited positions, for
+windows of that many tokens. Every token of the document and the token that ends it count once, and the sum is divided by the bytes of the
+text. In a model without a token that begins a text, the first token of a document is not predicted.
 """
 
 import hashlib
@@ -20,16 +20,16 @@ from export.checks.decoder_parity import Ids, Steps, Values
 from export.errors import ExportError
 from models.training.corpus import read_texts
 
-Show = Callable[[float], None]  # gets the share that is done
+Show = Callable[[float], None]  # called with the fraction that is done
 
 CHUNK = 256  # tokens of a row in one call
 ROWS = 16  # documents side by side
-LOGITS = 1 << 24  # numbers that a call may give: 64 MB
+LOGITS = 1 << 24  # largest number of logits in a call: 64 MB
 
 
 @dataclass(frozen=True)
 class Text:
-    """Documents to measure a decoder by."""
+    """Documents on which bits per byte are measured."""
 
     name: str
     documents: tuple[str, ...]
@@ -45,7 +45,7 @@ class Text:
 
 
 def read_text(path: Path) -> Text:
-    """A file in UTF-8 is one document; of a data folder, see models/training/corpus.py, those held out are read.
+    """A file in UTF-8 is one document. Of a data folder (see models/training/corpus.py) the held-out documents are read.
 
     Raises ExportError for a file without text, CorpusError for a folder of another kind.
     """
@@ -63,7 +63,7 @@ def read_text(path: Path) -> Text:
 def bits_per_byte(
     steps: Steps, tokenizer: Tokenizer, text: Text, *, bos_token_id: int | None, eos_token_id: int | None, show: Show = lambda share: None
 ) -> float:
-    """Read all documents, many at a time. A model that has learned one token between texts has no other to begin them with."""
+    """The bits of all documents divided by their bytes. Without `bos_token_id`, documents begin with `eos_token_id`."""
     end = [] if eos_token_id is None else [eos_token_id]
     begin = end if bos_token_id is None else [bos_token_id]
     rows = [row for ids in _encoded(tokenizer, text) for row in _windows(np.array([*begin, *ids, *end]), steps.n_positions)]
@@ -80,12 +80,12 @@ def bits_per_byte(
 
 
 def _encoded(tokenizer: Tokenizer, text: Text) -> list[list[int]]:
-    """Without the special tokens that a tokenizer puts around a prompt."""
+    """The token ids of each document, without the special tokens that a tokenizer adds."""
     return [encoding.ids for encoding in tokenizer.encode_batch(list(text.documents), add_special_tokens=False)]
 
 
 def _windows(tokens: Ids, n_positions: int | None) -> list[Ids]:
-    """A document of more tokens than there are positions, cut so that each token but the first is predicted once."""
+    """A document cut into windows of `n_positions` tokens, so that each token but the first is predicted once."""
     longest = n_positions or len(tokens)
     return [tokens[start : start + longest + 1] for start in range(0, max(len(tokens) - 1, 1), max(longest, 1))]
 
@@ -98,7 +98,7 @@ def _bits(steps: Steps, rows: Sequence[Ids], chunk: int) -> float:
         place[: len(row)] = row
     states, bits = steps.begin(len(rows)), 0.0
     for start in range(0, int(lengths[0]), chunk):
-        B = int((lengths > start).sum())  # rows that go on
+        B = int((lengths > start).sum())  # rows that have more tokens
         states = {name: state[:B] for name, state in states.items()}
         here = padded[:B, start : start + chunk + 1]
         tokens, targets = here[:, :-1], here[:, 1:]

@@ -1,36 +1,37 @@
-"""Does the step graph say what torch says, and does it say the same however its work is cut?
+"""Compares a decoder's step graph with torch, and its own results for different batches and chunks.
 
-Values first: torch against onnxruntime, two calls in a row, at sizes that break careless graphs. Then onnxruntime against itself, bit for
-bit: a whole prompt, pieces of it and single steps; alone and in a batch; padded and not; on one thread and on two. No torch in here.
+First the values of onnxruntime and torch, two calls in a row, at sizes at which wrong graphs fail. Then the bits of onnxruntime's own
+results: a whole prompt, pieces of it and single steps; alone and in a batch; with padding and without; on one thread and on two. This file
+does not import torch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from export import contract
-from export.checks.parity import Feed, Reference, Tensors, scale
-from export.errors import ExportError
+from export.checks.parity import Feed, Reference, Tensors, largest_error, same_shape
 
 Values = NDArray[np.float32]
 Ids = NDArray[np.int64]
 States = dict[str, Values]
 
-# The same sums in another order, over hundreds of tokens: 3e-6 .. 3e-5 measured, and random weights are the worst. Relative to the largest
-# value of a tensor where that is above 1.
+# The order of summation differs, over hundreds of tokens: 3e-6 to 3e-5 measured, most with random weights. See `parity.scale`.
 TOLERANCE = 1e-4
 
-# Rows of several ages, lengths and a row of none, two calls each, the second with the states of the first: (B, N), (B, N of the second).
+# Two calls each, the second with the states of the first: (B, N), N of the second. Rows differ in age and length; one has no tokens.
 SIZES = (((1, 1), 1), ((2, 1), 3), ((1, 9), 1), ((3, 33), 17), ((5, 70), 1), ((2, 130), 65))
-STARTS = (0, 1, 1_000, 70_001, 31)  # tokens before the first call, of each row: only positions can tell
+STARTS = (0, 1, 1_000, 70_001, 31)  # tokens before the first call, of each row; the graph knows them by `positions` alone
 
-PROMPTS = (150, 1, 64, 97, 131)  # lengths in tokens that are computed in every way; beyond the longest window in use
+PROMPTS = (150, 1, 64, 97, 131)  # tokens of the prompts that are computed in every way; 150 is beyond the longest window in use
+WHOLE = max(PROMPTS)
 PIECES = (64, 7)
 
 
 class Steps:
-    """A step graph, or torch in its place, called with plain arrays."""
+    """A step graph, or torch in its place, called with numpy arrays."""
 
     def __init__(self, answer: Reference, inputs: Tensors, *, n_positions: int | None = None) -> None:
         """n_positions: how many tokens of a sequence it takes; None: any number."""
@@ -65,31 +66,27 @@ def compare(graph: Steps, reference: Steps, *, vocab_size: int, tolerance: float
             tokens, lengths = random.integers(0, vocab_size, (B, n)), _lengths(B, n)
             got_logits, got = graph.run(tokens, lengths, positions, got)
             want_logits, want = reference.run(tokens, lengths, positions, want)
-            is_token = np.arange(n) < lengths[:, None]  # the logits of padding are nobody's business
+            is_token = np.arange(n) < lengths[:, None]  # logits of padding are never read
             pairs = {contract.STEP_LOGITS: (got_logits[is_token], want_logits[is_token])} | {name: (got[name], want[name]) for name in want}
             for name, (a, b) in pairs.items():
-                if a.shape != b.shape:
-                    raise ExportError(f"{name}: at B={B}, N={n} the graph gives the shape {a.shape}, and the model {b.shape}")
-                error, allowed = float(np.abs(a - b).max(initial=0.0)), tolerance * scale(b)
-                if not error <= allowed:  # not `>`: NaN must fail
-                    raise ExportError(f"{name}: at B={B}, N={n} the graph is {error:.3g} away from the model, and {allowed:.3g} is allowed")
-                largest = max(largest, error)
+                same_shape(a, b, f"{name}: at B={B}, N={n} the graph")
+                largest = max(largest, largest_error(a, b, tolerance, f"{name}: at B={B}, N={n} the graph is"))
             positions = positions + lengths
     return largest
 
 
 def sizes_within(n_positions: int | None) -> tuple[tuple[tuple[int, int], int], ...]:
-    """Those of SIZES whose two calls there are positions for."""
+    """The SIZES whose two calls fit into the positions."""
     return tuple(size for size in SIZES if n_positions is None or size[0][1] + size[1] <= n_positions)
 
 
 def _start(row: int, N: int, steps: Steps) -> int:
-    """Where a row begins that gets N tokens: where they still have positions."""
+    """The first position of a row that gets N tokens."""
     return STARTS[row] if steps.n_positions is None else min(STARTS[row], steps.n_positions - N)
 
 
 def _lengths(B: int, N: int) -> Ids:
-    """From N down to 1; a batch of five has a row that gets nothing."""
+    """From N down to 1; a batch of five has a row without tokens."""
     lengths = [max(1, N * (B - i) // B) for i in range(B)]
     if B == 5:
         lengths[2] = 0
@@ -97,15 +94,15 @@ def _lengths(B: int, N: int) -> Ids:
 
 
 def inexact(open_steps: Callable[[int], Steps], *, vocab_size: int) -> str | None:
-    """What changes the bits of a row, in words; None for a graph whose rows depend on nothing but themselves.
+    """What changes the bits of a row, in words; None if the results of a row depend on that row alone.
 
-    `open_steps` gives the graph on so many threads. The sign of a zero is not looked at: no result can tell.
+    `open_steps(threads)` opens the graph. 0 and -0 count as equal.
     """
     one, two = open_steps(1), open_steps(2)
     random = np.random.default_rng(1)
     lengths = [min(n, one.n_positions or n) for n in PROMPTS]
     rows = [Row(random.integers(0, vocab_size, n), _start(b, n, one)) for b, n in enumerate(lengths)]
-    whole = [row.alone(one, [len(row.tokens)]) for row in rows]
+    whole = _alone(rows, one, WHOLE)
     for what, got in _ways(rows, one, two):
         for row, a, b in zip(rows, got, whole, strict=True):
             if (name := _differing(a, b)) is not None:
@@ -116,30 +113,21 @@ def inexact(open_steps: Callable[[int], Steps], *, vocab_size: int) -> str | Non
 Result = tuple[Values, States]  # logits of every token (N, V), the state after the last one (1, ...)
 
 
+@dataclass(frozen=True)
 class Row:
-    """A prompt that begins at a position."""
+    """A prompt and the number of tokens before it."""
 
-    def __init__(self, tokens: Ids, start: int) -> None:
-        self.tokens, self.start = tokens, start
-
-    def alone(self, steps: Steps, pieces: Sequence[int], *, padding: int = 0) -> Result:
-        """In pieces of these lengths, each with so many tokens of padding behind it."""
-        states, logits, done = steps.begin(1), [], 0
-        for n in pieces:
-            tokens = np.pad(self.tokens[done : done + n], (0, padding), constant_values=1)[None]
-            out, states = steps.run(tokens, np.array([n]), np.array([self.start + done]), states)
-            logits.append(out[0, :n])
-            done += n
-        return np.concatenate(logits), states
+    tokens: Ids
+    start: int
 
 
-def together(rows: list[Row], steps: Steps, piece: int) -> list[Result]:
-    """All rows in one batch, a piece of each at a time; who is done gets padding only."""
+def run(rows: Sequence[Row], steps: Steps, piece: int, *, padding: int = 0) -> list[Result]:
+    """The rows in one batch, `piece` tokens of each per call, in rows of the longest piece and `padding` more tokens."""
     states = steps.begin(len(rows))
     logits: list[list[Values]] = [[] for _ in rows]
     for done in range(0, max(len(row.tokens) for row in rows), piece):
         lengths = np.array([min(piece, max(0, len(row.tokens) - done)) for row in rows])
-        tokens = np.ones((len(rows), piece), np.int64)
+        tokens = np.ones((len(rows), lengths.max() + padding), np.int64)
         for b, row in enumerate(rows):
             tokens[b, : lengths[b]] = row.tokens[done : done + lengths[b]]
         positions = np.array([row.start + min(done, len(row.tokens)) for row in rows])
@@ -149,26 +137,26 @@ def together(rows: list[Row], steps: Steps, piece: int) -> list[Result]:
     return [(np.concatenate(parts), {k: v[b : b + 1] for k, v in states.items()}) for b, parts in enumerate(logits)]
 
 
+def _alone(rows: Sequence[Row], steps: Steps, piece: int, *, padding: int = 0) -> list[Result]:
+    return [run([row], steps, piece, padding=padding)[0] for row in rows]
+
+
 def _ways(rows: list[Row], one: Steps, two: Steps) -> Iterator[tuple[str, list[Result]]]:
-    """Everything that must give what a whole prompt alone on one thread gives."""
+    """All runs that must give the bits of a whole prompt alone on one thread, with what differs."""
     for piece in PIECES:
-        yield f"a prompt in pieces of {piece}", [row.alone(one, _pieces(len(row.tokens), piece)) for row in rows]
-    yield "token by token", [row.alone(one, [1] * len(row.tokens)) for row in rows]
-    yield "padding", [row.alone(one, [len(row.tokens)], padding=13) for row in rows]
-    yield "padding of pieces", [row.alone(one, _pieces(len(row.tokens), 7), padding=2) for row in rows]
-    yield "a batch", together(rows, one, max(PROMPTS))
-    yield "a batch in pieces of 64", together(rows, one, 64)
-    yield "a batch token by token", together(rows, one, 1)
-    yield "a second thread", [row.alone(two, [len(row.tokens)]) for row in rows]
-    yield "a batch on two threads", together(rows, two, max(PROMPTS))
-    yield "a batch token by token on two threads", together(rows, two, 1)
-
-
-def _pieces(n: int, piece: int) -> list[int]:
-    return [min(piece, n - done) for done in range(0, n, piece)]
+        yield f"a prompt in pieces of {piece}", _alone(rows, one, piece)
+    yield "token by token", _alone(rows, one, 1)
+    yield "padding", _alone(rows, one, WHOLE, padding=13)
+    yield "padding of pieces", _alone(rows, one, 7, padding=2)
+    yield "a batch", run(rows, one, WHOLE)
+    yield "a batch in pieces of 64", run(rows, one, 64)
+    yield "a batch token by token", run(rows, one, 1)
+    yield "a second thread", _alone(rows, two, WHOLE)
+    yield "a batch on two threads", run(rows, two, WHOLE)
+    yield "a batch token by token on two threads", run(rows, two, 1)
 
 
 def _differing(a: Result, b: Result) -> str | None:
-    """The first tensor that is not the same."""
+    """The name of the first tensor that differs."""
     pairs = {contract.STEP_LOGITS: (a[0], b[0])} | {name: (a[1][name], b[1][name]) for name in b[1]}
     return next((name for name, (x, y) in pairs.items() if not np.array_equal(x, y)), None)

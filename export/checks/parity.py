@@ -1,6 +1,6 @@
-"""Does the graph say what torch says? Names, axes, shapes and types first, then values, one error each. No torch in here.
+"""Compares a graph with torch: names, axes, shapes and types, then values. Each difference has its own error.
 
-The reference is any function from named inputs to named outputs, so a test can give one of three lines.
+The reference is any function from named inputs to named outputs; this file does not import torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +18,7 @@ Arrays = Mapping[str, NDArray[np.float32]]
 Reference = Callable[[Feed], Arrays]
 Tensors = tuple[contract.Tensor, ...]
 
-# The same sums in another order: float32 keeps 24 bits, and a dozen layers leave some of the last five in doubt.
-# Relative to the largest value of an output where that is above 1, as in raw token vectors and logits.
+# The order of summation differs: float32 has 24 bits, and over a dozen layers up to five of them differ. Relative to `scale`.
 FP32_TOLERANCE = 2e-5
 LONGEST_COMPARED = 2048  # tokens; torch keeps all B * H * N² scores of a layer: 0.4 GB for two texts of this length and 12 heads
 
@@ -64,33 +63,40 @@ def compare(
 ) -> float:
     """The largest |graph - reference| over all outputs and feeds. Raises ExportError for the first output beyond the tolerance."""
     largest = 0.0
-    names = [tensor.name for tensor in outputs]
+    answer = answers(session, outputs)
     for feed in feeds:
+        mask = feed[contract.ATTENTION_MASK]
+        where = f"at B={mask.shape[0]}, N={mask.shape[1]} the graph"
         wanted = reference(feed)
-        B, N = feed[contract.ATTENTION_MASK].shape
-        for name, got in zip(names, session.run(names, feed), strict=True):
+        for name, got in answer(feed).items():
             want = wanted[name]
-            if got.shape != want.shape:
-                raise ExportError(f"{name}: at B={B}, N={N} the graph gives the shape {got.shape}, and the model {want.shape}")
-            error, allowed = difference(name, got, want, feed[contract.ATTENTION_MASK]), tolerance * scale(want)
-            if not error <= allowed:  # not `>`: NaN must fail
-                raise ExportError(f"{name}: at B={B}, N={N} the graph is {error:.3g} away from the model, and {allowed:.3g} is allowed")
-            largest = max(largest, error)
+            same_shape(got, want, f"{name}: {where}")
+            if name == contract.LOGITS and want.ndim == 3:  # logits of padding are never read; token vectors of padding are 0
+                got, want = got[mask != 0], want[mask != 0]
+            largest = max(largest, largest_error(got, want, tolerance, f"{name}: {where} is"))
     return largest
 
 
-def difference(name: str, got: NDArray[np.float32], want: NDArray[np.float32], mask: NDArray[np.int64]) -> float:
-    """The largest |got - want|. Logits of padding are nobody's business; token vectors there are 0, and compared."""
-    apart = np.abs(got - want)
-    return float((apart[mask != 0] if name == contract.LOGITS and apart.ndim == 3 else apart).max(initial=0.0))
+def same_shape(got: NDArray[np.float32], want: NDArray[np.float32], what: str) -> None:
+    if got.shape != want.shape:
+        raise ExportError(f"{what} gives the shape {got.shape}, and the model {want.shape}")
+
+
+def largest_error(got: NDArray[np.float32], want: NDArray[np.float32], tolerance: float, what: str, reference: str = "the model") -> float:
+    """The largest |got - want|. Raises ExportError if it exceeds `tolerance` times the `scale` of `want`; `what` begins the message."""
+    error, allowed = float(np.abs(got - want).max(initial=0.0)), tolerance * scale(want)
+    if not error <= allowed:  # not `>`: NaN must fail
+        raise ExportError(f"{what} {error:.3g} away from {reference}, and {allowed:.3g} is allowed")
+    return error
 
 
 def scale(values: NDArray[np.float32]) -> float:
+    """The largest |value|, at least 1: tolerances are relative above 1 and absolute below."""
     return max(1.0, float(np.abs(values).max(initial=0.0)))
 
 
 def feeds(inputs: Tensors, *, vocab_size: int, pad_token_id: int, max_tokens: int) -> list[Feed]:
-    """Random tokens at sizes that break careless graphs: one text, one token, odd sizes, lengths far apart, a text of none, full length."""
+    """Random tokens at sizes at which wrong graphs fail: one text, one token, odd sizes, unequal lengths, an empty text, full length."""
     random = np.random.default_rng(0)
     longest = min(max_tokens, LONGEST_COMPARED)
     sizes = [(1, 1), (1, 2), (2, 1), (1, 16), (2, 7), (3, 33), (5, 17), (8, 64), (2, longest)]

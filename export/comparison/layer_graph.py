@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from export.comparison.plan import EXAMPLE
 from export.graphs.decoder_operators import FORMS, with_operators
 from export.graphs.decoder_step import OPSET as CAUSAL_OPSET
-from export.graphs.encoder import OPSET, quiet, strip
+from export.graphs.torch_graph import OPSET, quiet, strip
 
 
 class Alone(nn.Module):

@@ -1,4 +1,4 @@
-"""Two graphs of one bundle, and every weight in it once."""
+"""Lets the attention graph of a bundle use the weight file of the served graph, so that every weight is stored once."""
 
 import hashlib
 from collections.abc import Iterator
@@ -8,14 +8,15 @@ from typing import Any
 import onnx
 from onnx.external_data_helper import ExternalDataInfo, load_external_data_for_model
 
-from export.graphs.encoder import beside
+from export.graphs.onnx_file import beside
 
-LEAST_BYTES = 1024  # a smaller tensor stands in both
+LEAST_BYTES = 1024  # smaller tensors are stored in both graphs
 
 
 def share(file: Path, served: Path) -> None:
-    """Rewrite `file`, whose weights are beside it, into one file beside `served`: a tensor with the bytes of one in the data of `served`
-    refers to it there, all others are inside. The second file of `file` goes.
+    """Rewrite the graph `file`, whose weights are in a second file, so that it refers to equal tensors in the weight file of `served`.
+
+    All other tensors are stored in `file` itself, and its second file is removed. Both graphs must be used from the same folder.
     """
     places = {digest: place for digest, place in _tensors_beside(served)}
     model = onnx.load(file, load_external_data=False)
@@ -31,7 +32,7 @@ def share(file: Path, served: Path) -> None:
 
 
 def _tensors_beside(graph: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Of every tensor in the data file of a graph: the hash of its bytes, and where it is."""
+    """For every tensor in the weight file of a graph: the hash of its bytes, and its place in that file."""
     data = beside(graph)
     if not data.is_file():
         return

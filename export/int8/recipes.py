@@ -1,9 +1,9 @@
-"""Matrices of 8-bit integers, for the CPU.
+"""Ways of quantising the matrix products of a graph to 8-bit integers, for the CPU.
 
-An int8 product needs its left side in 8 bits too, and what decides over its quality is how that side is scaled. onnxruntime's dynamic
-quantisation has one scale for the whole batch, so that a text's vector changes with its neighbours and an outlier in one costs all of them
-their precision. `per_token` gives every token a scale of its own, out of ordinary operators around the same integer product, and first
-moves the outliers of single columns into the weights (SmoothQuant: Xiao et al. 2022, arXiv:2211.10438, eq. 4). Figures: docs/log.md.
+An int8 product needs its left side in 8 bits too, and its accuracy depends on how that side is scaled. onnxruntime's dynamic quantisation
+has one scale for the whole batch: a text's vector then depends on the other texts of the batch, and one outlier reduces the precision of
+all. `per_token` computes a scale for each token with ordinary operators around the same integer product. Before that it moves the outliers
+of single columns into the weights (SmoothQuant: Xiao et al. 2022, arXiv:2211.10438, eq. 4). Figures: docs/log.md.
 """
 
 import logging
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from export.checks.parity import Feed, open_graph
-from export.graphs.encoder import save
+from export.graphs.onnx_file import save
 from export.graphs.packed_encoder import OPERATORS
 
 Array = NDArray[np.float32]
@@ -30,14 +30,14 @@ SMOOTHING = 0.6  # the share of an outlier that moves into the weights: 0.5 and 
 
 @dataclass(frozen=True)
 class Recipe:
-    """One way to an int8 graph: its name in a manifest, and what makes it of a graph of `MatMul`s."""
+    """One way of quantising: its name in a manifest, and the function that quantises a graph of `MatMul`s."""
 
     name: str
     apply: Callable[[ModelProto, ColumnPeaks], ModelProto]
 
 
 def column_peaks(model: ModelProto, feeds: list[Feed]) -> dict[str, Array]:
-    """How large each column gets on the left of each product by constant weights, over some inputs. Uses `model` up."""
+    """The largest |value| of each column on the left of each product by constant weights, over all feeds. Changes `model`."""
     names = list(_products_by_left(model))
     del model.graph.output[:]
     model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
@@ -53,7 +53,7 @@ def column_peaks(model: ModelProto, feeds: list[Feed]) -> dict[str, Array]:
 
 
 def with_matmuls(model: ModelProto) -> ModelProto:
-    """Every `Gemm` by constant weights as `MatMul` and `Add`, which is what the recipes look for. Changes `model`."""
+    """Replace every `Gemm` by constant weights with `MatMul` and `Add`, which the recipes quantise. Changes `model`."""
     weights = _weights(model)
     nodes: list[NodeProto] = []
     for node in model.graph.node:
@@ -75,10 +75,10 @@ def with_matmuls(model: ModelProto) -> ModelProto:
 
 
 def per_token(model: ModelProto, peaks: ColumnPeaks, *, weight_levels: int = 127, narrowing: bool = True) -> ModelProto:
-    """One scale for each token and one for each column of the weights. `weight_levels` 63: no sum of two products passes 16 bits.
+    """One scale for each token and one for each column of the weights. With `weight_levels` 63, sums of two products fit into 16 bits.
 
-    Without `narrowing`, products with fewer columns than rows stay in fp32: those that end a feed-forward block, with the worst outliers,
-    and of grouped heads.
+    Without `narrowing`, products with fewer columns than rows stay in fp32: those at the end of a feed-forward block, which have the
+    largest outliers, and those of grouped heads.
     """
     weights, groups = _weights(model), _products_by_left(model)
     constants: dict[str, NDArray[Any] | np.generic] = {
@@ -114,7 +114,7 @@ def per_token(model: ModelProto, peaks: ColumnPeaks, *, weight_levels: int = 127
 
 
 def _bytes_of(x: str) -> list[NodeProto]:
-    """(T, K) -> "x.bytes" (T, K) uint8 around 128, and "x.down" (T, 1), which takes a product of them back to its size."""
+    """(T, K) -> "x.bytes" (T, K), uint8 with the zero point 128, and "x.down" (T, 1), by which a product of the bytes is scaled back."""
     return [
         helper.make_node("Mul", [x, f"{x}.smoothing"], [f"{x}.smooth"]),
         helper.make_node("Abs", [f"{x}.smooth"], [f"{x}.sizes"]),
@@ -128,7 +128,7 @@ def _bytes_of(x: str) -> list[NodeProto]:
 
 
 def per_block(model: ModelProto, peaks: ColumnPeaks, *, block: int) -> ModelProto:
-    """onnxruntime's MatMulNBits: a scale for every `block` weights of a column and for every `block` values of a token."""
+    """onnxruntime's MatMulNBits: one scale for every `block` weights of a column and for every `block` values of a token."""
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
     with _quiet():
@@ -137,7 +137,7 @@ def per_block(model: ModelProto, peaks: ColumnPeaks, *, block: int) -> ModelProt
     return quantiser.model.model
 
 
-# onnxruntime's own dynamic quantisation is not among them: it is no closer, and a vector must not depend on its neighbours.
+# onnxruntime's own dynamic quantisation is not a recipe: it is not more accurate, and a vector would depend on the rest of its batch.
 RECIPES = (
     Recipe("a scale per token, columns smoothed", per_token),
     Recipe("a scale per token, columns smoothed, weights in 7 bits", lambda model, peaks: per_token(model, peaks, weight_levels=63)),
@@ -149,7 +149,7 @@ RECIPES = (
 
 
 def _smoothing(peak: Array, weights: list[Array]) -> Array:
-    """(K,): what each column of the left side is divided by, and each row of the weights multiplied with."""
+    """(K,): the divisors of the columns of the left side, which the rows of the weights are multiplied by."""
     rows = np.max([np.abs(w).max(axis=1) for w in weights], axis=0)
     smoothing: Array = np.maximum(peak, 1e-5) ** SMOOTHING / np.maximum(rows, 1e-5) ** (1 - SMOOTHING)
     return smoothing.astype(np.float32)
@@ -166,7 +166,7 @@ def _weights(model: ModelProto) -> dict[str, TensorProto]:
 
 
 def _products_by_left(model: ModelProto) -> dict[str, list[NodeProto]]:
-    """Products by constant weights, by what stands on their left: q, k and v read the same tokens."""
+    """Products by constant weights, grouped by their left side: q, k and v read the same tokens."""
     weights = _weights(model)
     groups: dict[str, list[NodeProto]] = {}
     for node in model.graph.node:
@@ -176,7 +176,7 @@ def _products_by_left(model: ModelProto) -> dict[str, list[NodeProto]]:
 
 
 def _with_nodes(model: ModelProto, nodes: list[NodeProto]) -> ModelProto:
-    """Give the model these nodes, drop the weights that nothing reads any more, and declare the operators' domain."""
+    """Replace the nodes of the model, remove weights that are no longer read, and declare onnxruntime's operator domain."""
     del model.graph.node[:]
     model.graph.node.extend(nodes)
     read = {name for node in nodes for name in node.input} | {tensor.name for tensor in model.graph.output}
@@ -190,7 +190,7 @@ def _with_nodes(model: ModelProto, nodes: list[NodeProto]) -> ModelProto:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """onnxruntime's tools log each step, and a hint to preprocess, to the root logger."""
+    """Hide what onnxruntime's tools log to the root logger: each step, and advice to preprocess."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

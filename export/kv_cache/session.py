@@ -1,4 +1,4 @@
-"""Runs the graph of `graph.py`, with caches that are allocated once and written in place. No torch in here."""
+"""Runs the graph of `graph.py` with caches that are allocated once and written in place. This file does not import torch."""
 
 from pathlib import Path
 
@@ -10,8 +10,8 @@ from export import contract
 from export.checks.parity import open_graph
 
 
-class TwinSession:
-    """B sequences of the same length, up to `capacity` tokens; see `size_bytes` for what their caches take."""
+class CachedSession:
+    """`rows` sequences of the same length, up to `capacity` tokens. `size_bytes` is the memory of their caches."""
 
     def __init__(self, graph: Path, *, rows: int, capacity: int, threads: int) -> None:
         self.session = open_graph(graph, threads=threads)
@@ -32,7 +32,7 @@ class TwinSession:
     def run(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
         """The next N tokens of every row (B, N) -> the logits (B, V) after the last, which the next call overwrites.
 
-        More than one token at a time only at the beginning, or where there is one row. Raises ValueError beyond the capacity.
+        More than one token per call is allowed at the beginning, or with one row. Raises ValueError beyond the capacity.
         """
         N = tokens.shape[1]
         if self.position + N > self.capacity:

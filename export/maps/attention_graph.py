@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from export import contract
 from export.graphs.decoder_operators import FORMS, with_operators
 from export.graphs.decoder_step import OPSET as CAUSAL_OPSET
-from export.graphs.encoder import EXAMPLE_TOKENS, OPSET, quiet, strip
+from export.graphs.encoder import EXAMPLE_TOKENS
 from export.graphs.packed_encoder import FusedAttention, PackedEncoder, Packing, with_children
+from export.graphs.torch_graph import OPSET, quiet, strip
 from models.attention.layers.multi_head import split_heads
 from models.decoder.model import Decoder
 from models.encoder.model import Encoder

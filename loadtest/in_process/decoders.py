@@ -7,7 +7,7 @@ import torch
 
 from export import contract
 from export.bundle import export_bundle
-from export.kv_cache.graph import export_twin
+from export.kv_cache.graph import export_cached
 from loadtest.errors import LoadtestError
 from loadtest.in_process.shapes import ModelShape
 from models.checkpoints.decoder import load_decoder, save_decoder
@@ -47,7 +47,7 @@ def build_pair(shape: ModelShape, folder: Path) -> Pair:
 def build_twin(config: DecoderConfig, tokenizer: str, folder: Path) -> Path:
     """The graph of the same decoder with softmax layers and a cache. `tokenizer` is the text of its file."""
     softmax = replace(config, layers="causal_softmax", layer_options={})
-    return export_twin(_save(softmax, tokenizer, folder / "checkpoint"), folder / "graph")
+    return export_cached(_save(softmax, tokenizer, folder / "checkpoint"), folder / "graph")
 
 
 def config_of(checkpoint: Path, manifest: contract.Manifest) -> DecoderConfig:

@@ -118,13 +118,13 @@ def save_decoder(
 
 
 @rehearsed
-def load_decoder(folder: Path, *, dtype: torch.dtype = torch.float32) -> DecoderCheckpoint:
-    """Read `folder`, ours or one of a family in DECODERS, its weights cast to `dtype`.
+def load_decoder(folder: Path, *, dtype: torch.dtype = torch.float32, settings: Settings | None = None) -> DecoderCheckpoint:
+    """Read `folder`, ours or one of a family in DECODERS, its weights cast to `dtype`. `settings` are those of its config.json, if read.
 
     Raises CheckpointError for everything that is missing, unexpected or unsupported there.
     """
     folder = Path(folder)
-    settings = read_settings(folder / CONFIG)
+    settings = settings or read_settings(folder / CONFIG)
     architecture = settings.need("architectures")[0]
     model = _read_model(architecture, settings, dtype)
     tokenizer_file, chat_template = folder / TOKENIZER, folder / CHAT_TEMPLATE

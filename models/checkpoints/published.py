@@ -67,14 +67,18 @@ class Checkpoint:
 
 
 @rehearsed
-def load_checkpoint(folder: Path, *, attention: str = "softmax", dtype: torch.dtype = torch.float32) -> Checkpoint:
-    """Read `folder`. Another `attention` keeps the weights of q, k, v and o, though they were not trained for it.
+def load_checkpoint(
+    folder: Path, *, attention: str = "softmax", dtype: torch.dtype = torch.float32, settings: Settings | None = None
+) -> Checkpoint:
+    """Read `folder`. Another `attention` keeps the weights of q, k, v and o, though they were not trained for it. `settings` are those of
+    config.json in `folder` itself, if read; the model may be in a subfolder.
 
     Raises CheckpointError for everything that is missing, unexpected or unsupported in the folder.
     """
     folder = Path(folder)
     pipeline = read_pipeline(folder)
-    settings = read_settings(pipeline.transformer / "config.json")
+    file = pipeline.transformer / "config.json"
+    settings = settings if settings is not None and settings.file == file else read_settings(file)
     architecture = settings.need("architectures")[0]
     if architecture == ARCHITECTURE:
         return _of_our_own(folder, read_own(settings), pipeline, attention, dtype)

@@ -67,9 +67,12 @@ def save_encoder_decoder(folder: Path, model: EncoderDecoder, *, tokenizer: str,
 
 
 @rehearsed
-def load_encoder_decoder(folder: Path) -> EncoderDecoderCheckpoint:
-    """Read `folder`, its weights in float32. Raises CheckpointError for everything that is missing, unexpected or unsupported there."""
-    settings = read_settings(folder / CONFIG)
+def load_encoder_decoder(folder: Path, *, settings: Settings | None = None) -> EncoderDecoderCheckpoint:
+    """Read `folder`, its weights in float32. `settings` are those of its config.json, if read.
+
+    Raises CheckpointError for everything that is missing, unexpected or unsupported there.
+    """
+    settings = settings or read_settings(folder / CONFIG)
     architecture = settings.need("architectures")[0]
     if architecture not in ARCHITECTURES:
         raise CheckpointError(f"{settings.file}: architecture {architecture!r} is not supported; supported: {', '.join(ARCHITECTURES)}")

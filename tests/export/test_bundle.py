@@ -14,8 +14,8 @@ from export import contract
 from export.bundle import export_bundle
 from export.checks.parity import Feed, check_interface, feeds, open_graph
 from export.errors import ExportError
-from export.graphs.encoder import beside, inputs_of, optimise, outputs_of, trace
-from export.int8.measure import bare_rate
+from export.graphs.encoder import encoder_graph, trace
+from export.graphs.onnx_file import beside, optimise
 from models.checkpoints.published import load_checkpoint
 from tests import checkpoints
 from tests.models import tiny
@@ -131,7 +131,6 @@ def test_all_minilm_is_exported_within_tolerance(minilm_bundle: Path) -> None:
     assert (2, manifest.limits.max_tokens) in manifest.parity.shapes
     assert manifest.graph.operators["Attention"] == 6
     assert "SkipLayerNormalization" not in manifest.graph.operators, "it costs 15 % on a CPU: docs/log.md"
-    assert bare_rate(minilm_bundle, batch=2, tokens=8, threads=1, seconds=0.1) > 0
 
 
 def test_golden_texts_reach_the_limit_of_length(minilm_bundle: Path) -> None:
@@ -173,8 +172,9 @@ def test_weights_of_a_large_model_stand_beside_the_graph(encoder_checkpoint: Pat
     graph = optimise(tmp_path / "traced.onnx", tmp_path / "optimised")
     assert beside(graph).stat().st_size > 100_000 > graph.stat().st_size
     session = open_graph(graph, threads=1)
-    check_interface(session, inputs_of(source), outputs_of(source))
-    feed = feeds(inputs_of(source), vocab_size=9, pad_token_id=0, max_tokens=8)[0]
+    inputs = encoder_graph(source).inputs
+    check_interface(session, inputs, encoder_graph(source).outputs)
+    feed = feeds(inputs, vocab_size=9, pad_token_id=0, max_tokens=8)[0]
     assert np.isfinite(session.run(None, feed)[0]).all()
 
 

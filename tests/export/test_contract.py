@@ -151,5 +151,5 @@ def test_the_fingerprint_changes_with_any_file(bundle: Path) -> None:
 
 def test_reading_a_bundle_needs_nothing_heavy() -> None:
     """Neither the contract nor what `attnserve inspect` shows may load torch, onnx or numpy."""
-    code = "import sys, export.contract, export.inspection; print({'torch', 'onnx', 'onnxruntime', 'numpy'} & set(sys.modules))"
+    code = "import sys, export.contract, export.summary; print({'torch', 'onnx', 'onnxruntime', 'numpy'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"

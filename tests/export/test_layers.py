@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from export.comparison import layer_graph
-from export.graphs.encoder import OPSET, quiet
+from export.graphs.torch_graph import OPSET, quiet
 from models import LAYERS
 from models.attention.scoring.convolution_as_attention import ConvolutionAsAttention
 

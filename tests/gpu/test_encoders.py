@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from export import contract
-from export.bundle import BARS, export_bundle
+from export.bundle import export_bundle
+from export.kinds.encoder import BARS
 from service.encoding.selftest import check_golden
 from service.runtime.onnx import CUDA, OnnxSession
 from service.tokenization.texts import TextEncoder

@@ -12,11 +12,8 @@ from typing import Any
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from export.kinds.decoder import is_decoder
-from export.kinds.encoder_decoder import is_encoder_decoder
-from models.checkpoints.decoder import load_decoder
-from models.checkpoints.published import load_checkpoint
-from models.encoder_decoder.checkpoint import load_encoder_decoder
+from export.kinds.exporter import Options
+from export.kinds.load import load
 from models.folders.folder import CheckpointError
 from tests.service.test_hostile_bundles import ANYTHING, places, put
 
@@ -24,20 +21,10 @@ NUMBERS = st.sampled_from([0, -5, 1, 3, 1000, 100_000, 10**9, 2**31, 2**63, 10**
 GARBAGE = (b"", b"null", b"[]", b"\xff", b"[" * 200_000, b'{"a":' * 200_000, b"{}", b'"x"')
 
 
-def load(folder: Path) -> None:
-    """As an export does."""
-    if is_encoder_decoder(folder):
-        load_encoder_decoder(folder)
-    elif is_decoder(folder):
-        load_decoder(folder)
-    else:
-        load_checkpoint(folder)
-
-
 def refused(folder: Path) -> str | None:
     """What else than one sentence it ends in."""
     try:
-        load(folder)
+        load(folder, Options())
     except CheckpointError as error:
         return None if "\n" not in str(error) and len(str(error)) < 3_000 else f"not one sentence: {error}"
     except BaseException:

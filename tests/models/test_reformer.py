@@ -11,7 +11,7 @@ from torch import Tensor
 
 from export.bundle import export_bundle
 from export.errors import ExportError
-from export.graphs.encoder import OPSET, quiet
+from export.graphs.torch_graph import OPSET, quiet
 from export.maps.from_checkpoint import maps_of_checkpoint
 from models.checkpoints.families.reformer import load_reformer
 from models.checkpoints.published import load_checkpoint

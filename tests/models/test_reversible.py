@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from export.graphs.encoder import OPSET, quiet
+from export.graphs.torch_graph import OPSET, quiet
 from models.attention.layers.softmax import SoftmaxAttention
 from models.attention.sparse.lsh import LSHAttention
 from models.parts.feedforward import ChunkedFeedForward, FeedForward

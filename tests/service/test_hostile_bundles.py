@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from export import contract, inspection
+from export import contract, summary
 from service.errors import TokenizationFailed
 from service.tokenization.tokenizer_file import open_tokenizer, text_of
 from tests.service.fakes import fake_bundle, fake_catalog
@@ -334,7 +334,7 @@ def test_no_change_of_a_manifest_ends_in_anything_but_a_sentence(tmp_path: Path,
         said = ""
         try:
             fake_catalog(bundle).load()
-            inspection.render(bundle, graph=True)
+            summary.render(bundle, graph=True)
         except contract.BundleError as error:
             said = str(error)
         assert re.search(r"[\n\x1b]", said) is None

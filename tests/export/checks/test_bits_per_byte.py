@@ -6,14 +6,15 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from export import contract, decoder_bundle, held_out
+from export import contract
 from export.bundle import export_bundle
+from export.checks import bits_per_byte as held_out
 from export.checks.bits_per_byte import Text, bits_per_byte, read_text
 from export.checks.decoder_parity import Steps
 from export.checks.parity import Arrays, Feed, answers, open_graph
 from export.errors import ExportError
-from export.graphs.decoder_step import inputs_of
-from export.kinds.decoder import torch_reference
+from export.graphs.decoder_step import step_graph
+from export.kinds import decoder as decoder_bundle
 from export.summary import render
 from models.checkpoints.decoder import load_decoder
 from models.decoder.model import Decoder
@@ -82,7 +83,7 @@ def test_it_is_the_figure_that_training_gives(checkpoint: Path, bundle: Path) ->
 def test_with_learned_positions_too(tmp_path: Path) -> None:
     """In windows of as many tokens as there are positions."""
     decoder = load_decoder(tiny_decoder(tmp_path, layers="causal_linear", positions="learned", n_positions=40)).model
-    read = Steps(torch_reference(decoder), inputs_of(decoder), n_positions=40)
+    read = Steps(step_graph(decoder).answer, step_graph(decoder).inputs, n_positions=40)
     assert measured(read) == pytest.approx(trained(decoder), rel=RELATIVE)
 
 

@@ -14,9 +14,8 @@ from export.checks.decoder_parity import Steps, compare, inexact
 from export.checks.parity import Arrays, Feed, answers, check_interface, open_graph
 from export.errors import ExportError
 from export.graphs.decoder_operators import RULES, with_operators
-from export.graphs.decoder_step import inputs_of, outputs_of, states_of, trace
-from export.graphs.encoder import optimise
-from export.kinds.decoder import torch_reference
+from export.graphs.decoder_step import states_of, step_graph, trace
+from export.graphs.onnx_file import optimise
 from models.attention.layers.recurrence import chunkwise
 from models.decoder.model import Decoder
 from tests.decoders import EVERY_CONSTANT_STATE, random_decoder
@@ -38,9 +37,10 @@ class Exported:
     def __init__(self, decoder: Decoder, file: Path) -> None:
         self.decoder, self.file = decoder, file
         self.vocab_size = decoder.config.vocab_size
-        self.inputs, self.outputs = inputs_of(decoder), outputs_of(decoder)
+        graph = step_graph(decoder)
+        self.inputs, self.outputs = graph.inputs, graph.outputs
         self.n_positions = decoder.config.n_positions
-        self.reference = Steps(torch_reference(decoder), self.inputs, n_positions=self.n_positions)
+        self.reference = Steps(graph.answer, self.inputs, n_positions=self.n_positions)
 
     def steps(self, threads: int = 1) -> Steps:
         return Steps(answers(open_graph(self.file, threads=threads), self.outputs), self.inputs, n_positions=self.n_positions)

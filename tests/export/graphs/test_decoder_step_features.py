@@ -6,9 +6,8 @@ import pytest
 
 from export.checks.decoder_parity import Steps, compare, inexact
 from export.checks.parity import answers, open_graph
-from export.graphs.decoder_step import inputs_of, outputs_of, trace
-from export.graphs.encoder import optimise
-from export.kinds.decoder import torch_reference
+from export.graphs.decoder_step import step_graph, trace
+from export.graphs.onnx_file import optimise
 from models.attention.linear.feature_maps import FEATURE_MAPS
 from models.attention.linear.random_features import KERNELS
 from tests.decoders import random_decoder
@@ -23,10 +22,11 @@ def test_same_numbers_as_torch_and_the_same_bits_however_cut(layer: str, option:
     decoder = random_decoder(vocab_size=VOCAB, layers=layer, layer_options={layer: {option: choice}})
     trace(decoder, tmp_path / "traced.onnx")
     file = optimise(tmp_path / "traced.onnx", tmp_path / "optimised")
-    inputs, outputs = inputs_of(decoder), outputs_of(decoder)
+    graph = step_graph(decoder)
+    inputs, outputs = graph.inputs, graph.outputs
 
     def steps(threads: int = 1) -> Steps:
         return Steps(answers(open_graph(file, threads=threads), outputs), inputs)
 
-    compare(steps(), Steps(torch_reference(decoder), inputs), vocab_size=VOCAB)
+    compare(steps(), Steps(graph.answer, inputs), vocab_size=VOCAB)
     assert inexact(steps, vocab_size=VOCAB) is None

@@ -6,7 +6,7 @@ import numpy as np
 import onnxruntime as ort
 import torch
 
-from export.graphs.encoder import OPSET, quiet
+from export.graphs.torch_graph import OPSET, quiet
 from tests.models.test_gau_alpha import ids, tiny
 
 SAME = 1e-4  # float32 on both sides, sums in another order

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from export.graphs.encoder import OPSET, quiet
+from export.graphs.torch_graph import OPSET, quiet
 from models.attention.layers.fused_block import FusedBlock
 from models.attention.layers.fusion import ModalityFusion
 

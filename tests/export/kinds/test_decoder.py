@@ -9,12 +9,14 @@ import onnx
 import pytest
 from rich.console import Console
 
-from export import contract, decoder_bundle
+from export import contract
 from export.bundle import export_bundle
 from export.checks.decoder_parity import Steps
-from export.checks.golden import N_CONTINUED, PROMPTS
+from export.checks.golden import N_CONTINUED
+from export.checks.golden_texts import PROMPTS
 from export.checks.parity import answers, open_graph
 from export.errors import ExportError
+from export.kinds import decoder as decoder_bundle
 from export.summary import render
 from tests import decoders
 

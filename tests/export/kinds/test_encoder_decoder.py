@@ -11,10 +11,11 @@ from rich.console import Console
 
 from export import contract
 from export.bundle import export_bundle
+from export.checks.encoder_decoder_parity import ReaderAndStep
 from export.checks.parity import answers, open_graph
 from export.errors import ExportError
-from export.graphs.encoder_decoder import Graphs
-from export.kinds.encoder_decoder import Writer, check
+from export.kinds.exporter import Options
+from export.kinds.load import load
 from export.summary import render
 from models.encoder_decoder.checkpoint import load_encoder_decoder
 from models.encoder_decoder.search import attended
@@ -34,11 +35,11 @@ def bundle(checkpoint: Path) -> Path:
     return checkpoint.with_name("bundle")
 
 
-def writer(bundle: Path) -> Writer:
+def writer(bundle: Path) -> ReaderAndStep:
     manifest = contract.verify(bundle)
     assert manifest.encoder_decoder is not None
     reader, step = manifest.encoder_decoder.reader, manifest.graph
-    return Writer(
+    return ReaderAndStep(
         answers(open_graph(bundle / reader.file, threads=1), reader.outputs),
         answers(open_graph(bundle / step.file, threads=1), step.outputs),
         manifest.encoder_decoder.begin_token_id,
@@ -115,15 +116,15 @@ def test_golden_logits_are_those_of_the_graph(bundle: Path) -> None:
 
 
 def test_a_graph_with_other_weights_is_refused(checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
-    source = load_encoder_decoder(checkpoint)
-    graphs = Graphs(source.model)
     model = onnx.load(bundle / "model.onnx")
     weight = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))
     values = onnx.numpy_helper.to_array(weight)[::-1].copy()  # the rows in another order
     weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
     onnx.save(model, tmp_path / "model.onnx")
     with pytest.raises(ExportError, match=r"logits: at B=1, N=1 the steps are .* away from the model"):
-        check(source, graphs, bundle / "reader.onnx", tmp_path / "model.onnx")
+        load(checkpoint, Options()).check(
+            {"reader.onnx": bundle / "reader.onnx", "model.onnx": tmp_path / "model.onnx"}, "fp32", lambda step, fraction: None
+        )
 
 
 def test_what_is_not_for_it_is_refused(checkpoint: Path, tmp_path: Path) -> None:

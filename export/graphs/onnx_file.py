@@ -1,0 +1,47 @@
+"""ONNX files: optimised by ONNX Runtime, saved, and described for the manifest. docs/log.md, 2026-11-21, has what optimisation pays."""
+
+from collections import Counter
+from pathlib import Path
+
+import onnx
+import onnxruntime as ort
+
+from export import contract
+
+REWRITTEN = "rewritten by onnxruntime for the CPU, level extended"
+LARGEST_FILE_BYTES = 1_900_000_000  # of an .onnx file; protobuf ends at 2 GiB, and weights beyond that go to a file beside it
+
+
+def optimise(source: Path, folder: Path) -> Path:
+    """Let onnxruntime rewrite the graph for the CPU (fused operators, folded constants) into a new folder; the file there."""
+    folder.mkdir()
+    target = folder / contract.GRAPH
+    options = ort.SessionOptions()
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(target)
+    options.log_severity_level = 3
+    if beside(source).is_file():
+        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", beside(target).name)
+    ort.InferenceSession(str(source), options, providers=["CPUExecutionProvider"])
+    return target
+
+
+def save(model: onnx.ModelProto, file: Path) -> None:
+    """Write a graph, its weights beside it if one file cannot hold them."""
+    large = sum(len(tensor.raw_data) for tensor in model.graph.initializer) > LARGEST_FILE_BYTES
+    onnx.save(model, file, save_as_external_data=large, location=beside(file).name if large else None)
+
+
+def beside(file: Path) -> Path:
+    """The file for the weights of a graph that are not in its own file."""
+    return file.with_name(file.name + ".data")
+
+
+def describe(file: Path, inputs: tuple[contract.Tensor, ...], outputs: tuple[contract.Tensor, ...], optimisation: str) -> contract.Graph:
+    """The manifest's entry for a graph that was checked to have these inputs and outputs."""
+    model = onnx.load(file, load_external_data=False)
+    opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    operators = Counter(node.op_type for node in model.graph.node)
+    return contract.Graph(
+        file=file.name, opset=opset, inputs=inputs, outputs=outputs, operators=dict(operators.most_common()), optimisation=optimisation
+    )

@@ -1,0 +1,90 @@
+"""A torch module with the inputs and outputs of an ONNX graph: it answers as the graph must, and is written as ONNX."""
+
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from torch import Tensor, nn
+
+from export.checks.parity import Arrays, Feed, Tensors
+
+OPSET = 20
+
+
+@dataclass(frozen=True)
+class TorchGraph:
+    """The module takes the inputs in their order and returns a tuple of the outputs. Axes that are letters are dynamic."""
+
+    module: nn.Module
+    inputs: Tensors
+    outputs: Tensors
+    sizes: dict[str, int]  # of each dynamic axis in the example that is traced; an axis of size 1 would become a constant
+    max_tokens: int | None = None  # largest N
+    opset: int = OPSET
+    forms: dict[Any, Callable[..., Any]] = field(default_factory=dict)  # ONNX forms of torch's operators, in place of the exporter's
+
+    def answer(self, feed: Feed) -> Arrays:
+        """The outputs for these inputs, both by name, computed by torch."""
+        with torch.inference_mode():
+            values = self.module(*(torch.from_numpy(feed[tensor.name]) for tensor in self.inputs))
+        return {tensor.name: value.numpy() for tensor, value in zip(self.outputs, values, strict=True)}
+
+    def export(self, file: Path, *, weights_beside: bool) -> None:
+        """Write the ONNX file, its weights in a second file if `weights_beside`."""
+        letters = {axis for tensor in self.inputs for axis in tensor.shape if isinstance(axis, str)}
+        axes = {letter: torch.export.Dim(letter, max=self.max_tokens if letter == "N" else None) for letter in letters}
+        shapes: list[Any] = [{i: axes[size] for i, size in enumerate(tensor.shape) if isinstance(size, str)} for tensor in self.inputs]
+        named = [each for each in signature(self.module.forward).parameters.values() if each.kind is not Parameter.VAR_POSITIONAL]
+        if len(named) < len(signature(self.module.forward).parameters):  # what `*inputs` takes is one argument to torch
+            shapes[len(named) :] = [tuple(shapes[len(named) :])]
+        with quiet():
+            torch.onnx.export(
+                self.module,
+                tuple(self._example(tensor) for tensor in self.inputs),
+                file,
+                dynamo=True,
+                dynamic_shapes=tuple(shapes),
+                input_names=[tensor.name for tensor in self.inputs],
+                output_names=[tensor.name for tensor in self.outputs],
+                opset_version=self.opset,
+                custom_translation_table=self.forms,
+                external_data=weights_beside,
+                verbose=False,
+            )
+        strip(file)
+
+    def _example(self, tensor: Any) -> Tensor:
+        shape = [self.sizes[size] if isinstance(size, str) else size for size in tensor.shape]
+        return torch.ones(shape, dtype=getattr(torch, tensor.dtype))
+
+
+def strip(file: Path) -> None:
+    """Remove the exporter's notes about its own source code, which have paths of this machine."""
+    model = onnx.load(file, load_external_data=False)
+    model.doc_string = ""
+    del model.metadata_props[:]
+    for part in (*model.graph.node, *model.graph.value_info, *model.graph.input, *model.graph.output, *model.graph.initializer):
+        part.doc_string = ""
+        del part.metadata_props[:]
+    onnx.save(model, file)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Hide torch's warnings about its own exporter and about absent torchvision: no caller can act on them."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,151 @@
+"""Exports encoders, rerankers and classifiers."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from export import contract
+from export.checks.golden import Examples, Tokens
+from export.checks.golden_texts import MORE_TEXTS, TEXTS
+from export.checks.parity import FP32_TOLERANCE, Feed, answers, compare, feeds, largest_error, open_graph, scale
+from export.errors import ExportError
+from export.graphs.encoder import encoder_graph, trace
+from export.graphs.onnx_file import REWRITTEN
+from export.graphs.torch_graph import TorchGraph
+from export.int8.choice import Task, choose
+from export.kinds.exporter import ABOUT_FP16, Bar, Exporter, Files, Options, Progress
+from models.checkpoints.decoder import weights_sha256
+from models.checkpoints.published import ATTENTION_OF_CHECKPOINTS, SWAPPABLE, load_checkpoint
+from models.decoder.model import Decoder
+from models.encoder.model import Encoder
+from models.folders.folder import Settings
+
+BARS = {
+    # Another order of the same sums, at export and on the processor of a server.
+    "fp32": Bar(FP32_TOLERANCE, logit_error=1e-3, min_cosine=0.9999),
+    # 11 bits a number instead of 24.
+    "fp16": Bar(0.02, logit_error=0.02, min_cosine=0.999),
+    # Judged by the cosine that the caller asks for; the tolerance only finds graphs that are broken.
+    "int8": Bar(1.0, logit_error=0.25, min_cosine=0.99),
+}
+PACKED = "tokens packed to (T, D) between attentions"
+
+
+class EncoderExporter(Exporter):
+    architectures = ()  # all that no other kind has
+
+    def __init__(self, checkpoint: Path, settings: Settings | None, options: Options) -> None:
+        super().__init__(checkpoint, settings, options)
+        if options.held_out is not None:
+            raise ExportError(
+                f"held_out={str(options.held_out)!r} is for decoders; an encoder is judged by the cosines of its golden texts"
+            )
+        self.source = load_checkpoint(checkpoint, attention=options.attention, settings=settings)
+        self.kind, self.max_tokens, self.vocab_size = self.source.kind, self.source.max_tokens, self.source.config.vocab_size
+        self.packed = isinstance(self.source.model.encoder, Encoder)
+        self.trials: tuple[contract.Trial, ...] = ()
+
+    def map_model(self) -> Encoder | Decoder:
+        encoder = self.source.model.encoder
+        if not isinstance(encoder, Encoder):
+            raise ExportError(f"{self.source.architecture} has no attention maps: its blocks are not those of an encoder")
+        return encoder
+
+    def prepare(self) -> None:
+        self.graphs  # noqa: B018  raises for an encoder without pooling
+
+    @cached_property
+    def graphs(self) -> dict[str, TorchGraph]:
+        return {contract.GRAPH: encoder_graph(self.source)}
+
+    @cached_property
+    def examples(self) -> Examples:
+        return self._examples(TEXTS)
+
+    def _examples(self, texts: Sequence[str]) -> Examples:
+        """These texts as the model's tokenizer cuts them, with torch's rows for them."""
+        graph = self.graphs[contract.GRAPH]
+        return Examples(self.kind, Tokens(self.source.tokenizer_file, self.max_tokens), graph.inputs, graph.answer, texts)
+
+    def trace(self, scratch: Path) -> Files:
+        # Weights beside the graph are mapped at load: rows of the vocabulary that nobody uses take no memory.
+        trace(self.source, scratch / "traced.onnx", weights_beside=True)
+        return {contract.GRAPH: scratch / "traced.onnx"}
+
+    def bar(self, precision: contract.Precision) -> Bar:
+        return replace(BARS[precision], min_cosine=self.options.min_cosine) if precision == "int8" else BARS[precision]
+
+    def check(self, files: Files, precision: contract.Precision, progress: Progress) -> contract.Parity:
+        bar, graph, examples = self.bar(precision), self.graphs[contract.GRAPH], self.examples
+        session, sizes = open_graph(files[contract.GRAPH]), self._sizes()
+        error = compare(session, graph.answer, graph.outputs, sizes, tolerance=bar.tolerance)
+        rows = examples.run(answers(session, graph.outputs))
+        cosines = examples.cosines(rows)
+        if not (worst := float(cosines.min())) >= bar.min_cosine:
+            where = f" at {examples.texts[cosines.argmin()]!r}" if self.kind == "encoder" else ""
+            raise ExportError(f"the lowest cosine on the golden texts is {worst:.6f}{where}, and {bar.min_cosine} is needed")
+        if self.kind != "encoder":
+            largest_error(rows, examples.rows, bar.logit_error, "a logit of the golden texts is")
+        shapes = tuple((int(B), int(N)) for B, N in (feed[contract.ATTENTION_MASK].shape for feed in sizes))
+        return contract.Parity(max_abs_error=error, min_cosine=worst, shapes=shapes, tolerance=bar.tolerance)
+
+    def _sizes(self) -> list[Feed]:
+        inputs = self.graphs[contract.GRAPH].inputs
+        return feeds(inputs, vocab_size=self.vocab_size, pad_token_id=self.source.pad_token_id, max_tokens=self.max_tokens)
+
+    def lower(self, files: Files, scratch: Path, progress: Progress) -> Files:
+        if self.options.precision == "fp16":
+            progress("fp16", None)
+            return {contract.GRAPH: self._half(scratch / "fp16")}
+        progress("int8", 0.0)
+        trace(self.source, scratch / "separate.onnx", separate_projections=True)
+        task = Task(
+            graph=scratch / "separate.onnx",
+            fp32=files[contract.GRAPH],
+            judged=self._examples([*TEXTS, *MORE_TEXTS]),
+            calibration=self._examples(MORE_TEXTS),
+            outputs=self.graphs[contract.GRAPH].outputs,
+            vocab_size=self.vocab_size,
+            min_cosine=self.options.min_cosine,
+        )
+        file, self.trials = choose(task, scratch, progress=lambda fraction: progress("int8", fraction))
+        return {contract.GRAPH: file}
+
+    def _half(self, folder: Path) -> Path:
+        """Not optimised here: onnxruntime would do it for this machine's CPU, and put its casts to float32 into the file."""
+        folder.mkdir()
+        attention = self.source.config.attention if self.source.config.attention in SWAPPABLE else ATTENTION_OF_CHECKPOINTS
+        half = load_checkpoint(self.checkpoint, attention=attention, dtype=torch.float16, settings=self.settings)
+        trace(half, folder / contract.GRAPH)
+        return folder / contract.GRAPH
+
+    def golden(self) -> contract.Golden:
+        encoder, bar, examples = self.kind == "encoder", self.bar(self.options.precision), self.examples
+        return contract.Golden(
+            texts=examples.texts,
+            pairs=examples.pairs,
+            outputs=tuple(tuple(map(float, row)) for row in examples.rows),
+            min_cosine=bar.min_cosine if encoder else None,
+            max_abs_error=None if encoder else bar.logit_error * scale(examples.rows),
+        )
+
+    def optimisation(self) -> str:
+        done = [PACKED] if self.packed else []
+        done.append(ABOUT_FP16 if self.options.precision == "fp16" else REWRITTEN)
+        done += [f"products in 8-bit integers: {trial.recipe}" for trial in self.trials if trial.kept]
+        return "; ".join(done)
+
+    def fields(self, described: dict[str, contract.Graph]) -> dict[str, Any]:
+        names = ("pooling", "normalized", "pad_token_id", "prompts", "default_prompt", "id2label", "score_activation")
+        return {
+            "trials": self.trials,
+            "width": int(self.graphs[contract.GRAPH].outputs[0].shape[-1]),
+            "source": self.origin(
+                weights_sha256(self.source.tokenizer_file.parent), self.source.config.attention, untrained=self.source.untrained
+            ),
+            **{name: getattr(self.source, name) for name in names},
+        }
