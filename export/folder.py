@@ -1,4 +1,4 @@
-"""The directory of a bundle while it is written: complete at the end, or absent; and the account of its files."""
+"""The directory of a bundle while it is written, and the entries of its manifest about files, time and tools."""
 
 import os
 import re
@@ -14,15 +14,16 @@ from export.errors import ExportError
 
 
 def files_of(folder: Path) -> tuple[contract.File, ...]:
+    """The manifest's `files`, in the order of their names."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     return tuple(contract.File(name=path.name, sha256=contract.sha256(path), size_bytes=path.stat().st_size) for path in files)
 
 
 @contextmanager
 def replacing(out: Path) -> Iterator[Path]:
-    """A new directory that becomes `out` when the block ends well, and is removed when it does not, Ctrl-C included.
+    """A new directory, renamed to `out` at the end of the block; after an error or Ctrl-C it is removed and `out` is as before.
 
-    Raises ExportError when `out` is something other than a bundle or an empty directory: it would be lost.
+    Raises ExportError if `out` exists and is neither a bundle nor an empty directory, so that nothing else is overwritten.
     """
     out = out.resolve()
     if out.exists() and not (out.is_dir() and ((out / contract.MANIFEST).is_file() or not any(out.iterdir()))):
@@ -43,6 +44,7 @@ def replacing(out: Path) -> Iterator[Path]:
 
 
 def checked_name(name: str) -> str:
+    """`name`. Raises ExportError for one that cannot be the name of a model."""
     if not re.fullmatch(contract.NAME, name):
         raise ExportError(f"{name!r} does not do as the name of a model: letters, digits, and then also . _ - /; give another with --name")
     return name

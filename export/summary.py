@@ -1,4 +1,4 @@
-"""What a bundle is, for a person to read: `attnserve inspect`. Needs neither torch nor onnx."""
+"""A bundle as tables on the terminal: `attnserve inspect`. This file imports neither torch nor onnx."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,7 +14,7 @@ BAR = 40  # characters of the longest bar
 
 
 def render(bundle: Path, *, graph: bool = False) -> RenderableType:
-    """The bundle's account of itself, and with `graph` its operators. BundleError when any byte is not as exported."""
+    """What the manifest says, and with `graph` a histogram of operators. Raises BundleError if any byte is not as exported."""
     manifest = contract.verify(bundle)
     parts: list[RenderableType] = [_facts(manifest), "", _files(manifest)]
     if manifest.trials:
@@ -67,7 +67,7 @@ def _known(manifest: contract.Manifest) -> Iterator[tuple[str, str]]:
 
 
 def bits_per_byte(manifest: contract.Manifest) -> str | None:
-    """What a decoder's precision costs: "1.6231 against 1.6100 in fp32, on ..."; None where nothing was measured."""
+    """What a decoder's precision costs: "1.6231 against 1.6100 in fp32, on ..."; None if it was not measured."""
     decoder = manifest.decoder
     if decoder is None or decoder.bits_per_byte is None or decoder.fp32_bits_per_byte is None:
         return None

@@ -1,9 +1,9 @@
-"""What a causal layer becomes inside onnxruntime: its recurrence and its short convolution as one operator each, and elementwise functions
-in forms that give a number the same bits wherever it stands in a tensor.
+"""ONNX forms of causal layers: recurrences and short convolutions as one operator each, and elementwise functions whose results do not
+depend on a number's place in a tensor.
 
-A user's state must not depend on how a prompt was cut or on who else was in the batch, down to the last bit. `LinearAttention`,
-`CausalConvWithState`, MatMul, Exp, Sigmoid, Tanh, Erf, the norms and Softmax of onnxruntime's CPU provider are so by themselves. Log,
-Softplus, Sin and Cos are not: they take four numbers at a time and finish what is left over by another formula (docs/log.md).
+A state must have the same bits whatever the chunks of a prompt and the other rows of a batch. `LinearAttention`, `CausalConvWithState`,
+MatMul, Exp, Sigmoid, Tanh, Erf, the norms and Softmax of onnxruntime's CPU provider fulfil this. Log, Softplus, Sin and Cos do not: they
+compute four numbers at a time and the remaining ones by another formula (docs/log.md).
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ RULES = {(False, False): "linear", (True, False): "gated", (False, True): "delta
 
 @contextmanager
 def with_operators(model: nn.Module) -> Iterator[None]:
-    """While it lasts, the causal layers of the model can be exported, and those with an operator not run."""
+    """Within the block, the causal layers of the model can be exported; those that become operators cannot be run."""
     kinds: tuple[tuple[type[nn.Module], str, Callable[[Any], Any]], ...] = (
         (CausalLayer, "recurrence", lambda layer: linear_attention),
         (ShortConvolution, "convolve", lambda convolution: causal_convolution),
@@ -43,7 +43,7 @@ def with_operators(model: nn.Module) -> Iterator[None]:
         setattr(module, name, function)
     try:
         yield
-    finally:  # the classes' own take their place again
+    finally:  # the methods of the classes are visible again
         for module, name, _ in forms:
             delattr(module, name)
 
@@ -74,7 +74,7 @@ def _heads_last(x: Tensor | None) -> Tensor | None:
 
 
 def causal_convolution(x: Tensor, weight: Tensor, past: Tensor) -> Tensor:
-    """`models.attention.layers.short_convolution.convolve` as one operator. The state it offers counts padding and is not used."""
+    """`models.attention.layers.short_convolution.convolve` as one operator. Its own new state includes padding and is not used."""
     y, _ = torch.onnx.ops.symbolic_multi_out(
         f"{OPERATORS}::CausalConvWithState",
         [x, weight, None, past],
@@ -87,9 +87,9 @@ def causal_convolution(x: Tensor, weight: Tensor, past: Tensor) -> Tensor:
 
 
 def windows(q: Tensor, k: Tensor, v: Tensor, *, scale: float, present: Tensor, seen_first: Tensor | None = None) -> Tensor:
-    """`models.attention.sparse.windows.attend_to_windows` where every query gets a copy of its window, oldest key first.
+    """`models.attention.sparse.windows.attend_to_windows` with a copy of its window for every query, oldest key first.
 
-    Sums over keys then have the same order wherever a window lies among the slots.
+    Sums over keys then have the same order wherever a window is in the buffer.
     """
     N, n_first = q.shape[2], 0 if seen_first is None else seen_first.shape[-1]
     slots = torch.arange(N)[:, None] + torch.arange(k.shape[2] - n_first - N + 1)  # (N, window)
@@ -106,7 +106,9 @@ def windows(q: Tensor, k: Tensor, v: Tensor, *, scale: float, present: Tensor, s
 
 
 def hedgehog_map(phi: HedgehogMap) -> Callable[[Tensor], Tensor]:
-    """The map with the matrices of all heads in one, block by block: a product by one constant matrix is exact, by one a head it is not."""
+    """The map with the matrices of all heads in one block-diagonal matrix: a product by one constant matrix has the same bits in any batch,
+    products by one matrix per head have not.
+    """
     H = phi.bias.shape[0]
     weight = torch.block_diag(*phi.weight.detach().mT)  # (H * D_k, H * D_k)
     bias = phi.bias.detach().flatten()
@@ -119,7 +121,7 @@ def hedgehog_map(phi: HedgehogMap) -> Callable[[Tensor], Tensor]:
 
 
 def products_with_codes(codebook: Codebook) -> Callable[[Tensor], Tensor]:
-    """`Codebook.products` head by head: like that of Hedgehog's map, a product by one constant matrix is exact."""
+    """`Codebook.products` head by head: a product by one constant matrix has the same bits in any batch, as in `hedgehog_map`."""
     codes = codebook.codes.detach().mT.contiguous()  # (H, D_k, Z)
 
     def products(x: Tensor) -> Tensor:
@@ -129,14 +131,14 @@ def products_with_codes(codebook: Codebook) -> Callable[[Tensor], Tensor]:
 
 
 def _add(x: Any, y: Any, alpha: float = 1.0) -> Any:
-    """x + alpha y. The exporter drops a constant addend below 1e-8, and with it what keeps 0 / 0 away; it leaves `Sum` alone."""
+    """x + alpha y. The exporter drops constant addends below 1e-8, which prevent 0 / 0; it keeps them in `Sum`."""
     if isinstance(y, float) and 0 < abs(y) < LEAST_ADDEND:
         return op.Sum(x, op.CastLike(y, x))
     return op.Add(x, y if alpha == 1 else op.Mul(y, op.CastLike(alpha, y)))
 
 
 def _log_softmax_with_0(x: FLOAT) -> FLOAT:
-    """(..) -> (.., 2): log softmax of (0, x), which is (-softplus(x), log sigmoid(x)). A row of its own for each x makes it exact."""
+    """(..) -> (.., 2): log softmax of (0, x), which is (-softplus(x), log sigmoid(x)). As each x is a row, its place changes no bit."""
     last = op.Constant(value_ints=[-1])
     column = op.Unsqueeze(x, last)
     return op.LogSoftmax(op.Concat(op.Sub(column, column), column, axis=-1), axis=-1)

@@ -1,11 +1,10 @@
-"""Inside the graph, tokens without their padding: (B, N, D) is (T, D) everywhere but between the tokens of one text.
+"""An encoder over packed tokens: outside attention, activations are (T, D) without padding instead of (B, N, D).
 
-T counts the tokens of the batch. Norms, projections and feed-forward layers see a token at a time, so they need no rows of texts; only
-attention puts the tokens back in their places, and there the runtime's fused operators work. Padding then costs next to nothing, and
-matrices of two axes go through `Gemm`, whose bias is free. Figures in docs/log.md, 2026-11-21.
+T is the number of tokens in the batch. Norms, projections and feed-forward layers work on single tokens and need no padded rows. Attention
+unpacks the tokens to (B, N, D), runs as one of the runtime's fused operators, and packs its answers. Padding then costs almost nothing, and
+matrices of two axes go through `Gemm`, which adds the bias at no cost. Figures: docs/log.md, 2026-11-21.
 
-A padded query is dropped after attention. So what an operator makes of a row without a single key, which differs between operators,
-never reaches an output.
+The answers of padded queries are dropped. Operators differ in what they compute for a row without keys, and this never reaches an output.
 """
 
 import copy
@@ -27,11 +26,11 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def without_padding(model: Module, *, separate_projections: bool = False) -> Module:
-    """The same model around a packed encoder, weights shared. Only for `torch.onnx.export`: its attention has no torch form. A Reformer
-    is given back as it is.
+    """The same model with a packed encoder that shares its weights; a Reformer is returned as it is. Only for `torch.onnx.export`: the
+    packed attention cannot run in torch.
 
-    `separate_projections` keeps those of q, k and v outside the attention operator, where they can be quantised. A classifier that reads
-    the first token only gets it only: the last block is not computed for the others.
+    `separate_projections` keeps the projections of q, k and v outside the attention operator, so that they can be quantised. If a
+    classifier reads the first token only, its last block is computed for that token only.
     """
     if not isinstance(model.encoder, Encoder):  # a Reformer
         return model
@@ -40,18 +39,18 @@ def without_padding(model: Module, *, separate_projections: bool = False) -> Mod
 
 
 class Packing(NamedTuple):
-    """Where the T kept tokens stand among the B * N positions, and which of them each position shows."""
+    """Maps the T packed tokens to the B * N padded positions and back."""
 
     position: Tensor  # (T,) int64, ascending
-    row: Tensor  # (B * N,) int64; a padded position shows the token before it
+    row: Tensor  # (B * N,) int64, the packed token of each position; a padded position has the token before it
     mask: Tensor  # (B, N) bool
 
     @classmethod
     def of(cls, mask: Tensor, t: Tensor) -> "Packing":
-        """Keeps the tokens of the mask, and the first position of every text, so that a text without tokens has a row too."""
+        """Keeps the tokens of the mask and the first position of every text, so that an empty text has a row too."""
         kept = (mask | (t == 0)).flatten()
         position = kept.nonzero().squeeze(1)
-        torch._check(position.shape[0] >= 2)  # told to the exporter only: T is not the constant 1; a single token runs as well
+        torch._check(position.shape[0] >= 2)  # for the exporter, which would make T the constant 1; a single token can be run
         return cls(position, kept.long().cumsum(0) - 1, mask)
 
     def pack(self, x: Tensor) -> Tensor:
@@ -64,7 +63,7 @@ class Packing(NamedTuple):
 
 
 class PackedEncoder(nn.Module):
-    """`models.encoder.model.Encoder` with its blocks on packed tokens: (B, N) ids -> (B, N, D), anything at padding.
+    """`models.encoder.model.Encoder` with blocks on packed tokens: (B, N) ids -> (B, N, D), undefined at padding.
 
     With `first_token_only`: (B, 1, D).
     """
@@ -99,7 +98,7 @@ class PackedEncoder(nn.Module):
 
 
 def first_tokens(block: Block, x: Tensor, packing: Packing, pairs: dict[str, Any]) -> Tensor:
-    """`Block.forward` for the first token of every text, which still sees the others: (T, D) -> (B, D)."""
+    """`Block.forward` for the first token of every text, which attends to all tokens: (T, D) -> (B, D)."""
     B, N = packing.mask.shape
     first = torch.arange(B, device=x.device) * N  # among B * N positions
     answers = packing._replace(position=first)  # packs the answers of these positions and unpacks as before
@@ -117,7 +116,7 @@ def packed(block: Block, separate_projections: bool) -> Block:
 
 
 class FusedAttention(nn.Module):
-    """Softmax attention as one operator of onnxruntime, projections included unless q and k are turned in between."""
+    """Softmax attention as one operator of onnxruntime, which includes the projections unless q and k are rotated after them."""
 
     def __init__(self, layer: SoftmaxAttention, separate_projections: bool) -> None:
         super().__init__()
@@ -140,7 +139,7 @@ class FusedAttention(nn.Module):
         return self.layer.to_out(packing.pack(o))
 
     def _with_projections(self, x: Tensor, key_mask: Tensor, score_bias: Tensor | None) -> Tensor:
-        """(B, N, D) -> (B, N, H * D_k). Projecting the padding too costs less than a second pass over memory."""
+        """(B, N, D) -> (B, N, H * D_k). Padding is projected too: that costs less than another pass over memory."""
         width = self.layer.n_heads * self.layer.d_head
         return torch.onnx.ops.symbolic(
             f"{OPERATORS}::Attention",
@@ -170,7 +169,7 @@ class FusedAttention(nn.Module):
 
 
 class Unpacked(nn.Module):
-    """Any other attention layer, which works on padded rows: (T, D) -> (T, D)."""
+    """Any other attention layer, run on padded rows: (T, D) -> (T, D)."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -181,7 +180,7 @@ class Unpacked(nn.Module):
 
 
 def both_biases(pair_mask: Tensor | None, pair_bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """Which pairs may meet (N, N), and what is added to their scores (1, H, N, N), as one addend."""
+    """The mask of allowed pairs (N, N) and the bias of scores (1, H, N, N) as one addend of the scores."""
     if pair_mask is None:
         return pair_bias
     allowed = torch.where(pair_mask, 0.0, torch.finfo(dtype).min).to(dtype)[None, None]  # (1, 1, N, N)
@@ -189,7 +188,7 @@ def both_biases(pair_mask: Tensor | None, pair_bias: Tensor | None, dtype: torch
 
 
 def with_children(module: Module, **children: nn.Module) -> Module:
-    """A copy of `module` with some of its parts exchanged; the other parts are the same objects, and `module` is left as it was."""
-    twin = copy.copy(module)
-    twin._modules = {**module._modules, **children}
-    return twin
+    """A copy of `module` with some children replaced; the others are shared, and `module` is unchanged."""
+    changed = copy.copy(module)
+    changed._modules = {**module._modules, **children}
+    return changed

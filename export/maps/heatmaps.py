@@ -20,8 +20,8 @@ from tokenizers import Tokenizer
 from export.contract import LONGEST_ATTENTION
 from export.errors import ExportError
 
-LABELLED = 40  # tokens up to which the axes are labelled
-ON_TERMINAL = 32  # tokens up to which a map is drawn with characters
+LABELLED = 40  # largest number of tokens with labelled axes
+ON_TERMINAL = 32  # largest number of tokens of a map on the terminal
 SHADES = " ░▒▓█"
 
 Matrix = NDArray[np.float32]
@@ -29,7 +29,7 @@ Matrix = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Maps:
-    """Of one text. `layers` are names in LAYERS; `A` holds for each of them (H, N, N), [head, query, key]."""
+    """The maps of one text. `layers` are names in LAYERS; `A` has for each of them (H, N, N), [head, query, key]."""
 
     tokens: tuple[str, ...]
     layers: tuple[str, ...]
@@ -37,7 +37,7 @@ class Maps:
 
 
 def tokens_of(tokenizer_file: Path, text: str, *, longest: int = LONGEST_ATTENTION) -> tuple[list[int], tuple[str, ...]]:
-    """Ids, and for each the piece of the text that it is. Raises ExportError for a text without tokens, and for one that is too long."""
+    """The token ids, and the piece of the text of each. Raises ExportError for a text without tokens or with more than `longest`."""
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -48,7 +48,7 @@ def tokens_of(tokenizer_file: Path, text: str, *, longest: int = LONGEST_ATTENTI
 
 
 def picked(maps: Maps, layer: int, head: int | None) -> Matrix:
-    """One map (N, N), layer counted from 0 or, below 0, from the end; head None: the mean. Raises ExportError for one that is not there."""
+    """One map (N, N). A negative `layer` counts from the end; `head` None: the mean of all. Raises ExportError for an unknown one."""
     if not -len(maps.A) <= layer < len(maps.A):
         raise ExportError(f"layer={layer}, but the model has {len(maps.A)} layers: 0 to {len(maps.A) - 1}, or -1 for the last")
     A = maps.A[layer]
@@ -60,7 +60,7 @@ def picked(maps: Maps, layer: int, head: int | None) -> Matrix:
 
 
 def draw(maps: Maps, files: Sequence[Path]) -> None:
-    """All layers and heads: a row a layer, a column a head. The form of a file is what its name ends in, .png or .svg."""
+    """Draw all layers (rows) and heads (columns) into each file, as PNG or SVG by the end of its name."""
     rows, columns = len(maps.A), max(len(A) for A in maps.A)
     side = 2.2 if len(maps.tokens) > LABELLED else max(2.2, 0.16 * len(maps.tokens))
     figure = Figure(figsize=(side * columns + 1, side * rows + 0.6), layout="constrained")
@@ -77,7 +77,7 @@ def draw(maps: Maps, files: Sequence[Path]) -> None:
 
 
 def on_terminal(A: Matrix, tokens: Sequence[str], title: str, *, colour: bool = True) -> Table:
-    """One map, a row a query, a column a key, and behind each row its strongest key. Without `colour` in shades of grey, signs left out.
+    """One map: a row per query, a column per key, and after each row its largest weight. Without `colour`: shades of grey, without signs.
 
     Raises ExportError for more than `ON_TERMINAL` tokens.
     """
@@ -100,7 +100,7 @@ def on_terminal(A: Matrix, tokens: Sequence[str], title: str, *, colour: bool = 
 
 
 def visible(token: str) -> str:
-    """A token as a label: white space shown, long ones cut."""
+    """A token as a label: white space is made visible, long tokens are truncated."""
     shown = token.replace("\n", "\\n").replace("\t", "\\t").replace(" ", "␣")
     return shown if len(shown) <= 12 else f"{shown[:11]}…"
 
@@ -117,7 +117,7 @@ def _panel(axes: Any, A: Matrix, tokens: Sequence[str], title: str, *, labelled:
 
 
 def _norm(A: Matrix) -> Normalize:
-    """0 to the largest weight; where some are negative, white is 0."""
+    """From 0 to the largest weight; if some are negative, symmetric around 0."""
     largest = float(np.abs(A).max()) or 1.0
     return TwoSlopeNorm(0.0, vmin=-largest, vmax=largest) if A.min() < 0 else Normalize(0.0, largest)
 
