@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 from export import contract
 from export.checks.decoder_parity import Steps
 from export.checks.golden_texts import PAIRS, PROMPTS
-from export.checks.parity import Feed, Reference, Tensors
+from export.checks.parity import Feed, Reference, Tensors, feed_of
 from export.errors import ExportError
 from models.folders.folder import read_tokenizer
 
@@ -34,12 +34,8 @@ class Tokens:
         encoding = self.tokenizer.encode(text, pair)
         if not encoding.ids:
             return None
-        feed = {
-            contract.INPUT_IDS: np.array([encoding.ids], np.int64),
-            contract.ATTENTION_MASK: np.ones((1, len(encoding.ids)), np.int64),
-            contract.TOKEN_TYPE_IDS: np.array([encoding.type_ids], np.int64),
-        }
-        return {tensor.name: feed[tensor.name] for tensor in inputs}
+        ids, types = (np.array([numbers], np.int64) for numbers in (encoding.ids, encoding.type_ids))
+        return feed_of(inputs, ids, np.ones_like(ids), types)
 
 
 class Examples:

@@ -3,8 +3,9 @@
 The reference is any function from named inputs to named outputs; this file does not import torch.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort
@@ -117,12 +118,19 @@ def _lengths(B: int, N: int) -> list[int]:
 def _feed(random: np.random.Generator, inputs: Tensors, lengths: list[int], vocab_size: int, pad_token_id: int) -> Feed:
     B, N = len(lengths), max(lengths)
     mask = (np.arange(N)[None, :] < np.array(lengths)[:, None]).astype(np.int64)
-    feed = {
-        contract.INPUT_IDS: np.where(mask != 0, random.integers(0, vocab_size, (B, N)), pad_token_id),
-        contract.ATTENTION_MASK: mask,
-        contract.TOKEN_TYPE_IDS: random.integers(0, 2, (B, N)) * mask,
-    }
-    return {tensor.name: feed[tensor.name] for tensor in inputs}
+    ids = np.where(mask != 0, random.integers(0, vocab_size, (B, N)), pad_token_id)
+    return feed_of(inputs, ids, mask, random.integers(0, 2, (B, N)) * mask)
+
+
+def feed_of(inputs: Iterable[Any], ids: NDArray[np.int64], mask: NDArray[np.int64], types: NDArray[np.int64]) -> Feed:
+    """The inputs of an encoder's graph that have one of these `inputs`' names; each array is (B, N)."""
+    values = {contract.INPUT_IDS: ids, contract.ATTENTION_MASK: mask, contract.TOKEN_TYPE_IDS: types}
+    return {each.name: values[each.name] for each in inputs}
+
+
+def shapes_of(feeds: Sequence[Feed]) -> tuple[tuple[int, int], ...]:
+    """(B, N) of each feed, for `contract.Parity.shapes`."""
+    return tuple((int(B), int(N)) for B, N in (feed[contract.ATTENTION_MASK].shape for feed in feeds))
 
 
 def _axes(shape: Sequence[str | int]) -> list[str]:

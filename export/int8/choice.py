@@ -12,7 +12,7 @@ import onnx
 
 from export import contract
 from export.checks.golden import Examples
-from export.checks.parity import answers, open_graph
+from export.checks.parity import answers, feed_of, open_graph
 from export.errors import ExportError
 from export.graphs.onnx_file import optimise, save
 from export.int8.recipes import RECIPES, Recipe, column_peaks, with_matmuls
@@ -84,8 +84,7 @@ def _rate(task: Task, file: Path) -> float:
     """Texts per second of one core's own time, whatever else the machine does: the median of equal rounds after one run to warm up."""
     session = open_graph(file, threads=1)
     ids = np.random.default_rng(0).integers(0, task.vocab_size, (BATCH, TOKENS))
-    values = {contract.INPUT_IDS: ids, contract.ATTENTION_MASK: np.ones_like(ids), contract.TOKEN_TYPE_IDS: np.zeros_like(ids)}
-    feed = {node.name: values[node.name] for node in session.get_inputs()}
+    feed = feed_of(session.get_inputs(), ids, np.ones_like(ids), np.zeros_like(ids))
     run = partial(session.run, [task.outputs[0].name], feed)
     run()
     return statistics.median(_round(run) for _ in range(ROUNDS))

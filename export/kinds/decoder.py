@@ -8,7 +8,6 @@ from typing import Any
 
 import onnx
 import torch
-from tokenizers import Tokenizer
 
 from export import contract
 from export.checks.bits_per_byte import Text, bits_per_byte, read_text
@@ -28,7 +27,7 @@ from models.checkpoints.families import DECODERS
 from models.checkpoints.published import UNLIMITED
 from models.decoder.model import Decoder
 from models.encoder.model import Encoder
-from models.folders.folder import Settings, read_tokenizer
+from models.folders.folder import Settings
 
 OPERATORS = "recurrences and short convolutions as operators of onnxruntime, for any number of tokens"
 BLOCK = 32  # weights with one scale; blocks of 128 give a row other bits in other batches
@@ -68,22 +67,13 @@ class DecoderExporter(Exporter):
         source = self.source
         if source.model.grows:
             raise ExportError(f"{source.folder}: {_growing(source.config.layer_names)}")
-        if (size := self.tokenizer.get_vocab_size()) > self.vocab_size:
-            raise ExportError(f"{source.tokenizer_file} has {size} tokens, and the model {self.vocab_size}: they are not of one kind")
         if source.image is not None and self.n_positions is not None:
             longest = max(len(self.tokenizer.encode(prompt).ids) for prompt in source.image.prompts)
             if (needed := longest + source.image.n_pixels - 1) > self.n_positions:  # the last pixel is not read
                 raise ExportError(
                     f"{source.folder}: a prompt and its pixels need {needed} positions, and the model has n_positions={self.n_positions}"
                 )
-        self.examples, self.text  # noqa: B018  raise for too few positions, and for a text that cannot be read
-
-    @cached_property
-    def tokenizer(self) -> Tokenizer:
-        tokenizer: Tokenizer = read_tokenizer(self.source.tokenizer_file)
-        tokenizer.no_padding()
-        tokenizer.no_truncation()
-        return tokenizer
+        self.tokenizer, self.examples, self.text  # noqa: B018  raise for too few positions, and for a text that cannot be read
 
     @cached_property
     def text(self) -> Text:

@@ -11,7 +11,7 @@ import torch
 from export import contract
 from export.checks.golden import Examples, Tokens
 from export.checks.golden_texts import MORE_TEXTS, TEXTS
-from export.checks.parity import FP32_TOLERANCE, Feed, answers, compare, feeds, largest_error, open_graph, scale
+from export.checks.parity import FP32_TOLERANCE, Feed, answers, compare, feeds, largest_error, open_graph, scale, shapes_of
 from export.errors import ExportError
 from export.graphs.encoder import encoder_graph, trace
 from export.graphs.onnx_file import REWRITTEN
@@ -90,8 +90,7 @@ class EncoderExporter(Exporter):
             raise ExportError(f"the lowest cosine on the golden texts is {worst:.6f}{where}, and {bar.min_cosine} is needed")
         if self.kind != "encoder":
             largest_error(rows, examples.rows, bar.logit_error, "a logit of the golden texts is")
-        shapes = tuple((int(B), int(N)) for B, N in (feed[contract.ATTENTION_MASK].shape for feed in sizes))
-        return contract.Parity(max_abs_error=error, min_cosine=worst, shapes=shapes, tolerance=bar.tolerance)
+        return contract.Parity(max_abs_error=error, min_cosine=worst, shapes=shapes_of(sizes), tolerance=bar.tolerance)
 
     def _sizes(self) -> list[Feed]:
         inputs = self.graphs[contract.GRAPH].inputs

@@ -8,7 +8,7 @@ import numpy as np
 
 from export import contract
 from export.checks.encoder_decoder_parity import TOLERANCE, ReaderAndStep, compare_steps
-from export.checks.parity import answers, compare, feeds, open_graph, scale
+from export.checks.parity import answers, compare, feeds, open_graph, scale, shapes_of
 from export.errors import ExportError
 from export.graphs.encoder_decoder import graphs_of
 from export.graphs.onnx_file import REWRITTEN
@@ -17,7 +17,7 @@ from export.kinds.exporter import Exporter, Files, Options, Progress
 from models.decoder.model import Decoder
 from models.encoder.model import Encoder
 from models.encoder_decoder.checkpoint import ARCHITECTURES, load_encoder_decoder
-from models.folders.folder import Settings, read_tokenizer
+from models.folders.folder import Settings
 
 LOGIT_ERROR = 1e-3  # of every golden logit, on another processor too, relative to the largest where that is above 1
 TOP = 5  # logits of a golden step that are kept
@@ -39,10 +39,7 @@ class EncoderDecoderExporter(Exporter):
         raise ExportError(f"{self.source.architecture} has no attention maps: a bundle of it gives what it attends to with every answer")
 
     def prepare(self) -> None:
-        tokenizer = read_tokenizer(self.source.tokenizer_file)
-        if (size := tokenizer.get_vocab_size()) > self.vocab_size:
-            raise ExportError(f"{self.source.tokenizer_file} has {size} tokens, and the model {self.vocab_size}: they are not of one kind")
-        self.token_ids = [tokenizer.encode(text).ids for text in self.source.examples]
+        self.token_ids = [self.tokenizer.encode(text).ids for text in self.source.examples]
         for text, ids in zip(self.source.examples, self.token_ids, strict=True):
             if not 0 < len(ids) <= self.max_tokens:
                 raise ExportError(f"{self.source.folder}: the example {text!r} has {len(ids)} tokens, and 1 to {self.max_tokens} are read")
@@ -69,8 +66,7 @@ class EncoderDecoderExporter(Exporter):
         read_error = compare(sessions[contract.READER], reader.answer, reader.outputs, sizes, tolerance=TOLERANCE)
         both = ReaderAndStep(graph[contract.READER], graph[contract.GRAPH], self.config.begin_token_id)
         step_error, cosine = compare_steps(both, self.reference, sizes, vocab_size=self.vocab_size, max_output=self.config.max_output)
-        shapes = tuple((int(B), int(N)) for B, N in (feed[contract.ATTENTION_MASK].shape for feed in sizes))
-        return contract.Parity(max_abs_error=max(read_error, step_error), min_cosine=cosine, shapes=shapes, tolerance=TOLERANCE)
+        return contract.Parity(max_abs_error=max(read_error, step_error), min_cosine=cosine, shapes=shapes_of(sizes), tolerance=TOLERANCE)
 
     def golden(self) -> contract.EncoderDecoderGolden:
         ends = {"end_token_id": self.config.end_token_id, "max_output": self.config.max_output}

@@ -3,14 +3,18 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+from tokenizers import Tokenizer
+
 from export import contract
+from export.errors import ExportError
 from export.graphs.torch_graph import TorchGraph
 from models.decoder.model import Decoder
 from models.encoder.model import Encoder
-from models.folders.folder import Settings
+from models.folders.folder import Settings, read_tokenizer
 
 ABOUT_FP16 = "weights in float16, for a GPU: a CPU widens them to float32 and is not faster"
 
@@ -84,6 +88,16 @@ class Exporter(ABC):
     @abstractmethod
     def golden(self) -> contract.Part:
         """The examples that a server checks at start."""
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The checkpoint's tokenizer, without padding and truncation. Raises ExportError if it has more tokens than the model."""
+        tokenizer: Tokenizer = read_tokenizer(self.source.tokenizer_file)
+        tokenizer.no_padding()
+        tokenizer.no_truncation()
+        if (size := tokenizer.get_vocab_size()) > self.vocab_size:
+            raise ExportError(f"{self.source.tokenizer_file} has {size} tokens, and the model {self.vocab_size}: they are not of one kind")
+        return tokenizer
 
     def copied(self) -> tuple[Path, ...]:
         """Files of the checkpoint that go into the bundle as they are."""
