@@ -18,7 +18,7 @@ from export.graphs.encoder import encoder_graph, trace
 from export.graphs.onnx_file import beside, optimise
 from models.checkpoints.published import load_checkpoint
 from tests import checkpoints
-from tests.models import tiny
+from tests.models.checkpoints import tiny
 
 # transformers computes the same sums in another order; logits and token vectors here reach about 20.
 TOLERANCE = 2e-4

@@ -36,3 +36,10 @@ def test_no_folder_is_a_heap() -> None:
 @pytest.mark.parametrize("folder", sorted({file.parent for file in FILES}), ids=lambda folder: str(folder.relative_to(ROOT)))
 def test_a_folder_says_what_each_of_its_files_is(folder: Path) -> None:
     assert undescribed(folder) == set()
+
+
+def test_the_tests_have_the_folders_of_the_models() -> None:
+    tests = ROOT / "tests" / "models"
+    folders = {folder.relative_to(tests) for folder in tests.rglob("*") if (folder / "__init__.py").exists()}
+    assert [str(folder) for folder in sorted(folders) if not (MODELS / folder / "__init__.py").exists()] == []
+    assert crowded(tests.rglob("*.py")) == {}

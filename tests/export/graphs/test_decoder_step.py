@@ -19,7 +19,7 @@ from export.graphs.onnx_file import optimise
 from models.attention.layers.recurrence import chunkwise
 from models.decoder.model import Decoder
 from tests.decoders import EVERY_CONSTANT_STATE, random_decoder
-from tests.models.mechanisms import SETTLES
+from tests.models.attention.mechanisms import SETTLES
 
 CONFIGS = {
     "no positions": {"positions": "none", "norm": "layer", "bias": True, "tied": False, "gated": False, "activation": "gelu"},

@@ -7,7 +7,7 @@ import onnxruntime as ort
 import torch
 
 from export.graphs.torch_graph import OPSET, quiet
-from tests.models.test_gau_alpha import ids, tiny
+from tests.models.encoder.test_gau_alpha import ids, tiny
 
 SAME = 1e-4  # float32 on both sides, sums in another order
 

@@ -1,0 +1,139 @@
+"""Linear attention with each of its feature maps: the matrix of weights pair by pair, and what the maps promise."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from models import LAYERS
+from models.attention.linear.feature_maps import FEATURE_MAPS, map_named, n_features
+from models.attention.linear.linear import attend_linear
+from tests.models.attention.test_causal_layers import EXACT, D, H, heads, in_pieces, projected, tokens
+
+D_K = D // H
+KEPT = 3.1e-4  # of a constant value of 3: the eps beside a sum of weights of 0.01
+
+every_map = pytest.mark.parametrize("name", FEATURE_MAPS)
+
+
+def weight(name: str, q: Tensor, k: Tensor) -> float:
+    """φ(q)ᵀφ(k) of single vectors, from its definition."""
+    s = float(q @ k)
+    if name == "elu":
+        return float((F.elu(q) + 1) @ (F.elu(k) + 1))
+    if name == "relu":
+        return float(q.clamp(min=0) @ k.clamp(min=0))
+    if name == "relu_squared":
+        return float(q.clamp(min=0).square() @ k.clamp(min=0).square())
+    if name == "exp":
+        return float((q + k).exp().sum())
+    if name == "taylor_1":
+        return 1 + s / float(q.norm() * k.norm())
+    s /= math.sqrt(q.shape[0])
+    return 1 + s + s * s / 2
+
+
+def layer(kind: str, name: str) -> torch.nn.Module:
+    torch.manual_seed(0)
+    made = LAYERS[kind](D, H, bias=True, feature_map=name)
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return made.double()
+
+
+@every_map
+@pytest.mark.parametrize("kind", ["linear", "causal_linear"])
+@torch.no_grad()
+def test_pair_by_pair(kind: str, name: str) -> None:
+    made, x = layer(kind, name), tokens(1, 7)
+    q, k, v = heads(made, x)
+    o = torch.zeros_like(v)
+    for h in range(H):
+        for i in range(7):
+            weights = [weight(name, q[0, h, i], k[0, h, j]) for j in range(i + 1 if kind == "causal_linear" else 7)]
+            o[0, h, i] = sum(w * v[0, h, j] for j, w in enumerate(weights)) / (sum(weights) + 1e-6)
+    y = made(x)[0] if kind == "causal_linear" else made(x)
+    assert (y - projected(made, o)).abs().max() <= EXACT
+
+
+@every_map
+@torch.no_grad()
+def test_whole_in_pieces_and_token_by_token(name: str) -> None:
+    made, x = layer("causal_linear", name), tokens(2, 65)
+    whole, S = in_pieces(made, x, 65)
+    for sizes in ((1,) * 65, (20, 45)):
+        y, state = in_pieces(made, x, *sizes)
+        assert (y - whole).abs().max() <= EXACT
+        assert (state["S"] - S["S"]).abs().max() <= EXACT * S["S"].abs().max()
+
+
+@every_map
+def test_a_constant_value_passes_through_wherever_there_is_weight(name: str) -> None:
+    """relu and its square leave some queries without any: those get 0."""
+    q, k = (torch.randn(2, H, 40, D_K, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) for seed in (0, 1))
+    o = attend_linear(q, k, torch.full_like(q, 3.0), feature_map=name)
+    weights = map_named(name)(q) @ map_named(name)(k).mT
+    weightless = weights.sum(-1) == 0
+    assert (weights >= -EXACT).all()
+    assert weightless.any() == (name in ("relu", "relu_squared"))
+    assert not o[weightless].any()
+    assert (o[weights.sum(-1) > 0.01] - 3).abs().max() <= KEPT
+
+
+@every_map
+@torch.no_grad()
+def test_the_rank_is_that_of_the_features_and_a_causal_mask_restores_it(name: str) -> None:
+    """Section 14 of the specification, for D_k = 4 and 40 tokens."""
+    q, k = (torch.randn(1, 1, 40, D_K, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) for seed in (0, 1))
+    weights = attend_linear(q, k, torch.eye(40, dtype=torch.float64)[None, None], feature_map=name)[0, 0]
+    D_phi = n_features(name, D_K)
+    independent = D_phi - D_K * (D_K - 1) // 2 if name == "taylor_2" else D_phi  # x_a x_b and x_b x_a are one feature
+    assert torch.linalg.matrix_rank(weights, rtol=1e-12) == independent
+    if name not in ("relu", "relu_squared"):  # whose weights of a token by itself may be 0
+        assert torch.linalg.matrix_rank((map_named(name)(q) @ map_named(name)(k).mT)[0, 0].tril(), rtol=1e-14) == 40
+
+
+@every_map
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_large_inputs_stay_finite(name: str, dtype: torch.dtype) -> None:
+    made = layer("linear", name).to(dtype)
+    x = (1e3 * tokens(2, 40)).to(dtype).requires_grad_(dtype == torch.float32)
+    y = made(x, torch.arange(40) < torch.tensor([40, 0])[:, None])
+    assert torch.isfinite(y).all()
+    if dtype == torch.float32:
+        y.sum().backward()
+        assert torch.isfinite(x.grad).all()
+
+
+@every_map
+def test_gradients(name: str) -> None:
+    q, k, v = (torch.randn(1, 2, 5, 3, generator=torch.Generator().manual_seed(seed)).double().requires_grad_() for seed in range(3))
+    mask = torch.tensor([[True, True, True, True, False]])
+    assert torch.autograd.gradcheck(lambda q, k, v: attend_linear(q, k, v, key_mask=mask, feature_map=name), (q, k, v))
+
+
+def test_a_direction_of_nothing_is_no_number_less() -> None:
+    x = torch.zeros(1, 4, requires_grad=True)
+    features = map_named("taylor_1")(x)
+    assert features.tolist() == [[1, 0, 0, 0, 0]]
+    features.sum().backward()
+    assert torch.isfinite(x.grad).all()
+
+
+@pytest.mark.parametrize("kind", ["linear", "causal_linear"])
+def test_an_unknown_map_is_refused_with_the_known_ones(kind: str) -> None:
+    with pytest.raises(ValueError, match="feature_map='softmax' is not one of elu, relu, relu_squared, exp, taylor_1, taylor_2"):
+        LAYERS[kind](D, H, feature_map="softmax")
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2)])
+def test_elu_keeps_its_digits_where_it_is_small(dtype: torch.dtype, tolerance: float) -> None:
+    """e^x - 1 + 1 would be 0 from x = -18 on in float32, and from -7 on in bfloat16."""
+    x = torch.arange(-80, 8, dtype=torch.float32).to(dtype).requires_grad_()
+    y = map_named("elu")(x)
+    exact = torch.where(x > 0, x.detach().double() + 1, x.detach().double().exp())
+    assert ((y.double() - exact) / exact).abs().max() <= tolerance
+    y.sum().backward()
+    assert ((x.grad.double() - torch.where(x > 0, 1.0, exact)) / exact).abs().max() <= tolerance

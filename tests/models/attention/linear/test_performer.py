@@ -1,0 +1,225 @@
+"""Performer: what its random features estimate and how well, the attention made of them pair by pair, and exponents beyond any float."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models import LAYERS
+from models.attention.layers.recurrence import parallel, recurrent
+from models.attention.layers.scaled_dot_product import attend
+from models.attention.linear.causal_performer import FeatureSums, attend_causal_performer
+from models.attention.linear.performer import attend_performer
+from models.attention.linear.random_features import KERNELS, default_features, draw_projection, log_features, redraw_features, relu_features
+from tests.models.attention.test_causal_layers import EXACT, D, H
+
+B, D_K, D_V, M = 2, 4, 3, 6
+
+every_kernel = pytest.mark.parametrize("kernel", KERNELS)
+
+
+def draw(N: int, *widths: int, std: float = 1.0, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [std * torch.randn(B, H, N, width, generator=generator, dtype=torch.float64) for width in widths]
+
+
+def projection(n_features: int = M, d_head: int = D_K, *, rows: str = "orthogonal", seed: int = 0) -> Tensor:
+    return draw_projection(n_features, d_head, torch.Generator().manual_seed(seed), rows=rows).double()
+
+
+def features(x: Tensor, W: Tensor, kernel: str) -> Tensor:
+    return relu_features(x, W) if kernel == "relu" else log_features(x, W, kernel=kernel).exp()
+
+
+def nothing(kernel: str = "positive", dtype: torch.dtype = torch.float64) -> FeatureSums:
+    D_phi = 2 * M if kernel == "hyperbolic" else M
+    return FeatureSums(torch.zeros(B, H, D_phi, D_V + 1, dtype=dtype), torch.zeros(B, H, 1, dtype=dtype))
+
+
+# What the features estimate
+
+
+def kernel_errors(*, kernel: str = "positive", rows: str = "orthogonal", n_draws: int = 2000) -> tuple[Tensor, Tensor]:
+    """Of the estimate of exp(qᵀk / √D_k) over many draws of W, relative: mean and mean square, for 6 pairs of short q and k."""
+    d_head = 8
+    q, k = 0.35 * torch.randn(2, 6, d_head, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(2)
+    errors = []
+    for _ in range(n_draws):
+        W = draw_projection(d_head, d_head, generator, rows=rows)
+        products = (log_features(q, W, kernel=kernel).exp() * log_features(k, W, kernel=kernel).exp()).sum(-1)
+        errors.append(products / ((q * k).sum(-1) / math.sqrt(d_head)).exp() - 1)
+    stacked = torch.stack(errors)
+    return stacked.mean(0), stacked.square().mean(0)
+
+
+@pytest.mark.parametrize("rows", ["orthogonal", "iid"])
+@pytest.mark.parametrize("kernel", ["positive", "hyperbolic"])
+def test_the_kernel_is_estimated_without_bias(kernel: str, rows: str) -> None:
+    mean, mean_square = kernel_errors(kernel=kernel, rows=rows)
+    assert (mean.abs() <= 5 * (mean_square / 2000).sqrt()).all()
+
+
+def test_orthogonal_rows_and_two_signs_err_less() -> None:
+    (_, orthogonal), (_, iid), (_, hyperbolic) = (
+        kernel_errors(),
+        kernel_errors(rows="iid"),
+        kernel_errors(kernel="hyperbolic", rows="iid"),
+    )
+    assert orthogonal.mean() < iid.mean()
+    assert hyperbolic.mean() < iid.mean()
+
+
+def test_rows_are_at_right_angles_within_a_block_and_as_long_as_they_should_be() -> None:
+    W = projection(2 * D_K + 1)
+    for block in (W[:D_K], W[D_K : 2 * D_K]):
+        products = block @ block.mT
+        assert (products - products.diag().diag()).abs().max() <= 1e-6
+    assert (projection(7, rows="regularised").norm(dim=-1) - math.sqrt(D_K)).abs().max() <= 1e-6
+    lengths = projection(4000).square().sum(-1)  # of D_k numbers from N(0, 1)
+    assert abs(float(lengths.mean()) - D_K) < 0.2
+    assert abs(float(lengths.var()) - 2 * D_K) < 1
+
+
+def test_sixteen_times_the_features_err_less_than_half() -> None:
+    """For short q and k, on average over draws; at unit variance a heavy tail would hide it. Section 10.3 of the specification."""
+    q, k, v = draw(30, 16, 16, 16, std=0.25)
+    exact = attend(q, k, v, scale=16**-0.5)
+
+    def error(n_features: int) -> float:
+        estimates = [attend_performer(q, k, v, projection(n_features, 16, seed=seed)) for seed in range(10)]
+        return sum(float((estimate - exact).square().mean().sqrt()) for estimate in estimates)
+
+    assert error(16 * 16) < 0.5 * error(16)
+
+
+# The attention made of them
+
+
+@every_kernel
+def test_pair_by_pair(kernel: str) -> None:
+    (q,), (k, v), W = draw(5, D_K), draw(7, D_K, D_V, seed=1), projection()
+    mask = torch.arange(7) < torch.tensor([4, 0])[:, None]
+    weights = features(q, W, kernel) @ features(k, W, kernel).mT * mask[:, None, None, :]
+    assert (weights[0, :, :, :4] > 0).all()
+    expected = weights[:1] @ v[:1] / weights[:1].sum(-1, keepdim=True)
+    o = attend_performer(q, k, v, W, key_mask=mask, kernel=kernel, eps=0.0 if kernel == "relu" else 1e-30)
+    assert (o[:1] - expected).abs().max() <= EXACT
+    assert not attend_performer(q, k, v, W, key_mask=mask, kernel=kernel)[1].any()
+
+
+@every_kernel
+@pytest.mark.parametrize("N", [1, 63, 64, 65])
+def test_causal_pair_by_pair(kernel: str, N: int) -> None:
+    (q, k, v), W = draw(N, D_K, D_K, D_V), projection()
+    weights = (features(q, W, kernel) @ features(k, W, kernel).mT).tril()
+    o, _ = attend_causal_performer(q, k, v, W, nothing(kernel), kernel=kernel)
+    assert (o - weights @ v / weights.sum(-1, keepdim=True)).abs().max() <= EXACT
+
+
+@every_kernel
+@pytest.mark.parametrize("recurrence", [parallel, recurrent])
+def test_the_executions_agree_also_from_a_state(kernel: str, recurrence: Callable) -> None:
+    (q, k, v), W = draw(40, D_K, D_K, D_V), projection()
+    whole, last = attend_causal_performer(q, k, v, W, kernel=kernel)
+    assert torch.equal(whole, attend_causal_performer(q, k, v, W, nothing(kernel), kernel=kernel)[0])
+    outputs, past = [], nothing(kernel)
+    for piece in (slice(0, 13), slice(13, 40)):
+        o, past = attend_causal_performer(q[:, :, piece], k[:, :, piece], v[:, :, piece], W, past, kernel=kernel, recurrence=recurrence)
+        outputs.append(o)
+    assert (torch.cat(outputs, dim=2) - whole).abs().max() <= EXACT
+    assert all((a - b).abs().max() <= EXACT for a, b in zip(past, last, strict=True))
+
+
+def test_a_matrix_for_each_head() -> None:
+    q, k, v = draw(9, D_K, D_K, D_V)
+    W = torch.stack([projection(seed=seed) for seed in range(H)])
+    o = attend_performer(q, k, v, W)
+    for h in range(H):
+        head = slice(h, h + 1)
+        assert (o[:, head] - attend_performer(q[:, head], k[:, head], v[:, head], W[h])).abs().max() <= EXACT
+
+
+@pytest.mark.parametrize("kernel", ["positive", "hyperbolic"])
+def test_long_queries_and_keys_still_share_out_all_of_their_attention(kernel: str) -> None:
+    """Exponents of -10⁴ and less, in float32."""
+    q, k = (x.float() for x in draw(20, D_K, D_K, std=100.0))
+    v = torch.full((B, H, 20, D_V), 3.0)
+    assert (attend_performer(q, k, v, projection(), kernel=kernel) - 3).abs().max() <= 1e-5
+    o, past = attend_causal_performer(k, k, v, projection(), nothing(kernel, torch.float32), kernel=kernel)
+    assert all(torch.isfinite(tensor).all() for tensor in (o, *past))
+
+
+def test_a_great_key_in_the_future_never_changes_the_past() -> None:
+    """A largest exponent over the whole sequence would: e^(m - largest) is then 0 for all that came before."""
+    (q, k, v), W = draw(20, D_K, D_K, D_V), projection()
+    k = k.clone()
+    before, _ = attend_causal_performer(q, k, v, W, nothing())
+    k[:, :, 15] = 30 * W[0]
+    after, _ = attend_causal_performer(q, k, v, W, nothing())
+    assert torch.equal(after[:, :, :15], before[:, :, :15])
+    assert (after[:, :, 15:] - before[:, :, 15:]).abs().max() > 1e-3
+
+
+@every_kernel
+def test_gradients(kernel: str) -> None:
+    q, k, v = (x.requires_grad_() for x in draw(4, D_K, D_K, D_V))
+    mask, W = torch.tensor([[True, True, True, False], [False] * 4]), projection()
+
+    def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        first, past = attend_causal_performer(q[:, :, :2], k[:, :, :2], v[:, :, :2], W, nothing(kernel), kernel=kernel)
+        return torch.cat([first, attend_causal_performer(q[:, :, 2:], k[:, :, 2:], v[:, :, 2:], W, past, kernel=kernel)[0]], dim=2)
+
+    assert torch.autograd.gradcheck(lambda q, k, v: attend_performer(q, k, v, W, key_mask=mask, kernel=kernel), (q, k, v))
+    assert torch.autograd.gradcheck(causal, (q, k, v))
+
+
+# The layers
+
+
+@pytest.mark.parametrize("name", ["performer", "causal_performer"])
+def test_a_layer_draws_by_its_seed_and_again_when_told(name: str) -> None:
+    layers = [LAYERS[name](D, H, seed=seed) for seed in (0, 0, 1)]
+    assert layers[0].projection.shape == (default_features(D // H), D // H)
+    assert torch.equal(layers[0].projection, layers[1].projection)
+    assert not torch.equal(layers[0].projection, layers[2].projection)
+    layers[2].load_state_dict(layers[0].state_dict())
+    assert torch.equal(layers[2].projection, layers[0].projection)
+    layers[0].redraw(torch.Generator().manual_seed(1))
+    assert torch.equal(layers[0].projection, LAYERS[name](D, H, seed=1).projection)
+
+
+def test_a_model_draws_at_its_steps_another_for_each_layer() -> None:
+    model = nn.ModuleList(LAYERS[name](D, H) for name in ("performer", "causal_performer"))
+    first = model[0].projection.clone()
+    for step in (0, 999, 1001):
+        redraw_features(model, step)
+        assert torch.equal(model[0].projection, first)
+    redraw_features(model, 1000)
+    assert not torch.equal(model[0].projection, first)
+    assert not torch.equal(model[0].projection, model[1].projection)
+
+
+def test_projections_have_biases_unless_causal() -> None:
+    assert LAYERS["performer"](D, H).to_q.bias is not None
+    assert LAYERS["causal_performer"](D, H).to_q.bias is None
+    assert LAYERS["causal_performer"](D, H, bias=True).to_q.bias is not None
+
+
+@every_kernel
+def test_a_causal_layer_of_every_kernel_keeps_what_it_says(kernel: str) -> None:
+    layer = LAYERS["causal_performer"](D, H, kernel=kernel, rows="regularised", n_features=5)
+    _, state = layer(torch.randn(2, 7, D, generator=torch.Generator().manual_seed(0)))
+    assert {name: tuple(tensor.shape[1:]) for name, tensor in state.items()} == layer.state_shapes
+
+
+@pytest.mark.parametrize("name", ["performer", "causal_performer"])
+def test_what_is_unknown_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="kernel='cosine' is not one of positive, hyperbolic, relu"):
+        LAYERS[name](D, H, kernel="cosine")
+    with pytest.raises(ValueError, match="rows='sparse' is not one of orthogonal, iid, regularised"):
+        LAYERS[name](D, H, rows="sparse")
+    with pytest.raises(ValueError, match="n_features=0 must be at least 1"):
+        LAYERS[name](D, H, n_features=0)

@@ -1,0 +1,99 @@
+"""Scores of a small network."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from models.attention.scoring.additive import AdditiveAttention, attend_additive
+from models.attention.scoring.causal_additive import CausalAdditiveAttention
+from tests.models.attention.scores import D_K, EXACT, B, H, by_loops, drawn, pairs, qkv, weights_of
+
+A, D_Q = 6, 5
+
+
+def weights(*heads: int) -> dict[str, Tensor]:
+    return {"W_q": drawn(*heads, A, D_Q, seed=6), "W_k": drawn(*heads, A, D_K, seed=7), "w_v": drawn(*heads, A, seed=8)}
+
+
+def inputs(n_q: int = 5) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries wider than keys."""
+    _, k, v = qkv()
+    return drawn(B, H, n_q, D_Q, seed=1), k, v
+
+
+@pytest.mark.parametrize("heads", [(), (H,)], ids=["weights for all heads", "weights a head"])
+def test_computes_what_the_loops_compute(heads: tuple[int, ...]) -> None:
+    (q, k, v), (mask, bias), given = inputs(), pairs(), weights(*heads)
+    W_q, W_k, w_v = (x.expand(H, *x.shape[len(heads) :]) for x in given.values())
+    expected = by_loops(lambda h, q, k: w_v[h] @ torch.tanh(W_q[h] @ q + W_k[h] @ k), q, k, v, mask, bias)
+    assert (attend_additive(q, k, v, **given, mask=mask, bias=bias) - expected).abs().max() <= EXACT
+
+
+@pytest.mark.parametrize("n_q", [1, 2, 63, 64, 65, 128])
+@pytest.mark.parametrize("queries_at_once", [1, 7, 64])
+def test_in_pieces_it_is_the_same(n_q: int, queries_at_once: int) -> None:
+    """Whether a mask and a bias have a row for each query, or one for all."""
+    (q, k, v), (mask, bias) = inputs(n_q), pairs(n_q)
+    for pair_mask, pair_bias in ((mask, bias), (mask[:, :, -1:], bias[:, :, :1]), (mask[0, 0], None), (None, None)):
+        given = {**weights(H), "mask": pair_mask, "bias": pair_bias}
+        whole = attend_additive(q, k, v, **given, queries_at_once=None)
+        assert (attend_additive(q, k, v, **given, queries_at_once=queries_at_once) - whole).abs().max() <= EXACT
+
+
+def test_without_queries_in_the_score_all_weights_are_those_of_one() -> None:
+    q, k, _ = inputs()
+    matrix = weights_of(attend_additive, q, k, **(weights() | {"W_q": torch.zeros(A, D_Q, dtype=torch.float64)}))
+    assert (matrix - matrix[:, :, :1]).abs().max() <= EXACT
+    assert (matrix[..., 1:] - matrix[..., :1]).abs().max() > 0.01
+
+
+def test_scores_are_bounded_by_the_last_weights() -> None:
+    """|w_vᵀ tanh| <= |w_v|₁, so no input is too large."""
+    q, k, _ = inputs()
+    given = weights()
+    matrix = weights_of(attend_additive, 1e6 * q, 1e6 * k, **given)
+    assert (matrix.amax(-1) / matrix.amin(-1)).log().max() <= 2 * given["w_v"].abs().sum()
+
+
+def test_gradients_through_pieces() -> None:
+    tensors = [x.clone().requires_grad_() for x in (*inputs(3), *weights(H).values())]
+    mask, bias = pairs(3)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, W_q: Tensor, W_k: Tensor, w_v: Tensor) -> Tensor:
+        return attend_additive(q, k, v, W_q=W_q, W_k=W_k, w_v=w_v, mask=mask, bias=bias, queries_at_once=2)
+
+    assert torch.autograd.gradcheck(attend, tensors)
+
+
+def test_a_layer_has_bahdanaus_weights_a_head() -> None:
+    """Its rows of to_q are W_q W^Q, for any W_q and W^Q."""
+    torch.manual_seed(0)
+    layer, x = AdditiveAttention(12, H).double(), drawn(B, 5, 12, seed=1)
+    W_Q, W_q = drawn(H, 4, 12, seed=9), drawn(H, 4, 4, seed=10)
+    with torch.no_grad():
+        layer.to_q.weight.copy_((W_q @ W_Q).flatten(0, 1))
+    k, v = (to(x).unflatten(-1, (H, 4)).transpose(1, 2) for to in (layer.to_k, layer.to_v))
+    q = torch.einsum("bnd,hkd->bhnk", x, W_Q)
+    o = attend_additive(q, k, v, W_q=W_q, W_k=torch.eye(4).double(), w_v=layer.attend.w_v)
+    assert (layer(x) - layer.to_out(o.transpose(1, 2).flatten(-2))).abs().max() <= EXACT
+
+
+def test_its_weights_begin_as_xavier_has_them_and_without_biases() -> None:
+    torch.manual_seed(0)
+    layer = AdditiveAttention(256, 4)
+    for weight, fan in ((layer.to_q.weight, 256 + 64), (layer.to_k.weight, 256 + 64), (layer.attend.w_v, 64 + 1)):
+        bound = (6 / fan) ** 0.5
+        assert 0.95 * bound < weight.abs().max() <= bound
+    assert layer.to_q.bias is layer.to_k.bias is None
+
+
+@torch.no_grad()
+def test_the_cache_holds_keys_that_are_projected_already() -> None:
+    layer, x = CausalAdditiveAttention(12, H), drawn(B, 5, 12, seed=1).float()
+    _, state = layer(x)
+    assert torch.equal(state["k"], layer.to_k(x).unflatten(-1, (H, 4)).transpose(1, 2))
+
+
+def test_pieces_of_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="queries_at_once=0 must be at least 1"):
+        AdditiveAttention(12, 3, queries_at_once=0)

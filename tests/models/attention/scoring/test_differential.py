@@ -1,0 +1,98 @@
+"""Differential attention against the paper's equations in NumPy, and its limits."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from models import LAYERS
+from models.attention.layers.scaled_dot_product import attend
+from models.attention.scoring.differential import DifferentialAttention, attend_differential
+from models.parts.positions import RotationTable, rotate
+from tests.models.attention.scores import EXACT, drawn, pairs, qkv
+
+D, H, N = 24, 3, 9
+D_K = D // H
+SEEN = {"differential": np.ones((N, N), dtype=bool), "causal_differential": np.tri(N, dtype=bool)}
+
+
+def make(name: str, **options: object) -> nn.Module:
+    torch.manual_seed(0)
+    layer = LAYERS[name](D, H, bias=True, **options).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter += 0.3 * torch.randn_like(parameter)
+    return layer
+
+
+def answer(layer: nn.Module, x: Tensor) -> Tensor:
+    y = layer(x)
+    return y[0] if layer.capabilities.causal else y
+
+
+def softmax(scores: np.ndarray, seen: np.ndarray) -> np.ndarray:
+    exps = np.where(seen, np.exp(scores), 0.0)
+    return exps / exps.sum(-1, keepdims=True)
+
+
+def by_equations(layer: nn.Module, x: np.ndarray, seen: np.ndarray, first: float) -> np.ndarray:
+    """(N, D) -> (N, D). Equations 1 to 3, head by head; a head's columns are those of q and q' in turns."""
+    weights = {key: value.detach().numpy() for key, value in layer.state_dict().items()}
+    q, k, v = (x @ weights[f"to_{name}.weight"].T + weights[f"to_{name}.bias"] for name in "qkv")
+    lq, lk, lq_2, lk_2 = weights["attend.factors"]
+    subtracted = math.exp(lq @ lk) - math.exp(lq_2 @ lk_2) + first
+    heads = []
+    for h in range(H):
+        own = slice(h * D_K, (h + 1) * D_K)
+        q_h, k_h, v_h = q[:, own], k[:, own], v[:, own]
+        scores = [q_h[:, i::2] @ k_h[:, i::2].T / math.sqrt(D_K / 2) for i in (0, 1)]
+        o = (softmax(scores[0], seen) - subtracted * softmax(scores[1], seen)) @ v_h
+        o = o / np.sqrt((o**2).mean(-1, keepdims=True) + 1e-5) * weights["attend.norm.weight"]
+        heads.append((1 - first) * o)
+    return np.concatenate(heads, axis=-1) @ weights["to_out.weight"].T + weights["to_out.bias"]
+
+
+@pytest.mark.parametrize(("depth", "first"), [(None, 0.8), (1, 0.2), (3, 0.8 - 0.6 * math.exp(-0.6))])
+@pytest.mark.parametrize("name", SEEN)
+@torch.no_grad()
+def test_it_computes_the_equations_of_the_paper(name: str, depth: int | None, first: float) -> None:
+    layer, x = make(name, depth=depth), drawn(1, N, D, seed=1)
+    assert np.abs(answer(layer, x)[0].numpy() - by_equations(layer, x[0].numpy(), SEEN[name], first)).max() <= EXACT
+
+
+@torch.no_grad()
+def test_a_rotation_turns_both_groups_by_angles_of_their_own() -> None:
+    """So the scores of each know distances only."""
+    q, k, _ = (drawn(1, H, N, D_K, seed=seed) for seed in range(3))
+    turned = RotationTable(N, D_K, base=100.0, dtype=torch.float64)(torch.arange(N))
+    for i in (0, 1):
+        own = turned._replace(cos=turned.cos[..., i::2], sin=turned.sin[..., i::2])
+        for x in (q, k):
+            assert torch.equal(rotate(x, turned)[..., i::2], rotate(x[..., i::2], own))
+
+
+def test_with_nothing_subtracted_it_is_softmax_attention_of_the_even_columns() -> None:
+    q, k, v = qkv()
+    mask, bias = pairs()
+    o = attend_differential(q, k, v, subtracted=0.0, mask=mask, bias=bias)
+    assert (o - attend(q[..., ::2], k[..., ::2], v, mask=mask, bias=bias)).abs().max() <= EXACT
+    assert not o[:, :, 0].any()  # sees no key
+
+
+def test_equal_groups_cancel() -> None:
+    q, k, v = qkv()
+    q, k = (x[..., ::2].repeat_interleave(2, dim=-1) for x in (q, k))
+    assert attend_differential(q, k, v, subtracted=1.0).abs().max() <= EXACT
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="d_head=3 is odd"):
+        DifferentialAttention(9, 3)
+    with pytest.raises(ValueError, match="depth=0 must be at least 1"):
+        DifferentialAttention(D, H, depth=0)
+    layer = DifferentialAttention(6, 1)
+    assert not layer.capabilities.rotates
+    with pytest.raises(ValueError, match="DifferentialAttention has no form for a rotation"):
+        layer(torch.zeros(1, 2, 6), rotation=RotationTable(2, 6, base=100.0)(torch.arange(2)))

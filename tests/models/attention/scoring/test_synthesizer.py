@@ -1,0 +1,266 @@
+"""Synthesizers: every kind by loops, alone in the shared tests, and what only they promise."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from models import LAYERS
+from models.attention.layers.mechanism import Examples
+from models.attention.layers.scaled_dot_product import attend
+from models.attention.scoring.causal_synthesizer import CausalSynthesizer
+from models.attention.scoring.synthesizer import Synthesizer, attend_by_scores
+from models.attention.scoring.synthesizer_scores import (
+    KINDS,
+    dense_scores,
+    factorised_dense_scores,
+    factorised_random_scores,
+    mixed_scores,
+)
+from models.parts.positions import Rotation
+from tests.export import test_layers as exported
+from tests.models.attention import test_causal_layers as causal
+from tests.models.attention import test_layers as both_ways
+
+EXACT = 1e-10  # float64: the same formula, summed in another order
+
+D, H, N_MAX = 12, 3, 20
+
+every_kind = pytest.mark.parametrize("kind", KINDS)
+synthesized = pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "dot_product"])
+
+
+def make(layer: type = Synthesizer, kinds: tuple[str, ...] = KINDS, **options: object) -> Synthesizer:
+    """A layer with all parameters random, biases too."""
+    torch.manual_seed(0)
+    made = layer(D, H, kinds=kinds, n_positions=N_MAX, bias=True, **({"rank": 2} | options))
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    return made.double()
+
+
+def normal(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# The definition
+
+
+def scores_by_loops(layer: Synthesizer, kind: str, x: Tensor) -> Tensor:
+    """(B, N, D) -> (B, H, N, N), number by number."""
+    B, N, _ = x.shape
+    made = layer.scores.kinds[kind]
+    L = torch.zeros(B, H, N, N, dtype=x.dtype)
+    for b, h, i, j in torch.cartesian_prod(*(torch.arange(n) for n in (B, H, N, N))).tolist():
+        if kind == "dense":
+            L[b, h, i, j] = made.W_2[h, j] @ (made.W_1[h] @ x[b, i] + made.b_1[h]).clamp_min(0) + made.b_2[h, j]
+        if kind == "random":
+            L[b, h, i, j] = made.R[h, i, j]
+        if kind == "factorised_dense":
+            width = N_MAX // made.W_A.shape[1]
+            L[b, h, i, j] = (made.W_A[h, j // width] @ x[b, i]) * (made.W_B[h, j % width] @ x[b, i])
+        if kind == "factorised_random":
+            L[b, h, i, j] = made.R_1[h, i] @ made.R_2[h, j]
+        if kind == "dot_product":
+            q, k = (to(x).unflatten(-1, (H, -1)) for to in (made.to_q, made.to_k))
+            L[b, h, i, j] = q[b, i, h] @ k[b, j, h] / (D // H) ** 0.5
+    return L
+
+
+def by_definition(layer: Synthesizer, x: Tensor, seen: Tensor) -> Tensor:
+    """`seen` broadcasts to (B, H, N, N), and every row of it has a key."""
+    shares = layer.scores.alpha.softmax(0) if len(layer.scores.kinds) > 1 else [1.0]
+    L = sum(share * scores_by_loops(layer, kind, x) for share, kind in zip(shares, layer.scores.kinds, strict=True))
+    weights = L.exp() * seen
+    v = layer.to_v(x).unflatten(-1, (H, -1)).transpose(1, 2)
+    return layer.to_out((weights / weights.sum(-1, keepdim=True) @ v).transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("kinds", [*((kind,) for kind in KINDS), KINDS, ("random", "dot_product")], ids="+".join)
+@torch.no_grad()
+def test_both_layers_compute_their_definition(kinds: tuple[str, ...]) -> None:
+    x, mask = normal(2, 7, D), torch.arange(7) < torch.tensor([[7], [4]])
+    layer, past = make(kinds=kinds), make(CausalSynthesizer, kinds)
+    past.load_state_dict(layer.state_dict())
+    expected = by_definition(layer, x, mask[:, None, None, :])
+    assert (layer(x, mask) - expected).abs().max() <= EXACT
+    causal_y, state = past(x, mask)
+    expected = by_definition(layer, x, torch.ones(7, 7).tril())
+    assert (causal_y - expected)[mask].abs().max() <= EXACT
+    assert state["n"].tolist() == [[7], [4]]
+
+
+PROMISES: list[tuple[str, Callable]] = [
+    ("synthesizer", both_ways.test_a_row_without_keys_gets_zero_and_finite_gradients),
+    ("synthesizer", both_ways.test_padding_changes_nothing_for_the_others),
+    ("synthesizer", both_ways.test_a_constant_value_passes_through),
+    ("synthesizer", both_ways.test_gradients),
+    ("synthesizer", both_ways.test_a_state_dict_comes_back),
+    ("causal_synthesizer", causal.test_rows_of_unequal_lengths_get_what_each_gets_alone),
+    ("causal_synthesizer", causal.test_padding_leaves_the_state_bit_for_bit),
+    ("causal_synthesizer", causal.test_the_future_never_changes_the_past),
+    ("causal_synthesizer", causal.test_gradients),
+]
+
+
+@every_kind
+@pytest.mark.parametrize(("name", "promise"), PROMISES, ids=[f"{name}-{promise.__name__}" for name, promise in PROMISES])
+def test_each_kind_alone_keeps_the_shared_promises(
+    kind: str, name: str, promise: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The shared tests see the mixture of all."""
+    monkeypatch.setattr(LAYERS[name], "examples", Examples({"kinds": (kind,), "n_positions": 140}))
+    promise(name)
+
+
+@every_kind
+def test_onnxruntime_equals_torch_for_each_kind_alone(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LAYERS["causal_synthesizer"], "examples", Examples({"kinds": (kind,), "n_positions": 128}))
+    exported.test_a_layer_and_its_state_at_every_size("causal_synthesizer", tmp_path, monkeypatch)
+
+
+# Identities
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+@pytest.mark.parametrize("kind", ["random", "factorised_random"])
+@torch.no_grad()
+def test_random_weights_do_not_look_at_the_input(kind: str, fixed: bool) -> None:
+    """The same matrix for any x: what the layer does is linear."""
+    layer = make(kinds=(kind,), fixed=fixed)
+    x, other = normal(1, 9, D), normal(1, 9, D, seed=2)
+    assert (layer(x) + layer(other) - layer(x + other) - layer(torch.zeros_like(x))).abs().max() <= EXACT
+    learned = {name for name, _ in layer.named_parameters()}
+    assert {name in learned for name in layer.state_dict() if ".R" in name} == {not fixed}
+
+
+@synthesized
+@torch.no_grad()
+def test_scores_of_zero_take_the_mean_of_what_is_seen(kind: str) -> None:
+    layer, past = make(kinds=(kind,)), make(CausalSynthesizer, (kind,))
+    made = layer.scores.kinds[kind]
+    for parameter in (made.W_2, made.b_2) if kind == "dense" else made.parameters():
+        parameter.zero_()
+    past.load_state_dict(layer.state_dict())
+    x = normal(2, 9, D)
+    v, n = layer.to_v(x), torch.arange(1, 10, dtype=x.dtype)[:, None]
+    assert (layer(x) - layer.to_out(v.mean(1, keepdim=True))).abs().max() <= EXACT
+    assert (past(x)[0] - layer.to_out(v.cumsum(1) / n)).abs().max() <= EXACT
+
+
+@pytest.mark.parametrize("kind", ["dense", "factorised_dense"])
+def test_a_row_of_dense_scores_depends_on_its_own_token_alone(kind: str) -> None:
+    layer = make(kinds=(kind,))
+    t = torch.arange(5)[None]
+    reached = torch.autograd.functional.jacobian(lambda x: layer.scores(x[None], t, None, 5)[0].sum((0, 2)), normal(5, D))
+    reached = reached.abs().amax(-1)  # (5, 5): of row i by token j
+    assert (reached.diagonal() > 0).all()
+    assert not (reached - reached.diag().diag()).any()
+
+
+def test_factorised_dense_columns_are_the_products_each_once() -> None:
+    """Four blocks of five: tiling both factors would repeat columns as soon as a and b share a divisor."""
+    W_A, W_B, x = normal(H, 4, D), normal(H, 6, D, seed=2), normal(2, 3, D, seed=3)
+    L = factorised_dense_scores(x, W_A, W_B)
+    A, B = torch.einsum("bnd,had->bhna", x, W_A), torch.einsum("bnd,had->bhna", x, W_B)
+    for column in range(24):
+        assert (L[..., column] - A[..., column // 6] * B[..., column % 6]).abs().max() <= EXACT
+    assert len(L[0, 0, 0].unique()) == 24
+
+
+def test_factorised_random_scores_have_rank_k() -> None:
+    L = factorised_random_scores(normal(H, N_MAX, 8), normal(H, N_MAX, 8, seed=2))
+    assert torch.linalg.matrix_rank(L).tolist() == [8] * H
+
+
+@every_kind
+@torch.no_grad()
+def test_a_mixture_of_one_share_is_that_kind(kind: str) -> None:
+    mixture, alone = make(), make(kinds=(kind,))
+    mixture.scores.alpha.copy_(torch.tensor([1e4 if other == kind else 0.0 for other in KINDS]))
+    alone.load_state_dict({name: tensor for name, tensor in mixture.state_dict().items() if name in alone.state_dict()})
+    x = normal(2, 9, D)
+    assert (mixture(x) - alone(x)).abs().max() <= EXACT
+
+
+def test_a_mixture_takes_one_softmax_of_the_sum() -> None:
+    one, other, v = normal(2, H, 5, 5), normal(1, H, 5, 5, seed=2), normal(2, H, 5, 4, seed=3)
+    mixed = mixed_scores([one, other], torch.tensor([1.0, 4.0], dtype=torch.float64).log())  # shares of a fifth and four fifths
+    weights = (0.2 * one + 0.8 * other).exp()
+    assert (attend_by_scores(mixed, v) - weights / weights.sum(-1, keepdim=True) @ v).abs().max() <= EXACT
+
+
+@torch.no_grad()
+def test_the_dot_product_alone_is_softmax_attention() -> None:
+    layer = make(kinds=("dot_product",))
+    softmax = LAYERS["softmax"](D, H).double()
+    renamed = {name.removeprefix("scores.kinds.dot_product."): tensor for name, tensor in layer.state_dict().items()}
+    softmax.load_state_dict(renamed)
+    x = normal(2, 9, D)
+    assert (layer(x) - softmax(x)).abs().max() <= EXACT
+
+
+@every_kind
+@torch.no_grad()
+def test_scores_begin_with_variance_one(kind: str) -> None:
+    """For tokens of variance 1, up to what a few thousand draws tell; the dot product begins as torch draws its projections."""
+    torch.manual_seed(0)
+    layer = Synthesizer(64, 8, kinds=(kind,), n_positions=64)
+    x = torch.randn(4, 64, 64)
+    variance = float(layer.scores(x, torch.arange(64)[None], layer.scores.keys(x), 64).var())
+    assert variance == pytest.approx(1 / 9 if kind == "dot_product" else 1, rel=0.25)
+
+
+@torch.no_grad()
+def test_pairs_that_may_not_meet_and_a_bias_reach_the_scores() -> None:
+    layer, x = make(), normal(2, 9, D)
+    near = (torch.arange(9)[:, None] - torch.arange(9)).abs() <= 1
+    bias = torch.where(near, 0.0, -1e4).double()[None, None]
+    assert (layer(x, pair_mask=near) - layer(x, pair_bias=bias)).abs().max() <= EXACT
+    assert (layer(x, pair_mask=near) - layer(x)).abs().max() > 0.01
+
+
+def test_attend_by_scores_is_attend_for_scores_of_a_dot_product() -> None:
+    q, k, v = (normal(2, H, 6, 4, seed=seed) for seed in range(3))
+    mask = torch.arange(6) < torch.tensor([6, 0])[:, None, None, None]
+    assert (attend_by_scores(q @ k.mT, v, mask=mask) - attend(q, k, v, scale=1.0, mask=mask)).abs().max() <= EXACT
+
+
+def test_scores_of_millions_stay_finite() -> None:
+    scores = dense_scores(1e4 * normal(1, 5, D), normal(H, 4, D), normal(H, 4), 1e3 * normal(H, 5, 4), normal(H, 5))
+    assert scores.abs().max() > 1e6
+    assert torch.isfinite(attend_by_scores(scores, normal(1, H, 5, 4), mask=torch.ones(5, 5, dtype=torch.bool).tril())).all()
+
+
+# What is drawn, and what is refused
+
+
+def test_fixed_scores_are_those_of_the_seed() -> None:
+    torch.manual_seed(1)
+    one, other, third = (Synthesizer(D, H, kinds=("random",), n_positions=6, fixed=True, seed=seed) for seed in (0, 0, 1))
+    assert torch.equal(one.scores.kinds["random"].R, other.scores.kinds["random"].R)
+    assert not torch.equal(one.scores.kinds["random"].R, third.scores.kinds["random"].R)
+
+
+@torch.no_grad()
+def test_a_full_causal_synthesizer_takes_padding_and_no_token() -> None:
+    layer, x = make(CausalSynthesizer), normal(2, N_MAX, D)
+    _, state = layer(x)
+    _, after = layer(x, torch.zeros(2, N_MAX, dtype=torch.bool), state)
+    assert all(torch.equal(after[name], state[name]) for name in state)
+    with pytest.raises(ValueError, match="21 tokens, but the Synthesizer has scores for n_positions=20; begin anew"):
+        layer(x[:, :1], None, state)
+
+
+def test_what_does_not_fit_is_refused_with_the_values() -> None:
+    with pytest.raises(ValueError, match="N=21 tokens, but the Synthesizer has scores for n_positions=20; cut the input"):
+        make()(normal(1, N_MAX + 1, D))
+    with pytest.raises(ValueError, match="a=3 does not divide n_positions=20"):
+        make(kinds=("factorised_dense",), a=3)
+    for kinds in ((), ("vanilla",), ("dense", "dense"), "dense"):
+        with pytest.raises(ValueError, match=r"must be a list of some of dense, random, .*, each at most once"):
+            make(kinds=kinds)
+    with pytest.raises(ValueError, match="no form for a rotation"):
+        make()(normal(1, 5, D), rotation=Rotation(torch.ones(5, 2), torch.zeros(5, 2)))

@@ -1,0 +1,121 @@
+"""A checkpoint that is broken or hostile is refused in one sentence, before memory is taken for it."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from models.checkpoints.decoder import load_decoder
+from models.checkpoints.published import load_checkpoint
+from models.folders.folder import CheckpointError
+from tests.checkpoints import tiny_classifier, tiny_encoder
+from tests.decoders import tiny_decoder
+from tests.encoder_decoders import tiny_encoder_decoder
+
+EXAMPLES = int(os.environ.get("ATTNSERVE_HOSTILE_EXAMPLES", "60"))
+GiB = 2**30
+
+
+def changed(file: Path, **values: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def test_no_change_of_a_checkpoint_ends_in_anything_but_a_sentence_or_takes_a_gibibyte(tmp_path: Path) -> None:
+    """ATTNSERVE_HOSTILE_EXAMPLES sets how many are tried of each family."""
+    tiny_encoder(tmp_path / "encoder")
+    tiny_classifier(tmp_path / "classifier")
+    tiny_decoder(tmp_path / "decoder")
+    tiny_encoder_decoder(tmp_path / "writer")
+    command = [sys.executable, "-m", "tests.models.checkpoints.hostile", str(tmp_path), str(EXAMPLES)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3])
+    assert done.returncode == 0, done.stderr[-3_000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["problems"] == []
+    assert found["peak_bytes"] < GiB
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"hidden_size": "str"}, "hidden_size='str' is not accepted"),
+        ({"hidden_size": True}, "hidden_size=True is not accepted"),
+        ({"hidden_size": 2**24}, "has shape"),
+        ({"num_hidden_layers": 100_000}, "num_hidden_layers=100000 is not accepted"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers=1000000000 is not accepted"),
+        ({"num_hidden_layers": 300}, "missing from the weights"),
+        ({"architectures": []}, r"architectures=\[\] is not accepted"),
+        ({"architectures": [["BertModel"]]}, "architectures=.* is not accepted"),
+        ({"architectures": "BertModel"}, "architectures='BertModel' is not accepted"),
+        ({"num_attention_heads": 0}, "num_attention_heads=0 is not accepted"),
+        ({"layer_norm_eps": "x"}, "layer_norm_eps='x' is not accepted"),
+        ({"hidden_act": ["gelu"]}, "hidden_act=.* is not accepted"),
+        ({"vocab_size": 2**23}, "has shape"),
+    ],
+)
+def test_a_config_is_refused_with_its_key_and_value(tmp_path: Path, values: dict[str, Any], said: str) -> None:
+    folder = tiny_encoder(tmp_path / "encoder")
+    changed(folder / "config.json", **values)
+    with pytest.raises(CheckpointError, match=said):
+        load_checkpoint(folder)
+
+
+def test_what_stands_beside_the_config_is_checked_too(tmp_path: Path) -> None:
+    folder = tiny_encoder(tmp_path / "encoder")
+    changed(folder / "sentence_bert_config.json", max_seq_length=-5)
+    with pytest.raises(CheckpointError, match="max_seq_length=-5 is not accepted"):
+        load_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    "index", [[], {}, {"weight_map": []}, {"weight_map": {"a": 1}}, {"weight_map": {"a": "../x"}}, {"weight_map": "x"}]
+)
+def test_an_index_of_other_types_is_refused(tmp_path: Path, index: Any) -> None:
+    folder = tiny_encoder(tmp_path / "encoder")
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(CheckpointError, match=r"index\.json"):
+        load_checkpoint(folder)
+
+
+def link(file: Path, secret: Path) -> None:
+    file.unlink(missing_ok=True)
+    file.symlink_to(secret)
+
+
+def fifo(file: Path, secret: Path) -> None:
+    file.unlink(missing_ok=True)
+    os.mkfifo(file)
+
+
+def folder_of_that_name(file: Path, secret: Path) -> None:
+    file.unlink(missing_ok=True)
+    file.mkdir()
+
+
+def zeros(file: Path, secret: Path) -> None:
+    link(file, Path("/dev/zero"))
+
+
+@pytest.mark.parametrize("put", [link, fifo, folder_of_that_name, zeros])
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja", "generation_config.json"])
+def test_nothing_but_files_of_the_folder_is_read(tmp_path: Path, name: str, put: Callable[[Path, Path], None]) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("password")
+    folder = tiny_decoder(tmp_path / "decoder")
+    put(folder / name, secret)
+    with pytest.raises(CheckpointError, match=name):
+        load_decoder(folder)
+
+
+def test_the_links_of_a_hub_cache_are_followed(tmp_path: Path) -> None:
+    """`snapshots/REVISION` holds links to the `blobs` beside it."""
+    folder = tiny_encoder(tmp_path / "snapshots" / "abc")
+    (tmp_path / "blobs").mkdir()
+    (folder / "config.json").rename(tmp_path / "blobs" / "123")
+    (folder / "config.json").symlink_to("../../blobs/123")
+    assert load_checkpoint(folder).kind == "encoder"

@@ -1,0 +1,330 @@
+"""Decoders: whatever their layers are, a prompt may be cut, padded and batched as one likes."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from models import LAYERS
+from models.attention.layers.causal import CausalLayer, State
+from models.decoder.model import Decoder, DecoderConfig, rotation_at, sinusoids_at
+from models.parts.positions import RotationTable, sinusoids
+from tests.models.attention.mechanisms import SETTLES
+
+EXACT = 1e-10  # float64: the same formula, summed in another order
+ROUNDED = 1e-4  # float32 through two blocks, relative to the largest logit where that is above 1
+
+V = 31
+CONFIG = DecoderConfig(vocab_size=V, d_model=12, n_layers=2, n_heads=3, d_feedforward=20, layers="causal_linear", window=6)
+
+
+def of_layers(*names: str) -> DecoderConfig:
+    turned = any(LAYERS[name].capabilities.rotates for name in names)
+    room = {name: {"n_positions": 2000} for name in names if LAYERS[name].capabilities.state == "bounded"}
+    return replace(CONFIG, layers=names, n_layers=len(names), positions="rotary" if turned else "none", layer_options=room)
+
+
+CONFIGS = {
+    **{name: of_layers(name, name) for name, layer in LAYERS.items() if issubclass(layer, CausalLayer)},
+    "gated_delta-window": of_layers("gated_delta", "sliding_window", "gated_delta"),
+    "linear-softmax": of_layers("causal_linear", "causal_softmax"),
+    "sinusoidal-layer_norm": replace(CONFIG, positions="sinusoidal", norm="layer", bias=True, tied=False),
+    "scale_norm": replace(CONFIG, norm="scale"),
+    "learned": replace(CONFIG, positions="learned", n_positions=2000),
+    "no-positions-gelu": replace(CONFIG, positions="none", gated=False, activation="gelu", d_head=6),
+}
+every_decoder = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+constant_size = pytest.mark.parametrize(
+    "name", [name for name, c in CONFIGS.items() if all(LAYERS[layer].capabilities.state == "constant" for layer in c.layer_names)]
+)
+
+
+def make(config: DecoderConfig, dtype: torch.dtype = torch.float64) -> Decoder:
+    """With every parameter moved away from where it begins, so that what is forgotten shows."""
+    torch.manual_seed(0)
+    decoder = Decoder(config, dtype=dtype).eval()
+    with torch.no_grad():
+        for parameter in decoder.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+    return decoder
+
+
+def random_tokens(B: int, N: int, seed: int = 1) -> Tensor:
+    return torch.randint(0, V, (B, N), generator=torch.Generator().manual_seed(seed))
+
+
+def in_pieces(decoder: Decoder, tokens: Tensor, *sizes: int) -> tuple[Tensor, list[State]]:
+    logits, states, begin = [], None, 0
+    for size in sizes:
+        positions = torch.full(tokens.shape[:1], begin)
+        piece, states = decoder(tokens[:, begin : begin + size], None, states, positions)
+        logits.append(piece)
+        begin += size
+    return torch.cat(logits, dim=1), states
+
+
+def flat(states: list[State]) -> dict[str, Tensor]:
+    return {f"{i}_{name}": tensor for i, state in enumerate(states) for name, tensor in state.items()}
+
+
+def error(ours: Tensor, reference: Tensor) -> float:
+    return float((ours - reference).abs().max() / reference.abs().max().clamp_min(1)) if reference.numel() else 0.0
+
+
+# One function, however it is called
+
+
+@every_decoder
+@pytest.mark.parametrize("N", [1, 2, 65])
+@torch.no_grad()
+def test_a_prompt_whole_in_chunks_and_token_by_token(config: DecoderConfig, N: int) -> None:
+    decoder, tokens = make(config), random_tokens(2, N)
+    logits, states = decoder(tokens)
+    assert logits.shape == (2, N, V)
+    for sizes in ((1,) * N, (N // 3, N - N // 3)):
+        if 0 in sizes:
+            continue
+        cut, states_cut = in_pieces(decoder, tokens, *sizes)
+        assert error(cut, logits) <= EXACT
+        assert max(error(flat(states_cut)[name], tensor) for name, tensor in flat(states).items()) <= EXACT
+
+
+@every_decoder
+@torch.no_grad()
+def test_rows_of_unequal_lengths_go_together(config: DecoderConfig) -> None:
+    """Three calls in which each row brings as many tokens as it likes, against each row alone."""
+    calls = ((5, 9, 0), (7, 0, 3), (1, 1, 1))
+    decoder, texts = make(config), random_tokens(3, 13)
+    seen, states = torch.zeros(3, dtype=torch.int64), None
+    logits: list[list[Tensor]] = [[], [], []]
+    for call in calls:
+        lengths = torch.tensor(call)
+        window = seen[:, None] + torch.arange(int(lengths.max()))
+        tokens = texts.gather(1, window.clamp_max(12))  # what stands beyond the length is another token, not a neutral one
+        y, states = decoder(tokens, lengths, states, seen)
+        for b, n in enumerate(call):
+            logits[b].append(y[b, :n])
+        seen = seen + lengths
+    for b, n in enumerate(seen.tolist()):
+        alone, states_alone = decoder(texts[b : b + 1, :n])
+        assert error(torch.cat(logits[b]), alone[0]) <= EXACT
+        if not decoder.grows:
+            assert all(error(flat(states)[name][b], tensor[0]) <= EXACT for name, tensor in flat(states_alone).items())
+
+
+@constant_size
+@torch.no_grad()
+def test_a_row_of_length_0_keeps_its_state_bit_for_bit(name: str) -> None:
+    decoder = make(CONFIGS[name], torch.float32)
+    _, states = decoder(random_tokens(2, 9))
+    _, after = decoder(random_tokens(2, 70, seed=2), torch.tensor([0, 70]), states, torch.tensor([9, 9]))
+    assert all(torch.equal(flat(after)[name][0], tensor[0]) for name, tensor in flat(states).items())
+    settled = tuple(f"_{name}" for name in SETTLES)
+    assert not any(torch.equal(flat(after)[name][1], tensor[1]) for name, tensor in flat(states).items() if not name.endswith(settled))
+
+
+@every_decoder
+@torch.no_grad()
+def test_logits_are_given_where_they_are_wanted(config: DecoderConfig) -> None:
+    """Any number of places a row, in any order, one of them twice."""
+    decoder, tokens = make(config), random_tokens(2, 9)
+    wanted = torch.tensor([[8, 0, 3], [2, 2, 5]])
+    (some, states), (logits, states_all) = decoder(tokens, wanted=wanted), decoder(tokens)
+    assert some.shape == (2, 3, V)
+    assert error(some, torch.stack([logits[b, wanted[b]] for b in range(2)])) <= EXACT
+    assert all(torch.equal(flat(states)[name], tensor) for name, tensor in flat(states_all).items())
+
+
+@every_decoder
+@torch.no_grad()
+def test_the_future_never_changes_the_past(config: DecoderConfig) -> None:
+    decoder, tokens = make(config), random_tokens(1, 70)
+    other = tokens.clone()
+    other[:, 40:] = (other[:, 40:] + 1) % V
+    assert torch.equal(decoder(other)[0][:, :40], decoder(tokens)[0][:, :40])
+
+
+@every_decoder
+@torch.no_grad()
+def test_rows_of_a_batch_do_not_meet(config: DecoderConfig) -> None:
+    decoder, tokens = make(config), random_tokens(3, 9)
+    logits, _ = decoder(tokens)
+    assert all(error(decoder(tokens[b : b + 1])[0], logits[b : b + 1]) <= EXACT for b in range(3))
+
+
+@every_decoder
+@torch.no_grad()
+def test_float32_is_float64_rounded(config: DecoderConfig) -> None:
+    decoder, tokens = make(config), random_tokens(2, 65)
+    exact, _ = decoder(tokens)
+    assert error(decoder.float()(tokens)[0], exact) <= ROUNDED
+
+
+# States
+
+
+@every_decoder
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@torch.no_grad()
+def test_states_are_float32_beside_half_precision_weights(config: DecoderConfig, dtype: torch.dtype) -> None:
+    """Through 2,000 tokens, with nothing that is not finite."""
+    decoder = Decoder(config, dtype=dtype).eval()
+    beginning = decoder.init_states(1)
+    logits, states = decoder(random_tokens(1, 2000), None, beginning)
+    assert logits.dtype == dtype
+    assert {tensor.dtype for tensor in (*flat(beginning).values(), *flat(states).values())} == {torch.float32}
+    assert all(torch.isfinite(tensor).all() for tensor in (logits, *flat(states).values()))
+    assert all(not tensor.any() for tensor in flat(beginning).values())
+
+
+@constant_size
+@torch.no_grad()
+def test_a_state_never_grows(name: str) -> None:
+    decoder = make(CONFIGS[name])
+    assert not decoder.grows
+    shapes = {name: tensor.shape for name, tensor in flat(decoder.init_states(2)).items()}
+    for N in (1, 70):
+        assert {name: tensor.shape for name, tensor in flat(decoder(random_tokens(2, N))[1]).items()} == shapes
+
+
+def test_the_twin_is_the_same_decoder_but_for_its_layer() -> None:
+    """Same parameters, and a state that grows by a row a token."""
+    linear, twin = (Decoder(replace(CONFIG, layers=name)) for name in ("causal_linear", "causal_softmax"))
+    assert {n: p.shape for n, p in twin.named_parameters()} == {n: p.shape for n, p in linear.named_parameters()}
+    assert (linear.grows, twin.grows) == (False, True)
+    assert twin.init_states(2)[0]["k"].shape == (2, 3, 0, 4)
+    assert twin(random_tokens(2, 5))[1][0]["k"].shape == (2, 3, 5, 4)
+
+
+# Positions
+
+
+@torch.no_grad()
+def test_positions_are_computed_as_the_tables_hold_them() -> None:
+    t = torch.tensor([[0, 3], [17, 99]])
+    assert (sinusoids_at(t, 7) - sinusoids(100, 7)[t]).abs().max() <= EXACT
+    table = RotationTable(100, 8, base=50.0, dtype=torch.float64)(t)
+    ours = rotation_at(t, 8, base=50.0, dtype=torch.float64)
+    assert ours.cos.shape == (2, 1, 2, 4)
+    assert all((a.squeeze(1) - b).abs().max() <= EXACT for a, b in zip(ours, table, strict=True))
+
+
+@pytest.mark.parametrize("positions", ["rotary", "sinusoidal"])
+@torch.no_grad()
+def test_positions_have_no_last(positions: str) -> None:
+    """At ten million, float32 weights still tell neighbours apart as float64 does."""
+    decoder = make(replace(CONFIG, layers="causal_softmax", positions=positions))
+    far = torch.tensor([10_000_000])
+    exact, _ = decoder(random_tokens(1, 9), None, None, far)
+    assert error(decoder.float()(random_tokens(1, 9), None, None, far)[0], exact) <= ROUNDED
+    assert decoder.takes_positions
+
+
+@torch.no_grad()
+def test_positions_matter_only_to_those_who_take_them() -> None:
+    for positions in ("rotary", "sinusoidal", "learned", "none"):
+        n_positions = 12 if positions == "learned" else None
+        decoder, tokens = make(replace(CONFIG, positions=positions, n_positions=n_positions)), random_tokens(1, 5)
+        moved = error(decoder(tokens, None, None, torch.tensor([7]))[0], decoder(tokens)[0]) > 1e-6
+        assert decoder.takes_positions is moved is (positions != "none")
+
+
+@torch.no_grad()
+def test_a_learned_position_is_a_row_that_is_added() -> None:
+    decoder, tokens = make(replace(CONFIG, positions="learned", n_positions=12)), random_tokens(2, 5)
+    late, _ = decoder(tokens, None, None, torch.tensor([7, 2]))
+    table = decoder.position_embedding.weight
+    for row, start in enumerate((7, 2)):
+        table.copy_(table.roll(-start, 0))
+        assert error(decoder(tokens[row : row + 1])[0], late[row : row + 1]) <= EXACT
+        table.copy_(table.roll(start, 0))
+    table.zero_()
+    bare = make(replace(CONFIG, positions="none"))
+    bare.load_state_dict({name: tensor for name, tensor in decoder.state_dict().items() if name != "position_embedding.weight"})
+    assert torch.equal(decoder(tokens)[0], bare(tokens)[0])
+
+
+@torch.no_grad()
+def test_a_token_beyond_the_last_learned_position_is_refused_and_padding_is_not() -> None:
+    decoder, tokens = make(replace(CONFIG, positions="learned", n_positions=12)), random_tokens(2, 5)
+    with pytest.raises(ValueError, match=r"a token at position 12, but n_positions=12; cut the text, or build the model for more"):
+        decoder(random_tokens(1, 13))
+    with pytest.raises(ValueError, match=r"a token at position 12, "):
+        decoder(tokens, None, None, torch.tensor([0, 8]))
+    padded, _ = decoder(tokens, torch.tensor([5, 4]), None, torch.tensor([0, 8]))
+    assert error(padded[1:, :4], decoder(tokens[1:, :4], None, None, torch.tensor([8]))[0]) <= EXACT
+
+
+# How it begins and how it learns
+
+
+def test_weights_begin_as_in_gpt2() -> None:
+    """N(0, 0.02), and a factor of 1/sqrt(2 L) less for what leads back into the residual stream; norms and biases at 1 and 0."""
+    torch.manual_seed(0)
+    shape = {"d_model": 128, "d_feedforward": 256, "n_heads": 4, "n_layers": 8, "layers": "causal_linear", "norm": "layer", "bias": True}
+    decoder = Decoder(replace(CONFIG, vocab_size=500, positions="learned", n_positions=400, **shape))
+    spread = {name: float(parameter.detach().std()) for name, parameter in decoder.named_parameters() if parameter.dim() == 2}
+    for name, std in spread.items():
+        expected = 0.02 / 4 if "to_out" in name or "down" in name else 0.02
+        assert abs(std / expected - 1) < 0.03, name
+    assert all(not parameter.any() for name, parameter in decoder.named_parameters() if name.endswith("bias"))
+
+
+def test_tied_weights_are_one_parameter() -> None:
+    tied, untied = Decoder(CONFIG), Decoder(replace(CONFIG, tied=False))
+    assert tied.unembedding.weight is tied.embedding.weight
+    assert sum(p.numel() for p in untied.parameters()) - sum(p.numel() for p in tied.parameters()) == V * 12
+
+
+@every_decoder
+def test_every_parameter_gets_a_gradient(config: DecoderConfig) -> None:
+    decoder, tokens = make(config, torch.float32).train(), random_tokens(4, 30)  # codes pass their gradient on in training alone
+    logits, _ = decoder(tokens[:, :-1])
+    torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    silent = [name for name, p in decoder.named_parameters() if p.grad is None or not torch.isfinite(p.grad).all() or not p.grad.any()]
+    assert not silent
+
+
+@pytest.mark.parametrize("name", ["causal_linear", "gated_delta", "causal_softmax", "gated_delta-window"])
+def test_it_learns(name: str) -> None:
+    """To copy: after 100 steps it says what stood there one token before, which takes the past to know."""
+    torch.manual_seed(0)
+    decoder = Decoder(replace(CONFIGS[name], d_model=24, d_feedforward=48))
+    optimizer = torch.optim.AdamW(decoder.parameters(), lr=1e-2)
+    for step in range(100):
+        tokens = random_tokens(16, 12, seed=step)
+        logits, _ = decoder(tokens)
+        loss = torch.nn.functional.cross_entropy(logits[:, 1:].flatten(0, 1), tokens[:, :-1].flatten())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 2.2  # guessing is log 31 = 3.4
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"n_layers": 0}, "n_layers=0 must be a whole number of at least 1"),
+        ({"d_model": 100, "n_heads": 8}, "d_model=100 is not divisible by n_heads=8"),
+        ({"layers": "softmax"}, "layers='softmax' is not one of causal_softmax"),
+        ({"layers": ("causal_linear", "magic")}, "layers='magic' is not one of"),
+        ({"layers": ("causal_linear",)}, "layers has 1 entries for n_layers=2"),
+        ({"positions": "magic"}, "positions='magic' is not one of rotary, sinusoidal, learned, none"),
+        ({"positions": "learned"}, "n_positions=None, but positions='learned' are a table; give its rows"),
+        ({"positions": "learned", "n_positions": 0}, "n_positions=0, but positions='learned' are a table"),
+        ({"n_positions": 9}, "n_positions=9 are rows of a table, and positions='rotary' have none; leave it out"),
+        ({"norm": "post"}, "norm='post' is not one of rms, layer, scale"),
+        ({"activation": "swoosh"}, "activation='swoosh' is not one of gelu"),
+        ({"d_head": 5}, "d_head=5 is odd"),
+        ({"layers": "gated_delta"}, "positions='rotary', but no layer of gated_delta turns its q and k"),
+        ({"layers": "sliding_window", "window": 1}, "window=1 must be at least 2"),
+    ],
+)
+def test_a_config_that_does_not_fit_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Decoder(replace(CONFIG, **changes))
