@@ -474,7 +474,7 @@ def read_manifest(bundle: Path) -> Manifest:
     """The manifest, the files it names not yet looked at. BundleError when it is missing, does not parse, was changed or contradicts
     itself."""
     path = bundle / MANIFEST
-    if not os.path.exists(path):  # also False for a path that no file can have
+    if not os.path.exists(path):  # noqa: PTH110  # also False for a path that no file can have
         raise BundleError(
             f"{bundle} is not a bundle: it has no {MANIFEST}. Make one with `attnserve export --checkpoint DIR --out {bundle}`."
         )

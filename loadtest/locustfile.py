@@ -66,7 +66,7 @@ class Answerable(UsersDispatcher):
         able = [user for user in wanted if found is not None and (not issubclass(user, Client) or user.answerable(found))]
         if found is not None and len(able) < len(wanted):
             names = ", ".join(user.__name__ for user in wanted if user not in able)
-            logger.warning(f"not spawned, since no model of {found.url} can answer them: {names}")
+            logger.warning("not spawned, since no model of %s can answer them: %s", found.url, names)
         if found is not None and not able:
             give_up(self.environment, "no user is left to spawn: choose other classes, tags or models")
         super().new_dispatch(target_user_count if able else 0, spawn_rate, able or None)

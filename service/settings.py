@@ -198,7 +198,7 @@ class Settings(BaseModel):
     @field_validator("api_keys_file")
     @classmethod
     def _not_resolved(cls, value: Path | None) -> Path | None:
-        return value and Path(os.path.abspath(value.expanduser()))  # links stay: where they lead changes
+        return value and Path(os.path.abspath(value.expanduser()))  # noqa: PTH100  # links stay: where they lead changes
 
     @field_validator("max_gateways", "max_encoders", "max_generators")
     @classmethod

@@ -290,11 +290,11 @@ def first_of(process: "subprocess.Popen[bytes]") -> int:
 
 def memory_mib(process: "subprocess.Popen[bytes]", stage: Stage) -> float:
     """Of all processes of the namespace, shared pages once, and of what is written to /tmp and /dev/shm."""
-    namespace = os.readlink(f"/proc/{first_of(process)}/ns/pid")
+    namespace = Path(f"/proc/{first_of(process)}/ns/pid").readlink()
     held_kib = 0
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            if os.readlink(folder / "ns/pid") == namespace:
+            if (folder / "ns/pid").readlink() == namespace:
                 held_kib += int(re.findall(r"^Pss:\s+(\d+) kB", (folder / "smaps_rollup").read_text(), re.MULTILINE)[0])
         except (OSError, IndexError):  # it has ended
             continue

@@ -24,7 +24,9 @@ class Killed(ExportError):
 def measure(name: str, graph: Path, plan: Plan, N: int) -> Point:
     """One length. Raises ExportError, with what the process said, where it cannot be run, and Killed where it was too large."""
     request = {"mechanism": name, "graph": str(graph), "plan": plan.model_dump(mode="json"), "N": N, "seconds": plan.seconds}
-    done = subprocess.run([sys.executable, "-m", "export.comparison.child", json.dumps(request)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "export.comparison.child", json.dumps(request)], check=False, capture_output=True, text=True
+    )
     if done.returncode == -signal.SIGKILL:
         raise Killed(f"the system killed the run at N={N:,}, as for memory")
     if done.returncode:

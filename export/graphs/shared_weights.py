@@ -18,7 +18,7 @@ def share(file: Path, served: Path) -> None:
 
     All other tensors are stored in `file` itself, and its second file is removed. Both graphs must be used from the same folder.
     """
-    places = {digest: place for digest, place in _tensors_beside(served)}
+    places = dict(_tensors_beside(served))
     model = onnx.load(file, load_external_data=False)
     load_external_data_for_model(model, str(file.parent))
     for tensor in model.graph.initializer:

@@ -76,7 +76,7 @@ def install(
         [str(folder / "bin/python"), script, str(checkpoint), str((folder / "model").resolve())],
     ):
         print(f"$ {' '.join(command)}", flush=True)
-        if subprocess.run(command, env=environment(folder)).returncode:
+        if subprocess.run(command, check=False, env=environment(folder)).returncode:
             raise LoadtestError(f"that command failed; the environment in {folder} is not complete")
     print(f"ready: attnserve bench --peer-env {folder}")
 
@@ -122,7 +122,7 @@ def environment(folder: Path) -> dict[str, str]:
 
 def versions(folder: Path) -> dict[str, str]:
     """What its environment holds, by package."""
-    listed = subprocess.run([str(folder / "bin/pip"), "freeze"], capture_output=True, text=True).stdout
+    listed = subprocess.run([str(folder / "bin/pip"), "freeze"], check=False, capture_output=True, text=True).stdout
     pairs = (line.split("==") for line in listed.splitlines() if "==" in line)
     return {name: version for name, version in pairs if name not in _HELPERS}
 

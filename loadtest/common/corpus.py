@@ -55,6 +55,8 @@ def code(draw: random.Random) -> str:
     """The beginning of a Python function, for decoders of code: a signature, a docstring and sometimes lines of a body."""
     name, *arguments = draw.sample(_NAMES, draw.randint(2, 4))
     lines = [f"def {name}({', '.join(arguments)}):", f'    """{prose(draw, QUERY.draw(draw))}"""']
-    for _ in range(draw.choice((0, 0, 1, 3, 8))):
-        lines.append(f"    {draw.choice(_NAMES)} = {draw.choice(arguments)} {draw.choice('+-*')} {draw.randint(0, 99)}")
+    lines += [
+        f"    {draw.choice(_NAMES)} = {draw.choice(arguments)} {draw.choice('+-*')} {draw.randint(0, 99)}"
+        for _ in range(draw.choice((0, 0, 1, 3, 8)))
+    ]
     return "\n".join(lines) + "\n"

@@ -96,7 +96,7 @@ def processes_over_time(observations: Sequence[Observation], begun: Sequence[Beg
 def _bins(samples: Sequence[Sample], begun: Sequence[Begun]) -> tuple[float, float, int]:
     """The beginning, and how wide and how many the bins are: about 100, none under a second."""
     start = begun[0].begin_s
-    seconds = max(max(sample.done_s for sample in samples), begun[-1].begin_s) - start
+    seconds = max(begun[-1].begin_s, *(sample.done_s for sample in samples)) - start
     width = max(seconds / 100, 1.0)
     return start, width, int(seconds / width) + 1
 

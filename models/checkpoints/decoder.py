@@ -183,10 +183,10 @@ def _config(settings: Settings) -> DecoderConfig:
     values = dict(settings.need("attnserve_decoder"))
     known = {field.name: field for field in fields(DecoderConfig)}
     if unknown := values.keys() - known.keys():
-        raise ValueError(f"attnserve_decoder has {sorted(unknown)[0]!r}, which is not one of {', '.join(known)}")
+        raise ValueError(f"attnserve_decoder has {min(unknown)!r}, which is not one of {', '.join(known)}")
     needed = {name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING}
     if missing := needed - values.keys():
-        raise ValueError(f"attnserve_decoder has no {sorted(missing)[0]!r}")
+        raise ValueError(f"attnserve_decoder has no {min(missing)!r}")
     if isinstance(values["layers"], list):
         values["layers"] = tuple(values["layers"])
     return validated(DecoderConfig, values)

@@ -86,7 +86,7 @@ class DecoderConfig:
                 raise ValueError(f"layer_options name {name!r}, which is not among the layers {', '.join(sorted(set(self.layer_names)))}")
             known = inspect.signature(LAYERS[name]).parameters.keys() - {"d_model"}
             if unknown := options.keys() - known:
-                raise ValueError(f"layer_options of {name} hold {sorted(unknown)[0]!r}, which is not one of {', '.join(sorted(known))}")
+                raise ValueError(f"layer_options of {name} hold {min(unknown)!r}, which is not one of {', '.join(sorted(known))}")
 
     @property
     def layer_names(self) -> tuple[str, ...]:

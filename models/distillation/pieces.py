@@ -21,9 +21,9 @@ KINDS = ("prose", "docstring", "code", "short", "symbols", "scripts", "long")
 LONGEST = 3_000  # characters of a piece, about 600 tokens
 LONG = 12_000  # the same of a long one: up to 3,000 tokens
 WORD = re.compile(r"[A-Za-z]{2,}")
-SENTENCE = re.compile(r"(.+?[.?!])(\s|$)", re.S)
-HEADING = re.compile(r"^#{1,4} (.+)$|^(.+)\n[=\-~^]{3,}$", re.M)
-COMMENT = re.compile(r"(?:^[ \t]*# ?(?![!:]).*\n)+", re.M)
+SENTENCE = re.compile(r"(.+?[.?!])(\s|$)", re.DOTALL)
+HEADING = re.compile(r"^#{1,4} (.+)$|^(.+)\n[=\-~^]{3,}$", re.MULTILINE)
+COMMENT = re.compile(r"(?:^[ \t]*# ?(?![!:]).*\n)+", re.MULTILINE)
 
 
 class Piece(NamedTuple):

@@ -108,7 +108,7 @@ def _config(settings: Settings, kind: type[Config]) -> Config:
     values = settings.need("attnserve_encoder_decoder")
     known = {field.name: field for field in fields(kind)}
     if unknown := values.keys() - known.keys():
-        raise ValueError(f"attnserve_encoder_decoder has {sorted(unknown)[0]!r}, which is not one of {', '.join(known)}")
+        raise ValueError(f"attnserve_encoder_decoder has {min(unknown)!r}, which is not one of {', '.join(known)}")
     if missing := {name for name, field in known.items() if field.default is MISSING} - values.keys():
-        raise ValueError(f"attnserve_encoder_decoder has no {sorted(missing)[0]!r}")
+        raise ValueError(f"attnserve_encoder_decoder has no {min(missing)!r}")
     return validated(kind, values)

@@ -7,7 +7,6 @@ OUT/
 """
 
 import json
-import os
 import platform
 from datetime import UTC, datetime
 from pathlib import Path
@@ -82,4 +81,4 @@ def write_report(out: Path, report: dict[str, Any]) -> None:
     """Replace run.json in one step."""
     unfinished = out / f"{RUN}.unfinished"
     unfinished.write_text(json.dumps(report, indent=1) + "\n")
-    os.replace(unfinished, out / RUN)
+    unfinished.replace(out / RUN)

@@ -36,10 +36,10 @@ MEAN_LINE = 100  # characters; minified files and embedded data have wider lines
 DIGITS = 0.15  # share of all characters; code has 1 to 3 %, tables of numbers far more
 HEAD = 2_000  # characters in which a file says what it is
 GENERATED = re.compile(
-    r"auto-?generated|automatically generated|generated (by|from|automatically|with)|do not edit|machine.generated", re.I
+    r"auto-?generated|automatically generated|generated (by|from|automatically|with)|do not edit|machine.generated", re.IGNORECASE
 )
 COPYLEFT = re.compile(r"\b[AL]?GPL|General Public License|Mozilla Public License|\bMPL\b|ShareAlike|Share Alike|CC.BY.SA")
-ABOUT_RIGHTS = re.compile(r"copyright|licen[sc]e|all rights reserved", re.I)
+ABOUT_RIGHTS = re.compile(r"copyright|licen[sc]e|all rights reserved", re.IGNORECASE)
 LEADING_COMMENTS = re.compile(r"\A(?:[ \t]*#[^\n]*\n|[ \t]*\n)+")
 
 

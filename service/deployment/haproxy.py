@@ -53,8 +53,7 @@ def edited(config: str, *, connections: int) -> str:
     for pattern, replacement in _EVERYWHERE:
         config = re.sub(pattern, replacement, config, flags=re.MULTILINE)
     # Added last so that it comes first: HAProxy warns about a connection rule after a request rule.
-    config = re.sub(r"^frontend http_frontend$", rf"\g<0>\n{_shared(connections)}", config, flags=re.MULTILINE)
-    return config
+    return re.sub(r"^frontend http_frontend$", rf"\g<0>\n{_shared(connections)}", config, flags=re.MULTILINE)
 
 
 def most_connections() -> int:

@@ -35,7 +35,7 @@ def start(frozen: str, log_file: str | None, make_catalog: "Callable[[Settings],
 
     `log_file` is in the run directory of a service on one machine; None on a cluster, where Ray runs the HTTP server.
     """
-    global catalog, _application
+    global catalog, _application  # noqa: PLW0603  # Ray and uvicorn find both by the name of this module
     # Not at the top: Ray's proxy imports this module for `middlewares`, and the rest would only take its memory.
     from service.app import build_app
     from service.http.connections import install

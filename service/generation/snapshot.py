@@ -91,9 +91,8 @@ class Snapshot:
         moment of this process."""
         state = self.state
         tensors = {f"state_{at}": tensor for at, tensor in enumerate(state.tensors)}
-        for name, logits in (("logits", state.logits), ("before", self.before)):
-            if logits is not None:
-                tensors[name] = logits
+        optional = {"logits": state.logits, "before": self.before}
+        tensors |= {name: logits for name, logits in optional.items() if logits is not None}
         fields = _Fields(
             request=dataclasses.replace(self.request, deadline=math.inf),
             completion=self.completion,

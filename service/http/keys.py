@@ -12,7 +12,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import os
 import secrets
 import stat
 import tempfile
@@ -229,8 +228,8 @@ def add(entry: Entry, path: Path) -> None:
     with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=f".{target.name}.", delete=False) as file:  # mode 0600
         file.write(f"[{lines}]\n")
     if target.exists():
-        os.chmod(file.name, target.stat().st_mode)
-    os.replace(file.name, target)
+        Path(file.name).chmod(target.stat().st_mode)
+    Path(file.name).replace(target)
 
 
 def written(entry: Entry) -> str:

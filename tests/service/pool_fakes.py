@@ -43,7 +43,7 @@ class Loopback:
 
 class _Foreign(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        assert module.split(".")[0] not in ("service", "export", "tests"), f"{module}.{name} has crossed"
+        assert module.split(".", maxsplit=1)[0] not in ("service", "export", "tests"), f"{module}.{name} has crossed"
         return super().find_class(module, name)
 
 

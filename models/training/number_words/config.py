@@ -28,5 +28,5 @@ class NumberWordsConfig(Optimisation):
     @classmethod
     def _known(cls, languages: tuple[str, ...]) -> tuple[str, ...]:
         if unknown := set(languages) - LANGUAGES.keys():
-            raise ValueError(f"{sorted(unknown)[0]!r} is not one of {', '.join(LANGUAGES)}")
+            raise ValueError(f"{min(unknown)!r} is not one of {', '.join(LANGUAGES)}")
         return languages

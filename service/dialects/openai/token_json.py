@@ -109,7 +109,7 @@ def slices(logprobs: Iterable[TokenLogprob | None], size: int = 64) -> Iterable[
 
 
 def _finite(logprob: float) -> float:
-    return logprob if logprob > LEAST_LOGPROB else LEAST_LOGPROB
+    return max(LEAST_LOGPROB, logprob)
 
 
 def _numbers(data: bytes) -> str:

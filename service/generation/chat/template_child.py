@@ -79,7 +79,7 @@ def _raise_exception(message: str) -> None:
 
 
 def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
+    return datetime.now().strftime(form)  # noqa: DTZ005  # local time, as in transformers
 
 
 def main(memory_bytes: int, cpu_s: float) -> None:

@@ -41,8 +41,8 @@ def test_a_result_is_read():
     ],
 )
 def test_a_run_with_errors_says_so(said: str, problem: str):
-    field = said.split(":")[0]
-    value = CAPTURED[CAPTURED.index(field) :].split(",")[0].split("}")[0]
+    field = said.split(":", maxsplit=1)[0]
+    value = CAPTURED[CAPTURED.index(field) :].split(",", maxsplit=1)[0].split("}", maxsplit=1)[0]
     assert wrk.parse(CAPTURED.replace(value, said), 32).problems == [problem]
 
 

@@ -56,7 +56,7 @@ def test_a_process_that_stays_as_it_is_is_flat():
 @pytest.mark.parametrize(
     ("growth", "what"),
     [(Growth(rss_mib=12), "rss"), (Growth(fds_left=20), "fds at rest"), (Growth(threads=5), "threads")],
-    ids=lambda each: str(each),
+    ids=str,
 )
 def test_what_grows_is_named(growth: Growth, what: str):
     assert not_flat(growth) == [f"replica (7) {what}"]

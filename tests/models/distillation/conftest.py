@@ -22,7 +22,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pieces of made-up Python; message catalogues that happen to be installed are left alone."""
     folder = tmp_path_factory.mktemp("distillation")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("models.distillation.collect.distributions", lambda: [])
+        patch.setattr("models.distillation.collect.distributions", list)
         texts = {"train": documents(("p0",), files=60, seed=0), "held_out": documents(("q0",), files=12, seed=1)}
         write_texts(folder / "texts", texts, SOURCES)
         collect(folder / "texts", folder / "pieces", per_kind={"train": 60, "held_out": 20})

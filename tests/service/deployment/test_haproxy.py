@@ -149,7 +149,7 @@ def test_one_that_knows_no_gateway_yet_says_so(client: httpx.Client) -> None:
 
 
 def test_the_socket_that_commands_it_is_its_owners(client: httpx.Client, tmp_path: Path) -> None:
-    assert stat.S_IMODE(os.stat(tmp_path / "admin.sock").st_mode) == 0o600
+    assert stat.S_IMODE((tmp_path / "admin.sock").stat().st_mode) == 0o600
 
 
 def test_rays_template_has_every_line_that_is_edited() -> None:

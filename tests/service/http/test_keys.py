@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import json
 import logging
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -35,7 +34,7 @@ def write(path: Path, *entries: Any) -> Path:
     path.parent.mkdir(exist_ok=True, parents=True)
     fresh = path.with_name(f"{path.name}.new")
     fresh.write_text(json.dumps(entries))
-    os.replace(fresh, path)
+    fresh.replace(path)
     return path
 
 
@@ -327,7 +326,7 @@ def mounted(volume: Path, version: int, *entries: Any) -> Path:
     """As kubelet mounts a Secret, and as it changes it: keys.json -> ..data/keys.json, ..data -> a folder of the version."""
     write(volume / f"..{version}" / "keys.json", *entries)
     (volume / "..data.new").symlink_to(f"..{version}")
-    os.replace(volume / "..data.new", volume / "..data")
+    (volume / "..data.new").replace(volume / "..data")
     if not (volume / "keys.json").is_symlink():
         (volume / "keys.json").symlink_to("..data/keys.json")
     return volume / "keys.json"

@@ -1,7 +1,6 @@
 """A file of keys as `attnserve serve` ships it: read by the process that answers, and again when it changes."""
 
 import json
-import os
 import time
 from pathlib import Path
 
@@ -45,7 +44,7 @@ def test_a_key_is_rotated_without_a_restart(tmp_path: Path) -> None:
         left = [each for each in json.loads(file.read_text()) if each["name"] == "new"]
         fresh = tmp_path / "fresh.json"
         fresh.write_text(json.dumps(left))
-        os.replace(fresh, file)
+        fresh.replace(file)
         becomes(old, 401)
         used = httpx.get(f"{service.url}/v1/usage", headers={"authorization": f"Bearer {new}"}, timeout=30).json()
         assert (used["tenant"], used["key"]) == ("acme", "new")
