@@ -46,15 +46,15 @@ CONFIG, TOKENIZER, CHAT_TEMPLATE, CARD = "config.json", "tokenizer.json", "chat_
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """What a decoder of pixels draws: `width * height` tokens after a prompt, row by row from the upper left, each a grey level.
+    """The pictures of a decoder of pixels: `width * height` tokens after a prompt, row by row from the upper left, each a grey level.
 
-    Raises ValueError, with the values, for what is no image.
+    Raises ValueError, with the values, for an impossible image.
     """
 
     width: int
     height: int
     level_token_ids: tuple[int, ...]  # of the grey levels, black first, in even steps
-    prompts: tuple[str, ...]  # all that can be asked for
+    prompts: tuple[str, ...]  # all allowed prompts
 
     def __post_init__(self) -> None:
         if not all(isinstance(side, int) and 1 <= side <= MOST_PIXELS for side in (self.width, self.height)):
@@ -72,7 +72,7 @@ class Image:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderCheckpoint:
-    """A loaded decoder, in eval mode, and what came with it."""
+    """A loaded decoder, in eval mode, with the settings of its folder."""
 
     model: Decoder
     config: DecoderConfig
@@ -197,7 +197,7 @@ def _places(decoder: Decoder) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in decoder.state_dict().items() if not (decoder.config.tied and name == "unembedding.weight")}
 
 
-# What else is in the folder
+# Other files of the folder
 
 
 def _token_ids(key: str, settings: Settings, config: DecoderConfig) -> tuple[int, ...]:

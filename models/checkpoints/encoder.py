@@ -31,7 +31,7 @@ CONFIG, TOKENIZER = "config.json", "tokenizer.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Own:
-    """What a folder of ours says of its encoder, weights left out."""
+    """The description of the encoder in a folder of our own, without weights."""
 
     config: EncoderConfig
     pooling: str
@@ -61,7 +61,7 @@ def save_encoder(
 
 
 def read_own(settings: Settings) -> Own:
-    """Of config.json. Raises CheckpointError, with the value, for what is missing there or does not fit together."""
+    """Of config.json. Raises CheckpointError, with the value, for fields that are missing or do not fit together."""
     config = encoder_config(settings.need("attnserve_encoder"), settings.file)
     pooling = settings.pick("pooling", "mean", {name: name for name in POOLINGS})
     flags = {name: bool(settings.get(name, default)) for name, default in (("normalized", True), ("untrained", False))}

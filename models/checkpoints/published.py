@@ -35,7 +35,7 @@ ScoreActivation = Literal["sigmoid", "identity", "softmax"]
 
 ATTENTION_OF_CHECKPOINTS = "softmax"
 SWAPPABLE = ("softmax", "linear")  # the layers whose projections have the shapes of a checkpoint's
-UNLIMITED = 1_000_000  # tokens; a tokenizer without a limit says 1e30
+UNLIMITED = 1_000_000  # tokens; a tokenizer without a limit has 1e30
 
 SCORE_ACTIVATIONS: dict[str, ScoreActivation] = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
@@ -46,7 +46,7 @@ SCORE_ACTIVATIONS: dict[str, ScoreActivation] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """A loaded model, in eval mode, and what came with it."""
+    """A loaded model, in eval mode, with the settings of its folder."""
 
     kind: Kind
     model: Headed  # SentenceEncoder, SequenceClassifier or TokenClassifier
@@ -61,7 +61,7 @@ class Checkpoint:
     default_prompt: str | None  # a key of `prompts`
     id2label: dict[int, str]
     pad_token_id: int
-    uses_token_types: bool  # the second text of a pair is told from the first by token_type_ids
+    uses_token_types: bool  # token_type_ids mark the second text of a pair
     untrained: bool  # the attention is not the one the weights were trained with, or all weights are drawn
     score_activation: ScoreActivation
 
@@ -174,7 +174,7 @@ def _of_reformer(folder: Path, settings: Settings, pipeline: Pipeline, attention
     )
 
 
-# What config.json says
+# Settings of config.json
 
 
 def _encoder_config(family: Family, settings: Settings, attention: str) -> EncoderConfig:
@@ -221,7 +221,7 @@ def _labels(settings: Settings) -> dict[int, str]:
 
 
 def _score_activation(task: str, settings: Settings, prompting: Settings, *, n_labels: int) -> ScoreActivation:
-    """What turns logits into scores, in the order in which sentence-transformers' CrossEncoder looks for it."""
+    """The function from logits to scores, in the order in which sentence-transformers' CrossEncoder looks for it."""
     if task == "encoder":
         return "identity"
     if task == "token_classifier":
@@ -249,7 +249,7 @@ def _prompts(prompting: Settings) -> tuple[dict[str, str], str | None]:
     return prompts, default
 
 
-# What the tokenizer says
+# The tokenizer
 
 
 def _tokenizer_file(pipeline: Pipeline) -> Path:
@@ -272,7 +272,7 @@ def _lower_cases(tokenizer_file: Path) -> bool:
 
 
 def _max_tokens(n_positions: int, pipeline: Pipeline) -> int:
-    """What the positions hold, cut by max_seq_length or, where that is not given, by the tokenizer's own limit."""
+    """The number of positions, limited by max_seq_length or, where that is not given, by the tokenizer's own limit."""
     tokenizer = read_settings(pipeline.transformer / "tokenizer_config.json", required=False)
     limit = pipeline.settings.get("max_seq_length", tokenizer.get("model_max_length", UNLIMITED))
     return int(min(n_positions, limit))

@@ -21,7 +21,7 @@ def fill(model: Headed, tensors: dict[str, Tensor], family: Family, head_names: 
     tensors |= {prefix + name: tensors[prefix + name][n:] for name, n in family.unread_rows.items() if prefix + name in tensors}
     names = {**_encoder_names(family, prefix, tensors), **head_names}
     # Memory shared with the model. The dense layers of a SentenceEncoder have files of their own, and come here filled.
-    # Buffers are what a layer has drawn for itself.
+    # Buffers are drawn by the layers themselves.
     parameters = {name for name, _ in model.named_parameters() if not name.startswith("dense.")}
     places = {name: tensor for name, tensor in model.state_dict().items() if name in parameters}
     sources = _sources(names, places, n_layers=model.encoder.config.n_layers)
@@ -45,7 +45,7 @@ def _encoder_names(family: Family, prefix: str, tensors: dict[str, Tensor]) -> N
 def _sources(names: Names, places: dict[str, Tensor], *, n_layers: int) -> dict[str, list[str]]:
     """Tensor in the file -> tensors of the model that share its rows; all layers, weights and biases spelled out.
 
-    What our model does not have is left out: a bias that is switched off, the norm in front of a first layer.
+    Tensors that our model does not have are left out: a bias that is switched off, the norm in front of a first layer.
     """
     sources = {}
     for theirs, ours in names.items():

@@ -1,8 +1,8 @@
 """The decoder: tokens in, logits of the next token out, and a state for each block that carries the past.
 
 x = embedding;   a block:  x = x + layer(norm(x));  x = x + feedforward(norm(x));   logits = unembedding(norm(x))
-Pre-norm blocks as in GPT-2 (Radford et al. 2019), whose residual projections begin smaller by sqrt(2 L). Any causal layer may stand in any
-block; one call is prefill, a part of it, or a step, according to how many tokens it is given.
+Pre-norm blocks as in GPT-2 (Radford et al. 2019), whose residual projections begin smaller by sqrt(2 L). Any causal layer may be used in
+any block. One call is a prefill, a part of one, or a step, depending on the number of its tokens.
 """
 
 import inspect
@@ -130,7 +130,7 @@ class Decoder(nn.Module):
         return any(block.layer.capabilities.state != "constant" for block in self.blocks)
 
     def init_states(self, batch: int) -> list[State]:
-        """What is known before the first token, block by block: zeros, where the weights are."""
+        """The states before the first token, block by block: zeros, on the device of the weights."""
         weight = self.embedding.weight
         return [block.layer.init_state(batch, device=weight.device, dtype=at_least_float32(weight.dtype)) for block in self.blocks]
 
@@ -168,7 +168,7 @@ class Decoder(nn.Module):
         return self.unembedding(self.final_norm(x)), new_states
 
     def _embed(self, tokens: Tensor, t: Tensor) -> tuple[Tensor, Rotation | None]:
-        """Tokens and their positions, (B, N) each -> (B, N, D), and what turns q and k."""
+        """Tokens and their positions, (B, N) each -> (B, N, D), and the rotation of q and k."""
         c = self.config
         x = self.embedding(tokens)
         if c.n_positions is not None:

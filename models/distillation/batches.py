@@ -1,7 +1,7 @@
-"""What a step sees: texts of about the same length, filled up to the longest of them.
+"""The batches of a distillation: texts of about the same length, padded to the longest of them.
 
 Texts are sorted by length, and neighbours cut into batches once for all; the order of the batches is drawn from (seed, epoch). So the batch
-of a step is a function of (seed, step): a run that is taken up again sees what it would have seen.
+of a step is a function of (seed, step), and a resumed run gets the batches of a straight one.
 """
 
 import hashlib

@@ -120,4 +120,4 @@ def _limits(report: dict[str, Any]) -> str:
     return f"""## Limits
 
 - It imitates its teacher, faults included, and is made for English: of other scripts it mostly reads single letters.
-- Most of what it was taught on is code and its documentation, in texts of up to {report["config"]["longest"]:,} tokens."""
+- Most of its training text is code and its documentation, in texts of up to {report["config"]["longest"]:,} tokens."""

@@ -1,9 +1,9 @@
 """Cut collected documents into texts to distil on: python -m models.distillation.collect --data data/python --out data/distillation
 
-DATA is what `models.training.collect` wrote; its rules on licences, copies and packages held out hold here too. Messages in other scripts
-come from the message catalogues of installed packages under the same licences; whole packages of them are held out likewise. No text comes
-twice, and none that is held out is trained on. Of each kind, packages have equal shares until the bound is reached, so that none sets the
-style.
+DATA is a folder written by `models.training.collect`; its rules on licences, copies and held-out packages hold here too. Messages in other
+scripts come from the message catalogues of installed packages under the same licences; whole packages of them are held out likewise. No
+text comes twice, and none that is held out is trained on. Of each kind, packages have equal shares until the bound is reached, so that none
+sets the style.
 
     OUT/train.jsonl, OUT/held_out.jsonl     {"kind", "package", "text"} a line, in the order of a hash
     OUT/sources.json                        packages, versions, licences, sizes
@@ -33,17 +33,17 @@ MB = 1_000_000
 
 
 class CollectionError(AttnserveError, ValueError):
-    """There is nothing to distil on: the message says of what."""
+    """No text for a split, which the message names."""
 
 
 def collect(
     data: Path, out: Path, *, per_kind: dict[str, int], max_mb: float = 16, held_out_catalogues: Sequence[str] = HELD_OUT_CATALOGUES
 ) -> dict[str, Any]:
-    """Write the folder and return what `sources.json` in it says. Raises CollectionError for a split without text, CorpusError for DATA."""
+    """Write the folder, and return its `sources.json`. Raises CollectionError for a split without text, CorpusError for DATA."""
     seen: set[str] = set()
     kept: dict[str, list[Piece]] = {}
     catalogues = {split: list(_catalogues(held_out_catalogues, split)) for split in SPLITS}
-    for split in sorted(SPLITS):  # held_out first: what is like it is missing from the training text
+    for split in sorted(SPLITS):  # held_out first, so that equal texts are removed from the training text
         documents = track(
             list(_first(read_texts(data, split), max_mb * MB)), f"cutting {split}", console=Console(stderr=True), transient=True
         )

@@ -1,10 +1,10 @@
-"""What is kept of a student: its difference to its teacher, in half the bytes or less.
+"""The saved form of a student: its difference to its teacher, in half the bytes or less.
 
     FOLDER/delta.safetensors   new parameters as they are, and of changed ones the change, float16
     FOLDER/delta.json          the teacher's fingerprint, the attention and its options, positions
 
-`python -m models.distillation.delta --teacher T --delta FOLDER --out OUT` puts both together: a checkpoint as any other. With --softmax it
-writes the teacher with as many positions instead, which the student is to be compared with.
+`python -m models.distillation.delta --teacher T --delta FOLDER --out OUT` adds both and writes an ordinary checkpoint. With --softmax it
+writes the teacher with the student's number of positions, for comparisons.
 """
 
 import argparse

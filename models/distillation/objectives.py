@@ -1,9 +1,9 @@
-"""What is asked of the student, in two phases.
+"""The losses of the student, in two phases.
 
-transfer     each layer is fed the teacher's vectors, and asked for what the teacher's attention made of them
+transfer     each layer gets the inputs of the teacher's layer, and is compared with its outputs
              loss = mean over layers of sum |y - y_teacher|² / sum |y_teacher|²
-end to end   the student reads the text by itself, and is asked for the teacher's embedding, for how alike the texts of a batch are to the
-             teacher, and for its last layer's vectors
+end to end   the student reads the text by itself, and is compared with the teacher's embeddings, with their similarities in a batch, and
+             with the vectors of the teacher's last layer
              loss = mean (1 - cos(e, e_teacher)) + a mean (e eᵀ - e_teacher e_teacherᵀ)² + b sum |x - x_teacher|² / sum |x_teacher|²
 Zhang et al. 2024 (LoLCATs), arXiv:2410.10254, for the first; Tung & Mori 2019, arXiv:1907.09682, for the similarities.
 """
@@ -20,7 +20,7 @@ from models.encoder.pooling import POOLINGS, unit_length
 
 
 class Embedder(NamedTuple):
-    """An encoder and what makes one vector of its tokens'."""
+    """An encoder with its pooling, a name in POOLINGS."""
 
     encoder: Encoder
     pooling: str
@@ -38,7 +38,7 @@ def transfer_loss(teacher: Embedder, student: Embedder, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def teachers_layers(teacher: Embedder, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-    """What goes into every attention layer and what comes out, (B, N, D) each, block by block."""
+    """Input and output (B, N, D) of every attention layer, block by block."""
     seen: list[tuple[Tensor, Tensor]] = []
 
     def note(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -69,6 +69,6 @@ def end_to_end_loss(teacher: Embedder, student: Embedder, batch: Batch, config: 
 
 
 def _distance(y: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:
-    """Squared error of the tokens that exist, as a share of the squared length of what is wanted: (B, N, D) twice, (B, N)."""
+    """|y - wanted|² / |wanted|² over the tokens of the mask: (B, N, D) twice, (B, N) -> ()."""
     present = mask.unsqueeze(-1)
     return ((y - wanted) * present).square().sum() / (wanted * present).square().sum()

@@ -1,7 +1,7 @@
-"""Documents cut into texts of several kinds, from a word to a few pages: what people might send to an encoder.
+"""Documents cut into texts of several kinds, from a word to a few pages, as clients send them to an encoder.
 
 prose      paragraphs of documentation            short      first sentences, comments, headings, questions
-docstring  as they stand, indentation taken off   symbols    lines that are mostly digits and punctuation
+docstring  unchanged but for the indentation      symbols    lines that are mostly digits and punctuation
 code       a function or class                    long       a stretch of a document, more than the teacher's limit holds
 scripts    messages in many languages' scripts, from the message catalogues of packages (`translated`)
 """

@@ -1,7 +1,7 @@
 """The student: its teacher with another attention in every block, and with more positions.
 
-Positions beyond the teacher's are its own from the beginning again, t mod N_max: what a token is then told of its place is what it would be
-told in the text cut into pieces of N_max tokens.
+Positions beyond the teacher's N_max repeat its table, t mod N_max: a token gets the position embedding that it would get if the text were
+cut into pieces of N_max tokens.
 """
 
 from collections.abc import Mapping
@@ -69,7 +69,7 @@ class FusedSoftmaxAttention(nn.Module):
 
 
 def reading(encoder: Encoder) -> Encoder:
-    """The same encoder, weights shared, made faster for being a teacher: nothing of it is trained."""
+    """The same encoder with a fused attention operator, as a teacher: its parameters get no gradient."""
     encoder.requires_grad_(False)
     for block in encoder.blocks:
         assert isinstance(block.attention, SoftmaxAttention)
@@ -78,6 +78,6 @@ def reading(encoder: Encoder) -> Encoder:
 
 
 def new_parameters(student: Encoder, teacher: Encoder) -> list[str]:
-    """Names of what the teacher does not have: feature maps and the like."""
+    """Names of the parameters that the teacher does not have, such as those of feature maps."""
     known = {name.replace("attention.layer.", "attention.") for name, _ in teacher.named_parameters()}
     return [name for name, _ in student.named_parameters() if name not in known]

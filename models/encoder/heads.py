@@ -1,4 +1,4 @@
-"""What is served: an encoder with a sentence vector, with scores for a text (or a pair of texts), or with scores for
+"""The served models: an encoder with a sentence vector, with scores for a text (or a pair of texts), or with scores for
 each token.
 """
 
@@ -12,13 +12,13 @@ from models.parts.feedforward import ACTIVATIONS
 
 
 class Headed(nn.Module):
-    """An encoder with something behind it."""
+    """An encoder with pooling or a classifier."""
 
     encoder: Encoder
 
 
 class SentenceOutput(NamedTuple):
-    """What a `SentenceEncoder` gives. `embedding` and `pooled` are None without pooling."""
+    """The output of a `SentenceEncoder`. `embedding` and `pooled` are None without pooling."""
 
     embedding: Tensor | None  # (B, D_out), unit length (0 for a row without tokens)
     pooled: Tensor | None  # (B, D_out), the same before normalisation

@@ -1,4 +1,4 @@
-"""The encoder: embeddings, then blocks in which tokens first look at each other and then think on their own.
+"""The encoder: embeddings, then blocks of attention and a feed-forward layer.
 
 Post-norm (Vaswani et al. 2017; BERT):  x = norm(x + attention(x));  x = norm(x + feedforward(x))
 Pre-norm (ModernBERT):                  x = x + attention(norm(x));  x = x + feedforward(norm(x))
@@ -136,7 +136,7 @@ class Encoder(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """What a token is, where it stands, and which of the texts it belongs to, added up."""
+    """The sum of the embeddings of a token, of its position and of its token type, normalised."""
 
     def __init__(self, config: EncoderConfig, *, dtype: torch.dtype) -> None:
         super().__init__()
@@ -205,7 +205,7 @@ class Block(nn.Module):
 
 
 def _rotations(c: EncoderConfig, dtype: torch.dtype) -> nn.ModuleDict:
-    """Rotation tables by reach: layers with a window turn faster, since they only tell near distances apart."""
+    """Rotation tables by reach. Layers with a window have a lower base, since they compare only near tokens."""
     if c.positions != "rotary":
         return nn.ModuleDict()
     d_head = c.d_head or c.d_model // c.n_heads

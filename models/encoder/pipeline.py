@@ -1,4 +1,4 @@
-"""The modules of a sentence-transformers folder: what happens to token vectors after the encoder.
+"""The modules of a sentence-transformers folder: the steps after the encoder.
 
 `modules.json` lists them in order, and we read one sentence shape: Transformer, Pooling, Dense or Dropout any number
 of times, Normalize. A folder without that file is one Transformer. Types are told by their last name, since releases

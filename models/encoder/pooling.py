@@ -9,12 +9,12 @@ from torch import Tensor
 
 
 def first_token(x: Tensor, mask: Tensor) -> Tensor:
-    """The vector at position 0, where padding stands on the right."""
+    """The vector at position 0; padding must be on the right."""
     return x[:, 0] * mask[:, :1]
 
 
 def last_token(x: Tensor, mask: Tensor) -> Tensor:
-    """The vector of the last token that is not padding, on whichever side padding stands."""
+    """The vector of the last token that is not padding; padding may be on either side."""
     t = torch.arange(x.shape[1], device=x.device)
     last = (t * mask).amax(1)  # (B,); 0 in a row without tokens, and zeroed below
     vectors = x.gather(1, last[:, None, None].expand(-1, 1, x.shape[2])).squeeze(1)

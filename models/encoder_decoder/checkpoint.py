@@ -45,7 +45,7 @@ ARCHITECTURES: dict[str, tuple[type[Config], type[EncoderDecoder]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderDecoderCheckpoint:
-    """A loaded model, in eval mode, and what came with it."""
+    """A loaded model, in eval mode, with the settings of its folder."""
 
     model: EncoderDecoder
     architecture: str

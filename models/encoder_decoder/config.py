@@ -1,4 +1,4 @@
-"""The shapes of the encoder-decoders. All tokens are of one vocabulary: what is read and what is written."""
+"""The shapes of the encoder-decoders. Source and output share one vocabulary."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,10 +8,10 @@ from models.parts.feedforward import ACTIVATIONS
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """What every encoder-decoder has. Raises ValueError, with the values, for parts that do not fit together."""
+    """The fields of all encoder-decoders. Raises ValueError, with the values, for parts that do not fit together."""
 
     vocab_size: int
-    begin_token_id: int  # stands before the first output
+    begin_token_id: int  # the input of the first step
     end_token_id: int  # ends the output
     max_source: int  # tokens that are read at most
     max_output: int  # tokens that are written at most, the end included

@@ -1,6 +1,6 @@
-"""What every encoder-decoder can do: read a source once, then write, one token a step.
+"""The interface of all encoder-decoders: read a source once, then write one token a step.
 
-The source becomes a *memory*, tensors with a row for each of its tokens, (B, N, ..) each; what changes from step to step is the *state*,
+The source becomes a *memory*, tensors with a row for each of its tokens, (B, N, ..) each; the *state* changes from step to step,
 tensors (B, ..) whose size does not depend on how much was read or written. So rows that are at different steps can be advanced together.
 """
 
@@ -13,7 +13,7 @@ Tensors = dict[str, Tensor]
 
 
 class EncoderDecoder(nn.Module, ABC):
-    """Base of them. A mask is (B, N) bool, True = token; what stands at padding makes no difference."""
+    """Base of all encoder-decoders. A mask is (B, N) bool, True = token; values at padding have no effect."""
 
     config: Any
 
@@ -23,7 +23,7 @@ class EncoderDecoder(nn.Module, ABC):
 
     @abstractmethod
     def step(self, previous: Tensor, state: Tensors, memory: Tensors, mask: Tensor) -> tuple[Tensor, Tensors, Tensor]:
-        """The output before, (B,) int64 -> the logits of the next one (B, V), the new state, and what it attended to (B, N), sum 1."""
+        """The output before, (B,) int64 -> the logits of the next one (B, V), the new state, and the attention weights (B, N), sum 1."""
 
     @abstractmethod
     def forward(self, source: Tensor, mask: Tensor, previous: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The encoder-decoder with attention: a GRU reads the source in both directions; a modified GRU looks at it anew for every output.
+"""The encoder-decoder with attention: a GRU reads the source in both directions; a modified GRU attends to it for every output.
 
 h_t = [forward GRU; backward GRU] at token t          s_0 = tanh(W_init h)     h: the backward GRU's at the first token
 e_t = a(s, h_t),  α = softmax_t(e),  c = Σ_t α_t h_t   s' = ModifiedGru(y, c, s)     logits = W_out [s'; c]
@@ -90,7 +90,7 @@ class DotScore(nn.Module):
 
 
 def turned(mask: Tensor) -> Tensor:
-    """Where each token stands when a row is read backwards, (B, N) bool -> (B, N) int64: its tokens change ends, padding stays."""
+    """The index of each token when a row is read backwards, (B, N) bool -> (B, N) int64: its tokens change ends, padding stays."""
     t = torch.arange(mask.shape[1], device=mask.device)
     return torch.where(mask, mask.sum(1, keepdim=True) - 1 - t, t)
 

@@ -55,7 +55,7 @@ def beam(model: EncoderDecoder, source: Tensor, mask: Tensor, *, width: int, len
     while written.shape[2] < c.max_output and not bool(ended.all()):
         logits, state, _ = model.step(token, state, memory, mask)
         gain = torch.log_softmax(logits.float(), dim=-1).view(B, K, -1)
-        gain = torch.where(ended[:, :, None], only_end, gain)  # what has ended goes on as itself, and as nothing else
+        gain = torch.where(ended[:, :, None], only_end, gain)  # an ended output continues with the end token alone, at no cost
         longer = length + ~ended
         total = log_p[:, :, None] + gain  # (B, K, V)
         best = (total / longer[:, :, None] ** length_power).flatten(1).topk(K)
@@ -75,7 +75,7 @@ def _take(tensors: Tensors, rows: Tensor) -> Tensors:
 
 @torch.inference_mode()
 def attended(model: EncoderDecoder, source: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """What `greedy` writes (B, T), and what each of its tokens was written from: (B, T, N)."""
+    """The output of `greedy` (B, T), and the attention weights of each of its tokens on the source (B, T, N)."""
     tokens = greedy(model, source, mask).tokens
     memory, state = model.read(source, mask)
     previous, weights = torch.full_like(tokens[:, 0], model.config.begin_token_id), []

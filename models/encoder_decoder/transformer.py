@@ -1,4 +1,4 @@
-"""The Transformer as an encoder-decoder: self-attention over the source, causal self-attention over what is written, and cross-attention.
+"""The Transformer as an encoder-decoder: self-attention over the source, causal self-attention over the output, and cross-attention.
 
 encoder block:  x = x + self(norm(x));  x = x + feedforward(norm(x))
 decoder block:  y = y + causal(norm(y));  y = y + cross(norm(y), memory);  y = y + feedforward(norm(y))
@@ -113,11 +113,11 @@ class Block(nn.Module):
         return self._joined(self.feedforward_norm, y, self.feedforward(self._seen(self.feedforward_norm, y)))
 
     def _seen(self, norm: nn.Module, y: Tensor) -> Tensor:
-        """What a sublayer reads."""
+        """The input of a sublayer."""
         return norm(y) if self.pre_norm else y
 
     def _joined(self, norm: nn.Module, y: Tensor, o: Tensor) -> Tensor:
-        """y and what its sublayer gives."""
+        """The sum of y and the output o of its sublayer."""
         return y + o if self.pre_norm else norm(y + o)
 
 

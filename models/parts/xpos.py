@@ -13,7 +13,7 @@ from models.parts.positions import Rotation
 
 
 def xpos(rotation: Rotation, t: Tensor, *, gamma: float = 0.4, scale_base: float = 512.0) -> tuple[Rotation, Rotation]:
-    """Angles (.., N, D_k/2) of tokens at t (.., N) -> what `positions.rotate` turns the queries by, and what it turns the keys by.
+    """Angles (.., N, D_k/2) of tokens at t (.., N) -> the rotations of queries and of keys, for `positions.rotate`.
 
     scale_base: s, in tokens. Only differences of t count, and it may be negative: ζ^(t / s) is 10^±9 at |t| = 8,192 and leaves float32 at
     some 35,000, so count from the middle of a long text. Raises ValueError for a γ or s that is not above 0.

@@ -18,11 +18,11 @@ from torch.autograd.function import Function, once_differentiable
 
 from models.parts.modules import Modules
 
-Context = tuple[Tensor | None, ...]  # what every F is given besides x: a key mask, for instance
+Context = tuple[Tensor | None, ...]  # the other arguments of every F beside x, such as a key mask
 
 
 class ReversibleBlock(nn.Module):
-    """F and G, which keep the shape of what they are given."""
+    """F and G, which keep the shape of their input."""
 
     def __init__(self, F: nn.Module, G: nn.Module) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class ReversibleBlock(nn.Module):
         return y1, x2 + self.G(y1)
 
     def inverse(self, y1: Tensor, y2: Tensor, *context: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What `forward` was given, but for rounding; F and G must not drop out."""
+        """The inputs of `forward`, up to rounding; F and G must not have dropout."""
         x2 = y2 - self.G(y1)
         return y1 - self.F(x2, *context), x2
 
@@ -114,7 +114,7 @@ def _gradients(layer: nn.Module, x: Tensor, context: Context, d: Tensor, sums: d
 
 
 class _Moment:
-    """Where the random generators stand and what autocast does, to be there again."""
+    """The states of the random generators and of autocast at one moment, to be restored."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -124,7 +124,7 @@ class _Moment:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Afterwards the generators stand where they stood."""
+        """Restore them for a block; afterwards the generators continue from their earlier state."""
         there = self.random_there
         with torch.random.fork_rng(devices=[] if there is None else [self.device]):
             torch.set_rng_state(self.random)

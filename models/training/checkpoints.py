@@ -1,4 +1,4 @@
-"""Checkpoints of a run: everything that its next step depends on, so that a run that was killed goes on bit for bit.
+"""Checkpoints of a run: everything that its next step depends on, so that a killed run resumes with equal bits.
 
     FOLDER/step-000200/
       model.safetensors       parameters and persistent buffers by name
@@ -51,7 +51,7 @@ def save(folder: Path, step: int, model: nn.Module, optimizer: Optimizer, progre
 
 
 def newest(folder: Path) -> Path | None:
-    """The checkpoint to go on from. What a killed run left unfinished is not one."""
+    """The checkpoint to resume from, or None. Unfinished folders of a killed run are ignored."""
     return max(folder.glob("step-*"), key=lambda checkpoint: checkpoint.name, default=None)
 
 
@@ -74,7 +74,7 @@ def load(checkpoint: Path, model: nn.Module, optimizer: Optimizer) -> dict[str, 
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Raises ResumeError for what is missing, broken or no object."""
+    """Read a JSON object. Raises ResumeError for a file that is missing or broken, and for other JSON values."""
     _check_file(file)
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -97,7 +97,7 @@ def _tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _flush(path: Path) -> None:
-    """To the disk itself: a rename must not arrive there before what it names."""
+    """Write a file or folder through to the disk, so that a rename is not on it before the content."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,9 +1,9 @@
 """Gather text to train on, once: python -m models.training.collect --out data/python
 
-Whole packages are held out for evaluation. A file is left out when it is a copy of one that was kept, or a near copy: more than half of
-its distinct lines of 20 characters and more were seen before. Held-out packages come first, so that what resembles them is missing from
-the training text and not the other way round. The standard library stays whole while there is room; then the largest packages are cut
-until the bound holds, so that no single one sets the style.
+Whole packages are held out for evaluation. A file is left out when it is a copy of one that was kept, or a near copy: more than half of its
+distinct lines of 20 characters and more occur in files kept before. Held-out packages are read first, so that files resembling them are
+removed from the training text and not from the held-out text. The standard library stays whole while there is room; then the largest
+packages are cut until the bound holds, so that no single one sets the style.
 """
 
 import argparse
@@ -30,18 +30,18 @@ LINE = 20  # characters; shorter lines (`return None`) are everywhere
 
 
 class CollectionError(AttnserveError, ValueError):
-    """There is nothing to collect: the message says of what."""
+    """Nothing to collect for a split, which the message names."""
 
 
 @dataclass
 class Seen:
-    """Files and lines that were kept so far."""
+    """Hashes of all files and lines kept so far."""
 
     files: set[bytes] = field(default_factory=set)
     lines: set[int] = field(default_factory=set)
 
     def copy_of_kept(self, text: str) -> str | None:
-        """Reason to leave the text out, or None, and then it counts as kept."""
+        """The reason to leave the text out. None: none, and the text counts as kept from now on."""
         digest = hashlib.sha256(text.encode()).digest()
         lines = {hash(line) for line in map(str.strip, text.split("\n")) if len(line) >= LINE}
         if digest in self.files:
@@ -54,7 +54,7 @@ class Seen:
 
 
 def collect(out: Path, *, held_out: Sequence[str] = HELD_OUT, max_mb: float = 64, max_held_out_mb: float = 2) -> dict[str, Any]:
-    """Write the folder and return what `sources.json` in it says. Raises CollectionError when a split would be empty."""
+    """Write the folder and return the content of its `sources.json`. Raises CollectionError when a split would be empty."""
     names = {name.lower() for name in held_out}
     installed = packages()
     allowed = [package for package in installed if package.licence.permissive]
@@ -77,7 +77,7 @@ def collect(out: Path, *, held_out: Sequence[str] = HELD_OUT, max_mb: float = 64
 
 
 def _documents(package: Package, seen: Seen) -> tuple[list[Document], Counter[str]]:
-    """What to keep of a package, and how many files were left out for which reason."""
+    """The documents of a package to keep, and the number of files left out for each reason."""
     kept, left_out = list[Document](), Counter[str]()
     for file, text, refused in texts(package):
         if text is None or (reason := seen.copy_of_kept(text)):

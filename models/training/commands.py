@@ -14,9 +14,9 @@ app = command_app()
 def train(
     config: Annotated[Path, typer.Option(help="YAML file; see models/training/configs.", show_default=False)],
     data: Annotated[Path, typer.Option(help="Folder that `python -m models.training.collect` wrote.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="Checkpoint folder to write; a run begun there goes on.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Checkpoint folder to write; an unfinished run there is resumed.", show_default=False)],
 ) -> None:
-    """Train a decoder and write it as a checkpoint with its model card. After Ctrl-C or a kill, the same command goes on where it was."""
+    """Train a decoder and write it as a checkpoint with its model card. After Ctrl-C or a kill, the same command resumes the run."""
     with needing("train"):
         from models.training import start
     if not start.train_decoder(config, data, out, console):
@@ -27,9 +27,9 @@ def train(
 @app.command()
 def train_number_words(
     config: Annotated[Path, typer.Option(help="YAML file; see models/training/configs/number-words*.yaml.", show_default=False)],
-    out: Annotated[Path, typer.Option(help="Checkpoint folder to write; a run begun there goes on.", show_default=False)],
+    out: Annotated[Path, typer.Option(help="Checkpoint folder to write; an unfinished run there is resumed.", show_default=False)],
 ) -> None:
-    """Train an encoder-decoder from number words to digits. After Ctrl-C or a kill, the same command goes on where it was."""
+    """Train an encoder-decoder from number words to digits. After Ctrl-C or a kill, the same command resumes the run."""
     with needing("train"):
         from models.training import start
     if not start.train_number_words(config, out, console):

@@ -14,7 +14,7 @@ from models.training.text.plot import plot
 
 
 class CompareError(AttnserveError, ValueError):
-    """Runs that cannot be compared: the message says which and why."""
+    """Runs that cannot be compared: the message names them and the reason."""
 
 
 def compare(folders: Sequence[Path], out: Path) -> str:

@@ -1,4 +1,4 @@
-"""The data folder: texts as they were collected, and beside them their tokens for each vocabulary size that was asked for.
+"""The data folder: the collected texts, and their tokens for each requested vocabulary size.
 
     DATA/
       sources.json               packages, versions, licences, sizes, what was left out and why
@@ -75,7 +75,7 @@ class Tokens:
     train_sha256: str
     held_out: tuple[TokenDocument, ...]
     sources: dict[str, Any]
-    image: Image | None = None  # what each document shows, where they are pictures
+    image: Image | None = None  # None: the documents are no pictures
 
     @property
     def bytes_per_token(self) -> float:
@@ -153,7 +153,7 @@ def _check_files(*files: Path) -> None:
 
 
 def _image(described: dict[str, Any], tokenizer_file: Path) -> Image:
-    """What sources.json says of the pictures, in tokens."""
+    """The description of the pictures in sources.json, with letters as tokens."""
     vocabulary = read_tokenizer(tokenizer_file).get_vocab()
     return Image(
         width=described["width"],

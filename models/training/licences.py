@@ -1,6 +1,6 @@
 """Which installed packages may be trained on: those whose metadata names permissive licences and no others.
 
-The first of three fields that says anything decides: License-Expression (PEP 639, SPDX), the licence classifiers, the free field License.
+The first of three fields that is filled in decides: License-Expression (PEP 639, SPDX), the licence classifiers, the free field License.
 An expression passes when every licence in it is permissive, whether AND or OR joins them: simpler, and stricter, than the law asks.
 """
 
@@ -40,10 +40,10 @@ FREE_TEXT: Mapping[str, str] = {  # first line of the field License, in lower ca
 
 @dataclass(frozen=True, kw_only=True)
 class Licence:
-    """What a package's metadata says, in its own words where we do not know them."""
+    """The licence in a package's metadata, as an SPDX name if it is a known one, else as it is written there."""
 
     name: str
-    field: str  # which field said so; "" when none did
+    field: str  # the metadata field it was read from; "" if all are empty
     permissive: bool
 
 

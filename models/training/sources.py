@@ -2,7 +2,7 @@
 
 A package gives its `.py`, `.md` and `.rst` files and the README in its metadata. Left out, with the reason counted: code of others that it
 carries along (licences of its own), tests, files whose head names a copyleft licence, generated files, tables, and files too short, too
-long or too wide to be prose or code. A head of comments about copyright is cut off: it says nothing about Python.
+long or too wide to be prose or code. Leading comments about copyright are removed.
 """
 
 import platform
@@ -34,7 +34,7 @@ TABLES = {"encodings", "pydoc_data", "locale", "locales", "unicode"}  # folders 
 SIZE_BYTES = (200, 200_000)
 MEAN_LINE = 100  # characters; minified files and embedded data have wider lines
 DIGITS = 0.15  # share of all characters; code has 1 to 3 %, tables of numbers far more
-HEAD = 2_000  # characters in which a file says what it is
+HEAD = 2_000  # characters at the beginning that are searched for licences and marks of generated files
 GENERATED = re.compile(
     r"auto-?generated|automatically generated|generated (by|from|automatically|with)|do not edit|machine.generated", re.IGNORECASE
 )
@@ -53,7 +53,7 @@ class Package:
 
 
 def packages() -> list[Package]:
-    """The standard library, then every installed distribution once, by name. Whether it may be used, its licence says."""
+    """The standard library, then every installed distribution once, by name, whatever its licence."""
     found: dict[str, Package] = {}
     for distribution in distributions():
         package = _package(distribution)
@@ -62,7 +62,7 @@ def packages() -> list[Package]:
 
 
 def texts(package: Package) -> Iterator[tuple[str, str | None, str]]:
-    """(file, text, "") of what may be used, and (file, None, reason) of what is left out."""
+    """(file, text, "") for each file to use, and (file, None, reason) for each file that is left out."""
     for name, file in package.files:
         reason = _wrong_place(name)
         if reason is None:

@@ -27,7 +27,7 @@ PIECES = "|".join(
 
 
 class TokenizerError(AttnserveError, ValueError):
-    """The text does not yield the tokenizer that was asked for."""
+    """The text is too small for the requested vocabulary."""
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:

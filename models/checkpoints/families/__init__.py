@@ -1,7 +1,7 @@
-"""One file a family of published checkpoints, and the table from an architecture's name to how it is read.
+"""One file a family of published checkpoints, and the table from the name of an architecture to its family.
 
-`family.py` is what they share and `decoder_family.py` the same for decoders. `bert.py`, `bigbird.py`, `distilbert.py`, `longformer.py`,
-`modernbert.py`, `mpnet.py`, `nomic.py`, `nystromformer.py`, `reformer.py`, `roberta.py`; `qwen3_5.py` is a decoder's.
+`family.py` is their common description and `decoder_family.py` the same for decoders. `bert.py`, `bigbird.py`, `distilbert.py`,
+`longformer.py`, `modernbert.py`, `mpnet.py`, `nomic.py`, `nystromformer.py`, `reformer.py`, `roberta.py`; `qwen3_5.py` is a decoder's.
 """
 
 from typing import Literal

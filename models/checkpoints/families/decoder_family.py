@@ -1,4 +1,4 @@
-"""What there is to say about a family of published decoders: its settings, and where in its files each of our tensors stands."""
+"""The description of a family of published decoders: its settings, and the source of each of our tensors in its files."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,5 +25,5 @@ class DecoderFamily:
     decoder_config: Callable[[Settings], DecoderConfig]
     sources: Callable[[DecoderConfig], list[Source]]  # every tensor of the model, under the names of a text-only checkpoint
     prefix: str  # in front of all names but the unembedding's
-    prefix_beside_vision: str  # what takes its place where the decoder is a part of a larger model
+    prefix_beside_vision: str  # the same if the decoder is part of a larger model
     unused: tuple[str, ...]  # beginnings of tensor names that may be left over

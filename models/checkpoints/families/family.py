@@ -1,4 +1,4 @@
-"""What there is to say about a family of checkpoints: its settings, the names of its tensors, and its heads."""
+"""The description of a family of checkpoints: its settings, the names of its tensors, and its heads."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ ACTIVATION_NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """What a classifier has between its encoder and its last linear layer: pooling, dense layer, activation, norm."""
+    """The parts of a classifier between encoder and last linear layer: pooling, dense layer, activation, norm."""
 
     pooling: Literal["cls", "mean"] = "cls"
     activation: str = "tanh"

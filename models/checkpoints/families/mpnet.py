@@ -7,7 +7,7 @@ from models.checkpoints.families.family import Family, HeadConfig, Names
 from models.encoder.model import EncoderConfig
 from models.folders.folder import Settings
 
-PADDING_ID = 1  # the code of the authors counts positions after this id, whatever pad_token_id says
+PADDING_ID = 1  # the code of the authors counts positions after this id and ignores pad_token_id
 N_BUCKETS = 32  # likewise, whatever the size of the table
 
 

@@ -16,7 +16,7 @@ LAYER_NAMES = {"linear_attention": "gated_delta", "full_attention": "gated_softm
 
 
 def decoder_config(settings: Settings) -> DecoderConfig:
-    """Of a text-only config.json, or of one whose `text_config` stands beside a `vision_config`."""
+    """Of a text-only config.json, or of one with a `text_config` and a `vision_config`."""
     text = Settings(settings.get("text_config", settings.values), settings.file)
     text.allow("hidden_act", "silu")
     text.allow("attention_bias", False)

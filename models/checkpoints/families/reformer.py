@@ -1,4 +1,4 @@
-"""Reformer: a folder with its `config.json` and safetensors becomes a `Reformer`, and what is served, the encoder in it.
+"""Reformer: a folder with its `config.json` and safetensors becomes a `Reformer`; its encoder is served.
 
 The rotations of its hashing are in no checkpoint. With a `hash_seed` in config.json they are the ones that `transformers` draws from it,
 otherwise our own: the attention was trained with new ones in every step.
@@ -40,7 +40,7 @@ NAMES_OF_QUERIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class ReformerShape:
-    """What a `Checkpoint` tells of its encoder."""
+    """The config of a `ReformerEncoder`."""
 
     vocab_size: int
     d_model: int  # of the token vectors, 2 D
@@ -62,7 +62,7 @@ class ReformerEncoder(nn.Module):
 
 
 def load_reformer(folder: Path, *, dtype: torch.dtype = torch.float32, logits: bool = True) -> Reformer:
-    """In eval mode; with logits if wanted and the checkpoint is a language model. Raises CheckpointError for what it cannot read."""
+    """In eval mode; with logits if wanted and the checkpoint is a language model. Raises CheckpointError for unsupported folders."""
     settings = read_settings(Path(folder) / "config.json")
     settings.allow("model_type", "reformer")
     try:

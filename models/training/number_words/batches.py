@@ -1,4 +1,4 @@
-"""What a step sees: numbers that follow from the seed and the step alone, rows of about the same length together."""
+"""The batches of number words: functions of seed and step alone, each of rows of about the same length."""
 
 from dataclasses import dataclass
 from random import Random
@@ -16,7 +16,7 @@ FIRST_DIGITS = 3  # with how many digits the first numbers are written
 
 @dataclass(frozen=True)
 class Batch:
-    """source (B, N) with its mask; `previous` (B, T) stands before each of `targets` (B, T), which is -100 after the end."""
+    """source (B, N) with its mask; `previous` (B, T) are the tokens before each of `targets` (B, T), which is -100 after the end."""
 
     source: Tensor
     mask: Tensor

@@ -78,4 +78,4 @@ def _limits() -> str:
 
 - It reads what `num2words` writes, in small or capital letters. Other spellings, digits, ordinals, fractions and negative numbers it has
   not seen, and it answers them with some number all the same.
-- It does not say which language it read, and a text that is no number gets a number too."""
+- It does not report the language, and answers a text that is no number with a number too."""

@@ -1,4 +1,4 @@
-"""What a run on number words is, as one YAML file: the model's shape, which numbers it sees, for how long."""
+"""The config of a run on number words, one YAML file: model shape, numbers and duration."""
 
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ from models.training.number_words.words import LANGUAGES, MAX_DIGITS
 
 
 class NumberWordsConfig(Optimisation):
-    """Checked on creation. The budget is counted in steps alone, so that a run that goes on sees what it would have seen."""
+    """Values are checked on creation. The budget is counted in steps alone, since the length of the numbers depends on its used share."""
 
     kind: Literal["recurrent", "transformer"]
     model: dict[str, Any] = Field(
@@ -22,7 +22,7 @@ class NumberWordsConfig(Optimisation):
     )
     batch: int = Field(ge=1, description="B, numbers of a step")
     max_steps: int = Field(ge=1)
-    evaluation_size: int = Field(400, ge=1, description="held-out numbers of each look; the last one takes more")
+    evaluation_size: int = Field(400, ge=1, description="held-out numbers of each evaluation; the last one takes more")
 
     @field_validator("languages")
     @classmethod

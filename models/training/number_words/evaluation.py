@@ -10,15 +10,15 @@ from torch import Tensor
 from models.encoder_decoder.model import EncoderDecoder
 from models.encoder_decoder.search import Found
 from models.training.number_words.batches import batch_of
-from models.training.number_words.words import Example, held_out, say
+from models.training.number_words.words import Example, in_words, is_held_out
 
 Search = Callable[[EncoderDecoder, Tensor, Tensor], Found]
-ROWS = 200  # read side by side
+ROWS = 200  # of a batch
 NUMBERS = 100  # of each language and magnitude
 
 
 def exact(model: EncoderDecoder, tokenizer: Tokenizer, examples: Sequence[Example], search: Search) -> list[bool]:
-    """Of each example, whether its number is what `search` finds."""
+    """For each example, whether `search` finds exactly its number."""
     training = model.training
     model.eval()
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].words))
@@ -37,18 +37,18 @@ def exact(model: EncoderDecoder, tokenizer: Tokenizer, examples: Sequence[Exampl
 
 
 def held_out_numbers(n_digits: int, language: str, *, numbers: int = NUMBERS) -> list[Example]:
-    """Numbers of a magnitude, all different, each of those held out as likely as any other; of three digits there are 36."""
+    """Distinct held-out numbers of a magnitude, drawn uniformly; of three digits there are only 36."""
     random = Random(f"{language}/{n_digits}")
-    heads = [head for head in range(100, 1000) if held_out(head)]
+    heads = [head for head in range(100, 1000) if is_held_out(head)]
     tails = 10 ** (n_digits - 3)
     chosen = random.sample(range(len(heads) * tails), min(numbers, len(heads) * tails))
     found = [heads[i // tails] * tails + i % tails for i in chosen]
-    return [Example(language, number, say(number, language)) for number in found]
+    return [Example(language, number, in_words(number, language)) for number in found]
 
 
 def examples(languages: Sequence[str]) -> list[str]:
     """A few sources, short and long, for the folder of a model."""
-    return [say(number, language) for language in languages for number in (7, 1_042, 987_654_321)]
+    return [in_words(number, language) for language in languages for number in (7, 1_042, 987_654_321)]
 
 
 def _filled(ids: Tensor, width: int, model: EncoderDecoder) -> Tensor:

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from models.encoder_decoder.model import EncoderDecoder
 from models.encoder_decoder.search import attended
-from models.training.number_words.words import LANGUAGES, say
+from models.training.number_words.words import LANGUAGES, in_words
 
 CURVE, ATTENTION = "loss.png", "attention.png"
 NUMBER = 142_857
@@ -38,7 +38,7 @@ def draw_attention(model: EncoderDecoder, tokenizer: Tokenizer, languages: tuple
     shown = languages[:SHOWN]
     figure = Figure(figsize=(13, 2.4 * len(shown)), layout="constrained")
     for axes, language in zip(figure.subplots(len(shown), 1, squeeze=False)[:, 0], shown, strict=True):
-        text = say(NUMBER, language)
+        text = in_words(NUMBER, language)
         ids = torch.tensor([tokenizer.encode(text).ids])
         tokens, weights = attended(model, ids, torch.ones_like(ids, dtype=torch.bool))
         axes.imshow(weights[0].numpy(), cmap="magma", vmin=0, vmax=1, aspect="auto")

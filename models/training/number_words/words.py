@@ -1,6 +1,6 @@
-"""Numbers and how they are said: pairs to train on and to judge by, as many as anyone wants.
+"""Pairs of a number and its words, an unlimited supply for training and evaluation.
 
-The words are those of `num2words` (LGPL-2.1, a package that is asked, not copied). A number of three digits or more is held out, in every
+The words come from the package `num2words` (LGPL-2.1; it is called, not copied). A number of three digits or more is held out, in every
 language, if its first three digits are 17 more than a multiple of 25: 117, 142, 167, ... 992; 1,170 to 1,179, 1,420 to 1,429, ...;
 117,000,000 to 117,999,999, ... These are 36 ranges of every magnitude, 4 % of its numbers. They are never trained on, and only they are
 evaluated on. Numbers below 100 are the words themselves: all of them are trained on.
@@ -28,20 +28,20 @@ ROUND = 0.25  # share of numbers in which digits were made 0: few of those that 
 
 @dataclass(frozen=True)
 class Example:
-    """`words` say `number` in `language`."""
+    """`number` in the words of `language`."""
 
     language: str
     number: int
     words: str
 
 
-def say(number: int, language: str) -> str:
-    """In lower case, as all text reaches the model."""
+def in_words(number: int, language: str) -> str:
+    """The words of a number, in lower case, as the tokenizer makes all text."""
     return num2words(number, lang=language).lower()
 
 
-def held_out(number: int) -> bool:
-    """Of the ranges that are not trained on."""
+def is_held_out(number: int) -> bool:
+    """Whether the number is in a range that is not trained on."""
     return number >= 100 and int(str(number)[:3]) % HELD_OUT_EVERY == HELD_OUT_REST
 
 
@@ -53,9 +53,9 @@ def draw(random: Random, *, max_digits: int, languages: tuple[str, ...], evaluat
         number = random.randrange(10 ** (n_digits - 1) if n_digits > 1 else 0, 10**n_digits)
         if random.random() < ROUND:
             number = rounded(number, random)
-        if held_out(number) == evaluation:
+        if is_held_out(number) == evaluation:
             language = random.choice(languages)
-            return Example(language, number, say(number, language))
+            return Example(language, number, in_words(number, language))
 
 
 def rounded(number: int, random: Random) -> int:

@@ -2,8 +2,8 @@
 
 The 1,797 handwritten digits that scikit-learn carries (8x8 pixels, grey levels 0 to 16) become pictures of 28x28 pixels in 16 levels, and
 a picture becomes a document: the digit it shows, then a letter for each pixel, row by row from the upper left, `a` black to `p` white. With
-a token for each byte that is the experiment of Katharopoulos et al. 2020, section 4.2, and the rest of training need not know that it
-looks at pictures. A tenth of the originals is held out as it is; of the others each is seen slightly shifted, turned and zoomed as well.
+a token for each byte this is the experiment of Katharopoulos et al. 2020, section 4.2, and pictures are trained on as any text. A tenth of
+the originals is held out unchanged; each other one is used unchanged and in slightly shifted, turned and zoomed variants.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def _document(original: int, variant: int, digit: int, picture: np.ndarray) -> D
 
 
 def sources(splits: dict[str, list[Document]]) -> dict[str, Any]:
-    """What sources.json says. `image` is what makes a data folder one of pictures; see `models.training.corpus`."""
+    """The content of sources.json. Its key `image` marks a data folder of pictures; see `models.training.corpus`."""
     return {
         "image": {"width": SIDE, "height": SIDE, "letters": LETTERS, "prompts": [str(digit) for digit in range(10)]},
         "packages": [{"name": "scikit-learn", "version": version("scikit-learn"), "licence": "BSD-3-Clause"}],

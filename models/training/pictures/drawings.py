@@ -1,4 +1,4 @@
-"""What a model of pictures draws: one column for each prompt, drawn pixel by pixel, for the model card."""
+"""Pictures drawn by a model, one column for each prompt, for the model card."""
 
 from pathlib import Path
 

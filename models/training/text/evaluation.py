@@ -1,8 +1,8 @@
-"""Bits per byte of held-out text: what the model would need to write it down, whatever its tokenizer.
+"""Bits per byte of held-out text: the cross-entropy of a document in bits, divided by its bytes, which is independent of the tokenizer.
 
 Each document starts from <|endoftext|> and an empty state, and every token of it counts once, its <|endoftext|> at the end included; the
 sum is divided by the bytes of the text. A document is read in chunks with the state carried on, all of it (`context=None`), or is cut
-into windows of `context` tokens that begin with an empty state and the token before them: what the model was trained for, and no more. A
+into windows of `context` tokens that begin with an empty state and the token before them, as sequences did in training. A
 model that has learned its positions has no others, and reads in windows of n_positions at most.
 """
 
@@ -20,7 +20,7 @@ from models.training.corpus import TokenDocument
 
 CHUNK = 256  # tokens of a call
 ROWS = 16  # documents or windows read side by side
-ROW_TOKENS = 65_536  # of all rows together: what a softmax layer keeps of them is memory
+ROW_TOKENS = 65_536  # of all rows together, since a softmax layer keeps keys and values of all of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +40,12 @@ def evaluate(
     context: int | None = None,
     show: Callable[[float], None] = lambda share: None,
 ) -> BitsPerByte:
-    """Read all documents. `show` gets the share that is done."""
+    """Evaluate all documents. `show` is called with the share that is done."""
     device = next(model.parameters()).device
     longest = model.config.n_positions if isinstance(model, Decoder) else None
     context = min((limit for limit in (context, longest) if limit is not None), default=None)
     stretches = [stretch for i, document in enumerate(documents) for stretch in _stretches(i, document, end_of_text, context)]
-    stretches.sort(key=lambda stretch: -len(stretch[1]))  # neighbours are about equally long; what does not fit shows at once
+    stretches.sort(key=lambda stretch: -len(stretch[1]))  # the longest first, so that a lack of memory shows at once
     bits, done, total = np.zeros(len(documents)), 0, sum(len(document.tokens) for document in documents)
     training = model.training
     model.eval()
@@ -61,7 +61,7 @@ def evaluate(
 
 
 def first(documents: Sequence[TokenDocument], size_bytes: int) -> list[TokenDocument]:
-    """The first documents that make up about so many bytes; at least one."""
+    """The first documents, at least one, up to about `size_bytes`."""
     taken, total = list[TokenDocument](), 0
     for document in documents:
         if not taken or total + document.size_bytes <= size_bytes:
@@ -71,7 +71,7 @@ def first(documents: Sequence[TokenDocument], size_bytes: int) -> list[TokenDocu
 
 
 def _stretches(i: int, document: TokenDocument, end_of_text: int, context: int | None) -> list[tuple[int, np.ndarray]]:
-    """(i, tokens (n + 1,)): what is read from an empty state; the n after the first are predicted."""
+    """(i, tokens (n + 1,)) for each stretch that is read from an empty state; the n tokens after the first are predicted."""
     tokens = np.concatenate([[end_of_text], document.tokens]).astype(np.int64)
     length = len(document.tokens) if context is None else context
     return [(i, tokens[start : start + length + 1]) for start in range(0, len(document.tokens), length)]

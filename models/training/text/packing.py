@@ -1,9 +1,9 @@
-"""Which tokens a step sees. All documents lie in one line, each ended by <|endoftext|>; a sequence is a stretch of that line.
+"""The tokens of a training step. All documents are concatenated, each ended by <|endoftext|>; a sequence is a stretch of the result.
 
-The line is cut into stretches of N tokens, every stretch is seen once an epoch, and the order is drawn from (seed, epoch), as is where the
-cutting begins. So the batch of a step is a function of (seed, step): a run that is taken up again sees what it would have seen.
-A sequence begins with an empty state wherever it begins, and the model learns from <|endoftext|> that what came before has ended.
-Pictures are all equally long: there a stretch is one of them, from the <|endoftext|> before it on, so that a position is a place in it.
+The result is cut into stretches of N tokens, and each is used once an epoch. The order of the stretches and the offset of the first cut are
+drawn from (seed, epoch), so the batch of a step is a function of (seed, step) and a resumed run gets the batches of a straight one. Every
+sequence begins with an empty state; <|endoftext|> inside it marks a new document. Pictures are equally long: there a stretch is one
+picture and the <|endoftext|> before it, so that a position in the sequence is a position in the picture.
 """
 
 import numpy as np
@@ -14,7 +14,7 @@ from torch import Tensor
 class Packing:
     """Batches of (tokens, targets), the targets one token further. Raises ValueError where the text does not fill one batch.
 
-    `document`: how many tokens each document has, where all have as many; the context must be that.
+    `document`: tokens of each document if all have the same number, which must be the context.
     """
 
     def __init__(self, tokens: np.ndarray, *, context: int, batch: int, seed: int, document: int | None = None) -> None:

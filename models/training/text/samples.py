@@ -1,4 +1,4 @@
-"""What a model writes: a few prompts and their continuations, for the model card."""
+"""A few prompts and their continuations by the model, for the model card."""
 
 from pathlib import Path
 

@@ -7,7 +7,7 @@ import pytest
 from models.training.number_words.batches import Batches, batch_of
 from models.training.number_words.evaluation import held_out_numbers
 from models.training.number_words.tokens import UNKNOWN, character_tokenizer
-from models.training.number_words.words import LANGUAGES, Example, draw, held_out, rounded, say
+from models.training.number_words.words import LANGUAGES, Example, draw, in_words, is_held_out, rounded
 
 
 @pytest.fixture(scope="module")
@@ -16,12 +16,12 @@ def tokenizer():
 
 
 def test_whole_ranges_are_held_out_at_every_magnitude() -> None:
-    assert not any(held_out(number) for number in range(100))
-    assert [number for number in range(100, 200) if held_out(number)] == [117, 142, 167, 192]
-    assert [number for number in range(1100, 1200) if held_out(number)] == list(range(1170, 1180))
-    assert all(held_out(number) for number in (117_000_000, 117_999_999, 11_742))
-    assert not any(held_out(number) for number in (116_999_999, 118_000_000))
-    assert sum(held_out(number) for number in range(1000, 10_000)) == 360
+    assert not any(is_held_out(number) for number in range(100))
+    assert [number for number in range(100, 200) if is_held_out(number)] == [117, 142, 167, 192]
+    assert [number for number in range(1100, 1200) if is_held_out(number)] == list(range(1170, 1180))
+    assert all(is_held_out(number) for number in (117_000_000, 117_999_999, 11_742))
+    assert not any(is_held_out(number) for number in (116_999_999, 118_000_000))
+    assert sum(is_held_out(number) for number in range(1000, 10_000)) == 360
 
 
 def test_training_and_evaluation_never_see_the_same_number() -> None:
@@ -29,10 +29,10 @@ def test_training_and_evaluation_never_see_the_same_number() -> None:
     drawn = {
         kind: {draw(random, max_digits=9, languages=("en",), evaluation=kind, min_digits=3).number for _ in range(300)} for kind in (0, 1)
     }
-    assert all(map(held_out, drawn[1]))
-    assert not any(map(held_out, drawn[0]))
+    assert all(map(is_held_out, drawn[1]))
+    assert not any(map(is_held_out, drawn[0]))
     for number in drawn[1]:
-        assert held_out(number)
+        assert is_held_out(number)
 
 
 def test_a_rounded_number_keeps_its_first_digit_and_length() -> None:
@@ -49,14 +49,14 @@ def test_every_character_of_every_language_has_a_token(language: str, tokenizer)
         ids = tokenizer.encode(example.words).ids
         assert len(ids) == len(example.words) <= 256
         assert unknown not in ids
-        assert held_out(example.number)
+        assert is_held_out(example.number)
 
 
 def test_no_two_languages_use_the_same_words_for_different_numbers() -> None:
     said: dict[str, int] = {}
     for number in [*range(2000), *range(2000, 2_000_000, 997)]:
         for language in LANGUAGES:
-            assert said.setdefault(say(number, language), number) == number
+            assert said.setdefault(in_words(number, language), number) == number
 
 
 def test_capitals_and_composed_letters_are_read_as_small_ones(tokenizer) -> None:
