@@ -16,22 +16,8 @@ from typing import Annotated, Any
 
 import typer
 
-from loadtest.bench import peers
-from loadtest.bench.runner import (
-    Contestant,
-    Figure,
-    Markdown,
-    Measurements,
-    Out,
-    Rounds,
-    Step,
-    WholeSeconds,
-    command_app,
-    compare,
-    finish,
-    manifest_of,
-    run,
-)
+from loadtest.bench import peers, runner
+from loadtest.bench.runner import Contestant, Figure, Measurements, Step
 from loadtest.common import machine, memory, texts, wrk
 from loadtest.common.report import Bar, Row
 from loadtest.common.server import Server, attnserve
@@ -49,7 +35,7 @@ LOADS: dict[str, tuple[Callable[[int, str], list[str]], tuple[int, ...]]] = {
     "mix": (texts.mixed, (32, 8)),
 }  # part: its texts, numbers of connections
 
-app = command_app()
+app = runner.command_app()
 
 
 class Part(StrEnum):
@@ -63,20 +49,20 @@ class Part(StrEnum):
 @app.command()
 def bench(
     bundle: Annotated[Path, typer.Option(help="Bundle of an fp32 encoder.")] = Path("bundles/all-MiniLM-L6-v2"),
-    rounds: Rounds = 3,
-    seconds: WholeSeconds = 10,
+    rounds: runner.Rounds = 3,
+    seconds: runner.WholeSeconds = 10,
     quick: Annotated[bool, typer.Option("--quick", help="One round of one second: shows that it works, proves nothing.")] = False,
     only: Annotated[str, typer.Option(help="Parts to measure, with commas.")] = ",".join(Part),
     peer_env: Annotated[Path, typer.Option(help="Where `python -m loadtest.bench.peers install infinity` put infinity.")] = peers.INFINITY,
-    out: Out = Path("out/bench"),
-    markdown: Markdown = False,
+    out: runner.Out = Path("out/bench"),
+    markdown: runner.Markdown = False,
 ) -> None:
     """Measure the service side by side with the bare runtime and with infinity-emb.
 
     Starts and stops everything itself. Ends with 1 when a bar is missed, but for --quick. Leave the machine alone meanwhile.
     """
     parts = chosen(only, Part)
-    manifest = manifest_of(bundle, "encoder")
+    manifest = runner.manifest_of(bundle, "encoder")
     if parts & set(LOADS):
         wrk.binary()
     measured, missing = Measurements(), peers.missing(peer_env)
@@ -85,10 +71,10 @@ def bench(
     if missing and work.loads:
         measured.absent[PEER] = missing
     plan = {"seconds": seconds, "parts": sorted(parts), "seed": work.seed}
-    about = run(work.contestants(), rounds, measured, [bundle], plan)
+    about = runner.run(work.contestants(), rounds, measured, [bundle], plan)
     about["peer"] = {"name": "infinity-emb, optimum engine", "versions": peers.versions(work.peer)} if work.peer else None
     subject = f"{manifest.name}, {manifest.precision}"
-    finish(rows(parts, measured), measured, about, subject=subject, out=out, markdown=markdown, judged=not quick)
+    runner.finish(rows(parts, measured), measured, about, subject=subject, out=out, markdown=markdown, judged=not quick)
 
 
 class Work:
@@ -266,7 +252,7 @@ def rows(parts: frozenset[Part], measured: Measurements) -> list[Row]:
     made: list[Row] = []
 
     def add(part: Part, work: str, unit: str, figure: Figure, reference: Figure | None = None, bar: Bar | None = None) -> None:
-        made.extend([compare(measured, work, unit, figure, reference, bar)] * (part in parts))
+        made.extend([runner.compare(measured, work, unit, figure, reference, bar)] * (part in parts))
 
     bare_bar, best = Bar(at_least=0.85, reference=batches), Figure("short", BARE, batch, best=max)
     add(Part.short, f"{short}, 32 connections", "texts/s", Figure(many, SERVICE), best, bare_bar)

@@ -8,27 +8,14 @@ from typing import Annotated
 
 import typer
 
-from loadtest.bench.runner import (
-    Contestant,
-    Figure,
-    Markdown,
-    Measurements,
-    Out,
-    Rounds,
-    Step,
-    WholeSeconds,
-    command_app,
-    compare,
-    finish,
-    manifest_of,
-    run,
-)
+from loadtest.bench import runner
+from loadtest.bench.runner import Contestant, Figure, Measurements, Step
 from loadtest.common import texts, wrk
 from loadtest.common.report import Bar
 from loadtest.common.server import Server, attnserve
 from loadtest.errors import LoadtestError
 
-app = command_app()
+app = runner.command_app()
 
 CONNECTIONS, STREAMS, STREAM_TOKENS = 32, 16, 64
 _MOST_PER_S = 2000  # texts prepared for a second of the generator
@@ -46,14 +33,14 @@ def bench_split(
     decoder: Annotated[Path, typer.Option(help="Bundle of a decoder.")] = Path("bundles/python-gated-delta"),
     encoders: Annotated[int, typer.Option(min=1, help="Replicas of the encoder.")] = 1,
     generators: Annotated[int, typer.Option(min=1, help="Replicas of the decoder.")] = 1,
-    rounds: Rounds = 3,
-    seconds: WholeSeconds = 5,
-    out: Out = Path("out/bench-split"),
-    markdown: Markdown = False,
+    rounds: runner.Rounds = 3,
+    seconds: runner.WholeSeconds = 5,
+    out: runner.Out = Path("out/bench-split"),
+    markdown: runner.Markdown = False,
 ) -> None:
     """Measure what a gateway before pools of replicas costs beside one process. Ends with 1 when a bar is missed."""
     wrk.binary()
-    names, measured = (manifest_of(encoder, "encoder").name, manifest_of(decoder, "decoder").name), Measurements()
+    names, measured = (runner.manifest_of(encoder, "encoder").name, runner.manifest_of(decoder, "decoder").name), Measurements()
     split = ("--profile", "split", "--encoders", str(encoders), "--generators", str(generators))
 
     def measure(profile: str, server: Server) -> None:
@@ -69,12 +56,12 @@ def bench_split(
         for profile, flags in (("single", ()), ("split", split))
     ]
     plan = {"seconds": seconds, "encoders": encoders, "generators": generators}
-    about = run(contestants, rounds, measured, [encoder, decoder], plan)
+    about = runner.run(contestants, rounds, measured, [encoder, decoder], plan)
     rows = [
-        compare(measured, work, unit, Figure(work, "split", "figure"), Figure(work, "single", "figure"), bar)
+        runner.compare(measured, work, unit, Figure(work, "split", "figure"), Figure(work, "single", "figure"), bar)
         for work, (unit, bar) in BARS.items()
     ]
-    finish(rows, measured, about, subject="split beside single", out=out, markdown=markdown)
+    runner.finish(rows, measured, about, subject="split beside single", out=out, markdown=markdown)
 
 
 def figures_of(server: Server, decoder: str, seconds: float, seed: str) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Runs of `attnserve load` as the measured part of docs/capacity.md: tables and pictures. A run goes by the name of its folder."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,56 +85,46 @@ def process_costs(ramp: Ramp) -> list[ProcessCost]:
     return sorted((part for part in made if max(part.fixed_cores, part.core_ms) > _LEAST), key=lambda part: (-part.core_ms, part.name))
 
 
+# Columns of the tables: a heading, and the figure of a ramp or of one of its steps.
+AT_THE_KNEE: dict[str, Callable[[Ramp], float | None]] = {
+    "tokens/s": lambda ramp: ramp.knee.stage.all.tokens_per_s,
+    "requests/s a busy core": lambda ramp: per_core(ramp.knee.rate, ramp.knee.stage),
+    "tokens/s a busy core": lambda ramp: per_core(ramp.knee.stage.all.tokens_per_s, ramp.knee.stage),
+    "core-ms a request": lambda ramp: ramp.knee.stage.core_ms_per_request,
+    "p50 ms": lambda ramp: ramp.knee.stage.all.p50_ms,
+    "p99 ms": lambda ramp: ramp.knee.stage.all.p99_ms,
+    "late p99 ms": lambda ramp: ramp.knee.stage.all.late_p99_ms,
+}
+AS_LOAD_GROWS: dict[str, Callable[[StageFigures], float | None]] = {
+    "arrivals/s": lambda step: step.all.offered_per_s,
+    "answered/s": lambda step: step.all.answered_per_s,
+    "core-ms a request": lambda step: step.core_ms_per_request,
+    "p50 ms": lambda step: step.all.p50_ms,
+    "p99 ms": lambda step: step.all.p99_ms,
+    "late p99 ms": lambda step: step.all.late_p99_ms,
+}
+
+
 def tables(ramps: Sequence[Ramp]) -> str:
     """Markdown: the knee of each run, what a request costs as load grows, and what each process takes of it."""
     knees = [
-        (
-            ramp.name,
-            ramp.what,
-            knee_of(ramp.knee),
-            cell(ramp.knee.stage.all.tokens_per_s),
-            cell(per_core(ramp.knee.rate, ramp.knee.stage)),
-            cell(per_core(ramp.knee.stage.all.tokens_per_s, ramp.knee.stage)),
-            cell(ramp.knee.stage.core_ms_per_request),
-            cell(ramp.knee.stage.all.p50_ms),
-            cell(ramp.knee.stage.all.p99_ms),
-            cell(ramp.knee.stage.all.late_p99_ms),
-            f"{ramp.about['cpus']} x {ramp.about['cpu'].partition(' (')[0]}, {ramp.about['date'][:10]}, {ramp.about['commit'][:9]}",
-        )
+        (ramp.name, ramp.what, knee_of(ramp.knee), *(cell(figure(ramp)) for figure in AT_THE_KNEE.values()), machine_of(ramp.about))
         for ramp in ramps
     ]
-    heads = (
-        "run",
-        "what",
-        "requests/s",
-        "tokens/s",
-        "requests/s a busy core",
-        "tokens/s a busy core",
-        "core-ms a request",
-        "p50 ms",
-        "p99 ms",
-        "late p99 ms",
-        "where",
-    )
-    growing = ("run", "arrivals/s", "answered/s", "core-ms a request", "p50 ms", "p99 ms", "late p99 ms")
-    growth = [
-        (
-            ramp.name,
-            *map(cell, (step.all.offered_per_s, step.all.answered_per_s, step.core_ms_per_request)),
-            *map(cell, (step.all.p50_ms, step.all.p99_ms, step.all.late_p99_ms)),
-        )
-        for ramp in ramps
-        for step in ramp.steps
-    ]
+    growth = [(ramp.name, *(cell(figure(step)) for figure in AS_LOAD_GROWS.values())) for ramp in ramps for step in ramp.steps]
     shares = [(ramp.name, part.name, f"{part.fixed_cores:.3f}", f"{part.core_ms:.3f}") for ramp in ramps for part in process_costs(ramp)]
     return "\n\n".join(
         (
-            "### At the knee\n\n" + markdown(heads, knees),
-            "### As load grows\n\n" + markdown(growing, growth),
+            "### At the knee\n\n" + markdown(("run", "what", "requests/s", *AT_THE_KNEE, "where"), knees),
+            "### As load grows\n\n" + markdown(("run", *AS_LOAD_GROWS), growth),
             *models(ramps),
             "### By process\n\n" + markdown(("run", "process", "cores, always", "core-ms for each request on top"), shares),
         )
     )
+
+
+def machine_of(about: dict[str, Any]) -> str:
+    return f"{about['cpus']} x {about['cpu'].partition(' (')[0]}, {about['date'][:10]}, {about['commit'][:9]}"
 
 
 def models(ramps: Sequence[Ramp]) -> list[str]:

@@ -110,7 +110,7 @@ def load(
 
 def chosen(mix: str | None, tasks: dict[str, str]) -> dict[str, int]:
     """Kinds with their shares. Without a choice all that the service can answer. typer.BadParameter for what it cannot, or what is none."""
-    able = {kind: share for kind, (task, share) in KINDS.items() if not task or task in tasks}
+    able = {name: kind.share for name, kind in KINDS.items() if not kind.task or kind.task in tasks}
     if mix is None:
         return able
     found = {}

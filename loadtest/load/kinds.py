@@ -4,20 +4,21 @@ from typing import NamedTuple
 
 
 class Kind(NamedTuple):
-    """`task`: what a model must be able to do for this kind ("": anything). `share`: its weight in the default mix."""
+    """`task`: what a model must be able to do for this kind ("": anything). `share`: its weight in the default mix. `tags`: of Locust."""
 
     task: str
     share: int
+    tags: tuple[str, ...]
 
 
 # Mostly searches, a little of everything else.
 KINDS = {
-    "embed": Kind("embed", 12),
-    "embed_batch": Kind("embed", 1),
-    "embed_mixed": Kind("embed", 4),
-    "documents": Kind("embed", 1),
-    "rerank": Kind("rerank", 2),
-    "completion": Kind("complete", 2),
-    "chat": Kind("chat", 2),
-    "hostile": Kind("", 1),
+    "embed": Kind("embed", 12, ("embed", "interactive")),
+    "embed_batch": Kind("embed", 1, ("embed", "bulk")),
+    "embed_mixed": Kind("embed", 4, ("embed", "interactive")),
+    "documents": Kind("embed", 1, ("embed", "bulk")),
+    "rerank": Kind("rerank", 2, ("rerank", "interactive")),
+    "completion": Kind("complete", 2, ("stream", "completion")),
+    "chat": Kind("chat", 2, ("stream", "chat")),
+    "hostile": Kind("", 1, ("hostile",)),
 }

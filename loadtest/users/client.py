@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import gevent
 from geventhttpclient import HTTPClient
 from geventhttpclient.response import HTTPSocketResponse
-from locust import User, between
+from locust import User, between, tag
 from locust.exception import StopUser
 
 from loadtest.load.kinds import KINDS
@@ -44,7 +44,7 @@ class Answer:
 
 
 class Client(User):
-    """One client with one request at a time. A subclass sends its request in `ask`, and has a task that calls `turn`.
+    """One client with one request at a time. A subclass has a `kind`, and sends its request in `ask`.
 
     The locustfile sets `asking`, which all clients share, when a test starts, before there are users.
     """
@@ -54,6 +54,16 @@ class Client(User):
     wait_time = between(0.5, 1.5)  # so a user sends about a request a second, as long as the service is fast
     kind: ClassVar[str]
     asking: ClassVar[Asking | None] = None
+
+    def __init_subclass__(cls) -> None:
+        """Give each kind its weight and its one task, with the tags of `loadtest/load/kinds.py`."""
+        super().__init_subclass__()
+        if kind := KINDS.get(getattr(cls, "kind", "")):
+
+            def request(self: "Client") -> None:
+                self.turn()
+
+            cls.weight, cls.tasks = kind.share, [tag(*kind.tags)(request)]
 
     def on_start(self) -> None:
         """Raises RuntimeError as `shared`, and StopUser if no model can answer this kind."""

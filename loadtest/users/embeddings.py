@@ -2,11 +2,8 @@
 
 from collections.abc import Sequence
 
-from locust import tag, task
-
 from loadtest.common import corpus, texts
 from loadtest.common.corpus import DOCUMENT, PASSAGE, QUERY
-from loadtest.load.kinds import KINDS
 from loadtest.users.client import Answer, Client
 
 _BATCH = 64  # more than the service takes for interactive work
@@ -34,12 +31,6 @@ class Embed(_Embeddings):
     """A search box: one query a request (or one text of `--words` words)."""
 
     kind = "embed"
-    weight = KINDS["embed"].share
-
-    @tag("embed", "interactive")
-    @task
-    def search(self) -> None:
-        self.turn()
 
     def texts(self) -> Sequence[str]:
         return [corpus.words(self.draw, self.shared.words or QUERY.draw(self.draw))]
@@ -49,12 +40,6 @@ class EmbedBatch(_Embeddings):
     """An indexer: 64 passages a request."""
 
     kind = "embed_batch"
-    weight = KINDS["embed_batch"].share
-
-    @tag("embed", "bulk")
-    @task
-    def index(self) -> None:
-        self.turn()
 
     def texts(self) -> Sequence[str]:
         return [corpus.prose(self.draw, self.shared.words or PASSAGE.draw(self.draw)) for _ in range(_BATCH)]
@@ -64,12 +49,6 @@ class EmbedMixed(_Embeddings):
     """Mixed work: 1 to 8 texts of 6 to 220 words, mostly short (the lengths of the benchmark's mix)."""
 
     kind = "embed_mixed"
-    weight = KINDS["embed_mixed"].share
-
-    @tag("embed", "interactive")
-    @task
-    def several(self) -> None:
-        self.turn()
 
     def texts(self) -> Sequence[str]:
         return [corpus.words(self.draw, self.draw.choice(_LENGTHS)) for _ in range(self.draw.randint(1, 8))]
@@ -79,12 +58,6 @@ class Documents(_Embeddings):
     """Documents of 1,000 to 12,000 words, which the service tokenises whole and cuts."""
 
     kind = "documents"
-    weight = KINDS["documents"].share
-
-    @tag("embed", "bulk")
-    @task
-    def document(self) -> None:
-        self.turn()
 
     def texts(self) -> Sequence[str]:
         return [corpus.prose(self.draw, DOCUMENT.draw(self.draw))]

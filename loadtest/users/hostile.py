@@ -7,9 +7,7 @@ import json
 from collections.abc import Callable
 
 import gevent
-from locust import tag, task
 
-from loadtest.load.kinds import KINDS
 from loadtest.users.client import Answer, Client
 from loadtest.users.wire import connect, connect_slowly, head, long_answer
 
@@ -21,12 +19,6 @@ class Hostile(Client):
     """Sends attacks in random order."""
 
     kind = "hostile"
-    weight = KINDS["hostile"].share
-
-    @tag("hostile")
-    @task
-    def attack(self) -> None:
-        self.turn()
 
     def ask(self, answer: Answer) -> None:
         self.draw.choice(ATTACKS)(self, answer)

@@ -1,10 +1,7 @@
 """A client of `/v1/rerank`: a query and the passages that a first search stage found."""
 
-from locust import tag, task
-
 from loadtest.common import corpus
 from loadtest.common.corpus import PASSAGE, QUERY
-from loadtest.load.kinds import KINDS
 from loadtest.users.client import Answer, Client
 
 _DOCUMENTS = (5, 30)
@@ -14,12 +11,6 @@ class Rerank(Client):
     """Puts 5 to 30 passages in order."""
 
     kind = "rerank"
-    weight = KINDS["rerank"].share
-
-    @tag("rerank", "interactive")
-    @task
-    def order(self) -> None:
-        self.turn()
 
     def ask(self, answer: Answer) -> None:
         documents = [corpus.prose(self.draw, PASSAGE.draw(self.draw)) for _ in range(self.draw.randint(*_DOCUMENTS))]

@@ -7,11 +7,9 @@ from itertools import pairwise
 from typing import Any
 
 from geventhttpclient.response import HTTPSocketResponse
-from locust import tag, task
 
 from loadtest.common import corpus
 from loadtest.common.corpus import MESSAGE
-from loadtest.load.kinds import KINDS
 from loadtest.users.client import Answer, Client, refused
 
 DONE = "[DONE]"
@@ -53,13 +51,7 @@ class Completion(_Stream):
     """An editor: the beginning of a function, to be continued."""
 
     kind = "completion"
-    weight = KINDS["completion"].share
     path = "/v1/completions"
-
-    @tag("stream", "completion")
-    @task
-    def complete(self) -> None:
-        self.turn()
 
     def prompt(self) -> dict[str, Any]:
         return {"prompt": corpus.code(self.draw)}
@@ -69,13 +61,7 @@ class Chat(_Stream):
     """A conversation of one to five messages."""
 
     kind = "chat"
-    weight = KINDS["chat"].share
     path = "/v1/chat/completions"
-
-    @tag("stream", "chat")
-    @task
-    def talk(self) -> None:
-        self.turn()
 
     def prompt(self) -> dict[str, Any]:
         roles = ("user", "assistant") * 2 + ("user",)

@@ -71,8 +71,9 @@ def encoder_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.mark.service
 def test_headless(service: LiveService, tmp_path: Path) -> None:
     """`locust -f .. --host URL` and nothing else of ours: every kind of client asks and is answered."""
-    old = str(ROOT / "loadtest" / "users" / "locustfile.py")
-    status, said = ran("-f", old, "--host", service.url, "--users", "25", "-r", "25", "--json-file", "run", *FOR_SECONDS, folder=tmp_path)
+    status, said = ran(
+        "-f", LOCUSTFILE, "--host", service.url, "--users", "25", "-r", "25", "--json-file", "run", *FOR_SECONDS, folder=tmp_path
+    )
     assert status == 0, said
     assert "Traceback" not in said
     users = spawned(said)
