@@ -21,7 +21,7 @@ from loadtest.bench.runner import Contestant, Figure, Measurements, Step
 from loadtest.common import machine, memory, texts, wrk
 from loadtest.common.report import Bar, Row
 from loadtest.common.server import Server, attnserve
-from loadtest.common.terminal import chosen
+from loadtest.common.terminal import chosen, command_app
 from loadtest.errors import LoadtestError
 from loadtest.in_process import bare
 
@@ -35,7 +35,7 @@ LOADS: dict[str, tuple[Callable[[int, str], list[str]], tuple[int, ...]]] = {
     "mix": (texts.mixed, (32, 8)),
 }  # part: its texts, numbers of connections
 
-app = runner.command_app()
+app = command_app()
 
 
 class Part(StrEnum):

@@ -12,9 +12,10 @@ from typing import Annotated
 import typer
 
 from export import contract
-from loadtest.bench.runner import Contestant, Figure, Markdown, Measurements, Out, Rounds, Seconds, Step, command_app, compare, finish, run
+from loadtest.bench.runner import Contestant, Figure, Markdown, Measurements, Out, Rounds, Seconds, Step, compare, finish, run
 from loadtest.common import machine
 from loadtest.common.report import Bar, Row
+from loadtest.common.terminal import command_app
 from loadtest.errors import LoadtestError
 from loadtest.in_process import bare
 

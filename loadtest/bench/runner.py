@@ -3,11 +3,9 @@
 The commands `attnserve bench`, `bench-generate`, `bench-long` and `bench-split` are contestants and comparisons, given as data.
 """
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,10 +25,6 @@ Out = Annotated[Path, typer.Option(help="Directory for the JSON and the pictures
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown on stdout.")]
 ENOUGH_ROUNDS = 3  # for figures to quote
 IDLE = 0.25  # load average for each core, up to which the machine counts as idle
-
-
-def command_app() -> typer.Typer:
-    return typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
 # Measuring -------------------------------------------------------------------------------------------------------------------------------
@@ -165,9 +159,7 @@ def run(
 ) -> dict[str, Any]:
     """Measure everything with a progress bar. Returns what the JSON file says beside the figures: machine, versions, command, plan."""
     about: dict[str, Any] = {
-        "date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "command": ["attnserve", *sys.argv[1:]],
-        **machine.describe(),
+        **machine.about_run(),
         "bundles": [
             {"name": manifest.name, "precision": manifest.precision, "fingerprint": manifest.fingerprint}
             for manifest in map(contract.read_manifest, bundles)

@@ -13,9 +13,10 @@ from loadtest.bench.runner import Contestant, Figure, Measurements, Step
 from loadtest.common import texts, wrk
 from loadtest.common.report import Bar
 from loadtest.common.server import Server, attnserve
+from loadtest.common.terminal import command_app
 from loadtest.errors import LoadtestError
 
-app = runner.command_app()
+app = command_app()
 
 CONNECTIONS, STREAMS, STREAM_TOKENS = 32, 16, 64
 _MOST_PER_S = 2000  # texts prepared for a second of the generator

@@ -29,7 +29,7 @@ from loadtest.capacity.deep_encoder import deeper
 from loadtest.common import machine, terminal
 from loadtest.common.report import Verdict
 from loadtest.common.server import attnserve
-from loadtest.common.terminal import interruptible
+from loadtest.common.terminal import command_app, console, interruptible
 from loadtest.errors import LoadtestError
 from loadtest.load.shapes import SECONDS, Shape
 
@@ -72,7 +72,7 @@ RUNS = (
 )
 _BY_NAME = {step.name: step for step in RUNS}
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = command_app()
 
 
 @app.command()

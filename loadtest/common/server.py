@@ -79,18 +79,7 @@ def count_shortcuts(metrics: str) -> float | None:
 def attnserve(bundle: Path, model: str, *, lean: bool = False, flags: Sequence[str] = ()) -> Iterator[Server]:
     """The service with its default settings, whatever ATTNSERVE_* says, by the command a user gives."""
     port = free_port()
-    command = [
-        sys.executable,
-        "-m",
-        "service.cli",
-        "serve",
-        "--bundle",
-        str(bundle),
-        "--port",
-        str(port),
-        *(["--lean"] if lean else []),
-        *flags,
-    ]
+    command = [sys.executable, "-m", "service.cli", "serve", "--bundle", str(bundle), "--port", str(port), *["--lean"] * lean, *flags]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ATTNSERVE_")}
     with running("attnserve", command, environment, f"http://127.0.0.1:{port}/health/ready") as (process, start_s):
         yield Server(name="attnserve", pid=process.pid, port=port, path="/v1/embeddings", model=model, start_s=start_s)

@@ -16,6 +16,16 @@ from loadtest.common import report
 T = TypeVar("T", bound=StrEnum)
 
 
+def stdout(*, width: int) -> Console:
+    """The terminal, or a file that is `width` characters wide."""
+    terminal = Console()
+    return terminal if terminal.is_terminal else Console(width=width)
+
+
+def command_app() -> typer.Typer:
+    return typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+
+
 def chosen(only: str, parts: type[T]) -> frozenset[T]:
     """The parts that are named with commas between them. Raises typer.BadParameter for a name that is none."""
     words = {word.strip() for word in only.split(",") if word.strip()}
@@ -29,8 +39,7 @@ def show(rows: Sequence[report.Row], title: str, *, markdown: bool) -> None:
     if markdown:
         print(report.markdown(rows, title))
     else:
-        terminal = Console()
-        Console(width=None if terminal.is_terminal else 150).print(report.table(rows, title))
+        stdout(width=150).print(report.table(rows, title))
 
 
 @contextmanager

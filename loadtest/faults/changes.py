@@ -2,22 +2,18 @@
 
 import json
 import math
-import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from attnserve.terminal import console
 from loadtest.common import machine
-from loadtest.common.terminal import interruptible, progress
+from loadtest.common.terminal import command_app, console, interruptible, progress, stdout
 from loadtest.errors import LoadtestError
 from loadtest.faults.cluster import START_S, Cluster, running
 from loadtest.load import figures, locust_run, models, plots, samples
@@ -27,7 +23,7 @@ from loadtest.load.plan import Plan, Stage
 from loadtest.load.samples import Begun, Sample
 from loadtest.load.shapes import DRAIN, WARM_UP
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = command_app()
 
 POOLS = ("gateway", "encoder", "generator")
 STAYS, DIES = "one", "two"  # the workers; clients come in through the first
@@ -90,7 +86,8 @@ def bench_faults(
 ) -> None:
     """Start a cluster of a head and two workers here, load it, and meanwhile update, scale and kill. Ends with 1 when a request fails that
     the dead node had not accepted."""
-    date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    about = machine.about_run()
+    date = about["date"]
     folder = (out / date.replace(":", "-")).resolve()
     flags = ("--encoders", "2", "--generators", "2", "--threads", "1", "--set", "gateways=2")
     with interruptible(), running([encoder, decoder], *flags, workers=(STAYS, DIES), cpus=len(POOLS)) as cluster:
@@ -118,8 +115,13 @@ def bench_faults(
     found, begun = samples.read(folder)
     begun = ended(found, begun)
     told = stages_of(found, begun, took)
-    about = {"date": date, "command": ["attnserve", *sys.argv[1:]], **machine.describe(), "knee_per_s": plan.rate, "knee": origin}
-    about |= {"level": level, "stopped": wrong and str(wrong), "stages": [each.as_json() for each in told]}
+    about |= {
+        "knee_per_s": plan.rate,
+        "knee": origin,
+        "level": level,
+        "stopped": wrong and str(wrong),
+        "stages": [each.as_json() for each in told],
+    }
     (folder / "faults.json").write_text(json.dumps(about, indent=1) + "\n")
     title = f"{level:g} of the knee ({plan.rate:,.1f}/s, {origin}), {about['cpus']} cores, {about['cpu']}, {date}"
     plots.percentiles_over_time(found, begun, folder / "percentiles.png", title)
@@ -220,30 +222,15 @@ def seen(stage: StageFigures, over: Sequence[Sample], took_s: float | None) -> S
 
 def show(told: Sequence[Seen], title: str) -> None:
     table = Table(title=title, title_justify="left")
-    for heading in (
-        "stage",
-        "through after s",
-        "arrivals",
-        "answered/s",
-        "p50 ms",
-        "p95 ms",
-        "p99 ms",
-        "longest ms",
-        "refused",
-        "cut",
-        "failed",
-    ):
+    counts = ("refused", "cut", "failed")
+    for heading in ("stage", "through after s", "arrivals", "answered/s", "p50 ms", "p95 ms", "p99 ms", "longest ms", *counts):
         table.add_column(heading, justify="left" if heading == "stage" else "right")
     for each in told:
         of = each.stage.kinds[ALL]
         numbers = (of.arrivals, of.answered_per_s, of.p50_ms, of.p95_ms, of.p99_ms, of.max_ms, each.refused, each.cut, each.failed)
         table.add_row(each.stage.name, "" if each.took_s is None else f"{each.took_s:.1f}", *map(cell, numbers))
-    terminal = Console()
-    (terminal if terminal.is_terminal else Console(width=160)).print(table)
+    terminal = stdout(width=160)
+    terminal.print(table)
     for each in told:
         for problem, count in each.problems.items():
             terminal.print(f"{each.stage.name}: {count} x {problem}", highlight=False)
-
-
-if __name__ == "__main__":
-    app(prog_name="attnserve bench-faults")

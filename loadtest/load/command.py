@@ -2,21 +2,17 @@
 
 import json
 import os
-import sys
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from attnserve.terminal import console
 from loadtest.common import machine
 from loadtest.common.report import Verdict, amount
-from loadtest.common.terminal import interruptible, progress
+from loadtest.common.terminal import command_app, console, interruptible, progress, stdout
 from loadtest.errors import LoadtestError
 from loadtest.load import figures, flatness, knee, locust_run, models, pass_marks, plots, samples, shapes, watch
 from loadtest.load.figures import ALL, StageFigures
@@ -25,7 +21,7 @@ from loadtest.load.pass_marks import Judged
 from loadtest.load.plan import Plan, Stage
 from loadtest.load.shapes import Shape
 
-app = typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
+app = command_app()
 
 BURST = 128  # requests sent at once, to guess the knee by
 GUESS_SHARE = 0.8  # of the rate at which the service works them off: arrivals come unevenly
@@ -63,13 +59,8 @@ def load(
     url = url.rstrip("/")
     tasks = models.tasks(url, model or models.names(url, key), key)
     seconds = (minutes * 60) if minutes else shapes.SECONDS[shape]
-    date = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    about = {
-        "date": date,
-        "command": ["attnserve", "load", *sys.argv[2:]] if sys.argv[1:2] == ["load"] else sys.argv,
-        **machine.describe(),
-        "shape": shape.value,
-    }
+    about = {**machine.about_run(), "shape": shape.value}
+    date = about["date"]
     plan = Plan(
         url=url,
         out=(out / f"{date.replace(':', '-')}-{shape}").resolve(),
@@ -261,24 +252,15 @@ def resident_mib(observations: Sequence[watch.Observation], stage: StageFigures)
     return most / flatness.MiB if most else None
 
 
-COLUMNS: tuple[str, ...] = (
-    "arrivals",
-    "offered_per_s",
-    "answered_per_s",
-    "tokens_per_s",
-    "p50_ms",
-    "p95_ms",
-    "p99_ms",
-    "first_p99_ms",
-    "between_p50_ms",
+COLUMNS = (
+    *("arrivals", "offered_per_s", "answered_per_s", "tokens_per_s", "p50_ms", "p95_ms", "p99_ms", "first_p99_ms", "between_p50_ms"),
+    *("refused_share", "error_share", "late_p99_ms"),
 )
-COLUMNS += ("refused_share", "error_share", "late_p99_ms")
 
 
 def show(run: Run, judged: list[Judged], title: str) -> None:
     """Tables on stdout: stages and kinds, what is not flat, marks."""
-    terminal = Console()
-    terminal = terminal if terminal.is_terminal else Console(width=200)
+    terminal = stdout(width=200)
     table = Table(title=title, title_justify="left")
     for heading in ("stage", "kind", *(name.replace("_", " ") for name in COLUMNS), "service cores"):
         table.add_column(heading, overflow="fold")

@@ -117,8 +117,11 @@ def _mark_stages(panels: Sequence[Any], begun: Sequence[Begun], start: float) ->
 
 
 def _figure(panels: int) -> tuple[Any, Sequence[Any]]:
-    figure, axes = _pyplot().subplots(panels, 1, sharex=True, figsize=(9, 2 + 2.2 * panels), layout="constrained", squeeze=False)
-    return figure, axes[:, 0]
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 2 + 2.2 * panels), layout="constrained")
+    axes: Any = figure.subplots(panels, 1, sharex=True, squeeze=False)
+    return figure, list(axes[:, 0])
 
 
 def _finish(figure: Any, panels: Sequence[Any], file: Path, title: str) -> None:
@@ -127,13 +130,3 @@ def _finish(figure: Any, panels: Sequence[Any], file: Path, title: str) -> None:
             axes.legend(fontsize=7, loc="upper left")
     figure.suptitle(title, fontsize=8)
     figure.savefig(file, dpi=110)
-    _pyplot().close(figure)
-
-
-def _pyplot() -> Any:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot

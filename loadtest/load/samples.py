@@ -2,9 +2,11 @@
 
 import csv
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
+
+from pydantic import TypeAdapter
 
 from loadtest.errors import LoadtestError
 
@@ -70,20 +72,9 @@ def read(folder: Path) -> tuple[list[Sample], list[Begun]]:
     return sorted(samples, key=lambda sample: sample.due_s), begun
 
 
-def _sample(row: dict[str, str]) -> Sample:
-    def maybe(name: str) -> float | None:
-        return float(row[name]) if row[name] else None
+def _sample(row: Mapping[str, str]) -> Sample:
+    """An empty cell is a field's default."""
+    return _SAMPLE.validate_python({name: cell for name, cell in row.items() if cell})
 
-    return Sample(
-        kind=row["kind"],
-        due_s=float(row["due_s"]),
-        ms=float(row["ms"]),
-        late_ms=float(row["late_ms"]),
-        status=int(row["status"]),
-        tokens=int(row["tokens"]),
-        retry_after=row["retry_after"] == "True",
-        first_ms=maybe("first_ms"),
-        between_ms=maybe("between_ms"),
-        longest_ms=maybe("longest_ms"),
-        problem=row["problem"],
-    )
+
+_SAMPLE = TypeAdapter(Sample)

@@ -12,9 +12,9 @@ from loadtest.bench.generation import contestants, plots
 from loadtest.bench.generation.measuring import Measuring
 from loadtest.bench.generation.plan import GenerationPart, GenerationPlan
 from loadtest.bench.generation.rows import rows
-from loadtest.bench.runner import Markdown, Measurements, Out, Rounds, Seconds, command_app, finish, manifest_of, run
+from loadtest.bench.runner import Markdown, Measurements, Out, Rounds, Seconds, finish, manifest_of, run
 from loadtest.common import machine, wrk
-from loadtest.common.terminal import chosen
+from loadtest.common.terminal import chosen, command_app, console
 from loadtest.in_process.shapes import MEMORY_BYTES, SHAPES
 
 app = command_app()

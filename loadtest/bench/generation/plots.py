@@ -38,8 +38,8 @@ def price_of_a_token(
     ours: Sequence[Stretch], twins: Sequence[Stretch], file: Path, title: str, *, state_bytes: int, twin_token_bytes: float
 ) -> None:
     """Milliseconds a token, and what its past takes, along one sequence; the twin (if any) with its line drawn on to the end of ours."""
-    pyplot = _pyplot()
-    figure, (time, memory) = pyplot.subplots(2, 1, sharex=True, figsize=(8, 6), layout="constrained")
+    figure = _figure(8, 6)
+    time, memory = figure.subplots(2, 1, sharex=True)
     positions = [stretch.middle for stretch in ours]
     time.plot(positions, _ms(ours), color=OURS, label="constant state")
     memory.plot(positions, [state_bytes / MiB] * len(ours), color=OURS, label="its states, those read and those written")
@@ -57,7 +57,7 @@ def price_of_a_token(
     memory.set_ylabel("MiB")
     memory.set_xlabel("position in the sequence, tokens")
     memory.legend(fontsize=8)
-    _save(figure, file)
+    figure.savefig(file, dpi=120)
 
 
 def _growing(axes: Any, ours: Sequence[Stretch], twins: Sequence[Stretch]) -> None:
@@ -72,8 +72,8 @@ def _growing(axes: Any, ours: Sequence[Stretch], twins: Sequence[Stretch]) -> No
 
 def batch_ladder(measured: Measurements, shapes: Sequence[ModelShape], file: Path, title: str) -> None:
     """Tokens a second by batch, for each shape; the best of each is marked, and the last is the largest that fits."""
-    pyplot = _pyplot()
-    figure, panels = pyplot.subplots(1, len(shapes), figsize=(10, 4), layout="constrained", squeeze=False)
+    figure = _figure(10, 4)
+    panels = figure.subplots(1, len(shapes), squeeze=False)
     for axes, shape in zip(panels[0], shapes, strict=True):
         for who, colour, told in (("ours", OURS, "constant state"), ("twin", TWIN, "softmax twin with a cache")):
             medians = _medians(by_batch(measured, shape, who))
@@ -87,7 +87,7 @@ def batch_ladder(measured: Measurements, shapes: Sequence[ModelShape], file: Pat
         axes.legend(fontsize=8)
     panels[0][0].set_ylabel("tokens/s")
     figure.suptitle(title, fontsize=9)
-    _save(figure, file)
+    figure.savefig(file, dpi=120)
 
 
 def _medians(found: Mapping[int, Sequence[float]]) -> dict[int, float]:
@@ -98,16 +98,8 @@ def _ms(stretches: Sequence[Stretch]) -> list[float]:
     return [stretch.s_per_token * 1000 for stretch in stretches]
 
 
-def _pyplot() -> Any:
-    import matplotlib
+def _figure(width: float, height: float) -> Any:
+    """An empty picture, in inches."""
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
-def _save(figure: Any, file: Path) -> None:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(file, dpi=120)
-    _pyplot().close(figure)
+    return Figure(figsize=(width, height), layout="constrained")
