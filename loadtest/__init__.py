@@ -1,4 +1,4 @@
-"""Load tests and benchmarks of the service.
+"""Load tests and benchmarks of the service. `commands.py` adds them to `attnserve`.
 
 `errors.py` is what stops a measurement; `common/` what several measurements need: texts, a running server, processes, reports.
 `in_process/` measures engines and ONNX Runtime inside this process or one of its own, without HTTP; everything else measures the service

@@ -16,12 +16,13 @@ from typing import Annotated, Any
 
 import typer
 
+from attnserve.terminal import command_app
 from loadtest.bench import peers, runner
 from loadtest.bench.runner import Contestant, Figure, Measurements, Step
 from loadtest.common import machine, memory, texts, wrk
 from loadtest.common.report import Bar, Row
 from loadtest.common.server import Server, attnserve
-from loadtest.common.terminal import chosen, command_app
+from loadtest.common.terminal import chosen
 from loadtest.errors import LoadtestError
 from loadtest.in_process import bare
 

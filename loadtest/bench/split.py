@@ -8,12 +8,12 @@ from typing import Annotated
 
 import typer
 
+from attnserve.terminal import command_app
 from loadtest.bench import runner
 from loadtest.bench.runner import Contestant, Figure, Measurements, Step
 from loadtest.common import texts, wrk
 from loadtest.common.report import Bar
 from loadtest.common.server import Server, attnserve
-from loadtest.common.terminal import command_app
 from loadtest.errors import LoadtestError
 
 app = command_app()

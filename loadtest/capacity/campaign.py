@@ -22,14 +22,14 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from attnserve.terminal import console
+from attnserve.terminal import command_app, console
 from export import contract
 from loadtest.capacity import tables
 from loadtest.capacity.deep_encoder import deeper
 from loadtest.common import machine, terminal
 from loadtest.common.report import Verdict
 from loadtest.common.server import attnserve
-from loadtest.common.terminal import command_app, console, interruptible
+from loadtest.common.terminal import interruptible
 from loadtest.errors import LoadtestError
 from loadtest.load.shapes import SECONDS, Shape
 

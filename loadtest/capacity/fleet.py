@@ -20,9 +20,10 @@ from typing import Annotated, NamedTuple
 import typer
 from rich.table import Table
 
+from attnserve.terminal import command_app
 from loadtest.capacity import tables
-from loadtest.common.terminal import command_app, stdout
 from loadtest.common.terminal import run as run_command
+from loadtest.common.terminal import stdout
 from loadtest.errors import LoadtestError
 
 Draw = Callable[[random.Random], float]

@@ -1,4 +1,4 @@
-"""What the benchmarks have in common towards the one who runs them: which parts, how far, stop, and the table at the end."""
+"""What every command of loadtest does in the terminal: choose parts, show progress, stop on a signal, print tables."""
 
 import signal
 from collections.abc import Iterator, Sequence
@@ -20,10 +20,6 @@ def stdout(*, width: int) -> Console:
     """The terminal, or a file that is `width` characters wide."""
     terminal = Console()
     return terminal if terminal.is_terminal else Console(width=width)
-
-
-def command_app() -> typer.Typer:
-    return typer.Typer(add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 
 
 def chosen(only: str, parts: type[T]) -> frozenset[T]:

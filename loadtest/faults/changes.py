@@ -12,8 +12,9 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.table import Table
 
+from attnserve.terminal import command_app, console
 from loadtest.common import machine
-from loadtest.common.terminal import command_app, console, interruptible, progress, stdout
+from loadtest.common.terminal import interruptible, progress, stdout
 from loadtest.errors import LoadtestError
 from loadtest.faults.cluster import START_S, Cluster, running
 from loadtest.load import figures, locust_run, models, plots, samples

@@ -10,9 +10,10 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
+from attnserve.terminal import command_app, console
 from loadtest.common import machine
 from loadtest.common.report import Verdict, amount
-from loadtest.common.terminal import command_app, console, interruptible, progress, stdout
+from loadtest.common.terminal import interruptible, progress, stdout
 from loadtest.errors import LoadtestError
 from loadtest.load import figures, flatness, knee, locust_run, models, pass_marks, plots, samples, shapes, watch
 from loadtest.load.figures import ALL, StageFigures

@@ -7,14 +7,14 @@ from typing import Annotated
 
 import typer
 
-from attnserve.terminal import console
+from attnserve.terminal import command_app, console
 from loadtest.bench.generation import contestants, plots
 from loadtest.bench.generation.measuring import Measuring
 from loadtest.bench.generation.plan import GenerationPart, GenerationPlan
 from loadtest.bench.generation.rows import rows
 from loadtest.bench.runner import Markdown, Measurements, Out, Rounds, Seconds, finish, manifest_of, run
 from loadtest.common import machine, wrk
-from loadtest.common.terminal import chosen, command_app, console
+from loadtest.common.terminal import chosen
 from loadtest.in_process.shapes import MEMORY_BYTES, SHAPES
 
 app = command_app()
