@@ -1,8 +1,8 @@
 """A decoder without a model: an engine that says what its script says, and an application around it.
 
-`FakeEngine` keeps the contract of `service/generation/engine.py` towards its callers: runs end by stop string, end of text or length, text
-waits while it is half a character, usage is right at every moment. It can be held between two tokens and told to refuse or to fail, from
-any thread; it remembers what it was asked.
+`FakeEngine` draws nothing: each of its runs takes its tokens from a script. Its runs end, and hold text back, as those of the real engine
+do, by `service/generation/sequence.py`. It can be held between two tokens and told to refuse or to fail, from any thread; it remembers its
+requests.
 """
 
 import asyncio
@@ -23,9 +23,11 @@ from service.catalog import Catalog
 from service.errors import WrongKind
 from service.generation.chat.prompt import ChatPrompts
 from service.generation.chat.template import ChatTemplate
-from service.generation.request import Delta, GenerationRequest, Grammar, TokenLogprob
+from service.generation.request import Delta, GenerationRequest, Grammar, Token, TokenLogprob
 from service.generation.run import Run
-from service.generation.text import Vocabulary
+from service.generation.sequence import Sequence as EngineSequence
+from service.generation.submission import Submission
+from service.generation.text import TextStream, Vocabulary
 from service.runtime.offered import OfferedSlots
 from service.settings import Settings
 from service.telemetry.metrics import GeneratorMetrics, Metrics
@@ -55,8 +57,8 @@ def byte_tokenizer(*, bos: bool = True) -> Tokenizer:
 class FakeEngine:
     """Says `script` to everybody: a text, ended by `</s>`, or a function from the request to one. Beyond its end it begins again."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, vocabulary: Vocabulary) -> None:
+        self.tokenizer, self.vocabulary = tokenizer, vocabulary
         self.script: str | Callable[[GenerationRequest], str] = SAID
         self.refusal: BaseException | None = None  # raised by `submit`, by the one after `refuse_after`
         self.refuse_after = 0
@@ -122,7 +124,7 @@ class FakeEngine:
     # What a test calls, from any thread ------------------------------------------------------------------------------------------------
 
     def forget(self) -> None:
-        self.__init__(self.tokenizer)  # type: ignore[misc]
+        self.__init__(self.tokenizer, self.vocabulary)  # type: ignore[misc]
 
     def hold(self, after: int = 0) -> None:
         """Let so many tokens out, of all runs together, and then none."""
@@ -157,20 +159,24 @@ class FakeEngine:
 
 
 class FakeRun(Run):
-    """One generation, a token a delta."""
+    """One run, a token at a time."""
 
     def __init__(self, engine: FakeEngine, request: GenerationRequest, number: int) -> None:
         now = time.monotonic()
         usage = Usage(len(request.prompt), cached_tokens=engine.cached_tokens, submitted=now, started=now)
-        super().__init__(request, usage, lambda run: self._stop())
+        text = TextStream(
+            engine.vocabulary, stop=request.stop, include_stop=request.include_stop, skip_special_tokens=request.skip_special_tokens
+        )
+        super().__init__(request, usage, lambda run: self._stop(), None if request.stop else text)
+        ends = frozenset((*(() if request.ignore_eos else (EOS,)), *request.stop_token_ids))
+        submission = Submission[EngineSequence](request.client, request.lane, submitted=now, since=now)
+        self._sequence = EngineSequence(self, text if request.stop else None, matcher=None, ends=ends, order=number, submission=submission)
         if request.prompt_logprobs is not None:
             self.prompt_logprobs = [None, *(logprob(token_id, request.prompt_logprobs) for token_id in request.prompt[1:])]
         self.ended = False
         self.number = number
         self._engine = engine
         self._tokens = engine.tokens(request)
-        self._said: list[int] = []
-        self._sent = 0  # characters
         self._loop = asyncio.get_running_loop()
         self._may_go_on = asyncio.Event()
         self._speaking = self._loop.create_task(self._speak())
@@ -181,7 +187,7 @@ class FakeRun(Run):
     async def _speak(self) -> None:
         after, failure = self._engine.failures.get(self.number, (-1, None))
         while not self.ended:
-            if failure is not None and len(self._said) == after:
+            if failure is not None and self.usage.completion_tokens == after:
                 self.fail(failure)  # type: ignore[arg-type]  # whatever it is
                 return
             while not self._engine.passes():
@@ -194,39 +200,19 @@ class FakeRun(Run):
         self._speaking.cancel()
         self._engine.tell()
 
-    def _next(self) -> Delta:
+    def _next(self) -> Token | Delta:
+        """What the run makes of the next token of the script, as it would of one that was drawn."""
         request = self.request
         if not request.max_tokens:
             self.ended = True
             return Delta("", finish_reason="length")
-        token_id = self._tokens[len(self._said)]
-        self._said.append(token_id)
+        token_id = self._tokens[self.usage.completion_tokens]
         self.usage.completion_tokens += 1
         self.usage.first_token = self.usage.first_token or time.monotonic()
-        drawn = () if request.top_logprobs is None else (logprob(token_id, request.top_logprobs),)
-        text = self._engine.tokenizer.decode(self._said, skip_special_tokens=request.skip_special_tokens)
-        reason: Any = "length" if len(self._said) == len(self._tokens) else None
-        stop_reason: str | int | None = None
-        found = [(text.index(stop), stop) for stop in request.stop if stop in text]
-        if token_id in request.stop_token_ids:
-            reason, stop_reason = "stop", token_id
-        elif token_id == EOS and not request.ignore_eos:
-            reason = "stop"
-        elif found:
-            at, stop = min(found)
-            text = text[: at + len(stop) * request.include_stop]
-            reason, stop_reason = "stop", stop
-        settled = text if reason else text[: len(text) - self._held_back(text)]
-        new, self._sent = settled[self._sent :], max(self._sent, len(settled))
-        self.ended = reason is not None
+        made = self._sequence.accept(token_id, None if request.top_logprobs is None else logprob(token_id, request.top_logprobs))
+        self.ended = made.finish_reason is not None
         self._engine.tell()
-        return Delta(new, (token_id,), drawn, reason, stop_reason)
-
-    def _held_back(self, text: str) -> int:
-        """Characters that may still change: half a character, or the beginning of a stop string."""
-        parts = len(text) - len(text.rstrip("\ufffd"))
-        starts = [size for stop in self.request.stop for size in range(1, len(stop)) if text.endswith(stop[:size])]
-        return max([parts, *starts])
+        return made
 
 
 def logprob(token_id: int, n_top: int) -> TokenLogprob:
@@ -243,7 +229,7 @@ class FakeGenerator:
         self.tokenizer = byte_tokenizer(bos=bos)
         self.vocabulary = _vocabulary(self.tokenizer)
         self.manifest = _manifest(name, kind, self.tokenizer.get_vocab_size(), BOS if bos else None)
-        self.engine = FakeEngine(self.tokenizer)
+        self.engine = FakeEngine(self.tokenizer, self.vocabulary)
         self.metrics = GeneratorMetrics(Metrics(), name)
         specials = byte_tokenizer(bos=bos)
         self.tokenizer.encode_special_tokens = True
