@@ -1,4 +1,4 @@
-"""One request beside its body: its client, deadline and lane, its account, and the headers of its answer."""
+"""One request except its body: client, deadline, lane, accounting, and the headers of its answer."""
 
 import math
 import re
@@ -15,7 +15,7 @@ from service.tokenization.texts import Cutting
 TIMEOUT_HEADER = "x-request-timeout-ms"
 LANE_HEADER = "x-lane"
 SESSION_HEADER = "x-session-id"
-RECEIVED_HEADER = "x-received-ms"  # since the epoch: when the proxy on this machine had the request
+RECEIVED_HEADER = "x-received-ms"  # when the proxy on this machine received the request, since the epoch
 CONNECTION_HEADER = "x-connection"  # the client's `address:port`, which the proxy in front of this process overwrites on every request
 MODEL_HEADER = "x-model"
 ITEM_ERRORS_HEADER = "x-item-errors"
@@ -24,9 +24,9 @@ NDJSON = "application/x-ndjson"
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _MOMENT = re.compile(r"[0-9]{1,15}")
 _SESSION = re.compile(r"[\x21-\x7e]{1,128}")
-LARGE_BYTES = 262_144  # an answer with a larger estimate is written in pieces
-NUMBER_BYTES = 12  # of a float32 in JSON, with its comma
-_MOST_REPORTED = 3_500  # characters of inputs named in a header, since clients take heads of 8 KB; the count before them is always complete
+LARGE_BYTES = 262_144  # a larger answer, by estimate, is written in pieces
+NUMBER_BYTES = 12  # of a float32 in JSON and its comma
+_MOST_REPORTED = 3_500  # characters: clients accept response heads of 8 KB. The number of cut inputs comes first and is always complete
 
 
 class Tenant(Protocol):
@@ -45,18 +45,18 @@ class Tenant(Protocol):
 
 @dataclass(slots=True)
 class Call:
-    """Made at the edge, filled on the way, read when the answer leaves."""
+    """Created at the edge, filled while the request is handled, read when the answer is sent."""
 
     request_id: str
     started: float
     deadline: float = math.inf
     lane: Lane | None = None
     bulk: bool = False  # queued in the bulk lane
-    wanted: str | None = None  # the model that the URL or a header names; one that the body names counts more
-    by_path: bool = False  # `wanted` is of the path: it counts more than the body's, which clients of such a URL fill with any word
-    session: str = ""  # requests of one session go to the same replica of a pool; "": to one with little to do
-    client: str = ""  # owner of the share of queues and slots: the tenant, or the connection if no keys are set
-    host: str = ""  # owner of the share of bytes: the tenant, or the address if no keys are set
+    wanted: str | None = None  # the model named by the URL or a header; a model in the body has precedence
+    by_path: bool = False  # the path names `wanted`, which then has precedence over the body: clients of such a URL put any name there
+    session: str = ""  # requests of one session go to the same replica of a pool; "": to any replica
+    client: str = ""  # has a share of queues and slots: the tenant, or the connection if no keys are set
+    host: str = ""  # has a share of memory: the tenant, or the address if no keys are set
     tenant: "Tenant | None" = None  # of the request's key; None if no keys are set
     key: str = ""  # the name of that key
     item_errors: bool = False
@@ -65,31 +65,31 @@ class Call:
     tokens: int = 0
     completion_tokens: int = 0  # of these
     charged: int = 0  # of these, to the tenant's limit
-    streaming: bool = False  # as one of the tenant's streams
+    streaming: bool = False  # counted as one of the tenant's streams
     characters: int = 0
     body_bytes: int = 0
-    body_checked: bool = False  # that reading it does not hold the event loop
+    body_checked: bool = False  # parsing it will not block the event loop for long
     answer_bytes: int = 0  # reserved for a large answer
     tokenization_s: float = 0.0
     spent: Spent = field(default_factory=Spent)
     headers: dict[str, str] = field(default_factory=dict)
-    trace_id: str | None = None  # where requests are traced
-    traceparent: str | None = None  # of the request's span, where this one is
+    trace_id: str | None = None  # None: requests are not traced
+    traceparent: str | None = None  # of the request's span; None: this request is not traced
 
     @property
     def identity(self) -> dict[str, str]:
-        """What finds this request again, in a log record."""
+        """Fields of a log record that identify this request."""
         return {"request_id": self.request_id} | ({} if self.trace_id is None else {"trace_id": self.trace_id})
 
     def begin_stream(self) -> None:
-        """The answer will be a stream. RateLimited where the tenant has too many."""
+        """Count the answer as a stream. Raises RateLimited if the tenant has too many."""
         if self.tenant is not None:
             self.tenant.begin_stream(self)
 
     def report(self, truncated: Sequence[Cutting], query: Cutting | None = None) -> None:
-        """Say in a header which inputs were cut: `2; 0:812>256, 5:600>256` is two inputs, with their tokens before and after.
+        """Write a header that names the inputs that were cut: `2; 0:812>256, 5:600>256` is two inputs, with their tokens before and after.
 
-        A query that was cut stands before the documents: `1; query:812>256`.
+        A query that was cut comes before the documents: `1; query:812>256`.
         """
         cut = [] if query is None else [f"query:{query.tokens}>{query.kept}"]
         cut += [f"{one.index}:{one.tokens}>{one.kept}" for one in truncated]
@@ -100,7 +100,7 @@ class Call:
 
 
 def from_headers(headers: Mapping[str, str], request_id: str, timeout_s: float) -> Call:
-    """The call that these request headers describe. InvalidRequest names the header that cannot be meant."""
+    """The call of these request headers. InvalidRequest names a header with an invalid value."""
     started = time.monotonic()
     return Call(
         request_id=request_id,
@@ -115,7 +115,7 @@ def from_headers(headers: Mapping[str, str], request_id: str, timeout_s: float) 
 
 
 def expect(call: Call, size_bytes: float, limit: int, shares: ByteShares, what: str) -> None:
-    """Reserve about `size_bytes` more for the call's answer. `what` describes its content, with numbers, for errors.
+    """Reserve about `size_bytes` more for the answer of the call. `what` describes its content in errors.
 
     Raises NeverFits over `limit`, and Overloaded if large answers that are still being sent fill the client's share.
     """
@@ -130,7 +130,7 @@ def expect(call: Call, size_bytes: float, limit: int, shares: ByteShares, what: 
 
 
 def waited_s(headers: Mapping[str, str]) -> float:
-    """How long the request has waited to be read since the proxy before this process had it; 0 where there is none."""
+    """Seconds since the proxy in front of this process received the request; 0 without a proxy."""
     received = headers.get(RECEIVED_HEADER, "")
     return max(time.time() - int(received) / 1000, 0.0) if _MOMENT.fullmatch(received) else 0.0
 

@@ -1,14 +1,14 @@
 """Which inputs share one call of the runtime.
 
-The queue is ordered by turn and drawn by length. Clients take turns by tokens (`fairness.py`): in interactive work a turn is an input, in
-bulk work some seconds of inputs. The inputs of one client stay in order of arrival. The input whose turn it is opens a batch; others join
-it, nearest length first, as long as the padding they add costs less than a run of their own would. That price of a run, counted in tokens,
-is a property of model and machine (a run streams all weights through the core once, however short the input) and is measured at start. No
-timer is involved: a batch is what is there when a worker is free.
+The first input of a batch is chosen by turn, the others by length. Clients take turns by tokens (`fairness.py`): in interactive work a turn
+is an input, in bulk work some seconds of inputs. The inputs of one client keep their order of arrival. Other inputs join the batch, nearest
+length first, as long as the padding that they add costs less than a run of their own. The cost of a run, in tokens, depends on model and
+machine (a run reads all weights once, however short the input) and is measured at start. There is no timer: a free thread draws a batch of
+the inputs that are queued then.
 
-Two lanes: interactive work passes bulk work, whose head is drawn as if it had come `bulk_delay_s` later than it did, and later than the
-last bulk batch began, or as soon as three times as much interactive work was drawn since. So a long bulk request delays what comes after it
-by one batch every `bulk_delay_s`, or by one batch in four under overload, and it never starves.
+Interactive work passes bulk work. A bulk input is drawn when it has waited `bulk_delay_s` longer than the first interactive input and since
+the last bulk batch, or when three times `max_batch_tokens` of interactive work were drawn since. So a long bulk request delays interactive
+work by one batch every `bulk_delay_s`, under overload by one batch in four, and is never starved.
 """
 
 import bisect
@@ -55,7 +55,7 @@ class PendingRequest:
 
 @dataclass(slots=True, eq=False)
 class QueuedInput:
-    """One input in the queue. Several requests may wait for the same one."""
+    """One input in the queue. Several requests may wait for the same input."""
 
     ids: list[int]
     type_ids: list[int] | None
@@ -78,7 +78,7 @@ class QueuedInput:
 
 @dataclass
 class BatchingQueue:
-    """Not thread-safe: its owner holds a lock. `tokens` counts what is queued, cancelled items included until they are met."""
+    """Not thread-safe: its owner holds a lock. `tokens` includes cancelled inputs until they are drawn and dropped."""
 
     max_batch_tokens: int
     run_cost_tokens: float
@@ -107,7 +107,7 @@ class BatchingQueue:
         self.lanes[item.lane].put(item)
 
     def take(self, now: float) -> tuple[list[QueuedInput], list[QueuedInput]]:
-        """The next batch, removed from the queue, and the items dropped on the way because no client wants them any more."""
+        """The next batch, removed from the queue, and the items that were dropped because no request waits for them any more."""
         dropped: list[QueuedInput] = []
         head = self._oldest(now, dropped)
         if head is None:
@@ -153,7 +153,7 @@ class BatchingQueue:
         return Lane.BULK if due < interactive.head().arrived else Lane.INTERACTIVE
 
     def _joining(self, lane: "_Lane", longest: int, count: int) -> int | None:
-        """The queued length that joins a batch of `count` inputs padded to `longest` at the least padding; None if none pays."""
+        """The queued length that adds the least padding to a batch of `count` inputs padded to `longest`; None if a run costs less."""
         best, best_padding = None, self.run_cost_tokens
         for length in lane.around(longest):
             padding = longest - length if length <= longest else (length - longest) * count
@@ -163,16 +163,16 @@ class BatchingQueue:
 
 
 class _Lane:
-    """Items by turn, which clients share fairly, and at the same time by length."""
+    """The items of one lane, ordered by turn and also by length."""
 
     def __init__(self, turn_tokens: float = 0.0) -> None:
         self.size = 0
         self.tokens = 0
         self._turn_tokens = turn_tokens
-        self.by_client: dict[str, int] = {}  # queued tokens; those of items without a client are under ""
+        self.by_client: dict[str, int] = {}  # queued tokens; items without a client have the key ""
         self._order = FairOrder(turn_tokens)
         self._numbers = itertools.count()
-        self._by_turn: list[_Turn] = []  # a heap; items taken by length stay here until they come up
+        self._by_turn: list[_Turn] = []  # a heap; an item that was taken by length stays until it is first
         self._by_length: dict[int, list[_Turn]] = {}  # heaps
         self._lengths: list[int] = []  # the keys of _by_length, sorted
 
@@ -197,12 +197,12 @@ class _Lane:
         return self._by_length[length][0][2]
 
     def around(self, length: int) -> Iterator[int]:
-        """The queued lengths next to `length`: the nearest that is not longer, and the nearest that is."""
+        """The queued lengths next to `length`: the nearest that is not longer, and the nearest that is longer."""
         at = bisect.bisect_right(self._lengths, length)
         yield from self._lengths[max(at - 1, 0) : at + 1]
 
     def ahead(self, client: str, tokens: int) -> int:
-        """Queued tokens that are drawn before a client's next `tokens`: its own, and of each other client as many as those are."""
+        """Queued tokens that are drawn before the next `tokens` of a client: its own, and of each other client at most as many."""
         own = self.by_client.get(client, 0)
         return own + sum(min(queued, own + tokens) if other else queued for other, queued in self.by_client.items() if other != client)
 
@@ -211,7 +211,7 @@ class _Lane:
         return sum(min(queued, most) if client else queued for client, queued in self.by_client.items())
 
     def take(self, item: QueuedInput) -> QueuedInput:
-        """Remove an item that is the first of its length (the head of a lane always is)."""
+        """Remove an item that is the first of its length, as the head of a lane always is."""
         length = len(item.ids)
         bucket = self._by_length[length]
         tag, _, first = heapq.heappop(bucket)

@@ -1,8 +1,7 @@
-"""The queue in front of one model and the threads that empty it. No HTTP and no Ray here.
+"""The engine of one encoder: its queue, and the threads that compute it. No HTTP and no Ray here.
 
-Requests live on the event loop; the runtime is called from `concurrent_runs` threads, each of which draws its own next batch, so that no
-core waits for the loop between two batches. What both sides touch (the queue and the counters beside it) is behind one lock, held for
-microseconds.
+Requests are handled on the event loop. `concurrent_runs` threads call the runtime, and each draws its own next batch, so that no core waits
+for the event loop between two batches. One lock, held for microseconds, guards the queue and the counters that both sides use.
 """
 
 import asyncio
@@ -39,7 +38,7 @@ log = logging.getLogger("attnserve")
 
 
 class EncoderEngine:
-    """Turns encoded inputs into rows of a graph output, sharing runtime calls between requests.
+    """Computes rows of a graph output, in batches of inputs of several requests.
 
     `start` and `run` belong to one event loop.
     """
@@ -69,7 +68,7 @@ class EncoderEngine:
         self._threads: list[threading.Thread] = []
         self._in_flight: dict[bytes, QueuedInput] = {}  # by key; event loop only
         self._last_run_failed = False
-        self._began: dict[int, float] = {}  # by thread: the run it is in
+        self._began: dict[int, float] = {}  # by thread: when its current run began
         metrics.queue_size.set_function(lambda: len(self._queue))
         metrics.queue_tokens.set_function(lambda: self._queue.tokens)
         metrics.rate.set_function(lambda: self.tokens_per_s)
@@ -77,7 +76,7 @@ class EncoderEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Begin to work. To be called on the event loop that will call `run`."""
+        """Start the threads. Called on the event loop that calls `run`."""
         self._loop = asyncio.get_running_loop()
         for number in range(self.limits.concurrent_runs):
             thread = threading.Thread(target=self._work, name=f"runtime-{number}", daemon=True)
@@ -86,7 +85,7 @@ class EncoderEngine:
         self._metrics.ready.set(1)
 
     async def stop(self) -> None:
-        """Finish the batches that run, fail what is queued with NotReady, end the threads."""
+        """Finish the running batches, fail queued requests with NotReady, and end the threads."""
         self._close()
         for thread in self._threads:
             await asyncio.to_thread(thread.join)
@@ -104,7 +103,7 @@ class EncoderEngine:
 
     @property
     def stuck_s(self) -> float:
-        """Seconds since the oldest call of the runtime that has not ended began; 0 when none runs."""
+        """Seconds that the oldest call of the runtime has taken so far; 0 if none runs."""
         began = list(self._began.values())
         return time.monotonic() - min(began) if began else 0.0
 
@@ -123,7 +122,7 @@ class EncoderEngine:
             self._admission.check(lane, time.monotonic(), client)
 
     def refused(self, tokens: float) -> None:
-        """A gateway has refused so many tokens that this engine, or one like it, was asked for."""
+        """Count tokens that a gateway refused, as offered load."""
         self.offered.add(tokens / self.tokens_per_s)
 
     async def run(self, task: EncodeTask) -> list[RowOrError]:
@@ -151,7 +150,7 @@ class EncoderEngine:
                 timer.cancel()
 
     async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None:
-        """Compute these, past the cache. Raises a ServiceError if that fails."""
+        """Compute these inputs without the cache. Raises a ServiceError if that fails."""
         for row in await self.run(EncodeTask(inputs=inputs, output=output, deadline=deadline, use_cache=False)):
             if isinstance(row, ServiceError):
                 raise row
@@ -203,7 +202,7 @@ class EncoderEngine:
             self._changed.notify(len(items))
 
     def _deliver(self, items: Sequence[QueuedInput], rows: Sequence[RowOrError], started: float = 0.0, elapsed: float = 0.0) -> None:
-        """Hand each item's row to everyone who waits for it, and to the cache. `started` and `elapsed` are of the run that gave it."""
+        """Give each item's row to the requests that wait for it, and to the cache. `started` and `elapsed` are those of its run."""
         for item, row in zip(items, rows, strict=True):
             if self._in_flight.get(item.key) is item:
                 del self._in_flight[item.key]
@@ -216,7 +215,7 @@ class EncoderEngine:
                     request.set(index, row)
 
     def _complete(self, batch: Sequence[QueuedInput], rows: Sequence[RowOrError], started: float, elapsed: float) -> None:
-        """A run has ended: answer its waiters, then update the statistics."""
+        """Deliver the rows of a run, then update the metrics."""
         self._deliver(batch, rows, started, elapsed)
         tokens, padded = sum(len(item.ids) for item in batch), max(len(item.ids) for item in batch) * len(batch)
         metrics = self._metrics
@@ -249,7 +248,7 @@ class EncoderEngine:
             if alive:
                 again = dataclasses.replace(item, waiters=alive, taken=False)
                 with self._changed:
-                    closed = self._closed  # by stop(), which has emptied the queue for the last time
+                    closed = self._closed  # `stop` has emptied the queue for the last time
                     if not closed:
                         self._queue.put(again)
                         self._changed.notify()
@@ -279,32 +278,32 @@ class EncoderEngine:
                 with self._changed:
                     self._queue.ended(draw, elapsed, answered=any(not isinstance(row, ServiceError) for row in rows))
                 self._post(self._complete, batch, rows, started, elapsed)
-            if self._device_lost:  # for this process: `alive` has another one take its place
+            if self._device_lost:  # for this process: `alive` becomes false, so the process is replaced
                 self._post(self._close)
                 return
 
     def _run(self, batch: list[QueuedInput], alone: bool) -> Sequence[RowOrError]:
-        """One runtime call. Whatever it raises, or gives that is no answer, belongs to the inputs of this batch alone."""
+        """One runtime call. An error, or a row that must not be sent, fails only the inputs of this batch."""
         outputs = sorted({item.output for item in batch})
         typed = [item.type_ids for item in batch if item.type_ids is not None]
         try:
             types = typed if len(typed) == len(batch) else None
             arrays = self._session.run(outputs, [item.ids for item in batch], types, alone=alone)
             lengths = [len(item.ids) for item in batch]
-            fit = {name: _fit_to_leave(name, array, lengths) for name, array in arrays.items()}
+            fit = {name: _may_be_sent(name, array, lengths) for name, array in arrays.items()}
             rows = [self._row(item, arrays[item.output][at], fit[item.output][at]) for at, item in enumerate(batch)]
-        except BaseException as error:  # not even SystemExit may end this thread: queued items would wait forever
+        except BaseException as error:  # also SystemExit: if this thread ended, queued items would wait forever
             self._last_run_failed = True
             self._device_lost |= device_lost(error)
-            asked = traces(each.task.traceparent for item in batch for each, _ in list(item.waiters))  # the loop may add to them
-            log.exception("run failed", extra={"inputs": len(batch), "tokens": sum(len(item.ids) for item in batch), **asked})
-            # An error for each: it is raised in as many requests, and an exception remembers where it was raised.
+            traced = traces(each.task.traceparent for item in batch for each, _ in list(item.waiters))  # the event loop may add waiters
+            log.exception("run failed", extra={"inputs": len(batch), "tokens": sum(len(item.ids) for item in batch), **traced})
+            # One exception object per request, since raising it sets its traceback.
             return [RuntimeFailed(f"the runtime failed on a batch of {len(batch)}; the log says why") for _ in batch]
         self._last_run_failed = False
         return rows
 
     def _row(self, item: QueuedInput, row: Array, fit: bool) -> RowOrError:
-        """An item's own row, without its padding and without the memory of its batch."""
+        """A copy of an item's own row, without padding, so that the memory of its batch is freed."""
         if not fit:
             self._metrics.bad_outputs.inc()
             return RuntimeFailed("the model's output for this input is not finite or has no length; it was withheld")
@@ -312,7 +311,7 @@ class EncoderEngine:
 
     def _post(self, callback: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, and no caller waits
             self._loop.call_soon_threadsafe(callback, *arguments)
 
 
@@ -330,8 +329,8 @@ def _expire(done: "asyncio.Future[None]") -> None:
         done.set_exception(DeadlineExceeded("the request's deadline passed before its answer was there"))
 
 
-def _fit_to_leave(output: str, array: Array, lengths: Sequence[int]) -> NDArray[np.bool_]:
-    """(B,) bool: rows without NaN or Inf whose vectors, of every token where they are by token, have a length (of 1, where normalised)."""
+def _may_be_sent(output: str, array: Array, lengths: Sequence[int]) -> NDArray[np.bool_]:
+    """(B,) bool: whether a row may be sent: without NaN and Inf, no vector of length 0, and of length 1 if normalised."""
     flat = array.reshape(len(array), -1)
     squares: Array = np.einsum("bd,bd->b", flat, flat)  # NaN and Inf reach the sum
     if output == contract.EMBEDDING:

@@ -14,7 +14,7 @@ from service.generation.chat.prompt import ChatPrompts
 from service.generation.request import Attention, Delta, GenerationRequest, TokenLogprob
 from service.generation.run import join
 from service.generation.text import Vocabulary
-from service.runtime.timer import Alarm
+from service.runtime.timer import ResettableTimer
 from service.telemetry.usage import Usage
 
 _UNHURRIED_S = 0.25  # between two reads of an answer without streaming
@@ -114,7 +114,7 @@ class Runs:
         self._not_before = 0.0  # the time from which deltas may be read, unless one is an end
         self._later: asyncio.TimerHandle | None = None
         self._first = 0  # the index of the run that is read first
-        self._quiet = Alarm(self._wake)
+        self._quiet = ResettableTimer(self._wake)
         for run in self.runs:
             run.listen(self._told)
 

@@ -1,4 +1,4 @@
-"""What happens to every request before a route sees it and after it has answered: identity, key, size, deadline, counting, logging."""
+"""Around every request: its id, key, size and deadline before the route, and metrics, log and trace after it."""
 
 import asyncio
 import logging
@@ -44,17 +44,17 @@ Send = Callable[[Message], Awaitable[None]]
 
 log = logging.getLogger("attnserve.http")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-# Probes carry no key, nor does a browser that opens a page; these pages and the OpenAPI document are the same in every installation.
+# These need no key: probes, and pages that a browser opens, which are the same in every installation.
 _OPEN = ("/health", "/metrics", "/ping", "/v2/health", "/docs", "/redoc", "/openapi.json")
 USAGE_PATH = "/v1/usage"
 INTERNAL_ERROR = "internal error; the log has it under this request's id"
 _CLIENT_GONE = 499
 _WITH_BODY = ("POST", "PUT", "PATCH")
-_MOST_DIGITS = 18  # of a content-length; `int` itself refuses thousands of them with an error of its own
+_MOST_DIGITS = 18  # of a content-length; `int` raises another error for thousands of digits
 _LARGE_BODY, _PIECE = 262_144, 65_536  # of an answer, in bytes
-_TURN_BYTES = 32_768  # of a body that waits for its turn to be read
-_LEAST_DELAY_S = 0.05  # of a refusal
-_UNWATCHED_S = 0.1  # how long a request may run on for a client that has left
+_TURN_BYTES = 32_768  # larger bodies are parsed one per iteration of the event loop
+_LEAST_DELAY_S = 0.05  # a refusal is not delayed by less
+_UNWATCHED_S = 0.1  # a request is not watched for a disconnect before
 
 
 class ClientGone(Exception):
@@ -62,7 +62,7 @@ class ClientGone(Exception):
 
 
 class Edge:
-    """ASGI, around the whole application: it calls the routes of `exact` itself and leaves everything else to `app`."""
+    """The outermost ASGI application. It calls the routes in `exact` itself, and `app` for all others."""
 
     def __init__(
         self, app: Any, exact: Mapping[tuple[str, str], JsonRoute], *, catalog: Catalog, keys: Keys, dialects: tuple[Dialect, ...]
@@ -81,16 +81,16 @@ class Edge:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        # Without a proxy in front, spaces after a value are still there.
+        # Without a proxy in front, values may end in spaces.
         headers = {name.decode("latin-1"): value.decode("latin-1").rstrip() for name, value in scope["headers"]}
         sent_id = headers.get("x-request-id", "")
         request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else f"{random.getrandbits(64):016x}"
         call = Call(request_id, time.monotonic())
         span = None if self.catalog.tracer is None else self._traced(scope, headers, call)
-        answer = _Answer(send, request_id, span)
+        answer = _TrackedSend(send, request_id, span)
         self.catalog.active += 1
         try:
-            # The address first: a header that is refused is refused in the words of the path that is meant.
+            # The address first, because it may change the path, and an error of a header has the form of its path's dialect.
             named, by_path = address(scope) if scope["query_string"] or scope["path"].startswith("/models/") else (None, False)
             call = answer.call = from_headers(headers, request_id, self.catalog.settings.request_timeout_s)
             if named is not None:
@@ -104,7 +104,7 @@ class Edge:
             if headers.get("content-encoding", "identity") != "identity":
                 body = await self._inflated(headers["content-encoding"], body, call)
             if len(body) > _TURN_BYTES:
-                async with self._reading:  # one in an iteration of the event loop: together they would hold it for long
+                async with self._reading:  # one per iteration of the event loop, so that several together do not block it
                     await asyncio.sleep(0)
             with leaving_with(receive):
                 if (route := self.exact.get((scope["method"], scope["path"]))) is not None and route.answer is not None:
@@ -129,7 +129,7 @@ class Edge:
         finally:
             self.catalog.active -= 1
             if self.catalog.body_shares.used + self.catalog.answer_shares.used > LARGE_BYTES or call.tokens > LARGE_TOKENS:
-                self.catalog.release.asked()
+                self.catalog.release.request()
             self.catalog.body_shares.give(call.host, call.body_bytes)
             self.catalog.answer_shares.give(call.host, call.answer_bytes)
             if call.tenant is not None:
@@ -137,7 +137,7 @@ class Edge:
             self._account(scope, call, answer, span)
 
     def _traced(self, scope: Scope, headers: dict[str, str], call: Call) -> "RequestSpan | None":
-        """The span of a request that is not a probe."""
+        """The span of a request; None for probes."""
         tracer = self.catalog.tracer
         if tracer is None or scope["path"].startswith(_OPEN):
             return None
@@ -146,7 +146,7 @@ class Edge:
         return span
 
     def _admit(self, scope: Scope, headers: dict[str, str], call: Call) -> None:
-        """Refuse requests that may not enter now, and note the client on `call`."""
+        """Set the client of `call`. Raises NotReady while draining, Unauthorized without a key, RateLimited over a tenant's limits."""
         if scope["path"].startswith(_OPEN) or scope["method"] == "OPTIONS":
             return
         if self.catalog.draining:
@@ -154,11 +154,11 @@ class Edge:
         call.client, call.host = self._connection(scope, headers)
         if self.keys.needed and not (scope["path"] == "/" and scope["method"] == "GET" and "authorization" not in headers):  # `pages.root`
             tenant = self.keys.identify(headers.get("authorization", ""), call)
-            if scope["path"] != USAGE_PATH:  # a tenant over its limits may see how it came there
+            if scope["path"] != USAGE_PATH:  # a tenant over its limits may still read its usage
                 tenant.admit()
 
     def _connection(self, scope: Scope, headers: dict[str, str]) -> tuple[str, str]:
-        """The client's `address:port`, and its address. With `lean` there is no proxy, and a client could have sent the header."""
+        """The client's `address:port`, and its address. With `lean` there is no proxy, so the header is ignored: a client may forge it."""
         connection = "" if self.catalog.settings.lean else headers.get(CONNECTION_HEADER, "")
         if not connection:
             address, port = scope.get("client") or ("", 0)
@@ -166,7 +166,7 @@ class Edge:
         return connection, connection.rpartition(":")[0]
 
     async def _body(self, headers: dict[str, str], receive: Receive, call: Call) -> bytes:
-        """The whole body, bounded in bytes and in time."""
+        """Read the whole body, within limits of bytes and time."""
         limit = self.catalog.settings.max_body_bytes
         length = headers.get("content-length", "0")
         if length.isdecimal() and (len(length) > _MOST_DIGITS or int(length) > limit):
@@ -191,7 +191,7 @@ class Edge:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def _inflated(self, coding: str, body: bytes, call: Call) -> bytes:
-        """The content of a compressed body, within the limits of one that is not."""
+        """Decompress the body, within the limits of an uncompressed body."""
         limit, pieces, size = self.catalog.settings.max_body_bytes, [], 0
         with ended_at(call.deadline, DeadlineExceeded("the request's deadline passed before its body was inflated")):
             async for piece in inflate(coding, body):
@@ -203,15 +203,15 @@ class Edge:
                 pieces.append(piece)
         return b"".join(pieces)
 
-    async def _refuse(self, scope: Scope, answer: "_Answer", error: ServiceError) -> None:
-        """The error in the dialect of its path, unless an answer is already under way."""
+    async def _refuse(self, scope: Scope, answer: "_TrackedSend", error: ServiceError) -> None:
+        """Send the error in the dialect of its path, unless an answer has begun."""
         if answer.status is None:
             status, body, headers = refusal(scope["path"], error, self.dialects)
             raw = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
             await answer({"type": "http.response.start", "status": status, "headers": raw})
             await answer({"type": "http.response.body", "body": body})
 
-    def _account(self, scope: Scope, call: Call, answer: "_Answer", span: "RequestSpan | None") -> None:
+    def _account(self, scope: Scope, call: Call, answer: "_TrackedSend", span: "RequestSpan | None") -> None:
         elapsed_s = time.monotonic() - call.started
         route = getattr(scope.get("route"), "path", "unmatched")
         status = answer.status or 500
@@ -237,7 +237,7 @@ class Edge:
 
 @contextmanager
 def ended_at(deadline: float, error: ServiceError) -> Iterator[None]:
-    """Raise `error` inside when the deadline passes: what `asyncio.timeout` does, with less done for those that keep it."""
+    """Raise `error` inside the block when the deadline passes. Costs less than `asyncio.timeout` if it does not pass."""
     working = asyncio.current_task()
     assert working is not None
     passed = False
@@ -261,7 +261,7 @@ def ended_at(deadline: float, error: ServiceError) -> Iterator[None]:
 
 @contextmanager
 def leaving_with(receive: Receive) -> Iterator[None]:
-    """End the work inside with ClientGone when the client leaves. Only what takes long is watched: a watch is not free."""
+    """Raise ClientGone inside the block when the client disconnects. Only blocks that take long are watched, since a watch costs a task."""
     working = asyncio.current_task()
     assert working is not None
     gone = False
@@ -292,8 +292,8 @@ def leaving_with(receive: Receive) -> Iterator[None]:
             watch.cancel()
 
 
-class _Answer:
-    """`send` with the request's id on the answer, that of its trace too, its tenant's limits, and a memory of its status."""
+class _TrackedSend:
+    """`send`, which adds headers (request id, trace id, limits of the tenant) and keeps the status."""
 
     def __init__(self, send: Send, request_id: str, span: "RequestSpan | None") -> None:
         self.status: int | None = None
@@ -308,30 +308,30 @@ class _Answer:
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *self._ids]
             if self.call is not None and (tenant := self.call.tenant) is not None:
-                tenant.charge(self.call)  # what an answer that is whole has used; a stream is charged when it has ended
+                tenant.charge(self.call)  # the tokens of a complete answer; a stream is charged at its end
                 message["headers"] += tenant.headers()
         body = message.get("body", b"")
         if len(body) <= _LARGE_BODY:
             await self._send(message)
             return
-        for at in range(0, len(body), _PIECE):  # the server would take all of it at once, and hold it until the client has it
+        for at in range(0, len(body), _PIECE):  # otherwise the server keeps all of it in memory until the client has read it
             part = {"type": "http.response.body", "body": body[at : at + _PIECE]}
             await self._send({**part, "more_body": at + _PIECE < len(body) or bool(message.get("more_body"))})
             await asyncio.sleep(0)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """`receive` from the beginning, for a body that was read already."""
+    """`receive` for an application that reads the body again."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-    async def again() -> Message:
+    async def replayed() -> Message:
         return pending.pop() if pending else await receive()
 
-    return again
+    return replayed
 
 
 def refused(error: ServiceError, dialect: Dialect) -> Response:
-    """The error in the form of a dialect, on a path that serves more than one."""
+    """The error in the form of this dialect, on a path of more than one dialect."""
     status, body, headers = refusal(dialect.prefixes[0], error, (dialect,))
     return Response(body, status, headers)
 
@@ -345,7 +345,7 @@ def refusal(path: str, error: ServiceError, dialects: tuple[Dialect, ...]) -> tu
         headers["retry-after"] = str(max(1, int(error.retry_after_s + 0.999)))
         headers["retry-after-ms"] = str(max(1, int(error.retry_after_s * 1000 + 0.999)))
     if isinstance(error, BodyTooSlow):
-        headers["connection"] = "close"  # the rest of the body may never come
+        headers["connection"] = "close"  # the rest of the body may never arrive
     if isinstance(error, Unauthorized):
         headers["www-authenticate"] = "Bearer"
     if isinstance(error, UnsupportedEncoding):

@@ -1,11 +1,11 @@
-"""Server-sent events: an answer that leaves piece by piece.
+"""Server-sent events: an answer that is sent while it is generated.
 
-Framing is that of the HTML standard, section 9.2: `data: {json}`, an empty line, comments with a leading colon. What can be refused
-before the first piece is refused with a status of its own, as long as that comes before the first heartbeat would; from then on the
-status is sent, and an error is the stream's last event, in the dialect's form. A stream that broke never ends like a good one.
+Framing is that of the HTML standard, section 9.2: `data: {json}`, an empty line, comments with a leading colon. An error before the first
+piece, and before the first heartbeat, has its own status. Later the status is sent already, so an error is the last event of the stream, in
+the dialect's form: a failed stream never ends like a complete one.
 
-A slow client holds nothing back but its own stream: what it has not taken waits joined into one piece, so memory is bounded by the
-length of its completion, and a client that takes nothing for `stream_stall_s` counts as gone. The work ends with the stream.
+A slow client delays only its own stream. The pieces that it has not read are joined into one, so memory is bounded by the length of the
+completion. A client that reads nothing for `stream_stall_s` counts as gone. The work is cancelled when the stream ends.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from service.call import Call
 from service.errors import ServiceError
 from service.http.answers import PIECE_BYTES, in_slices, pieces, whole
 from service.http.edge import ClientGone
-from service.runtime.timer import Alarm
+from service.runtime.timer import ResettableTimer
 from service.settings import Settings
 
 log = logging.getLogger("attnserve")
@@ -38,11 +38,11 @@ Written = bytes | Iterator[bytes]
 
 
 class Source(Protocol[Taken]):
-    """Where pieces come from."""
+    """The pieces of an answer, as they are generated."""
 
     @property
     def done(self) -> bool:
-        """Nothing is left to take."""
+        """Whether all pieces were taken."""
 
     async def take(self, timeout_s: float, interval_s: float) -> Sequence[Taken]:
         """The pieces since the last call. Waits up to `timeout_s` for one. Raises the source's error.
@@ -51,11 +51,11 @@ class Source(Protocol[Taken]):
         """
 
     def close(self) -> None:
-        """End the work behind it, at once. Idempotent."""
+        """Cancel the generation. Idempotent."""
 
 
 class Script(Protocol[Told]):
-    """How a dialect turns pieces into events. An empty result sends nothing; a long one comes as an iterator."""
+    """Turns pieces into the events of a dialect. An empty result sends nothing; a large one is an iterator."""
 
     def opening(self) -> bytes: ...
 
@@ -67,7 +67,7 @@ class Script(Protocol[Told]):
 
 
 def event(content: Any, name: str | None = None) -> bytes:
-    """One event of small content; `name` is its type where a dialect has several."""
+    """One event of small content. `name` is its type, in dialects with several."""
     return b"".join((_opening(name), whole(content), b"\n\n"))
 
 
@@ -83,10 +83,10 @@ def _opening(name: str | None) -> bytes:
 
 
 async def stream(source: Source[Piece], script: Script[Piece], call: Call, settings: Settings) -> Response:
-    """The response that streams `source`. Waits for its first piece, and raises the error that comes in its place."""
+    """The response that streams `source`. Waits for its first piece, or raises its error."""
     try:
         first = await source.take(settings.stream_heartbeat_s, settings.stream_interval_s)
-    except BaseException:  # also the client that leaves
+    except BaseException:  # also CancelledError, if the client disconnects
         source.close()
         raise
     return EventStream(source, script, first, call, settings)
@@ -101,39 +101,39 @@ class EventStream(Response):
         self._source, self._script, self._first, self._call, self._settings = source, script, first, call, settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        writing = _Patience(self._settings.stream_stall_s)
+        timeout = _WriteTimeout(self._settings.stream_stall_s)
         try:
-            await writing.wait(send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}))
+            await timeout.wait(send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}))
             async with aclosing(self._chunks()) as chunks:
                 async for chunk in chunks:
-                    await writing.wait(send({"type": "http.response.body", "body": chunk, "more_body": True}))
-            await writing.wait(send({"type": "http.response.body", "body": b""}))
+                    await timeout.wait(send({"type": "http.response.body", "body": chunk, "more_body": True}))
+            await timeout.wait(send({"type": "http.response.body", "body": b""}))
         finally:
-            writing.end()
+            timeout.end()
             self._source.close()
 
     async def _chunks(self) -> AsyncGenerator[bytes, None]:
-        """What is written at once, one after the other: all events that are ready together."""
+        """The bytes of each write: all events that are ready at that time."""
         try:
-            opening, said = self._script.opening(), self._script.pieces(self._first)
-            if isinstance(said, bytes):
-                yield opening + said or PING
+            opening, events = self._script.opening(), self._script.pieces(self._first)
+            if isinstance(events, bytes):
+                yield opening + events or PING
             else:
-                async for chunk in _gathered(chain((opening,), said)):
+                async for chunk in _gathered(chain((opening,), events)):
                     yield chunk
             while not self._source.done:
                 pieces = await self._source.take(self._settings.stream_heartbeat_s, self._settings.stream_interval_s)
-                said = self._script.pieces(pieces) if pieces else PING
-                if not isinstance(said, bytes):
-                    async for chunk in _gathered(said):
+                events = self._script.pieces(pieces) if pieces else PING
+                if not isinstance(events, bytes):
+                    async for chunk in _gathered(events):
                         yield chunk
-                elif said:
-                    yield said
-            said = self._script.closing()
-            if isinstance(said, bytes):
-                yield said
+                elif events:
+                    yield events
+            events = self._script.closing()
+            if isinstance(events, bytes):
+                yield events
             else:
-                async for chunk in _gathered(said):
+                async for chunk in _gathered(events):
                     yield chunk
             return
         except ServiceError as error:
@@ -144,10 +144,10 @@ class EventStream(Response):
         yield last
 
 
-async def _gathered(said: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
+async def _gathered(events: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
     """Join bytes to chunks of about `PIECE_BYTES`, and let other tasks run in between."""
     chunk, size = [], 0
-    async for written in in_slices(said):
+    async for written in in_slices(events):
         chunk.append(written)
         size += len(written)
         if size >= PIECE_BYTES:
@@ -157,32 +157,32 @@ async def _gathered(said: Iterator[bytes]) -> AsyncGenerator[bytes, None]:
         yield b"".join(chunk)
 
 
-class _Patience:
+class _WriteTimeout:
     """A limit on how long one write may take."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
         self._task = asyncio.current_task()
-        self._alarm = Alarm(self._lose)
-        self._lost = False
+        self._timer = ResettableTimer(self._expire)
+        self._expired = False
 
     async def wait(self, write: Awaitable[None]) -> None:
-        """The write, or ClientGone when it takes longer than that."""
-        self._alarm.set(self._limit_s)
+        """Await the write. Raises ClientGone if it takes longer than the limit."""
+        self._timer.set(self._limit_s)
         try:
             await write
         except asyncio.CancelledError:
-            if not self._lost or self._task is None:
+            if not self._expired or self._task is None:
                 raise
             self._task.uncancel()
             raise ClientGone from None
         finally:
-            self._alarm.clear()
+            self._timer.clear()
 
     def end(self) -> None:
-        self._alarm.stop()
+        self._timer.stop()
 
-    def _lose(self) -> None:
-        self._lost = True
+    def _expire(self) -> None:
+        self._expired = True
         if self._task is not None:
             self._task.cancel()

@@ -1,7 +1,7 @@
-"""Bytes that the requests of one process hold at the same time, shared by host.
+"""Memory of bodies or of large answers, in bytes, divided among clients.
 
-A host may hold as many bytes as are free, and a request as many as its host has left, so there is always room for another host, and beside
-large requests for a small one. (Choudhury and Hahne, Dynamic queue length thresholds for shared-memory packet switches, 1998.)
+A client may hold as many bytes as are free, and one request as many as its client has left. So there is always room for another client, and
+for a small request of the same client. (Choudhury and Hahne, Dynamic queue length thresholds for shared-memory packet switches, 1998.)
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ _RETRY_AFTER_S = 1.0
 
 
 class ByteShares:
-    """`what` names the bytes in errors; `limit` returns the limit on their sum. For the event loop only."""
+    """`what` names the bytes in errors; `limit` returns the limit of their sum. Used on the event loop only."""
 
     def __init__(self, what: str, limit: Callable[[], int]) -> None:
         self.used = 0
@@ -21,7 +21,7 @@ class ByteShares:
         self._by_host: dict[str, int] = {}
 
     def take(self, host: str, size: int, held: int = 0) -> None:
-        """Take `size` more bytes for a request that holds `held`. Raises Overloaded, and takes none, over a share."""
+        """Take `size` more bytes for a request of `host` that holds `held`. Raises Overloaded, and takes none, over the share."""
         limit = self._limit()
         free = limit - self.used - size
         hosts = self._by_host.get(host, 0) + size

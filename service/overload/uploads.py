@@ -1,8 +1,8 @@
-"""Request bodies that are still being received. Each has to make progress, and their number is bounded.
+"""Request bodies that are being received: each must make progress, and their number is bounded.
 
-A body may stop for `body_grace_s`. Received bytes extend its deadline at `min_body_bytes_per_s`, to no more than that grace from now. So
-neither a body that stops after 32 MiB nor one that trickles keeps its memory and its connection. If there are too many, the one that has
-waited longest for its next bytes gives way to a new one.
+A body may pause for `body_grace_s`. Received bytes extend its deadline at `min_body_bytes_per_s`, to at most `body_grace_s` from now. So
+neither a body that stops after 32 MiB nor a slow one keeps its memory and its connection. If there are too many, the body that has waited
+longest for its next bytes is refused.
 """
 
 import asyncio
@@ -17,17 +17,17 @@ _SWEEP_S = 0.25
 
 
 class Uploads:
-    """For one event loop. One timer serves all: a body that arrives with its headers costs one entry in a dictionary."""
+    """The bodies of one event loop. One timer checks all, so a body that arrives with its headers costs one dictionary entry."""
 
     def __init__(self) -> None:
-        self._open: dict[Upload, None] = {}  # those that have waited longest for bytes come first
+        self._open: dict[Upload, None] = {}  # in the order of their last bytes, oldest first
         self._sweeping = False
 
     def __len__(self) -> int:
         return len(self._open)
 
     def begin(self, settings: Settings) -> "Upload":
-        """A context manager around the reading of one body, by the current task."""
+        """A context manager around reading one body, in the current task."""
         return Upload(self, settings)
 
     def add(self, upload: "Upload") -> None:
@@ -42,7 +42,7 @@ class Uploads:
             self._sweep_at(time.monotonic() + _SWEEP_S)
 
     def again(self, upload: "Upload") -> None:
-        """Bytes arrived: it moves to the end of the order."""
+        """Bytes arrived: move the body to the end of the order."""
         if self._open.pop(upload, 0) is None:
             self._open[upload] = None
 
@@ -54,7 +54,8 @@ class Uploads:
 
     def _sweep(self, due: float) -> None:
         now = time.monotonic()
-        for upload in [each for each in self._open if each.deadline < due]:  # not `now`: what came while the loop was held is not read yet
+        # Not `now`: bytes that arrived while the loop was blocked are not read yet.
+        for upload in [each for each in self._open if each.deadline < due]:
             upload.end(upload.too_slow())
         if self._open:
             self._sweep_at(now + _SWEEP_S)
@@ -63,7 +64,7 @@ class Uploads:
 
 
 class Upload:
-    """One body being received. Raises BodyTooSlow or Overloaded inside its block when it is ended."""
+    """One body being received. `end` raises its error inside the `with` block."""
 
     __slots__ = ("_error", "_settings", "_task", "_uploads", "bytes", "deadline")
 

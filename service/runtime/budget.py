@@ -1,4 +1,4 @@
-"""How many CPUs this process may use, and how they are shared out."""
+"""How many CPUs this process may use, and how they are divided among its threads."""
 
 import os
 from contextlib import suppress
@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class CpuBudget:
-    """`cpus` is what affinity and cgroup quota leave us; the rest says who gets them."""
+    """`cpus` of the affinity mask and the cgroup quota, and the threads of runtime and tokenizer that share them."""
 
     cpus: int
     runtime_threads: int
@@ -18,7 +18,7 @@ class CpuBudget:
 def share_out(cpus: int, *, runtime_threads: int | None = None) -> CpuBudget:
     """One CPU in eight goes to bulk tokenisation, the rest to the runtime.
 
-    Below eight CPUs tokenisation has none of its own: it takes little, and a core given to it would mostly stand idle.
+    Below eight CPUs tokenisation has none of its own: it takes little time, and its core would mostly be idle.
     """
     tokenizer_threads = cpus // 8
     threads = runtime_threads or max(cpus - tokenizer_threads, 1)
@@ -33,7 +33,7 @@ def available_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def _quota(cgroup: Path) -> float | None:
-    """The quota in CPUs; None where there is none."""
+    """The quota in CPUs; None if there is none."""
     with suppress(OSError, ValueError):
         limit, period = (cgroup / "cpu.max").read_text().split()
         return None if limit == "max" else int(limit) / int(period)

@@ -1,4 +1,4 @@
-"""What the service needs of every engine, in this process or in a pool of replicas."""
+"""The methods that every engine has, in this process or in a pool of replicas."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ from service.runtime.offered import Offered
 
 
 class Engine(Protocol):
-    """`start` is called on the event loop of the engine's callers. `refused`: a gateway refused so many tokens or runs for this engine."""
+    """`start` is called on the event loop of the engine's callers. `refused` counts tokens or runs that a gateway refused for it."""
 
     @property
     def healthy(self) -> bool: ...

@@ -1,17 +1,19 @@
-"""Two lanes: interactive work passes bulk work. And the time that a request spent in them."""
+"""The two lanes of every queue, and the time that a request spent queued and computed."""
 
 from dataclasses import dataclass
 from enum import IntEnum
 
 
 class Lane(IntEnum):
+    """Interactive work passes bulk work."""
+
     INTERACTIVE = 0
     BULK = 1
 
 
 @dataclass(slots=True)
 class Spent:
-    """Seconds the inputs of one request waited and were computed, summed over the inputs. What the cache knew took none."""
+    """Seconds that the inputs of one request were queued and computed, summed over the inputs. Cached inputs add none."""
 
     queue_s: float = 0.0
     inference_s: float = 0.0

@@ -1,7 +1,7 @@
-"""Memory goes back to the system after unusual requests.
+"""Returns freed memory to the system after unusually large requests.
 
-C's allocator keeps freed pages for the next request, and ONNX Runtime's arena keeps those of its largest run. After an unusual run the
-arena releases what it has grown by (`runtime.shrinking`), and `malloc_trim` releases freed pages, on a thread of its own.
+The C allocator keeps freed pages for later requests, and ONNX Runtime's arena keeps the memory of its largest run. After a large run the
+arena shrinks (`onnx.shrinking`), and `malloc_trim` releases freed pages, on a thread of its own.
 """
 
 import ctypes
@@ -9,12 +9,12 @@ import threading
 import time
 from collections.abc import Callable
 
-LARGE_BYTES, LARGE_TOKENS = 1_000_000, 2_048  # of all requests at a time, and of one of them, after which pages are given back
-_LEAST_S = 5.0  # between two times: it takes some milliseconds, and costs the pages that are needed again
+LARGE_BYTES, LARGE_TOKENS = 1_000_000, 2_048  # pages are released after so many bytes of all requests, or tokens of one
+_LEAST_S = 5.0  # between two releases: one takes milliseconds, and pages that are needed again must be allocated again
 
 
 class Release:
-    """`asked` may be called at any time from any thread. It trims at most once in `_LEAST_S`, and once after the last call."""
+    """Releases pages at most once in `_LEAST_S`, and once after the last call of `request`. Thread-safe."""
 
     def __init__(self, trim: Callable[[], None] | None = None) -> None:
         self._trim = trim or _malloc_trim()
@@ -22,8 +22,8 @@ class Release:
         self._timer: threading.Timer | None = None
         self._last = -_LEAST_S
 
-    def asked(self) -> None:
-        """A large object was freed, or is about to be."""
+    def request(self) -> None:
+        """Release pages soon: a large object was freed, or is about to be."""
         with self._lock:
             if self._timer is None:
                 self._timer = threading.Timer(max(self._last + _LEAST_S - time.monotonic(), 1.0), self._release)
@@ -38,7 +38,7 @@ class Release:
 
 
 def _malloc_trim() -> Callable[[], None]:
-    """Of glibc; elsewhere nothing."""
+    """glibc's `malloc_trim(0)`; with another C library a function that does nothing."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):

@@ -1,8 +1,8 @@
-"""How long things have taken lately."""
+"""A moving average of recent measurements."""
 
 _MEMORY = 0.9  # weight of the past
 
 
-def averaged(past: float, now: float) -> float:
-    """A moving average; 0 for the past means there is none."""
-    return now if not past else _MEMORY * past + (1 - _MEMORY) * now
+def averaged(average: float, value: float) -> float:
+    """The average with one more value. An average of 0 has no values yet."""
+    return value if not average else _MEMORY * average + (1 - _MEMORY) * value

@@ -1,12 +1,11 @@
-"""How much work one engine is asked for, as a share of what it can do. Pools are scaled by it.
+"""The offered load of an engine: the work that is asked of it, as a share of its capacity. Pools are scaled by it.
 
-What is refused counts as much as what is taken: under overload an engine does what it can and refuses the rest, so what it has done, or has
-in its queue, says less and less about how many more of it are needed.
+Refused work counts as much as admitted work. Under overload an engine works at capacity and refuses the rest, so neither its throughput nor
+its queue shows how many replicas are needed.
 
-Work is counted once, as far as that can be known. Before a pool, a gateway asks a second replica where the first refuses: there the gateway
-counts refusals, when no replica has taken the request, and replicas count none (`counts_refusals`). What a client sends again after it was
-refused looks like new work, so under overload clients that repeat make the load appear larger, by the rate at which they repeat; it falls
-again as soon as there are enough replicas that none is refused.
+Work is counted once, as far as that is possible. Before a pool, a gateway retries a refused request on a second replica. So the gateway
+counts the refusal if no replica admits the request, and the replicas count none (`counts_refusals`). A request that a client sends again
+after a refusal counts again, so retries raise the measured load, until there are enough replicas and none is refused.
 """
 
 import contextlib
@@ -15,27 +14,27 @@ from collections.abc import Callable, Iterator
 
 from service.errors import Overloaded
 
-_MEMORY = 0.99  # weight of the past, at each run that begins, in how long a run keeps its slot
+_MEMORY = 0.99  # weight of the past in the mean time that a run holds its slot, updated at each run that begins
 
 
 class Offered:
-    """Seconds of work of one engine. Any thread may add."""
+    """Seconds of work that one engine was asked for. Thread-safe."""
 
     def __init__(self, count: Callable[[float], object] = lambda work_s: None) -> None:
-        """`count` is told the same: a Prometheus counter's `inc`, whose rate is the load."""
+        """`count` gets the same seconds: the `inc` of a Prometheus counter, whose rate is the load."""
         self.counts_refusals = True
         self._count = count
         self._lock = threading.Lock()
         self._total_s = 0.0
-        self._then: tuple[float, float] | None = None  # the moment of the last look, and the total then
+        self._then: tuple[float, float] | None = None  # time of the last `load`, and the total then
 
     def add(self, work_s: float) -> None:
-        """Work that takes all of the engine for so long."""
+        """Count work that takes the whole engine `work_s`."""
         with self._lock:
             self._add(work_s)
 
     def load(self, now: float) -> float:
-        """Work that was asked for since the last call, over the time since then: 1 is as much as the engine can do. 0 at the first."""
+        """Work since the last call, divided by the time since then: 1 is the engine's capacity. 0 at the first call."""
         with self._lock:
             then, total_s = self._then or (now, self._total_s)
             if self._then is None or now > then:
@@ -48,20 +47,20 @@ class Offered:
 
 
 class OfferedSlots(Offered):
-    """Of an engine that gives slots to runs: the slots that are held, and those that refused runs would have held.
+    """The load of an engine whose runs hold slots: the slots that are held, and those that refused runs would have held.
 
-    A refused run is taken to need as much as those that began lately. Runs that wait for a slot count when they have it or are refused:
-    how many wait at a moment says how long they may, not how many come.
+    A refused run is assumed to hold its slot as long as recent runs did. A run that waits for a slot counts once it has the slot or is
+    refused: the number of waiting runs depends on how long they may wait, not on how many arrive.
     """
 
     def __init__(self, slots: int, count: Callable[[float], object] = lambda work_s: None) -> None:
         super().__init__(count)
         self._slots = slots
         self._held, self._since = 0, 0.0
-        self._begun = self._held_s = 0.0  # runs that began, and the slot-seconds of all; the older the less
+        self._begun = self._held_s = 0.0  # runs that began, and slot-seconds of all runs; older ones weigh less
 
     def hold(self, now: float, slots: int) -> None:
-        """From now on so many are held."""
+        """From now on so many slots are held."""
         with self._lock:
             self._hold(now, slots)
 
@@ -71,19 +70,19 @@ class OfferedSlots(Offered):
         return super().load(now)
 
     def begin(self, slots: int = 1) -> None:
-        """A run has its first slot, or so many."""
+        """A run got its slots."""
         with self._lock:
             memory = _MEMORY**slots
             self._begun, self._held_s = memory * self._begun + slots, memory * self._held_s
 
     def refuse(self, slots: float = 1) -> None:
-        """A run, or so many slots' worth of runs, was refused."""
+        """Runs of so many slots were refused."""
         with self._lock:
             self._add(slots * self._held_s / max(self._begun, 1) / self._slots)
 
     @contextlib.contextmanager
     def refusing(self, slots: int) -> Iterator[None]:
-        """What is refused in this block with Overloaded counts, unless a gateway does it."""
+        """Count an Overloaded that is raised in this block, unless a gateway counts it."""
         try:
             yield
         except Overloaded:

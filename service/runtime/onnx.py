@@ -23,21 +23,21 @@ Array = NDArray[np.float32]
 Opened = TypeVar("Opened")
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-DEVICES = {CPU: "cpu", CUDA: "cuda"}  # what ONNX Runtime calls the device of a provider
+DEVICES = {CPU: "cpu", CUDA: "cuda"}  # ONNX Runtime's name of each provider's device
 
-_USUAL_TOKENS = 1024  # of a run, padding included: only a single long text makes a larger one
+_USUAL_TOKENS = 1024  # of a run, padding included; only a single long text is larger
 
 _CUDA_FAILURE = re.compile(r"CUDA failure (\d+)")
-# Of cudaError_t, those whose description says that the process must be ended: memory, hardware and launches that went wrong.
+# The values of cudaError_t after which, by their description, the process must be terminated: errors of memory, hardware or a launch.
 _STICKY = frozenset({214, 220, 226, 700, 702, 709, 710, *range(714, 720), 999})
 
 
 class SettingsConflict(AttnserveError, ValueError):
-    """The machine cannot do what the settings ask: the message says what to change."""
+    """The machine cannot do what the settings ask for. The message names the setting to change."""
 
 
 class Session(Protocol):
-    """What the service needs of a runtime; `run` is called from several threads at once."""
+    """An encoder's graph in a runtime. `run` is called from several threads at once."""
 
     provider: str
 
@@ -46,7 +46,7 @@ class Session(Protocol):
     ) -> dict[str, Array]:
         """B inputs of up to N tokens -> each named output, B rows in the order of the inputs; blocks until done.
 
-        `alone`: no other run is under way and none waits, so this one may have every core.
+        `alone`: no other run is in progress or queued, so this one may use every core.
         """
         ...
 
@@ -63,11 +63,10 @@ def open_graph(
     gpu_memory_gib: float | None = None,
     promised: contract.Graph | None = None,
 ) -> "ort.InferenceSession":
-    """A file, or a graph of the service's own. Threads spin inside a call and stop when it ends: between two of them they belong to HTTP.
+    """Open a file, or a graph that the service made. Threads spin during a call and stop at its end, so that HTTP has the cores between.
 
-    BundleError for a file that is no graph, or not the one that is `promised`. SettingsConflict if
-    `provider` cannot be had. ONNX Runtime offers CUDA wherever it was built in, and without a driver, a device or a
-    library it would compute on the CPU and say nothing to its caller.
+    Raises BundleError for a file that is no graph, or whose tensors differ from `promised`. Raises SettingsConflict if `provider` is not
+    available: by itself, an ONNX Runtime with CUDA computes on the CPU without an error if a driver, device or library is missing.
     """
     import onnxruntime as ort
 
@@ -78,10 +77,10 @@ def open_graph(
     options.log_severity_level = 3
     asked = [(provider, cuda_options(gpu_memory_gib) if provider == CUDA else {})]
     if provider == CUDA:
-        ort.preload_dlls()  # of the packages that onnxruntime-gpu[cuda,cudnn] brings, which no loader looks into by itself
+        ort.preload_dlls()  # those in the packages of onnxruntime-gpu[cuda,cudnn], which the dynamic loader does not search
     try:
         session = ort.InferenceSession(graph, options, providers=asked, enable_fallback=0)
-    except Exception as error:  # ONNX Runtime's own have no base but this
+    except Exception as error:  # ONNX Runtime's errors have no other common base class
         if provider == CPU and isinstance(graph, Path):
             raise contract.BundleError(f"{graph} cannot be opened by ONNX Runtime: {in_a_line(error)}. Export the bundle again.") from error
         if provider == CPU or not isinstance(error, RuntimeError):
@@ -100,7 +99,7 @@ def in_a_line(error: BaseException) -> str:
 
 
 def _check_interface(session: "ort.InferenceSession", promised: contract.Graph, graph: str) -> None:
-    """BundleError for the first tensor that differs from the manifest. An axis that the graph leaves open may have any size."""
+    """Raise BundleError for the first tensor that differs from the manifest. A dynamic axis of the graph may have any size."""
     for way, found, wanted in (("input", session.get_inputs(), promised.inputs), ("output", session.get_outputs(), promised.outputs)):
         if (names := [node.name for node in found]) != (told := [tensor.name for tensor in wanted]):
             raise contract.BundleError(
@@ -121,11 +120,11 @@ _TYPES = {"tensor(int64)": "int64", "tensor(float)": "float32"}
 
 
 def cuda_options(memory_gib: float | None) -> dict[str, str]:
-    """Options of the CUDA provider. `memory_gib`: the most that one session takes for weights and work; None: what the device has."""
+    """Options of the CUDA provider. `memory_gib`: memory limit of one session, for weights and activations; None: no limit."""
     options = {
-        # The arena would double each time it grows, and keep from the GPU's other processes what it has no use for.
+        # By default the arena doubles each time it grows, and takes memory that it does not use from other processes.
         "arena_extend_strategy": "kSameAsRequested",
-        # A bundle in fp32 has to give its golden vectors to fp32's precision. For tensor cores, export in fp16.
+        # The golden vectors of an fp32 bundle are checked to fp32's precision. Export in fp16 to use tensor cores.
         "use_tf32": "0",
     }
     if memory_gib is not None:
@@ -144,21 +143,21 @@ def _no_provider(graph: Path | bytes, provider: str, why: str) -> SettingsConfli
 class OnnxSession:
     """A bundle's graph in ONNX Runtime, opened twice over the same mapped weights.
 
-    Under load every run has one core: as many runs side by side as cores waste nothing on waiting for each other at every operator. A run
-    that is alone is spread over `threads`, which spin between its operators, since no other run needs them, and stop when it ends.
+    Under load every run has one core, and there is a run for each core, so no thread waits for another after an operator. A run that is
+    alone uses `threads` threads. They spin between operators, since no other run needs the cores, and stop at the end of the run.
     """
 
     def __init__(
         self, bundle: Path, manifest: contract.Manifest, *, threads: int, provider: str = "auto", gpu_memory_gib: float | None = None
     ) -> None:
-        """`provider` "cuda": on a GPU, or SettingsConflict; "auto": on a GPU where one can be had. The attribute says what it became."""
+        """`provider`: "cuda" needs a GPU, or raises SettingsConflict; "auto" uses one if available. The attribute has the choice."""
         graph = bundle / manifest.graph.file
 
         def opened(chosen: str) -> tuple[str, "ort.InferenceSession"]:
             return chosen, open_graph(graph, threads=1, provider=chosen, gpu_memory_gib=gpu_memory_gib, promised=manifest.graph)
 
-        self.provider, self._narrow = with_provider(provider, manifest.name, opened)
-        self._wide = open_graph(graph, threads=threads) if threads > 1 and self.provider == CPU else self._narrow
+        self.provider, self._one_thread = with_provider(provider, manifest.name, opened)
+        self._all_threads = open_graph(graph, threads=threads) if threads > 1 and self.provider == CPU else self._one_thread
         self._shrinking = shrinking() if self.provider == CPU else None
         self._typed = any(tensor.name == contract.TOKEN_TYPE_IDS for tensor in manifest.graph.inputs)
         self._pad = manifest.pad_token_id
@@ -166,7 +165,7 @@ class OnnxSession:
     def run(
         self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None, *, alone: bool = True
     ) -> dict[str, Array]:
-        session = self._wide if alone else self._narrow
+        session = self._all_threads if alone else self._one_thread
         feed = self._feed(ids, type_ids)
         options = self._shrinking if feed[contract.INPUT_IDS].size > _USUAL_TOKENS else None
         return dict(zip(outputs, session.run(outputs, feed, options), strict=True))
@@ -174,11 +173,11 @@ class OnnxSession:
     def begin(self, ids: list[int], *, within_s: float) -> None:
         import onnxruntime as ort
 
-        options = shrinking() if self.provider == CPU else ort.RunOptions()  # release the memory of a long input
+        options = shrinking() if self.provider == CPU else ort.RunOptions()  # release the memory of a long input after the run
         end = threading.Timer(within_s, setattr, (options, "terminate", True))
         end.start()
         try:
-            self._narrow.run(None, self._feed([ids], None), options)
+            self._one_thread.run(None, self._feed([ids], None), options)
         except Exception:
             if not options.terminate:
                 raise
@@ -213,7 +212,7 @@ def pad(
 
 
 def shrinking() -> "ort.RunOptions":
-    """Options of a run after which the arena releases what it has grown by: 750 MB for a text of 8,192 tokens."""
+    """Options of a run after which the arena returns the memory that it grew by: 750 MB for a text of 8,192 tokens."""
     import onnxruntime as ort
 
     options = ort.RunOptions()
@@ -222,7 +221,7 @@ def shrinking() -> "ort.RunOptions":
 
 
 def with_provider(wanted: str, model: str, opened: Callable[[str], Opened]) -> Opened:
-    """What `opened` gives for the provider that `wanted` means. "auto" means the CPU where the GPU raises SettingsConflict, and warns."""
+    """Call `opened` with the chosen provider. With "auto", a GPU that raises SettingsConflict is replaced by the CPU, with a warning."""
     import onnxruntime as ort
 
     one_runtime()
@@ -245,9 +244,9 @@ def choose_provider(wanted: str, available: Sequence[str]) -> str:
 
 
 def check_install(wanted: str) -> None:
-    """SettingsConflict for what can be known of `provider` before any graph is opened."""
+    """Raise SettingsConflict for conflicts of `provider` that are known before a graph is opened."""
     one_runtime()
-    if wanted == "cuda":  # or else onnxruntime, which is heavy, need not be imported here
+    if wanted == "cuda":  # otherwise onnxruntime, which is slow to import, is not needed here
         import onnxruntime as ort
 
         choose_provider(wanted, ort.get_available_providers())
@@ -262,16 +261,16 @@ def stays_on_the_cpu(model: str, wanted: str) -> None:
 
 
 def device_lost(error: BaseException) -> bool:
-    """Whether the device can do nothing more for this process: after some of CUDA's errors every later call fails with the same one.
+    """Whether this process can no longer use its device: after some CUDA errors every later call fails with the same error.
 
-    ONNX Runtime writes them as `CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; ..`; memory that ran out is none.
+    ONNX Runtime writes them as `CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; ..`. Out of memory is not among them.
     """
     found = _CUDA_FAILURE.search(str(error))
     return found is not None and int(found[1]) in _STICKY
 
 
 def one_runtime() -> None:
-    """onnxruntime and onnxruntime-gpu own the same module: with both installed, which one runs is an accident of the order."""
+    """Raise SettingsConflict if onnxruntime and onnxruntime-gpu are both installed: they have the same module, and the later one wins."""
     if _installed("onnxruntime") and _installed("onnxruntime-gpu"):
         raise SettingsConflict(
             "onnxruntime and onnxruntime-gpu are both installed and overwrite each other. Keep one: "

@@ -1,4 +1,4 @@
-"""Calls that release the interpreter, side by side on threads that wait for them."""
+"""Runs several calls that release the GIL at the same time, on threads that wait for them."""
 
 import threading
 import weakref
@@ -11,7 +11,7 @@ Call = Callable[[], None]
 class SideBySide:
     """Makes several calls at once, the first on the caller's own thread. Used by one thread.
 
-    An executor would do, but its futures are locks and conditions: to wake one costs a fifth of a decode step.
+    This is no `ThreadPoolExecutor` because waking a thread by the lock and condition of a future takes a fifth of a decode step.
     """
 
     def __init__(self, width: int) -> None:
@@ -23,7 +23,7 @@ class SideBySide:
             weakref.finalize(self, calls.put, None)
 
     def __call__(self, calls: Sequence[Call]) -> None:
-        """Until all have ended; raises what one of them raised."""
+        """Make the calls, and wait until all have ended. Raises the first error of any of them."""
         first, *others = calls
         for queue, call in zip(self._calls, others, strict=False):
             queue.put(call)
@@ -39,7 +39,7 @@ def _make(calls: "SimpleQueue[Call | None]", ended: "SimpleQueue[BaseException |
     while (call := calls.get()) is not None:
         try:
             call()
-        except BaseException as error:  # it is the caller's
+        except BaseException as error:  # raised again on the caller's thread
             ended.put(error)
         else:
             ended.put(None)

@@ -1,8 +1,8 @@
-"""Text -> token ids, with an account of what was cut.
+"""Text -> token ids, with the number of tokens before and after truncation.
 
-The `tokenizers` library does the work; truncation is done here, on the ids, because a request may set its own length and side and must be
-told how many tokens its input had before the cut. (The library's own cut keeps all pieces, and of a pair all combinations of them:
-gigabytes, for two texts of some 10,000 words.)
+The `tokenizers` library tokenises. Truncation is done here, on the ids, because a request may set its own length and side, and its answer
+has the number of tokens before it. (The library's own truncation keeps all pieces, and of a pair all combinations of them: gigabytes, for
+two texts of some 10,000 words.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ Input = Text | Pair | TokenIds
 
 @dataclass(slots=True)
 class Encoded:
-    """One input ready to run. `n_tokens` is its length before any cut; `len(ids)` what is left of it."""
+    """One tokenised input. `n_tokens` is its length before truncation, `len(ids)` after it."""
 
     ids: list[int]
     type_ids: list[int] | None
@@ -35,7 +35,7 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """What a cut did to the input at `index` of a request: its tokens before, and how many of them were kept."""
+    """A truncated input: its index in the request, its tokens before truncation, and the tokens that were kept."""
 
     index: int
     tokens: int
@@ -44,7 +44,7 @@ class Cutting:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """How an over-long input is treated. `side` is the end that loses tokens; "none" makes it an error."""
+    """How an input that is too long is truncated. `side` is the end that loses tokens; "none" raises InputTooLong."""
 
     side: Side = "right"
     max_tokens: int | None = None
@@ -73,7 +73,7 @@ class TextEncoder:
         self._single, self._pair = self._layout(pair=False), self._layout(pair=True)
 
     def prompt(self, name: str | None, text: str | None = None) -> str:
-        """The text put before every input: given as it is, or by its name in the checkpoint's configuration."""
+        """The text put before every input: `text`, or the checkpoint's prompt of this name."""
         if text is not None:
             return text
         if not name:
@@ -84,7 +84,7 @@ class TextEncoder:
         return self.prompts[name]
 
     def encode(self, inputs: Sequence[Input], *, cut: Cut, prompt: str = "", first: int = 0) -> list[Encoded | ServiceError]:
-        """Ids of each input, or the error that this one input is. Blocks, in proportion to the texts: long ones are for a thread."""
+        """The ids of each input, or its error. Blocks in proportion to the length of the texts: long ones belong on a thread."""
         limit = min(cut.max_tokens or self.max_tokens, self.max_tokens)
         return [self._one(item, index, limit, cut.side, prompt) for index, item in enumerate(inputs, first)]
 
@@ -95,7 +95,7 @@ class TextEncoder:
             return self._text(item, index, limit, side, prompt)
         except ServiceError as error:
             return error
-        except TypeError:  # which `tokenizers` says of text that is no Unicode
+        except TypeError:  # of `tokenizers`, for text that is not valid Unicode
             if not _has_lone_surrogate([prompt, item] if isinstance(item, str) else [str(text) for text in item]):
                 raise
             return TokenizationFailed(
@@ -120,14 +120,14 @@ class TextEncoder:
             raise EmptyInput(f"input {index} has no tokens", param="input")
         ids, type_ids = encoding.ids, encoding.type_ids if self._pair_types else None
         if n_tokens > limit:
-            self._allowed(n_tokens, limit, side, index)
+            self._check_side(n_tokens, limit, side, index)
             n_first = None if isinstance(item, str) else len(token_ids(self.tokenizer, item[0], add_special_tokens=False))
             ids = self._cut(ids, n_first, limit, side)
             type_ids = type_ids and self._cut(type_ids, n_first, limit, side)
         return Encoded(ids, type_ids, n_tokens)
 
     def _ids(self, ids: TokenIds, index: int, limit: int, side: Side, prompt: str) -> Encoded:
-        """Ids are taken as they are, special tokens included, as text-embeddings-inference does."""
+        """Ids are used unchanged, special tokens included, as in text-embeddings-inference."""
         if not ids:
             raise EmptyInput(f"input {index} cannot be empty", param="input")
         if prompt:
@@ -141,11 +141,11 @@ class TextEncoder:
             )
         n_tokens = len(ids)
         if n_tokens > limit:
-            self._allowed(n_tokens, limit, side, index)
+            self._check_side(n_tokens, limit, side, index)
             ids = ids[-limit:] if side == "left" else ids[:limit]
         return Encoded(ids, [0] * len(ids) if self._pair_types else None, n_tokens)
 
-    def _allowed(self, n_tokens: int, limit: int, side: Side, index: int) -> None:
+    def _check_side(self, n_tokens: int, limit: int, side: Side, index: int) -> None:
         if side == "none":
             raise InputTooLong(
                 f"`inputs` must have less than {limit + 1} tokens. Given: {n_tokens} (input {index}); shorten it or allow truncation",
@@ -153,7 +153,7 @@ class TextEncoder:
             )
 
     def _cut(self, row: list[int], n_first: int | None, limit: int, side: Side) -> list[int]:
-        """A row of an encoding cut to `limit`; `n_first` is the length of a pair's first text. Special tokens are never what is cut off."""
+        """A row of an encoding, truncated to `limit`. `n_first` is the length of a pair's first text. Special tokens are always kept."""
         layout = self._single if n_first is None else self._pair
         n_texts = len(row) - layout.count(None)
         room = max(limit - layout.count(None), 0)
@@ -169,7 +169,7 @@ class TextEncoder:
         return left
 
     def _layout(self, *, pair: bool) -> tuple[int | None, ...]:
-        """Where the special tokens of one text or of two stand: `(None, 0, None, 1, None)` is `[CLS] first [SEP] second [SEP]`."""
+        """The places of special tokens and texts: `(None, 0, None, 1, None)` is `[CLS] first [SEP] second [SEP]`."""
         n = len(self.tokenizer.encode("a", add_special_tokens=False))
         if not n:
             raise ValueError("the tokenizer makes no token of 'a', so where its special tokens stand cannot be seen")
@@ -195,7 +195,7 @@ def _has_lone_surrogate(texts: Sequence[str]) -> bool:
 
 
 def longest_first(n_a: int, n_b: int, room: int) -> tuple[int, int]:
-    """How many tokens of a pair to keep in `room`: the longer one is cut until they are even, then both (as `tokenizers` does)."""
+    """The tokens to keep of each text of a pair: the longer text is cut until both are equal, then both, as in `tokenizers`."""
     short, long = sorted((n_a, n_b))
     if short + long <= room:
         return n_a, n_b

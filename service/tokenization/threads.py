@@ -1,7 +1,7 @@
-"""Threads that tokenise, shared by size and by client.
+"""Threads that tokenise, shared fairly by clients.
 
-A text of a million characters takes seconds and cannot be interrupted. So long work has one thread at most, and the rest always has one.
-The queue prefers short work, and clients that have had little (`fairness.py`).
+A text of a million characters takes seconds and cannot be interrupted. So long work uses at most one thread, and one thread is reserved for
+short work. The queue prefers short work and clients that have used little (`fairness.py`).
 """
 
 import asyncio
@@ -16,12 +16,12 @@ from service.runtime.fairness import FairOrder
 
 Result = TypeVar("Result")
 
-LONG_CHARACTERS = 120_000  # more than a piece of many texts
+LONG_CHARACTERS = 120_000  # more than several short texts that are tokenised together
 _Work = tuple[float, int, Callable[[], Any], "Future[Any]"]
 
 
 class Tokenizers:
-    """`threads` threads for work of any length, and one more for short work only."""
+    """`threads` threads for work of any length, and one more that is reserved for short work."""
 
     def __init__(self, threads: int) -> None:
         self._changed = threading.Condition()
@@ -55,7 +55,7 @@ class Tokenizers:
             self._changed.notify_all()
 
     def _next(self) -> int | None:
-        """The next heap: the one with the smallest tag. Long work only if no other is running and a thread remains for the rest."""
+        """The index of the heap with the smallest tag. Long work is next only if no other long work is running."""
         short, long = self._waiting
         if long and not self._long_running and (not short or long[0] < short[0]):
             return 1

@@ -17,7 +17,7 @@ def test_many_large_requests_give_memory_back_once(monkeypatch: pytest.MonkeyPat
 
     release = Release(trim)
     for _ in range(100):
-        release.asked()
+        release.request()
     assert trimmed.wait(PATIENCE_S)
     assert len(count) == 1
     assert count[0] is not threading.main_thread()

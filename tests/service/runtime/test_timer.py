@@ -2,7 +2,7 @@
 
 import asyncio
 
-from service.runtime.timer import Alarm
+from service.runtime.timer import ResettableTimer
 from tests.service.fakes import PATIENCE_S, until
 
 SOON_S = 0.02
@@ -10,7 +10,7 @@ SOON_S = 0.02
 
 async def test_it_rings_when_the_last_setting_is_over() -> None:
     rung = asyncio.Event()
-    alarm = Alarm(rung.set)
+    alarm = ResettableTimer(rung.set)
     loop = asyncio.get_running_loop()
     for _ in range(3):
         alarm.set(2 * SOON_S)
@@ -22,7 +22,7 @@ async def test_it_rings_when_the_last_setting_is_over() -> None:
 
 async def test_cleared_or_stopped_it_does_not_ring() -> None:
     rung: list[str] = []
-    cleared, stopped, again = (Alarm(lambda name=name: rung.append(name)) for name in ("cleared", "stopped", "again"))  # type: ignore[misc]
+    cleared, stopped, again = (ResettableTimer(lambda name=name: rung.append(name)) for name in ("cleared", "stopped", "again"))  # type: ignore[misc]
     for alarm in (cleared, stopped, again):
         alarm.set(SOON_S)
     cleared.clear()
