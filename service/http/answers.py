@@ -1,7 +1,7 @@
-"""Answers as JSON: large ones are bounded before they are computed, and written in pieces.
+"""Answers as JSON. Large answers are written in pieces.
 
-One call that writes megabytes would hold the event loop, and all of them would wait in memory for their client. A piece is written when the
-client has taken the one before. A `Part` is written while its tokens are generated.
+Serialising megabytes in one call would block the event loop, and the bytes would wait in memory for the client. So a piece is serialised
+when the client has read the piece before. A `Part` is serialised while its tokens are generated.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from service.call import NUMBER_BYTES
 
 PIECE_BYTES = 65_536
-SLICE_S = 0.002  # how long writing may hold the event loop
+SLICE_S = 0.002  # how long writing may block the event loop
 _JSON = "application/json"
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 
@@ -26,7 +26,7 @@ Made = TypeVar("Made")
 
 
 class Part:
-    """A value of an answer that is already JSON, in pieces."""
+    """A value of an answer that is serialised already, in pieces."""
 
     __slots__ = ("_pieces",)
 
@@ -42,14 +42,14 @@ class Part:
 
 
 class Text(Part):
-    """A string that grows."""
+    """A string that is appended to."""
 
     def add(self, text: str) -> None:
         if text:
             self._pieces.append(orjson.dumps(text)[1:-1])
 
     def copy(self) -> "Text":
-        """Another string that begins like this one, whose bytes are shared."""
+        """A copy that can be appended to separately; both share the bytes so far."""
         copy = Text()
         copy._pieces = self._pieces.copy()
         return copy
@@ -60,15 +60,15 @@ class Text(Part):
 
 
 class Elements(Part):
-    """A list that grows."""
+    """A list that is appended to."""
 
     def add(self, written: bytes) -> None:
-        """One or several elements as JSON, with commas between them; b"" adds none."""
+        """Append one or several elements as JSON, separated by commas; b"" adds none."""
         if written:
             self._pieces.append(b",%b" % written if self._pieces else written)
 
     def add_all(self, others: "Elements") -> None:
-        """The elements of another list, whose bytes are shared."""
+        """Append the elements of another list, and share their bytes."""
         if others._pieces:
             if self._pieces:
                 self._pieces.append(b",")
@@ -80,7 +80,7 @@ class Elements(Part):
 
 
 def whole(content: Any) -> bytes:
-    """`content` as JSON in one call: for small answers. It may hold numpy arrays and parts."""
+    """Small `content` as JSON, in one call. It may contain numpy arrays and parts."""
     return orjson.dumps(content, default=_joined, option=_OPTIONS)
 
 
@@ -91,7 +91,7 @@ def _joined(value: Any) -> orjson.Fragment:
 
 
 def pieces(content: Any) -> Iterator[bytes]:
-    """The same JSON in pieces. Iterators become lists; each element is made when it is written."""
+    """The same JSON in pieces. An iterator becomes a list, and makes each element when it is written."""
     held = bytearray()
     for part in _parts(content):
         held += part
@@ -125,7 +125,7 @@ def _parts(content: Any) -> Iterator[bytes]:
 
 
 def _elements(content: Any) -> Iterator[bytes]:
-    """A list: small elements together, as many as make about a piece; each large one in pieces of its own."""
+    """A list: small elements are joined to pieces, and each large element is written in pieces of its own."""
     count, mark = 1, b"["
     at = 0
     while at < len(content):
@@ -161,7 +161,7 @@ def _is_large(element: Any) -> bool:
 
 
 def json_answer(content: Any, headers: Mapping[str, str], status: int = 200) -> Response:
-    """A response that is whole if one piece holds it, else sent in pieces."""
+    """A response in one piece if that is large enough, otherwise in several."""
     made = pieces(content)
     begin = next(made)
     more = next(made, None)
@@ -171,7 +171,7 @@ def json_answer(content: Any, headers: Mapping[str, str], status: int = 200) -> 
 
 
 class PiecesResponse(Response):
-    """A JSON response whose pieces are made as its client takes them."""
+    """A JSON response whose pieces are made as the client reads them."""
 
     media_type = _JSON
 
@@ -184,12 +184,12 @@ class PiecesResponse(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         for piece in self._made:
             await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await asyncio.sleep(0)  # `send` does not yield while the socket has room
+            await asyncio.sleep(0)  # `send` does not yield to other tasks while the socket's buffer has room
         await send({"type": "http.response.body", "body": b""})
 
 
 async def in_slices(work: Iterable[Made]) -> AsyncIterator[Made]:
-    """The items of `work`, which lets other tasks run after every `SLICE_S`."""
+    """The items of `work`. Other tasks run after every `SLICE_S`."""
     until = time.perf_counter() + SLICE_S
     for made in work:
         yield made
@@ -199,6 +199,6 @@ async def in_slices(work: Iterable[Made]) -> AsyncIterator[Made]:
 
 
 async def done(work: Iterable[object]) -> None:
-    """Run `work` to its end, in slices."""
+    """Run `work` to its end. Other tasks run after every `SLICE_S`."""
     async for _ in in_slices(work):
         pass

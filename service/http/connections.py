@@ -20,29 +20,29 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 _HEAD_S = 10.0
 _HEAD_BYTES = 65_536
 _SWEEP_S = 1.0
-_FILES = 512  # of a process, beside its connections
+_FILES = 512  # open files of a process besides its connections
 _MOST = 16_384
-_ACCEPTED_AT_ONCE = _FILES // 2  # connections that are accepted before `most_connections` is looked at
+_ACCEPTED_AT_ONCE = _FILES // 2  # connections that are accepted before `most_connections` is checked
 
 
 def most_connections() -> int:
-    """The limit on open files of this process, less the files that it needs itself."""
+    """The limit on open files of this process, minus the files that it needs itself."""
     return max(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _FILES, _MOST), 64)
 
 
 class Connection(HttpToolsProtocol):
-    """One connection. `install` sets the limits of all."""
+    """One connection. `install` sets the limits of all connections."""
 
     head_s: ClassVar[float] = _HEAD_S
     stall_s: ClassVar[float] = 60.0
-    most: ClassVar[int] = 0  # 0: as `most_connections` says
-    share: ClassVar[float] = 1.0  # of these, for one address
+    most: ClassVar[int] = 0  # 0: `most_connections()`
+    share: ClassVar[float] = 1.0  # part of `most` that one address may have
     _by_address: ClassVar[Counter[str]] = Counter()
-    _swept: ClassVar["WeakSet[Any]"] = WeakSet()  # servers whose connections are looked at
+    _swept: ClassVar["WeakSet[Any]"] = WeakSet()  # servers whose connections are checked
 
-    _head_since: float | None = None  # a request has begun, and its head is not there
+    _head_since: float | None = None  # when the head of a request began that is not complete
     _head_bytes = 0  # of that head
-    _unread = (0, 0.0)  # bytes that the client has not taken, and since when
+    _unread = (0, 0.0)  # bytes that the client has not read, and since when
     _counted = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -87,12 +87,12 @@ class Connection(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
-            self.transport.close()  # in the middle of an answer there is no place for another
+            self.transport.close()  # an error cannot be sent in the middle of an answer
         else:
             self.refuse(400, "the request is not valid HTTP/1.1: send it with an HTTP client, its target in ASCII")
 
     def refuse(self, status: int, message: str) -> None:
-        """Answer data that never became a request, and close. No dialect is known: the sentence is where clients of most dialects look."""
+        """Answer data that is no valid request, and close. The dialect is unknown: the message is where most clients read it."""
         kind = "invalid_request_error" if status < 500 else "service_unavailable_error"
         error = {"message": message, "type": kind, "param": None, "code": None}
         body = orjson.dumps({"error": error, "message": message})
@@ -103,7 +103,7 @@ class Connection(HttpToolsProtocol):
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.is_closing() or not self.transport.get_write_buffer_size():
             super().timeout_keep_alive_handler()
-        else:  # the last answer is still being taken
+        else:  # the client is still reading the last answer
             self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     @classmethod
@@ -111,20 +111,20 @@ class Connection(HttpToolsProtocol):
         now = time.monotonic()
         for each in list(server.connections):
             if isinstance(each, cls):
-                each._look(now)
+                each._check(now)
         if server.connections:
             loop.call_later(_SWEEP_S, cls._sweep, loop, server)
         else:
             cls._swept.discard(server)
 
-    def _look(self, now: float) -> None:
-        """Close it if its client has been idle for too long."""
+    def _check(self, now: float) -> None:
+        """Close the connection if its client has sent or read nothing for too long."""
         if self._head_since is not None and now - self._head_since > self.head_s and not self.transport.is_closing():
             if self.scope is None:  # no request was ever sent
                 self.transport.close()
             else:
                 self.refuse(408, f"the request's head did not come whole in {self.head_s:g} s: send it faster")
-        # Where writing is paused, and after an answer's end, nothing is added to what the client has not taken.
+        # While writing is paused, and after the end of an answer, nothing is added to the unread bytes.
         full = self.flow.write_paused or self.cycle is None or self.cycle.response_complete
         unread = self.transport.get_write_buffer_size() if full else 0
         last, since = self._unread
@@ -177,7 +177,7 @@ class Server(uvicorn.Server):
 
 
 def install(*, stall_s: float, behind_proxy: bool) -> None:
-    """Replace uvicorn's classes by these, since Ray starts the server. `behind_proxy`: the proxy has all connections and limits clients."""
+    """Replace uvicorn's classes by these, since Ray starts the server. `behind_proxy`: the proxy has all connections, and limits them."""
     import uvicorn.protocols.http.auto as auto
 
     Connection.stall_s = stall_s

@@ -1,4 +1,4 @@
-"""Cross-origin requests of browsers. Preflights need no key, and scripts can read every answer and its headers, errors included."""
+"""Cross-origin requests of browsers. Preflights need no key. Scripts can read every answer with the headers below, errors too."""
 
 import secrets
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from service.errors import OriginRefused
 from service.http.dialect import Dialect
 from service.http.edge import refusal
 
-# A script of another origin can read these headers of an answer, and no others.
+# The headers of an answer that a script of another origin can read.
 EXPOSED = (
     "accept-encoding",
     "allow",
@@ -42,7 +42,7 @@ EXPOSED = (
 
 
 class Cors(CORSMiddleware):
-    """Starlette's, with refusals in the form of the dialect and a request id on every answer."""
+    """Starlette's middleware, with refusals in the form of the dialect, and a request id."""
 
     def __init__(self, app: ASGIApp, origins: Sequence[str], dialects: tuple[Dialect, ...]) -> None:
         super().__init__(
@@ -59,11 +59,11 @@ class Cors(CORSMiddleware):
 
     def _preflight(self, path: str, asked: Headers) -> Response:
         granted = self.preflight_response(asked)
-        told = {name: value for name, value in granted.headers.items() if name not in ("content-length", "content-type")}
-        told["x-request-id"] = secrets.token_hex(8)
+        headers = {name: value for name, value in granted.headers.items() if name not in ("content-length", "content-type")}
+        headers["x-request-id"] = secrets.token_hex(8)
         if granted.status_code == 200:
-            return Response(status_code=204, headers=told)
+            return Response(status_code=204, headers=headers)
         origin, method = asked["origin"][:80], asked["access-control-request-method"][:80]
         error = OriginRefused(f"{method!r} from origin {origin!r} is not allowed: the setting cors_origins names the origins that are")
         status, body, more = refusal(path, error, self._dialects)
-        return Response(body, status, {**told, **more})
+        return Response(body, status, {**headers, **more})

@@ -1,6 +1,6 @@
-"""What an HTTP dialect is: the paths that speak it, and the form of its errors.
+"""An HTTP dialect: its paths, and the form of its errors.
 
-Errors of the framework too (no such path, wrong method, body too large, no key) are answered in the form of the path that was called.
+Errors of the framework (unknown path, wrong method, body too large, no key) also have the form of the dialect of their path.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from service.errors import ServiceError
 
 @dataclass(frozen=True)
 class Dialect:
-    """`render` gives status and body of an error; `prefixes` are the paths that speak this dialect, the longest match wins."""
+    """`render` returns status and body of an error. `prefixes` are the paths of the dialect: the longest match wins."""
 
     name: str
     prefixes: tuple[str, ...]
@@ -20,7 +20,7 @@ class Dialect:
 
 
 def dialect_of(path: str, dialects: tuple[Dialect, ...]) -> Dialect:
-    """The dialect of a path; unknown paths speak the first one. The prefix "/" is the root alone."""
+    """The dialect of a path; the first one for an unknown path. The prefix "/" matches only the root."""
     matches = [
         (len(prefix), dialect)
         for dialect in dialects

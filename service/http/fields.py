@@ -1,11 +1,11 @@
 """Rules for the fields of every body, in every dialect.
 
 1. A null is an absent field: the field's default counts. A required field cannot be null.
-2. A field that clients of a dialect send and this service does not use is listed in `others` of its body. Values that change nothing are
-   accepted: empty ones (null, false, 0, "", [], {}, and objects of only these), and those that the list names. All others are
-   refused by the field's name.
-3. A field that no list has is ignored where the dialect's own server ignores it. A body of `Fields` refuses it, unless it is null, "", []
-   or {}: a misspelt sampling parameter must not be overlooked.
+2. A field that clients of a dialect send and this service does not use is listed in `others` of its body. Values without an effect are
+   accepted: empty values (null, false, 0, "", [], {}, and objects of only these), and those that the list names. Any other value is an
+   error that names the field.
+3. A field in no list is ignored if the dialect's own server ignores it. A body of `Fields` refuses it, unless it is null, "", [] or {}, so
+   that a misspelt sampling parameter is not overlooked.
 
 `docs/fields.md` is written from these lists by `python -m service.dialects.fields_page`.
 """
@@ -23,18 +23,18 @@ NOT_SUPPORTED, UNKNOWN = "not_supported", "extra_forbidden"
 
 @dataclass(frozen=True)
 class Other:
-    """A field that the service does not use. `accepts`: non-empty values that change nothing. `because`: why others are refused."""
+    """A field that the service does not use. `accepts`: non-empty values without an effect. `because`: why others are refused."""
 
     because: str
     accepts: tuple[Any, ...] = ()
-    empty: bool = True  # False where an empty value means something
-    ignored: bool = False  # no value changes the answer
+    empty: bool = True  # False if an empty value has a meaning
+    ignored: bool = False  # no value has an effect
 
     def takes(self, value: Any) -> bool:
         if value is None or self.ignored or (self.empty and is_empty(value)):
             return True
-        told = _without_empty(value)
-        return any(isinstance(told, bool) == isinstance(known, bool) and told == known for known in self.accepts)
+        given = _without_empty(value)
+        return any(isinstance(given, bool) == isinstance(known, bool) and given == known for known in self.accepts)
 
     @property
     def refusal(self) -> str:
@@ -46,17 +46,17 @@ Others = Mapping[str, Other]
 
 
 def ignored(because: str) -> Other:
-    """A field of which no value changes the answer."""
+    """A field without an effect, whatever its value."""
     return Other(because, ignored=True)
 
 
 def is_empty(value: Any) -> bool:
-    """Null, false, 0, "", [] and {}; also an object that holds nothing else."""
+    """Whether the value is null, false, 0, "", [] or {}, or an object of only such values."""
     return all(map(is_empty, value.values())) if isinstance(value, dict) else not value
 
 
 def _without_empty(value: Any) -> Any:
-    """An object without the members that say nothing, such as the nulls of typed clients."""
+    """An object without its empty members, such as the nulls that typed clients send."""
     return {name: inner for name, inner in value.items() if not is_empty(inner)} if isinstance(value, dict) else value
 
 
@@ -64,7 +64,7 @@ def _without_nulls(value: Any) -> Any:
     return {name: inner for name, inner in value.items() if inner is not None} if isinstance(value, dict) else value
 
 
-WITHOUT_NULLS = BeforeValidator(_without_nulls)  # rule 1 for a field whose keys are the client's own
+WITHOUT_NULLS = BeforeValidator(_without_nulls)  # rule 1 for an object whose keys the client chooses
 
 
 def _null_is_default(value: Any) -> Any:
@@ -77,7 +77,7 @@ _NULL_IS_DEFAULT = BeforeValidator(_null_is_default)
 
 
 def _schema(schema: dict[str, Any], body: type["Body"]) -> None:
-    """Describe, in the OpenAPI document, the fields that the schema does not name."""
+    """Set, in the OpenAPI document, whether further fields are accepted."""
     if body.closed:
         schema["additionalProperties"] = False
     else:
@@ -122,7 +122,7 @@ class Body(BaseModel):
 
 
 def schema_of(body: type[Body]) -> dict[str, Any]:
-    """Its JSON schema without references, for a route whose signature does not show the body to FastAPI."""
+    """The JSON schema of a body without references, for a route whose signature does not have the body."""
     schema = body.model_json_schema()
     inlined: dict[str, Any] = _inlined(schema, schema.get("$defs", {}))
     return inlined
@@ -139,7 +139,7 @@ def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
 
 
 class Fields(Body):
-    """Base of OpenAI's text bodies: an unknown field is an error, since silently ignoring a misspelt parameter is worse."""
+    """Base of OpenAI's text bodies: an unknown field is an error, since a misspelt parameter would otherwise be ignored."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 

@@ -1,9 +1,8 @@
-"""API keys from the settings and from a file. The file is read again when it changes.
+"""API keys from the settings and from a file, which is read again when it changes.
 
-The file holds SHA-256 hashes, so a copy of it reveals no key. A key is looked up by its hash in a dictionary, at the same cost for any
-number of keys. The time of the lookup depends on the hash and reveals nothing about the key: a caller cannot improve a guess byte by byte,
-as in a comparison of the keys themselves. A fast hash is enough because `attnserve key` draws 256 random bits; it would not be for
-passwords.
+The file contains SHA-256 hashes, so a copy of it reveals no key. A key is looked up by its hash in a dictionary, at the same cost for any
+number of keys. The time of the lookup depends only on the hash, so a caller cannot guess a key byte by byte, as by timing a comparison of
+keys. A fast hash is enough because `attnserve key` draws 256 random bits; it would not be enough for passwords.
 
 Kubernetes updates a mounted Secret by replacing a symbolic link, so the file behind the link is watched.
 """
@@ -30,9 +29,9 @@ from service.telemetry.metrics import Metrics
 
 log = logging.getLogger("attnserve.keys")
 
-MOST_BYTES = 8 * 1024 * 1024  # of the file: some 40,000 keys; a Secret of Kubernetes has at most 1 MiB
-MOST_LABELLED = 100  # tenants with series of their own
-OTHERS = "other"  # whose series are those of all further tenants
+MOST_BYTES = 8 * 1024 * 1024  # of the file: about 40,000 keys; a Kubernetes Secret has at most 1 MiB
+MOST_LABELLED = 100  # tenants with metrics of their own
+OTHERS = "other"  # the label of all further tenants in metrics
 _CHECKED_EVERY_S = 1.0
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
@@ -40,7 +39,7 @@ Most = Annotated[int, Field(ge=1, le=10**12)]
 
 
 class Entry(BaseModel):
-    """One key in the file. Limits are the tenant's, the same at each of its keys; a null is no limit."""
+    """One key in the file. Its limits are those of the tenant, the same for each of its keys; null: no limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -70,7 +69,7 @@ def _rate(a_second: int | None, a_minute: int | None) -> Rate | None:
 
 
 def read(path: Path) -> list[Entry]:
-    """Read the entries of a file of keys. Raises SettingsError with the place and the reason, and without the file's content."""
+    """Read a file of keys. Raises SettingsError with the place and the reason, but without content of the file."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise SettingsError(f"{path} is not a file: api_keys_file names a JSON file of keys")
@@ -110,7 +109,7 @@ def _check(entries: Iterable[Entry], path: Path) -> None:
 
 
 def _sentence(error: ValidationError) -> str:
-    """The first error, without the value or the name of an unknown field: either may be a key in the wrong place."""
+    """The first error, without the value or the name of an unknown field, which may be a misplaced key."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         return f"not JSON: {first['msg']}"
@@ -123,7 +122,7 @@ def _sentence(error: ValidationError) -> str:
 
 
 class Keys:
-    """The keys of one process. `watch` reads the file again; all else is for the event loop."""
+    """The keys of one process. Used on the event loop only."""
 
     def __init__(self, settings: Settings, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises SettingsError if the file cannot be used: the service does not start without its keys."""
@@ -139,7 +138,7 @@ class Keys:
             digest = hashlib.sha256(key.get_secret_value().encode()).digest()
             name = f"key:{digest.hex()[:16]}"
             tenant = Tenant(name, client=name, clock=clock)
-            tenant.metrics = metrics.tenant(OTHERS)  # /metrics is open: it shows no part of a hash
+            tenant.metrics = metrics.tenant(OTHERS)  # /metrics needs no key, so it shows no part of a hash
             self._own[digest] = tenant, name
         self._mark: object = None
         self._install(self._read() or [])
@@ -156,7 +155,7 @@ class Keys:
         return found[0]
 
     async def watch(self) -> None:
-        """Apply every change of the file, without end. A file that cannot be used is logged once and changes nothing."""
+        """Apply every change of the file, forever. An invalid file is logged once and changes nothing."""
         while self._file is not None:
             await asyncio.sleep(_CHECKED_EVERY_S)
             try:
@@ -166,7 +165,7 @@ class Keys:
                     log.info("api keys were read again", extra={"keys": len(entries), "tenants": len(self._tenants)})
             except SettingsError as error:
                 log.error("api keys stay as they were", extra={"error": str(error)})
-            except Exception as error:  # whatever a hostile file causes, the next one is read; its text may hold a key
+            except Exception as error:  # after any error the next version is read; the text of the error may contain a key
                 log.error("api keys stay as they were", extra={"error": type(error).__name__})
 
     def _read(self) -> list[Entry] | None:
@@ -176,7 +175,7 @@ class Keys:
         mark = _mark(self._file)
         if mark == self._mark:
             return None
-        self._mark = mark  # before it is read: what changes meanwhile is another mark
+        self._mark = mark  # before reading, so that a change meanwhile is noticed
         return read(self._file)
 
     def _install(self, entries: list[Entry]) -> None:
@@ -189,7 +188,7 @@ class Keys:
                 tenant = tenants[entry.tenant] = self._tenants.get(entry.tenant) or Tenant(entry.tenant, clock=self._clock)
                 tenant.limit(entry.limits)
             found[bytes.fromhex(entry.sha256)] = tenant, entry.name
-        labelled = set(list(tenants)[:MOST_LABELLED])  # by their order in the file, so that all gateways name the same
+        labelled = set(list(tenants)[:MOST_LABELLED])  # in the order of the file, so that all gateways label the same tenants
         for name in self._labelled - labelled:
             self._metrics.forget_tenant(name)
         for name, tenant in tenants.items():

@@ -1,7 +1,7 @@
-"""Bulk answers a line at a time: each input's line leaves as soon as its row is there, in any order, the totals last.
+"""Bulk answers line by line: the line of each input is sent as soon as its row is computed, in any order, and the totals last.
 
-A line carries the index of its input. The status is sent before the first row is known, so a later error of the whole request is
-the last line, in the dialect's form; a client must require the closing line with `usage`.
+A line has the index of its input. The status is sent before all rows are known, so a later error of the whole request is the last line, in
+the dialect's form. A client must check that the last line has `usage`.
 """
 
 import asyncio
@@ -29,23 +29,23 @@ async def stream(
     entry: Callable[[int, Any], dict[str, Any]],
     render: Callable[[ServiceError], tuple[int, Any]],
 ) -> Response:
-    """Begin the work and stream its rows. What can be refused is refused before the first byte, with a status of its own.
+    """Start the request and stream its rows. An error before the first row is raised, so it has its own status.
 
-    Once lines are flowing, errors of single inputs are lines too, whether or not the request asked for them.
+    After that, errors of single inputs are lines, whether or not the request asked for errors by item.
     """
     call.begin_stream()
     call.item_errors = True
-    rows: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()  # at most one entry an input, which the client batch bounds
+    rows: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()  # at most one entry per input, whose number is bounded
     work = asyncio.create_task(model.answer(request, call, lambda index, row: rows.put_nowait((index, row))))
 
     def ended(done: asyncio.Task[EncodeAnswer]) -> None:
-        _ = done.cancelled() or done.exception()  # retrieve it, or asyncio complains about an error that was never read
+        _ = done.cancelled() or done.exception()  # retrieve the error, or asyncio logs that it was never read
         rows.put_nowait(None)
 
     work.add_done_callback(ended)
     try:
         first = await rows.get()
-    except asyncio.CancelledError:  # the client has gone before the first row
+    except asyncio.CancelledError:  # the client disconnected before the first row
         work.cancel()
         raise
     if first is None and (error := work.exception()):
@@ -69,7 +69,7 @@ async def stream(
 
 
 class _Lines(StreamingResponse):
-    """The lines of a piece of work, which ends with them: also when the client goes before the first one is asked for."""
+    """The lines of a request. The request is cancelled when the response ends, also if it never began."""
 
     def __init__(self, lines: AsyncIterator[bytes], work: "asyncio.Task[EncodeAnswer]", call: Call) -> None:
         super().__init__(lines, media_type=NDJSON, headers=call.headers)
@@ -92,7 +92,7 @@ def _entry(
 
 
 def totals(answer: EncodeAnswer) -> dict[str, Any]:
-    """What an answer says of all its inputs together."""
+    """The last line of an answer: tokens, and truncated inputs."""
     return {"usage": {"prompt_tokens": answer.n_tokens, "total_tokens": answer.n_tokens}, "truncated": answer.truncated}
 
 

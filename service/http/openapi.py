@@ -1,8 +1,7 @@
-"""The OpenAPI document as generators of clients need it.
+"""Corrects the OpenAPI document for client generators.
 
-FastAPI derives it from the routes. This corrects, for all routes at once, what breaks generators: schemas of different dialects with
-one title, enums whose members have one name, a type that is null alone, defaults, a form of error that is never sent. Examples and keys
-are added.
+FastAPI derives the document from the routes. Generators fail on schemas of different dialects with one title, enums whose members have one
+name, a type that is only null, defaults, and an error schema that is never sent. These are corrected, and examples and keys are added.
 """
 
 import json
@@ -22,7 +21,7 @@ _QUESTION, _DOCUMENTS = "What is the capital of France?", ["Paris is the capital
 _CODE = "def mean(values):\n"
 _CONVERSATION = [{"role": "user", "content": "Write a function that adds two numbers."}]
 
-# A body that each route takes, whatever its name for `model` is.
+# A valid body for each route, without `model`.
 EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": [_TEXT, "Paris is in France"]},
     "/embeddings": {"input": _TEXT},
@@ -85,7 +84,7 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
 
 
 def _name(document: dict[str, Any]) -> None:
-    """Every schema gets a name of its own, without dots or underscores, and that name as its title."""
+    """Give every schema a unique name without dots and underscores, and that name as its title."""
     old = document["components"]["schemas"]
     names = {name: _plain(name) for name in old}
     assert len(set(names.values())) == len(names), "two schemas have one name"
@@ -96,7 +95,7 @@ def _name(document: dict[str, Any]) -> None:
 def _plain(name: str) -> str:
     """`service__dialects__cohere__RerankRequest` -> `CohereRerankRequest`."""
     *modules, last = name.split("__")
-    own = modules[2:]  # behind `service` and `dialects`
+    own = modules[2:]  # after `service` and `dialects`
     dialect = (_DIALECTS.get("__".join(own)) or _DIALECTS.get(own[0], own[0].title())) if own else ""
     return dialect + re.sub(r"[^A-Za-z0-9]", "", last)
 
@@ -133,12 +132,12 @@ def _mend(node: Any) -> None:
 
 
 def _mend_schema(schema: dict[str, Any], *, alone: bool = True) -> None:
-    schema.pop("title", None)  # pydantic repeats the field's name: a source of equal titles and of nothing else
-    if "default" in schema:  # in words: generators require a field that has a default, or always send it
+    schema.pop("title", None)  # pydantic repeats the field's name, which gives equal titles
+    if "default" in schema:  # as text: generators require a field with a default, or always send it
         default = schema.pop("default")
         if default not in (None, [], {}):
             schema["description"] = f"{schema.get('description', '')} Default: {json.dumps(default)}.".strip()
-    if schema.get("type") == "null" and alone:  # a value that is always null; generators know none
+    if schema.get("type") == "null" and alone:  # a value that is always null, which generators do not support
         del schema["type"]
         schema["anyOf"] = [{"type": "string"}, {"type": "null"}]
     if "enum" in schema:
@@ -153,7 +152,7 @@ def _mend_schema(schema: dict[str, Any], *, alone: bool = True) -> None:
 
 
 def _answers(operation: dict[str, Any], *, has_body: bool) -> None:
-    """Errors in the dialect's form only: FastAPI adds its own 422, which is never sent."""
+    """Remove FastAPI's own 422, which is never sent, and describe streams and errors of bodies."""
     responses = operation["responses"]
     if "HTTPValidationError" in str(responses.get("422")):
         del responses["422"]

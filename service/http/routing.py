@@ -1,8 +1,8 @@
-"""A route of ours: a validated body in, a JSON answer out, and as little as possible between.
+"""Routes with little overhead: a validated body in, a JSON answer out.
 
-FastAPI's own handler parses JSON into dicts, validates those, solves dependencies, validates the answer and serialises it, in Python and
-for every request, on the cores that compute. Here pydantic reads the bytes and orjson writes them; what FastAPI is kept for is the OpenAPI
-document, which it draws from the same signature, and the routes with parameters in their paths.
+FastAPI's own handler parses JSON into dicts, validates these, resolves dependencies, validates the answer and serialises it, in Python, for
+every request, on the cores that compute. Here pydantic parses the bytes and orjson writes them. FastAPI makes the OpenAPI document from the
+same signature, and handles the routes with parameters in their paths.
 """
 
 import asyncio
@@ -29,33 +29,33 @@ Element = TypeVar("Element")
 
 Answer = Callable[[bytes, Call, Catalog], Awaitable[Response]]
 
-# A list in a body. Its first bad element ends the check: a complaint about each would be far larger and slower than the body itself.
+# A list in a body. Validation stops at the first bad element: errors of all of them could be far larger than the body.
 Many = Annotated[list[Element], Field(fail_fast=True)]
 
-CALL, CATALOG = "attnserve.call", "attnserve.catalog"  # their places in the ASGI scope
-METHOD = "attnserve.method"  # also in the scope: HEAD, of a request that is handled as GET
-# Reading JSON holds the event loop. How long is estimated from the characters outside its strings, in nanoseconds on a core of 2026, and so
-# that the worst shape of each is met: a row of one number costs a list, an unknown key a call of Python.
+CALL, CATALOG = "attnserve.call", "attnserve.catalog"  # their keys in the ASGI scope
+METHOD = "attnserve.method"  # also in the scope: "HEAD" for a request that is handled as GET
+# Parsing JSON blocks the event loop. The time is estimated from the characters outside strings, in nanoseconds on a core of 2026, for the
+# slowest form of each: a row of one number costs a list, an unknown key costs a Python call.
 _VALUE_NS, _LIST_NS, _KEY_NS, _STRING_NS, _BYTE_NS = 125, 850, 900, 120, 1.5
-_LONG_DIGITS, _LONG_NS = 256, 2000  # of a number: reading it takes time by the square of its length
+_LONG_DIGITS, _LONG_NS = 256, 2000  # of a number: parsing it takes time quadratic in its length
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _MOST_NS = 80e6
-_LARGE_BYTES = 250_000  # shorter bodies are below that whatever they hold
+_LARGE_BYTES = 250_000  # shorter bodies take less, whatever their content
 _ASIDE_BYTES = 1_000_000  # larger bodies are checked on a thread
-_MOST_ESCAPES = 2_000_000  # finding the end of strings takes time by these
-_SHORT = reprlib.Repr()  # of what was given, in an error
+_MOST_ESCAPES = 2_000_000  # of backslashes, which slow down the search for the ends of strings
+_SHORT = reprlib.Repr()  # of a given value, in an error
 _SHORT.maxstring = _SHORT.maxother = 80
-_BRANCHES = ("str", "int", "bool")  # what pydantic puts beside field names when a union has them
+_BRANCHES = ("str", "int", "bool")  # names that pydantic adds to the location of an error in a union
 
 
 def _from_scope(name: str) -> Callable[[Request], Coroutine[Any, Any, Any]]:
-    async def value(request: Request) -> Any:  # FastAPI goes by the annotation, and gives a plain function a thread
+    async def value(request: Request) -> Any:  # not a plain function, for which FastAPI starts a thread
         return request.scope[name]
 
     return value
 
 
-# What a route may ask for beside its body.
+# What a route may take besides its body.
 CallDep = Annotated[Call, Depends(_from_scope(CALL))]
 CatalogDep = Annotated[Catalog, Depends(_from_scope(CATALOG))]
 
@@ -70,9 +70,9 @@ ContentDep = Annotated[bytes, Depends(_content)]  # the raw body, for a route th
 class JsonRoute(APIRoute):
     """A route `async def name(body: SomeModel, call: CallDep, catalog: CatalogDep)`, each optional, that returns JSON or a Response.
 
-    `content: ContentDep` gives the bytes of the body to a route that has to choose between several models of it.
+    `content: ContentDep` gives the bytes of the body to a route that has to choose between several schemas.
 
-    `answer(body, call, catalog)` is all of it; None where the signature asks for more, and FastAPI has to find that.
+    `answer(body, call, catalog)` handles a request; None if the signature has other parameters, which FastAPI resolves.
     """
 
     answer: Answer | None = None
@@ -87,7 +87,7 @@ class JsonRoute(APIRoute):
         async def answer(content: bytes, call: Call, catalog: Catalog) -> Response:
             arguments: dict[str, Any] = {}
             if len(content) > _ASIDE_BYTES and (body is not None or "content" in parameters):
-                await asyncio.to_thread(_check_work, content)
+                await asyncio.to_thread(_check_cost, content)
                 call.body_checked = True
             if body is not None:
                 arguments[body.name] = read(body.annotation, content, call)
@@ -108,7 +108,7 @@ class JsonRoute(APIRoute):
 
 
 def exact(routers: Iterable[APIRouter]) -> dict[tuple[str, str], JsonRoute]:
-    """The routes that method and path alone decide, by both: the edge calls these itself, past FastAPI's layers of middleware."""
+    """The routes without path parameters, by method and path: the edge calls these without FastAPI's middleware."""
     return {
         (method, route.path): route
         for route in routes_of(routers)
@@ -156,7 +156,7 @@ _ADDRESSED = re.compile(
 
 
 def address(scope: MutableMapping[str, Any]) -> tuple[str | None, bool]:
-    """The model that the URL names, and whether its path does: `?model=NAME`, or `/models/NAME/embed`, whose path becomes `/embed`.
+    """The model that the URL names, and whether in its path: `?model=NAME`, or `/models/NAME/embed`, whose path becomes `/embed`.
 
     `/models/NAME` becomes `/`.
     """
@@ -168,12 +168,12 @@ def address(scope: MutableMapping[str, Any]) -> tuple[str | None, bool]:
 
 
 def read(model: type[Body], body: bytes, call: Call | None = None) -> Body:
-    """The body as its model, or BodyTooLarge, MalformedBody, EmptyInput, InvalidRequest with the field's name.
+    """Parse the body. Raises BodyTooLarge, MalformedBody, EmptyInput, or InvalidRequest with the name of the field.
 
-    A body without a model gets the one that `call` wants; a body that was sent to a model's own path always does.
+    A body without `model` gets `call.wanted`, which also replaces the `model` of a body that was sent to a model's own path.
     """
     if len(body) > _LARGE_BYTES and not (call is not None and call.body_checked):
-        _check_work(body)
+        _check_cost(body)
     try:
         parsed = model.model_validate_json(body)
     except ValidationError as error:
@@ -183,14 +183,14 @@ def read(model: type[Body], body: bytes, call: Call | None = None) -> Body:
     return parsed
 
 
-def _check_work(body: bytes) -> None:
-    """BodyTooLarge where reading it would hold the event loop for too long. Texts may have any number of commas and brackets."""
-    work = _Work.of(body, body.count(b'"'), len(body))
+def _check_cost(body: bytes) -> None:
+    """Raise BodyTooLarge if parsing would block the event loop for too long. Commas and brackets inside strings do not count."""
+    work = _ParsingCost.of(body, body.count(b'"'), len(body))
     if work.ns > _MOST_NS and (escapes := body.count(b"\\")) <= _MOST_ESCAPES:
         plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if escapes else body
         quotes = plain.count(b'"')
         if quotes * _STRING_NS / 2 <= _MOST_NS:
-            work = _Work.of(b"".join(plain.split(b'"')[::2]), quotes, len(body))
+            work = _ParsingCost.of(b"".join(plain.split(b'"')[::2]), quotes, len(body))
     if work.ns > _MOST_NS:
         raise BodyTooLarge(
             f"the body has about {work.lists} lists, {work.values} values, {work.keys} keys and {work.digits} digits of very long numbers, "
@@ -198,8 +198,8 @@ def _check_work(body: bytes) -> None:
         )
 
 
-class _Work(NamedTuple):
-    """The estimated cost of reading JSON."""
+class _ParsingCost(NamedTuple):
+    """The estimated cost of parsing JSON."""
 
     lists: int
     values: int
@@ -208,8 +208,8 @@ class _Work(NamedTuple):
     ns: float
 
     @classmethod
-    def of(cls, structure: bytes, quotes: int, size_bytes: int) -> "_Work":
-        """Of a body of so many bytes and quotation marks, and the characters that lists, values and keys are counted by."""
+    def of(cls, structure: bytes, quotes: int, size_bytes: int) -> "_ParsingCost":
+        """The cost of a body of so many bytes and quotation marks. `structure`: its characters, without strings if possible."""
         lists, values, keys = structure.count(b"["), structure.count(b","), structure.count(b":")
         long = structure.translate(_ZEROS).count(b"0" * _LONG_DIGITS)
         ns = lists * _LIST_NS + values * _VALUE_NS + keys * _KEY_NS + long * _LONG_NS + quotes * _STRING_NS / 2 + size_bytes * _BYTE_NS
@@ -224,11 +224,11 @@ def json_response(content: Any, call: Call, status: int = 200) -> Response:
 
 
 def _sentence(error: ValidationError) -> InvalidRequest:
-    """One of pydantic's errors as a sentence. In a union: of the branch whose type fits, and of these the deepest."""
+    """One of pydantic's errors as a sentence. In a union: an error of the branch whose type fits, the deepest one."""
     problems = error.errors(include_url=False)
     if problems[0]["type"] == "json_invalid":
         return MalformedBody(f"the body is not JSON: {problems[0]['msg']}")
-    first = max(problems, key=_aptness) if len(problems) > 1 else problems[0]
+    first = max(problems, key=_fitness) if len(problems) > 1 else problems[0]
     field = ".".join(_names(first["loc"])) or "body"
     if first["type"] in (UNKNOWN, NOT_SUPPORTED):
         named = ".".join([*_names(first["loc"]), _SHORT.repr(first["ctx"]["field"]).strip("'")])
@@ -245,5 +245,5 @@ def _names(loc: Sequence[int | str]) -> list[str]:
     return [str(part) for part in loc if isinstance(part, int) or (part.isidentifier() and part not in _BRANCHES)]
 
 
-def _aptness(problem: Any) -> tuple[bool, int]:
+def _fitness(problem: Any) -> tuple[bool, int]:
     return not problem["type"].endswith("_type"), sum(isinstance(part, int) for part in problem["loc"])

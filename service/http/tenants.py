@@ -1,8 +1,8 @@
 """Tenants: their limits and their usage.
 
 Requests and tokens are limited by token buckets: 600 a minute is a bucket of 600 that fills at 10 a second. The tokens of a request are
-known when it has been answered, so they are charged then. A request is admitted if at least one token is left; a large answer may make the
-level negative, and the bucket fills again at its rate. Limits and counts are those of one process; each gateway of a cluster has its own
+charged after its answer, when they are known. A request is admitted if at least one token is left, so a large answer may make the level
+negative, until the bucket has filled again. Limits and counts are those of one process: each gateway of a cluster has its own
 (docs/keys.md).
 """
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from service.call import Call
     from service.telemetry.metrics import TenantMetrics
 
-_ALMOST = 1e-9  # of a request or token: what adding up fractions may lose
-_STREAM_RETRY_S = 1.0  # nothing says when a stream will end
+_ALMOST = 1e-9  # of a request or token: rounding error of sums
+_STREAM_RETRY_S = 1.0  # the end of a stream cannot be predicted
 
 
 class Rate(NamedTuple):
@@ -41,7 +41,7 @@ class Limits(NamedTuple):
 
 
 class Bucket:
-    """Full at first; fills at its rate, up to its limit. The level may be negative: a debt."""
+    """A token bucket: full at first, filled at its rate up to its limit. The level may be negative."""
 
     def __init__(self, rate: Rate, now: float) -> None:
         self.rate = rate
@@ -62,15 +62,15 @@ class Bucket:
         return missing * self.rate.period_s / self.rate.most if missing > _ALMOST else 0.0
 
     def of(self, rate: Rate, now: float) -> "Bucket":
-        """Change the limit. The level stays, up to the new limit."""
+        """A bucket with another rate and the same level, at most the new limit."""
         bucket = Bucket(rate, now)
         bucket._level = min(self.level(now), bucket._level)
         return bucket
 
 
 @dataclass(slots=True)
-class Usage:
-    """What a tenant has used of one model."""
+class UsageCounts:
+    """Requests and tokens of one tenant, for one model."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -78,13 +78,13 @@ class Usage:
 
 
 class Tenant:
-    """For the event loop alone. Buckets and usage are kept when the file of keys is read again."""
+    """Used on the event loop only. Buckets and usage are kept when the file of keys is read again."""
 
     def __init__(self, name: str, *, client: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
         self.client = client or f"tenant:{name}"  # for shares of queues, slots and bodies
         self.since_s = int(time.time())
-        self.usage: dict[str, Usage] = {}  # by model
+        self.usage: dict[str, UsageCounts] = {}  # by model
         self.streams = 0
         self.metrics: TenantMetrics | None = None
         self.limits = Limits()
@@ -127,11 +127,11 @@ class Tenant:
             call.charged = call.tokens
 
     def settle(self, call: "Call", status: int) -> None:
-        """The request is over."""
+        """Count the end of a request: its tokens, and its stream."""
         self.charge(call)
         self.streams -= call.streaming
         if call.model and (status < 400 or call.tokens):
-            usage = self.usage.setdefault(call.model, Usage())
+            usage = self.usage.setdefault(call.model, UsageCounts())
             usage.requests += 1
             usage.prompt_tokens += call.tokens - call.completion_tokens
             usage.completion_tokens += call.completion_tokens
@@ -139,13 +139,13 @@ class Tenant:
             self.metrics.request(call.tokens - call.completion_tokens, call.completion_tokens)
 
     @property
-    def total(self) -> Usage:
+    def total(self) -> UsageCounts:
         """Of all models."""
         each = self.usage.values()
-        return Usage(sum(u.requests for u in each), sum(u.prompt_tokens for u in each), sum(u.completion_tokens for u in each))
+        return UsageCounts(sum(u.requests for u in each), sum(u.prompt_tokens for u in each), sum(u.completion_tokens for u in each))
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """OpenAI's, of the limits that there are: how much, how much is left, and how long until all of it is there again."""
+        """OpenAI's headers for each limit that is set: the limit, what is left, and the time until the bucket is full."""
         made: list[tuple[bytes, bytes]] = []
         now = self._clock()
         for bucket, what in ((self._requests, b"requests"), (self._tokens, b"tokens")):
@@ -171,7 +171,7 @@ def _changed(bucket: Bucket | None, rate: Rate | None, now: float) -> Bucket | N
 
 
 def duration(seconds: float) -> str:
-    """As OpenAI writes it: `0s`, `20ms`, `1.5s`, `6m0s`, `1h0m0s`. Rounded up to milliseconds."""
+    """A duration as OpenAI writes it: `0s`, `20ms`, `1.5s`, `6m0s`, `1h0m0s`. Rounded up to milliseconds."""
     ms = math.ceil(seconds * 1000 - _ALMOST)
     if 0 < ms < 1000:
         return f"{ms}ms"

@@ -14,7 +14,7 @@ from service.dialects.openai.embeddings import ErrorResponse
 from service.errors import RouteNotFound
 from service.http.edge import USAGE_PATH
 from service.http.routing import CallDep, CatalogDep, JsonRoute
-from service.http.tenants import Tenant, Usage
+from service.http.tenants import Tenant, UsageCounts
 
 
 class ModelUsage(BaseModel):
@@ -59,5 +59,5 @@ async def usage(call: CallDep, catalog: CatalogDep) -> Any:
     }
 
 
-def _counts(used: Usage) -> dict[str, int]:
+def _counts(used: UsageCounts) -> dict[str, int]:
     return {**asdict(used), "total_tokens": used.prompt_tokens + used.completion_tokens}

@@ -8,7 +8,7 @@ import pytest
 
 from service.dialects.openai.embeddings import EmbeddingRequest
 from service.errors import BodyTooLarge, InvalidRequest
-from service.http.routing import _check_work, read
+from service.http.routing import _check_cost, read
 from service.settings import Settings
 
 LIMITS = Settings()
@@ -63,7 +63,7 @@ def test_the_largest_list_that_is_read_takes_no_longer_than_a_turn_of_the_event_
 
 def fits(content: bytes) -> bool:
     try:
-        _check_work(content)
+        _check_cost(content)
     except BodyTooLarge:
         return False
     return True
