@@ -41,7 +41,7 @@ class LayerWeights(BaseModel):
     weights: list[list[list[float]]] = Field(description="A matrix for each head, or one for their mean: [query][key].")
 
 
-class Usage(BaseModel):
+class AttentionUsage(BaseModel):
     prompt_tokens: int
     total_tokens: int
 
@@ -52,7 +52,7 @@ class AttentionResponse(BaseModel):
     tokens: list[str] = Field(description="The piece of the text that each token is; of a special token its name.")
     token_ids: list[int]
     layers: list[LayerWeights]
-    usage: Usage
+    usage: AttentionUsage
 
 
 router = APIRouter(route_class=JsonRoute, tags=["Attention"], responses=ERRORS)

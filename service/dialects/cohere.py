@@ -84,7 +84,7 @@ class DocumentText(Body):
     text: str
 
 
-class RerankRequest(Body):
+class CohereRerankRequest(Body):
     """Keys that no list has are ignored; "7" and true are no numbers."""
 
     model_config = ConfigDict(strict=True)
@@ -106,12 +106,12 @@ class ApiVersion(BaseModel):
     version: str
 
 
-class BilledUnits(BaseModel):
+class CohereBilledUnits(BaseModel):
     input_tokens: int | None = None
     search_units: int | None = None
 
 
-class Tokens(BaseModel):
+class CohereTokens(BaseModel):
     input_tokens: int
 
 
@@ -120,10 +120,10 @@ class ItemError(BaseModel):
     message: str
 
 
-class Meta(BaseModel):
+class CohereMeta(BaseModel):
     api_version: ApiVersion
-    billed_units: BilledUnits
-    tokens: Tokens
+    billed_units: CohereBilledUnits
+    tokens: CohereTokens
     truncated: list[Cutting] = Field(description="The inputs that were cut, with their tokens before and after.")
     warnings: list[str] = Field([], description="Only where there are any.")
     errors: list[ItemError] = Field([], description="Only on requests with x-item-errors: the texts whose embeddings are null, and why.")
@@ -146,7 +146,7 @@ class EmbedResponse(BaseModel):
     id: str
     embeddings: EmbeddingsByType
     texts: list[str]
-    meta: Meta
+    meta: CohereMeta
     response_type: Literal["embeddings_by_type"]
 
 
@@ -154,22 +154,22 @@ class EmbedFloatsResponse(BaseModel):
     id: str
     embeddings: list[list[float] | None]
     texts: list[str]
-    meta: Meta
+    meta: CohereMeta
     response_type: Literal["embeddings_floats"]
 
 
-class RerankResult(BaseModel):
+class CohereRerankResult(BaseModel):
     index: int
     relevance_score: float
 
 
-class RerankResponse(BaseModel):
+class CohereRerankResponse(BaseModel):
     id: str
-    results: list[RerankResult]
-    meta: Meta
+    results: list[CohereRerankResult]
+    meta: CohereMeta
 
 
-class ErrorResponse(BaseModel):
+class CohereErrorResponse(BaseModel):
     message: str
 
 
@@ -182,7 +182,7 @@ def render(error: ServiceError) -> tuple[int, Any]:
 
 
 DIALECT = Dialect("cohere", ("/v2/embed", "/v2/rerank", "/v1/embed"), render)
-ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 401, 404, 413, 429, 500, 503, 504)}
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": CohereErrorResponse} for status in (400, 401, 404, 413, 429, 500, 503, 504)}
 router = APIRouter(route_class=JsonRoute, tags=["Cohere"], responses=ERRORS)
 
 
@@ -239,8 +239,8 @@ async def embed_v1(body: EmbedV1Request, call: CallDep, catalog: CatalogDep) -> 
     return {**said, "embeddings": by_type, "response_type": "embeddings_by_type"}
 
 
-@router.post("/v2/rerank", response_model=RerankResponse)
-async def rerank(body: RerankRequest, call: CallDep, catalog: CatalogDep) -> Any:
+@router.post("/v2/rerank", response_model=CohereRerankResponse)
+async def rerank(body: CohereRerankRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """The documents by relevance to the query, best first."""
     _choose_lane(call, body.priority)
     documents = [document if isinstance(document, str) else document.text for document in body.documents]

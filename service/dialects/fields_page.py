@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from service.dialects.jina import RerankRequest
+from service.dialects.jina import JinaRerankRequest
 from service.dialects.oip.schemas import InferRequest
 from service.dialects.openai.tokens import TokenizeRequest
 from service.dialects.routers import MODULES
@@ -17,7 +17,7 @@ from service.http.fields import Body, Other
 # Bodies that a route reads by itself, after a look at what they are.
 _READ_INSIDE: dict[str, tuple[type[Body], ...]] = {
     "/tokenize": (TeiTokenizeRequest, TokenizeRequest),
-    "/rerank": (TeiRerankRequest, RerankRequest),
+    "/rerank": (TeiRerankRequest, JinaRerankRequest),
     "/v2/models/{model:path}/infer": (InferRequest,),
 }
 

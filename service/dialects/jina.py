@@ -12,7 +12,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.dialects import accepted
-from service.dialects.cohere import ApiVersion, search_units
+from service.dialects.cohere import ApiVersion, DocumentText, search_units
 from service.dialects.ranking import rank
 from service.errors import ServiceError
 from service.http.dialect import Dialect
@@ -25,11 +25,7 @@ class GivenDocument(Body):
     text: str
 
 
-class DocumentText(BaseModel):
-    text: str
-
-
-class RerankRequest(Body):
+class JinaRerankRequest(Body):
     """Keys that no list has are ignored; "7" and true are no numbers."""
 
     model_config = ConfigDict(strict=True)
@@ -46,38 +42,38 @@ class RerankRequest(Body):
     raw_scores: bool = Field(False, description="Logits (of an encoder: cosines) in place of scores in [0, 1].")
 
 
-class RerankResult(BaseModel):
+class JinaRerankResult(BaseModel):
     index: int
     relevance_score: float
     document: DocumentText | None = Field(None, description="Missing where `return_documents` is false.")
 
 
-class Usage(BaseModel):
+class JinaUsage(BaseModel):
     total_tokens: int
     prompt_tokens: int
 
 
-class BilledUnits(BaseModel):
+class JinaBilledUnits(BaseModel):
     search_units: int
 
 
-class Meta(BaseModel):
+class JinaMeta(BaseModel):
     api_version: ApiVersion
-    billed_units: BilledUnits
+    billed_units: JinaBilledUnits
 
 
-class RerankResponse(BaseModel):
+class JinaRerankResponse(BaseModel):
     model: str
     object: Literal["list"]
-    usage: Usage
-    results: list[RerankResult]
+    usage: JinaUsage
+    results: list[JinaRerankResult]
     truncated: list[Cutting] = Field(description="The documents that were cut, with their tokens (the query's included) before and after.")
     warnings: list[str]
     id: str
-    meta: Meta
+    meta: JinaMeta
 
 
-class ErrorResponse(BaseModel):
+class JinaErrorResponse(BaseModel):
     detail: str
     message: str = Field(description="The same, where Cohere's clients look for it.")
 
@@ -87,12 +83,12 @@ def render(error: ServiceError) -> tuple[int, Any]:
 
 
 DIALECT = Dialect("jina", ("/v1/rerank",), render)
-ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 401, 404, 413, 422, 429, 500, 503, 504)}
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": JinaErrorResponse} for status in (400, 401, 404, 413, 422, 429, 500, 503, 504)}
 router = APIRouter(route_class=JsonRoute, tags=["Jina"], responses=ERRORS)
 
 
-@router.post("/v1/rerank", response_model=RerankResponse)
-async def rerank(body: RerankRequest, call: CallDep, catalog: CatalogDep) -> Any:
+@router.post("/v1/rerank", response_model=JinaRerankResponse)
+async def rerank(body: JinaRerankRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """The documents by relevance to the query, best first; in Jina's form and in Cohere's of version 1."""
     documents = [document if isinstance(document, str) else document.text for document in body.documents]
     ranking = await rank(catalog, call, body.model, body.query, documents, top_n=body.top_n or None)

@@ -152,7 +152,7 @@ async def continuation_stream(body: TgiRequest, call: Call, catalog: Catalog) ->
     return await sse.stream(answer.runs, answer, call, catalog.settings)
 
 
-async def _submit(body: TgiRequest, call: Call, catalog: Catalog, *, stream: bool) -> "_Answer":
+async def _submit(body: TgiRequest, call: Call, catalog: Catalog, *, stream: bool) -> "_TgiAnswer":
     model = catalog.generator(body.model)
     asked = body.parameters or TgiParameters.model_validate({})
     if not body.inputs:
@@ -188,7 +188,7 @@ async def _submit(body: TgiRequest, call: Call, catalog: Catalog, *, stream: boo
     runs = await Runs.submit(model, requests, call, n=1, prompt_field="inputs", stream=stream)
     if stream:
         generation.bound_unread(runs, asked.top_n_tokens or 0, catalog.settings)
-    return _Answer(body, asked, model, runs, seed if draws else None)
+    return _TgiAnswer(body, asked, model, runs, seed if draws else None)
 
 
 def _check_size(body: TgiRequest, asked: TgiParameters, prompt_tokens: int, model: Generator, settings: Settings) -> None:
@@ -218,7 +218,7 @@ def _grammar(given: TgiGrammar | None) -> Grammar | None:
     return Grammar(kind="json_schema", source=source, param=field)
 
 
-class _Answer:
+class _TgiAnswer:
     """The answer of one run; also the events of a stream."""
 
     def __init__(self, body: TgiRequest, asked: TgiParameters, model: Generator, runs: Runs, seed: int | None) -> None:

@@ -28,7 +28,7 @@ class SelfTest:
 
 
 @dataclass(frozen=True)
-class Rate:
+class MeasuredRate:
     """The speed of a run on one core. `run_cost_tokens`: so many tokens of padding cost as much as the fixed cost of a run."""
 
     tokens_per_s: float
@@ -92,7 +92,7 @@ def _check_served(bundle: Path, manifest: contract.Manifest, session: Session, i
         ) from error
 
 
-def measure_rate(session: Session, output: str, max_tokens: int) -> Rate:
+def measure_rate(session: Session, output: str, max_tokens: int) -> MeasuredRate:
     """Three measurements, each the median of a few runs: one short input, many short ones, and many short ones with a longer one.
 
     The third gives the cost of padding, which in a graph that packs its tokens is the cost in the attention only.
@@ -106,7 +106,7 @@ def measure_rate(session: Session, output: str, max_tokens: int) -> Rate:
     per_padding_s = (_median_s(session, output, ragged) - run_cost_s - sum(ragged) * per_token_s) / padding
     # A cost near zero is noise, and would put inputs of any lengths into one batch.
     price_s = min(max(per_padding_s, per_token_s / 10), per_token_s)
-    return Rate(tokens_per_s=1 / per_token_s, run_cost_tokens=min(run_cost_s / price_s, 1024.0))
+    return MeasuredRate(tokens_per_s=1 / per_token_s, run_cost_tokens=min(run_cost_s / price_s, 1024.0))
 
 
 def _median_s(session: Session, output: str, lengths: list[int]) -> float:

@@ -1,6 +1,6 @@
 """Corrects the OpenAPI document for client generators.
 
-FastAPI derives the document from the routes. Generators fail on schemas of different dialects with one title, enums whose members have one
+FastAPI derives the document from the routes. Generators fail on titles that several schemas have, enums whose members have one
 name, a type that is only null, defaults, and an error schema that is never sent. These are corrected, and examples and keys are added.
 """
 
@@ -52,8 +52,6 @@ EXAMPLES: dict[str, dict[str, Any]] = {
 _PARAMETERS = {"model": "all-MiniLM-L6-v2", "response_id": "resp_0123456789abcdef"}
 _OPEN_TAG = "Operation"  # its routes need no key
 _OPEN_PATHS = ("/health", "/ping", "/v2/health/live", "/v2/health/ready")
-# FastAPI puts the module before the name if two schemas share one. Its folder or file in `service/dialects/` names the dialect.
-_DIALECTS = {"openai": "OpenAI", "openai__tokens": "Vllm"}
 
 
 def refined(document: dict[str, Any], *, needs_key: bool) -> dict[str, Any]:
@@ -84,20 +82,12 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
 
 
 def _name(document: dict[str, Any]) -> None:
-    """Give every schema a unique name without dots and underscores, and that name as its title."""
+    """Give every schema a name without dots and underscores, and that name as its title."""
     old = document["components"]["schemas"]
-    names = {name: _plain(name) for name in old}
-    assert len(set(names.values())) == len(names), "two schemas have one name"
+    assert not any("__" in name for name in old), "two schemas have one name"  # FastAPI then adds their modules
+    names = {name: re.sub(r"[^A-Za-z0-9]", "", name) for name in old}
     _refer(document, {f"#/components/schemas/{name}": f"#/components/schemas/{plain}" for name, plain in names.items()})
     document["components"]["schemas"] = {names[name]: {**schema, "title": names[name]} for name, schema in sorted(old.items())}
-
-
-def _plain(name: str) -> str:
-    """`service__dialects__cohere__RerankRequest` -> `CohereRerankRequest`."""
-    *modules, last = name.split("__")
-    own = modules[2:]  # after `service` and `dialects`
-    dialect = (_DIALECTS.get("__".join(own)) or _DIALECTS.get(own[0], own[0].title())) if own else ""
-    return dialect + re.sub(r"[^A-Za-z0-9]", "", last)
 
 
 def _refer(node: Any, names: dict[str, str]) -> None:

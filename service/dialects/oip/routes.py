@@ -18,13 +18,13 @@ from export import contract
 from service.call import NUMBER_BYTES, Call
 from service.catalog import Catalog, Model, Served
 from service.dialects.oip.schemas import (
-    ErrorResponse,
     InferRequest,
     InferResponse,
     Live,
     ModelConfig,
     ModelMetadata,
     ModelReady,
+    OipErrorResponse,
     Ready,
     ServerMetadata,
     WantedOutput,
@@ -48,7 +48,7 @@ def render(error: ServiceError) -> tuple[int, Any]:
 
 
 def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    return {status: {"model": ErrorResponse} for status in statuses}
+    return {status: {"model": OipErrorResponse} for status in statuses}
 
 
 DIALECT = Dialect("oip", ("/v2",), render)
@@ -79,7 +79,7 @@ async def ready(call: CallDep, catalog: CatalogDep) -> Any:
 
 
 @router.get(
-    "/v2/models/{model:path}/ready", response_model=ModelReady, responses={**errors(404), 503: {"model": ModelReady | ErrorResponse}}
+    "/v2/models/{model:path}/ready", response_model=ModelReady, responses={**errors(404), 503: {"model": ModelReady | OipErrorResponse}}
 )
 async def model_ready(model: ModelPath, call: CallDep, catalog: CatalogDep) -> Any:
     """The same for one model."""
@@ -134,8 +134,8 @@ def _configured(tensor: dict[str, Any], format_: str | None) -> dict[str, Any]:
     return named if format_ is None else {**named, "format": format_}
 
 
-@router.get("/v2/models/stats", response_model=ErrorResponse, status_code=404)
-@router.get("/v2/models/{model:path}/stats", response_model=ErrorResponse, status_code=404)
+@router.get("/v2/models/stats", response_model=OipErrorResponse, status_code=404)
+@router.get("/v2/models/{model:path}/stats", response_model=OipErrorResponse, status_code=404)
 async def model_stats(catalog: CatalogDep, model: str = "") -> Any:
     """Triton's extension, which is not supported: always 404."""
     which = f" of model {find(catalog, model).name}" if model else ""

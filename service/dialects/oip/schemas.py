@@ -133,5 +133,5 @@ class ModelReady(BaseModel):
     ready: bool
 
 
-class ErrorResponse(BaseModel):
+class OipErrorResponse(BaseModel):
     error: str

@@ -32,7 +32,7 @@ from service.dialects.openai import tool_calls
 from service.dialects.openai.chunks import Chunks
 from service.dialects.openai.embeddings import ERRORS
 from service.dialects.openai.token_json import slices
-from service.dialects.openai.tool_calls import AllowedTools, Call, Calling, NamedTool, arguments_of
+from service.dialects.openai.tool_calls import AllowedTools, CallBuilder, Calling, NamedTool, arguments_of
 from service.errors import InvalidRequest
 from service.generation.request import Delta, GenerationRequest, Grammar
 from service.generation.runs import Generator, Runs
@@ -185,8 +185,8 @@ async def chat(body: ChatRequest, call: CallDep, catalog: CatalogDep) -> Any:
     runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="messages", stream=body.stream)
     if body.stream:
         generation.bound_unread(runs, asked[0].top_logprobs, catalog.settings)
-        return await sse.stream(runs, _Stream(body, model, runs, calling), call, catalog.settings)
-    return json_answer(await _Whole(body, model, runs, calling).answer(), call.headers)
+        return await sse.stream(runs, _ChatStream(body, model, runs, calling), call, catalog.settings)
+    return json_answer(await _ChatAnswer(body, model, runs, calling).answer(), call.headers)
 
 
 def _check_size(body: ChatRequest, model: Generator, asked: GenerationRequest, settings: Settings) -> None:
@@ -243,7 +243,7 @@ def messages_of(given: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return messages
 
 
-class _Whole(Chunks):
+class _ChatAnswer(Chunks):
     """An answer without streaming, written as its tokens arrive."""
 
     def __init__(self, body: ChatRequest, model: Generator, runs: Runs, calling: Calling | None) -> None:
@@ -289,7 +289,7 @@ class _Whole(Chunks):
         }
 
 
-class _Stream(Chunks):
+class _ChatStream(Chunks):
     """The events of a stream."""
 
     def __init__(self, body: ChatRequest, model: Generator, runs: Runs, calling: Calling | None) -> None:
@@ -320,7 +320,7 @@ class _Stream(Chunks):
     def _logprobs(self, new: Delta) -> orjson.Fragment:
         return orjson.Fragment(b"[%b]" % self.tokens.chat(new.logprobs))
 
-    def _of_call(self, index: int, called: Call, text: str) -> dict[str, Any]:
+    def _of_call(self, index: int, called: CallBuilder, text: str) -> dict[str, Any]:
         """First its id and name, then its arguments as they arrive."""
         arguments = called.push(text)
         if called.name is not None and not self._named[index]:

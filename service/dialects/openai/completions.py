@@ -63,8 +63,8 @@ async def completions(body: CompletionRequest, call: CallDep, catalog: CatalogDe
     runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="prompt", stream=body.stream)
     if body.stream:
         generation.bound_unread(runs, body.logprobs, catalog.settings)
-        return await sse.stream(runs, _Stream(body, model, prompts, runs), call, catalog.settings)
-    return json_answer(await _Whole(body, model, prompts, runs).answer(), call.headers)
+        return await sse.stream(runs, _CompletionStream(body, model, prompts, runs), call, catalog.settings)
+    return json_answer(await _CompletionAnswer(body, model, prompts, runs).answer(), call.headers)
 
 
 def _check_size(body: CompletionRequest, prompts: Sequence[tuple[str, list[int]]], model: Generator, settings: Settings) -> None:
@@ -114,7 +114,7 @@ async def _prompts(body: CompletionRequest, model: Generator, catalog: Catalog) 
     return prompts
 
 
-class _Whole(Chunks):
+class _CompletionAnswer(Chunks):
     """An answer without streaming, written as its tokens arrive."""
 
     def __init__(self, body: CompletionRequest, model: Generator, prompts: Sequence[tuple[str, list[int]]], runs: Runs) -> None:
@@ -196,7 +196,7 @@ class _Sent:
     begun: bool = False
 
 
-class _Stream(Chunks):
+class _CompletionStream(Chunks):
     """The events of a stream. An echoed prompt is rendered once for all its choices, with log-probabilities from the first choice's run."""
 
     def __init__(self, body: CompletionRequest, model: Generator, prompts: Sequence[tuple[str, list[int]]], runs: Runs) -> None:

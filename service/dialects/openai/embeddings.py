@@ -53,7 +53,7 @@ class EmbeddingObject(BaseModel):
     error: dict[str, Any] | None = None
 
 
-class Usage(BaseModel):
+class OpenAIUsage(BaseModel):
     prompt_tokens: int
     total_tokens: int
 
@@ -62,7 +62,7 @@ class EmbeddingResponse(BaseModel):
     object: Literal["list"]
     data: list[EmbeddingObject]
     model: str
-    usage: Usage
+    usage: OpenAIUsage
     truncated: list[Cutting] = Field([], description="The inputs that were cut, with their tokens before and after.")
 
 
@@ -73,7 +73,7 @@ class ErrorDetail(BaseModel):
     code: str | None
 
 
-class ErrorResponse(BaseModel):
+class OpenAIErrorResponse(BaseModel):
     error: ErrorDetail
 
 
@@ -108,7 +108,7 @@ def render(error: ServiceError) -> tuple[int, Any]:
 
 
 DIALECT = Dialect("openai", ("/v1", "/embeddings"), render)
-ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 401, 404, 413, 429, 500, 503, 504)}
+ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": OpenAIErrorResponse} for status in (400, 401, 404, 413, 429, 500, 503, 504)}
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 
 

@@ -95,7 +95,7 @@ async def generations(body: ImageRequest, call: CallDep, catalog: CatalogDep) ->
     )
     runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="prompt", stream=body.stream)
     if body.stream:
-        return await sse.stream(runs, _Stream(sheet, runs, body.partial_images), call, catalog.settings)
+        return await sse.stream(runs, _ImageStream(sheet, runs, body.partial_images), call, catalog.settings)
     drawn = [delta.token_ids for delta in await runs.all()]
     pictures = await aside(catalog, lambda: [sheet.base64(token_ids) for token_ids in drawn])
     return {
@@ -190,7 +190,7 @@ def _usage(runs: Runs) -> dict[str, Any]:
     }
 
 
-class _Stream:
+class _ImageStream:
     """The script of one picture: partial ones after even shares of its pixels, whatever the pace, then the whole."""
 
     def __init__(self, sheet: Sheet, runs: Runs, partial_images: int) -> None:

@@ -19,7 +19,7 @@ from service.dialects.generation_schemas import EMPTY_IS_ABSENT, MAX_TOKENS, STR
 from service.dialects.openai import tool_calls
 from service.dialects.openai.embeddings import ERRORS, render
 from service.dialects.openai.token_json import token_json
-from service.dialects.openai.tool_calls import Call, Calling, arguments_of
+from service.dialects.openai.tool_calls import CallBuilder, Calling, arguments_of
 from service.errors import EmptyInput, InvalidRequest, ServiceError
 from service.generation.request import Delta, Grammar
 from service.generation.runs import Generator, Runs
@@ -270,7 +270,7 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep) -
         streamable=False,
     )
     runs = await Runs.submit(model, asked, call, n=1, prompt_field="input", stream=body.stream)
-    answer = _Answer(body, model, runs, calling)
+    answer = _ResponseBuilder(body, model, runs, calling)
     if body.stream:
         generation.bound_unread(runs, asked[0].top_logprobs, catalog.settings)
         return await sse.stream(runs, answer, call, catalog.settings)
@@ -333,7 +333,7 @@ def _text(content: str | list[InputPart]) -> str:
     return content if isinstance(content, str) else "\n".join(part.text for part in content)
 
 
-class _Answer:
+class _ResponseBuilder:
     """The response as its tokens arrive; also the events of a stream."""
 
     def __init__(self, body: ResponseRequest, model: Generator, runs: Runs, calling: Calling | None) -> None:
@@ -483,7 +483,7 @@ class _Answer:
             return b""
         return self._event("response.output_text.delta", **self._place, delta=delta.text, logprobs=orjson.Fragment(b"[%b]" % logprobs))
 
-    def _of_call(self, call: Call, text: str) -> bytes:
+    def _of_call(self, call: CallBuilder, text: str) -> bytes:
         arguments = call.push(text)
         if not arguments:
             return b""

@@ -34,7 +34,7 @@ class TokenizeRequest(Fields):
     return_token_strs: StrictBool = False
 
 
-class Tokens(BaseModel):
+class VllmTokens(BaseModel):
     count: int
     max_model_len: int | None
     tokens: list[int]
@@ -50,7 +50,7 @@ class Detokenized(BaseModel):
     prompt: str
 
 
-class _Glance(BaseModel):
+class _TokensKind(BaseModel):
     """The fields that tell the forms of a body apart."""
 
     inputs: Any = None
@@ -67,21 +67,21 @@ def _schema(body: type[BaseModel]) -> dict[str, Any]:
 
 _BODY = {"content": {"application/json": {"schema": {"anyOf": [_schema(TeiTokenizeRequest), _schema(TokenizeRequest)]}}}, "required": True}
 _STATUSES = (400, 401, 404, 413, 422, 424, 429, 500, 503, 504)
-_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": TeiError | openai.ErrorResponse} for status in _STATUSES}
+_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": TeiError | openai.OpenAIErrorResponse} for status in _STATUSES}
 router = APIRouter(route_class=JsonRoute)
 _ID_BYTES, _STRING_BYTES = 7, 24  # of a token in JSON
 
 
 @router.post(
     "/tokenize",
-    response_model=list[list[TeiToken]] | Tokens,
+    response_model=list[list[TeiToken]] | VllmTokens,
     responses=_ERRORS,
     openapi_extra={"requestBody": _BODY},
     tags=["text-embeddings-inference", "OpenAI"],
 )
 async def tokenize(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any:
     """The tokens of a prompt or a conversation (vLLM's body), or of each text (text-embeddings-inference's)."""
-    glance = read(_Glance, content, call)
+    glance = read(_TokensKind, content, call)
     await asyncio.sleep(0)  # before a large body is read once more
     empty = not (glance.prompt or glance.messages)  # a client of the other form may send its defaults too
     if empty and (glance.inputs is not None or (glance.prompt is None and glance.messages is None)):

@@ -85,11 +85,11 @@ class Calling:
         defs = {f"tool{at}": _moved(schema, f"#/$defs/tool{at}") for at, schema in enumerate(schemas)}
         return replace(generation.json_schema({"anyOf": calls, "$defs": defs}, "tools"), param="tools")
 
-    def call(self) -> "Call":
-        return Call(next(iter(self.tools)) if len(self.tools) == 1 else None)
+    def call(self) -> "CallBuilder":
+        return CallBuilder(next(iter(self.tools)) if len(self.tools) == 1 else None)
 
 
-class Call:
+class CallBuilder:
     """One call, as its text arrives."""
 
     def __init__(self, name: str | None) -> None:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from service.dialects.openai.embeddings import ErrorResponse
+from service.dialects.openai.embeddings import OpenAIErrorResponse
 from service.errors import RouteNotFound
 from service.http.edge import USAGE_PATH
 from service.http.routing import CallDep, CatalogDep, JsonRoute
@@ -38,7 +38,7 @@ class TenantUsage(BaseModel):
     models: list[ModelUsage]
 
 
-_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": ErrorResponse} for status in (400, 401, 404, 500, 503)}
+_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": OpenAIErrorResponse} for status in (400, 401, 404, 500, 503)}
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=_ERRORS)
 
 

@@ -68,7 +68,7 @@ async def complete(
             )
     _check_size(body, sum(map(len, prompts)), model, catalog.settings, n=len(prompts) * body.n)
     runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="prompt", stream=body.stream)
-    answer = _Answer(body, model, runs)
+    answer = _BeamAnswer(body, model, runs)
     if body.stream:
         return await sse.stream(runs, answer, call, catalog.settings)
     choices = []
@@ -104,7 +104,7 @@ def _check(body: CompletionRequest, model: WritingModel) -> None:
     generation.check_streaming(body.stream, body.stream_options)
 
 
-class _Answer(Chunks):
+class _BeamAnswer(Chunks):
     """Choices from deltas; also the script of the stream."""
 
     def __init__(self, body: CompletionRequest, model: WritingModel, runs: Runs) -> None:

@@ -33,7 +33,7 @@ from service.dialects.tei.schemas import (
     TeiRank,
     TeiRerankRequest,
     TeiSimilarityRequest,
-    Truncation,
+    TeiTruncation,
 )
 from service.encoding import vectors
 from service.encoding.request import EncodeAnswer, EncodeRequest
@@ -88,7 +88,7 @@ _COMPUTING = ("/embed", "/embed_all", "/embed_sparse", "/similarity", "/rerank",
 _TELLING = ("/tokenize", "/decode", "/info", "/health", "/ping")
 DIALECT = Dialect("tei", (*_COMPUTING, *_TELLING, "/"), render)  # "/" is the root alone
 ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": TeiError} for status in (400, 401, 404, 413, 422, 424, 429, 500, 503, 504)}
-_RERANK_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": TeiError | jina.ErrorResponse} for status in ERRORS}
+_RERANK_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": TeiError | jina.JinaErrorResponse} for status in ERRORS}
 _ANY_ANSWERS: dict[int | str, dict[str, Any]] = {**tgi.EVENTS, **{status: {"model": TeiError | tgi.TgiError} for status in ERRORS}}
 router = APIRouter(route_class=JsonRoute, tags=["text-embeddings-inference"], responses=ERRORS)
 
@@ -162,13 +162,13 @@ async def similarity(body: TeiSimilarityRequest, call: CallDep, catalog: Catalog
 
 _RERANK = {
     "required": True,
-    "content": {"application/json": {"schema": {"anyOf": [schema_of(TeiRerankRequest), schema_of(jina.RerankRequest)]}}},
+    "content": {"application/json": {"schema": {"anyOf": [schema_of(TeiRerankRequest), schema_of(jina.JinaRerankRequest)]}}},
 }
 
 
 @router.post(
     "/rerank",
-    response_model=list[TeiRank] | jina.RerankResponse,
+    response_model=list[TeiRank] | jina.JinaRerankResponse,
     response_model_exclude_none=True,
     responses=_RERANK_ERRORS,
     openapi_extra={"requestBody": _RERANK},
@@ -180,13 +180,13 @@ async def rerank(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any
     """
     if b'"documents"' in content and _is_jina(content):
         try:
-            return await jina.rerank(read(jina.RerankRequest, content, call), call, catalog)
+            return await jina.rerank(read(jina.JinaRerankRequest, content, call), call, catalog)
         except ServiceError as error:
             return refused(error, jina.DIALECT)
     return await _ranked(read(TeiRerankRequest, content, call), call, catalog)
 
 
-class _RerankGlance(BaseModel):
+class _RerankKind(BaseModel):
     """As much of a body as says whose form it has."""
 
     texts: Any = None
@@ -194,7 +194,7 @@ class _RerankGlance(BaseModel):
 
 
 def _is_jina(content: bytes) -> bool:
-    glance = read(_RerankGlance, content)
+    glance = read(_RerankKind, content)
     return glance.documents is not None and not glance.texts
 
 
@@ -298,7 +298,7 @@ router.include_router(tei_tokens.router)  # after what is called more: routes ar
 _OF_TEXTS = frozenset({*tgi.TgiParameters.model_fields, *tgi.TgiParameters.others} - {"top_k", "truncate"})
 
 
-class _Glance(BaseModel):
+class _BodyKind(BaseModel):
     """As much of a body as says where it belongs."""
 
     model: str | None = None
@@ -332,7 +332,7 @@ async def invoke(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any
 
     Without a model, the first that fits the body answers.
     """
-    glance = read(_Glance, content, call)
+    glance = read(_BodyKind, content, call)
     await asyncio.sleep(0)  # before a large body is read once more
     traits = catalog.find(glance.model or catalog.first(glance.kinds), *contract.KINDS).manifest.traits
     if traits.pool == "generator" or (not glance.model and glance.kinds == GENERATOR_KINDS):
@@ -369,7 +369,7 @@ def as_sequences(value: str | list[str] | list[list[str]]) -> tuple[bool, list[I
     return single, [texts[0] if len(texts) == 1 else (texts[0], texts[1]) for texts in sequences]
 
 
-def as_cut(body: Truncation, model: Model) -> Cut:
+def as_cut(body: TeiTruncation, model: Model) -> Cut:
     cut = model.default_cut(body.truncate)
     return Cut(side="left") if cut.side == "right" and body.truncation_direction in ("Left", "left") else cut
 

@@ -24,7 +24,7 @@ class TeiRequest(Body):
     model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first of the needed kind without it.")
 
 
-class Truncation(Body):
+class TeiTruncation(Body):
     model_config = ConfigDict(strict=True)
 
     truncate: bool | None = Field(default=None, description="Whether to cut an input that is too long; the service's setting without it.")
@@ -35,7 +35,7 @@ PromptName = Annotated[str | None, Field(max_length=256, description="A prompt o
 RawScores = Annotated[bool, Field(description="Logits instead of scores.")]
 
 
-class TeiEmbedAllRequest(TeiRequest, Truncation):
+class TeiEmbedAllRequest(TeiRequest, TeiTruncation):
     others = accepted.TEI_EMBED_ALL
 
     inputs: Inputs = Field(
@@ -52,7 +52,7 @@ class TeiEmbedRequest(TeiEmbedAllRequest):
     dimensions: int | None = Field(None, ge=1, le=65_536, description="Keep this many dimensions, then bring the vector back to length 1.")
 
 
-class TeiRerankRequest(TeiRequest, Truncation):
+class TeiRerankRequest(TeiRequest, TeiTruncation):
     others = accepted.TEI_RERANK
 
     query: str
@@ -72,7 +72,7 @@ class PipelineParameters(Body):
     top_k: int | None = Field(None, ge=1, le=1_000_000, description="The best labels alone.")
 
 
-class TeiPredictRequest(TeiRequest, Truncation):
+class TeiPredictRequest(TeiRequest, TeiTruncation):
     others = accepted.TEI_PREDICT
 
     inputs: str | Sequence | Annotated[Many[Sequence], Field(min_length=1)] = Field(
@@ -92,7 +92,7 @@ class SimilarityInputs(Body):
     sentences: Many[str] = Field(min_length=1)
 
 
-class SimilarityParameters(Truncation):
+class SimilarityParameters(TeiTruncation):
     prompt_name: PromptName = None
 
 

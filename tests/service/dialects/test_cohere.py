@@ -14,7 +14,7 @@ import pytest
 from fastapi import FastAPI
 
 from export import contract
-from service.dialects.cohere import EmbedResponse, RerankResponse
+from service.dialects.cohere import CohereRerankResponse, EmbedResponse
 from tests.service.fakes import WIDTH, FakeSession, client, fake_app, fake_bundle, fake_tokenizer, serve_in_thread
 
 TOKENIZER = fake_tokenizer()
@@ -182,7 +182,7 @@ async def test_rerank_gives_sigmoids_of_logits_best_first(http: httpx.AsyncClien
     response = await http.post("/v2/rerank", json=rerank(*DOCUMENTS))
     assert response.status_code == 200
     body = response.json()
-    RerankResponse.model_validate(body)
+    CohereRerankResponse.model_validate(body)
     logits = [logit("where is the cat", document) for document in DOCUMENTS]
     order = sorted(range(4), key=lambda index: -logits[index])
     assert body["results"] == [{"index": index, "relevance_score": pytest.approx(sigma(logits[index]), abs=1e-15)} for index in order]

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from export import contract
-from service.dialects.jina import RerankResponse
+from service.dialects.jina import JinaRerankResponse
 from tests.service.fakes import FakeSession, client, fake_app, fake_bundle, fake_tokenizer
 
 TOKENIZER = fake_tokenizer()
@@ -32,7 +32,7 @@ def rerank(*documents: Any, **fields: Any) -> dict[str, Any]:
 async def test_rerank_answers_in_jinas_form(http: httpx.AsyncClient) -> None:
     response = await http.post("/v1/rerank", json=rerank(*DOCUMENTS))
     assert response.status_code == 200
-    RerankResponse.model_validate(response.json())
+    JinaRerankResponse.model_validate(response.json())
     tokens = sum(len(TOKENIZER.encode(QUERY, document).ids) for document in DOCUMENTS)
     assert response.json() == {
         "model": "ranker",

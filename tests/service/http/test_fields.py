@@ -253,11 +253,11 @@ BODIES: dict[type[Body], tuple[dict[str, Any], dict[str, Any]]] = {
         },
     ),
     cohere.DocumentText: ({"text": "a"}, {}),
-    cohere.RerankRequest: (
+    cohere.CohereRerankRequest: (
         {"query": "a", "documents": ["b"]},
         {"model": "reranker", "top_n": 1, "max_tokens_per_doc": 5, "priority": 1, "raw_scores": True},
     ),
-    jina.RerankRequest: ({"query": "a", "documents": ["b"]}, RANKING),
+    jina.JinaRerankRequest: ({"query": "a", "documents": ["b"]}, RANKING),
     oip_schemas.InferRequest: (
         {"inputs": [TENSOR]},
         {"id": "i", "parameters": {"truncate": True}, "outputs": [{"name": "sentence_embedding"}]},
@@ -291,8 +291,8 @@ ROUTES: dict[str, type[Body]] = {
     "/generate": tgi.TgiRequest,
     "/generate_stream": tgi.TgiRequest,
     "/v2/embed": cohere.EmbedRequest,
-    "/v2/rerank": cohere.RerankRequest,
-    "/v1/rerank": jina.RerankRequest,
+    "/v2/rerank": cohere.CohereRerankRequest,
+    "/v1/rerank": jina.JinaRerankRequest,
     "/v2/models/encoder/infer": oip_schemas.InferRequest,
     "/tokenize": tokens.TokenizeRequest,
 }
