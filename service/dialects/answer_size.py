@@ -1,6 +1,6 @@
-"""An upper bound on the bytes of an answer, known before anything is computed.
+"""An upper bound on the bytes of an answer, before it is computed.
 
-Every token counts as the widest of the vocabulary, and the likeliest tokens of a position, which all differ, count as the widest ones.
+Every token counts as the longest of the vocabulary. The most likely tokens of a position are all different, so they count as the longest.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ _AROUND = 512  # bytes of a choice without its text
 
 @dataclass(frozen=True)
 class AnswerSize:
-    """Bytes of parts of an answer."""
+    """Upper bounds on the bytes of the parts of an answer."""
 
     vocabulary: Vocabulary
 
@@ -27,7 +27,7 @@ class AnswerSize:
         return tokens * max(self.vocabulary.widest[:1], default=0)
 
     def chat_logprobs(self, tokens: int, top: int | None) -> int:
-        """`top`: the likeliest tokens beside each; None: no log-probabilities."""
+        """`top`: the number of most likely tokens for each token; None: no log-probabilities."""
         if top is None:
             return 0
         own, others = sum(self.vocabulary.widest_with_bytes[:1]), sum(self.vocabulary.widest_with_bytes[:top])

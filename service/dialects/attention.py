@@ -19,7 +19,7 @@ from service.errors import EmptyInput, InputTooLong, InvalidRequest, WrongKind
 from service.http.fields import Fields
 from service.http.routing import CallDep, CatalogDep, JsonRoute, Many, json_response
 
-MOST_NUMBERS = 500_000  # in an answer: some 5 MB
+MOST_NUMBERS = 500_000  # of an answer: about 5 MB
 Number = Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)]
 
 
@@ -60,7 +60,7 @@ router = APIRouter(route_class=JsonRoute, tags=["Attention"], responses=ERRORS)
 
 @router.post("/v1/attention", response_model=AttentionResponse)
 async def attention(body: AttentionRequest, call: CallDep, catalog: CatalogDep) -> Any:
-    """The weights with which each token of a text takes from each other."""
+    """The attention weights of a text, from each token to each other token."""
     first = next((name for name, each in catalog.models.items() if each.manifest.attention_graph is not None), None)
     model = catalog.find(body.model or first)
     graph = model.manifest.attention_graph
@@ -92,14 +92,14 @@ async def attention(body: AttentionRequest, call: CallDep, catalog: CatalogDep) 
         content = {"object": "attention", "model": model.name, "tokens": tokens, "token_ids": ids, "layers": entries, "usage": usage}
         return json_response(content, call)
 
-    return await asyncio.to_thread(answer)  # megabytes, at most
+    return await asyncio.to_thread(answer)  # serialising up to megabytes
 
 
 def _tokens(model: Served, text: str, longest: int) -> tuple[list[int], list[str]]:
-    """Ids, and the piece of the text that each is."""
+    """The token ids, and the piece of the text of each."""
     try:
         found = model.tokenizer.encode(text)
-    except TypeError:  # which `tokenizers` says of half a surrogate pair
+    except TypeError:  # of `tokenizers`, for half a surrogate pair
         raise InvalidRequest("`input` is not valid Unicode; send whole characters", param="input") from None
     if not found.ids:
         raise EmptyInput("`input` has no tokens", param="input")
@@ -109,7 +109,7 @@ def _tokens(model: Served, text: str, longest: int) -> tuple[list[int], list[str
 
 
 def _chosen(what: str, wanted: list[int] | None, n: int) -> list[int]:
-    """Numbers from 0 to n - 1, in the order in which they were asked for."""
+    """The requested indices as numbers from 0 to n - 1, in the order of the request."""
     if wanted is None:
         return list(range(n))
     if bad := [number for number in wanted if not -n <= number < n]:

@@ -41,13 +41,13 @@ class TextBlock(Body):
 
 
 class MixedInput(Body):
-    """One input as blocks, which are joined by line feeds."""
+    """One input of several blocks, which are joined by line feeds."""
 
     content: Many[TextBlock] = Field(min_length=1)
 
 
 class EmbedRequest(Body):
-    """Keys that no list has are ignored; "7" and true are no numbers."""
+    """Unlisted fields are ignored; "7" and true are not numbers."""
 
     model_config = ConfigDict(strict=True)
 
@@ -85,7 +85,7 @@ class DocumentText(Body):
 
 
 class CohereRerankRequest(Body):
-    """Keys that no list has are ignored; "7" and true are no numbers."""
+    """Unlisted fields are ignored; "7" and true are not numbers."""
 
     model_config = ConfigDict(strict=True)
 
@@ -130,7 +130,7 @@ class CohereMeta(BaseModel):
 
 
 class EmbeddingsByType(BaseModel):
-    """The types that were asked for."""
+    """The requested types."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -173,7 +173,7 @@ class CohereErrorResponse(BaseModel):
     message: str
 
 
-# Cohere says 400 to a request that cannot be served as it is.
+# Cohere answers 400 to every invalid request.
 _STATUS = {422: 400, 424: 400}
 
 
@@ -188,7 +188,7 @@ router = APIRouter(route_class=JsonRoute, tags=["Cohere"], responses=ERRORS)
 
 @router.post("/v2/embed", response_model=EmbedResponse)
 async def embed(body: EmbedRequest, call: CallDep, catalog: CatalogDep) -> Any:
-    """A vector for each text, in as many number types as are asked for."""
+    """A vector for each text, in each of the requested number types."""
     texts = _only_texts(body.texts or _joined(body.inputs), body.images, body.input_type)
     if body.texts and body.inputs:
         raise InvalidRequest("`texts` and `inputs` cannot be combined: send one of them", param="inputs")

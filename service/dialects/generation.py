@@ -1,4 +1,4 @@
-"""What completions, chat and responses share: from a body to the engine's requests, and from its deltas to log-probabilities and usage."""
+"""Shared by completions, chat and responses: from a body to the engine's requests, and from deltas to log-probabilities and usage."""
 
 import json
 import re
@@ -23,14 +23,14 @@ from service.settings import Settings
 
 Result = TypeVar("Result")
 
-_INLINE_CHARACTERS = 4_000  # up to here tokenising takes less time than another thread
+_INLINE_CHARACTERS = 4_000  # shorter texts are tokenised faster than a switch to another thread takes
 _TOKEN_BYTES, _LOGPROB_BYTES = 100, 120  # memory of an unread token, and of each unread log-probability
 _ANY_OBJECT = Grammar(kind="json_schema", source='{"type":"object"}')
 
 
 @lru_cache(maxsize=64)
 def system_fingerprint(model: Generator) -> str:
-    """Changes with any byte of the bundle."""
+    """A value that changes with any byte of the bundle."""
     return f"fp_{model.manifest.fingerprint[:12]}"
 
 
@@ -104,13 +104,13 @@ def requests(
             client=call.client,
             **options,
         )
-        for prompt, seed in zip(map(tuple, prompts), seeds, strict=True)  # one tuple for n choices, which the engine checks and counts once
+        for prompt, seed in zip(map(tuple, prompts), seeds, strict=True)  # one tuple for n choices: the engine checks it once
         for index in range(n)
     ]
 
 
 def seed_of(seed: int, index: int) -> int:
-    """The seed of choice `index`, 63 bits: choices differ, and adding some changes none of the others."""
+    """The seed of choice `index`, 63 bits. It does not depend on the number of choices."""
     digest = blake2b(b"%d/%d" % (seed, index), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -169,7 +169,7 @@ def one_of(texts: Sequence[str]) -> Grammar:
 
 
 def json_schema(schema: str | dict[str, Any], param: str) -> Grammar:
-    """The schema as the grammar's source, checked to be JSON of a bounded size; what it means is checked where it is compiled."""
+    """The schema as the source of a grammar. Only its size and nesting are checked here; compiling it checks the rest."""
     source = schema if isinstance(schema, str) else json.dumps(schema)
     if len(source) > 65_536:
         raise InvalidRequest(f"{param} has {len(source)} characters and the most is 65536", param=param)
@@ -199,7 +199,7 @@ def check_streaming(stream: bool, options: StreamOptions | None) -> None:
 
 
 async def inline_or_aside(catalog: Catalog, n_characters: int, work: Callable[[], Result]) -> Result:
-    """Work that takes time by the character: short texts at once, long ones on a tokenizer thread."""
+    """Run work that takes time in proportion to the characters: on a tokenizer thread for long texts."""
     return work() if n_characters <= _INLINE_CHARACTERS else await aside(catalog, work, n_characters)
 
 
@@ -216,7 +216,7 @@ async def encode(
     def ids() -> list[int]:
         try:
             return model.encode(text, add_special_tokens=add_special_tokens) if rendered is None else rendered.encode(text)
-        except TypeError:  # which `tokenizers` says of text that is no Unicode
+        except TypeError:  # of `tokenizers`, for text that is not valid Unicode
             raise TokenizationFailed(f"{param} is not valid Unicode: it has half of a surrogate pair", param=param) from None
 
     encoded = await inline_or_aside(catalog, len(text), ids)
@@ -280,10 +280,10 @@ def bound_unread(runs: Runs, top_logprobs: int | None, settings: Settings) -> No
 
 
 def worth_sending(delta: Delta) -> bool:
-    """Something to read, or the end; not a token whose text waits for the next one."""
+    """Whether a delta has something to send: text, or the end. A token may have no text until the next one."""
     return bool(delta.text or delta.logprobs or delta.finish_reason)
 
 
 def token_text(token_id: int, model: Generator) -> str:
-    """A single token as text; bytes that are no character of their own become U+FFFD."""
+    """A single token as text; bytes that are not a whole character become U+FFFD."""
     return model.vocabulary[token_id].decode(errors="replace")

@@ -1,4 +1,4 @@
-"""What an operator asks: alive, ready, how much. No dialect of clients; always open, never in need of a key."""
+"""Probes and metrics, for operators. They need no key."""
 
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse

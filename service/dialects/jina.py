@@ -26,7 +26,7 @@ class GivenDocument(Body):
 
 
 class JinaRerankRequest(Body):
-    """Keys that no list has are ignored; "7" and true are no numbers."""
+    """Unlisted fields are ignored; "7" and true are not numbers."""
 
     model_config = ConfigDict(strict=True)
 

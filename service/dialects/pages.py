@@ -1,4 +1,4 @@
-"""What a browser opens: `/` says what this is, `/docs` and `/redoc` show the OpenAPI document, `/openapi.json` is that document.
+"""Pages for browsers: `/` describes the service, `/docs` and `/redoc` show the OpenAPI document, `/openapi.json` is the document.
 
 All files come from this package: a page makes no request to another origin, and its content security policy forbids it. `/docs`, `/redoc`
 and `/openapi.json` need no API key, since a browser has none until its user enters one there, and since they are the same in every
@@ -43,7 +43,7 @@ table { border-collapse: collapse } td, th { text-align: left; padding: .2rem 1.
 """
 _STYLE_HASH = b64encode(sha256(_STYLE.encode()).digest()).decode()
 _NOTHING_ELSE = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-# Swagger UI and Redoc write style elements; images are inline SVG; Redoc searches in a worker made of a blob.
+# Swagger UI and Redoc add style elements, images are inline SVG, and Redoc searches in a worker made from a blob.
 _DOCS_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self' data:; "
     f"connect-src 'self'; worker-src blob:; {_NOTHING_ELSE}"
@@ -94,7 +94,7 @@ router = APIRouter(route_class=JsonRoute, tags=["Operation"])
 
 @router.get("/", response_model=Root, responses={200: {"content": {"text/html": {"schema": {"type": "string"}}}}, 503: {"model": TeiError}})
 async def root(request: Request, call: CallDep, catalog: CatalogDep) -> Response:
-    """What this is: its version, models and routes. A page for browsers (`Accept: text/html`), JSON otherwise; 503 while it is not ready.
+    """The service: its version, models and routes. A page for browsers (`Accept: text/html`), JSON otherwise; 503 while it is not ready.
 
     If API keys are set, only requests with a key see the models; `models` is null in other answers.
     """
@@ -130,13 +130,13 @@ def _models(catalog: Catalog) -> list[tuple[str, Served]]:
 
 
 def kind_of(model: Served) -> str:
-    """The kind of a model, as a person would name it."""
+    """The kind of a model, in words."""
     decoder = model.manifest.decoder
     return "decoder of pictures" if decoder is not None and decoder.image is not None else model.manifest.kind
 
 
 def _page(catalog: Catalog, host: str, *, told: bool, ready: bool) -> str:
-    """The page, with every value from outside escaped."""
+    """The page. Every value that is not a constant is escaped."""
     models = _models(catalog) if told else []
     asked = {kind_of(model): name for name, model in reversed(models)} if models else dict.fromkeys(_ASKED)
     address = f"http://{host if _HOST.fullmatch(host) else f'127.0.0.1:{catalog.settings.port}'}"
@@ -180,7 +180,7 @@ def _curl(address: str, key: str, kind: str, name: str | None) -> str:
 
 @router.get("/openapi.json", include_in_schema=False)
 async def document(request: Request, call: CallDep) -> Response:
-    """The OpenAPI document. It is made once, on another thread, since that takes longer than the event loop may be held."""
+    """The OpenAPI document. It is made once, on a thread, since that would block the event loop for too long."""
     return json_response(await asyncio.to_thread(request.app.openapi), call)
 
 

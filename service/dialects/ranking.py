@@ -1,8 +1,8 @@
-"""Documents in the order in which they answer a query: the work behind every rerank route.
+"""Orders documents by their relevance to a query, for every rerank route.
 
-A reranker reads query and document together; its logit l is worth the score σ(l). Where an encoder is asked instead, the cosine c of the
-two vectors is worth (1 + c) / 2. Scores are float64, and the order goes by the number under them, then by index: where two scores round to
-the same number, as σ does above 36, the better document still stands first.
+A reranker reads query and document together, and the score of its logit l is σ(l). With an encoder the score is (1 + c) / 2 for the cosine
+c of the two vectors. Scores are float64. The order is by logit or cosine, then by index: so if two scores round to the same number, as σ
+does above 36, the better document is still first.
 """
 
 import math
@@ -21,7 +21,7 @@ from service.tokenization.texts import Cut, Cutting, Encoded, TextEncoder
 
 _TOGETHER = 100_000  # characters that one call tokenises
 
-# Names under which checkpoints keep the prompt of a role, the commonest first. A role that is not here has its own name alone.
+# The names that checkpoints give to the prompt of a role, the most common first. Any other role has its own name only.
 _PROMPT_NAMES = {
     "search_query": ("query", "search_query"),
     "search_document": ("document", "passage", "corpus", "search_document"),
@@ -30,7 +30,7 @@ _PROMPT_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """One document. `raw` is the logit or the cosine, `score` what it is worth in [0, 1]."""
+    """One document. `raw` is the logit or the cosine, `score` is in [0, 1]."""
 
     index: int
     raw: float
@@ -39,7 +39,7 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Ranking:
-    """`results` are the best `top_n`, best first; the rest speaks of all documents that were sent."""
+    """`results` are the best `top_n`, best first; all other fields cover all documents of the request."""
 
     model: Model
     results: list[Ranked]
@@ -65,7 +65,7 @@ async def rank(
     `cut` says how texts that are too long are truncated, `field` is the name of the documents in the caller's body.
     """
     model = catalog.get(name, "reranker", "encoder")
-    call.item_errors = False  # an order with holes in it is none
+    call.item_errors = False  # documents cannot be ordered if some have no score
     texts, lost = await _shorten(catalog, model.texts, documents, max_document_tokens)
     by_pair = model.manifest.traits.ranks
     if not by_pair and "" in documents:
@@ -76,8 +76,8 @@ async def rank(
     truncated = [Cutting(at, n, len(item.ids)) for at, (item, n) in enumerate(zip(encoded, before, strict=True)) if n > len(item.ids)]
     query_cut = None if by_pair else next((one for one in answer.truncated if one.index == 0), None)  # the first row is the query's
     call.report(truncated, query_cut)
-    worth = sigmoid if by_pair else _worth_of_cosine
-    results = [Ranked(index, raw[index], worth(raw[index])) for index in best_first(raw)[:top_n]]
+    score = sigmoid if by_pair else _score_of_cosine
+    results = [Ranked(index, raw[index], score(raw[index])) for index in best_first(raw)[:top_n]]
     return Ranking(model, results, answer.n_tokens, truncated, warnings)
 
 
@@ -94,7 +94,7 @@ def sigmoid(logit: float) -> float:
 
 
 def role_prompt(model: Model, role: str) -> str:
-    """What this checkpoint puts before a text that plays this role; its default prompt where it knows nothing of the role."""
+    """The checkpoint's prompt for texts of this role, or its default prompt if it has none."""
     names = _PROMPT_NAMES.get(role, (role,))
     return next((model.texts.prompts[name] for name in names if name in model.texts.prompts), model.texts.default_prompt)
 
@@ -106,9 +106,9 @@ async def _logits(model: Model, call: Call, query: str, documents: Sequence[str]
 
 async def _cosines(model: Model, call: Call, query: str, documents: Sequence[str], cut: Cut) -> tuple[list[float], EncodeAnswer, list[str]]:
     """The query is the first row of the answer."""
-    ask, tell = role_prompt(model, "search_query"), role_prompt(model, "search_document")
-    # One call for both roles, so each text brings its prompt along.
-    inputs = [ask + query, *(tell + document for document in documents)]
+    query_prompt, document_prompt = role_prompt(model, "search_query"), role_prompt(model, "search_document")
+    # One request for both roles, so each text includes its prompt.
+    inputs = [query_prompt + query, *(document_prompt + document for document in documents)]
     answer = await model.answer(EncodeRequest(inputs=inputs, cut=cut, prompt="", number_bytes=0), call)
     warnings = [f"{model.name} is an encoder, not a reranker: relevance_score is (1 + cosine) / 2 of the query's and the document's vector"]
     if answer.truncated and (first := answer.truncated[0]).index == 0:
@@ -118,18 +118,18 @@ async def _cosines(model: Model, call: Call, query: str, documents: Sequence[str
     return [float(cosine) for cosine in cosines], answer, warnings
 
 
-def _worth_of_cosine(cosine: float) -> float:
+def _score_of_cosine(cosine: float) -> float:
     return (1 + cosine) / 2
 
 
 def _arrays(answer: EncodeAnswer) -> list[Array]:
-    return [row for row in answer.rows if not isinstance(row, ServiceError)]  # all of them: errors by item are off
+    return [row for row in answer.rows if not isinstance(row, ServiceError)]  # no row is an error: errors by item are off
 
 
 async def _shorten(catalog: Catalog, texts: TextEncoder, documents: Sequence[str], limit: int | None) -> tuple[list[str], list[int]]:
     """The documents with at most `limit` tokens each, and how many tokens each has lost.
 
-    The cut is made in the text, because what is left is tokenised together with the query. A limit over the model's own has nothing to cut.
+    The text itself is cut, because the rest of it is tokenised together with the query. A limit above the model's own has no effect.
     """
     if limit is None or limit >= texts.max_tokens:
         return list(documents), [0] * len(documents)
@@ -146,7 +146,7 @@ def _all_first_tokens(texts: TextEncoder, documents: Sequence[str], limit: int) 
 
 
 def _first_tokens(texts: TextEncoder, document: str, limit: int) -> tuple[str, int]:
-    (encoding,) = texts.tokenizer.encode_batch([document], add_special_tokens=False)  # which, unlike `encode`, leaves Python to others
+    (encoding,) = texts.tokenizer.encode_batch([document], add_special_tokens=False)  # unlike `encode`, it releases the GIL
     if len(encoding) <= limit:
         return document, 0
     return document[: encoding.offsets[limit - 1][1]], len(encoding) - limit

@@ -7,7 +7,7 @@ from service.dialects.openai import embeddings as openai
 from service.dialects.tei import routes as tei
 from service.http.dialect import Dialect
 
-# Matched from the top: what is called most stands first.
+# Matched in this order: the routes that are called most are first.
 MODULES = (openai, chat, completions, responses, images, tei, tgi, cohere, jina, oip, tokens, attention, usage)
 ROUTERS = tuple(module.router for module in (*MODULES, pages, health))
 DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in (openai, tei, tgi, cohere, jina, oip))

@@ -31,7 +31,7 @@ from service.settings import Settings
 
 ErrorType = Literal["validation", "generation", "overloaded", "incomplete_generation", "healthcheck"]
 FinishReason = Literal["length", "eos_token", "stop_sequence"]
-_MOST_CHARACTER = 6  # bytes of a character in JSON
+_MOST_CHARACTER = 6  # bytes of a character in JSON, at most
 
 
 class TgiGrammar(Body):
@@ -130,13 +130,13 @@ router = APIRouter(route_class=JsonRoute, tags=["text-generation-inference"], re
 
 @router.post("/generate", response_model=TgiAnswer, response_model_exclude_none=True)
 async def generate(body: TgiRequest, call: CallDep, catalog: CatalogDep) -> Any:
-    """The prompt's continuation, whole."""
+    """The continuation of the prompt, in one answer."""
     return json_answer(await continuation(body, call, catalog), call.headers)
 
 
 @router.post("/generate_stream", response_class=Response, responses=EVENTS)
 async def generate_stream(body: TgiRequest, call: CallDep, catalog: CatalogDep) -> Response:
-    """The same, an event a token; the last one has the whole text and why it ended."""
+    """The continuation of the prompt, one event per token; the last event has the whole text and the finish reason."""
     return await continuation_stream(body, call, catalog)
 
 
@@ -192,7 +192,7 @@ async def _submit(body: TgiRequest, call: Call, catalog: Catalog, *, stream: boo
 
 
 def _check_size(body: TgiRequest, asked: TgiParameters, prompt_tokens: int, model: Generator, settings: Settings) -> None:
-    """Bounds the whole answer."""
+    """Check the size of the whole answer."""
     most = generation.most_tokens(model, asked.max_new_tokens, prompt_tokens)
     size_of = AnswerSize(model.vocabulary)
     size = size_of.text(most) + (_MOST_CHARACTER * len(body.inputs) if asked.return_full_text else 0)
@@ -213,7 +213,7 @@ def _grammar(given: TgiGrammar | None) -> Grammar | None:
         return Grammar(kind="regex", source=given.value, param=field)
     schema = given.value
     if given.type == "json_schema" and isinstance(schema, dict) and isinstance(schema.get("schema"), dict):
-        schema = schema["schema"]  # with a name beside it
+        schema = schema["schema"]  # an object with a name and the schema
     source = generation.json_schema(schema if isinstance(schema, str) else json.dumps(schema), field).source
     return Grammar(kind="json_schema", source=source, param=field)
 
@@ -228,7 +228,7 @@ class _TgiAnswer:
         self._n = 0  # tokens sent
 
     async def whole(self) -> dict[str, Any]:
-        """The answer, written as its tokens arrive."""
+        """The answer, serialised while its tokens arrive."""
         await self.runs.read(self._begin, self._add)
         answer: dict[str, Any] = {"generated_text": self._written}
         if self._asked.details:
@@ -289,7 +289,7 @@ class _TgiAnswer:
                 event["top_tokens"] = [] if each is None else self._top(each)
             events.append(event)
         if delta.finish_reason is not None:
-            if not events:  # the end arrived without a token
+            if not events:  # the run ended without a last token
                 token = {"id": 0, "text": "", "logprob": 0.0, "special": True}
                 events.append({"index": self._n, "token": token, "generated_text": None, "details": None})
             usage = self.runs.runs[0].usage
@@ -332,5 +332,5 @@ def _reason(delta: Delta) -> FinishReason:
 
 
 def _finite(logprob: float) -> float:
-    """JSON has no minus infinity."""
+    """A log-probability for JSON, which has no minus infinity."""
     return max(logprob, -9999.0)

@@ -1,4 +1,4 @@
-"""A histogram that takes one value many times in one call: an engine's step has the same for all of its runs."""
+"""A Prometheus histogram that counts one value several times in one call: a decode step takes equally long for all of its runs."""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -9,8 +9,8 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from prometheus_client.utils import floatToGoString
 
 
-class Histogram(Collector):
-    """As prometheus_client's, with one label. Its own `observe` costs a lock and two calls for each value."""
+class BulkHistogram(Collector):
+    """A histogram with one label. prometheus_client's own needs a lock and two calls per value."""
 
     def __init__(self, name: str, documentation: str, label: str, *, buckets: Sequence[float], registry: CollectorRegistry) -> None:
         self._name, self._documentation, self._label = name, documentation, label
@@ -22,7 +22,7 @@ class Histogram(Collector):
         return self._series.setdefault(value, Series(self._bounds))
 
     def describe(self) -> Iterable[HistogramMetricFamily]:
-        """The names that are taken."""
+        """The metric's name, for the registry."""
         yield HistogramMetricFamily(self._name, self._documentation)
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
@@ -50,6 +50,6 @@ class Series:
             self._sum += value * times
 
     def read(self) -> tuple["np.ndarray[tuple[int], np.dtype[np.int64]]", float]:
-        """Values by bucket, the last one for those beyond all bounds; and their sum."""
+        """The count of each bucket, the last for values above all bounds, and the sum of the values."""
         with self._lock:
             return self._counts.copy(), self._sum

@@ -1,4 +1,4 @@
-"""Logs as JSON, one object a line, into one bounded file that the command line follows."""
+"""Logs as JSON, one object per line, in one bounded file that the command line prints."""
 
 import logging
 import logging.handlers
@@ -16,7 +16,7 @@ _MOST_TRACES = 8
 
 def to_file(path: Path | None, level: str) -> None:
     """Send this process's own records to `path`, rotated so that it and its predecessor stay under 32 MiB; None: to stderr."""
-    # The process's own: Ray Serve may have put a logger in the place of `sys.stderr`, which drops what is written there.
+    # Not `sys.stderr`, which Ray Serve may have replaced by a logger that drops these records.
     handler: logging.Handler = logging.StreamHandler(sys.__stderr__)
     if path is not None:
         handler = logging.handlers.RotatingFileHandler(path, maxBytes=_MAX_BYTES, backupCount=1, encoding="utf-8")
@@ -25,7 +25,7 @@ def to_file(path: Path | None, level: str) -> None:
             "{asctime}{levelname}{name}{message}", style="{", rename_fields={"asctime": "time", "levelname": "level", "name": "logger"}
         )
     )
-    for name in ("attnserve", "opentelemetry"):  # the other: a collector that cannot be reached
+    for name in ("attnserve", "opentelemetry"):  # opentelemetry logs an unreachable collector
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.setLevel(level.upper())
@@ -33,13 +33,13 @@ def to_file(path: Path | None, level: str) -> None:
 
 
 def traces(traceparents: Iterable[str | None]) -> dict[str, list[str]]:
-    """The first of the traces that a record about several requests belongs to; nothing where none is."""
+    """The field `trace_ids` for a record about several requests: the first few of their traces; empty if none is traced."""
     ids = dict.fromkeys(each.split("-")[1] for each in traceparents if each is not None)
     return {"trace_ids": list(ids)[:_MOST_TRACES]} if ids else {}
 
 
 class Follower:
-    """Copies what is appended to a log file to a stream, until stopped. The file may not exist yet and may be rotated."""
+    """Copies new lines of a log file to a stream, until stopped. The file may not exist yet, and may be rotated."""
 
     def __init__(self, path: Path, stream: TextIO = sys.stderr) -> None:
         self._path = path
@@ -49,7 +49,7 @@ class Follower:
         self._thread.start()
 
     def stop(self) -> None:
-        """Copy what is left and end."""
+        """Copy the remaining lines, and stop."""
         self._stopping.set()
         self._thread.join()
 

@@ -1,7 +1,7 @@
-"""What the service counts, in Prometheus form.
+"""Metrics of the service, for Prometheus.
 
-Names that dashboards of text-embeddings-inference know are kept (`te_*`), and for decoders those of vLLM (`vllm:*`, of its
-`vllm/v1/metrics/loggers.py`); what they do not have is called `attnserve_*`.
+Encoders have the names of text-embeddings-inference (`te_*`), and decoders those of vLLM (`vllm:*`, from its
+`vllm/v1/metrics/loggers.py`), so that existing dashboards work. All other metrics are named `attnserve_*`.
 """
 
 from functools import cache, partial
@@ -9,13 +9,13 @@ from typing import Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics, generate_latest
 
-from service.telemetry.histogram import Histogram as BulkHistogram
+from service.telemetry.histogram import BulkHistogram
 from service.telemetry.usage import Usage
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each one, that says when the process started
+disable_created_metrics()  # type: ignore[no-untyped-call]  # they would add a second series to each counter, with the start time of the process
 
-# Few buckets, since each is a series of every route and model in every replica. The thresholds of the objectives in
-# deploy/prometheus/rules.yaml must be among them.
+# Few buckets, since each is a series for every route, model and replica. They include the thresholds of the objectives in
+# deploy/prometheus/rules.yaml.
 _ANSWER_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _STEP_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 _TOKENS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
@@ -28,7 +28,7 @@ _COUNTERS_WITHOUT_TOTAL = ("te_request_count", "te_request_success", "te_request
 
 
 class Metrics:
-    """All series of one process, on a registry of its own so that several can live in one test."""
+    """All metrics of one process, on a registry of their own, so that one test can have several."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -84,7 +84,7 @@ class Metrics:
         )
         self.run_time = histogram("vllm:e2e_request_latency_seconds", "From arrival to last token", named, buckets=_REQUEST_S)
         self.run_queueing = histogram("vllm:request_queue_time_seconds", "From arrival to a slot", named, buckets=_REQUEST_S)
-        # As few entries as routes and models; a look-up by labels costs more than the counting.
+        # Cached by route and model: `labels` takes longer than counting.
         self._requests_of, self._answers_of = cache(self.requests.labels), cache(self._answers)
         self.ready = gauge("attnserve_ready", "1 when the model answers", ["model"])
 
@@ -96,9 +96,9 @@ class Metrics:
         return text
 
     def request(self, route: str, model: str, status: int, elapsed_s: float, *, bulk: bool = False) -> None:
-        """Count one request that was answered, refused or given up. `bulk`: it was in the bulk lane.
+        """Count one request that was answered, refused or abandoned. `bulk`: it was in the bulk lane.
 
-        As in text-embeddings-inference only requests that a model answered are timed: refusals and probes would lower the figures.
+        As in text-embeddings-inference, only requests that a model answered are timed: refusals and probes would lower the durations.
         """
         self._requests_of(route, model).inc()
         if status < 400:
@@ -123,7 +123,7 @@ class Metrics:
 
 
 class TenantMetrics:
-    """The series of one tenant. `service/http/keys.py` bounds how many have some."""
+    """The metrics of one tenant. `service/http/keys.py` limits their number."""
 
     def __init__(self, metrics: Metrics, tenant: str) -> None:
         self.limited = metrics.tenant_limited.labels(tenant)
@@ -132,14 +132,14 @@ class TenantMetrics:
         self._completion_tokens = metrics.tenant_tokens.labels(tenant, "completion")
 
     def request(self, prompt_tokens: int, completion_tokens: int) -> None:
-        """Count one request that is over."""
+        """Count one finished request."""
         self._requests.inc()
         self._prompt_tokens.inc(prompt_tokens)
         self._completion_tokens.inc(completion_tokens)
 
 
 class ModelMetrics:
-    """The series of one encoder, with the label looked up once instead of at each use."""
+    """The metrics of one encoder, with the label set once."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self.queue_size = metrics.queue_size.labels(model)
@@ -164,7 +164,7 @@ class ModelMetrics:
 
 
 class GeneratorMetrics:
-    """The series of one decoder. The engine counts tokens and moments as they come, and says of each run how it ended."""
+    """The metrics of one decoder."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self.ready = metrics.ready.labels(model)
@@ -181,7 +181,7 @@ class GeneratorMetrics:
         self._finished = {reason: metrics.finished.labels(model, reason) for reason in ("stop", "length", "abort", "error")}
 
     def finished(self, reason: Literal["stop", "length", "abort", "error"], usage: Usage) -> None:
-        """Count one run that has ended; abort: its client no longer wanted it. `usage.finished` must be known."""
+        """Count one finished run; abort: its client cancelled it. `usage.finished` must be set."""
         assert usage.finished is not None
         self._finished[reason].inc()
         self._run_s.observe(usage.finished - usage.submitted)

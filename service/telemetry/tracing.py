@@ -1,11 +1,11 @@
 """Traces of requests in OpenTelemetry's form, sent to a collector over OTLP/HTTP. Imported only where `otlp_endpoint` is set.
 
-A request's span begins at the edge. What is under it is made once it is over, from moments that were written down anyway, so that nothing
-here happens between two runs of a model: `queue`, and for every batch that computed a part of the request `batch` with the runtime call
-`run` inside; of a decoder's run `generate` with `queue`, `prefill` and `decode` inside, and its first token as an event.
+A request's span begins at the edge. Its child spans are made afterwards, from timestamps that are kept anyway, so that tracing does not
+delay the runs of a model. An encoding has `queue`, and for every batch that computed a part of the request `batch`, with the runtime call
+`run` inside. A run of a decoder has `generate`, with `queue`, `prefill` and `decode` inside, and its first token as an event.
 
-What passes through the service, and between its processes, is the W3C traceparent of the request's span: a string, or None where the
-request is not sampled. Which are is OpenTelemetry's own `OTEL_TRACES_SAMPLER`: all by default, and what the caller's traceparent says.
+The W3C traceparent of the request's span is passed through the service and between its processes: a string, or None if the request is not
+sampled. OpenTelemetry's `OTEL_TRACES_SAMPLER` selects requests: by default all, unless the caller's traceparent decides.
 """
 
 import os
@@ -29,7 +29,7 @@ from service.call import Call
 from service.telemetry.usage import Usage
 
 _W3C = TraceContextTextMapPropagator()
-_EXPORT_S = 5.0  # a collector that takes longer loses the spans, and a replica that stops waits no longer for it
+_EXPORT_S = 5.0  # a slower collector loses the spans, so that a replica stops within this time
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
@@ -60,11 +60,11 @@ class TracedInput(Protocol):
 
 
 class TracingUnavailable(AttnserveError):
-    """Traces are asked for and what sends them is not installed; the message says how to install it."""
+    """Tracing is enabled, but its exporter is not installed. The message has the command to install it."""
 
 
 def to_collector(endpoint: str) -> "Tracer":
-    """A tracer that sends to `endpoint`/v1/traces, in the background. `OTEL_*` of the environment has the rest: headers, TLS, sampling."""
+    """A tracer that sends to `endpoint`/v1/traces, in the background. `OTEL_*` environment variables set headers, TLS and sampling."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError:
@@ -118,18 +118,18 @@ class RequestSpan:
 
 
 class Tracer:
-    """Spans of this process. Moments are `time.monotonic()` seconds, as everywhere in the service."""
+    """Spans of this process. Timestamps are `time.monotonic()` seconds, as everywhere in the service."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
         self._tracer = provider.get_tracer("attnserve", version("attnserve"))
 
     def close(self) -> None:
-        """Send what is left. Blocks for as long as the collector takes, seconds at most where it is gone."""
+        """Send the remaining spans. Blocks while the collector receives them, or for a few seconds if it does not answer."""
         self._provider.shutdown()
 
     def request(self, method: str, path: str, headers: Mapping[str, str], started: float) -> RequestSpan:
-        """A request has come: part of its caller's trace if it names one, else a new one."""
+        """The span of a request, in its caller's trace if it names one, otherwise in a new trace."""
         method = method if method in _METHODS else "_OTHER"
         attributes = {"http.request.method": method, "url.path": path, "url.scheme": "http"}
         parent = _W3C.extract(headers, Context())
@@ -137,7 +137,7 @@ class Tracer:
         return RequestSpan(span, method)
 
     def batch(self, batch: Sequence[TracedInput], rows: Sequence[object], started: float, elapsed: float) -> None:
-        """A batch was computed and delivered: its queue, batch and run in the trace of every request that had a part in it."""
+        """Add a computed batch to the trace of each of its requests: the spans queue, batch and run."""
         failed: dict[TracedRequest, bool] = {}
         for item, row in zip(batch, rows, strict=True):
             for request, _ in item.waiters:
@@ -147,7 +147,7 @@ class Tracer:
             return
         clock, now = _Clock(), time.monotonic()
         tokens, padded = sum(len(item.ids) for item in batch), max(len(item.ids) for item in batch) * len(batch)
-        # The same id in the traces of all requests that shared the batch.
+        # The id is the same in the traces of all requests of the batch.
         described: dict[str, AttributeValue] = {
             "attnserve.batch.id": f"{getrandbits(64):016x}",
             "attnserve.batch.inputs": len(batch),
@@ -165,7 +165,7 @@ class Tracer:
                     run.set_status(StatusCode.ERROR, "an input of this request has no answer; the log says why")
 
     def dropped(self, item: TracedInput) -> None:
-        """It left the queue without having been computed: cancelled, or too late."""
+        """Add the queue span of an input that was dropped from the queue: cancelled, or too late."""
         clock, now = _Clock(), time.monotonic()
         for request, _ in item.waiters:
             if request.task.traceparent is not None:
@@ -197,7 +197,7 @@ class Tracer:
                 span.set_status(StatusCode.ERROR)
 
     def _queue(self, clock: "_Clock", request: TracedRequest, until: float, why: str | None = None) -> None:
-        """Once a request: until the first of its inputs was drawn."""
+        """The queue span of a request, once: until the first of its inputs was drawn."""
         if not request.queue_traced and until > request.arrived:
             described = {"attnserve.inputs": len(request.results)}
             with self._span(clock, "queue", _context(request.task.traceparent), request.arrived, until, described) as span:
@@ -215,14 +215,14 @@ class Tracer:
         ended: float,
         attributes: Mapping[str, AttributeValue] | None = None,
     ) -> Iterator[Span]:
-        """Something that is over."""
+        """A span with known start and end."""
         span = self._tracer.start_span(name, parent, attributes=attributes, start_time=clock.ns(started))
         yield span
         span.end(clock.ns(ended))
 
 
 class _Clock:
-    """Moments on the clock of the wall, for spans that are made together."""
+    """Converts monotonic timestamps to wall-clock time, for spans that are made together."""
 
     def __init__(self) -> None:
         self._offset_ns = time.time_ns() - time.monotonic_ns()

@@ -1,15 +1,15 @@
-"""What one run of a generator used, and when."""
+"""Tokens and timestamps of one run of a generator."""
 
 from dataclasses import dataclass
 
 
 @dataclass(slots=True)
 class Usage:
-    """Counts and moments of one run, right at every moment. Moments are `time.monotonic()` seconds."""
+    """Token counts and timestamps of one run, kept up to date. Timestamps are `time.monotonic()` seconds."""
 
     prompt_tokens: int
     completion_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt, not computed because a state was at hand
+    cached_tokens: int = 0  # of the prompt: not computed, since a state was cached
     submitted: float = 0.0
     started: float | None = None  # left the queue
     first_token: float | None = None

@@ -1,8 +1,8 @@
-"""Opening a bundle's tokenizer. The author of a checkpoint wrote it, and every text goes through it, so it must terminate on all of them.
+"""Opens a bundle's tokenizer. Its file comes from a checkpoint, and it must terminate for every text.
 
-The library's patterns are Oniguruma's, which backtracks and gives up after ten million steps, with a panic that is no `Exception`. A
-pattern that could come near that is refused by its form: a repeated group with a choice in it, a series of open repetitions, or many small
-choices one after the other. No published tokenizer has any of these.
+The library matches patterns with Oniguruma, which backtracks, and after ten million steps panics with an error that is not an `Exception`.
+A pattern that could need so many steps is refused by its form: a repeated group with a choice in it, consecutive open repetitions, or many
+consecutive choices. No published tokenizer has any of these.
 """
 
 import json
@@ -18,17 +18,17 @@ from export import contract
 from service.errors import TokenizationFailed
 from service.runtime.onnx import in_a_line
 
-MOST_OPEN = 3  # open repetitions in a row
-MOST_FAILING = 1  # of them before something that may be missing: the cost at one place is the text's length to this power
-MOST_WAYS = 1_000  # to match one place, all of which are tried where the rest is missing
-LARGE_REPEAT = 32  # times; from there on a repetition counts as open
-# Characters that the replacements of a part may make from one. In a normalizer, the library keeps 17 bytes for each of them.
+MOST_OPEN = 3  # consecutive open repetitions
+MOST_FAILING = 1  # of these before a part that may not match: matching at one place costs the text's length to this power
+MOST_WAYS = 1_000  # to match at one place; all are tried if the rest of the pattern does not match
+LARGE_REPEAT = 32  # a repetition of more times counts as open
+# Characters that a part of the tokenizer may make from one. In a normalizer, the library keeps 17 bytes for each.
 MOST_GROWTH = {"normalizer": 16, "pre_tokenizer": 16, "post_processor": 16, "decoder": 4}
 MOST_ADDED = 1_000  # special tokens that a template may put around a text
 
 
 def open_tokenizer(path: Path, vocab_size: int, *, allow_special_tokens: bool = False) -> Tokenizer:
-    """Open it, without truncation or padding. BundleError for a file that is no tokenizer, or has tokens that the model lacks.
+    """Open a tokenizer, without truncation and padding. BundleError for an invalid file, or one with tokens that the model lacks.
 
     Unless special tokens are allowed, `[SEP]` in an input is plain letters and no separator.
     """
@@ -48,7 +48,7 @@ def open_tokenizer(path: Path, vocab_size: int, *, allow_special_tokens: bool = 
         raise
     except RecursionError:
         raise contract.BundleError(f"{path} cannot be read: it is nested too deeply. Export the bundle again.") from None
-    except BaseException as error:  # the library's own have no base but `Exception`, its panics not even that
+    except BaseException as error:  # the library's errors have no other base class than `Exception`, and its panics not even that
         if not isinstance(error, Exception) and not panicked(error):
             raise
         raise contract.BundleError(f"{path} cannot be read: {in_a_line(error)}. Export the bundle again.") from error
@@ -60,7 +60,7 @@ def open_tokenizer(path: Path, vocab_size: int, *, allow_special_tokens: bool = 
 
 
 def check_form(file: Path) -> None:
-    """Refuse the tokenizer of a checkpoint by its form, before an export uses it. What is no tokenizer at all is left to its reader.
+    """Refuse the tokenizer of a checkpoint by its form, before an export uses it. Other errors of the file are found when it is read.
 
     Raises BundleError, as `open_tokenizer` would when the bundle is served.
     """
@@ -75,19 +75,19 @@ def check_form(file: Path) -> None:
 
 
 def token_ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
-    """The ids of a text. `Tokenizer.encode` would hold the interpreter's lock, and so the event loop: 0.6 s for a million characters."""
+    """The ids of a text. `Tokenizer.encode` would hold the GIL, and block the event loop: 0.6 s for a million characters."""
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     return list(encoding.ids)
 
 
 def text_of(tokenizer: Tokenizer, ids: list[int], *, skip_special_tokens: bool = False) -> str:
-    """The text of token ids. `Tokenizer.decode` would hold the interpreter's lock."""
+    """The text of token ids. `Tokenizer.decode` would hold the GIL."""
     (text,) = texts_of(tokenizer, [ids], skip_special_tokens=skip_special_tokens)
     return text
 
 
 def texts_of(tokenizer: Tokenizer, lists: list[list[int]], *, skip_special_tokens: bool = False) -> list[str]:
-    """The text of each list of token ids. TokenizationFailed for ids that this tokenizer's decoder does not survive."""
+    """The text of each list of token ids. TokenizationFailed for ids at which the tokenizer's decoder panics."""
     try:
         texts: list[str] = tokenizer.decode_batch(lists, skip_special_tokens=skip_special_tokens)
     except BaseException as error:
@@ -98,13 +98,13 @@ def texts_of(tokenizer: Tokenizer, lists: list[list[int]], *, skip_special_token
 
 
 def bytes_of(tokenizer: Tokenizer, lists: list[list[int]]) -> int:
-    """About how many bytes the text of these ids has, known before it is written. `MOST_GROWTH` bounds what a decoder makes of them."""
+    """About the bytes of the text of these ids, before it is decoded. The decoder may enlarge it by `MOST_GROWTH`."""
     counts = Counter(token_id for ids in lists for token_id in ids)
     return sum(count * len((tokenizer.id_to_token(token_id) or "").encode()) for token_id, count in counts.items())
 
 
 def _hide_pieces(tokenizer: Tokenizer, described: Any) -> None:
-    """Rename special tokens that are also pieces of text in the vocabulary, as SentencePiece's are, to names that no text has."""
+    """Rename special tokens that text could match in the vocabulary, as with SentencePiece, to random names."""
     added = {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     found = {
         content
@@ -151,7 +151,7 @@ def _problems(described: Any) -> Iterator[str]:
 
 
 def _problems_of_template(template: dict[str, Any]) -> Iterator[str]:
-    """Of what stands around a text. What the library would not read is left to it."""
+    """Problems of a template of special tokens. Templates that the library refuses are not checked."""
     special = template.get("special_tokens")
     for name in ("single", "pair"):
         pieces = [piece for piece in template.get(name) or () if isinstance(piece, dict)]
@@ -175,7 +175,7 @@ def _objects(value: Any) -> Iterator[dict[str, Any]]:
 
 
 class _Group:
-    """A group of a pattern, as far as it has been read."""
+    """A group of a pattern, up to the current position."""
 
     def __init__(self) -> None:
         self.chooses = False  # it can match one place in more than one way
@@ -210,7 +210,7 @@ class _Group:
 
 
 def _problem(pattern: str) -> str | None:
-    """Why the form of a pattern makes its time grow without bound, as the end of a sentence; None if it does not."""
+    """Why a pattern may take too many steps, as the end of a sentence; None if it does not."""
     groups = [_Group()]
     last: _Group | None = None  # the group that has just ended, if one has
     at = 0
@@ -232,7 +232,7 @@ def _problem(pattern: str) -> str | None:
             if pattern.startswith(("(?~", "(?("), at):
                 return "has a condition"
             groups.append(_Group())
-            at += len("(?") if pattern.startswith("(?", at) else 1  # the mark is no repetition
+            at += len("(?") if pattern.startswith("(?", at) else 1  # this `?` is no repetition
             last = None
             continue
         if letter == ")" and len(groups) > 1:
@@ -265,7 +265,7 @@ def _problem(pattern: str) -> str | None:
             groups[-1].part(needed=_is_needed(pattern, at + 1))
             last = None
         at += 1
-    while len(groups) > 1:  # groups that the pattern does not close, which the library refuses
+    while len(groups) > 1:  # unclosed groups, which the library refuses
         last = groups.pop()
         groups[-1].part(last.ways, last.failing, needed=True)
         groups[-1].open(last.most)
@@ -286,7 +286,7 @@ _OPEN = 10**9
 
 
 def _repetition(pattern: str, at: int) -> tuple[int, int, int] | None:
-    """(least, most, characters) of the repetition that is written there."""
+    """(least, most, characters) of the repetition at this position; None if there is none."""
     simple = {"*": (0, _OPEN, 1), "+": (1, _OPEN, 1), "?": (0, 1, 1)}.get(pattern[at : at + 1])
     if simple is not None or pattern[at : at + 1] != "{":
         return simple
@@ -299,7 +299,7 @@ def _repetition(pattern: str, at: int) -> tuple[int, int, int] | None:
 
 
 def _after_class(pattern: str, at: int) -> int:
-    """Where `[..]` ends, classes within it included."""
+    """The position after `[..]`, with nested classes."""
     depth = 0
     while at < len(pattern):
         letter = pattern[at]
@@ -308,7 +308,7 @@ def _after_class(pattern: str, at: int) -> int:
         elif letter == "[":
             depth += 1
             at += pattern.startswith("^", at + 1)
-            at += pattern.startswith("]", at + 1)  # at the beginning it is a letter
+            at += pattern.startswith("]", at + 1)  # the first `]` is a character of the class
         elif letter == "]":
             depth -= 1
             if not depth:

@@ -61,13 +61,13 @@ ModelPath = Annotated[str, Path(description="NAME or NAME/versions/1")]
 
 @router.get("/v2", response_model=ServerMetadata)
 async def server() -> Any:
-    """What this server is."""
+    """The name, version and extensions of this server."""
     return {"name": "attnserve", "version": version_of("attnserve"), "extensions": ["binary_tensor_data", "model_configuration"]}
 
 
 @router.get("/v2/health/live", response_model=Live)
 async def live() -> Any:
-    """200 as soon as the process answers at all."""
+    """200 as soon as the process answers."""
     return {"live": True}
 
 
@@ -82,7 +82,7 @@ async def ready(call: CallDep, catalog: CatalogDep) -> Any:
     "/v2/models/{model:path}/ready", response_model=ModelReady, responses={**errors(404), 503: {"model": ModelReady | OipErrorResponse}}
 )
 async def model_ready(model: ModelPath, call: CallDep, catalog: CatalogDep) -> Any:
-    """The same for one model."""
+    """200 when this model is warm and its last run succeeded, 503 otherwise."""
     found = find(catalog, model)
     is_ready = await catalog.answers(found)
     return json_response({"name": found.name, "ready": is_ready}, call, 200 if is_ready else 503)
@@ -92,7 +92,7 @@ async def model_ready(model: ModelPath, call: CallDep, catalog: CatalogDep) -> A
 
 
 class _Name(PathConvertor):
-    """A name in a path, and not what the protocol puts after one."""
+    """A model's name in a path, without the parts that the protocol adds to it."""
 
     regex = ".*(?<!/ready)(?<!/infer)(?<!/config)(?<!/stats)"
 
@@ -203,7 +203,7 @@ async def infer(model: ModelPath, request: Request, call: CallDep, catalog: Cata
     wanted = asked.outputs or [WantedOutput(name=tensor.name) for tensor in found.manifest.graph.outputs]
     _check_outputs(found, wanted)
     inputs = inputs_of(found, asked.inputs, tail)
-    call.item_errors = False  # a tensor has no room for them
+    call.item_errors = False  # a tensor cannot contain errors
     cut = as_cut(asked.parameters.truncate, found)
     prompt = found.texts.prompt(asked.parameters.prompt_name) if asked.parameters.prompt_name else None
     answers = []
@@ -215,7 +215,7 @@ async def infer(model: ModelPath, request: Request, call: CallDep, catalog: Cata
 
 
 def _sent(model: Model, asked: InferRequest, arrays: Iterable[tuple[WantedOutput, Array]], call: Call) -> Response:
-    """The arrays as JSON, or those that are wanted so as bytes after it."""
+    """The arrays as JSON, or after it as bytes if so requested."""
     outputs: list[dict[str, Any]] = []
     blobs: list[bytes] = []
     for output, array in arrays:

@@ -38,7 +38,7 @@ _BY_IDS = (contract.INPUT_IDS, contract.ATTENTION_MASK)
 
 
 def ways_of(model: Served) -> list[tuple[str, ...]]:
-    """The sets of input tensors that requests to this model can have; none if it writes texts."""
+    """The sets of input tensors that this model accepts; none if it generates text."""
     ways: list[tuple[str, ...]] = [(TEXT, TEXT_PAIR)[:count] for count in model.manifest.traits.texts]
     if ways and all(tensor.name != contract.TOKEN_TYPE_IDS for tensor in model.manifest.graph.inputs):
         ways.append(_BY_IDS)
@@ -56,7 +56,7 @@ def split(body: bytes, json_length: str | None) -> tuple[InferRequest, bytes]:
 
 
 def inputs_of(model: Model, tensors: Sequence[InputTensor], tail: bytes) -> list[Input]:
-    """The inputs in the tensors, one for each row. BatchTooLarge for too many rows, before any of them is read."""
+    """The inputs in the tensors, one per row. Raises BatchTooLarge for too many rows before reading any."""
     blobs = _blobs(tensors, tail)
     given = {tensor.name: (tensor, blob) for tensor, blob in zip(tensors, blobs, strict=True)}
     ways = ways_of(model)
@@ -66,7 +66,7 @@ def inputs_of(model: Model, tensors: Sequence[InputTensor], tail: bytes) -> list
             f"model {model.name} takes {' or '.join(' with '.join(way) for way in ways)}. Given: {names[:200]}", param="inputs"
         )
     for tensor in tensors:
-        if 0 not in tensor.shape:  # else it is refused for that
+        if 0 not in tensor.shape:  # an empty tensor has an error of its own
             model.check_size(tensor.shape[0])
     if contract.INPUT_IDS in given:
         return _rows(_numbers(*given[contract.INPUT_IDS]), _numbers(*given[contract.ATTENTION_MASK]))

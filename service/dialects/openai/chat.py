@@ -114,7 +114,7 @@ class ChatRequest(GenerationRequestBody):
     @field_validator("messages", mode="before")
     @classmethod
     def _not_too_many(cls, messages: Any) -> Any:
-        """Bounds the parts and calls of all messages together: validating them holds the event loop."""
+        """Limit the parts and calls of all messages together, since validating them blocks the event loop."""
         if isinstance(messages, list):
             inner = (message.get(name) for message in messages if isinstance(message, dict) for name in ("content", "tool_calls"))
             if (count := sum(len(each) for each in inner if isinstance(each, list))) > _MOST_PARTS:
@@ -211,7 +211,7 @@ def _chosen(body: ChatRequest) -> tuple[str, list[Tool]]:
 
 
 def _check(body: ChatRequest) -> None:
-    """What a schema does not say: fields that depend on each other."""
+    """Check fields that depend on each other, which a schema cannot."""
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")
     if body.prompt_logprobs is not None and body.stream:
@@ -226,7 +226,7 @@ def _format(given: ResponseFormat | None) -> Grammar | None:
 
 
 def messages_of(given: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages as templates know them: content is one text, the arguments of a call are an object."""
+    """Messages for templates: content is one text, and the arguments of a call are an object."""
     messages = []
     for at, message in enumerate(given):
         if message.content is None and not (message.role == "assistant" and message.tool_calls):
@@ -235,7 +235,7 @@ def messages_of(given: Sequence[ChatMessage]) -> list[dict[str, Any]]:
             raise InvalidRequest(f"messages.{at}.tool_calls: only an assistant calls tools", param=f"messages.{at}.tool_calls")
         plain = message.model_dump(exclude_none=True, exclude_defaults=True)
         if isinstance(message.content, list):
-            plain["content"] = "\n".join(part.text for part in message.content)  # as vLLM does
+            plain["content"] = "\n".join(part.text for part in message.content)  # as in vLLM
         for called in plain.get("tool_calls", ()):
             called["type"] = "function"
             called["function"]["arguments"] = arguments_of(called["function"]["arguments"])
@@ -244,7 +244,7 @@ def messages_of(given: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 
 class _ChatAnswer(Chunks):
-    """An answer without streaming, written as its tokens arrive."""
+    """An answer without streaming, serialised while its tokens arrive."""
 
     def __init__(self, body: ChatRequest, model: Generator, runs: Runs, calling: Calling | None) -> None:
         super().__init__(model, runs, None, id_prefix="chatcmpl-", object_="chat.completion")

@@ -1,4 +1,4 @@
-"""OpenAI's chunks: what completions and chats stream in the same way."""
+"""Streamed chunks of OpenAI, the same for completions and chat."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

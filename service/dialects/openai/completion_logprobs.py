@@ -1,4 +1,4 @@
-"""The completions API's form of log-probabilities: four lists, an entry a token."""
+"""The completions API's form of log-probabilities: four lists with an entry per token."""
 
 import codecs
 from collections.abc import Iterable, Sequence

@@ -68,7 +68,7 @@ async def completions(body: CompletionRequest, call: CallDep, catalog: CatalogDe
 
 
 def _check_size(body: CompletionRequest, prompts: Sequence[tuple[str, list[int]]], model: Generator, settings: Settings) -> None:
-    """Bounds the whole answer, or the echoed prompts at the beginning of a stream."""
+    """Check the size of the whole answer, or of the echoed prompts at the beginning of a stream."""
     size, total = AnswerSize(model.vocabulary), 0
     tokens = 0 if body.stream else generation.most_tokens(model, body.max_tokens, min(len(ids) for _, ids in prompts))
     for text, ids in prompts:
@@ -97,7 +97,7 @@ def _check(body: CompletionRequest) -> None:
 
 
 async def _prompts(body: CompletionRequest, model: Generator, catalog: Catalog) -> list[tuple[str, list[int]]]:
-    """Each prompt as text and ids; the text only where it comes back."""
+    """Each prompt as text and ids; the text only if it is echoed."""
     if isinstance(body.prompt, str):
         given: list[Any] = [body.prompt]
     elif isinstance(body.prompt[0], int):
@@ -115,14 +115,12 @@ async def _prompts(body: CompletionRequest, model: Generator, catalog: Catalog) 
 
 
 class _CompletionAnswer(Chunks):
-    """An answer without streaming, written as its tokens arrive."""
+    """An answer without streaming, serialised while its tokens arrive."""
 
     def __init__(self, body: CompletionRequest, model: Generator, prompts: Sequence[tuple[str, list[int]]], runs: Runs) -> None:
         super().__init__(model, runs, None, id_prefix="cmpl-", object_="text_completion")
         self._body, self._prompts = body, prompts
-        self._counted = [
-            Logprobs(model, skip_special_tokens=body.skip_special_tokens) for _ in prompts
-        ]  # the prompts, where they come back
+        self._counted = [Logprobs(model, skip_special_tokens=body.skip_special_tokens) for _ in prompts]  # the prompts, if they are echoed
 
     async def answer(self) -> dict[str, Any]:
         body = self._body
@@ -190,7 +188,7 @@ class _CompletionAnswer(Chunks):
 
 @dataclass
 class _Sent:
-    """What was sent of one choice."""
+    """The state of one choice of a stream."""
 
     logprobs: Logprobs
     begun: bool = False

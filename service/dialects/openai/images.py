@@ -124,7 +124,7 @@ def _image(manifest: contract.Manifest) -> contract.Image | None:
 
 
 def _check(body: ImageRequest, image: contract.Image) -> None:
-    """What a schema does not say."""
+    """Check fields that a schema cannot."""
     if body.response_format == "url":
         raise InvalidRequest("response_format=url is not supported: nothing is stored here; send b64_json", param="response_format")
     if body.prompt not in image.prompts:
@@ -137,17 +137,17 @@ def _check(body: ImageRequest, image: contract.Image) -> None:
 
 
 def _sampling(body: ImageRequest, image: contract.Image) -> SamplingFields:
-    """Grey levels and nothing else, to the last pixel."""
+    """The sampling fields, which allow only grey levels, and no end before the last pixel."""
     given = {name: getattr(body, name) for name in DrawingFields.model_fields}
     return SamplingFields(**given, allowed_token_ids=list(image.level_token_ids), ignore_eos=True)
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """What tokens are drawn on."""
+    """The picture of an answer: the model's own pixels, enlarged."""
 
     image: contract.Image
-    enlarged: int  # a pixel is a square of so many
+    enlarged: int  # the side of the square that each pixel becomes
 
     @classmethod
     def of(cls, image: contract.Image, size: str) -> "Sheet":
@@ -172,7 +172,7 @@ class Sheet:
         return f"{self.image.width * self.enlarged}x{self.image.height * self.enlarged}"
 
     def base64(self, token_ids: Sequence[int]) -> str:
-        """The picture as far as it is drawn."""
+        """The picture, with the pixels so far."""
         ids = self.image.level_token_ids
         levels = [ids.index(token_id) for token_id in token_ids]
         file = png(levels, width=self.image.width, height=self.image.height, n_levels=len(ids), enlarged=self.enlarged)
@@ -191,13 +191,13 @@ def _usage(runs: Runs) -> dict[str, Any]:
 
 
 class _ImageStream:
-    """The script of one picture: partial ones after even shares of its pixels, whatever the pace, then the whole."""
+    """The events of one picture: partial pictures after equal numbers of pixels, then the whole picture."""
 
     def __init__(self, sheet: Sheet, runs: Runs, partial_images: int) -> None:
         self._sheet, self._runs = sheet, runs
         self._drawn: list[int] = []
         self._stops = [sheet.n_pixels * (at + 1) // (partial_images + 1) for at in range(partial_images)]
-        self._shown = 0  # of the stops
+        self._shown = 0  # partial pictures
         self._created = generation.now()
 
     def opening(self) -> bytes:

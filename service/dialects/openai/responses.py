@@ -44,7 +44,7 @@ Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, F
 
 
 class InputPart(Fields):
-    """A part of a message; an answer's part can be sent back as it came."""
+    """A part of a message. A part of an answer can be sent back unchanged."""
 
     type: Literal["input_text", "output_text", "text"]
     text: str
@@ -53,7 +53,7 @@ class InputPart(Fields):
 
 
 class InputItem(Fields):
-    """A message; an answer's message can be sent back as it came."""
+    """A message. A message of an answer can be sent back unchanged."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -85,7 +85,7 @@ class CallOutputItem(Fields):
 
 
 def _kind(item: Any) -> str:
-    """Tags that are no names of fields, so that errors leave them out."""
+    """The tag of a union member. It is not a field name, so errors omit it."""
     type_ = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
     return {"function_call": "a-call", "function_call_output": "an-output"}.get(type_ if isinstance(type_, str) else "", "a-message")
 
@@ -262,7 +262,7 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep) -
         top_logprobs=(body.top_logprobs or 0) if LOGPROBS in body.include else None,
     )
     size, tokens = AnswerSize(model.vocabulary), generation.most_tokens(model, asked[0].max_tokens, len(prompt))
-    check_size(  # of streams too: their last event has all of it
+    check_size(  # of streams too, since the last event has the whole answer
         size.text(tokens) + size.chat_logprobs(tokens, asked[0].top_logprobs),
         1,
         catalog.settings,
@@ -293,7 +293,7 @@ def _chosen(body: ResponseRequest) -> tuple[str, list[FunctionTool]]:
 
 
 def _check(body: ResponseRequest) -> None:
-    """What a schema does not say."""
+    """Check fields that a schema cannot."""
     if body.store:
         raise InvalidRequest(f"store=true is not supported: {_NOT_STORED}; send store=false or leave it out", param="store")
     if body.previous_response_id:
@@ -348,7 +348,7 @@ class _ResponseBuilder:
         self.begin()
 
     def begin(self) -> None:
-        """Start, or start again after a lost replica."""
+        """Start, also again after a lost replica."""
         self._call = None if self._calling is None else self._calling.call()
         self._text, self._logprobs = Text(), Elements()
         self._last = Delta("")
@@ -436,7 +436,7 @@ class _ResponseBuilder:
     def opening(self) -> bytes:
         begun = self._response("in_progress")
         said = self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
-        if self._call is not None:  # which has no name yet
+        if self._call is not None:  # its name is not known yet
             return said
         return (
             said

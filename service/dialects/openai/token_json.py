@@ -13,7 +13,7 @@ import orjson
 from service.generation.request import TokenLogprob
 from service.generation.text import Vocabulary
 
-LEAST_LOGPROB = -9999.0  # what OpenAI sends for minus infinity, which JSON does not have
+LEAST_LOGPROB = -9999.0  # sent by OpenAI for minus infinity, which JSON does not have
 _MOST_KEPT = 65_536  # cached tokens of each form
 
 
@@ -31,7 +31,7 @@ class _Forms(dict[int, str]):
 
 
 class TokenJson:
-    """Writes the tokens of one vocabulary."""
+    """Serialises the tokens of one vocabulary."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary

@@ -59,7 +59,7 @@ class _TokensKind(BaseModel):
 
 
 def _schema(body: type[BaseModel]) -> dict[str, Any]:
-    """For the document, which knows the objects inside from other routes."""
+    """The body's schema for the OpenAPI document, which has the objects inside already."""
     schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
     schema.pop("$defs", None)
     return schema
@@ -82,13 +82,13 @@ _ID_BYTES, _STRING_BYTES = 7, 24  # of a token in JSON
 async def tokenize(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any:
     """The tokens of a prompt or a conversation (vLLM's body), or of each text (text-embeddings-inference's)."""
     glance = read(_TokensKind, content, call)
-    await asyncio.sleep(0)  # before a large body is read once more
-    empty = not (glance.prompt or glance.messages)  # a client of the other form may send its defaults too
+    await asyncio.sleep(0)  # let other tasks run before a large body is parsed again
+    empty = not (glance.prompt or glance.messages)  # a client of the other dialect may send empty defaults
     if empty and (glance.inputs is not None or (glance.prompt is None and glance.messages is None)):
         return json_response(await tei_tokens.tokenize(read(TeiTokenizeRequest, content, call), call, catalog), call)
     try:
         return json_response(await _tokens(read(TokenizeRequest, content, call), call, catalog), call)
-    except ServiceError as error:  # the path speaks the other dialect
+    except ServiceError as error:  # the path has the other dialect
         status, content = openai.render(error)
         return json_response(content, call, status)
 

@@ -90,7 +90,7 @@ class Calling:
 
 
 class CallBuilder:
-    """One call, as its text arrives."""
+    """Builds one call from its text, while that arrives."""
 
     def __init__(self, name: str | None) -> None:
         """`name`: the only tool; the text is then its arguments."""

@@ -1,7 +1,7 @@
-"""`/v1/usage`: what the caller's tenant has used. No route of OpenAI's, in the form of its others.
+"""`/v1/usage`: requests and tokens of the caller's tenant. OpenAI has no such route; the form is that of its other routes.
 
-It counts what this process has answered since it has known the tenant. On a cluster each gateway counts its own; Prometheus has their sum
-(`attnserve_tenant_tokens_total`).
+The counts are those of this process, since it first read the tenant's key. On a cluster each gateway has its own counts; Prometheus has
+their sum (`attnserve_tenant_tokens_total`).
 """
 
 from dataclasses import asdict

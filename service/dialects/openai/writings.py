@@ -32,7 +32,7 @@ from service.settings import Settings
 
 MOST_WEIGHTS = 2**20  # numbers of all attention matrices of an answer
 _TAKEN = {"model", "prompt", "max_tokens", "n", "num_beams", "stream", "stream_options", "user", "seed", "skip_special_tokens"}
-_TAKEN |= {"logprobs", "attention"}  # which tell more of the same output
+_TAKEN |= {"logprobs", "attention"}  # these describe the same output in more detail
 
 
 async def complete(
@@ -79,7 +79,7 @@ async def complete(
 
 
 def _check_size(body: CompletionRequest, source_tokens: int, model: WritingModel, settings: Settings, *, n: int) -> None:
-    """Attention has a bound of its own."""
+    """Check the size of the answer. Attention has a limit of its own."""
     both = model.manifest.encoder_decoder
     assert both is not None
     size, tokens = AnswerSize(model.vocabulary), min(body.max_tokens, both.max_output)
@@ -90,10 +90,10 @@ def _check_size(body: CompletionRequest, source_tokens: int, model: WritingModel
 
 
 def _check(body: CompletionRequest, model: WritingModel) -> None:
-    """What is asked for can be had of a model that writes the likeliest text."""
+    """Check that the request asks for no sampling: beam search returns the most likely text."""
     for name in sorted(body.model_fields_set - _TAKEN):
         value, default = getattr(body, name), type(body).model_fields[name].default
-        if value != default and not (name == "temperature" and value == 0):  # the API's default says nothing
+        if value != default and not (name == "temperature" and value == 0):  # the API's defaults are accepted
             raise InvalidRequest(f"{name} has no effect on model {model.name}, which writes the likeliest text: leave it out", param=name)
     if body.max_tokens == 0:
         raise InvalidRequest("max_tokens=0: there would be nothing to answer", param="max_tokens")

@@ -1,4 +1,4 @@
-"""`/info` of the text-embeddings-inference dialect: what a model is, and within which limits it is served."""
+"""`/info` of the text-embeddings-inference dialect: a model and the limits of its requests."""
 
 from collections.abc import Callable
 from importlib.metadata import version

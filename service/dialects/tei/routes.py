@@ -59,9 +59,9 @@ from service.tokenization.texts import Cut, Input
 
 Scores = NDArray[np.float64]
 
-_MOST_NAMED = 64  # failed inputs named in a header; the count before them is complete
+_MOST_NAMED = 64  # failed inputs that a header names; their number comes first and is complete
 
-# The first that fits. What is none of them is a Validation when the caller can mend it, else Backend.
+# The first that fits. Any other error is Validation if its status is below 500, otherwise Backend.
 _ERROR_TYPES: tuple[tuple[type[ServiceError], ErrorType], ...] = (
     (EmptyInput, "Empty"),
     (InputTooLong, "Validation"),
@@ -187,7 +187,7 @@ async def rerank(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any
 
 
 class _RerankKind(BaseModel):
-    """As much of a body as says whose form it has."""
+    """The fields of a body that decide between TEI's and Jina's form."""
 
     texts: Any = None
     documents: Any = None
@@ -242,7 +242,7 @@ def raw(logits: Scores) -> Scores:
 
 
 def sigmoid(logits: Scores) -> Scores:
-    scores: Scores = np.exp(-np.logaddexp(0.0, -logits))  # neither end overflows
+    scores: Scores = np.exp(-np.logaddexp(0.0, -logits))  # does not overflow for large logits
     return scores
 
 
@@ -283,23 +283,23 @@ async def info(
 @router.get("/health", response_class=Response)
 @router.get("/ping", response_class=Response)
 async def health(catalog: CatalogDep) -> Any:
-    """200 with nothing in it when every model answers, else 503."""
+    """200 without a body if every model answers, otherwise 503."""
     if await catalog.ready():
         return Response()
     raise NotReady(f"unhealthy: {catalog.failure}" if catalog.failure else "unhealthy")
 
 
-router.include_router(tei_tokens.router)  # after what is called more: routes are matched from the top
+router.include_router(tei_tokens.router)  # last, since routes are matched in order and these are called less often
 
 
-# Whatever the model is for -------------------------------------------------------------------------------------------------------------
+# The route for any model ----------------------------------------------------------------------------------------------------------------
 
 
 _OF_TEXTS = frozenset({*tgi.TgiParameters.model_fields, *tgi.TgiParameters.others} - {"top_k", "truncate"})
 
 
 class _BodyKind(BaseModel):
-    """As much of a body as says where it belongs."""
+    """The fields of a body that decide which kinds of model it is for."""
 
     model: str | None = None
     stream: Any = None
@@ -333,7 +333,7 @@ async def invoke(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any
     Without a model, the first that fits the body answers.
     """
     glance = read(_BodyKind, content, call)
-    await asyncio.sleep(0)  # before a large body is read once more
+    await asyncio.sleep(0)  # let other tasks run before a large body is parsed again
     traits = catalog.find(glance.model or catalog.first(glance.kinds), *contract.KINDS).manifest.traits
     if traits.pool == "generator" or (not glance.model and glance.kinds == GENERATOR_KINDS):
         return await _continued(content, call, catalog)
@@ -361,7 +361,7 @@ async def _continued(content: bytes, call: Call, catalog: Catalog) -> Any:
 
 
 def as_sequences(value: str | list[str] | list[list[str]]) -> tuple[bool, list[Input]]:
-    """Whether it is a single one, and the texts and pairs themselves."""
+    """Whether there is a single input, and the inputs."""
     if isinstance(value, str):
         return True, [value]
     single = isinstance(value[0], str)
