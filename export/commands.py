@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from attnserve.terminal import command_app, console, needing, progress_bar
+from service.terminal import command_app, console, needing, progress_bar
 
 app = command_app()
 

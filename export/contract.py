@@ -25,7 +25,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from attnserve.errors import AttnserveError
+from service.errors import AttnserveError
 
 FORMAT: Literal["attnserve.bundle/1"] = "attnserve.bundle/1"
 MANIFEST = "manifest.json"

@@ -1,6 +1,6 @@
 """The one error of this room."""
 
-from attnserve.errors import AttnserveError
+from service.errors import AttnserveError
 
 
 class ExportError(AttnserveError, ValueError):

@@ -4,7 +4,7 @@ from importlib import import_module
 
 import typer
 
-from attnserve.terminal import command_app, needing
+from service.terminal import command_app, needing
 
 app = command_app()
 

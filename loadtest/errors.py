@@ -1,6 +1,6 @@
 """What stops a measurement; the message has the next step."""
 
-from attnserve.errors import AttnserveError
+from service.errors import AttnserveError
 
 
 class LoadtestError(AttnserveError):

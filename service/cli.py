@@ -12,9 +12,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from attnserve.terminal import console, errors_printed, pairs, print_error, progress_bar
 from service import settings as known
 from service.settings import Settings
+from service.terminal import console, errors_printed, pairs, print_error, progress_bar
 
 # The module of each command, in the order of `attnserve --help`. A module has the command in its `app`.
 COMMANDS = {

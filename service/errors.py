@@ -1,11 +1,13 @@
-"""The errors of requests, as exceptions. Each dialect turns them into its own status and body.
+"""The base class of all errors of the project, and the errors of requests. Each dialect turns these into its own status and body.
 
 The message is a sentence that names the value, the limit and the next step; `status` is the HTTP status where a dialect has no other.
 """
 
-from attnserve.errors import AttnserveError
-
 CANNOT_START = "the service cannot start"  # the readiness probe's answer begins with this if the service never becomes ready
+
+
+class AttnserveError(Exception):
+    """An error whose message is a sentence for the user. The command line prints the message without a traceback."""
 
 
 class ServiceError(AttnserveError):

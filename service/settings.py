@@ -15,7 +15,7 @@ import yaml
 from pydantic import AnyHttpUrl, BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict, YamlConfigSettingsSource
 
-from attnserve.errors import AttnserveError
+from service.errors import AttnserveError
 
 PREFIX = "ATTNSERVE_"
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"

@@ -16,7 +16,6 @@ from typing import Annotated, Any
 
 import typer
 
-from attnserve.terminal import command_app
 from loadtest.bench import peers, runner
 from loadtest.bench.runner import Contestant, Figure, Measurements, Step
 from loadtest.common import machine, memory, texts, wrk
@@ -25,6 +24,7 @@ from loadtest.common.server import Server, attnserve
 from loadtest.common.terminal import chosen
 from loadtest.errors import LoadtestError
 from loadtest.in_process import bare
+from service.terminal import command_app
 
 BULK_TEXTS = 2048
 SHORT_BATCH = 32

@@ -11,13 +11,13 @@ from typing import Annotated
 
 import typer
 
-from attnserve.terminal import command_app
 from export import contract
 from loadtest.bench.runner import Contestant, Figure, Markdown, Measurements, Out, Rounds, Seconds, Step, compare, finish, run
 from loadtest.common import machine
 from loadtest.common.report import Bar, Row
 from loadtest.errors import LoadtestError
 from loadtest.in_process import bare
+from service.terminal import command_app
 
 app = command_app()
 

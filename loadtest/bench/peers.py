@@ -14,10 +14,10 @@ from typing import Annotated
 
 import typer
 
-from attnserve.terminal import errors_printed
 from loadtest.common.server import Server, running
 from loadtest.errors import LoadtestError
 from service.deployment.ports import free_port
+from service.terminal import errors_printed
 
 INFINITY = Path("out/peers/infinity")
 # Installed by itself before everything else: any other request for torch brings gigabytes of CUDA.

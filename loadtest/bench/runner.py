@@ -11,12 +11,12 @@ from typing import Annotated, Any
 
 import typer
 
-from attnserve.terminal import console
 from export import contract
 from loadtest.common import machine, report
 from loadtest.common.report import Bar, Row, Verdict
 from loadtest.common.terminal import interruptible, progress, show
 from loadtest.errors import LoadtestError
+from service.terminal import console
 
 Rounds = Annotated[int, typer.Option(min=1, help="Rounds; figures are medians over them.")]
 Seconds = Annotated[float, typer.Option(min=0.1, help="Length of one measurement.")]

@@ -8,13 +8,13 @@ from typing import Annotated
 
 import typer
 
-from attnserve.terminal import command_app
 from loadtest.bench import runner
 from loadtest.bench.runner import Contestant, Figure, Measurements, Step
 from loadtest.common import texts, wrk
 from loadtest.common.report import Bar
 from loadtest.common.server import Server, attnserve
 from loadtest.errors import LoadtestError
+from service.terminal import command_app
 
 app = command_app()
 

@@ -22,7 +22,6 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from attnserve.terminal import command_app, console
 from export import contract
 from loadtest.capacity import tables
 from loadtest.capacity.deep_encoder import deeper
@@ -32,6 +31,7 @@ from loadtest.common.server import attnserve
 from loadtest.common.terminal import interruptible
 from loadtest.errors import LoadtestError
 from loadtest.load.shapes import SECONDS, Shape
+from service.terminal import command_app, console
 
 _TRIES = 4  # of a ramp, until its knee lies within
 _LOWER, _HIGHER = 0.4, 1.5  # of its rate, for the next one

@@ -20,11 +20,11 @@ from typing import Annotated, NamedTuple
 import typer
 from rich.table import Table
 
-from attnserve.terminal import command_app
 from loadtest.capacity import tables
 from loadtest.common.terminal import run as run_command
 from loadtest.common.terminal import stdout
 from loadtest.errors import LoadtestError
+from service.terminal import command_app
 
 Draw = Callable[[random.Random], float]
 

@@ -10,8 +10,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from attnserve.terminal import console, errors_printed
 from loadtest.common import report
+from service.terminal import console, errors_printed
 
 T = TypeVar("T", bound=StrEnum)
 

@@ -12,7 +12,6 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.table import Table
 
-from attnserve.terminal import command_app, console
 from loadtest.common import machine
 from loadtest.common.terminal import interruptible, progress, stdout
 from loadtest.errors import LoadtestError
@@ -23,6 +22,7 @@ from loadtest.load.figures import ALL, StageFigures
 from loadtest.load.plan import Plan, Stage
 from loadtest.load.samples import Begun, Sample
 from loadtest.load.shapes import DRAIN, WARM_UP
+from service.terminal import command_app, console
 
 app = command_app()
 

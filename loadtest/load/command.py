@@ -10,7 +10,6 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from attnserve.terminal import command_app, console
 from loadtest.common import machine
 from loadtest.common.report import Verdict, amount
 from loadtest.common.terminal import interruptible, progress, stdout
@@ -21,6 +20,7 @@ from loadtest.load.kinds import KINDS
 from loadtest.load.pass_marks import Judged
 from loadtest.load.plan import Plan, Stage
 from loadtest.load.shapes import Shape
+from service.terminal import command_app, console
 
 app = command_app()
 

@@ -14,8 +14,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from attnserve.errors import AttnserveError
 from models.distillation.pieces import Piece
+from service.errors import AttnserveError
 
 LENGTH_STEP = 16  # tokens; texts whose lengths differ by less count as equally long
 Batch = tuple[Tensor, Tensor]  # ids and mask (B, N) int64

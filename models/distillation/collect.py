@@ -22,10 +22,10 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from attnserve.errors import AttnserveError
 from models.distillation.pieces import KINDS, Piece, pieces, translated
 from models.training.corpus import SOURCES, SPLITS, Document, read_texts
 from models.training.licences import licence_of
+from service.errors import AttnserveError
 
 HELD_OUT_CATALOGUES = ("humanize",)
 PER_KIND = {"train": 8_000, "held_out": 200}

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from attnserve.terminal import command_app, console, needing, pairs
+from service.terminal import command_app, console, needing, pairs
 
 app = command_app()
 

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from attnserve.errors import AttnserveError
 from models.folders.config_fields import checked
+from service.errors import AttnserveError
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"

@@ -18,9 +18,9 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from attnserve.errors import AttnserveError
 from models.training.corpus import Document, write_texts
 from models.training.sources import STANDARD_LIBRARY, Package, packages, texts
+from service.errors import AttnserveError
 
 HELD_OUT = ("attrs", "click", "jsonschema", "networkx", "requests", "tenacity", "Werkzeug")
 MB = 1_000_000

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from attnserve.terminal import command_app, console, needing
+from service.terminal import command_app, console, needing
 
 app = command_app()
 

@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
-from attnserve.errors import AttnserveError
 from models.training.text.plot import plot
+from service.errors import AttnserveError
 
 
 class CompareError(AttnserveError, ValueError):

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from attnserve.errors import AttnserveError
+from service.errors import AttnserveError
 
 
 class ConfigError(AttnserveError, ValueError):

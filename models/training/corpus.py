@@ -27,10 +27,10 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from attnserve.errors import AttnserveError
 from models.checkpoints.decoder import Image
 from models.folders.folder import read_tokenizer
 from models.training.tokenizer import END_OF_TEXT, train_tokenizer
+from service.errors import AttnserveError
 
 SOURCES = "sources.json"
 SPLITS = ("train", "held_out")

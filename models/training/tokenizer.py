@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from attnserve.errors import AttnserveError
+from service.errors import AttnserveError
 
 END_OF_TEXT = "<|endoftext|>"
 PIECES = "|".join(

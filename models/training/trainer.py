@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from attnserve.errors import AttnserveError
 from models.training import checkpoints
 from models.training.task import Progress, Task
+from service.errors import AttnserveError
 
 
 class TrainingError(AttnserveError):

@@ -18,7 +18,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from attnserve.terminal import command_app, console, needing
+from service.terminal import command_app, console, needing
 
 app = command_app()
 PROGRESS_EVERY_S = 5.0  # lines of a transfer's progress in a log

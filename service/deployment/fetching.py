@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
 
-from attnserve.errors import AttnserveError
 from export import contract
 from export.contract import MANIFEST, BundleError, File, Manifest
+from service.errors import AttnserveError
 
 CLOUDS = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "azure": "az", "abfs": "az", "abfss": "az"}
 _FOLDER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}")

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from attnserve.errors import AttnserveError
 from service.deployment import haproxy
+from service.errors import AttnserveError
 from service.settings import Settings
 
 log = logging.getLogger("attnserve")

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from attnserve.errors import AttnserveError
 from export import contract
+from service.errors import AttnserveError
 
 if TYPE_CHECKING:
     import onnxruntime as ort

@@ -24,8 +24,8 @@ from opentelemetry.trace import Span, SpanKind, StatusCode, format_span_id, form
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 from opentelemetry.util.types import AttributeValue
 
-from attnserve.errors import AttnserveError
 from service.call import Call
+from service.errors import AttnserveError
 from service.telemetry.usage import Usage
 
 _W3C = TraceContextTextMapPropagator()

@@ -11,8 +11,16 @@ FILES = sorted(LOADTEST.rglob("*.py"))
 # From the lowest to the highest: a file imports its own folder and those before it.
 ORDER = ["errors", "common", "in_process", "load", "users", "locustfile", "bench", "capacity", "faults", "stress", "commands"]
 ENGINES = {"torch", "transformers", "onnx", "onnxruntime", "models"}
-# What a measurement from outside shares with the service: free ports, the wrapper of HAProxy, what a bundle is.
-SHARED = {"service.deployment", "service.deployment.ports", "service.deployment.haproxy", "export", "export.contract"}
+# What a measurement from outside shares with the service: errors and output of commands, free ports, the wrapper of HAProxy, what a bundle is.
+SHARED = {
+    "service.errors",
+    "service.terminal",
+    "service.deployment",
+    "service.deployment.ports",
+    "service.deployment.haproxy",
+    "export",
+    "export.contract",
+}
 IN_ANOTHER_ENVIRONMENT = {"infinity_model.py"}
 OUTSIDE = [file for file in FILES if folder_of(name_of(file)) != "in_process" and file.name not in IN_ANOTHER_ENVIRONMENT]
 

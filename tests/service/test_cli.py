@@ -9,12 +9,12 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from attnserve.errors import AttnserveError
 from service import cli
+from service.errors import AttnserveError
 from service.settings import Settings
 from tests.imports import ROOT
 
-PACKAGES = ("attnserve", "models", "export", "service", "loadtest")
+PACKAGES = ("models", "export", "service", "loadtest")
 # Exceptions that are always caught within the package that raises them.
 INTERNAL = {"Broken", "ClientGone", "NoRanges", "ReplicaNotFound", "WrongOwner"}
 

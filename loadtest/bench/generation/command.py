@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from attnserve.terminal import command_app, console
 from loadtest.bench.generation import contestants, plots
 from loadtest.bench.generation.measuring import Measuring
 from loadtest.bench.generation.plan import GenerationPart, GenerationPlan
@@ -16,6 +15,7 @@ from loadtest.bench.runner import Markdown, Measurements, Out, Rounds, Seconds, 
 from loadtest.common import machine, wrk
 from loadtest.common.terminal import chosen
 from loadtest.in_process.shapes import MEMORY_BYTES, SHAPES
+from service.terminal import command_app, console
 
 app = command_app()
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from attnserve.errors import AttnserveError
+from service.errors import AttnserveError
 
 console = Console(stderr=True)
 
