@@ -1,7 +1,7 @@
-"""What stops a measurement; the message has the next step."""
+"""The error that stops a measurement. Its message says what to do next."""
 
 from service.errors import AttnserveError
 
 
 class LoadtestError(AttnserveError):
-    """A sentence for the user."""
+    """A measurement cannot be made or proves nothing."""

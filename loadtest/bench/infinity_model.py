@@ -1,6 +1,6 @@
-"""Writes a checkpoint as infinity wants it: its files, and one model.onnx, at the root of a folder.
+"""Writes a checkpoint in the layout that infinity reads: its files, and one model.onnx, at the root of a folder.
 
-Runs in infinity's environment, which knows nothing of us:
+Runs in infinity's environment, where attnserve is not installed:
 
     PYTHON_OF_INFINITY infinity_model.py CHECKPOINT OUT
 

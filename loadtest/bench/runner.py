@@ -157,7 +157,7 @@ def manifest_of(bundle: Path, kind: str) -> contract.Manifest:
 def run(
     contestants: Sequence[Contestant], rounds: int, measured: Measurements, bundles: Sequence[Path], plan: dict[str, Any]
 ) -> dict[str, Any]:
-    """Measure everything with a progress bar. Returns what the JSON file says beside the figures: machine, versions, command, plan."""
+    """Measure everything with a progress bar. Returns the head of the JSON file: machine, versions, command, plan."""
     about: dict[str, Any] = {
         **machine.about_run(),
         "bundles": [

@@ -3,7 +3,7 @@
 python -m loadtest.capacity.campaign [--minutes-scale 0.1] [--page docs/capacity.md]
 
 About 65 minutes on a machine that does nothing else. A run that is there is not repeated, unless it was made under other conditions: the
-same command goes on where one was stopped. What fails is told at the end, and holds up only the runs that need its knee.
+same command goes on where one was stopped. Failures are listed at the end; a failed ramp prevents only the runs that need its knee.
 """
 
 import json
@@ -24,7 +24,7 @@ from rich.markup import escape
 
 from export import contract
 from loadtest.capacity import tables
-from loadtest.capacity.deep_encoder import deeper
+from loadtest.capacity.deep_encoder import deep_encoder
 from loadtest.common import machine, terminal
 from loadtest.common.report import Verdict
 from loadtest.common.server import attnserve
@@ -46,7 +46,7 @@ class CampaignRun:
     """One run, at the knee of the ramp `knee_of`, or at a guessed rate.
 
     `apart`: service and generator have half of the cores each, for loads that the service cannot answer in full.
-    `deep`: the encoder is the one of `loadtest/capacity/deep_encoder.py`.
+    `deep`: with the encoder of `loadtest/capacity/deep_encoder.py`.
     """
 
     name: str
@@ -154,7 +154,7 @@ class Runs:
     def _service(self, step: CampaignRun) -> Iterator[str]:
         """Start a step's service; gives its URL. Processes that are started meanwhile run on the generator's cores."""
         service_cores, generator_cores = halves() if step.apart else (cores(), cores())
-        encoder = deeper(self._encoder, self._out / f"of-{self._bundles[0][:12]}") if step.deep else self._encoder
+        encoder = deep_encoder(self._encoder, self._out / f"of-{self._bundles[0][:12]}") if step.deep else self._encoder
         service = attnserve(encoder, contract.verify(encoder).name, flags=("--bundle", str(self._decoder)))
         with on(service_cores), service as server, on(generator_cores):
             yield f"http://127.0.0.1:{server.port}"

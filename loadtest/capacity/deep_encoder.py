@@ -1,5 +1,6 @@
-"""A second encoder for the capacity page: all-MiniLM-L6-v2's shape with twice its layers. Its weights are drawn, since cost does not depend
-on them, and its tokenizer is that of another bundle, so that the same texts are as many tokens."""
+"""A second encoder for the capacity page: all-MiniLM-L6-v2's shape with twice its layers. Its weights are random, since cost does not
+depend on them. It has the tokenizer of another bundle, so that a text has as many tokens in both.
+"""
 
 import json
 import subprocess
@@ -12,8 +13,8 @@ NAME = "encoder-12-layers"
 _MODEL = {"d_model": 384, "n_layers": 12, "n_heads": 12, "d_feedforward": 1536, "n_positions": 256}
 
 
-def deeper(tokenizer: Path, folder: Path) -> Path:
-    """Its bundle below `folder`, exported unless it is there. `tokenizer` is a bundle. LoadtestError when the export fails."""
+def deep_encoder(tokenizer: Path, folder: Path) -> Path:
+    """Export it below `folder` unless it is there, with the tokenizer of the bundle `tokenizer`. LoadtestError if the export fails."""
     bundle, config = folder / NAME, folder / f"{NAME}.json"
     if not bundle.exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Texts as people send them, seeded: words by Zipf's law, lengths by what is asked.
+"""Realistic texts, seeded: words by Zipf's law, lengths by kind of text.
 
 Lengths are log-normal, as those of queries, passages and documents are: many short ones, and a long tail. Word frequencies follow 1 / rank.
 The words are those of `texts.py`, a token each for BERT's tokenizer. Long enough texts are never alike, short ones hardly ever.

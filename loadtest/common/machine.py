@@ -1,4 +1,4 @@
-"""What a figure was measured on: hardware, versions, commit, and how busy the machine was with other things."""
+"""The conditions of a measurement: hardware, versions, commit, and other load on the machine."""
 
 import os
 import platform
@@ -41,7 +41,7 @@ def cpus() -> int:
 
 
 def cpu_model() -> str:
-    """Its name; where a virtual machine hides that, family and model tell."""
+    """Its name, family, model and vector instructions: a virtual machine may hide the name."""
     fields: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         key, _, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""What all processes of a command hold, read from /proc.
+"""Memory and processor time of all processes of a command, read from /proc.
 
 Proportional set size (PSS): a page shared by n processes counts 1/n in each, so the sum over processes counts it once.
 """
@@ -66,7 +66,7 @@ def cpu_s(pids: Iterable[int], proc: Path = PROC) -> float:
 
 
 def name(pid: int, proc: Path = PROC) -> str:
-    """What a reader knows the process by: the title it gave itself, or its program, or the script or module that Python runs."""
+    """A short name of the process: its title, its program, or the script or module that Python runs."""
     words = (_read(proc / str(pid) / "cmdline", str) or "").replace("\0", " ").split()
     if not words:
         return f"pid {pid}"

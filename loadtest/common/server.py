@@ -77,7 +77,7 @@ def count_shortcuts(metrics: str) -> float | None:
 
 @contextmanager
 def attnserve(bundle: Path, model: str, *, lean: bool = False, flags: Sequence[str] = ()) -> Iterator[Server]:
-    """The service with its default settings, whatever ATTNSERVE_* says, by the command a user gives."""
+    """The service with its default settings, whatever ATTNSERVE_* is set to, started by the command of a user."""
     port = free_port()
     command = [sys.executable, "-m", "service.cli", "serve", "--bundle", str(bundle), "--port", str(port), *["--lean"] * lean, *flags]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ATTNSERVE_")}
@@ -101,7 +101,7 @@ def running(
         try:
             while not answers(ready_url):
                 if process.poll() is not None or time.perf_counter() - started > START_TIMEOUT_S:
-                    raise LoadtestError(f"{name} did not become ready ({' '.join(command)}); its last words:\n{_tail(log.fileno())}")
+                    raise LoadtestError(f"{name} did not become ready ({' '.join(command)}); its last output:\n{_tail(log.fileno())}")
                 time.sleep(0.02)
             yield process, time.perf_counter() - started
         finally:

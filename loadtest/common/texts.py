@@ -1,4 +1,4 @@
-"""Texts to measure with: random word sequences, no two alike, so that no cache and no merging of equal inputs answers for the model.
+"""Texts to measure with: random words, no two texts alike, so that neither the cache nor the merging of equal inputs skips the model.
 
 Every word is one token of BERT's vocabulary: a text of n words is n + 2 tokens, [CLS] and [SEP] included.
 """

@@ -1,4 +1,4 @@
-"""`attnserve bench-faults`: what clients see of a cluster that is changed and loses a node, under Poisson arrivals; see README.md."""
+"""`attnserve bench-faults`: requests under Poisson arrivals while a cluster is updated, scaled and loses a node; see loadtest/README.md."""
 
 import json
 import math
@@ -28,7 +28,7 @@ app = command_app()
 
 POOLS = ("gateway", "encoder", "generator")
 STAYS, DIES = "one", "two"  # the workers; clients come in through the first
-# What a client may be told of a stream that a dead process had begun; see deploy/faults.md.
+# Errors that end a stream whose process died; see deploy/faults.md.
 _CUT = ("is gone", "without [DONE]", "incomplete")
 _LOSS, _UPDATE = "node killed", "rolling update"
 
@@ -148,7 +148,7 @@ def played(plan: Plan, cluster: Cluster, took: dict[str, float]) -> None:
         started = time.monotonic()
         try:
             EVENTS[name](cluster)
-        except Exception as error:  # told by the thread that plays the stages
+        except Exception as error:  # raised again by the thread that runs the stages
             wrong.append(f"{name}: {error}")
         else:
             took[name] = time.monotonic() - started
@@ -178,8 +178,8 @@ def played(plan: Plan, cluster: Cluster, took: dict[str, float]) -> None:
 
 
 class Seen(NamedTuple):
-    """A stage as its clients saw it. `cut` are streams that a dead process had begun, told of in a stated form; `refused` are answered with
-    429, as under any load that is too much; `failed` are the rest. `took_s` is None where the change was not through."""
+    """The requests of a stage. `cut`: started streams of a dead process that ended with a documented error; `refused`: answers with 429, as
+    under any overload; `failed`: all other errors. `took_s`: seconds until the change was complete, None if it never was."""
 
     stage: StageFigures
     took_s: float | None

@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, deployed to as an operator would; what is told apart on it can be killed.
+"""A Ray cluster of several nodes on this machine. The service is deployed as an operator would; nodes and processes can be killed.
 
 A node is what `ray start` starts: a raylet, its agents and workers, and an HAProxy. Each has a loopback address of its own (127.0.0.2,
 127.0.0.3, ..; Linux has all of 127/8) and listens on the same ports there, as it would on a machine of its own. What this does not show
@@ -32,7 +32,7 @@ APPLICATION = "attnserve"
 WAIT_S = 60.0  # for anything that ends: longer is a hang
 START_S = 300.0  # for replicas that start or are replaced, one after the other, with large bundles on few cores
 _ROOT = Path(__file__).parents[2]
-_MARK = "LOADTEST_NODE"  # in the environment of every process of a node, also of one whose parent has changed
+_MARK = "LOADTEST_NODE"  # in the environment of every process of a node, even if its parent has died
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024  # the least Ray takes
 _HEAD = "head"
 
@@ -94,7 +94,7 @@ class Cluster:
 
     @property
     def remembers(self) -> bool:
-        """Another head would know what this one knew."""
+        """Whether a new head would restore the state of this one, from Redis."""
         return self._redis is not None
 
     def address(self, name: str) -> str:
@@ -121,7 +121,7 @@ class Cluster:
         return [process for process in found if _lives(process) and title in _command(process)]
 
     def kill(self, name: str, title: str = "") -> None:
-        """All of these at once, as a machine that loses its power. Frozen first: none starts another, or tells anybody, meanwhile."""
+        """Kill these processes at once, like a power failure. They are suspended first, so that none reacts to the death of another."""
         frozen: set[psutil.Process] = set()
         while fresh := set(self.processes(name, title)) - frozen:
             for process in fresh:
@@ -184,7 +184,7 @@ class Cluster:
         return [each for each in there.get("replicas", []) if each["state"] == "RUNNING"]
 
     def settled(self) -> bool:
-        """Serve has carried out what it was told, and no replica is starting or stopping."""
+        """Whether Serve has applied its configuration and no replica is starting or stopping. LoadtestError if it could not."""
         application = self.api("GET")["applications"].get(APPLICATION, {})
         if application.get("status") == "DEPLOY_FAILED":
             raise LoadtestError(f"Serve could not deploy: {application['message']}")
@@ -193,7 +193,7 @@ class Cluster:
         return application.get("status") == "RUNNING" and healthy and set(states) == {"RUNNING"}
 
     def ready(self, *names: str) -> bool:
-        """The service says so through the HAProxy of each of these nodes."""
+        """Whether /health/ready answers 200 through the HAProxy of each of these nodes."""
         for name in names:
             with urlopen(f"{self.url(name)}/health/ready", timeout=5) as answer:
                 if answer.status != 200:

@@ -1,4 +1,4 @@
-"""Kill and stop every process of a running service on this machine, one after another, and see what clients get meanwhile.
+"""Kills and stops every process of a running service on this machine, one after another, and records the answers of clients.
 
 `python -m loadtest.faults.kills --bundle DIR ..` starts the service with its shipped settings, in each profile, and prints a table.
 """
@@ -26,9 +26,9 @@ import typer
 from service.deployment.ports import free_port
 
 EVERY_S = 0.1  # a request of each kind
-PATIENCE_S = 30.0  # of a client; longer than this is a hang
+CLIENT_TIMEOUT_S = 30.0  # longer is a hang
 START_S = 120
-_QUIET = 10  # good answers of each kind one after another: it is whole
+_QUIET = 10  # good answers of each kind in a row: the service works again
 
 # What the title of a process contains. Ray's own processes cannot be replaced: with them the command ends.
 REPLACED = {
@@ -89,11 +89,11 @@ class ProbeAnswer:
 
 @dataclass
 class Outcome:
-    """What clients got from the fault until the service was whole again."""
+    """The answers from the fault until the service worked again."""
 
     process: str
     how: str
-    whole_s: float | None = None  # from the fault to the first of the good answers that were followed by good ones only
+    whole_s: float | None = None  # from the fault to the first answer after which all were good
     ended_with: int | None = None  # the command's status, where it ended
     last_words: str = ""
     answers: list[ProbeAnswer] = field(default_factory=list)
@@ -109,7 +109,7 @@ class Outcome:
 
 
 class Clients:
-    """Requests of every kind, each on a connection of its own, in open loop: as many come while nothing is answered."""
+    """Requests of every kind, each on a connection of its own, in open loop: the rate does not depend on the answers."""
 
     def __init__(self, port: int, asked: list[Probe]) -> None:
         self._port, self._asked = port, asked
@@ -131,7 +131,7 @@ class Clients:
             thread.join()
 
     def good_since(self, began: float) -> float | None:
-        """When the good answers began that nothing else came after; None until there are enough of each kind."""
+        """The time of the first answer after which all were good; None until there are enough of each kind."""
         answers = sorted((answer for answer in self.answers if answer.began >= began), key=lambda answer: answer.began)
         bad = max((answer.ended for answer in answers if answer.status != "200"), default=began)
         good = [answer for answer in answers if answer.began >= bad]
@@ -149,7 +149,7 @@ class Clients:
     def _ask(self, request: Probe) -> None:
         began, fit = time.monotonic(), False
         try:
-            with closing(http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)) as connection:
+            with closing(http.client.HTTPConnection("127.0.0.1", self._port, timeout=CLIENT_TIMEOUT_S)) as connection:
                 connection.request(request.method, request.path, request.body, {"content-type": "application/json"})
                 answer = connection.getresponse()
                 body = answer.read()
@@ -186,7 +186,7 @@ class Victim:
 
     def find(self, title: str) -> psutil.Process:
         """The one process whose command contains `title`."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + CLIENT_TIMEOUT_S
         while time.monotonic() < deadline:
             for process in self.family():
                 with suppress(psutil.Error):
@@ -254,12 +254,12 @@ def _gone(process: psutil.Process) -> bool:
 
 
 def steps(output: str, began: float) -> dict[str, float]:
-    """When what the log says of a replica happened, in seconds from the fault."""
+    """When a replica ended, started, loaded, was tested and ready: by its log lines, in seconds from the fault."""
     found: dict[str, float] = {}
     for line in output.splitlines():
         if not re.search(r'"message": "(replica ended|replica started|loaded|tested|ready)"', line):
             continue
-        record, _ = json.JSONDecoder().raw_decode(line, line.index('{"time"'))  # Ray's words of another thread may stand on the same line
+        record, _ = json.JSONDecoder().raw_decode(line, line.index('{"time"'))  # another thread of Ray may print on the same line
         name = " ".join(filter(None, (record["message"], record.get("model"))))
         found.setdefault(name, _wall(record["time"]) - began)
     return found

@@ -1,9 +1,9 @@
 """The bare runtime: the bundle's graph in ONNX Runtime, in a process of its own, with no server around it.
 
-It is what a server can at best reach.
+A server cannot be faster.
 
 The session is opened as the service opens it (all cores, fp32 as exported, one output fetched). Whether its threads spin while they wait is
-tried both ways, since the service must not let them spin but a caller who has the machine to himself may: the better figure counts.
+tried both ways, and the better figure counts: the service must not let them spin, but a program with a machine of its own may.
 
 What the runtime allows for texts of mixed lengths is worked out without any padding. At each length of LENGTHS, `cost_s` is the time of one
 text in the best of the batches tried (1, 4, 16 and 32 texts of exactly that length, up to MAX_BATCH_TOKENS tokens); between two lengths it

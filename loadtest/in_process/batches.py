@@ -1,7 +1,7 @@
-"""Tokens a second by batch, up to the largest batch whose past fits a memory: where a constant state pays most.
+"""Tokens a second by batch, up to the largest batch whose states or caches fit a memory.
 
 A sequence of ours keeps its states twice (a step reads one set and writes the other), one of the twin keeps keys and values of all its
-tokens. Weights and what a step computes in passing are not counted. Our step costs the same at every position, so some steps are timed; the
+tokens. Weights and intermediate values of a step are not counted. Our step costs the same at every position, so some steps are timed; the
 twin's grows with the position, so it is timed at a few and integrated over the sequence.
 """
 
@@ -18,14 +18,14 @@ SAMPLES = 5  # positions at which the twin is timed
 
 
 def row_bytes(bundle: Path) -> int:
-    """What a sequence of ours takes."""
+    """Bytes of state of a sequence of the bundle."""
     decoder = contract.read_manifest(bundle).decoder
     assert decoder is not None
     return 2 * decoder.state_bytes
 
 
 def twin_row_bytes(graph: Path, steps: int) -> int:
-    """What a sequence of the twin takes at its end."""
+    """Bytes of cache of a sequence of the twin after `steps` tokens."""
     return Twin(graph, rows=1, capacity=steps, threads=1).cache_bytes
 
 
@@ -44,7 +44,7 @@ def ours(bundle: Path, batches: Sequence[int], seconds: float, threads: int) -> 
 
 
 def twins(graph: Path, batches: Sequence[int], steps: int, seconds: float, threads: int) -> dict[int, float]:
-    """The same, of sequences of `steps` tokens from their first to their last."""
+    """Tokens a second of each batch, averaged over sequences of `steps` tokens."""
     return {rows: rows / _mean_step_s(graph, rows, steps, seconds, threads) for rows in batches}
 
 

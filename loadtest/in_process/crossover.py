@@ -1,4 +1,4 @@
-"""A flat price and one that grows: the line of the growing one, and from where on the flat one is lower."""
+"""Compares a constant time of a step with one that grows: the position from which the constant one is lower."""
 
 import statistics
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ def fitted(stretches: Sequence[Stretch]) -> Line:
 
 
 def crossover(flat: Sequence[Stretch], growing: Sequence[Stretch]) -> float | None:
-    """The position from which on every token of `growing` is dearer than the median of `flat`. None: there is none.
+    """The position from which every token of `growing` takes longer than the median of `flat`, or None.
 
-    As measured; where the growing one is still cheaper at its end, by its line.
+    If the growing one is still faster at the end of its measurement, its fitted line is extended.
     """
     price_s = statistics.median(stretch.s_per_token for stretch in flat)
     cheaper = [stretch for stretch in growing if stretch.s_per_token <= price_s]

@@ -1,4 +1,4 @@
-"""The engine alone: runs drawn at temperature 1 that are read by the loop that it serves. No HTTP."""
+"""The generation engine without HTTP: runs at temperature 1, read by the event loop that the engine serves."""
 
 import asyncio
 import time
@@ -35,7 +35,7 @@ class Stream:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def read(self, every_s: float = 0.0) -> None:
-        """To its end, each delta as it comes, or what has come since `every_s` ago."""
+        """Read the run to its end: each delta as it comes, or every `every_s` seconds all deltas since."""
         try:
             async for _ in self.run:
                 self.read_at.append(time.perf_counter())
@@ -47,7 +47,7 @@ class Stream:
             self._changed.set()
 
     async def after(self, moment: float) -> None:
-        """Until a delta was read after that moment. LoadtestError when the run ends first."""
+        """Wait until a delta was read after that moment. LoadtestError if the run ends first."""
         while not self.read_at or self.read_at[-1] <= moment:
             if self._ended:
                 raise LoadtestError("a run that should go on has ended")
@@ -56,7 +56,7 @@ class Stream:
 
 
 class Engine:
-    """A running engine and what is asked of it."""
+    """A running engine that takes random prompts."""
 
     def __init__(self, engine: GeneratorEngine, vocab_size: int) -> None:
         self._engine, self._vocab_size = engine, vocab_size
@@ -68,7 +68,7 @@ class Engine:
 
     @asynccontextmanager
     async def endless(self, rows: int, every_s: float = 0.0) -> AsyncIterator[list[Stream]]:
-        """So many runs, each of which has begun; they end with the block. They are read as `Stream.read` says."""
+        """Yield `rows` endless runs once each has started; cancel them at the end of the block. `every_s` is the interval of reading."""
         streams = [self.submit(seed) for seed in range(rows)]
         reading = [asyncio.create_task(stream.read(every_s)) for stream in streams]
         try:
@@ -83,7 +83,7 @@ class Engine:
 
 @asynccontextmanager
 async def running(bundle: Path, slots: int, threads: int) -> AsyncIterator[Engine]:
-    """The engine as the service makes it."""
+    """Start the engine as the service does, and stop it at the end of the block."""
     session, file = open_steps(bundle, threads, share_out=True), bundle / contract.TOKENIZER
     engine = GeneratorEngine(
         session,
@@ -101,7 +101,7 @@ async def running(bundle: Path, slots: int, threads: int) -> AsyncIterator[Engin
 
 
 def tokens_per_s(bundle: Path, rows: int, seconds: float, threads: int) -> float:
-    """Of all runs together, once each of them has begun, read as often as the service does."""
+    """Tokens a second of all runs together, once each has started, read as often as the service reads them."""
 
     async def measured() -> float:
         async with running(bundle, rows, threads) as engine, engine.endless(rows, EVERY_S) as streams:
@@ -113,7 +113,7 @@ def tokens_per_s(bundle: Path, rows: int, seconds: float, threads: int) -> float
 
 
 def texts_tokens_per_s(bundle: Path, rows: int, new_tokens: int, threads: int) -> float:
-    """So many texts of `new_tokens` at once, from the first prompt to the last token."""
+    """Tokens a second of `rows` texts of `new_tokens` each, generated at once, from the first prompt to the last token."""
 
     async def measured() -> float:
         async with running(bundle, rows, threads) as engine:
@@ -126,7 +126,7 @@ def texts_tokens_per_s(bundle: Path, rows: int, new_tokens: int, threads: int) -
 
 
 def prefill_tokens_per_s(bundle: Path, prompt_tokens: int, threads: int) -> float:
-    """One prompt and one token after it, alone in the engine."""
+    """Prompt tokens a second of one prompt and one token after it, alone in the engine."""
 
     async def measured() -> float:
         async with running(bundle, 1, threads) as engine:

@@ -1,4 +1,4 @@
-"""`generate` of transformers with a GPT-2 of random weights: what most people would call instead."""
+"""`generate` of transformers with a GPT-2 of random weights."""
 
 import time
 
@@ -12,7 +12,7 @@ WARM_TOKENS = 4
 
 
 class Gpt2:
-    """As wide, as deep and with as many numbers in its feed-forward layers as `like`."""
+    """A GPT-2 of the width, depth and number of feed-forward weights of `like`."""
 
     def __init__(self, like: DecoderConfig, new_tokens: int) -> None:
         config = GPT2Config(

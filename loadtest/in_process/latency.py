@@ -1,4 +1,4 @@
-"""How long the readers of running streams wait between two deltas, left alone and while a long prompt is fed beside them."""
+"""Time between two deltas of running streams, undisturbed and while the engine prefills a long prompt."""
 
 import asyncio
 import time
@@ -25,7 +25,7 @@ class Waits:
 
 
 def waits(bundle: Path, seconds: float, threads: int) -> Waits:
-    """Of STREAMS streams: for so many seconds, and then for as long as a prompt of PROMPT_TOKENS takes."""
+    """Waits of STREAMS streams, for `seconds` and then during the prefill of PROMPT_TOKENS."""
 
     async def measured() -> Waits:
         async with running(bundle, STREAMS + 1, threads) as engine, engine.endless(STREAMS) as streams:
@@ -43,12 +43,12 @@ def waits(bundle: Path, seconds: float, threads: int) -> Waits:
 
 
 def between(read_at: Sequence[Sequence[float]], begun: float, ended: float) -> tuple[float, ...]:
-    """The waits that lie inside."""
+    """Waits that lie entirely between the two moments."""
     return tuple(after - before for before, after in _pairs(read_at) if begun <= before and after <= ended)
 
 
 def overlapping(read_at: Sequence[Sequence[float]], begun: float, ended: float) -> tuple[float, ...]:
-    """The waits of which some part lies inside."""
+    """Waits that overlap the time between the two moments."""
     return tuple(after - before for before, after in _pairs(read_at) if before < ended and after > begun)
 
 

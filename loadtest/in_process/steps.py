@@ -1,6 +1,6 @@
 """The bare step loop: a decoder's step graph in ONNX Runtime with its buffers bound, no sampler, no text, no callers.
 
-It is what an engine can at best reach. The next token of a row is any token: what it is does not change what a step costs.
+An engine cannot be faster. Tokens are random: their values do not change the time of a step.
 """
 
 import statistics
@@ -22,7 +22,7 @@ LEAST_STEPS = 2  # a median is taken of
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
-    """Some tokens in a row of one long sequence."""
+    """Consecutive tokens of one long sequence."""
 
     first: int  # position of the first
     tokens: int
@@ -35,7 +35,7 @@ class Stretch:
 
 
 def open_steps(bundle: Path, threads: int, *, share_out: bool = False) -> OnnxStepSession:
-    """`share_out`: as the engine has it; otherwise a call is one of the runtime's."""
+    """Open the step graph. `share_out`: divide the rows of a call among the cores, as the engine does."""
     return OnnxStepSession(bundle, contract.read_manifest(bundle), threads=threads, share_out=share_out)
 
 
@@ -60,7 +60,7 @@ def stepping(session: OnnxStepSession, rows: int, *, width: int = 1, warm_steps:
 
 
 def median_s(step: Callable[[], None], seconds: float) -> float:
-    """Of one call, over so many seconds and LEAST_STEPS at least."""
+    """The median time of one call, over `seconds` and at least LEAST_STEPS calls."""
     times: list[float] = []
     begun = time.perf_counter()
     while len(times) < LEAST_STEPS or time.perf_counter() - begun < seconds:
@@ -71,12 +71,12 @@ def median_s(step: Callable[[], None], seconds: float) -> float:
 
 
 def tokens_per_s(bundle: Path, rows: int, seconds: float, threads: int, *, share_out: bool = False) -> float:
-    """Of all rows together."""
+    """Tokens a second of all rows together."""
     return rows * _calls_per_s(stepping(open_steps(bundle, threads, share_out=share_out), rows), seconds)
 
 
 def prefill_tokens_per_s(bundle: Path, chunk: int, seconds: float, threads: int) -> float:
-    """One prompt, fed in chunks."""
+    """Prompt tokens a second of one prompt that is fed in chunks."""
     return chunk * _calls_per_s(stepping(open_steps(bundle, threads), 1, width=chunk, warm_steps=1), seconds)
 
 
@@ -89,12 +89,12 @@ def _calls_per_s(step: Callable[[], None], seconds: float) -> float:
 
 
 def long_sequence(bundle: Path, tokens: int, threads: int, stretch: int = 1000) -> Iterator[Stretch]:
-    """One sequence of many tokens, stretch by stretch."""
+    """The time of a step of one sequence, stretch by stretch."""
     return along(stepping(open_steps(bundle, threads), 1), tokens, stretch)
 
 
 def along(step: Callable[[], None], tokens: int, stretch: int) -> Iterator[Stretch]:
-    """What a step costs from 0 to `tokens`; the work is done as the stretches are asked for."""
+    """The time of a step from position 0 to `tokens`. Each stretch is measured when it is asked for."""
     process = psutil.Process()
     for first in range(0, tokens, stretch):
         times = np.empty(min(stretch, tokens - first))

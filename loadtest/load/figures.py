@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict
 from loadtest.load.samples import Begun, Sample
 from loadtest.load.shapes import DRAIN
 
-ALL = "all"  # every kind but the hostile one, which is no customer
+ALL = "all"  # every kind but the hostile one
 LATE_MS, LATE_SHARE = 50.0, 0.1  # above both, the p99 of the generator's own delay spoils a figure; the share is of the latency's p99
 _SETTLE_S = 1.0  # users come and go within about a second after a stage begins
 
@@ -31,7 +31,7 @@ class Figures(BaseModel):
     refused_share: float
     retry_after_share: float | None = None  # of the refusals
     error_share: float  # neither a good answer nor a refusal
-    late_p99_ms: float | None = None  # the generator's own delay: large, and the run says more about it than about the service
+    late_p99_ms: float | None = None  # the generator's own delay: if it is large, the figures are about the generator
     first_p50_ms: float | None = None
     first_p99_ms: float | None = None
     between_p50_ms: float | None = None

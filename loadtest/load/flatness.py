@@ -1,4 +1,4 @@
-"""Does a series stay where it is? Whether memory, descriptors, threads, slots and queues leak."""
+"""Detects leaks: whether memory, descriptors, threads, slots and queues grow during a run."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

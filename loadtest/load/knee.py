@@ -1,4 +1,4 @@
-"""Where the load of a ramp becomes too much, and how long the service takes to recover from too much."""
+"""The knee of a ramp (the highest rate without overload), and the time a service takes to recover from overload."""
 
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -19,7 +19,7 @@ _STOP_S = 20
 
 
 def run(plan: Plan, *, workers: int = 0, tick: Callable[[], None] = lambda: None) -> None:
-    """Play the plan; its samples, Locust's own tables (locust_*.csv), its page (locust.html) and its log are then in `plan.out`.
+    """Run the plan; its samples, Locust's own tables (locust_*.csv), its page (locust.html) and its log are then in `plan.out`.
 
     `tick` is called a few times a second meanwhile. LoadtestError when Locust fails.
     """

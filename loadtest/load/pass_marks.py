@@ -1,4 +1,4 @@
-"""Pass marks, written before a run: `loadtest/load/pass_marks.toml`, and what a run makes of them."""
+"""Pass marks (`pass_marks.toml`), and the verdicts of a run."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from loadtest.load.figures import StageFigures
 from loadtest.load.shapes import STAGES, Shape
 
 FILE = Path(__file__).with_name("pass_marks.toml")
-RUN = "run"  # stands in the place of a stage for figures of the whole run
+RUN = "run"  # in place of a stage: figures of the whole run
 RUN_FIGURES = frozenset(
     {"knee_reached", "p99_over_knee", "recovery_s", "p99_over_alone", "crowd_mib", "not_flat", "not_at_rest", "unanswered"}
 )

@@ -1,4 +1,4 @@
-"""What one run of Locust is to send, as data: it travels to every worker as one JSON argument."""
+"""The plan of one run of Locust. It is passed to every worker as one JSON argument."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,8 +16,8 @@ class Stage(BaseModel):
     name: str
     seconds: float = Field(gt=0)
     level: float = Field(ge=0)
-    idle: int = Field(default=0, ge=0, description="Connections that are open meanwhile and say nothing.")
-    slow: int = Field(default=0, ge=0, description="Readers that meanwhile take their streams a few bytes at a time.")
+    idle: int = Field(default=0, ge=0, description="Open connections that send nothing.")
+    slow: int = Field(default=0, ge=0, description="Clients that read their streams a few bytes at a time.")
 
 
 class Plan(BaseModel):
@@ -38,7 +38,7 @@ class Plan(BaseModel):
     models: Mapping[str, str] = Field(description="Task (embed, complete, chat, rerank): the model that is asked.")
     stages: tuple[Stage, ...] = Field(min_length=1)
     words: int | None = Field(default=None, ge=1, description="Length of every text to embed, in words; a distribution without it.")
-    turns: int | None = Field(default=None, ge=1, description="Closed loop: requests of a client, which then falls silent.")
+    turns: int | None = Field(default=None, ge=1, description="Closed loop: requests of a client, which then sends no more.")
     max_tokens: int = Field(default=128, ge=1, description="Tokens asked of a stream.")
     timeout_s: float = Field(default=120.0, gt=0, description="A request without its whole answer by then has failed.")
 

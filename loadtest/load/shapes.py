@@ -1,11 +1,11 @@
-"""How a load goes in time: stages as (name, level, share of the time), a level being a multiple of the knee."""
+"""How a load changes over time: stages as (name, level, share of the time), a level being a multiple of the knee."""
 
 from enum import StrEnum
 
 from loadtest.load.plan import Stage
 
 WARM_UP = "warm-up"
-# Nothing arrives; ended as soon as nothing is on its way. What still is by its end counts as unanswered: longer than bulk work may wait.
+# Nothing arrives; it ends when no request is open. A request that is open after 60 s, longer than bulk work may wait, is unanswered.
 DRAIN = Stage(name="drain", seconds=60, level=0)
 
 
@@ -35,7 +35,7 @@ SECONDS = {
     Shape.soak: 1200,
     Shape.overload: 60,
     Shape.crowd: 180,
-}  # unless told otherwise
+}  # the default length of a run
 
 
 def stages(shape: Shape, seconds: float, *, idle: int = 1000, slow: int = 20) -> tuple[Stage, ...]:

@@ -1,4 +1,4 @@
-"""The processes of a service on this machine and its own gauges, looked at now and then while a load runs."""
+"""Observes the processes of a service on this machine, and its gauges, while a load runs."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""What is left of the work under closed-loop clients of every kind: `python -m loadtest.stress.goodput`.
+"""Work done under overload by closed-loop clients of every kind: `python -m loadtest.stress.goodput`.
 
 Single texts, requests of 32 and of 256, attention maps and generated text, by 8 clients (about the knee), 64 and 256. Each asks again as
 soon as it is answered or refused, whatever `Retry-After` says. A token of one kind costs more than one of another, so the work done is the
@@ -98,7 +98,7 @@ def goodput(
     clients: Annotated[str, typer.Option(help="Of each stage; the first is the knee.")] = "8,64,256",
     out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("out/goodput.json"),
 ) -> None:
-    """Start the service with shipped settings, load it, and tell what was done of each kind."""
+    """Start the service with shipped settings, load it, and print the work done for each kind of request."""
     figures: dict[str, Any] = {}
     work: list[float] = []
     names = encoder.name, decoder.name

@@ -1,7 +1,7 @@
-"""Whether memory goes back after what is unusual: `python -m loadtest.stress.memory_soak`.
+"""Whether memory is freed after unusual requests: `python -m loadtest.stress.memory_soak`.
 
-Long texts, attention maps, vectors of every token, the tokens of a large text, large batches: in rounds, and after each a pause in which
-the service gives back what it has no use for. The mark: it ends within 10 % of where it began.
+Long texts, attention maps, vectors of every token, the tokens of a large text, large batches: in rounds with a pause after each, in which
+the service frees memory. The mark: memory at the end is within 10 % of the beginning.
 """
 
 import random
@@ -43,7 +43,7 @@ def soak(
     long: Annotated[Path, typer.Option(help="Bundle that takes long texts.")] = Path("bundles/all-MiniLM-L6-v2-linear"),
     rounds: Annotated[int, typer.Option(min=1)] = 4,
 ) -> None:
-    """Start the service with shipped settings, ask it for what is unusual, and tell its memory (PSS of all processes) as it goes."""
+    """Start the service with shipped settings, send unusual requests, and print its memory (PSS of all processes) after each round."""
     draw = random.Random(1)
     with (
         attnserve(encoder, encoder.name, flags=["--bundle", str(long)]) as server,

@@ -20,7 +20,7 @@ _TOKENS = 128  # of a slow reader: reading them takes minutes, and generating th
 
 
 class Crowd:
-    """As many of both as the stage wants. A connection that the service closes is opened again."""
+    """The idle connections and slow readers of a stage. A connection that the service closes is opened again."""
 
     def __init__(self, asking: Asking) -> None:
         self._asking = asking

@@ -1,4 +1,4 @@
-"""Everything that is built before the rounds begin, and why something could not be."""
+"""Models that are built before the rounds begin, and the reasons why some could not be."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""What is measured, and how long."""
+"""The options of a run of `attnserve bench-generate`."""
 
 from dataclasses import dataclass
 from enum import StrEnum

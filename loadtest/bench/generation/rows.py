@@ -13,9 +13,9 @@ from loadtest.in_process.crossover import crossover, fitted
 from loadtest.in_process.shapes import POSITIONS, ModelShape
 from loadtest.in_process.steps import Stretch
 
-FLAT = 1.05  # how much dearer the last thousand tokens may be than the first
+FLAT = 1.05  # the time of a token among the last thousand over one of the first
 DISTURBED = 3.0  # how much longer a token may take while a prompt is fed
-SHARED = 4.0  # how much longer a first token may take while one request wants all slots
+SHARED = 4.0  # how much longer a first token may take while one request has all slots
 PER_S, TIMES = "tokens/s", "times as long"
 MiB, GiB = 2**20, 2**30
 

@@ -1,4 +1,4 @@
-"""The whole service: how long another client waits for its first token while one request has every slot and never ends."""
+"""Time to first token of one client, undisturbed and while an endless request of another client has every slot."""
 
 import json
 import socket

@@ -1,4 +1,4 @@
-"""The whole service: streams over HTTP, read by wrk. What the service itself counts as drawn is what counts here."""
+"""Tokens a second of the whole service: streams over HTTP, read by wrk, counted by the service's own metric."""
 
 import json
 import threading

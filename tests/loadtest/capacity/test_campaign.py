@@ -168,7 +168,7 @@ def test_service_and_generator_of_an_overload_have_cores_of_their_own(runs: Runs
 
 
 def test_deep_runs_are_of_the_deeper_encoder(runs: Runs, service: Service, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(campaign, "deeper", lambda encoder, folder: Path("deeper"))
+    monkeypatch.setattr(campaign, "deep_encoder", lambda encoder, folder: Path("deeper"))
     assert runs.make([step("embed-14"), step("deep-14"), step("deep-120")]) == {}
     assert service.encoders == ["encoder", "deeper"]
 
@@ -239,10 +239,10 @@ def test_the_deeper_encoder_is_exported_once_with_the_tokenizer_of_the_other(tmp
         return SimpleNamespace(returncode=len(commands) - 1, stdout="", stderr="no room")
 
     monkeypatch.setattr(deep_encoder.subprocess, "run", export)
-    bundle = deep_encoder.deeper(tmp_path / "encoder", tmp_path / "of")
-    assert deep_encoder.deeper(tmp_path / "encoder", tmp_path / "of") == bundle
+    bundle = deep_encoder.deep_encoder(tmp_path / "encoder", tmp_path / "of")
+    assert deep_encoder.deep_encoder(tmp_path / "encoder", tmp_path / "of") == bundle
     assert len(commands) == 1
     described = json.loads(Path(commands[0][commands[0].index("--config") + 1]).read_text())
     assert described["tokenizer"] == str(tmp_path / "encoder")
     with pytest.raises(LoadtestError, match="encoder-12-layers could not be exported: no room"):
-        deep_encoder.deeper(tmp_path / "encoder", tmp_path / "another")
+        deep_encoder.deep_encoder(tmp_path / "encoder", tmp_path / "another")
