@@ -10,8 +10,8 @@ from torch import Tensor
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.causal import EqualHeadsLayer, State, at_least_float32, attend_to_past
 from models.attention.layers.mechanism import ALL_PAIRS
-from models.attention.layers.multi_head import merge_heads, split_heads
-from models.parts.positions import Rotation, rotate
+from models.attention.layers.multi_head import merge_heads
+from models.parts.positions import Rotation
 
 
 def remember(k: Tensor, v: Tensor, mask: Tensor | None, state: State) -> State:
@@ -62,10 +62,6 @@ class CausalSoftmaxAttention(EqualHeadsLayer):
     ) -> tuple[Tensor, State]:
         state = self.new_state(x) if state is None else state
         exact = at_least_float32(x.dtype)
-        q = split_heads(self.to_q(x), self.n_heads).to(exact)  # (B, H, N, D_k)
-        k = split_heads(self.to_k(x), self.n_heads).to(exact)
-        v = split_heads(self.to_v(x), self.n_heads).to(exact)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        q, k, v = self.heads(x, rotation, exact)  # (B, H, N, D_k)
         o, state = attend_to_cache(q, k, v, mask, state)
         return self.to_out(merge_heads(o.to(x.dtype))), state

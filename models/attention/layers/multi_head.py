@@ -1,8 +1,10 @@
 """What multi-head layers share: projections of tokens to H heads, and of the heads' answers back to tokens."""
 
+import torch
 from torch import Tensor, nn
 
 from models.attention.layers.mechanism import Mechanism
+from models.parts.positions import Rotation, rotate
 
 
 def split_heads(x: Tensor, n_heads: int) -> Tensor:
@@ -43,3 +45,10 @@ class EqualHeads(Mechanism):
         self.to_k = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
+
+    def heads(self, x: Tensor, rotation: Rotation | None = None, dtype: torch.dtype | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, N, D) -> q, k, v, (B, H, N, D_k) each, q and k turned by the rotation. dtype None: that of the projections."""
+        q, k, v = (split_heads(to(x), self.n_heads) for to in (self.to_q, self.to_k, self.to_v))
+        if dtype is not None:
+            q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        return (q, k, v) if rotation is None else (rotate(q, rotation), rotate(k, rotation), v)

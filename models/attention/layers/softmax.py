@@ -10,9 +10,9 @@ from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.mechanism import ALL_PAIRS, Row
-from models.attention.layers.multi_head import EqualHeads, both_masks, merge_heads, split_heads
+from models.attention.layers.multi_head import EqualHeads, both_masks, merge_heads
 from models.attention.layers.scaled_dot_product import attend
-from models.parts.positions import Rotation, rotate
+from models.parts.positions import Rotation
 
 
 class SoftmaxAttention(EqualHeads):
@@ -39,10 +39,6 @@ class SoftmaxAttention(EqualHeads):
         key_mask (B, N) bool: tokens that exist. rotation: turns q and k by their position. pair_mask (N, N) bool:
         which query may see which key. pair_bias (1, H, N, N): added to the scores. A padded token may get anything.
         """
-        q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
-        k = split_heads(self.to_k(x), self.n_heads)
-        v = split_heads(self.to_v(x), self.n_heads)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        q, k, v = self.heads(x, rotation)  # (B, H, N, D_k)
         o = attend(q, k, v, scale=self.scale, mask=both_masks(key_mask, pair_mask), bias=pair_bias)
         return self.to_out(merge_heads(o))

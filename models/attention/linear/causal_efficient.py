@@ -14,10 +14,10 @@ from torch import Tensor
 from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_cross
 from models.attention.layers.causal import EqualHeadsLayer, State, at_least_float32, no_past, zero_padding
 from models.attention.layers.mechanism import cost_of_state
-from models.attention.layers.multi_head import merge_heads, split_heads
+from models.attention.layers.multi_head import merge_heads
 from models.attention.layers.recurrence import Execution, chunkwise
 from models.attention.layers.running_max import of_tokens, running_max
-from models.parts.positions import Rotation, rotate
+from models.parts.positions import Rotation
 
 
 class ColumnSums(NamedTuple):
@@ -81,10 +81,6 @@ class CausalEfficientAttention(EqualHeadsLayer):
         self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
     ) -> tuple[Tensor, State]:
         state = self.new_state(x) if state is None else state
-        q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
-        k = split_heads(self.to_k(x), self.n_heads)
-        v = split_heads(self.to_v(x), self.n_heads)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        q, k, v = self.heads(x, rotation)  # (B, H, N, D_k)
         o, past = attend_causal_efficient(q, k, v, ColumnSums(**state), mask=mask, recurrence=self.recurrence)
         return self.to_out(merge_heads(o).to(x.dtype)), past._asdict()

@@ -12,9 +12,9 @@ from torch import Tensor
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.causal import EqualHeadsLayer, State, attend_causal_features
 from models.attention.layers.mechanism import cost_of_state
-from models.attention.layers.multi_head import merge_heads, split_heads
+from models.attention.layers.multi_head import merge_heads
 from models.attention.linear.feature_maps import MAY_BE_ZERO, map_named, n_features
-from models.parts.positions import Rotation, rotate
+from models.parts.positions import Rotation
 
 
 class CausalLinearAttention(EqualHeadsLayer):
@@ -41,11 +41,7 @@ class CausalLinearAttention(EqualHeadsLayer):
         self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
     ) -> tuple[Tensor, State]:
         state = self.new_state(x) if state is None else state
-        q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
-        k = split_heads(self.to_k(x), self.n_heads)
-        v = split_heads(self.to_v(x), self.n_heads)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        q, k, v = self.heads(x, rotation)  # (B, H, N, D_k)
         phi = map_named(self.feature_map)
         o, S = attend_causal_features(phi(q), phi(k), v, state["S"], mask=mask, recurrence=self.recurrence)
         return self.to_out(merge_heads(o)), {"S": S}

@@ -13,11 +13,11 @@ from torch import Tensor
 from models.attention.layers.capabilities import Capabilities, refuse_cross
 from models.attention.layers.causal import CausalLayer, State, attend_causal_features, no_past
 from models.attention.layers.mechanism import Examples, cost_of_state
-from models.attention.layers.multi_head import merge_heads, split_heads
+from models.attention.layers.multi_head import merge_heads
 from models.attention.layers.recurrence import Execution, chunkwise
 from models.attention.layers.running_max import of_tokens, running_max
 from models.attention.linear.random_features import Kernel, RandomFeatures, log_features, relu_features
-from models.parts.positions import Rotation, rotate
+from models.parts.positions import Rotation
 
 EPS = 1e-20  # keeps 0 / 0 away; where no feature of the query is one of the keys, φ(q)ᵀz is as small as the weights are
 
@@ -86,11 +86,7 @@ class CausalPerformerAttention(RandomFeatures, CausalLayer):
         self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
     ) -> tuple[Tensor, State]:
         state = self.new_state(x) if state is None else state
-        q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
-        k = split_heads(self.to_k(x), self.n_heads)
-        v = split_heads(self.to_v(x), self.n_heads)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        q, k, v = self.heads(x, rotation)  # (B, H, N, D_k)
         o, past = attend_causal_performer(
             q, k, v, self.projection, FeatureSums(**state), mask=mask, kernel=self.kernel, recurrence=self.recurrence
         )

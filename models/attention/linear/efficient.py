@@ -14,7 +14,7 @@ from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, refuse_pairs
 from models.attention.layers.mechanism import cost_of_state
-from models.attention.layers.multi_head import EqualHeads, merge_heads, split_heads
+from models.attention.layers.multi_head import EqualHeads, merge_heads
 from models.attention.layers.scaled_dot_product import masked_softmax
 from models.parts.positions import Rotation
 
@@ -81,7 +81,5 @@ class EfficientAttention(EqualHeads):
     ) -> Tensor:
         """(B, N, D), bool (B, N) -> (B, N, D)."""
         refuse_pairs("efficient attention", rotation, pair_mask, pair_bias)
-        q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
-        k = split_heads(self.to_k(x), self.n_heads)
-        v = split_heads(self.to_v(x), self.n_heads)
+        q, k, v = self.heads(x)  # (B, H, N, D_k)
         return self.to_out(merge_heads(attend_efficient(q, k, v, key_mask=key_mask, normalisation=self.normalisation)))

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.causal import EqualHeadsLayer, State, attend_causal_features
 from models.attention.layers.mechanism import cost_of_state
-from models.attention.layers.multi_head import merge_heads, split_heads
-from models.parts.positions import Rotation, rotate
+from models.attention.layers.multi_head import merge_heads
+from models.parts.positions import Rotation
 
 EPS = 1e-10  # φ(q)ᵀ φ(k) is about 1 / 2 D_k, and far less for spiky features: 1e-6 would show
 
@@ -54,11 +54,7 @@ class HedgehogAttention(EqualHeadsLayer):
         self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
     ) -> tuple[Tensor, State]:
         state = self.new_state(x) if state is None else state
-        q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
-        k = split_heads(self.to_k(x), self.n_heads)
-        v = split_heads(self.to_v(x), self.n_heads)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        q, k, v = self.heads(x, rotation)  # (B, H, N, D_k)
         phi_q, phi_k = self.phi_q(q), self.phi_k(k)
         o, S = attend_causal_features(phi_q, phi_k, v, state["S"], mask=mask, eps=EPS, recurrence=self.recurrence)
         return self.to_out(merge_heads(o)), {"S": S}

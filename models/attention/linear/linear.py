@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, refuse_pairs
 from models.attention.layers.mechanism import Row, cost_of_state
-from models.attention.layers.multi_head import EqualHeads, merge_heads, split_heads
+from models.attention.layers.multi_head import EqualHeads, merge_heads
 from models.attention.linear.feature_maps import MAY_BE_ZERO, map_named
 from models.parts.positions import Rotation
 
@@ -69,7 +69,5 @@ class LinearAttention(EqualHeads):
     ) -> Tensor:
         """(B, N, D), bool (B, N) -> (B, N, D)."""
         refuse_pairs("linear attention", rotation, pair_mask, pair_bias)
-        q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
-        k = split_heads(self.to_k(x), self.n_heads)
-        v = split_heads(self.to_v(x), self.n_heads)
+        q, k, v = self.heads(x)  # (B, H, N, D_k)
         return self.to_out(merge_heads(attend_linear(q, k, v, key_mask=key_mask, feature_map=self.feature_map)))

@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_pairs
 from models.attention.layers.mechanism import Cost, Examples, Row
-from models.attention.layers.multi_head import EqualHeads, merge_heads, split_heads
+from models.attention.layers.multi_head import EqualHeads, merge_heads
 from models.attention.layers.scaled_dot_product import masked_softmax
 from models.attention.linear.landmarks import Landmarks, segment_means
-from models.parts.positions import Rotation, rotate
+from models.parts.positions import Rotation
 
 
 def iterative_inverse(A: Tensor, n_iterations: int = 6) -> Tensor:
@@ -140,11 +140,7 @@ class NystromAttention(EqualHeads):
     ) -> Tensor:
         """(B, N, D), bool (B, N) -> (B, N, D)."""
         refuse_pairs("Nyström attention", None, pair_mask, pair_bias)
-        q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
-        k = split_heads(self.to_k(x), self.n_heads)
-        v = split_heads(self.to_v(x), self.n_heads)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        q, k, v = self.heads(x, rotation)  # (B, H, N, D_k)
         conv = None if self.conv is None else self.conv.weight
         options: dict[str, Any] = {"n_landmarks": self.n_landmarks, "n_iterations": self.n_iterations, "conv": conv}
         o = attend_nystrom(q, k, v, query_mask=key_mask, key_mask=key_mask, **options)

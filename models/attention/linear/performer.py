@@ -15,10 +15,10 @@ from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_pairs
 from models.attention.layers.mechanism import Examples, Row, cost_of_state
-from models.attention.layers.multi_head import merge_heads, split_heads
+from models.attention.layers.multi_head import merge_heads
 from models.attention.linear.linear import attend_features
 from models.attention.linear.random_features import Kernel, RandomFeatures, log_features, relu_features
-from models.parts.positions import Rotation, rotate
+from models.parts.positions import Rotation
 
 
 def attend_performer(
@@ -81,9 +81,5 @@ class PerformerAttention(RandomFeatures):
     ) -> Tensor:
         """(B, N, D), bool (B, N) -> (B, N, D)."""
         refuse_pairs("the Performer", None, pair_mask, pair_bias)
-        q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
-        k = split_heads(self.to_k(x), self.n_heads)
-        v = split_heads(self.to_v(x), self.n_heads)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        q, k, v = self.heads(x, rotation)  # (B, H, N, D_k)
         return self.to_out(merge_heads(attend_performer(q, k, v, self.projection, key_mask=key_mask, kernel=self.kernel)))

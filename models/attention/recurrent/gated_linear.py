@@ -15,7 +15,7 @@ from models.attention.layers.head_norm import HeadNorm
 from models.attention.layers.mechanism import cost_of_state
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.recurrent.half_lives import log_decays
-from models.parts.positions import Rotation, rotate
+from models.parts.positions import Rotation
 
 TEMPERATURE = 16.0  # τ: without it, an untrained gate of 1/2 would forget everything in a few tokens
 RANK = 16
@@ -45,11 +45,7 @@ class GatedLinearAttention(EqualHeadsLayer):
         self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
     ) -> tuple[Tensor, State]:
         state = self.new_state(x) if state is None else state
-        q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
-        k = split_heads(self.to_k(x), self.n_heads)
-        v = split_heads(self.to_v(x), self.n_heads)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        q, k, v = self.heads(x, rotation)  # (B, H, N, D_k)
         a = split_heads(F.logsigmoid(self.to_decay(self.to_low(x)) + self.decay_bias) / TEMPERATURE, self.n_heads)
         o, S = self.recurrence(q * self.d_head**-0.5, zero_padding(k, mask), v, state["S"], decay=zero_padding(a, mask))
         return self.to_out(F.silu(self.to_gate(x)) * merge_heads(self.norm(o)).to(x.dtype)), {"S": S}

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.causal import EqualHeadsLayer, State, zero_padding
 from models.attention.layers.mechanism import cost_of_state
-from models.attention.layers.multi_head import merge_heads, split_heads
-from models.parts.positions import Rotation, rotate
+from models.attention.layers.multi_head import merge_heads
+from models.parts.positions import Rotation
 
 EPS = 1e-5  # of the group norm
 
@@ -46,11 +46,7 @@ class Retention(EqualHeadsLayer):
         self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
     ) -> tuple[Tensor, State]:
         state = self.new_state(x) if state is None else state
-        q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
-        k = split_heads(self.to_k(x), self.n_heads)
-        v = split_heads(self.to_v(x), self.n_heads)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        q, k, v = self.heads(x, rotation)  # (B, H, N, D_k)
         decay = log_gammas(self.n_heads, x.device)[None, :, None].expand(q.shape[:3])
         o, S = self.recurrence(q * self.d_head**-0.5, zero_padding(k, mask), v, state["S"], decay=zero_padding(decay, mask))
         o = F.layer_norm(o, (self.d_head,), eps=EPS)

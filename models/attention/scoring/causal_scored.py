@@ -12,8 +12,8 @@ from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.causal import EqualHeadsLayer, State, at_least_float32
 from models.attention.layers.causal_softmax import remember, seen
 from models.attention.layers.mechanism import ALL_PAIRS
-from models.attention.layers.multi_head import merge_heads, split_heads
-from models.parts.positions import Rotation, rotate
+from models.attention.layers.multi_head import merge_heads
+from models.parts.positions import Rotation
 
 
 class CausalScoredAttention(EqualHeadsLayer):
@@ -36,11 +36,7 @@ class CausalScoredAttention(EqualHeadsLayer):
     ) -> tuple[Tensor, State]:
         state = self.new_state(x) if state is None else state
         exact = at_least_float32(x.dtype)
-        q = split_heads(self.to_q(x), self.n_heads).to(exact)  # (B, H, N, D_k)
-        k = split_heads(self.to_k(x), self.n_heads).to(exact)
-        v = split_heads(self.to_v(x), self.n_heads).to(exact)
-        if rotation is not None and self.capabilities.rotates:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        q, k, v = self.heads(x, rotation if self.capabilities.rotates else None, exact)  # (B, H, N, D_k)
         state = remember(k, v, mask, state)
         o = self.attend(q, state["k"], state["v"], mask=seen(state["filled"], n_new=x.shape[1]))
         return self.to_out(merge_heads(o.to(x.dtype))), state

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.mechanism import ALL_PAIRS
-from models.attention.layers.multi_head import EqualHeads, both_masks, merge_heads, split_heads
-from models.parts.positions import Rotation, rotate
+from models.attention.layers.multi_head import EqualHeads, both_masks, merge_heads
+from models.parts.positions import Rotation
 
 
 class ScoredAttention(EqualHeads):
@@ -39,11 +39,7 @@ class ScoredAttention(EqualHeads):
         pair_bias: Tensor | None = None,
     ) -> Tensor:
         """(B, N, D) -> (B, N, D); arguments as in `SoftmaxAttention.forward`. Raises ValueError for a rotation that it has no form for."""
-        q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
-        k = split_heads(self.to_k(x), self.n_heads)
-        v = split_heads(self.to_v(x), self.n_heads)
-        if rotation is not None:
-            if not self.capabilities.rotates:
-                raise ValueError(f"{type(self).__name__} has no form for a rotation; add positions to the embeddings")
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        if rotation is not None and not self.capabilities.rotates:
+            raise ValueError(f"{type(self).__name__} has no form for a rotation; add positions to the embeddings")
+        q, k, v = self.heads(x, rotation)  # (B, H, N, D_k)
         return self.to_out(merge_heads(self.attend(q, k, v, mask=both_masks(key_mask, pair_mask), bias=pair_bias)))

@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from models.attention.layers.capabilities import refuse_pairs
-from models.attention.layers.multi_head import EqualHeads, merge_heads, split_heads
-from models.parts.positions import Rotation, rotate
+from models.attention.layers.multi_head import EqualHeads, merge_heads
+from models.parts.positions import Rotation
 
 
 class PatternAttention(EqualHeads):
@@ -31,9 +31,7 @@ class PatternAttention(EqualHeads):
     ) -> Tensor:
         """(B, N, D), bool (B, N) -> (B, N, D)."""
         refuse_pairs(type(self).__name__, None, pair_mask, pair_bias)
-        q, k, v = (split_heads(to(x), self.n_heads) for to in (self.to_q, self.to_k, self.to_v))  # (B, H, N, D_k)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        q, k, v = self.heads(x, rotation)  # (B, H, N, D_k)
         return self.to_out(merge_heads(self.attend(q, k, v, key_mask)))
 
 

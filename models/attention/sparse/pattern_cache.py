@@ -10,9 +10,9 @@ from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.causal import EqualHeadsLayer, State, at_least_float32, zero_padding
-from models.attention.layers.multi_head import merge_heads, split_heads
+from models.attention.layers.multi_head import merge_heads
 from models.attention.layers.scaled_dot_product import masked_softmax
-from models.parts.positions import Rotation, rotate
+from models.parts.positions import Rotation
 
 Slots = tuple[Tensor, Tensor]  # which slots a token reads, int64 (B, N, L), and which of them are some, bool (B, N, L)
 
@@ -44,9 +44,7 @@ class PatternCacheLayer(EqualHeadsLayer):
         beginning = state is None or state["filled"].shape[1] == 0
         state = self.new_state(x) if state is None else state
         exact = at_least_float32(x.dtype)
-        q, k, v = (split_heads(to(x), self.n_heads).to(exact) for to in (self.to_q, self.to_k, self.to_v))  # (B, H, N, D_k)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        q, k, v = self.heads(x, rotation, exact)  # (B, H, N, D_k)
         k, v = zero_padding(k, mask), zero_padding(v, mask)
         t = state["filled"].sum(1, keepdim=True).long() + torch.arange(x.shape[1], device=x.device)  # (B, N)
         new = {"k": _append(state["k"], k, t), "v": _append(state["v"], v, t), "filled": _append_filled(state["filled"], mask, t)}

@@ -11,9 +11,9 @@ from torch import Tensor
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.causal import EqualHeadsLayer, State, at_least_float32
 from models.attention.layers.mechanism import Cost, Examples
-from models.attention.layers.multi_head import merge_heads, split_heads
+from models.attention.layers.multi_head import merge_heads
 from models.attention.sparse.windows import attend_to_windows
-from models.parts.positions import Rotation, rotate
+from models.parts.positions import Rotation
 
 
 class SlidingWindowAttention(EqualHeadsLayer):
@@ -45,11 +45,7 @@ class SlidingWindowAttention(EqualHeadsLayer):
     ) -> tuple[Tensor, State]:
         state = self.new_state(x) if state is None else state
         exact = at_least_float32(x.dtype)
-        q = split_heads(self.to_q(x), self.n_heads).to(exact)  # (B, H, N, D_k)
-        k = split_heads(self.to_k(x), self.n_heads).to(exact)
-        v = split_heads(self.to_v(x), self.n_heads).to(exact)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        q, k, v = self.heads(x, rotation, exact)  # (B, H, N, D_k)
         k = torch.cat([state["k"], k], dim=2)  # (B, H, window - 1 + N, D_k): slots
         v = torch.cat([state["v"], v], dim=2)
         filled = torch.arange(k.shape[2], device=x.device) >= self.n_kept - state["n"]  # (B, slots)
