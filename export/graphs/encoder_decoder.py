@@ -20,8 +20,8 @@ from models.encoder_decoder.recurrent import RecurrentEncoderDecoder
 def graphs_of(model: EncoderDecoder, *, for_onnx: bool = False) -> tuple[TorchGraph, TorchGraph]:
     """The reader and the step of a model; with `for_onnx` as they are written, which torch itself cannot run."""
     with torch.inference_mode():
-        ids = torch.zeros(1, 2, dtype=torch.int64)
-        memory, state = model.read(ids, torch.ones_like(ids, dtype=torch.bool))
+        source = torch.zeros(1, 2, dtype=torch.int64)
+        memory, state = model.read(source, torch.ones_like(source, dtype=torch.bool))
     remembered = tuple(_float32(f"memory_{name}", "B", "N", *each.shape[2:]) for name, each in memory.items())
     states = tuple(_float32(f"state_{name}", "B", *each.shape[1:]) for name, each in state.items())
     new = (tensor.model_copy(update={"name": f"new_{tensor.name}"}) for tensor in states)

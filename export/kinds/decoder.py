@@ -26,7 +26,6 @@ from models.checkpoints.decoder import ARCHITECTURE, load_decoder
 from models.checkpoints.families import DECODERS
 from models.checkpoints.published import UNLIMITED
 from models.decoder.model import Decoder
-from models.encoder.model import Encoder
 from models.folders.folder import Settings
 
 OPERATORS = "recurrences and short convolutions as operators of onnxruntime, for any number of tokens"
@@ -60,7 +59,7 @@ class DecoderExporter(Exporter):
         self.exact = False
         self.bits: dict[contract.Precision, float] = {}  # per byte, of each precision that was checked
 
-    def map_model(self) -> Encoder | Decoder:
+    def map_model(self) -> Decoder:
         return self.source.model
 
     def prepare(self) -> None:

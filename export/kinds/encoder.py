@@ -20,7 +20,6 @@ from export.int8.choice import Task, choose
 from export.kinds.exporter import ABOUT_FP16, Bar, Exporter, Files, Options, Progress
 from models.checkpoints.decoder import weights_sha256
 from models.checkpoints.published import ATTENTION_OF_CHECKPOINTS, SWAPPABLE, load_checkpoint
-from models.decoder.model import Decoder
 from models.encoder.model import Encoder
 from models.folders.folder import Settings
 
@@ -49,9 +48,8 @@ class EncoderExporter(Exporter):
         self.packed = isinstance(self.source.model.encoder, Encoder)
         self.trials: tuple[contract.Trial, ...] = ()
 
-    def map_model(self) -> Encoder | Decoder:
-        encoder = self.source.model.encoder
-        if not isinstance(encoder, Encoder):
+    def map_model(self) -> Encoder:
+        if not isinstance(encoder := self.source.model.encoder, Encoder):
             raise ExportError(f"{self.source.architecture} has no attention maps: its blocks are not those of an encoder")
         return encoder
 

@@ -2,7 +2,7 @@
 
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -14,8 +14,6 @@ from export.graphs.encoder_decoder import graphs_of
 from export.graphs.onnx_file import REWRITTEN
 from export.graphs.torch_graph import TorchGraph
 from export.kinds.exporter import Exporter, Files, Options, Progress
-from models.decoder.model import Decoder
-from models.encoder.model import Encoder
 from models.encoder_decoder.checkpoint import ARCHITECTURES, load_encoder_decoder
 from models.folders.folder import Settings
 
@@ -35,7 +33,7 @@ class EncoderDecoderExporter(Exporter):
         self.config = self.source.model.config
         self.max_tokens, self.vocab_size = self.config.max_source, self.config.vocab_size
 
-    def map_model(self) -> Encoder | Decoder:
+    def map_model(self) -> NoReturn:
         raise ExportError(f"{self.source.architecture} has no attention maps: a bundle of it gives what it attends to with every answer")
 
     def prepare(self) -> None:
