@@ -29,7 +29,7 @@ NUMBER_BYTES = 12  # of a float32 in JSON and its comma
 _MOST_REPORTED = 3_500  # characters: clients accept response heads of 8 KB. The number of cut inputs comes first and is always complete
 
 
-class Tenant(Protocol):
+class CallTenant(Protocol):
     """The owner of keys; see `service/http/tenants.py`."""
 
     name: str
@@ -57,7 +57,7 @@ class Call:
     session: str = ""  # requests of one session go to the same replica of a pool; "": to any replica
     client: str = ""  # has a share of queues and slots: the tenant, or the connection if no keys are set
     host: str = ""  # has a share of memory: the tenant, or the address if no keys are set
-    tenant: "Tenant | None" = None  # of the request's key; None if no keys are set
+    tenant: "CallTenant | None" = None  # of the request's key; None if no keys are set
     key: str = ""  # the name of that key
     item_errors: bool = False
     ndjson: bool = False

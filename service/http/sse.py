@@ -37,7 +37,7 @@ Told = TypeVar("Told", contravariant=True)
 Written = bytes | Iterator[bytes]
 
 
-class Source(Protocol[Taken]):
+class PieceSource(Protocol[Taken]):
     """The pieces of an answer, as they are generated."""
 
     @property
@@ -82,7 +82,7 @@ def _opening(name: str | None) -> bytes:
     return b"data: " if name is None else b"event: %b\ndata: " % name.encode()
 
 
-async def stream(source: Source[Piece], script: Script[Piece], call: Call, settings: Settings) -> Response:
+async def stream(source: PieceSource[Piece], script: Script[Piece], call: Call, settings: Settings) -> Response:
     """The response that streams `source`. Waits for its first piece, or raises its error."""
     try:
         first = await source.take(settings.stream_heartbeat_s, settings.stream_interval_s)
@@ -95,7 +95,7 @@ async def stream(source: Source[Piece], script: Script[Piece], call: Call, setti
 class EventStream(Response):
     """Sends the pieces of a source as the events of a script."""
 
-    def __init__(self, source: Source[Any], script: Script[Any], first: Sequence[Any], call: Call, settings: Settings) -> None:
+    def __init__(self, source: PieceSource[Any], script: Script[Any], first: Sequence[Any], call: Call, settings: Settings) -> None:
         super().__init__(headers={**call.headers, **_HEADERS})
         del self.headers["content-length"]
         self._source, self._script, self._first, self._call, self._settings = source, script, first, call, settings
