@@ -182,7 +182,7 @@ async def test_memory_is_given_back_after_many_small_bodies_at_a_time_and_not_af
     app = fake_app(bundle)
     async with client(app) as http:
         asked: list[int] = []
-        monkeypatch.setattr(app.state.catalog.release, "asked", lambda: asked.append(app.state.catalog.body_shares.used))
+        monkeypatch.setattr(app.state.catalog.release, "request", lambda: asked.append(app.state.catalog.body_shares.used))
         for _ in range(3):
             assert (await embeddings(http)).status_code == 200
         assert not asked

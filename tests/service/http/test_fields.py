@@ -315,7 +315,7 @@ def ours(body: type[Body]) -> Iterator[type[Body]]:
         yield from ours(each)
 
 
-BASES = {"Fields", "DrawingFields", "SamplingFields", "GenerationRequestBody", "TeiRequest", "Truncation", "Given"}
+BASES = {"Fields", "DrawingFields", "SamplingFields", "GenerationRequestBody", "TeiRequest", "TeiTruncation", "Given"}
 
 
 def names(body: type[Body]) -> dict[str, bool]:

@@ -25,7 +25,7 @@ from service.app import Application, build_app
 from service.catalog import Catalog
 from service.settings import Settings, freeze
 from service.telemetry import logs
-from service.telemetry.tracing import Tracer
+from service.telemetry.tracing import Tracer, TracingUnavailable
 from tests.service.fakes import FakeCatalog, FakeSession, client, fake_app, fake_bundle, until
 from tests.service.pool_fakes import FakeGateway, LoopbackGateway
 
@@ -423,7 +423,7 @@ async def test_with_an_endpoint_set_a_collector_gets_the_spans_at_the_latest_whe
 async def test_without_the_exporter_the_start_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     catalog = FakeCatalog(Settings(bundles=(fake_bundle(tmp_path / "mini"),), otlp_endpoint="http://collector:4318"))
-    with pytest.raises(RuntimeError, match=r"pip install 'attnserve\[trace\]'"):
+    with pytest.raises(TracingUnavailable, match=r"pip install 'attnserve\[trace\]'"):
         await asyncio.to_thread(catalog.load)
 
 
