@@ -11,7 +11,7 @@ FILES = sorted(LOADTEST.rglob("*.py"))
 # From the lowest to the highest: a file imports its own folder and those before it.
 ORDER = ["errors", "common", "in_process", "load", "users", "locustfile", "bench", "capacity", "faults", "stress", "commands"]
 ENGINES = {"torch", "transformers", "onnx", "onnxruntime", "models"}
-# What a measurement from outside shares with the service: errors and output of commands, free ports, the wrapper of HAProxy, what a bundle is.
+# What a measurement from outside shares with the service: errors, output of commands, free ports, HAProxy, what a bundle is.
 SHARED = {
     "service.errors",
     "service.terminal",
