@@ -154,6 +154,7 @@ def test_gradients_of_gradients_are_refused() -> None:
         gradient.sum().backward()
 
 
+@pytest.mark.export
 def test_onnxruntime_runs_the_plain_sum(tmp_path: Path) -> None:
     model = stack(1, lsh=True).eval()
     x, file = tokens(dtype=torch.float32), tmp_path / "stack.onnx"

@@ -115,6 +115,7 @@ def test_each_kind_alone_keeps_the_shared_promises(
     promise(name)
 
 
+@pytest.mark.export
 @every_kind
 def test_onnxruntime_equals_torch_for_each_kind_alone(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LAYERS["causal_synthesizer"], "examples", Examples({"kinds": (kind,), "n_positions": 128}))
