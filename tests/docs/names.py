@@ -9,13 +9,14 @@ import sys
 import tokenize
 from collections import defaultdict
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
 from service.app import build_app
 from tests.docs.pages import ROOT
 from tests.service.fakes import fake_catalog
 
-PACKAGES = ("attnserve", "service", "models", "export", "loadtest", "deploy", "tests")
+PACKAGES = ("service", "models", "export", "loadtest", "deploy", "tests")
 # Where a path that is given without its beginning may be: ARCHITECTURE names the files of the service by their folders.
 BASES = ("", "service", "models", "deploy")
 MADE = ("out/", "bundles/", "data/", "path/to/", ".venv/")  # by commands; not in the repository
@@ -43,12 +44,25 @@ def folders() -> frozenset[str]:
 
 
 def has_file(name: str, beside: Path) -> bool:
-    """`name` may contain `*`. It is relative to the root, to one of `BASES`, to `beside` or its parent, or without any folder."""
+    """`name` may contain `*`. It is relative to the root, to one of `BASES`, to `beside` or its parent, or without any folder.
+
+    Private files of Ray count too: `ray/serve/_private/replica.py`, and `node.py` in `ray/_private`.
+    """
     if name.startswith(MADE):
         return True
+    if name.startswith("ray/"):
+        return (ray() / name).exists()
     if "/" not in name.lstrip("./"):
-        return name.lstrip("./") in basenames() or bool("*" in name and fnmatch.filter(basenames(), name))
+        in_ray = (ray() / "ray/_private" / name).is_file()
+        return in_ray or name.lstrip("./") in basenames() or bool("*" in name and fnmatch.filter(basenames(), name))
     return any(list(base.glob(name)) for base in (*(ROOT / each for each in BASES), beside, beside.parent))
+
+
+def ray() -> Path:
+    """The folder of packages in which Ray is installed: docstrings name its private files."""
+    spec = find_spec("ray")
+    assert spec is not None
+    return Path(str(spec.origin)).parents[1]
 
 
 def has_folder(name: str, beside: Path) -> bool:

@@ -155,7 +155,7 @@ def missing_of_comment(text: str, folder: Path) -> list[str]:
     named += re.findall(rf"(?<![\w/.-])(?:{'|'.join((*names.PACKAGES, 'docs'))})/[\w./-]+\.(?:py|md|yaml|env)\b", text)
     missing = [name for name in named if name not in FOREIGN and not names.has_file(name, folder)]
     dotted = [name for name in re.findall(r"`([^`\s]+)`", text) if names.DOTTED.fullmatch(name) and not names.FILE.fullmatch(name)]
-    packages = ("attnserve.", "service.", "models.", "export.", "loadtest.")
+    packages = ("service.", "models.", "export.", "loadtest.")
     missing += [name for name in dotted if name.startswith(packages) and not names.has_module(name)]
     found = re.findall(r"`(\w+)` (?:in|of) `?((?:[\w-]+/)*[\w-]+\.py)\b", text)
     return missing + [f"{symbol} in {file}" for symbol, file in found if symbol not in names.inside(file)]
