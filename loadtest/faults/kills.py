@@ -231,7 +231,9 @@ def hit(running: Victim, clients: Clients, title: str, how: Fault, *, within_s: 
             outcome.ended_with = running.process.returncode
             outcome.whole_s = time.monotonic() - began
             _, alive = psutil.wait_procs(family, timeout=5)
-            outcome.last_words = next((line for line in reversed(running.output().splitlines()) if line.strip()), "")
+            lines = [line for line in running.output().splitlines() if line.strip()]
+            own = [line for line in lines if line.startswith("error")]  # Ray may print the log of a dead raylet after it
+            outcome.last_words = [*lines, *own][-1] if lines else ""
             outcome.last_words += "".join(f" LEFT {each.pid}" for each in alive)
             break
         if gone is None and _gone(process):  # a stopped process too is killed before it is replaced

@@ -17,7 +17,7 @@ from service.generation.device import DeviceStates, DeviceStepSession, left_of
 from service.generation.request import Delta, GenerationRequest, Sampling
 from service.generation.run import Run, join
 from service.generation.session import Ids, Logits, OnnxStepSession, StepSession, beginning
-from service.generation.snapshot import Snapshot
+from service.generation.snapshot import Snapshot, State
 from service.runtime.onnx import CPU, CUDA, SettingsConflict
 from tests.gpu import ON_A_GPU
 from tests.service.fakes import PATIENCE_S
@@ -192,9 +192,8 @@ def test_a_state_that_would_not_stay_on_the_device_stops_the_start(decoder_bundl
 
 async def test_memory_that_runs_out_ends_the_run_that_asked_for_it_and_no_other(decoder_bundle: Path, afar: None) -> None:
     session = OnDevice(decoder_bundle)
-    begun = Snapshot(
-        request=asked(3), completion=(), position=5, states=tuple(beginning(session.decoder)), logits=None, fingerprint=session.fingerprint
-    )
+    state = State(tensors=tuple(beginning(session.decoder)), position=5, logits=None, fingerprint=session.fingerprint)
+    begun = Snapshot(request=asked(3), state=state, fed=5)
     async with running(session, decoder_bundle, slots=SLOTS) as engine:
         session.full = True
         for refused in (engine.submit(asked(1)), engine.resume(begun)):
