@@ -146,8 +146,9 @@ class StepEngine(ABC, Generic[J]):
             if tokens > _LONG_PROMPT:
                 tokens = await asyncio.sleep(0, 0)
             submission.fresh.append(self._job(request, submission, once))
-        self._queue(submission)
-        return [run for job in submission.fresh for run in job.runs]
+        runs = [run for job in submission.fresh for run in job.runs]
+        self._queue(submission)  # from here on, the thread takes jobs out of the submission
+        return runs
 
     def submit(self, request: GenerationRequest) -> Run:
         """Queue one run, however long it would wait. Raises what `open` does, with nothing queued."""

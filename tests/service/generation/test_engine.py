@@ -416,6 +416,21 @@ async def test_a_full_queue_refuses_with_a_time_to_come_back(steps: FakeSteps, t
         await asyncio.gather(*map(tokens_of, [first, *waiting]))
 
 
+async def test_a_request_whose_runs_begin_at_once_has_them_all(steps: FakeSteps, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(steps, tokenizer, slots=2) as engine:
+        steps.hold()
+        queue = engine._queue
+
+        def queue_until_begun(submission: Any) -> None:
+            queue(submission)
+            steps.wait(1)
+
+        monkeypatch.setattr(engine, "_queue", queue_until_begun)
+        runs = await engine.open([ask(1), ask(2), ask(3)])
+        steps.open()
+        assert [await tokens_of(run) for run in runs] == [steps.expected((first,), 8) for first in (1, 2, 3)]
+
+
 async def test_a_request_that_would_wait_too_long_for_a_slot_is_refused(steps: FakeSteps, tokenizer: Path) -> None:
     async with running(steps, tokenizer, slots=1, max_wait_s=2, max_bulk_wait_s=5) as engine:
         steps.hold()
