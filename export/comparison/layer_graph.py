@@ -55,7 +55,7 @@ def write(layer: Any, file: Path, *, d_model: int, longest: int) -> None:
 
 
 def operators(file: Path) -> dict[str, int]:
-    """How often each operator stands in the graph, those of its functions and loops included; the most frequent first."""
+    """The number of each operator in the graph, those of its functions and loops included; the most frequent first."""
     model = onnx.load(file, load_external_data=False)
     counts: Counter[str] = Counter()
     waiting = [*model.graph.node, *(node for function in model.functions for node in function.node)]

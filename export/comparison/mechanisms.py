@@ -78,5 +78,5 @@ def words(name: str) -> Words:
 
 
 def source(name: str) -> str:
-    """The code of the file that the mechanism stands in."""
+    """The code of the file that defines the mechanism."""
     return inspect.getsource(sys.modules[EVERYTHING[name].__module__])

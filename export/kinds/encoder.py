@@ -70,7 +70,7 @@ class EncoderExporter(Exporter):
         return Examples(self.kind, Tokens(self.source.tokenizer_file, self.max_tokens), graph.inputs, graph.answer, texts)
 
     def trace(self, scratch: Path) -> Files:
-        # Weights beside the graph are mapped at load: rows of the vocabulary that nobody uses take no memory.
+        # Weights beside the graph are mapped at load: unused rows of the vocabulary take no memory.
         trace(self.source, scratch / "traced.onnx", weights_beside=True)
         return {contract.GRAPH: scratch / "traced.onnx"}
 

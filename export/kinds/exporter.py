@@ -47,7 +47,7 @@ class Exporter(ABC):
     """One checkpoint that becomes a bundle.
 
     The constructor loads it and raises CheckpointError for what it cannot read, ExportError for options that are not for its kind. The
-    methods stand in the order in which they are called, and raise ExportError.
+    methods are in the order of their calls, and raise ExportError.
     """
 
     architectures: ClassVar[Collection[str]]  # names in config.json

@@ -75,7 +75,7 @@ class Checkout:
 
 
 def agrees(shown: str, written: str) -> bool:
-    """Whether a page's output is what was written, where `...` stands for any text."""
+    """Whether the output of a block is the one on the page. `...` on the page matches any text."""
     pattern = ".*".join(re.escape(part) for part in shown.strip().split("..."))
     return re.fullmatch(pattern, written.strip(), re.DOTALL) is not None
 

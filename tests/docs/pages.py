@@ -5,7 +5,7 @@ A block of `console` or `python` is executed by `test_blocks.py`, unless an HTML
     <!-- not run: needs a cluster -->
 
 In a `console` block a line that begins with `$ ` is a command, `> ` or two spaces continue it, and other lines are its output, where `...`
-stands for any text. Comments after two spaces and `#` are no part of either.
+matches any text. Comments after two spaces and `#` are no part of either.
 """
 
 import re
@@ -106,7 +106,7 @@ def commands(block: Block) -> list[Command]:
 
 
 def quoted(page: Path) -> list[str]:
-    """What stands in backticks in the page's prose, in its order, each once."""
+    """The texts in backticks of the page's prose, in order, each once."""
     return list(dict.fromkeys(re.findall(r"`([^`\n]+)`", prose(page))))
 
 

@@ -1,4 +1,4 @@
-"""Feature maps φ of linear attention, by name: what stands in the place of the softmax's exponential, so that a sum over keys can be kept.
+"""Feature maps φ of linear attention, by name: they replace the softmax's exponential, so that a sum over keys can be kept.
 
 elu           elu(x) + 1                 Katharopoulos et al. 2020, arXiv:2006.16236, eq. 7
 relu          max(x, 0)                  the same paper's remark on eq. 7: its gradient is 0 for x < 0

@@ -91,7 +91,7 @@ def beyond_neighbours(x: Tensor) -> Tensor:
 
 
 def _near_and_far(q: Tensor, k: Tensor, v: Tensor, present: Tensor, far: Tensor, log_scale: Tensor, gain: Tensor | float) -> Tensor:
-    """All that is far stands in the softmax as one more key, whose score is the logarithm of its weight: (B, H, n, C, D_v).
+    """All distant keys are one more key of the softmax, whose score is the logarithm of its weight: (B, H, n, C, D_v).
 
     It comes in by columns of the products, which cost little beside the (B, H, n, C, 3 C) weights. A query is [scale q, log weight of the
     far, 1]; a key is [k, 0, 0], or the least number at the end where it is absent; the far key is [0, 1, 0]. Near values have a 0 at the

@@ -1,4 +1,4 @@
-"""Who is refused, on a clock of the test's own."""
+"""Which requests a queue refuses, with the time set by the tests."""
 
 import pytest
 
