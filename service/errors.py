@@ -1,9 +1,10 @@
-"""The base class of all errors of the project, and the errors of requests. Each dialect turns these into its own status and body.
+"""The base class of all errors of the project, and the errors of requests.
 
-The message is a sentence that names the value, the limit and the next step; `status` is the HTTP status where a dialect has no other.
+Each dialect turns these errors into its own status and body. A message is a sentence that contains the value, the limit and a
+remedy. `status` is the HTTP status, unless a dialect uses another one.
 """
 
-CANNOT_START = "the service cannot start"  # the readiness probe's answer begins with this if the service never becomes ready
+CANNOT_START = "the service cannot start"  # if the service cannot become ready, the readiness probe's answer begins with this
 
 
 class AttnserveError(Exception):
@@ -11,7 +12,7 @@ class AttnserveError(Exception):
 
 
 class ServiceError(AttnserveError):
-    """Base class of the errors of requests. `param` is the field of the request that is wrong, if it is one."""
+    """Base class of the errors of requests. `param` is the name of the invalid field, or None if the error has no such field."""
 
     status = 500
     code = "internal_error"
@@ -44,7 +45,7 @@ class EmptyInput(InvalidRequest):
 
 
 class TokenizationFailed(InvalidRequest):
-    """An input cannot be converted to token ids of this model: ids outside its vocabulary, or too many."""
+    """An input cannot be converted to token ids of this model, or has token ids outside its vocabulary, or too many of them."""
 
     code = "tokenizer"
 
@@ -52,7 +53,7 @@ class TokenizationFailed(InvalidRequest):
 class InputTooLong(TokenizationFailed):
     """An input is longer than the model's limit, and the request forbids truncation."""
 
-    code = "context_length_exceeded"  # OpenAI's, which clients look for
+    code = "context_length_exceeded"  # OpenAI's error code, which clients check
 
 
 class BatchTooLarge(InvalidRequest):
@@ -62,7 +63,7 @@ class BatchTooLarge(InvalidRequest):
 
 
 class NeverFits(ServiceError):
-    """A request is too large even for an idle service. Sending it again is useless."""
+    """A request is too large even for an idle service, so retrying it is useless."""
 
     status = 413
     code = "too_large"
@@ -74,14 +75,14 @@ class BodyTooLarge(ServiceError):
 
 
 class UnsupportedEncoding(ServiceError):
-    """A body in a content-encoding that the service does not read."""
+    """The body of a request has a content-encoding that the service does not support."""
 
     status = 415
     code = "unsupported_content_encoding"
 
 
 class BodyTooSlow(ServiceError):
-    """The body of a request stalled, or arrived more slowly than the limit."""
+    """The body of a request stalled, or arrived more slowly than the minimum rate."""
 
     status = 408
     code = "request_timeout"
@@ -108,14 +109,14 @@ class Unauthorized(ServiceError):
 
 
 class OriginRefused(ServiceError):
-    """The request comes from a browser's page whose origin is not in `cors_origins`."""
+    """The request comes from a web page whose origin is not in `cors_origins`."""
 
     status = 403
     code = "origin_refused"
 
 
 class WrongKind(ServiceError):
-    """The model is of another kind than the route needs, such as an encoder at a route for classifiers."""
+    """The model is not of a kind that the route accepts, such as an encoder at a route for classifiers."""
 
     status = 424
     code = "wrong_model_kind"
@@ -133,7 +134,7 @@ class Overloaded(ServiceError):
 
 
 class RateLimited(Overloaded):
-    """A tenant has reached its limit; other tenants are served. `retry_after_s`: seconds until its next request is allowed."""
+    """A tenant has reached its limit; others are still served. `retry_after_s`: seconds until its next request is allowed."""
 
     code = "rate_limit_exceeded"  # OpenAI's
 
@@ -148,7 +149,7 @@ class DeadlineExceeded(ServiceError):
 
 
 class NotReady(ServiceError):
-    """The service is starting or shutting down, or the model does not answer."""
+    """The service is starting or shutting down, or the model does not respond."""
 
     status = 503
     code = "not_ready"
@@ -167,4 +168,46 @@ class RuntimeFailed(ServiceError):
 
 
 class StartFailed(AttnserveError):
-    """The service did not start; the message has the reason."""
+    """The service did not start. The message contains the reason."""
+
+
+class StateNotFound(ServiceError):
+    """There is no such state, or it is another tenant's: the two are not told apart."""
+
+    status = 404
+    code = "state_not_found"
+
+
+class StateGone(ServiceError):
+    """The state existed, and has expired, was evicted, or its stored bytes are damaged."""
+
+    status = 410
+    code = "state_gone"
+
+
+class NameMoved(ServiceError):
+    """A name has another version than the request expects."""
+
+    status = 412
+    code = "precondition_failed"
+
+
+class KeyReused(ServiceError):
+    """The idempotency key was used before, with another request."""
+
+    status = 409
+    code = "idempotency_key_reused"
+
+
+class QuotaExceeded(ServiceError):
+    """The tenant keeps as many states or bytes as it may. Sending the request again is useless."""
+
+    status = 403
+    code = "state_quota_exceeded"
+
+
+class StoreFailed(ServiceError):
+    """The store of states could not be read or written."""
+
+    status = 503
+    code = "store_failed"

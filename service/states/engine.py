@@ -1,0 +1,86 @@
+"""What a store of states can do. Every engine has the same behaviour, which tests/service/states/test_contract.py checks.
+
+All calls block. Each is atomic, and durable when it has returned, as far as the engine's docstring promises. No call shows one tenant
+anything of another: a foreign id is a missing id.
+"""
+
+from typing import Protocol
+
+from service.states.record import Ancestor, Filter, IdempotencyKey, Name, NameChange, Patch, Quota, StateRecord, Usage
+
+
+class StateEngine(Protocol):
+    """A store on one thread."""
+
+    def put(
+        self,
+        record: StateRecord,
+        blob: bytes | None,
+        *,
+        ids: bytes = b"",
+        quota: Quota,
+        name: NameChange | None = None,
+        key: IdempotencyKey | None = None,
+    ) -> StateRecord:
+        """Keep a state. `blob` None: it shares the blob of its parent, with no bytes of its own. `ids`: tokens since its parent.
+
+        If `key` was used for the same request before, nothing is written and that request's state is returned.
+        Raises StateNotFound or StateGone (the parent), NameMoved, KeyReused, QuotaExceeded.
+        """
+        ...
+
+    def get(self, tenant: str, state: str) -> StateRecord:
+        """Raises StateNotFound, or StateGone with the reason."""
+        ...
+
+    def blob(self, tenant: str, state: str) -> bytes:
+        """The bytes of a state, checked against their hash. Raises as `get`; damaged bytes are set apart, and the state is gone."""
+        ...
+
+    def page(self, tenant: str, wanted: Filter) -> list[StateRecord]:
+        """States that are ready, newest first."""
+        ...
+
+    def change(self, tenant: str, state: str, patch: Patch) -> StateRecord:
+        """Raises as `get`, and QuotaExceeded if pinning it leaves no room."""
+        ...
+
+    def delete(self, tenant: str, state: str) -> None:
+        """Forget a state and the names that point to it. States made from it stay. Raises as `get`."""
+        ...
+
+    def lineage(self, tenant: str, state: str) -> list[Ancestor]:
+        """The state, its parent, and so on to the first one. Ancestors that are gone are listed with their status."""
+        ...
+
+    def children(self, tenant: str, state: str, limit: int) -> list[StateRecord]:
+        """States made from this one that are ready, newest first."""
+        ...
+
+    def name(self, tenant: str, name: str) -> Name:
+        """Raises StateNotFound."""
+        ...
+
+    def names(self, tenant: str, state: str) -> list[Name]:
+        """The names that point to a state."""
+        ...
+
+    def move(self, tenant: str, change: NameChange, state: str) -> Name:
+        """Point a name to a state. Raises as `get`, and NameMoved."""
+        ...
+
+    def unname(self, tenant: str, change: NameChange) -> None:
+        """Forget a name. Raises StateNotFound or NameMoved."""
+        ...
+
+    def answered(self, tenant: str, key: IdempotencyKey) -> StateRecord | None:
+        """The state of an earlier request with this key. Raises KeyReused if that was another request."""
+        ...
+
+    def usage(self, tenant: str) -> Usage: ...
+
+    def sweep(self) -> int:
+        """Expire states and forget what nothing refers to; returns how many states have expired."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,101 @@
+"""What a store keeps of a state, and what callers ask of it."""
+
+import re
+import secrets
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+Origin = Literal["prompt", "continuation", "fork", "rewind", "upload"]
+Status = Literal["ready", "deleted", "expired", "evicted", "damaged"]
+
+ID = re.compile(r"state_[0-9a-f]{32}")
+
+
+def new_state_id() -> str:
+    """128 random bits, so that an id cannot be guessed."""
+    return f"state_{secrets.token_hex(16)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateRecord:
+    """One state, without its tensors. Only `used`, `expires`, `pinned`, `metadata` and `status` ever change."""
+
+    id: str
+    tenant: str  # "" if no keys are set
+    model: str
+    fingerprint: str  # of the bundle
+    numerics: str  # of the machine's arithmetic: equal values promise equal bits
+    position: int  # tokens that the state has seen
+    parent: str | None  # the state from which it was made
+    origin: Origin
+    created: float  # seconds since 1970, as all times here
+    used: float  # when it was last read or made
+    expires: float | None = None  # None: never
+    pinned: bool = False  # never evicted
+    metadata: dict[str, str] = field(default_factory=dict)
+    sha256: str = ""  # of its blob
+    size: int = 0  # bytes of its blob
+    shared_by: int = 1  # states with the same blob
+    status: Status = "ready"
+
+
+class NameChange(NamedTuple):
+    """Move a name to the state that is put. `version`: the name's expected version, 0 if it must be new; None: any."""
+
+    name: str
+    version: int | None = None
+
+
+class Name(NamedTuple):
+    """A name and the state it points to. The version counts its moves, from 1."""
+
+    name: str
+    state: str
+    version: int
+
+
+class IdempotencyKey(NamedTuple):
+    """The client's key of a request, and a digest of the request's content."""
+
+    key: str
+    digest: str
+
+
+class Quota(NamedTuple):
+    """The most that one tenant may keep. Bytes of a blob that several states share count once."""
+
+    states: int
+    size: int
+
+
+class Usage(NamedTuple):
+    """What a tenant keeps."""
+
+    states: int = 0
+    size: int = 0
+    pinned_size: int = 0
+
+
+class Filter(NamedTuple):
+    """Which states of a tenant to list, newest first. `after`: the id of the last state of the page before."""
+
+    name: str | None = None
+    metadata: tuple[tuple[str, str], ...] = ()
+    model: str | None = None
+    after: str | None = None
+    limit: int = 20
+
+
+class Patch(NamedTuple):
+    """Changes to a state; None leaves a field as it is. `expires` is a time, or math.inf for never."""
+
+    expires: float | None = None
+    pinned: bool | None = None
+    metadata: dict[str, str] | None = None
+
+
+class Ancestor(NamedTuple):
+    """One step of a lineage. `ids`: the tokens that it has seen beyond its parent, as little-endian int32."""
+
+    record: StateRecord
+    ids: bytes

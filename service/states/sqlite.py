@@ -1,0 +1,464 @@
+"""The store in one directory: an SQLite database in WAL mode, with large blobs as files beside it. Without a directory, in memory.
+
+A call has returned when its transaction is synced, so it survives kill -9 and power loss. Several processes of one
+machine may open the same directory. A blob of at most `INLINE_BYTES` is a row; a larger one is a file named by its hash, written before
+the row that refers to it (temporary file, fdatasync, rename, fsync of the directory). A file is removed only under the write lock, after
+no row refers to it.
+
+SQLite comes with `apsw`: versions before 3.51.3, such as those of many Python builds, can corrupt a database in WAL mode.
+"""
+
+import hashlib
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import apsw
+import orjson
+
+from service.errors import KeyReused, NameMoved, QuotaExceeded, StateGone, StateNotFound, StoreFailed
+from service.states.record import (
+    Ancestor,
+    Filter,
+    IdempotencyKey,
+    Name,
+    NameChange,
+    Patch,
+    Quota,
+    StateRecord,
+    Status,
+    Usage,
+)
+
+INLINE_BYTES = 524_288  # larger rows are slower to write than files: docs/log.md has the measurement
+TOMBSTONE_S = 86_400.0  # how long a state that is gone is answered with its reason
+KEY_S = 86_400.0  # how long an idempotency key is remembered
+_BUSY_MS = 10_000  # wait for another process's transaction
+_VERSION = 1
+
+_SCHEMA = """
+CREATE TABLE blobs(
+    id INTEGER PRIMARY KEY, tenant TEXT NOT NULL, sha256 TEXT NOT NULL, size INTEGER NOT NULL,
+    content BLOB, refs INTEGER NOT NULL, pins INTEGER NOT NULL, UNIQUE(tenant, sha256)
+);
+CREATE INDEX blobs_by_hash ON blobs(sha256);
+CREATE TABLE states(
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, model TEXT NOT NULL, fingerprint TEXT NOT NULL,
+    numerics TEXT NOT NULL, position INTEGER NOT NULL, parent TEXT, origin TEXT NOT NULL, created REAL NOT NULL, used REAL NOT NULL,
+    expires REAL, pinned INTEGER NOT NULL, metadata TEXT NOT NULL, sha256 TEXT NOT NULL, size INTEGER NOT NULL, ids BLOB NOT NULL,
+    status TEXT NOT NULL, blob INTEGER REFERENCES blobs(id)
+);
+CREATE INDEX states_by_tenant ON states(tenant, status, seq);
+CREATE INDEX states_by_use ON states(tenant, used) WHERE status = 'ready' AND NOT pinned;
+CREATE INDEX states_by_end ON states(expires) WHERE status = 'ready' AND expires IS NOT NULL;
+CREATE INDEX states_by_parent ON states(parent, status, seq);
+CREATE INDEX states_by_blob ON states(blob);
+CREATE INDEX states_gone ON states(used) WHERE status != 'ready';
+CREATE TABLE names(
+    tenant TEXT NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL, version INTEGER NOT NULL, PRIMARY KEY(tenant, name)
+) WITHOUT ROWID;
+CREATE INDEX names_by_state ON names(state);
+CREATE TABLE keys(
+    tenant TEXT NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL, state TEXT NOT NULL, created REAL NOT NULL, PRIMARY KEY(tenant, key)
+) WITHOUT ROWID;
+CREATE INDEX keys_by_age ON keys(created);
+CREATE TABLE tenants(
+    tenant TEXT PRIMARY KEY, states INTEGER NOT NULL DEFAULT 0, size INTEGER NOT NULL DEFAULT 0, pinned_size INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+"""
+_FIELDS = (
+    "id, tenant, model, fingerprint, numerics, position, parent, origin, created, used, expires, pinned, metadata, sha256, size, status"
+)
+_SELECT = "SELECT " + ", ".join(f"s.{each}" for each in _FIELDS.split(", ")) + ", coalesce(b.refs, 0)"
+_FROM = "FROM states s LEFT JOIN blobs b ON b.id = s.blob"
+
+
+class SqliteEngine:
+    """See `StateEngine`. Used on one thread."""
+
+    def __init__(self, folder: Path | None, *, vfs: str | None = None, clock: Callable[[], float] = time.time) -> None:
+        """Raises StoreFailed if the folder cannot be used."""
+        self._folder = folder
+        self._clock = clock
+        self._touched: dict[str, float] = {}  # read since the last write
+        self._unused: set[str] = set()  # hashes of files that may have no row
+        try:
+            if folder is not None:
+                (folder / "blobs").mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._db = apsw.Connection(":memory:" if folder is None else str(folder / "states.sqlite3"), vfs=vfs)
+            self._db.set_busy_timeout(_BUSY_MS)
+            self._db.transaction_mode = "IMMEDIATE"
+            self._db.pragma(
+                "synchronous", "extra"
+            )  # else power loss can bring back the journal of the change to WAL, and empty the database
+            self._db.pragma("journal_mode", "wal")
+            self._db.pragma("foreign_keys", True)
+            with self._db:
+                version = self._db.pragma("user_version")
+                if not version:
+                    self._db.execute(_SCHEMA)
+                    self._db.pragma("user_version", _VERSION)
+        except (apsw.Error, OSError) as error:
+            raise StoreFailed(f"the store of states in {folder} cannot be opened: {_reason(error)}") from error
+        if version not in (0, _VERSION):
+            raise StoreFailed(f"the store in {folder} has version {version}, and this release reads {_VERSION}: use another folder")
+        self._collect_strays()
+
+    @contextmanager
+    def group(self) -> Iterator[None]:
+        """All calls inside become durable together, or none: one sync for many writes. Raises StoreFailed if they do not."""
+        try:
+            with self._db:
+                yield
+        except (apsw.Error, OSError) as error:
+            raise StoreFailed(f"the store of states failed: {_reason(error)}; send the request again later") from error
+        finally:
+            self._remove_unused()
+
+    @contextmanager
+    def _atomic(self) -> Iterator[None]:
+        """A call that changes all or nothing, by itself or in a group."""
+        with self.group(), self._db:
+            yield
+
+    def close(self) -> None:
+        self._db.close()
+
+    # States ----------------------------------------------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        record: StateRecord,
+        blob: bytes | None,
+        *,
+        ids: bytes = b"",
+        quota: Quota,
+        name: NameChange | None = None,
+        key: IdempotencyKey | None = None,
+    ) -> StateRecord:
+        with self._atomic():
+            if key is not None and (made := self.answered(record.tenant, key)) is not None:
+                return made
+            blob_id, sha256, size = self._shared(record) if blob is None else self._kept(record.tenant, blob)
+            row = (
+                *(record.id, record.tenant, record.model, record.fingerprint, record.numerics, record.position, record.parent),
+                *(record.origin, record.created, record.used, record.expires, False, orjson.dumps(record.metadata).decode()),
+                *(sha256, size, "ready", ids, blob_id),
+            )
+            self._db.execute(f"INSERT INTO states({_FIELDS}, ids, blob) VALUES ({', '.join('?' * len(row))})", row)
+            self._count(record.tenant, states=1)
+            self._refer(blob_id, 1)
+            if record.pinned:
+                self._pin(record.tenant, record.id, pinned=True)
+            if name is not None:
+                self.move(record.tenant, name, record.id)
+            if key is not None:
+                self._db.execute("INSERT INTO keys VALUES (?, ?, ?, ?, ?)", (record.tenant, key.key, key.digest, record.id, self._clock()))
+            self._make_room(record.tenant, quota, keep=record.id)
+            return self.get(record.tenant, record.id)
+
+    def get(self, tenant: str, state: str) -> StateRecord:
+        row = self._db.execute(f"{_SELECT} {_FROM} WHERE s.id = ? AND s.tenant = ?", (state, tenant)).get
+        record = None if row is None else _record(row)
+        if record is None or record.status == "deleted":
+            raise StateNotFound(f"there is no state {state}: GET /v1/states lists what there is", param="state")
+        if record.status != "ready" or self._over(record):
+            why = "expired" if record.status == "ready" else record.status
+            raise StateGone(f"the state {state} is gone: {_WHY[why]}", param="state")
+        return record
+
+    def blob(self, tenant: str, state: str) -> bytes:
+        record = self.get(tenant, state)
+        blob_id, content = self._db.execute("SELECT b.id, b.content " + _FROM + " WHERE s.id = ?", (state,)).get
+        if content is None:
+            try:
+                content = self._file(record.sha256).read_bytes()
+            except FileNotFoundError:
+                content = b""
+        if hashlib.sha256(content).hexdigest() != record.sha256:
+            self._quarantine(blob_id, record)
+            raise StateGone(f"the state {state} is gone: {_WHY['damaged']}", param="state")
+        self._touched[state] = self._clock()
+        return bytes(content)
+
+    def page(self, tenant: str, wanted: Filter) -> list[StateRecord]:
+        where, values = ["s.tenant = ?", "s.status = 'ready'", "(s.expires IS NULL OR s.expires > ?)"], [tenant, self._clock()]
+        if wanted.after is not None:
+            seq = self._db.execute("SELECT seq FROM states WHERE id = ? AND tenant = ?", (wanted.after, tenant)).get
+            if seq is None:
+                raise StateNotFound(f"there is no state {wanted.after}: begin with the first page", param="after")
+            where, values = [*where, "s.seq < ?"], [*values, seq]
+        if wanted.model is not None:
+            where, values = [*where, "s.model = ?"], [*values, wanted.model]
+        if wanted.name is not None:
+            where, values = [*where, "s.id = (SELECT state FROM names WHERE tenant = ? AND name = ?)"], [*values, tenant, wanted.name]
+        for key, value in wanted.metadata:
+            where, values = [*where, "s.metadata ->> ? = ?"], [*values, f"$.{orjson.dumps(key).decode()}", value]
+        rows = self._db.execute(f"{_SELECT} {_FROM} WHERE {' AND '.join(where)} ORDER BY s.seq DESC LIMIT ?", (*values, wanted.limit))
+        return [_record(row) for row in rows]
+
+    def change(self, tenant: str, state: str, patch: Patch) -> StateRecord:
+        with self._atomic():
+            self.get(tenant, state)
+            if patch.expires is not None:
+                expires = None if math.isinf(patch.expires) else patch.expires
+                self._db.execute("UPDATE states SET expires = ? WHERE id = ?", (expires, state))
+            if patch.metadata is not None:
+                self._db.execute("UPDATE states SET metadata = ? WHERE id = ?", (orjson.dumps(patch.metadata).decode(), state))
+            if patch.pinned is not None:
+                self._pin(tenant, state, pinned=patch.pinned)
+            return self.get(tenant, state)
+
+    def delete(self, tenant: str, state: str) -> None:
+        with self._atomic():
+            self.get(tenant, state)
+            self._drop(tenant, state, "deleted")
+
+    def lineage(self, tenant: str, state: str) -> list[Ancestor]:
+        self.get(tenant, state)
+        rows = self._db.execute(
+            "WITH RECURSIVE line(id, depth) AS (SELECT ?, 0 UNION ALL SELECT p.parent, depth + 1 FROM line JOIN states p ON p.id = line.id "
+            f"WHERE p.parent IS NOT NULL) {_SELECT}, s.ids {_FROM} JOIN line ON line.id = s.id WHERE s.tenant = ? ORDER BY depth",
+            (state, tenant),
+        )
+        return [Ancestor(_record(row[:-1]), row[-1]) for row in rows]
+
+    def children(self, tenant: str, state: str, limit: int) -> list[StateRecord]:
+        self.get(tenant, state)
+        where = "WHERE s.parent = ? AND s.status = 'ready' AND s.tenant = ? ORDER BY s.seq DESC LIMIT ?"
+        return [_record(row) for row in self._db.execute(f"{_SELECT} {_FROM} {where}", (state, tenant, limit))]
+
+    # Names and idempotency keys --------------------------------------------------------------------------------------------------------
+
+    def name(self, tenant: str, name: str) -> Name:
+        row = self._db.execute("SELECT name, state, version FROM names WHERE tenant = ? AND name = ?", (tenant, name)).get
+        if row is None:
+            raise StateNotFound(f"there is no state named {name!r}", param="name")
+        return Name(*row)
+
+    def names(self, tenant: str, state: str) -> list[Name]:
+        rows = self._db.execute("SELECT name, state, version FROM names WHERE state = ? AND tenant = ? ORDER BY name", (state, tenant))
+        return [Name(*row) for row in rows]
+
+    def move(self, tenant: str, change: NameChange, state: str) -> Name:
+        with self._atomic():
+            self.get(tenant, state)
+            version = self._expected(tenant, change) + 1
+            self._db.execute(
+                "INSERT INTO names VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET state = excluded.state, version = excluded.version",
+                (tenant, change.name, state, version),
+            )
+            return Name(change.name, state, version)
+
+    def unname(self, tenant: str, change: NameChange) -> None:
+        with self._atomic():
+            self.name(tenant, change.name)
+            self._expected(tenant, change)
+            self._db.execute("DELETE FROM names WHERE tenant = ? AND name = ?", (tenant, change.name))
+
+    def answered(self, tenant: str, key: IdempotencyKey) -> StateRecord | None:
+        row = self._db.execute(
+            "SELECT digest, state FROM keys WHERE tenant = ? AND key = ? AND created > ?", (tenant, key.key, self._clock() - KEY_S)
+        ).get
+        if row is None:
+            return None
+        digest, state = row
+        if digest != key.digest:
+            raise KeyReused(f"the idempotency key {key.key!r} was used for another request: use a new key")
+        return self.get(tenant, state)
+
+    def usage(self, tenant: str) -> Usage:
+        row = self._db.execute("SELECT states, size, pinned_size FROM tenants WHERE tenant = ?", (tenant,)).get
+        return Usage() if row is None else Usage(*row)
+
+    def sweep(self) -> int:
+        with self._atomic():
+            self._note_use()
+            now = self._clock()
+            ended = list(self._db.execute("SELECT tenant, id FROM states WHERE status = 'ready' AND expires <= ?", (now,)))
+            for tenant, state in ended:
+                self._drop(tenant, state, "expired")
+            self._db.execute("DELETE FROM keys WHERE created <= ?", (now - KEY_S,))
+            alone = "NOT EXISTS (SELECT 1 FROM states c WHERE c.parent = states.id)"
+            while self._db.execute(
+                f"DELETE FROM states WHERE status != 'ready' AND (used <= ? OR status = 'deleted') AND {alone} RETURNING 1",
+                (now - TOMBSTONE_S,),
+            ).fetchall():
+                pass  # their parents may be without children now
+            return len(ended)
+
+    # Inside a transaction --------------------------------------------------------------------------------------------------------------
+
+    def _over(self, record: StateRecord) -> bool:
+        return record.expires is not None and record.expires <= self._clock()
+
+    def _expected(self, tenant: str, change: NameChange) -> int:
+        """The name's version, 0 if it is new. Raises NameMoved."""
+        found = self._db.execute("SELECT version FROM names WHERE tenant = ? AND name = ?", (tenant, change.name)).get
+        version = 0 if found is None else int(found)
+        if change.version is not None and change.version != version:
+            has = f"has version {version}" if version else "does not exist"
+            raise NameMoved(
+                f"the name {change.name!r} {has}, and the request expects version {change.version}: read it again", param="name"
+            )
+        return version
+
+    def _shared(self, record: StateRecord) -> tuple[int, str, int]:
+        """The blob of the parent."""
+        parent = self.get(record.tenant, record.parent or "")
+        found: tuple[int, str, int] = self._db.execute("SELECT blob, sha256, size FROM states WHERE id = ?", (parent.id,)).get
+        return found
+
+    def _kept(self, tenant: str, blob: bytes) -> tuple[int, str, int]:
+        """Keep the bytes, with no state that refers to them yet."""
+        sha256, size = hashlib.sha256(blob).hexdigest(), len(blob)
+        inline = size <= INLINE_BYTES or self._folder is None
+        if not inline:
+            self._unused.add(sha256)  # if this transaction fails
+            self._write_file(sha256, blob)
+        found = self._db.execute("SELECT id FROM blobs WHERE tenant = ? AND sha256 = ?", (tenant, sha256)).get
+        if found is None:
+            self._db.execute("INSERT INTO blobs VALUES (NULL, ?, ?, ?, ?, 0, 0)", (tenant, sha256, size, blob if inline else None))
+            found = self._db.last_insert_rowid()
+        return int(found), sha256, size
+
+    def _refer(self, blob_id: int, by: int, pins: int = 0) -> None:
+        """Change how many states refer to a blob, and what its tenant uses with it."""
+        tenant, sha256, size, content, refs, pinned = self._db.execute(
+            "SELECT tenant, sha256, size, content IS NULL, refs, pins FROM blobs WHERE id = ?", (blob_id,)
+        ).get
+        kept = size * ((refs + by > 0) - (refs > 0))
+        held = size * ((pinned + pins > 0) - (pinned > 0))
+        self._count(tenant, size=kept, pinned_size=held)
+        self._db.execute("UPDATE blobs SET refs = refs + ?, pins = pins + ? WHERE id = ?", (by, pins, blob_id))
+        if refs + by == 0:
+            self._db.execute("DELETE FROM blobs WHERE id = ?", (blob_id,))
+            if content:
+                self._unused.add(sha256)
+
+    def _count(self, tenant: str, *, states: int = 0, size: int = 0, pinned_size: int = 0) -> None:
+        self._db.execute(
+            "INSERT INTO tenants VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET states = states + excluded.states, "
+            "size = size + excluded.size, pinned_size = pinned_size + excluded.pinned_size",
+            (tenant, states, size, pinned_size),
+        )
+
+    def _pin(self, tenant: str, state: str, *, pinned: bool) -> None:
+        blob_id, now = self._db.execute("SELECT blob, pinned FROM states WHERE id = ?", (state,)).get
+        if bool(now) != pinned:
+            self._db.execute("UPDATE states SET pinned = ? WHERE id = ?", (pinned, state))
+            self._refer(blob_id, 0, 1 if pinned else -1)
+
+    def _drop(self, tenant: str, state: str, status: Status) -> None:
+        """Release the blob of a state and its names. The row stays while others need its ids, or may ask why it is gone."""
+        self._pin(tenant, state, pinned=False)
+        blob_id = self._db.execute("SELECT blob FROM states WHERE id = ?", (state,)).get
+        self._db.execute("UPDATE states SET status = ?, blob = NULL, used = ? WHERE id = ?", (status, self._clock(), state))
+        self._db.execute("DELETE FROM names WHERE state = ? AND tenant = ?", (state, tenant))
+        self._count(tenant, states=-1)
+        self._refer(blob_id, -1)
+        self._touched.pop(state, None)
+
+    def _make_room(self, tenant: str, quota: Quota, keep: str) -> None:
+        """Evict the states of the tenant that were used least recently and are not pinned, until it is within its quota."""
+        self._note_use()
+        usage = self.usage(tenant)
+        while usage.states > quota.states or usage.size > quota.size:
+            oldest = self._db.execute(
+                "SELECT id FROM states WHERE tenant = ? AND status = 'ready' AND NOT pinned AND id != ? ORDER BY used LIMIT 1",
+                (tenant, keep),
+            ).get
+            if oldest is None:
+                raise QuotaExceeded(
+                    f"the tenant would keep {usage.states} states of {usage.size} bytes, all others pinned, and may keep {quota.states} of "
+                    f"{quota.size} bytes: delete or unpin some"
+                )
+            self._drop(tenant, oldest, "evicted")
+            usage = self.usage(tenant)
+
+    def _note_use(self) -> None:
+        touched, self._touched = self._touched, {}
+        self._db.executemany("UPDATE states SET used = ? WHERE id = ? AND status = 'ready'", [(at, state) for state, at in touched.items()])
+
+    def _quarantine(self, blob_id: int, record: StateRecord) -> None:
+        """Set damaged bytes apart: all states that share them are gone, and a file is kept for whoever looks into it."""
+        with self._atomic():
+            sharing = list(self._db.execute("SELECT tenant, id FROM states WHERE blob = ?", (blob_id,)))
+            for tenant, state in sharing:
+                self._drop(tenant, state, "damaged")
+            if self._folder is not None and (file := self._file(record.sha256)).exists():
+                apart = self._folder / "damaged"
+                apart.mkdir(exist_ok=True, mode=0o700)
+                file.replace(apart / file.name)
+
+    # Files -----------------------------------------------------------------------------------------------------------------------------
+
+    def _file(self, sha256: str) -> Path:
+        assert self._folder is not None
+        return self._folder / "blobs" / sha256[:2] / sha256
+
+    def _write_file(self, sha256: str, blob: bytes) -> None:
+        path = self._file(sha256)
+        if path.exists():
+            return  # no process removes a file while this transaction holds the write lock
+        path.parent.mkdir(exist_ok=True, mode=0o700)
+        part = path.with_suffix(f".{os.getpid()}.part")
+        with part.open("wb") as file:
+            file.write(blob)
+            file.flush()
+            os.fdatasync(file.fileno())
+        part.replace(path)
+        for folder in (path.parent, path.parent.parent):
+            descriptor = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def _remove_unused(self) -> None:
+        """Remove files without a row, after the transaction that may have needed them."""
+        if not self._unused or self._db.in_transaction:
+            return
+        unused, self._unused = self._unused, set()
+        try:
+            with self._db:
+                for sha256 in unused:
+                    if self._db.execute("SELECT 1 FROM blobs WHERE sha256 = ? LIMIT 1", (sha256,)).get is None:
+                        self._file(sha256).unlink(missing_ok=True)
+        except (apsw.Error, OSError):
+            self._unused |= unused  # the next transaction, or the next start, removes them
+
+    def _collect_strays(self) -> None:
+        """Remove the files that an interrupted transaction has left."""
+        if self._folder is not None:
+            for file in (self._folder / "blobs").glob("??/*"):
+                if file.suffix:
+                    file.unlink(missing_ok=True)
+                else:
+                    self._unused.add(file.name)
+            self._remove_unused()
+
+
+_WHY = {
+    "expired": "it has expired",
+    "evicted": "it was evicted to make room for newer states; pin a state to keep it",
+    "damaged": "its stored bytes are damaged; they were set apart",
+}
+
+
+def _record(row: tuple[Any, ...]) -> StateRecord:
+    *values, status, shared_by = row
+    names = _FIELDS.split(", ")[:-1]
+    fields = dict(zip(names, values, strict=True))
+    fields["metadata"] = orjson.loads(fields["metadata"])
+    fields["pinned"] = bool(fields["pinned"])
+    return replace(StateRecord(**fields), status=status, shared_by=shared_by)
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,97 @@
+"""A store on a thread of its own, for callers on any thread or event loop.
+
+Calls wait in a bounded queue. The thread takes all that wait, up to `_GROUP`, into one group of the engine: they share one sync. A call
+that fails leaves the others of its group as they are.
+"""
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+from service.errors import Overloaded, StoreFailed
+from service.states.engine import StateEngine
+
+T = TypeVar("T")
+
+_GROUP = 64  # calls that share a sync
+_WAITING = 4096  # calls
+_RETRY_S = 1.0
+
+
+class GroupingEngine(StateEngine, Protocol):
+    """An engine whose calls can become durable together."""
+
+    def group(self) -> AbstractContextManager[None]: ...
+
+
+class Store:
+    """An engine, its thread and its queue. Create it in the process that uses it: no thread survives a fork."""
+
+    def __init__(self, engine: GroupingEngine) -> None:
+        self._engine = engine
+        self._calls: queue.Queue[tuple[Callable[[GroupingEngine], Any], Future[Any]] | None] = queue.Queue(_WAITING)
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="states", daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[GroupingEngine], T]) -> Future[T]:
+        """Queue a call of the engine. The future has its result after it is durable. Raises Overloaded if the queue is full."""
+        future: Future[T] = Future()
+        if self._closed:
+            raise StoreFailed("the store of states is closed: the service is stopping")
+        try:
+            self._calls.put_nowait((call, future))
+        except queue.Full:
+            message = f"the store of states has {_WAITING} calls waiting, its limit: send the request again later"
+            raise Overloaded(message, retry_after_s=_RETRY_S) from None
+        return future
+
+    async def call(self, call: Callable[[GroupingEngine], T]) -> T:
+        """The result of a call of the engine, on the event loop. The call is carried out even if the caller is cancelled."""
+        return await asyncio.shield(asyncio.wrap_future(self.submit(call)))
+
+    def close(self) -> None:
+        """Carry out the calls that wait, then close the engine."""
+        if not self._closed:
+            self._closed = True
+            self._calls.put(None)
+            self._thread.join()
+
+    def _work(self) -> None:
+        for group in self._groups():
+            results: list[tuple[Future[Any], Any, BaseException | None]] = []
+            try:
+                with self._engine.group():
+                    for call, future in group:
+                        results.append(self._one(call, future))
+            except BaseException as error:  # nothing of this group is durable
+                results = [(future, None, error) for _, future in group]
+            for future, result, failure in results:
+                if failure is None:
+                    future.set_result(result)
+                else:
+                    future.set_exception(failure)
+        self._engine.close()
+
+    def _one(self, call: Callable[[GroupingEngine], Any], future: Future[Any]) -> tuple[Future[Any], Any, BaseException | None]:
+        """Carry out one call. A failure of the store itself ends the group."""
+        try:
+            return future, call(self._engine), None
+        except StoreFailed:
+            raise
+        except Exception as error:
+            return future, None, error
+
+    def _groups(self) -> Iterator[list[tuple[Callable[[GroupingEngine], Any], Future[Any]]]]:
+        while (first := self._calls.get()) is not None:
+            group = [first]
+            while len(group) < _GROUP and not self._calls.empty():
+                if (following := self._calls.get()) is None:
+                    yield group
+                    return
+                group.append(following)
+            yield group

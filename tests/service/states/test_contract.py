@@ -1,0 +1,236 @@
+"""What every engine of states promises, on all of them."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from service.errors import KeyReused, NameMoved, QuotaExceeded, StateGone, StateNotFound
+from service.states.record import Filter, IdempotencyKey, NameChange, Patch, Quota, StateRecord, Usage, new_state_id
+from service.states.store import GroupingEngine
+from tests.service.states.conftest import Clock
+
+AMPLE = Quota(states=1_000, size=10**9)
+
+
+def record(clock: Clock, tenant: str = "acme", **fields: Any) -> StateRecord:
+    given: dict[str, Any] = {"position": 7, "parent": None, "origin": "prompt"} | fields
+    times = {"created": clock.now, "used": clock.now}
+    return StateRecord(id=new_state_id(), tenant=tenant, model="m", fingerprint="f", numerics="n", **times, **given)
+
+
+def test_a_state_comes_back_as_it_was_put(engine: GroupingEngine, clock: Clock) -> None:
+    new = record(clock, metadata={"topic": 'a "quoted" one'}, pinned=True)
+    kept = engine.put(new, b"tensors", quota=AMPLE)
+    assert (kept.metadata, kept.pinned, kept.size, kept.position, kept.status) == (new.metadata, True, 7, 7, "ready")
+    assert engine.get("acme", new.id) == kept
+    assert engine.blob("acme", new.id) == b"tensors"
+
+
+def test_a_state_is_there_after_the_store_was_opened_again(opened: Callable[[], GroupingEngine], clock: Clock) -> None:
+    small, large = record(clock), record(clock)
+    engine = opened()
+    contents = {small.id: b"s", large.id: np.random.default_rng(0).bytes(2_000_000)}
+    for each in (small, large):
+        engine.put(each, contents[each.id], quota=AMPLE)
+    again = opened()
+    assert {state: again.blob("acme", state) for state in contents} == contents
+
+
+def test_a_foreign_state_is_a_missing_state(engine: GroupingEngine, clock: Clock) -> None:
+    mine = engine.put(record(clock), b"x", quota=AMPLE, name=NameChange("doc"), key=IdempotencyKey("k", "d"))
+    calls: list[Callable[[str], Any]] = [
+        lambda state: engine.get("other", state),
+        lambda state: engine.blob("other", state),
+        lambda state: engine.change("other", state, Patch(pinned=True)),
+        lambda state: engine.delete("other", state),
+        lambda state: engine.lineage("other", state),
+        lambda state: engine.children("other", state, 5),
+        lambda state: engine.move("other", NameChange("doc"), state),
+        lambda state: engine.put(record(clock, "other", parent=state, origin="fork"), None, quota=AMPLE),
+        lambda state: engine.page("other", Filter(after=state)),
+    ]
+    for call in calls:
+        refusals = []
+        for state in (mine.id, "state_" + "0" * 32):
+            with pytest.raises(StateNotFound) as refusal:
+                call(state)
+            refusals.append(str(refusal.value).replace(state, "ID"))
+        assert refusals[0] == refusals[1]
+    with pytest.raises(StateNotFound):
+        engine.name("other", "doc")
+    assert engine.names("other", mine.id) == []
+    assert engine.page("other", Filter()) == []
+    assert engine.answered("other", IdempotencyKey("k", "d")) is None
+    assert engine.usage("other") == Usage()
+    assert engine.get("acme", mine.id) == mine
+
+
+def test_forks_share_one_blob(engine: GroupingEngine, clock: Clock) -> None:
+    parent = engine.put(record(clock), bytes(1000), quota=AMPLE)
+    forks = [engine.put(record(clock, parent=parent.id, origin="fork"), None, quota=AMPLE) for _ in range(20)]
+    assert engine.usage("acme") == Usage(21, 1000, 0)
+    assert engine.get("acme", forks[0].id).shared_by == 21
+    engine.delete("acme", parent.id)
+    assert engine.blob("acme", forks[3].id) == bytes(1000)
+    for fork in forks:
+        engine.delete("acme", fork.id)
+    assert engine.usage("acme") == Usage(0, 0, 0)
+
+
+def test_equal_bytes_of_two_tenants_count_for_both(engine: GroupingEngine, clock: Clock) -> None:
+    one, two = (engine.put(record(clock, tenant), b"equal", quota=AMPLE) for tenant in ("acme", "other"))
+    assert (one.shared_by, two.shared_by) == (1, 1)
+    assert engine.usage("acme") == engine.usage("other") == Usage(1, 5, 0)
+    engine.delete("acme", one.id)
+    assert engine.blob("other", two.id) == b"equal"
+
+
+def test_a_name_moves_by_compare_and_set(engine: GroupingEngine, clock: Clock) -> None:
+    first = engine.put(record(clock), b"1", quota=AMPLE, name=NameChange("doc", 0))
+    second = engine.put(record(clock, parent=first.id, origin="continuation"), b"2", quota=AMPLE, name=NameChange("doc", 1))
+    assert engine.name("acme", "doc") == ("doc", second.id, 2)
+    loser = record(clock, parent=first.id, origin="continuation")
+    with pytest.raises(NameMoved, match="has version 2, and the request expects version 1"):
+        engine.put(loser, b"3", quota=AMPLE, name=NameChange("doc", 1))
+    with pytest.raises(StateNotFound):
+        engine.get("acme", loser.id)  # refused as a whole
+    with pytest.raises(NameMoved):
+        engine.move("acme", NameChange("doc", 0), first.id)
+    with pytest.raises(NameMoved, match="does not exist"):
+        engine.move("acme", NameChange("new", 3), first.id)
+    assert engine.move("acme", NameChange("doc"), first.id) == ("doc", first.id, 3)
+    with pytest.raises(NameMoved):
+        engine.unname("acme", NameChange("doc", 2))
+    engine.unname("acme", NameChange("doc", 3))
+    with pytest.raises(StateNotFound):
+        engine.name("acme", "doc")
+    assert engine.usage("acme").states == 2
+
+
+def test_a_deleted_state_has_no_name(engine: GroupingEngine, clock: Clock) -> None:
+    state = engine.put(record(clock), b"1", quota=AMPLE, name=NameChange("doc"))
+    engine.delete("acme", state.id)
+    with pytest.raises(StateNotFound):
+        engine.name("acme", "doc")
+    with pytest.raises(StateNotFound):
+        engine.get("acme", state.id)
+
+
+def test_a_repeated_request_makes_one_state(engine: GroupingEngine, clock: Clock) -> None:
+    first = engine.put(record(clock), b"1", quota=AMPLE, key=IdempotencyKey("k", "digest"))
+    again = engine.put(record(clock), b"1", quota=AMPLE, key=IdempotencyKey("k", "digest"))
+    assert again == first
+    assert engine.answered("acme", IdempotencyKey("k", "digest")) == first
+    assert engine.usage("acme").states == 1
+    with pytest.raises(KeyReused):
+        engine.put(record(clock), b"2", quota=AMPLE, key=IdempotencyKey("k", "other digest"))
+    clock.now += 86_401
+    engine.sweep()
+    assert engine.answered("acme", IdempotencyKey("k", "digest")) is None
+
+
+def test_pages_are_whole_and_newest_first(engine: GroupingEngine, clock: Clock) -> None:
+    states = [engine.put(record(clock, metadata={"even": str(at % 2 == 0)}), b"%d" % at, quota=AMPLE).id for at in range(7)]
+    found: list[str] = []
+    while page := engine.page("acme", Filter(limit=3, after=found[-1] if found else None)):
+        found += [each.id for each in page]
+    assert found == states[::-1]
+    assert [each.id for each in engine.page("acme", Filter(metadata=(("even", "True"),)))] == states[::-1][::2]
+    assert engine.page("acme", Filter(metadata=(("even'\"] --", "True"),))) == []
+    engine.move("acme", NameChange("doc"), states[2])
+    assert [each.id for each in engine.page("acme", Filter(name="doc"))] == [states[2]]
+    assert engine.page("acme", Filter(model="another")) == []
+
+
+def test_a_lineage_survives_the_deletion_of_an_ancestor(engine: GroupingEngine, clock: Clock) -> None:
+    root = engine.put(record(clock, position=2), b"1", ids=b"\1\0\0\0\2\0\0\0", quota=AMPLE)
+    middle = engine.put(record(clock, parent=root.id, origin="continuation", position=3), b"2", ids=b"\3\0\0\0", quota=AMPLE)
+    leaf = engine.put(record(clock, parent=middle.id, origin="continuation", position=4), b"3", ids=b"\4\0\0\0", quota=AMPLE)
+    assert [each.id for each in engine.children("acme", root.id, 10)] == [middle.id]
+    engine.delete("acme", middle.id)
+    engine.sweep()
+    line = engine.lineage("acme", leaf.id)
+    assert [(each.record.id, each.record.status) for each in line] == [(leaf.id, "ready"), (middle.id, "deleted"), (root.id, "ready")]
+    assert b"".join(each.ids for each in reversed(line)) == np.arange(1, 5, dtype="<i4").tobytes()
+    engine.delete("acme", leaf.id)
+    engine.sweep()
+    assert [each.id for each in engine.page("acme", Filter())] == [root.id]
+    assert engine.children("acme", root.id, 10) == []
+
+
+def test_a_state_expires_by_the_clock(engine: GroupingEngine, clock: Clock) -> None:
+    state = engine.put(record(clock, expires=clock.now + 60), b"1", quota=AMPLE, name=NameChange("doc"))
+    forever = engine.put(record(clock, expires=clock.now + 60), b"2", quota=AMPLE)
+    engine.change("acme", forever.id, Patch(expires=math.inf))
+    clock.now += 61
+    with pytest.raises(StateGone, match="expired"):
+        engine.get("acme", state.id)  # before any sweep
+    assert [each.id for each in engine.page("acme", Filter())] == [forever.id]
+    assert engine.sweep() == 1
+    assert engine.usage("acme") == Usage(1, 1, 0)
+    with pytest.raises(StateGone, match="expired"):
+        engine.blob("acme", state.id)
+    clock.now += 86_401
+    engine.sweep()
+    with pytest.raises(StateNotFound):
+        engine.get("acme", state.id)
+
+
+def test_the_state_that_was_used_least_recently_makes_room(engine: GroupingEngine, clock: Clock) -> None:
+    quota = Quota(states=3, size=10**6)
+    states = []
+    for at in range(3):
+        clock.now += 1
+        states.append(engine.put(record(clock), b"%d" % at, quota=quota).id)
+    clock.now += 1
+    engine.blob("acme", states[0])  # used now
+    clock.now += 1
+    newest = engine.put(record(clock), b"new", quota=quota)
+    with pytest.raises(StateGone, match="evicted"):
+        engine.get("acme", states[1])
+    assert {each.id for each in engine.page("acme", Filter())} == {states[0], states[2], newest.id}
+
+
+def test_pinned_states_are_never_evicted_and_a_refusal_has_the_numbers(engine: GroupingEngine, clock: Clock) -> None:
+    quota = Quota(states=100, size=1000)
+    pinned = engine.put(record(clock, pinned=True), bytes(900), quota=quota)
+    before = engine.usage("acme")
+    assert before == Usage(1, 900, 900)
+    with pytest.raises(QuotaExceeded, match=r"2 states of 1100 bytes.* 100 of 1000 bytes"):
+        engine.put(record(clock), b"1" * 200, quota=quota)
+    assert engine.usage("acme") == before
+    engine.change("acme", pinned.id, Patch(pinned=False))
+    engine.put(record(clock), b"1" * 200, quota=quota)
+    assert engine.usage("acme") == Usage(1, 200, 0)
+
+
+def test_the_quota_of_one_tenant_evicts_nothing_of_another(engine: GroupingEngine, clock: Clock) -> None:
+    other = engine.put(record(clock, "other"), bytes(900), quota=AMPLE)
+    for _ in range(5):
+        clock.now += 1
+        engine.put(record(clock), np.random.default_rng(int(clock.now)).bytes(900), quota=Quota(states=10, size=1000))
+    assert engine.get("other", other.id).status == "ready"
+    assert engine.usage("acme").states == 1
+
+
+def test_a_group_is_kept_as_a_whole_or_not_at_all(engine: GroupingEngine, clock: Clock) -> None:
+    class Stop(Exception):
+        pass
+
+    first = record(clock)
+
+    def group() -> None:
+        with engine.group():
+            engine.put(first, b"1", quota=AMPLE, name=NameChange("doc"))
+            raise Stop
+
+    with pytest.raises(Stop):
+        group()
+    with pytest.raises(StateNotFound):
+        engine.get("acme", first.id)
+    with pytest.raises(StateNotFound):
+        engine.name("acme", "doc")
+    assert engine.usage("acme") == Usage()

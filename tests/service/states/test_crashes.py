@@ -1,0 +1,256 @@
+"""The store in a folder after a crash at every write, and after failures of the disk: each call is done as a whole or not at all."""
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from service.errors import ServiceError, StoreFailed
+from service.states.record import Filter, NameChange, Patch, Quota, StateRecord
+from service.states.sqlite import INLINE_BYTES, SqliteEngine
+from tests.service.states.crashing_vfs import RecordingVfs, after_crash
+
+QUOTA = Quota(states=12, size=25_000)
+Contents = dict[str, Any]
+
+
+@pytest.fixture
+def vfs(request: pytest.FixtureRequest) -> Iterator[RecordingVfs]:
+    made = RecordingVfs(f"recording-{request.node.name}")
+    yield made
+    made.unregister()
+
+
+def contents(engine: SqliteEngine) -> Contents:
+    """All that two tenants can see, and their usage."""
+    found: Contents = {}
+    for tenant in ("acme", "other"):
+        states = engine.page(tenant, Filter(limit=1000))
+        found[tenant] = {
+            "states": {each.id: (engine.blob(tenant, each.id), each.pinned, each.parent, engine.names(tenant, each.id)) for each in states},
+            "usage": tuple(engine.usage(tenant)),
+        }
+    return found
+
+
+def check_whole(engine: SqliteEngine, folder: Path) -> None:
+    """Nothing refers to what is not there, and the sums are right."""
+    db = apsw.Connection(str(folder / "states.sqlite3"))
+    assert db.pragma("integrity_check") == "ok"
+    assert list(db.pragma("foreign_key_check") or []) == []
+    assert db.execute("SELECT count(*) FROM names WHERE state NOT IN (SELECT id FROM states WHERE status = 'ready')").get == 0
+    assert db.execute("SELECT count(*) FROM keys WHERE state NOT IN (SELECT id FROM states)").get == 0
+    assert db.execute("SELECT count(*) FROM states WHERE (blob IS NULL) != (status != 'ready')").get == 0
+    assert db.execute("SELECT count(*) FROM blobs b WHERE refs != (SELECT count(*) FROM states WHERE blob = b.id)").get == 0
+    for tenant in ("acme", "other"):
+        counted = db.execute("SELECT count(*) FROM states WHERE tenant = ? AND status = 'ready'", (tenant,)).get
+        summed = db.execute(
+            "SELECT coalesce(sum(size), 0), coalesce(sum(size) FILTER (WHERE pins > 0), 0) FROM blobs WHERE tenant = ?", (tenant,)
+        ).get
+        assert tuple(engine.usage(tenant)) == (counted, *summed)
+    db.close()
+
+
+def work(engine: SqliteEngine, seed: int, calls: int) -> Iterator[None]:
+    """A shuffled use of the store; yields after each call, which may also have been refused."""
+    chance = random.Random(seed)
+    made: list[tuple[str, str]] = []
+    for at in range(calls):
+        tenant = chance.choice(["acme", "other"])
+        own = [state for owner, state in made if owner == tenant]
+        what = chance.choice(["put", "put", "put", "fork", "name", "pin", "delete", "use"]) if own else "put"
+        try:
+            if what in ("put", "fork"):
+                parent = chance.choice(own) if own else None
+                record = StateRecord(
+                    id=f"state_{seed:016x}{at:016x}",
+                    tenant=tenant,
+                    model="m",
+                    fingerprint="f",
+                    numerics="n",
+                    position=at,
+                    parent=parent,
+                    origin="fork" if what == "fork" else "continuation",
+                    created=float(at),
+                    used=float(at),
+                    pinned=chance.random() < 0.1,
+                )
+                blob = None if what == "fork" else chance.randbytes(chance.choice([100, 3_000, 9_000]))
+                engine.put(record, blob, ids=b"1234", quota=QUOTA, name=NameChange("doc") if chance.random() < 0.3 else None)
+                made.append((tenant, record.id))
+            elif what == "name":
+                engine.move(tenant, NameChange(chance.choice(["doc", "chat"])), chance.choice(own))
+            elif what == "pin":
+                engine.change(tenant, chance.choice(own), Patch(pinned=chance.random() < 0.5))
+            elif what == "delete":
+                engine.delete(tenant, chance.choice(own))
+            else:
+                engine.blob(tenant, chance.choice(own))
+        except StoreFailed:
+            raise
+        except ServiceError:
+            pass  # gone, or over the quota: a call that changes nothing
+        yield
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_crash_at_any_write_leaves_each_call_done_or_not_begun(vfs: RecordingVfs, tmp_path: Path, seed: int) -> None:
+    engine = SqliteEngine(tmp_path / "first", vfs=vfs.name, clock=lambda: 1000.0)
+    expected = [contents(engine)]
+    vfs.mark(0)
+    for _ in work(engine, seed, 25):
+        expected.append(contents(engine))
+        vfs.mark(len(expected) - 1)
+    assert sum(len(each["states"]) for each in expected[-1].values()) > 4
+    begin = next(at for at, event in enumerate(vfs.events) if event.kind == "mark")
+    for crash in range(begin + 1, len(vfs.events) + 1):
+        done = next(event.mark for event in reversed(vfs.events[:crash]) if event.kind == "mark")
+        for torn in (None, crash):
+            folder = tmp_path / "after"
+            after_crash(vfs.events[:crash], folder, seed=torn)
+            again = SqliteEngine(folder, clock=lambda: 1000.0)
+            assert contents(again) in expected[done : done + 2], f"after {done} calls, crash at {crash}, torn: {torn}"
+            check_whole(again, folder)
+            again.close()
+            shutil.rmtree(folder)
+    engine.close()
+
+
+@pytest.mark.parametrize("error", [apsw.FullError, apsw.IOError], ids=["no space", "i/o error"])
+def test_a_failing_disk_fails_one_call_and_harms_nothing(vfs: RecordingVfs, tmp_path: Path, error: type[Exception]) -> None:
+    for number in range(1, 300, 11):
+        folder = tmp_path / str(number)
+        engine = SqliteEngine(folder, vfs=vfs.name, clock=lambda: 1000.0)
+        expected, first, failed = contents(engine), vfs._calls, False
+
+        def fails(call: int, last: int = first + number) -> None:
+            if call == last:
+                raise error("injected")
+
+        vfs.fails = fails
+        calls = work(engine, 1, 25)
+        try:
+            for _ in calls:
+                expected = contents(engine)
+        except StoreFailed:
+            failed = True
+        finally:
+            vfs.fails = lambda call: None
+        assert contents(engine) == expected
+        for _ in work(engine, 2, 5):  # it goes on
+            expected = contents(engine)
+        engine.close()
+        again = SqliteEngine(folder, clock=lambda: 1000.0)
+        assert contents(again) == expected
+        check_whole(again, folder)
+        again.close()
+        shutil.rmtree(folder)
+        if not failed and vfs._calls < first + number:
+            break
+
+
+class TestFiles:
+    """Blobs that are too large for a row."""
+
+    LARGE = bytes(INLINE_BYTES + 1)
+
+    def put(self, engine: SqliteEngine, blob: bytes) -> str:
+        record = StateRecord(
+            id=f"state_{os.urandom(16).hex()}",
+            tenant="acme",
+            model="m",
+            fingerprint="f",
+            numerics="n",
+            position=1,
+            parent=None,
+            origin="prompt",
+            created=1.0,
+            used=1.0,
+        )
+        return engine.put(record, blob, quota=Quota(states=10, size=10**8)).id
+
+    def files(self, folder: Path) -> list[Path]:
+        return [file for file in (folder / "blobs").rglob("*") if file.is_file()]
+
+    def test_a_file_is_synced_and_named_before_its_row_is(self, vfs: RecordingVfs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = SqliteEngine(tmp_path, vfs=vfs.name)
+        for function in (os.fdatasync, os.fsync):
+            monkeypatch.setattr(os, function.__name__, lambda fd, real=function: (vfs.mark(real.__name__), real(fd)))
+        del vfs.events[:]
+        self.put(engine, self.LARGE)
+        kinds = [event.mark or f"{event.kind} {event.file}" for event in vfs.events]
+        assert kinds[:3] == ["fdatasync", "fsync", "fsync"]
+        assert "write states.sqlite3-wal" in kinds[3:]
+        engine.close()
+
+    def test_a_file_without_a_row_is_removed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        engine = SqliteEngine(tmp_path)
+        kept = self.put(engine, self.LARGE)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", _no_space)
+            with pytest.raises(StoreFailed, match="No space left"):
+                self.put(engine, self.LARGE[:-1] + b"2")
+        assert len(self.files(tmp_path)) == 1
+        (tmp_path / "blobs" / "00").mkdir(exist_ok=True)
+        (tmp_path / "blobs" / "00" / f"00{'1' * 62}").write_bytes(b"of a crash before the row")
+        (tmp_path / "blobs" / "00" / "11.7.part").write_bytes(b"half")
+        engine.close()
+        engine = SqliteEngine(tmp_path)
+        assert len(self.files(tmp_path)) == 1
+        assert engine.blob("acme", kept) == self.LARGE
+        engine.delete("acme", kept)
+        assert self.files(tmp_path) == []
+        engine.close()
+
+    @pytest.mark.parametrize("harm", ["flipped", "short", "missing"])
+    def test_damaged_bytes_are_set_apart_and_never_given(self, tmp_path: Path, harm: str) -> None:
+        engine = SqliteEngine(tmp_path)
+        state = self.put(engine, self.LARGE)
+        (file,) = self.files(tmp_path)
+        content = file.read_bytes()
+        if harm == "missing":
+            file.unlink()
+        else:
+            file.write_bytes(b"\1" + content[1:] if harm == "flipped" else content[:-1])
+        for _ in range(2):
+            with pytest.raises(ServiceError, match="damaged") as refusal:
+                engine.blob("acme", state)
+            assert refusal.value.status == 410
+        assert engine.usage("acme").states == 0
+        assert len(list((tmp_path / "damaged").glob("*"))) == (harm != "missing")
+        engine.close()
+
+
+def test_damaged_rows_are_never_given(tmp_path: Path) -> None:
+    engine = SqliteEngine(tmp_path)
+    state = TestFiles().put(engine, b"small")
+    db = apsw.Connection(str(tmp_path / "states.sqlite3"))
+    db.execute("UPDATE blobs SET content = ?", (b"smell",))
+    db.close()
+    with pytest.raises(ServiceError, match="damaged"):
+        engine.blob("acme", state)
+    engine.close()
+
+
+def test_a_store_of_another_version_is_refused(tmp_path: Path) -> None:
+    SqliteEngine(tmp_path).close()
+    db = apsw.Connection(str(tmp_path / "states.sqlite3"))
+    db.pragma("user_version", 99)
+    db.close()
+    with pytest.raises(StoreFailed, match="version 99, and this release reads 1"):
+        SqliteEngine(tmp_path)
+
+
+def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    with pytest.raises(StoreFailed, match="file"):
+        SqliteEngine(tmp_path / "file")
+
+
+def _no_space(descriptor: int) -> None:
+    raise OSError(28, "No space left on device")
