@@ -1,6 +1,6 @@
-"""One mechanism a file: pure functions on q, k, v of (B, H, N, D_k) first, then the layer with its projections.
+"""Attention mechanisms, one per file: first pure functions on q, k, v (B, H, N, D_k), then the layer with its projections.
 
-`layers/` has what they share, `scoring/` how well a query matches a key, `sparse/` which keys a query sees, `recurrent/` a past of constant
-size, `linear/` softmax replaced by something of linear cost, `gated/` attention inside a gated unit. A layer for decoders stands beside its
-other form, as `causal_*.py`.
+`layers/` has shared parts and standard attention, `scoring/` other scores of query and key, `sparse/` patterns in which a query sees
+some of the keys, `recurrent/` decoders with a state of constant size, `linear/` replacements of the softmax at linear cost, `gated/`
+attention inside a gated unit. The causal form of a layer, for decoders, is `causal_*.py` beside it.
 """

@@ -1,8 +1,8 @@
-"""The feed-forward layer of a block: each token on its own, through a wider layer and back.
+"""The feed-forward layer of a block: two linear layers with an activation between them, applied to each token on its own.
 
 y = W_down act(W_up x);   gated: y = W_down (act(W_gate x) * W_up x)
-Vaswani et al. 2017, arXiv:1706.03762, eq. 2; Shazeer 2020, arXiv:2002.05202 (GeGLU, SwiGLU); Kitaev et al. 2020, arXiv:2001.04451,
-section 3 (in chunks).
+Vaswani et al. 2017, arXiv:1706.03762, eq. 2; Shazeer 2020, arXiv:2002.05202 (GeGLU, SwiGLU); Kitaev et al. 2020,
+arXiv:2001.04451, section 3 (in chunks).
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class FeedForward(nn.Module):
-    """D -> d_feedforward -> D."""
+    """A feed-forward layer with hidden width d_feedforward: (.., D) -> (.., D)."""
 
     def __init__(self, d_model: int, d_feedforward: int, *, activation: str, gated: bool, bias: bool) -> None:
         super().__init__()
@@ -40,10 +40,11 @@ class FeedForward(nn.Module):
 
 
 class ChunkedFeedForward(FeedForward):
-    """The same function, with the wider layer of only `chunk` tokens at once in memory: chunk * d_feedforward numbers instead of N *.
+    """A `FeedForward` that processes `chunk` tokens at a time, so that chunk * d_feedforward numbers are in memory instead of all
+    N *.
 
-    In training, each chunk is computed again for its gradients. An export is not cut: there the runtime decides what it keeps. Raises
-    ValueError for a chunk of less than 1 token.
+    In training, each chunk is recomputed for its gradients. An exported graph has no chunks, as the runtime manages its own
+    memory. Raises ValueError if `chunk` is less than 1.
     """
 
     def __init__(self, d_model: int, d_feedforward: int, *, activation: str, gated: bool, bias: bool, chunk: int = 1024) -> None:
@@ -53,7 +54,7 @@ class ChunkedFeedForward(FeedForward):
         self.chunk = chunk
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, N, D) -> (B, N, D)."""
+        """Apply the layer chunk by chunk: (B, N, D) -> (B, N, D)."""
         if torch.compiler.is_exporting():
             return super().forward(x)
         whole = super().forward

@@ -9,7 +9,7 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 class Modules(nn.ModuleList, Generic[Module]):
-    """`nn.ModuleList` with the type of its members, for type checkers; at runtime there is no difference."""
+    """An `nn.ModuleList` whose members have a type for type checkers. At runtime it is an ordinary `nn.ModuleList`."""
 
     if TYPE_CHECKING:
 

@@ -1,7 +1,7 @@
-"""Where a token stands: tables that are added to embeddings, rotations of q and k, and biases on scores.
+"""Position encodings: tables that are added to embeddings, rotations of q and k, and biases on scores.
 
-Each is computed once for N_max positions, in float64, and looked up by position afterwards, so that N stays free in
-an exported graph.
+Tables are computed once for N_max positions, in float64, and looked up by position, so that N can vary in an exported
+graph.
 """
 
 import math
@@ -13,40 +13,43 @@ from torch import Tensor, nn
 
 
 def sinusoids(n_positions: int, d_model: int) -> Tensor:
-    """(N_max, D) float64: e[t, 2i] = sin(t / 10000^(2i/D)), e[t, 2i+1] = cos(the same). Vaswani et al. 2017, section
-    3.5.
+    """Return sinusoidal embeddings (N_max, D) float64: e[t, 2i] = sin(t / 10000^(2i/D)), e[t, 2i+1] = cos(t / 10000^(2i/D)).
 
-    Sines and cosines alternate; tables that store all sines first are a permutation of the columns, and trained
-    weights tell them apart.
+    Vaswani et al. 2017, section 3.5. Sines and cosines alternate. Other code stores all sines first; trained weights are
+    only valid with one of the two orders.
     """
-    angles = _angles(n_positions, d_model, base=10_000.0)  # (N_max, ceil(D/2))
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[:, :d_model]
+    return sinusoids_at(torch.arange(n_positions), d_model)
+
+
+def sinusoids_at(t: Tensor, d_model: int) -> Tensor:
+    """Positions (..) int64 -> (.., D) float64: the rows t of `sinusoids`."""
+    angles = _angles(t, d_model, base=10_000.0)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :d_model]
 
 
 def positions_after_padding(input_ids: Tensor, padding_id: int) -> Tensor:
-    """(B, N) -> (B, N) int64: padding_id + 1, padding_id + 2, ... over the tokens that are not padding; padding
-    itself gets padding_id.
+    """Return positions, (B, N) -> (B, N) int64: padding_id + 1, padding_id + 2, .. for tokens, and padding_id for padding.
 
-    The count of fairseq's `make_positions`, with which RoBERTa and MPNet were trained.
+    Same as fairseq's `make_positions`, with which RoBERTa and MPNet were trained.
     """
     is_token = (input_ids != padding_id).long()
     return is_token.cumsum(1) * is_token + padding_id
 
 
 class Rotation(NamedTuple):
-    """Angles of N positions, (N, D_k/2) each."""
+    """The cosines and sines of the rotation angles of N positions, (N, D_k/2) each."""
 
     cos: Tensor
     sin: Tensor
 
 
 def rotate(x: Tensor, rotation: Rotation, *, interleaved: bool = False) -> Tensor:
-    """Turn the pair (x_i, x_{i + D_k/2}) of a token at t by the angle t base^(-2i/D_k): (B, H, N, D_k) -> same. Columns
-    beyond those that the rotation has angles for stay as they are (Wang & Komatsuzaki 2021, GPT-J).
+    """Rotate the pair (x_i, x_{i + D_k/2}) of a token at position t by the angle t base^(-2i/D_k): (B, H, N, D_k) -> same.
+    Columns for which `rotation` has no angles are unchanged (Wang & Komatsuzaki 2021, GPT-J).
 
-    Su et al. 2021, arXiv:2104.09864, eq. 34, in the pairing of GPT-NeoX, with which ModernBERT and Nomic were
-    trained; `interleaved` pairs x_2i with x_{2i+1}, as the paper does, which is the same up to a permutation of the
-    rows of W^Q and W^K. A score then depends on t_q - t_k alone.
+    Su et al. 2021, arXiv:2104.09864, eq. 34, with the pairs of GPT-NeoX, with which ModernBERT and Nomic were trained.
+    `interleaved` rotates x_2i with x_{2i+1} as in the paper, which is equivalent up to a permutation of the rows of W^Q and
+    W^K. The score of a query at t_q and a key at t_k then depends on t_q - t_k only.
     """
     width = 2 * rotation.cos.shape[-1]
     if width < x.shape[-1]:
@@ -56,33 +59,37 @@ def rotate(x: Tensor, rotation: Rotation, *, interleaved: bool = False) -> Tenso
     return torch.stack(turned, dim=-1).flatten(-2) if interleaved else torch.cat(turned, dim=-1)
 
 
+def rotation_at(t: Tensor, d_head: int, *, base: float, dtype: torch.dtype) -> Rotation:
+    """Positions (B, N) int64 -> their angles, (B, 1, N, D_k/2), for `rotate`."""
+    angles = _angles(t, d_head, base=base).unsqueeze(1)
+    return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
+
+
 class RotationTable(nn.Module):
-    """The rotations of positions 0 .. N_max - 1. Raises ValueError for an odd head width, which leaves one column
-    without a partner.
-    """
+    """A table of the rotations of positions 0 .. N_max - 1. Raises ValueError for an odd head width."""
 
     def __init__(self, n_positions: int, d_head: int, *, base: float, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         if d_head % 2:
             raise ValueError(f"d_head={d_head} is odd; a rotation turns pairs of columns")
-        angles = _angles(n_positions, d_head, base=base)
+        angles = _angles(torch.arange(n_positions), d_head, base=base)
         self.cos: Tensor
         self.sin: Tensor
         self.register_buffer("cos", angles.cos().to(dtype), persistent=False)  # (N_max, D_k/2)
         self.register_buffer("sin", angles.sin().to(dtype), persistent=False)
 
     def forward(self, t: Tensor) -> Rotation:
-        """Positions (N,) int64 -> their rotations."""
+        """Return the rotations of positions t (N,) int64."""
         return Rotation(F.embedding(t, self.cos), F.embedding(t, self.sin))
 
 
 class RelativeBias(nn.Module):
-    """A learned number for each head and each distance between key and query, shared by all layers.
+    """A learned bias on attention scores, for each head and each distance between key and query, shared by all layers.
 
-    Near distances have a bucket each, far ones share buckets of growing width, all beyond `max_distance` share the
-    last; before and after are told apart or, with `causal`, all buckets are for keys before the query. Raffel et al.
-    2019 (T5), arXiv:1910.10683, section 2.1. `scale` multiplies what is learned: 1 in T5, sqrt(D) in a gated attention
-    unit (Hua et al. 2022, arXiv:2202.10447).
+    Each small distance has its own bucket, larger ones share buckets of growing width, and all beyond `max_distance` share the
+    last. Keys before and after the query have different buckets, or with `causal`, all buckets are for keys before the query.
+    Raffel et al. 2019 (T5), arXiv:1910.10683, section 2.1. `scale` multiplies the learned numbers: 1 in T5, sqrt(D) in a gated
+    attention unit (Hua et al. 2022, arXiv:2202.10447).
     """
 
     def __init__(
@@ -105,19 +112,19 @@ class RelativeBias(nn.Module):
         self.register_buffer("bucket_of", buckets, persistent=False)
 
     def forward(self, t: Tensor) -> Tensor:
-        """Positions (N,) int64 -> (1, H, N, N), [.., query, key]."""
+        """Return the biases of positions t (N,) int64: (1, H, N, N), [.., query, key]."""
         distances = t[None, :] - t[:, None]  # (N, N)
         buckets = self.bucket_of[distances + self.n_positions - 1]
         return F.embedding(buckets, self.scale * self.weight).permute(2, 0, 1).unsqueeze(0)
 
 
 def distance_buckets(distances: Tensor, n_buckets: int, max_distance: int, *, causal: bool = False) -> Tensor:
-    """Distances key - query, of any shape -> bucket numbers, same shape, int64.
+    """Return the bucket numbers of distances key - query: any shape -> same shape, int64.
 
-    Half of the buckets are for keys after the query. With `causal` none are, and such keys, which nobody sees, share
-    bucket 0 with the token itself.
+    Half of the buckets are for keys after the query. With `causal` no bucket is, and such keys, which are masked anyway,
+    get bucket 0 like the query's own token.
 
-    The logarithm is taken in float32, as at training: at exact powers of two its rounding decides the bucket.
+    The logarithm is computed in float32, as in training, because at exact powers of two its rounding decides the bucket.
     """
     if causal:
         return _buckets_of_a_side(-distances.clamp_max(0), n_buckets, max_distance)
@@ -126,15 +133,14 @@ def distance_buckets(distances: Tensor, n_buckets: int, max_distance: int, *, ca
 
 
 def _buckets_of_a_side(gaps: Tensor, n_buckets: int, max_distance: int) -> Tensor:
-    """Distances >= 0 -> 0 .. n_buckets - 1: the first half one by one, the others by their logarithm."""
+    """Map distances >= 0 to 0 .. n_buckets - 1: one bucket per distance in the first half, logarithmic buckets in the second."""
     n_exact = n_buckets // 2
     log_steps = torch.log(gaps.clamp_min(1).float() / n_exact) / math.log(max_distance / n_exact) * (n_buckets - n_exact)
     coarse = (n_exact + log_steps.long()).clamp_max(n_buckets - 1)
     return torch.where(gaps < n_exact, gaps, coarse)
 
 
-def _angles(n_positions: int, width: int, *, base: float) -> Tensor:
-    """(N_max, ceil(width/2)) float64: t * base^(-2i/width)."""
-    t = torch.arange(n_positions, dtype=torch.float64)
-    frequencies = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    return t[:, None] * frequencies
+def _angles(t: Tensor, width: int, *, base: float) -> Tensor:
+    """(.., ceil(width/2)): t * base^(-2i/width), in float64: at a position of 10⁶ float32 knows an angle to 0.06."""
+    frequencies = base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=t.device) / width)
+    return t.unsqueeze(-1) * frequencies

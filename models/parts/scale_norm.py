@@ -1,8 +1,8 @@
-"""ScaleNorm: a vector at a length that is learned, one number for all its columns.
+"""ScaleNorm: it scales a vector to a learned length, with one weight for all columns.
 
 y = g sqrt(D) x / |x|
-Nguyen & Salazar 2019, arXiv:1910.05895, whose g is g sqrt(D) here, so that it begins at 1: RMSNorm with one weight in place of D. Used with
-gated attention units by Hua et al. 2022, arXiv:2202.10447.
+Nguyen & Salazar 2019, arXiv:1910.05895, whose g is g sqrt(D) here, so that g can be initialised with 1. It is RMSNorm with one
+weight instead of D. Hua et al. 2022, arXiv:2202.10447, use it with gated attention units.
 """
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 
 class ScaleNorm(nn.Module):
-    """(.., D) -> (.., D), with the one weight g. eps is added to the mean of the squares, so that 0 stays 0."""
+    """A norm with a single weight g: (.., D) -> (.., D). eps is added to the mean of the squares, so that 0 remains 0."""
 
     def __init__(self, d_model: int, *, eps: float = 1e-6) -> None:
         super().__init__()

@@ -1,9 +1,10 @@
-"""xPos: a rotation that also fades, so that a score grows smaller with the distance, each pair of columns at its own rate.
+"""xPos: rotary positions with decay. The score of each pair of columns decreases with the distance at a rate of its own.
 
-q_i at t_q and k_i at t_k turn as by rotary positions (positions.py), and are as long as before times ζ_i^(t_q / s) and ζ_i^(-t_k / s):
-score = sum_i ζ_i^((t_q - t_k) / s) (q_i turned by t_q) . (k_i turned by t_k),   ζ_i = (2i / D_k + γ) / (1 + γ) for pairs i = 0 .. D_k/2 - 1
-Sun et al. 2022, arXiv:2212.10554: γ = 0.4, s = 512. It looks back only: for keys to come, the score would grow. Retention
-with a rotation has the same form, with one rate a head (retention.py).
+q_i at t_q and k_i at t_k are rotated as in rotary positions (positions.py) and multiplied by ζ_i^(t_q / s) and ζ_i^(-t_k / s):
+score = sum_i ζ_i^((t_q - t_k) / s) (q_i rotated by t_q) . (k_i rotated by t_k)
+with ζ_i = (2i / D_k + γ) / (1 + γ) for pairs i = 0 .. D_k/2 - 1
+Sun et al. 2022, arXiv:2212.10554: γ = 0.4, s = 512. It is only for causal attention, since scores would grow with the distance of
+later keys. Retention with a rotation has the same form, with one rate per head (retention.py).
 """
 
 import torch
@@ -13,10 +14,10 @@ from models.parts.positions import Rotation
 
 
 def xpos(rotation: Rotation, t: Tensor, *, gamma: float = 0.4, scale_base: float = 512.0) -> tuple[Rotation, Rotation]:
-    """Angles (.., N, D_k/2) of tokens at t (.., N) -> the rotations of queries and of keys, for `positions.rotate`.
+    """Return the scaled rotations of queries and of keys, for `positions.rotate`: rotation (.., N, D_k/2), positions t (.., N).
 
-    scale_base: s, in tokens. Only differences of t count, and it may be negative: ζ^(t / s) is 10^±9 at |t| = 8,192 and leaves float32 at
-    some 35,000, so count from the middle of a long text. Raises ValueError for a γ or s that is not above 0.
+    scale_base: s, in tokens. Only differences of t matter, and t may be negative. ζ^(t / s) reaches 10^±9 at |t| = 8,192 and
+    overflows float32 near 35,000, so in a long text count t from the middle. Raises ValueError if γ or s is not above 0.
     """
     if gamma <= 0 or scale_base <= 0:
         raise ValueError(f"gamma={gamma} and scale_base={scale_base} must be above 0: the first pair of columns has ζ = γ / (1 + γ)")

@@ -1,1 +1,1 @@
-"""Attention inside a gated feed-forward unit: `gau.py` and `causal_gau.py`, `flash.py` and `causal_flash.py`."""
+"""Attention inside a gated feed-forward unit: GAU in `gau.py` and `causal_gau.py`, FLASH in `flash.py` and `causal_flash.py`."""

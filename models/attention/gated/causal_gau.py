@@ -1,8 +1,8 @@
-"""The causal gated attention unit, with a cache of keys and values: gau.py where a token sees itself and its past.
+"""Causal gated attention unit with a cache of keys and values: the unit of gau.py, in which a token sees itself and its past.
 
 A_tj = relu(q_t . k_j / sqrt(s) + b_{t-j})² / t for j <= t (`valid`), or a softmax over them,   y_t = (u_t ⊙ sum_j A_tj v_j) W_o
-Hua et al. 2022, arXiv:2202.10447, section 3. The t-th token costs O(t (s + e)), and the cache holds t (s + e) numbers. `length`,
-which divides by the N of the whole sequence, has no causal form here: no token knows how many will follow.
+Hua et al. 2022, arXiv:2202.10447, section 3. The t-th token costs O(t (s + e)); the cache holds t (s + e) numbers (s = D_k, e = D_v).
+The normalisation `length` is not available: it divides by the length of the whole sequence, which a decoder does not know.
 """
 
 from dataclasses import replace
@@ -12,16 +12,16 @@ from torch import Tensor
 from models.attention.gated.gau import DistanceBias, GatedAttentionUnit, GatedProjections, Normalisation, weights
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.causal import CausalLayer, State
-from models.attention.layers.causal_softmax import remember, seen
+from models.attention.layers.causal_scored import remember, seen
 from models.parts.positions import Rotation
 
 CAUSAL_NORMALISATIONS = ("valid", "softmax", "softmax_plus")
 
 
 class CausalGatedAttentionUnit(GatedProjections, CausalLayer):
-    """The unit without its norm and its residual. Its state is that of `CausalSoftmaxAttention` with one head, k (1, t, s) and v (1, t, e).
+    """The causal unit without norm and residual. Its state is that of `CausalSoftmaxAttention` for one head: k (1, t, s), v (1, t, e).
 
-    Raises ValueError for a normalisation that is not one of CAUSAL_NORMALISATIONS.
+    Raises ValueError for a normalisation that is not in CAUSAL_NORMALISATIONS.
     """
 
     capabilities = Capabilities.of_cache(rotates=True, ordered=True, averages=False)
@@ -51,11 +51,9 @@ class CausalGatedAttentionUnit(GatedProjections, CausalLayer):
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"k": (1, 0, self.d_head), "v": (1, 0, self.d_value), "filled": (0,)}
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
-    ) -> tuple[Tensor, State]:
+    def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
         u, v, (q, k) = self.projected(x, rotation)
-        state = remember(k, v, mask, self.new_state(x) if state is None else state)
+        state = remember(k, v, mask, state)
         bias = None if self.bias is None else self.bias(_distances(state["filled"], n_new=x.shape[1]))
         A = weights(
             q,
@@ -69,7 +67,7 @@ class CausalGatedAttentionUnit(GatedProjections, CausalLayer):
 
 
 def _distances(filled: Tensor, *, n_new: int) -> Tensor:
-    """Key - query of the new tokens and all slots, empty slots not counted: (B, t + N) -> int64 (B, 1, N, t + N)."""
+    """Return key position - query position, int64 (B, 1, N, t + N), for new tokens and all slots (B, t + N), without empty slots."""
     t = filled.cumsum(1).long()  # (B, t + N): a token's position, from 1
     own = t[:, -n_new:] if n_new else t[:, :0]
     return (t[:, None, :] - own[:, :, None]).unsqueeze(1)

@@ -1,20 +1,21 @@
-"""FLASH: a gated unit whose attention is exact within a group of G tokens and linear, by sums, between the groups.
+"""FLASH: a gated unit with exact attention inside each group of G tokens, and linear attention, by sums, between groups.
 
 quad_q, quad_k, lin_q, lin_k: four affine maps of z (gau.py);   y = (u ⊙ (V_quad + V_lin)) W_o,   for a token of group g
 V_quad = relu(quad_q quad_kᵀ / G + b)² V_g                          within the group
-V_lin  = lin_q (sum over all groups of lin_kᵀ V) / n                past and future; n is how many tokens are not masked, or G
-V_lin  = lin_q (sum over the groups before g of lin_kᵀ V) / t       causal; t is how many tokens are seen, the token included, or G
-Hua et al. 2022, arXiv:2202.10447, section 4. O(N G (s + e) + N s e) time. Two units take the place of one block, as in gau.py.
+V_lin  = lin_q (sum over all groups of lin_kᵀ V) / n                not causal; n is the number of unmasked tokens, or G
+V_lin  = lin_q (sum over the groups before g of lin_kᵀ V) / t       causal; t is the number of tokens up to and with this one, or G
+Hua et al. 2022, arXiv:2202.10447, section 4. O(N G (s + e) + N s e) time, s = D_k, e = D_v. Two units replace one transformer block.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from models.attention.gated.gau import DistanceBias, GatedProjections
-from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_cross, refuse_pairs
+from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_cross
+from models.attention.layers.encoder import EncoderLayer
 from models.attention.layers.mechanism import Cost, Examples, Row
 from models.parts.positions import Rotation
 
@@ -35,19 +36,19 @@ def attend_in_groups(
     divisor: Divisor = "tokens",
     quad_divisor: float | None = None,
 ) -> Tensor:
-    """V_quad + V_lin: (B, 1, N, s) four times, (B, 1, N, e), bool (B, N), bias b (G, G) -> (B, 1, N, e). The last group may be short.
+    """Return V_quad + V_lin (B, 1, N, e): quad_q, quad_k, lin_q, lin_k (B, 1, N, s), v (B, 1, N, e), key_mask (B, N), bias b (G, G).
 
-    divisor: of V_lin. `tokens`: how many unmasked ones the query sees, all N unless causal; `group`: G. quad_divisor: of the scores within
-    a group; None: G.
+    divisor: V_lin is divided by the number of unmasked tokens that the query sees (`tokens`), or by G (`group`). quad_divisor: the
+    divisor of the scores within a group; None: G. The last group may be shorter than G.
     """
     refuse_cross("FLASH", quad_q=quad_q, quad_k=quad_k, lin_q=lin_q, lin_k=lin_k, v=v)
     if (nothing := of_nothing(quad_q, quad_k, v)) is not None:
         return nothing
-    N, given, exact = v.shape[2], v.dtype, torch.promote_types(v.dtype, torch.float32)  # half precision counts to 2,048
+    N, given, exact = v.shape[2], v.dtype, torch.promote_types(v.dtype, torch.float32)  # float16 counts exactly only up to 2,048
     quad_q, quad_k, lin_q, lin_k, v = (x.to(exact) for x in (quad_q, quad_k, lin_q, lin_k, v))
     seen = torch.ones_like(v[:, 0, :, 0]) if key_mask is None else key_mask.to(exact)  # (B, N)
-    v = v * seen[:, None, :, None]  # a masked key writes nothing, wherever
-    C = torch.sym_min(group, N)  # a text that is shorter than a group is not filled up to one
+    v = v * seen[:, None, :, None]  # a masked key adds 0 to both sums
+    C = torch.sym_min(group, N)  # a sequence shorter than a group is not padded to one
     quad_q, quad_k, lin_q, lin_k, v = (_in_groups(x, C) for x in (quad_q, quad_k, lin_q, lin_k, v))  # (B, 1, groups, C, ..)
     scores = quad_q @ quad_k.mT / (group if quad_divisor is None else quad_divisor)
     A = F.relu(scores if bias is None else scores + bias[:C, :C]).square()
@@ -60,25 +61,18 @@ def attend_in_groups(
 
 
 def _in_groups(x: Tensor, group: int) -> Tensor:
-    """(B, 1, N, D) -> (B, 1, groups, G, D), the last group filled up with zeros."""
+    """Split into groups, the last one filled up with zeros: (B, 1, N, D) -> (B, 1, groups, G, D)."""
     N = x.shape[2]
     return F.pad(x, (0, 0, 0, (N + group - 1) // group * group - N)).unflatten(2, (-1, group))
 
 
-def check_group(group: int) -> None:
-    """Raises ValueError for groups of less than 2 tokens."""
-    if group < 2:
-        raise ValueError(f"group={group} must be at least 2 tokens: a token that is a group of its own needs no attention in it")
-
-
-class MixedChunkAttention(GatedProjections):
+class MixedChunks(GatedProjections):
     """The unit of FLASH without its norm and its residual, so that it stands where attention does. A rotation turns all four maps.
 
-    relative_bias adds T5's, times sqrt(s), to the scores within a group.
+    relative_bias adds T5's, times sqrt(s), to the scores within a group. Raises ValueError for groups of less than 2 tokens.
     """
 
-    capabilities = Capabilities(cross=False, rotates=True, ordered=True, averages=False, pads_to="group", weights="sums")
-    cost = Cost(  # G pairs a token, and two products with a sum of s e numbers; e = 2 D
+    cost = Cost(  # per token: G pairs, and two products with a matrix of s e numbers; e = 2 D
         "O(N G D + N D s)",
         lambda N, s: N * s.group * (s.D_k + 2 * s.D) + 4 * N * s.D_k * s.D,
         Row("FLASH group G", "O(1)", "O(N / G) causal"),
@@ -91,33 +85,30 @@ class MixedChunkAttention(GatedProjections):
         n_heads: int,
         *,
         d_head: int | None = None,
-        bias: bool = True,
+        bias: bool | None = None,
         expansion: int = 2,
         group: int = 256,
         relative_bias: bool = True,
         divisor: Divisor = "tokens",
     ) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias, expansion=expansion, n_maps=4)
-        check_group(group)
+        if group < 2:
+            raise ValueError(f"group={group} must be at least 2 tokens: a token that is a group of its own needs no attention in it")
         self.group = group
         self.divisor: Divisor = divisor
-        self.bias = DistanceBias(scale=self.d_head**0.5, causal=False) if relative_bias else None
+        self.bias = DistanceBias(scale=self.d_head**0.5, causal=self.capabilities.causal) if relative_bias else None
 
-    def forward(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None = None,
-        *,
-        rotation: Rotation | None = None,
-        pair_mask: Tensor | None = None,
-        pair_bias: Tensor | None = None,
-    ) -> Tensor:
-        """(B, N, D), bool (B, N) -> (B, N, D)."""
-        refuse_pairs("FLASH", None, pair_mask, pair_bias)
-        u, v, maps = self.projected(x, rotation)
+    def options(self, x: Tensor) -> dict[str, Any]:
+        """Arguments of both functions: group, bias (G, G) and divisor."""
         r = torch.arange(self.group, device=x.device)
-        bias = None if self.bias is None else self.bias(r - r[:, None])  # (G, G)
-        quad_q, quad_k, lin_q, lin_k = maps
-        return self.gated(
-            u, attend_in_groups(quad_q, quad_k, lin_q, lin_k, v, group=self.group, key_mask=key_mask, bias=bias, divisor=self.divisor)
-        )
+        return {"group": self.group, "bias": None if self.bias is None else self.bias(r - r[:, None]), "divisor": self.divisor}
+
+
+class MixedChunkAttention(MixedChunks, EncoderLayer):
+    """The unit for encoders."""
+
+    capabilities = Capabilities(cross=False, rotates=True, ordered=True, averages=False, pads_to="group", weights="sums")
+
+    def mix(self, x: Tensor, key_mask: Tensor | None, rotation: Rotation | None) -> Tensor:
+        u, v, (quad_q, quad_k, lin_q, lin_k) = self.projected(x, rotation)
+        return self.gated(u, attend_in_groups(quad_q, quad_k, lin_q, lin_k, v, key_mask=key_mask, **self.options(x)))

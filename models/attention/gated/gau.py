@@ -1,9 +1,9 @@
-"""The gated attention unit: one cheap head of attention inside a gated feed-forward layer, in the place of both.
+"""Gated attention unit (GAU): one attention head inside a gated feed-forward layer, which replaces attention and feed-forward layers.
 
 u, v = silu(x W_u), silu(x W_v)  (N, e);   z = silu(x W_z)  (N, s);   q = z ⊙ g_q + b_q,   k = z ⊙ g_k + b_k
-A = normalised scores (`weights`, in four ways),   y = (u ⊙ A v) W_o
-Hua et al. 2022, arXiv:2202.10447, eqs. 3-6; valid, softmax_plus: Su et al. 2022 (GAU-α). s is D_k, e is D_v; 3 D e + D s weights.
-O(N² (s + e)) time. Two units take the place of one block of attention and feed-forward layer, of 12 D² weights, at e = 2 D.
+A = scores normalised in one of four ways (see `weights`),   y = (u ⊙ A v) W_o
+Hua et al. 2022, arXiv:2202.10447, eqs. 3-6. `valid` and `softmax_plus`: Su et al. 2022 (GAU-α). Widths: s = D_k, e = D_v.
+3 D e + D s weights, O(N² (s + e)) time. With e = 2 D, two units replace one transformer block, which has 12 D² weights.
 """
 
 import math
@@ -14,13 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.layers.capabilities import Capabilities, refuse_pairs
+from models.attention.layers.capabilities import Capabilities
+from models.attention.layers.encoder import EncoderLayer
 from models.attention.layers.mechanism import Cost, Mechanism
-from models.attention.layers.multi_head import head_width
+from models.attention.layers.multi_head import both_masks, head_width
 from models.attention.layers.scaled_dot_product import masked_softmax, scale_of
 from models.parts.positions import Rotation, distance_buckets, rotate
 
-SILU_IS_1 = 1.2784645427610738  # silu of it is 1
+SILU_IS_1 = 1.2784645427610738  # silu(SILU_IS_1) = 1
 Normalisation = Literal["length", "valid", "softmax", "softmax_plus"]
 
 
@@ -36,13 +37,13 @@ def weights(
     scale: float | None = None,
     log_base: float = 512,
 ) -> Tensor:
-    """A, from q (.., N_q, s) and k (.., N_k, s): (.., N_q, N_k). mask (bool, True = attend) and bias b broadcast to that.
+    """Return A (.., N_q, N_k) from q (.., N_q, s) and k (.., N_k, s). mask (bool, True = attend) and bias b broadcast to its shape.
 
-    length        relu((q . k + b) / length)²,   length None: N_k, masked keys among them
-    valid         relu(scale q . k + b)² / l,   l the number of keys that the query may attend to
+    length        relu((q . k + b) / length)²,   length None: N_k, masked keys included
+    valid         relu(scale q . k + b)² / l,   l = the number of keys that the query may attend to
     softmax       softmax(scale q . k + b)
-    softmax_plus  softmax(log(max(l, least_length)) / log(log_base) scale q . k + b),   at l = log_base the same as softmax
-    A query without any key gets 0. Only the rows of the two softmaxes sum to 1. scale None: s^-1/2. `length` takes no scale but its length.
+    softmax_plus  softmax(log(max(l, least_length)) / log(log_base) scale q . k + b),   equal to softmax at l = log_base
+    A query without keys gets 0. Rows sum to 1 with the two softmaxes only. scale None: s^-1/2. `length` ignores scale.
     """
     scores = q @ k.mT
     if mask is None:
@@ -63,28 +64,28 @@ def weights(
 
 
 class DistanceBias(nn.Module):
-    """A learned number for each bucket of distances key - query, times `scale`: T5's buckets (Raffel et al. 2019), at any length."""
+    """A learned bias for each bucket of distances key - query, times `scale`, at any length. Buckets are T5's (Raffel et al. 2019)."""
 
     bucket_of: Tensor
 
     def __init__(self, *, scale: float, causal: bool, n_buckets: int = 32, max_distance: int = 128) -> None:
         super().__init__()
         self.scale = scale
-        self.max_distance = max_distance  # all beyond share its bucket
+        self.max_distance = max_distance  # longer distances share its bucket
         self.weight = nn.Parameter(torch.zeros(n_buckets))
         distances = torch.arange(-max_distance, max_distance + 1)
         self.register_buffer("bucket_of", distance_buckets(distances, n_buckets, max_distance, causal=causal), persistent=False)
 
     def forward(self, distances: Tensor) -> Tensor:
-        """int64 of any shape -> the same shape."""
+        """Return the bias of each distance: int64 of any shape -> float of the same shape."""
         rows = distances.clamp(-self.max_distance, self.max_distance) + self.max_distance
         return (self.weight * self.scale)[self.bucket_of[rows]]
 
 
 class GatedProjections(Mechanism):
-    """What all gated units have: to_u, to_v (D -> e), to_z (D -> s), to_out (e -> D), and n_maps affine maps of z.
+    """Base of the gated units: to_u, to_v (D -> e), to_z (D -> s), to_out (e -> D), and n_maps affine maps of z.
 
-    A unit has one head, whatever the n_heads of a model's other layers: s is d_head or, for None, D / n_heads. e is expansion · D.
+    A unit has one head. s is d_head, or D / n_heads if d_head is None: n_heads sets only this width. e is expansion · D.
     interleaved: which columns a rotation pairs, see `rotate`.
     """
 
@@ -92,9 +93,10 @@ class GatedProjections(Mechanism):
     value_of_one = SILU_IS_1
 
     def __init__(
-        self, d_model: int, n_heads: int, *, d_head: int | None, bias: bool, expansion: int, n_maps: int, interleaved: bool = False
+        self, d_model: int, n_heads: int, *, d_head: int | None, bias: bool | None, expansion: int, n_maps: int, interleaved: bool = False
     ) -> None:
         super().__init__()
+        bias = self.biased if bias is None else bias
         self.interleaved = interleaved
         self.d_head = head_width(d_model, n_heads, d_head)
         self.d_value = expansion * d_model
@@ -106,7 +108,7 @@ class GatedProjections(Mechanism):
         self.offset = nn.Parameter(torch.zeros(n_maps, 1, self.d_head)) if bias else None
 
     def projected(self, x: Tensor, rotation: Rotation | None) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """(B, N, D) -> u (B, N, e) in the dtype of x; v (B, 1, N, e) and the maps of z (B, 1, N, s), rotated, in float32 at least."""
+        """Return u (B, N, e) in the dtype of x (B, N, D), and in float32 or wider v (B, 1, N, e) and the rotated maps (B, 1, N, s)."""
         exact = torch.promote_types(x.dtype, torch.float32)
         v = F.silu(self.to_v(x)).unsqueeze(1).to(exact)
         z = F.silu(self.to_z(x)).unsqueeze(1)
@@ -118,14 +120,14 @@ class GatedProjections(Mechanism):
         nn.init.normal_(self.gain)
 
     def gated(self, u: Tensor, o: Tensor) -> Tensor:
-        """u (B, N, e), o (B, 1, N, e) -> (B, N, D)."""
+        """Return the output (u ⊙ o) W_o: u (B, N, e), o (B, 1, N, e) -> (B, N, D)."""
         return self.to_out(u * o.squeeze(1).to(u.dtype))
 
 
-class GatedAttentionUnit(GatedProjections):
-    """The unit without its norm and its residual, so that it stands where attention does. bias False leaves out b_q and b_k too.
+class GatedAttentionUnit(GatedProjections, EncoderLayer):
+    """The GAU without its norm and residual, usable in place of an attention layer. bias False also removes b_q and b_k.
 
-    relative_bias adds T5's, times sqrt(D), to the scores. Raises ValueError for a normalisation that `weights` does not know.
+    relative_bias adds a T5 bias, times sqrt(D), to the scores. Raises ValueError for a normalisation that `weights` does not have.
     """
 
     capabilities = Capabilities(cross=False, rotates=True, ordered=True, averages=False)
@@ -152,20 +154,9 @@ class GatedAttentionUnit(GatedProjections):
         self.least_length = least_length
         self.bias = DistanceBias(scale=d_model**0.5, causal=False) if relative_bias else None
 
-    def forward(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None = None,
-        *,
-        rotation: Rotation | None = None,
-        pair_mask: Tensor | None = None,
-        pair_bias: Tensor | None = None,
-    ) -> Tensor:
-        """(B, N, D), bool (B, N) -> (B, N, D)."""
-        refuse_pairs("the gated attention unit", None, pair_mask, pair_bias)
+    def mix(self, x: Tensor, key_mask: Tensor | None, rotation: Rotation | None) -> Tensor:
         u, v, (q, k) = self.projected(x, rotation)
-        mask = None if key_mask is None else key_mask[:, None, None, :]
         t = torch.arange(x.shape[1], device=x.device)
         bias = None if self.bias is None else self.bias(t - t[:, None])  # (N, N)
-        A = weights(q, k, normalisation=self.normalisation, mask=mask, bias=bias, least_length=self.least_length)
+        A = weights(q, k, normalisation=self.normalisation, mask=both_masks(key_mask, None), bias=bias, least_length=self.least_length)
         return self.gated(u, A @ v)

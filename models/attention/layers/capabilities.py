@@ -1,53 +1,51 @@
-"""What a layer can do, as data: the shared tests read it to know what to ask of a layer, the models to know what to offer one."""
+"""What a layer supports, as data. Tests read it to choose their checks, and models to choose the arguments that they pass."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import Tensor
 
-from models.parts.positions import Rotation
-
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """Of one class in `LAYERS` with its default options; a layer built with others has `capabilities` of its own where they differ.
+    """What a class in `LAYERS` supports with its default options. A layer with other options has its own `capabilities` if needed.
 
-    The defaults are those of an encoder's layer that knows tokens by their content alone.
+    The defaults describe an encoder layer that depends on the content of tokens but not on their order.
     """
 
-    # The weights of pairs of tokens: formed for all, or for pairs that a pattern or a hash chooses; or never, or not all, since the layer
-    # sums over tokens, landmarks or codes, and its matrix is the effective one, unrolled from the sums; none: no attention.
+    # "pairs": the layer computes a weight for every pair of tokens. "pattern": for the pairs of a pattern or hash. "sums": for few or
+    # no pairs, as it sums over tokens, landmarks or codes. Its matrix is then derived from these sums. "none": it has no attention.
     weights: Literal["pairs", "pattern", "sums", "none"] = "pairs"
-    causal: bool = False  # a token sees itself and its past, in the interface of `CausalLayer`; otherwise past and future
-    cross: bool = True  # its function takes N_q queries of one sequence to N_k keys of another
-    state: Literal["none", "growing", "bounded", "constant"] = "none"  # what a causal one keeps; bounded: full after a largest N
-    pads_to: str | None = None  # N is padded inside to a multiple of this: an option or, of causal layers, `chunk` of their recurrence
-    rotates: bool = False  # takes a rotation of q and k by their positions
-    pairs: bool = False  # takes a pair mask and a pair bias, which act on single pairs of tokens
-    ordered: bool = False  # knows the tokens' order by itself; otherwise permuting them permutes the outputs
-    straight_through: bool = False  # its gradient is an estimate, which finite differences do not show
-    averages: bool = True  # the weights of a query sum to 1: what all values have in common passes through, to a gate if there is one
+    causal: bool = False  # True: a token sees itself and its past, with the interface of `CausalLayer`. False: past and future
+    cross: bool = True  # the mechanism's function accepts N_q queries of one sequence and N_k keys of another
+    state: Literal["none", "growing", "bounded", "constant"] = "none"  # size of a causal layer's state; bounded: fixed at N_max tokens
+    pads_to: str | None = None  # the option to a multiple of which N is padded; in causal layers the `chunk` of their recurrence
+    rotates: bool = False  # accepts a rotation (rotary positions) of q and k
+    pairs: bool = False  # accepts a pair mask and a pair bias, which change the scores of single pairs of tokens
+    ordered: bool = False  # depends on the order of tokens, even without positions; if not, permuting tokens permutes outputs
+    straight_through: bool = False  # its gradient is a straight-through estimate, which differs from finite differences
+    averages: bool = True  # the weights of a query sum to 1: a constant added to all values is added to the output, before any gate
 
     @classmethod
     def of_cache(cls, **more: Any) -> "Capabilities":
-        """Of a causal layer that keeps all keys and values."""
+        """Return the capabilities of a causal layer that keeps all keys and values, with the changes in `more`."""
         stated: dict[str, Any] = {"causal": True, "cross": False, "state": "growing"} | more
         return cls(**stated)
 
     @classmethod
     def of_recurrence(cls, **more: Any) -> "Capabilities":
-        """Of a causal layer whose past is a matrix of constant size."""
+        """Return the capabilities of a causal layer whose state is a matrix of constant size, with the changes in `more`."""
         stated: dict[str, Any] = {"causal": True, "cross": False, "state": "constant", "pads_to": "chunk", "weights": "sums"} | more
         return cls(**stated)
 
     @property
     def effective(self) -> bool:
-        """The matrix of the layer is unrolled from sums, and not what it computes."""
+        """Whether the layer never forms its attention matrix, so that the matrix must be derived from its sums."""
         return self.weights == "sums"
 
 
 def refuse_cross(name: str, **tensors: Tensor) -> None:
-    """Raises ValueError, with both numbers, where these (B, H, N, ..) of the mechanism called `name`, which has no `cross`, differ in N."""
+    """Raise ValueError if these tensors (B, H, N, ..) differ in N, for a mechanism called `name` that works within one sequence."""
     (first, one), *others = tensors.items()
     for other, x in others:
         if x.shape[2] != one.shape[2]:
@@ -56,11 +54,5 @@ def refuse_cross(name: str, **tensors: Tensor) -> None:
 
 
 def of_nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:
-    """What every mechanism answers where there is no query or no key: 0, (B, H, N_q, D_v). None where there are both."""
+    """Return the output if there is no row, no query or no key: zeros (B, H, N_q, D_v). Otherwise return None."""
     return v.new_zeros(*q.shape[:3], v.shape[-1]) if 0 in (q.shape[0], q.shape[2], k.shape[2]) else None
-
-
-def refuse_pairs(name: str, rotation: Rotation | None, pair_mask: Tensor | None, pair_bias: Tensor | None) -> None:
-    """Raises ValueError if any of the three is given to the layer called `name`, which cannot `pairs`."""
-    if rotation is not None or pair_mask is not None or pair_bias is not None:
-        raise ValueError(f"{name} has no form for a rotation, a pair mask or a pair bias; use softmax attention")

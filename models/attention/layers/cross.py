@@ -1,4 +1,4 @@
-"""Cross attention: the tokens of one sequence ask, the tokens of another (the memory, with its own width) answer.
+"""Cross attention: queries from one sequence attend to keys and values from another, the memory, whose width is D_kv.
 
 head_h = attend(x W_h^Q, m W_h^K, m W_h^V),   y = concat(head_1 .. head_H) W^O,   x is (N_q, D), m is (N_k, D_kv)
 Vaswani et al. 2017, arXiv:1706.03762, section 3.2.3, "encoder-decoder attention".
@@ -32,7 +32,7 @@ class CrossAttention(nn.Module):
         self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
 
     def forward(self, x: Tensor, memory: Tensor, memory_mask: Tensor | None = None) -> Tensor:
-        """(B, N_q, D), (B, N_k, D_kv), bool (B, N_k) -> (B, N_q, D)."""
+        """Apply the layer: x (B, N_q, D), memory (B, N_k, D_kv), memory_mask bool (B, N_k) -> (B, N_q, D)."""
         q = split_heads(self.to_q(x), self.n_heads)  # (B, H, N_q, D_k)
         k = split_heads(self.to_k(memory), self.n_heads)  # (B, H, N_k, D_k)
         v = split_heads(self.to_v(memory), self.n_heads)

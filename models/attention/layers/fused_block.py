@@ -1,26 +1,26 @@
-"""Self-attention as a block of a pre-norm transformer: LayerNorm first, and one product for the queries, keys and values of all heads.
+"""Self-attention as a block of a pre-norm transformer: LayerNorm, then one product for the queries, keys and values of all heads.
 
 [q | k | v] = norm(x) W_qkv,   o = dropout(softmax(q kᵀ / sqrt(D_k))) v,   y = dropout(concat(heads) W^O + b)
-Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2, as common implementations of Dosovitskiy et al. 2020, arXiv:2010.11929, have it: W_qkv
-without bias, and with one head as wide as the model no W^O, since W^V can contain it. The residual, x + y, is the caller's.
+Vaswani et al. 2017, arXiv:1706.03762, section 3.2.2, as implemented for Dosovitskiy et al. 2020, arXiv:2010.11929: W_qkv has no bias.
+With one head as wide as the model there is no W^O, since W^V can contain it. The caller adds the residual, x + y.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.layers.multi_head import head_width, merge_heads, split_heads
+from models.attention.layers.multi_head import both_masks, head_width, merge_heads, split_heads
 from models.attention.layers.scaled_dot_product import masked_softmax, scale_of
 from models.attention.layers.softmax import SoftmaxAttention
 
 
 def fused(W_q: Tensor, W_k: Tensor, W_v: Tensor) -> Tensor:
-    """(H D_k, D) three times -> W_qkv (3 H D_k, D)."""
+    """Concatenate W_q, W_k and W_v, each (H D_k, D), to W_qkv (3 H D_k, D)."""
     return torch.cat([W_q, W_k, W_v])
 
 
 def separated(W_qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """W_qkv (3 H D_k, D) -> W_q, W_k, W_v, (H D_k, D) each."""
+    """Split W_qkv (3 H D_k, D) into W_q, W_k and W_v, each (H D_k, D)."""
     W_q, W_k, W_v = W_qkv.chunk(3)
     return W_q, W_k, W_v
 
@@ -28,18 +28,18 @@ def separated(W_qkv: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def attend_fused(
     x: Tensor, *, W_qkv: Tensor, n_heads: int, scale: float | None = None, key_mask: Tensor | None = None, dropout: float = 0.0
 ) -> Tensor:
-    """(B, N, D), (3 H D_k, D), bool (B, N) -> (B, N, H D_k), before W^O.
+    """Return the concatenated heads, before W^O: x (B, N, D), W_qkv (3 H D_k, D), key_mask bool (B, N) -> (B, N, H D_k).
 
-    scale None: D_k^-1/2. dropout: the share of weights of pairs that are left out.
+    scale None: D_k^-1/2. dropout: the probability that an attention weight is set to 0.
     """
     q, k, v = (split_heads(part, n_heads) for part in (x @ W_qkv.mT).chunk(3, dim=-1))  # (B, H, N, D_k)
     scores = (q * scale_of(q, scale)) @ k.mT  # (B, H, N, N)
-    weights = torch.softmax(scores, dim=-1) if key_mask is None else masked_softmax(scores, key_mask[:, None, None, :])
+    weights = masked_softmax(scores, both_masks(key_mask, None))
     return merge_heads(F.dropout(weights, dropout) @ v)
 
 
 class FusedBlock(nn.Module):
-    """LayerNorm, self-attention with one projection, dropout while training."""
+    """LayerNorm and self-attention with one projection for q, k and v. It has dropout in training mode."""
 
     def __init__(self, d_model: int, n_heads: int = 8, *, d_head: int | None = 64, dropout: float = 0.0, norm_eps: float = 1e-5) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class FusedBlock(nn.Module):
             nn.init.zeros_(self.to_out.bias)
 
     def forward(self, x: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """(B, N, D), bool (B, N) -> (B, N, D)."""
+        """Apply the block, without the residual: x (B, N, D), key_mask bool (B, N) -> (B, N, D)."""
         dropout = self.dropout if self.training else 0.0
         o = attend_fused(self.norm(x), W_qkv=self.to_qkv.weight, n_heads=self.n_heads, key_mask=key_mask, dropout=dropout)
         return F.dropout(self.to_out(o), dropout)
@@ -68,7 +68,7 @@ class FusedBlock(nn.Module):
 
 @torch.no_grad()
 def to_separate(block: FusedBlock) -> tuple[nn.LayerNorm, SoftmaxAttention]:
-    """A norm and an attention that, one after the other, are the block without dropout; their weights are copies."""
+    """Return a norm and an attention layer, with copied weights. Applied in this order they equal the block without dropout."""
     weight = block.to_qkv.weight
     norm = nn.LayerNorm(block.norm.normalized_shape, eps=block.norm.eps).to(weight)
     norm.load_state_dict(block.norm.state_dict())
@@ -86,9 +86,9 @@ def to_separate(block: FusedBlock) -> tuple[nn.LayerNorm, SoftmaxAttention]:
 
 @torch.no_grad()
 def from_separate(norm: nn.LayerNorm, attention: SoftmaxAttention) -> FusedBlock:
-    """The block that computes attention(norm(x)), with copies of the weights.
+    """Return the block that computes attention(norm(x)), with copied weights.
 
-    Raises ValueError for a bias other than 0 that the block has no place for: of to_q, to_k or to_v, and of to_out where there is no W^O.
+    Raises ValueError for a nonzero bias that the block cannot store: of to_q, to_k or to_v, or of to_out if the block has no W^O.
     """
     W_q, W_k, W_v, W_o = (to.weight for to in (attention.to_q, attention.to_k, attention.to_v, attention.to_out))
     block = FusedBlock(W_q.shape[1], attention.n_heads, d_head=attention.d_head, norm_eps=norm.eps).to(W_q)
@@ -99,6 +99,6 @@ def from_separate(norm: nn.LayerNorm, attention: SoftmaxAttention) -> FusedBlock
         if linear.bias is not None and linear.bias.any():
             raise ValueError(f"{name} has a bias of up to {linear.bias.abs().max():.3g}, and the fused block none; train it without")
     block.to_qkv.weight.copy_(fused(W_q, W_k, W_o @ W_v if isinstance(block.to_out, nn.Identity) else W_v))
-    block.norm.load_state_dict(norm.state_dict(), strict=False)  # what a norm or a map does not have is 1 or 0, as it begins
+    block.norm.load_state_dict(norm.state_dict(), strict=False)  # a missing weight or bias keeps its initial 1 or 0
     block.to_out.load_state_dict(attention.to_out.state_dict(), strict=False)
     return block

@@ -1,7 +1,7 @@
-"""The base of every layer in LAYERS: the facts of a mechanism, as data on its class.
+"""The base class of every layer in LAYERS. The facts about a mechanism are data on its class.
 
-The shared tests, the maps, the export and `attnserve compare` read them there, and nothing else lists mechanisms. Two facts every class or
-its base must state, `capabilities` and `cost`; the others have a default that is true of most.
+The shared tests, `models/maps/`, the export and `attnserve compare` read these facts, so that mechanisms are listed in LAYERS only.
+Every class or its base must define `capabilities` and `cost`. The other facts have defaults that are right for most layers.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,12 +15,12 @@ from models.attention.layers.capabilities import Capabilities
 
 
 class Sizes(SimpleNamespace):
-    """What a cost depends on beside N: D, H, D_k, and the options of the layer, as attributes."""
+    """The sizes, other than N, that a cost depends on: attributes D, H, D_k and the options of the layer."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """Of the complexity table: the name there, layers until every token has met every other, and the number of sequential operations."""
+    """A row of the complexity table: its name, the layers until every token can reach every other, and the sequential operations."""
 
     name: str
     path: str
@@ -29,10 +29,10 @@ class Row:
 
 @dataclass(frozen=True)
 class Cost:
-    """The stated time of a layer.
+    """The stated time complexity of a layer.
 
-    words: as stated, e.g. O(N² D); those of a row in the complexity table are the specification's (section 14), the others those of the
-    layer's docstring. work: multiply-adds for N tokens as a function of (N, Sizes), projections left out.
+    words: as text, e.g. O(N² D). A layer with a row in the complexity table (section 14 of the specification) has the words of that
+    row, any other layer those of its docstring. work: multiply-adds for N tokens without projections, a function of (N, Sizes).
     """
 
     words: str
@@ -40,20 +40,20 @@ class Cost:
     row: Row | None = None
 
 
-ALL_PAIRS = Cost("O(N² D)", lambda N, s: 2 * N * N * s.D)  # q . k and the mean of the values, for every pair
+ALL_PAIRS = Cost("O(N² D)", lambda N, s: 2 * N * N * s.D)  # q . k and the weighted sum of values, for every pair
 
 
 def cost_of_state(words: str, D_phi: Callable[[Any], float], row: Row | None = None) -> Cost:
-    """Write k vᵀ into S and read S with q: `D_phi(sizes)` times D_v numbers a head."""
+    """Return the cost of writing k vᵀ into S and reading S with q. S has `D_phi(sizes)` times D_v numbers a head."""
     return Cost(words, lambda N, s: 2 * N * D_phi(s) * s.D, row)
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Keywords of the constructor with which a layer is tried out.
+    """Constructor options with which tests and measurements build a layer.
 
-    small: in the shared tests, where the defaults would hide the mechanism at some 10 tokens. large: in the comparison, with every option
-    that `cost` reads. short: what replaces these at 64 tokens. varied: the option that the cost depends on, and values to measure it at.
+    small: for the shared tests, whose some 10 tokens are too few for the defaults. large: for the comparison, with every option that
+    `cost` reads. short: replaces these options at 64 tokens. varied: an option that the cost depends on, and the values to measure.
     """
 
     small: Mapping[str, Any] = field(default_factory=dict)
@@ -63,19 +63,20 @@ class Examples:
 
 
 class Mechanism(nn.Module):
-    """Base of the layers. A subclass is built as Layer(d_model, n_heads, *, d_head=None, bias=.., ..)."""
+    """Base of the layers. A subclass has the constructor Layer(d_model, n_heads, *, d_head=None, bias=.., ..)."""
 
     capabilities: Capabilities
     cost: Cost
     examples = Examples()
-    # Where A v, the answers before norms and gates, is found: the dotted name of the part whose input it is, or the output of `recurrence`.
+    biased: bool = True  # whether its projections have biases where `bias` is None
+    # Where to read A v, the heads' output before norms and gates: the input of this submodule (dotted name), or the output of "recurrence".
     answers: str = "to_out"
-    gates: tuple[tuple[str, float], ...] = ()  # projections to gates, and the output of each that lets all through
-    value_of_one: float = 1.0  # what `to_v` must give for a value of 1
-    settles: tuple[str, ...] = ()  # state tensors that later tokens need not change, such as counts that end
+    gates: tuple[tuple[str, float], ...] = ()  # names of gate projections, with the output at which the gate is 1
+    value_of_one: float = 1.0  # the output of `to_v` that becomes a value of 1
+    settles: tuple[str, ...] = ()  # state tensors that later tokens may leave unchanged, such as a count with a maximum
 
     def begin(self) -> None:
-        """Called after a model has drawn the weights of all linear maps: change those that begin otherwise."""
+        """Initialise the weights that differ from the model's rule. The model calls this after it has initialised all linear maps."""
 
     def enlarge(self) -> None:
-        """Draw parameters that begin near 0, and with them all answers, of size 1: for measurements on untrained layers."""
+        """Redraw parameters that start near 0 with size 1, so that outputs have size 1 too. For measurements on untrained layers."""

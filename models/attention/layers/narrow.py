@@ -7,21 +7,19 @@ The same as the standard layer with block-diagonal W^Q, W^K, W^V: 3 D²/H + D² 
 import torch
 from torch import Tensor, nn
 
-from models.attention.layers.capabilities import Capabilities
-from models.attention.layers.mechanism import ALL_PAIRS, Mechanism
-from models.attention.layers.multi_head import both_masks, merge_heads, split_heads
-from models.attention.layers.scaled_dot_product import attend
+from models.attention.layers import scaled_dot_product
+from models.attention.layers.encoder import PairLayer
+from models.attention.layers.multi_head import split_heads
 from models.parts.positions import Rotation, rotate
 
 
-class NarrowAttention(Mechanism):
+class NarrowAttention(PairLayer):
     """Self-attention with heads on slices of the input: H maps D/H -> D/H in each of `to_q`, `to_k`, `to_v`.
 
-    Raises ValueError when d_model does not divide into n_heads, or for a d_head that is not D/H.
+    Raises ValueError if d_model is not divisible by n_heads, or if d_head is given and not D/H.
     """
 
-    capabilities = Capabilities(rotates=True, pairs=True)
-    cost = ALL_PAIRS
+    attend = staticmethod(scaled_dot_product.attend)
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True) -> None:
         super().__init__()
@@ -33,28 +31,15 @@ class NarrowAttention(Mechanism):
             )
         self.n_heads = n_heads
         self.d_head = d_model // n_heads
-        self.scale = self.d_head**-0.5
         self.to_q = PerHeadLinear(n_heads, self.d_head, bias=bias)
         self.to_k = PerHeadLinear(n_heads, self.d_head, bias=bias)
         self.to_v = PerHeadLinear(n_heads, self.d_head, bias=bias)
         self.to_out = nn.Linear(d_model, d_model, bias=bias)
 
-    def forward(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None = None,
-        *,
-        rotation: Rotation | None = None,
-        pair_mask: Tensor | None = None,
-        pair_bias: Tensor | None = None,
-    ) -> Tensor:
-        """(B, N, D) -> (B, N, D); arguments as in `SoftmaxAttention.forward`."""
+    def heads(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
         pieces = split_heads(x, self.n_heads)  # (B, H, N, D/H)
         q, k, v = self.to_q(pieces), self.to_k(pieces), self.to_v(pieces)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
-        o = attend(q, k, v, scale=self.scale, mask=both_masks(key_mask, pair_mask), bias=pair_bias)
-        return self.to_out(merge_heads(o))
+        return (q, k, v) if rotation is None else (rotate(q, rotation), rotate(k, rotation), v)
 
 
 class PerHeadLinear(nn.Module):
@@ -62,7 +47,7 @@ class PerHeadLinear(nn.Module):
 
     def __init__(self, n_heads: int, d_head: int, *, bias: bool) -> None:
         super().__init__()
-        bound = d_head**-0.5  # as nn.Linear draws its own
+        bound = d_head**-0.5  # as in nn.Linear
         self.weight = nn.Parameter(torch.empty(n_heads, d_head, d_head).uniform_(-bound, bound))
         self.bias = nn.Parameter(torch.zeros(n_heads, d_head)) if bias else None
 

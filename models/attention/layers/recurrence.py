@@ -1,20 +1,20 @@
-"""The one recurrence behind every layer whose past is a matrix of constant size, and three ways to execute it.
+"""The recurrence of all layers whose state is a matrix of constant size, and three ways to execute it.
 
-    S_t = exp(a_t) S_{t-1} + k_t w_tᵀ,   o_t = S_tᵀ q_t,   with what is written
+    S_t = exp(a_t) S_{t-1} + k_t w_tᵀ,   o_t = S_tᵀ q_t,   with the written value
     w_t = v_t                                         linear (no a), gated
-    w_t = β_t (v_t - (exp(a_t) S_{t-1})ᵀ k_t)         delta (no a), gated delta: only what S does not know of k_t yet
+    w_t = β_t (v_t - (exp(a_t) S_{t-1})ᵀ k_t)         delta (no a), gated delta: only the difference from what S holds for k_t
 
-a_t <= 0 is a log-decay, one number a head (retention, Mamba-2, gated delta) or one for each of the D_k rows of S (gated linear attention).
-Katharopoulos et al. 2020, arXiv:2006.16236, eqs. 16-20; Sun et al. 2023, arXiv:2307.08621, eqs. 5-7; Yang et al. 2023, arXiv:2312.06635;
-Yang et al. 2024, arXiv:2406.06484 (the delta rule in chunks) and arXiv:2412.06464 (with a gate).
+a_t <= 0 is a log-decay: one number a head (retention, Mamba-2, gated delta), or one for each of the D_k rows of S (gated linear).
+Katharopoulos et al. 2020, arXiv:2006.16236, eqs. 16-20; Sun et al. 2023, arXiv:2307.08621, eqs. 5-7; Yang et al. 2023,
+arXiv:2312.06635; Yang et al. 2024, arXiv:2406.06484 (the delta rule in chunks) and arXiv:2412.06464 (with a gate).
 
-`parallel`, `chunkwise` and `recurrent` are the same function. They take q, k (B, H, N, D_k), v (B, H, N, D_v), S (B, H, D_k, D_v), and by
-keyword decay (B, H, N) or (B, H, N, D_k) and beta (B, H, N); which of the two are given chooses the rule. They give o (B, H, N, D_v) and
-the new S, in float32 at least whatever the inputs' dtype, and under autocast too: S and o grow like N, so that a half-precision sum stalls
-and a half-precision o overflows before the norm that follows it. Nothing is scaled. A token with k = 0, decay 0 and beta 0 is padding: it
-leaves S bit for bit as it was.
+`parallel`, `chunkwise` and `recurrent` compute the same function. Inputs: q, k (B, H, N, D_k), v (B, H, N, D_v), S (B, H, D_k, D_v),
+and by keyword decay a (B, H, N) or (B, H, N, D_k) and beta (B, H, N), whose presence selects the rule. Outputs: o (B, H, N, D_v) and
+the new S, in float32 at least, whatever the inputs' dtype, and under autocast too. S and o grow like N, so a half-precision sum would
+stop growing and a half-precision o would overflow before the norm after it. There is no scale. A token with k = 0, decay 0 and beta 0
+is padding: it leaves S bit for bit unchanged.
 
-A head costs O(N²) in parallel, O(N C) in chunks of C, O(N D_k D_v) one by one; every exponent that is taken is <= 0.
+A head costs O(N²) in parallel, O(N C) in chunks of C, O(N D_k D_v) token by token. Exponentials are taken of numbers <= 0 only.
 """
 
 from collections.abc import Callable
@@ -30,11 +30,11 @@ from models.attention.layers.capabilities import of_nothing, refuse_cross
 
 CHUNK = 64
 Execution = Callable[..., tuple[Tensor, Tensor]]  # one of the three functions below
-CHUNK_OF_ROWS = 8  # where every row of S has a decay of its own: its C² differences are then taken D_k times over
+CHUNK_OF_ROWS = 8  # if every row of S has its own decay, since C² differences are then formed for each of D_k rows
 
 
 def _in_full_precision(execution: Execution) -> Execution:
-    """Cast the inputs to float32 or, where one of them is, to float64; (B, H, N) become (B, H, N, 1)."""
+    """Cast the inputs to float64 if v or S is float64, else to float32, and give decay and beta (B, H, N) the shape (B, H, N, 1)."""
 
     @wraps(execution)
     def run(
@@ -60,7 +60,7 @@ def _in_full_precision(execution: Execution) -> Execution:
 def recurrent(
     q: Tensor, k: Tensor, v: Tensor, S: Tensor, *, decay: Tensor | None = None, beta: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """One token after the other: the definition, and what a step of decoding is."""
+    """Process one token after the other. This is the definition of the recurrence, and one decode step if N = 1."""
     outputs = []
     for t in range(q.shape[2]):
         q_t, k_t = q[:, :, t, :, None], k[:, :, t, :, None]  # (B, H, D_k, 1)
@@ -78,7 +78,7 @@ def recurrent(
 def parallel(
     q: Tensor, k: Tensor, v: Tensor, S: Tensor, *, decay: Tensor | None = None, beta: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """All tokens at once, as one chunk."""
+    """Process all tokens at once, as one chunk."""
     return _advance(_within(q, k, v, decay, beta), S)
 
 
@@ -93,7 +93,7 @@ def chunkwise(
     beta: Tensor | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """What happens inside the chunks for all of them at once, then S from chunk to chunk. `chunk` is in tokens, CHUNK unless given."""
+    """Compute the inside of all chunks at once, then S from chunk to chunk. chunk, in tokens: CHUNK or CHUNK_OF_ROWS unless given."""
     N, per_row = q.shape[2], decay is not None and decay.shape[-1] == q.shape[-1]
     C = min(N, chunk or (CHUNK_OF_ROWS if per_row else CHUNK))
     in_chunks: list[Any] = [None if x is None else _in_chunks(x, C) for x in (q, k, v, decay, beta)]
@@ -107,23 +107,23 @@ def chunkwise(
 
 
 def _in_chunks(x: Tensor, C: int) -> Tensor:
-    """(B, H, N, ..) -> (B, H, chunks, C, ..), the last one filled up with zeros, which is padding."""
+    """Split into chunks, the last one filled up with zeros, which is padding: (B, H, N, ..) -> (B, H, chunks, C, ..)."""
     return F.pad(x, (0, 0, 0, -x.shape[2] % C)).unflatten(2, (-1, C))
 
 
 class _Chunk(NamedTuple):
-    """What a chunk of C tokens is before it meets the S of its past; leading axes are free."""
+    """The parts of a chunk of C tokens that do not depend on the S before it. Leading axes are arbitrary."""
 
-    scores: Tensor  # (.., C, C), of token i with j <= i, the decay between them included
-    q: Tensor  # (.., C, D_k), decayed since the chunk began
-    k: Tensor  # (.., C, D_k), decayed until the chunk ends
-    kept: Tensor | None  # (.., D_k or 1, 1), how much of S is left at the end; None: all
-    written: Tensor  # (.., C, D_v), w of every token, as if S were 0
-    erased: Tensor | None  # (.., C, D_k), what is taken from w for each row of S; None without the delta rule
+    scores: Tensor  # (.., C, C), of token i and j <= i, with the decay between them
+    q: Tensor  # (.., C, D_k), times the decay since the chunk's start
+    k: Tensor  # (.., C, D_k), times the decay until the chunk's end
+    kept: Tensor | None  # (.., D_k or 1, 1), the share of S left at the chunk's end; None: all
+    written: Tensor  # (.., C, D_v), w of every token if S were 0
+    erased: Tensor | None  # (.., C, D_k), whose product with S is subtracted from w; None without the delta rule
 
 
 def _within(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor | None) -> _Chunk:
-    """(.., C, D_k) twice, (.., C, D_v), (.., C, D_k or 1), (.., C, 1). Yang et al. 2024, arXiv:2406.06484, eqs. 8-11."""
+    """Compute a chunk: q, k (.., C, D_k), v (.., C, D_v), decay (.., C, D_k or 1), beta (.., C, 1). Yang et al. 2024, eqs. 8-11."""
     since_start = until_end = between = kept = None
     if decay is not None:
         sums = _segment_sums(decay)
@@ -140,7 +140,7 @@ def _within(q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, beta: Tensor 
 
 
 def _advance(chunk: _Chunk, S: Tensor) -> tuple[Tensor, Tensor]:
-    """A chunk meets its past: S (.., D_k, D_v) -> o (.., C, D_v) and S at the end of the chunk."""
+    """Combine a chunk with the S before it: S (.., D_k, D_v) -> o (.., C, D_v) and S at the end of the chunk."""
     w = chunk.written if chunk.erased is None else chunk.written - chunk.erased @ S
     o = chunk.q @ S + chunk.scores @ w
     left = S if chunk.kept is None else chunk.kept * S
@@ -148,10 +148,10 @@ def _advance(chunk: _Chunk, S: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _segment_sums(decay: Tensor) -> Tensor:
-    """(.., C, D) -> (.., C, C, D): [i, j] is the sum of decay over j < t <= i, and 0 for i <= j.
+    """Return sums of decay: (.., C, D) -> (.., C, C, D). Entry [i, j] is the sum over j < t <= i, and 0 for i <= j.
 
-    Summed term by term. The difference of two cumulative sums would lose the digits of a small decay after a large one, and the product of
-    exp(g_i) and exp(-g_j) overflows.
+    The terms are added one by one. The difference of two cumulative sums g would lose the digits of a small decay after a large one,
+    and the product of exp(g_i) and exp(-g_j) would overflow.
     """
     C = decay.shape[-2]
     after = torch.ones(C, C, dtype=torch.bool, device=decay.device).tril(-1).unsqueeze(-1)  # [t, j]: t > j
@@ -159,7 +159,7 @@ def _segment_sums(decay: Tensor) -> Tensor:
 
 
 def _scores(q: Tensor, k: Tensor, between: Tensor | None) -> Tensor:
-    """[i, j] = sum over d of q_id k_jd between_ijd: (.., C, D_k), same, (.., C, C, D_k or 1) -> (.., C, C)."""
+    """Return [i, j] = sum over d of q_id k_jd between_ijd: q, k (.., C, D_k), between (.., C, C, D_k or 1) -> (.., C, C)."""
     if between is None:
         return q @ k.mT
     if between.shape[-1] == 1:
@@ -168,10 +168,10 @@ def _scores(q: Tensor, k: Tensor, between: Tensor | None) -> Tensor:
 
 
 def _solve(L: Tensor, *right: Tensor) -> tuple[Tensor, ...]:
-    """x of (I + the part of L below its diagonal) x = b, for each b (.., C, D): L (.., C, C).
+    """Solve (I + M) x = b for each b (.., C, D) in `right`, where M is the part of L (.., C, C) below its diagonal.
 
-    By substitution. The inverse as a power series, (I - L)(I + L²)(I + L⁴).., is equal on paper only: for keys that repeat, the entries of
-    L^m are binomial coefficients, which reach 10¹⁸ at C = 64 and cancel.
+    It substitutes row by row. The power series (I - M)(I + M²)(I + M⁴).. equals the inverse in exact arithmetic only: if keys repeat,
+    the entries of powers of M are binomial coefficients, which reach 10¹⁸ at C = 64 and cancel.
     """
     x = torch.linalg.solve_triangular(L, torch.cat(right, dim=-1), upper=False, unitriangular=True)
     return x.split([b.shape[-1] for b in right], dim=-1)

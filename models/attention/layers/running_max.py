@@ -1,7 +1,8 @@
-"""Largest so far: what keeps the exponentials of a causal sum within range when the largest one is not known yet.
+"""The running maximum, which keeps the exponentials of a causal sum within range although later, larger exponents are unknown.
 
-m_t = max(m_{t-1}, x_t). Sums of exp(x_j) are kept as sums of exp(x_j - m_t), so that what was kept fades by exp(m_{t-1} - m_t) whenever
-m rises: a log-decay a_t = m_{t-1} - m_t <= 0 of models/attention/layers/recurrence.py. A maximum is exact, so it may be taken in any order.
+m_t = max(m_{t-1}, x_t). A sum of exp(x_j) is stored as the sum of exp(x_j - m_t). When m rises, the stored sum is multiplied by
+exp(m_{t-1} - m_t), which is the log-decay a_t = m_{t-1} - m_t <= 0 of models/attention/layers/recurrence.py. A maximum has no
+rounding, so the order of its computation does not matter.
 """
 
 from typing import NamedTuple
@@ -14,16 +15,16 @@ CHUNK = 32  # tokens; a power of 2
 
 
 class RunningMax(NamedTuple):
-    """Constants for the gradient: m moves factors between S and what is added to it, and whatever is made of both stays the same."""
+    """Results of `running_max`. They have no gradient, because m scales a sum and its divisor alike and so cancels in the outputs."""
 
-    m: Tensor  # (B, H, N, D); the least finite number before a row's first token
-    decay: Tensor  # (B, H, N, D), a_t; 0 where nothing is kept yet, and at padding
-    last: Tensor  # (B, H, D), the new state; as it was where there is no token yet
+    m: Tensor  # (B, H, N, D); the lowest finite number before a row's first token
+    decay: Tensor  # (B, H, N, D), a_t; 0 before the second token, and at padding
+    last: Tensor  # (B, H, D), the new state; `before` if the row has no token yet
 
 
 @torch.no_grad()
 def running_max(x: Tensor, mask: Tensor | None, before: Tensor, seen: Tensor) -> RunningMax:
-    """Of x (B, H, N, D), whose tokens are where mask (B, N) is True, after `before` (B, H, D), which counts where bool `seen` does."""
+    """Return maxima over x (B, H, N, D) and `before` (B, H, D). mask (B, N): True = token. `before` counts where `seen` is True."""
     least = torch.finfo(x.dtype).min
     first = torch.where(seen, before, least).unsqueeze(2)  # (B, H, 1, D)
     m = torch.maximum(_largest_so_far(of_tokens(x, mask)), first)
@@ -34,17 +35,17 @@ def running_max(x: Tensor, mask: Tensor | None, before: Tensor, seen: Tensor) ->
 
 
 def of_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
-    """x (B, H, N, D), and the least finite number, whose exponential is 0, where mask (B, N) is False."""
+    """Return x (B, H, N, D) with the lowest finite number, whose exponential is 0, where mask (B, N) is False."""
     return x if mask is None else torch.where(mask[:, None, :, None], x, torch.finfo(x.dtype).min)
 
 
 def _largest_so_far(x: Tensor) -> Tensor:
-    """`torch.cummax` along the tokens of (B, H, N, D), in operators that every runtime has: in chunks by doubling, then over chunks."""
+    """Compute `torch.cummax` along the tokens of (B, H, N, D) with common operators: by doubling within chunks, then over chunks."""
     N, least = x.shape[2], torch.finfo(x.dtype).min
     n_chunks = (N + CHUNK - 1) // CHUNK
     x = F.pad(x, (0, 0, 0, n_chunks * CHUNK - N), value=least).unflatten(2, (n_chunks, CHUNK))  # (B, H, n, C, D)
     shift = 1
-    while shift < CHUNK:  # then x_i is the largest of 2 shift
+    while shift < CHUNK:  # afterwards x_i is the largest of 2 * shift numbers
         x = torch.maximum(x, F.pad(x[..., :-shift, :], (0, 0, shift, 0), value=least))
         shift *= 2
     chunks = torch.arange(n_chunks, device=x.device)

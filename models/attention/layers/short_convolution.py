@@ -1,8 +1,8 @@
-"""Short causal convolution: each channel mixes its own last K inputs, and the state is the K - 1 that the next call still needs.
+"""Short causal convolution: each channel mixes its last K inputs. The state is the last K - 1 inputs, which the next call needs.
 
 y_tc = silu(sum_{j < K} w_cj x_{t-K+1+j, c})
-In front of the recurrence of gated DeltaNet (Yang et al. 2024, arXiv:2412.06464), it lets a key tell which token came before.
-O(N K D_c) time, D_c (K - 1) numbers of state.
+Before the recurrence of gated DeltaNet (Yang et al. 2024, arXiv:2412.06464), it makes a key depend on the preceding tokens.
+O(N K D_c) time and D_c (K - 1) numbers of state, for D_c channels.
 """
 
 import torch
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 
 def convolve(x: Tensor, weight: Tensor, past: Tensor) -> Tensor:
-    """(B, D_c, N), (D_c, 1, K), the K - 1 inputs before x (B, D_c, K - 1) -> (B, D_c, N), before the SiLU."""
+    """Convolve, without the SiLU: x (B, D_c, N), weight (D_c, 1, K), past (B, D_c, K - 1), the inputs before x -> (B, D_c, N)."""
     return F.conv1d(torch.cat([past, x], dim=-1), weight, groups=weight.shape[0])
 
 
 def last_inputs(x: Tensor, past: Tensor, lengths: Tensor) -> Tensor:
-    """The K - 1 inputs that end with token `lengths` (B,) of each row of x (B, D_c, N), the oldest from past, (B, D_c, K - 1) like them.
+    """Return the last K - 1 inputs (B, D_c, K - 1) of each row, up to its token `lengths` (B,) of x (B, D_c, N), preceded by `past`.
 
-    They are picked and not computed: a row of length 0 gets its `past` back, bit for bit.
+    They are copied and not computed, so a row of length 0 gets its `past` (B, D_c, K - 1) back bit for bit.
     """
     window = torch.cat([past, x], dim=-1)  # (B, D_c, K - 1 + N)
     columns = lengths[:, None] + torch.arange(past.shape[-1], device=x.device)  # (B, K - 1)
@@ -26,24 +26,24 @@ def last_inputs(x: Tensor, past: Tensor, lengths: Tensor) -> Tensor:
 
 
 class ShortConvolution(nn.Module):
-    """The convolution of D_c channels, SiLU included. Its state (B, D_c, K - 1) is in float32, or float64 where x is."""
+    """The convolution of D_c channels, with the SiLU. Its state (B, D_c, K - 1) is float32, or float64 if x is."""
 
-    convolve = staticmethod(convolve)  # an attribute, so that the export can put an operator of the runtime in its place
+    convolve = staticmethod(convolve)  # an attribute, so that the export can replace it by an operator of the runtime
 
     def __init__(self, channels: int, kernel: int) -> None:
         super().__init__()
         if kernel < 2:
             raise ValueError(f"kernel={kernel} must be at least 2; with 1 there is no past to mix in")
-        # Drawn as nn.Conv1d draws it, but not an nn.Conv1d, whose padding would stand on both sides.
+        # Initialised like nn.Conv1d. An nn.Conv1d itself would pad on both sides.
         self.weight = nn.Parameter(torch.empty(channels, 1, kernel).uniform_(-(kernel**-0.5), kernel**-0.5))
 
     @property
     def state_shape(self) -> tuple[int, int]:
-        """(D_c, K - 1), of one sequence."""
+        """Shape of the state of one sequence, (D_c, K - 1)."""
         return (self.weight.shape[0], self.weight.shape[2] - 1)
 
     def forward(self, x: Tensor, mask: Tensor | None, past: Tensor) -> tuple[Tensor, Tensor]:
-        """(B, N, D_c), bool (B, N) with the tokens of a row at its left, (B, D_c, K - 1) -> (B, N, D_c), the new past."""
+        """Convolve x (B, N, D_c) after past (B, D_c, K - 1). mask bool (B, N): tokens, at the left. Returns (B, N, D_c), new past."""
         x_BDN = x.transpose(1, 2).to(past.dtype)
         lengths = x.new_full(x.shape[:1], x.shape[1], dtype=torch.int64) if mask is None else mask.sum(1)
         y = F.silu(self.convolve(x_BDN, self.weight.to(past.dtype), past)).transpose(1, 2)

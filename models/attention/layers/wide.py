@@ -13,7 +13,7 @@ class WideAttention(SoftmaxAttention):
 
     cost = Cost("O(N² H D)", lambda N, s: 2 * N * N * s.H * s.D)
 
-    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True) -> None:
+    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool | None = None) -> None:
         if d_head not in (None, d_model):
             raise ValueError(f"d_head={d_head} does not fit wide heads, which are d_model={d_model} wide")
         super().__init__(d_model, n_heads, d_head=d_model, bias=bias)

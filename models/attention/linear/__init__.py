@@ -1,6 +1,6 @@
-"""Softmax replaced by something of linear cost.
+"""Attention at a cost linear in N, with the softmax replaced.
 
-By a feature map: `feature_maps.py` and `learned_maps.py`, `linear.py` and `causal_linear.py`, `hedgehog.py`, `based.py`, `hybrid.py` (with
-exact weights nearby). By random features: `random_features.py`, `performer.py` and `causal_performer.py`. By summaries: `efficient.py` and
-`causal_efficient.py`, `nystrom.py` with `landmarks.py`, `vq.py` and `causal_vq.py` with `codebook.py` and `vq_near.py`.
+By feature maps (`feature_maps.py`, `learned_maps.py`): `linear.py`, `causal_linear.py`, `hedgehog.py`, `based.py`, and `hybrid.py`
+with exact weights for near tokens. By random features (`random_features.py`): `performer.py`, `causal_performer.py`. By summaries of
+the keys: `efficient.py`, `causal_efficient.py`, `nystrom.py` (`landmarks.py`), `vq.py`, `causal_vq.py`, `vq_near.py` (`codebook.py`).
 """

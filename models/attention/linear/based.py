@@ -1,9 +1,9 @@
-"""Based: the exponential of softmax attention, cut off after its square, is a feature map of finite size.
+"""Based: the Taylor series of the softmax's exponential, cut off after its square, is a feature map of finite size.
 
 φ(x) = [1, x', vec(x' x'ᵀ) / √2],   x' = x D_k^(-1/4):   φ(q)ᵀ φ(k) = 1 + s + s² / 2 >= 1/2   with s = qᵀk / √D_k
 S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps)
-Arora et al. 2024, arXiv:2402.18668. φ has D_φ = 1 + D_k + D_k² columns, so q and k are projected to 16, and D_φ is 273.
-O(N (C + D_φ) D_v) time a head.
+Arora et al. 2024, arXiv:2402.18668. φ has D_φ = 1 + D_k + D_k² columns, so q and k are projected to D_k = 16, which makes D_φ = 273.
+O(N (C + D_φ) D_v) time a head, in chunks of C tokens.
 """
 
 import math
@@ -18,16 +18,16 @@ from models.parts.positions import Rotation
 
 
 def taylor(x: Tensor) -> Tensor:
-    """φ: (.., D_k) -> (.., 1 + D_k + D_k²)."""
+    """Compute φ: (.., D_k) -> (.., 1 + D_k + D_k²)."""
     x = x * x.shape[-1] ** -0.25
     squares = (x.unsqueeze(-1) * x.unsqueeze(-2)).flatten(-2) / math.sqrt(2)
     return torch.cat([torch.ones_like(x[..., :1]), x, squares], dim=-1)
 
 
 class BasedAttention(CausalLayer):
-    """Multi-head causal linear attention with the map of Based. Its state is [S | z], (H, D_φ, D_v + 1).
+    """Multi-head causal linear attention with the feature map of Based. Its state is [S | z], (H, D_φ, D_v + 1).
 
-    d_head is D_v, d_key is D_k. A rotation is ignored, as in the paper: its angles are for heads of width D_v.
+    d_head is D_v, d_key is D_k. A rotation is ignored, as in the paper, because its angles are for heads of width D_v.
     """
 
     cost = cost_of_state("O(N D_φ D)", lambda s: 1 + 16 + 16**2)
@@ -46,10 +46,7 @@ class BasedAttention(CausalLayer):
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"S": (self.n_heads, 1 + self.d_key + self.d_key**2, self.d_head + 1)}
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
-    ) -> tuple[Tensor, State]:
-        state = self.new_state(x) if state is None else state
+    def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
         phi_q = taylor(split_heads(self.to_q(x), self.n_heads))  # (B, H, N, D_φ)
         phi_k = taylor(split_heads(self.to_k(x), self.n_heads))
         v = split_heads(self.to_v(x), self.n_heads)

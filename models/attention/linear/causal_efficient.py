@@ -1,9 +1,9 @@
-"""Causal efficient attention: every column of the keys is a softmax over the past, and the query chooses among these D_k means.
+"""Causal efficient attention: each of the D_k key columns gives a mean of the past values, and the query weights these D_k means.
 
 o_t = sum_d softmax(q_t)_d S_t[d] / z_t[d],   S_t[d] = sum_{j <= t} exp(k_jd) v_j,   z_t[d] = sum_{j <= t} exp(k_jd)
-The causal form of Shen et al. 2018, arXiv:1812.01243. It is not φ(q)ᵀS / φ(q)ᵀz: each column is divided by its own sum, so z is needed at
-every token, before S is asked. Both are kept as multiples of exp(m_t[d]), m_t the largest k_d so far, which is a decay for each row of S:
-z is the same recurrence with a head for each column. O(N C D_k + N D_k D_v) time a head.
+The causal form of Shen et al. 2018, arXiv:1812.01243. It is not φ(q)ᵀS / φ(q)ᵀz: each row of S is divided by its own sum z, so z is
+computed for every token before S is read. S and z are stored divided by exp(m_t[d]), where m_t is the largest k_d so far. A rise of
+m_t is a decay of a row of S. z has the same recurrence, with one head for each column. O(N C D_k + N D_k D_v) time a head.
 """
 
 from typing import NamedTuple
@@ -21,17 +21,17 @@ from models.parts.positions import Rotation
 
 
 class ColumnSums(NamedTuple):
-    """What a head keeps of its past; zeros before the first token."""
+    """The state of causal efficient attention. It is zeros before the first token."""
 
-    S: Tensor  # (B, H, D_k, D_v), over exp(m)
-    z: Tensor  # (B, H, D_k), over exp(m); at least 1 after a token
+    S: Tensor  # (B, H, D_k, D_v), divided by exp(m)
+    z: Tensor  # (B, H, D_k), divided by exp(m); at least 1 after a token
     m: Tensor  # (B, H, D_k)
 
 
 def attend_causal_efficient(
     q: Tensor, k: Tensor, v: Tensor, past: ColumnSums | None = None, *, mask: Tensor | None = None, recurrence: Execution = chunkwise
 ) -> tuple[Tensor, ColumnSums]:
-    """(B, H, N, D_k), same, (B, H, N, D_v), bool (B, N) with the tokens at the left -> (B, H, N, D_v), what is kept of them.
+    """Return o (B, H, N, D_v) and the new state: q, k (B, H, N, D_k), v (B, H, N, D_v), mask bool (B, N) with the tokens at the left.
 
     past None: zeros.
     """
@@ -44,15 +44,15 @@ def attend_causal_efficient(
     exact = at_least_float32(v.dtype)
     k = of_tokens(k.to(exact), mask)
     m, decay, m_last = running_max(k, mask, past.m, past.z > 0)
-    weight = zero_padding((k - m).exp(), mask)  # not 0 at padding before any token
+    weight = zero_padding((k - m).exp(), mask)  # masked, as k - m is 0 at padding before any token
     z, z_last = _sums_of_columns(weight, decay, past.z, recurrence)
-    rho = torch.softmax(q.to(exact), dim=-1) / z.clamp(min=1)  # z < 1 is z = 0: padding before any token
+    rho = torch.softmax(q.to(exact), dim=-1) / z.clamp(min=1)  # z < 1 only at padding before any token, where z = 0
     o, S = recurrence(rho, weight, v.to(exact), past.S, decay=decay)
     return o.to(v.dtype), ColumnSums(S, z_last, m_last)
 
 
 def _sums_of_columns(x: Tensor, decay: Tensor, z: Tensor, recurrence: Execution) -> tuple[Tensor, Tensor]:
-    """z_t = exp(a_t) z_{t-1} + x_t: (B, H, N, D_k), same, (B, H, D_k) -> (B, H, N, D_k), the last of them. A head of width 1 a column."""
+    """Return z_t = exp(a_t) z_{t-1} + x_t and the last z: x, a (B, H, N, D_k), z (B, H, D_k). Each column is a head of width 1."""
 
     def as_heads(y: Tensor) -> Tensor:
         return y.transpose(2, 3).flatten(1, 2).unsqueeze(-1)  # (B, H D_k, N, 1)
@@ -65,7 +65,7 @@ def _sums_of_columns(x: Tensor, decay: Tensor, z: Tensor, recurrence: Execution)
 class CausalEfficientAttention(EqualHeadsLayer):
     """Multi-head causal efficient attention. Its state is S (H, D_k, D_v), z (H, D_k) and m (H, D_k).
 
-    A rotation turns q and k in front of their softmaxes; a weight then depends on both positions, and not on their distance alone.
+    A rotation is applied to q and k before their softmaxes, so a weight depends on both positions and not on their distance alone.
     """
 
     capabilities = Capabilities.of_recurrence(rotates=True)
@@ -77,10 +77,7 @@ class CausalEfficientAttention(EqualHeadsLayer):
         rows = (self.n_heads, self.d_head)
         return {"S": (*rows, self.d_head), "z": rows, "m": rows}
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
-    ) -> tuple[Tensor, State]:
-        state = self.new_state(x) if state is None else state
+    def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
         q, k, v = self.heads(x, rotation)  # (B, H, N, D_k)
         o, past = attend_causal_efficient(q, k, v, ColumnSums(**state), mask=mask, recurrence=self.recurrence)
         return self.to_out(merge_heads(o).to(x.dtype)), past._asdict()

@@ -1,8 +1,8 @@
-"""Causal linear attention: softmax becomes a feature map φ, and the past becomes a sum of constant size.
+"""Causal linear attention: a feature map φ replaces the softmax, so that the past is a sum of constant size.
 
 S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps)
 Katharopoulos et al. 2020, arXiv:2006.16236, eqs. 16-20; φ(x) = elu(x) + 1 > 0 unless another of feature_maps.py is chosen.
-`causal.py` has the function of given features. O(N (C + D_φ) D_v) time a head; a token costs the same however long its past is.
+`attend_causal_features` in `causal.py` computes it. O(N (C + D_φ) D_v) time a head: the cost of a token does not depend on its past.
 """
 
 from dataclasses import replace
@@ -20,8 +20,8 @@ from models.parts.positions import Rotation
 class CausalLinearAttention(EqualHeadsLayer):
     """Multi-head causal linear attention. Its state is [S | z], (H, D_φ, D_v + 1).
 
-    A rotation turns q and k in front of φ: after it, the weights of a token could be negative and their sum 0. A score then depends on both
-    positions, and not on their distance alone.
+    A rotation is applied to q and k before φ, so a score depends on both positions and not on their distance alone. Applied after φ,
+    it could make weights negative and their sum 0.
     """
 
     capabilities = Capabilities.of_recurrence(rotates=True)
@@ -37,10 +37,7 @@ class CausalLinearAttention(EqualHeadsLayer):
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"S": (self.n_heads, self.n_features, self.d_head + 1)}
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
-    ) -> tuple[Tensor, State]:
-        state = self.new_state(x) if state is None else state
+    def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
         q, k, v = self.heads(x, rotation)  # (B, H, N, D_k)
         phi = map_named(self.feature_map)
         o, S = attend_causal_features(phi(q), phi(k), v, state["S"], mask=mask, recurrence=self.recurrence)

@@ -1,9 +1,9 @@
-"""Causal Performer: linear attention with the random features of random_features.py, which may be as large as they like.
+"""Causal Performer: linear attention with the random features of random_features.py, whose exponents may be arbitrarily large.
 
 S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps)
-Choromanski et al. 2020 (FAVOR+), arXiv:2009.14794, section 2.2. φ(k) = exp(..) is kept as a multiple of exp(m_t), m_t the largest exponent
-of the head so far: a decay of S and z. A largest one over the whole sequence would tell the past of the future, as soon as anything is
-added to φ(k). O(N (C + D_φ) D_v) time a head.
+Choromanski et al. 2020 (FAVOR+), arXiv:2009.14794, section 2.2. φ(k) = exp(..) is stored divided by exp(m_t), where m_t is the head's
+largest exponent so far. A rise of m_t is a decay of S and z. A maximum over the whole sequence would leak future tokens into earlier
+outputs as soon as anything is added to φ(k). O(N (C + D_φ) D_v) time a head.
 """
 
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, refuse_cross
-from models.attention.layers.causal import CausalLayer, State, attend_causal_features, no_past
+from models.attention.layers.causal import EqualHeadsLayer, State, attend_causal_features, no_past
 from models.attention.layers.mechanism import Examples, cost_of_state
 from models.attention.layers.multi_head import merge_heads
 from models.attention.layers.recurrence import Execution, chunkwise
@@ -19,13 +19,13 @@ from models.attention.layers.running_max import of_tokens, running_max
 from models.attention.linear.random_features import Kernel, RandomFeatures, log_features, relu_features
 from models.parts.positions import Rotation
 
-EPS = 1e-20  # keeps 0 / 0 away; where no feature of the query is one of the keys, φ(q)ᵀz is as small as the weights are
+EPS = 1e-20  # avoids 0 / 0; φ(q)ᵀz is tiny if the large features of a query are small in all keys, so eps must be tinier
 
 
 class FeatureSums(NamedTuple):
-    """What a head keeps of its past; zeros before the first token."""
+    """The state of the causal Performer. It is zeros before the first token."""
 
-    S: Tensor  # [S | z], (B, H, D_φ, D_v + 1), over exp(m)
+    S: Tensor  # [S | z], (B, H, D_φ, D_v + 1), divided by exp(m)
     m: Tensor  # (B, H, 1); 0 for the relu kernel
 
 
@@ -43,9 +43,9 @@ def attend_causal_performer(
     relu_eps: float = 1e-3,
     recurrence: Execution = chunkwise,
 ) -> tuple[Tensor, FeatureSums]:
-    """(B, H, N, D_k), same, (B, H, N, D_v), W, bool (B, N) with the tokens at the left -> (B, H, N, D_v), what is kept of them.
+    """Return o (B, H, N, D_v) and the new state: q, k (B, H, N, D_k), v (B, H, N, D_v), W, mask (B, N), a row's tokens at its left.
 
-    past None: zeros. scale None: D_k^-1/2.
+    projection: W. past None: zeros. scale None: D_k^-1/2.
     """
     refuse_cross("the causal Performer", q=q, k=k, v=v)
     if past is None:
@@ -57,7 +57,7 @@ def attend_causal_performer(
     else:
         log_q, log_k = (log_features(x, projection, kernel=kernel, scale=scale) for x in (q, k))
         log_k = of_tokens(log_k, mask)
-        seen = past.S[..., -1].amax(-1, keepdim=True) > 0  # (B, H, 1); z, of which one column was 1 when m was its exponent
+        seen = past.S[..., -1].amax(-1, keepdim=True) > 0  # (B, H, 1): after a token, the largest column of z is at least 1
         m, decay, m_last = running_max(log_k.amax(-1, keepdim=True), mask, past.m, seen)
         decay = decay.squeeze(-1)  # (B, H, N)
         phi_q, phi_k = (log_q - log_q.amax(-1, keepdim=True).detach()).exp(), (log_k - m).exp()
@@ -65,27 +65,23 @@ def attend_causal_performer(
     return o, FeatureSums(S, m_last)
 
 
-class CausalPerformerAttention(RandomFeatures, CausalLayer):
+class CausalPerformerAttention(RandomFeatures, EqualHeadsLayer):
     """Multi-head causal attention by random features. Its state is [S | z] (H, D_φ, D_v + 1) and m (H, 1).
 
-    When W is drawn anew, states of the W before are of no use.
+    After W is redrawn, states that were computed with the previous W are invalid.
     """
 
     capabilities = Capabilities.of_recurrence(rotates=True)
     cost = cost_of_state("O(N m D)", lambda s: 2 * s.n_features)
     examples = Examples(large={"n_features": 256})
     settles = ("m",)
-    biased = False
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         n_features = len(self.projection) * (2 if self.kernel == "hyperbolic" else 1)
         return {"S": (self.n_heads, n_features, self.d_head + 1), "m": (self.n_heads, 1)}
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
-    ) -> tuple[Tensor, State]:
-        state = self.new_state(x) if state is None else state
+    def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
         q, k, v = self.heads(x, rotation)  # (B, H, N, D_k)
         o, past = attend_causal_performer(
             q, k, v, self.projection, FeatureSums(**state), mask=mask, kernel=self.kernel, recurrence=self.recurrence

@@ -1,8 +1,8 @@
-"""Causal Transformer-VQ: what is remembered of the past is, for each code, the sum of its values and how many they were.
+"""Causal Transformer-VQ: for each code, the state has the sum of the past values whose keys have this code, and their number.
 
 U_t = U_{t-1} + 1_{z_t} v_tᵀ,   L_t = L_{t-1} + 1_{z_t},   o_t = sum_s e_ts U_ts / sum_s e_ts L_ts,   e_ts = exp(q_t . c_s / sqrt(D_k))
-Lingle 2023, arXiv:2309.16354, theorem 3.7, with codes for the recent past too. The shared recurrence with one-hot keys and queries e.
-O(N (C + Z) D_v) time a head for Z codes; the state is [U | L], (H, Z, D_v + 1), whatever the length.
+Lingle 2023, arXiv:2309.16354, theorem 3.7, with codes for recent keys too. z_t is the code of key t, and c_s is code s of Z. This is
+the recurrence of recurrence.py with one-hot keys and queries e. O(N (C + Z) D_v) time a head; the state is [U | L], (H, Z, D_v + 1).
 """
 
 from dataclasses import replace
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, refuse_cross
 from models.attention.layers.causal import EqualHeadsLayer, State, at_least_float32, no_past, with_ones, zero_padding
-from models.attention.layers.multi_head import merge_heads, split_heads
+from models.attention.layers.multi_head import merge_heads
 from models.attention.layers.recurrence import Execution, chunkwise
 from models.attention.linear.codebook import Codebook, straight_through
 from models.attention.linear.vq import VectorQuantisedAttention, mean_of_codes, weights_of_codes
@@ -32,9 +32,10 @@ def attend_causal_to_codes(
     products: Tensor | None = None,
     recurrence: Execution = chunkwise,
 ) -> tuple[Tensor, Tensor]:
-    """(B, H, N, D_k), int64 (B, H, N), (B, H, N, D_v), (H, Z, D_k), [U | L] (B, H, Z, D_v + 1) -> (B, H, N, D_v), the new [U | L].
+    """Causal attention to codes: (B, H, N, D_k), int64 (B, H, N), (B, H, N, D_v), (H, Z, D_k) -> (B, H, N, D_v), the new [U | L].
 
-    past None: zeros. scale None: D_k^-1/2. mask bool (B, N): tokens; a row gets 0 before them. products: q . c, (B, H, N, Z), if known.
+    past: [U | L] (B, H, Z, D_v + 1); None: zeros. scale None: D_k^-1/2. mask bool (B, N): True at tokens; rows without one yet give 0.
+    products: q . c (B, H, N, Z), if known.
     """
     refuse_cross("causal attention to codes", q=q, codes=codes, v=v)
     exact, Z = at_least_float32(v.dtype), codebook.shape[-2]
@@ -42,14 +43,14 @@ def attend_causal_to_codes(
     past = no_past(v, Z, v.shape[-1] + 1) if past is None else past
     one_hot = zero_padding(F.one_hot(codes, Z).to(exact), mask)  # (B, H, N, Z)
     scores = (q @ codebook.mT if products is None else products).to(exact) * scale
-    # A sum of ones has the same bits in any order, so that codes are known to be in use without the recurrence.
+    # L by a cumulative sum and not by the recurrence: a sum of ones is exact in any order, so L > 0 exactly for the codes in use.
     e = weights_of_codes(scores, past[..., -1].unsqueeze(-2) + one_hot.cumsum(-2))
     o, S = recurrence(e, one_hot, with_ones(v), past)
     return mean_of_codes(o[..., :-1], o[..., -1:]).to(v.dtype), S
 
 
 def attend_to_past_and_pairs(q: Tensor, k_hat: Tensor, v: Tensor, S: Tensor, scores: Tensor, *, scale: float) -> Tensor:
-    """The same outputs with a gradient for every key: codes for what came before this call, pairs of tokens within it.
+    """Compute the outputs of `attend_causal_to_codes` with a gradient for every key: codes for earlier calls, token pairs in this one.
 
     q, k^ (B, H, N, D_k), v (B, H, N, D_v), S = [U | L] before these tokens, scores (B, H, N, Z) of the codes -> (B, H, N, D_v). O(N²).
     """
@@ -64,9 +65,9 @@ def attend_to_past_and_pairs(q: Tensor, k_hat: Tensor, v: Tensor, S: Tensor, sco
 
 
 class CausalVectorQuantisedAttention(EqualHeadsLayer):
-    """Multi-head causal attention to rounded keys. Its state is S = [U | L], (H, Z, D_v + 1); counts are exact up to 2²⁴ tokens of a code.
+    """Multi-head causal attention to quantised keys. Its state is S = [U | L], (H, Z, D_v + 1); L is exact up to 2²⁴ tokens of a code.
 
-    Where gradients are taken in training, the pairs of a call are formed, in O(N²), as in `VectorQuantisedAttention`.
+    In training with gradients it computes the scores of all token pairs of a call, in O(N²), as `VectorQuantisedAttention` does.
     """
 
     capabilities = Capabilities.of_recurrence(straight_through=True)
@@ -82,14 +83,10 @@ class CausalVectorQuantisedAttention(EqualHeadsLayer):
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"S": (self.n_heads, self.n_codes, self.d_head + 1)}
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
-    ) -> tuple[Tensor, State]:
-        S = (self.new_state(x) if state is None else state)["S"]
-        exact, scale = at_least_float32(x.dtype), self.d_head**-0.5
-        q = F.layer_norm(split_heads(self.to_q(x), self.n_heads).to(exact), (self.d_head,))  # (B, H, N, D_k)
-        k = F.layer_norm(split_heads(self.to_k(x), self.n_heads).to(exact), (self.d_head,))
-        v = split_heads(self.to_v(x), self.n_heads).to(exact)
+    def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
+        S, exact, scale = state["S"], at_least_float32(x.dtype), self.d_head**-0.5
+        q, k, v = self.heads(x, dtype=exact)  # (B, H, N, D_k)
+        q, k = (F.layer_norm(head, (self.d_head,)) for head in (q, k))
         codes = self.codebook.nearest(k)
         products = self.codebook.products(q)  # (B, H, N, Z)
         o, S_new = attend_causal_to_codes(

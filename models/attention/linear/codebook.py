@@ -1,11 +1,11 @@
-"""A codebook: which code is nearest to a key, and how the codes follow the keys that choose them.
+"""A codebook for vector quantisation: finds the code nearest to each key, and moves the codes towards the keys assigned to them.
 
-z = argmin_s ||k - c_s||²,   k^ = k + sg(c_z - k)                                 straight-through: the gradient of k^ is that of k
+z = argmin_s ||k - c_s||²,   k^ = k + sg(c_z - k)        sg: stop-gradient. k^ has the value c_z and the gradient of k
 sums_s <- γ sums_s + (1 - γ) sum_{z_j = s} k_j,   counts_s <- γ counts_s + (1 - γ) |{j: z_j = s}|,   c_s = sums_s / max(counts_s, 0.01)
-loss = mean ||k - sg(k^)||²                                                        commitment: keys stay near their codes
-van den Oord et al. 2017, arXiv:1711.00937, section 3 and appendix A.1; Lingle 2023, arXiv:2309.16354, section 3.2. O(N Z D_k) time a head.
+loss = mean ||k - sg(k^)||²                              the commitment loss, which keeps keys near their codes
+van den Oord et al. 2017, arXiv:1711.00937, sec. 3 and app. A.1; Lingle 2023, arXiv:2309.16354, sec. 3.2. O(N Z D_k) time a head.
 
-A forward changes no codebook: a training loop adds `commitment_loss(model)` to its loss and calls `update_codebooks(model)` after a step.
+Forward changes no codebook. A training loop adds `commitment_loss(model)` to its loss and calls `update_codebooks(model)` each step.
 """
 
 import torch
@@ -13,29 +13,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 DECAY = 0.99  # γ
-LEAST_COUNT = 0.01  # what a count is taken for at least; a code below it is dead
+LEAST_COUNT = 0.01  # lower limit of a count; a code whose count is below it is unused
 COMMITMENT = 1e-4
 
 
 def nearest(k: Tensor, codebook: Tensor, *, products: Tensor | None = None) -> Tensor:
-    """(B, H, N, D_k), (H, Z, D_k) -> (B, H, N) int64; the lowest number among equals. products: k . c, (B, H, N, Z), where known."""
+    """Return the index of the nearest code, in a tie the lowest: (B, H, N, D_k), (H, Z, D_k) -> int64 (B, H, N). products: k . c."""
     products = k @ codebook.mT if products is None else products
     return (codebook.square().sum(-1).unsqueeze(-2) / 2 - products).argmin(-1)  # ||k||² is the same for all codes
 
 
 def looked_up(codes: Tensor, codebook: Tensor) -> Tensor:
-    """k^: int64 (B, H, N), (H, Z, D_k) -> (B, H, N, D_k)."""
+    """Return k^, the code vector of each index: codes int64 (B, H, N), codebook (H, Z, D_k) -> (B, H, N, D_k)."""
     heads = torch.arange(codebook.shape[0], device=codes.device)[:, None]  # (H, 1)
     return codebook[heads, codes]
 
 
 def straight_through(k: Tensor, codes: Tensor, codebook: Tensor) -> Tensor:
-    """k^ with the gradient of k: (B, H, N, D_k), int64 (B, H, N), (H, Z, D_k) -> (B, H, N, D_k)."""
+    """Return the code vectors k^ with the gradient of k: (B, H, N, D_k), int64 (B, H, N), (H, Z, D_k) -> (B, H, N, D_k)."""
     return k + (looked_up(codes, codebook) - k).detach()
 
 
 def commitment(k: Tensor, codes: Tensor, codebook: Tensor, *, key_mask: Tensor | None = None) -> Tensor:
-    """The mean over heads and tokens of ||k - sg(k^)||², a scalar; arguments as above, bool (B, N)."""
+    """Return the commitment loss: the mean of ||k - sg(k^)||² over heads and tokens. key_mask bool (B, N): True at tokens."""
     squares = (k - looked_up(codes, codebook).detach()).square().sum(-1)  # (B, H, N)
     is_token = torch.ones_like(squares) if key_mask is None else key_mask[:, None, :].expand_as(squares).to(squares.dtype)
     return (squares * is_token).sum() / is_token.sum().clamp_min(1)
@@ -44,7 +44,7 @@ def commitment(k: Tensor, codes: Tensor, codebook: Tensor, *, key_mask: Tensor |
 def moved(
     sums: Tensor, counts: Tensor, k: Tensor, codes: Tensor, *, key_mask: Tensor | None = None, decay: float = DECAY
 ) -> tuple[Tensor, Tensor]:
-    """(H, Z, D_k), (H, Z), (B, H, N, D_k), int64 (B, H, N), bool (B, N) -> the moving sums and counts after these keys."""
+    """Return the moving sums (H, Z, D_k) and counts (H, Z) of the codes, updated with k (B, H, N, D_k) and its codes (B, H, N)."""
     one_hot = F.one_hot(codes, counts.shape[-1]).to(sums.dtype)  # (B, H, N, Z)
     if key_mask is not None:
         one_hot = one_hot * key_mask[:, None, :, None]
@@ -55,10 +55,10 @@ def moved(
 def reseeded(
     sums: Tensor, counts: Tensor, k: Tensor, *, key_mask: Tensor | None = None, least: float = LEAST_COUNT, drawn: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Codes with a count below `least` begin anew as a key of the batch, with a count of 1; arguments as above.
+    """Replace each code whose count is below `least` by a key of the batch, with a count of 1. Returns the new sums and counts.
 
-    A code that is nearest to no key would otherwise never move again. drawn: which of the batch's tokens, int64 (H, Z), counted row by row
-    without padding; None: code s takes the one at s / Z of them, so that a training run that is taken up again ends with the same bits.
+    A code that is nearest to no key would otherwise never move again. drawn: int64 (H, Z), indices of the replacing tokens,
+    counted over the batch without padding. None: code s takes token s T / Z of T, so that a resumed training run gives the same bits.
     """
     is_token = torch.ones_like(k[:, 0, :, 0], dtype=torch.bool) if key_mask is None else key_mask
     k = k.transpose(1, 2)[is_token].transpose(0, 1)  # (H, tokens, D_k)
@@ -73,12 +73,12 @@ def reseeded(
 
 
 def codes_of(sums: Tensor, counts: Tensor, *, least: float = LEAST_COUNT) -> Tensor:
-    """c = sums / max(counts, least): (H, Z, D_k), (H, Z) -> (H, Z, D_k)."""
+    """Return the codes c = sums / max(counts, least): (H, Z, D_k), (H, Z) -> (H, Z, D_k)."""
     return sums / counts.clamp_min(least).unsqueeze(-1)
 
 
 class Codebook(nn.Module):
-    """The codes of H heads, drawn from N(0, 1) with the given seed: near keys that are layer-normed."""
+    """The codes of H heads. They are drawn from N(0, 1), so they begin near keys that are layer-normalised."""
 
     sums: Tensor
     counts: Tensor
@@ -94,30 +94,30 @@ class Codebook(nn.Module):
 
     @property
     def codes(self) -> Tensor:
-        """(H, Z, D_k)."""
+        """The code vectors c, (H, Z, D_k)."""
         return codes_of(self.sums, self.counts)
 
     def products(self, x: Tensor) -> Tensor:
-        """x . c for every code: (B, H, N, D_k) -> (B, H, N, Z)."""
+        """Return the dot product x . c with every code: (B, H, N, D_k) -> (B, H, N, Z)."""
         return x @ self.codes.to(x.dtype).mT
 
     def nearest(self, k: Tensor) -> Tensor:
-        """z: (B, H, N, D_k) -> (B, H, N) int64."""
+        """Return z, the index of the nearest code of each key: (B, H, N, D_k) -> int64 (B, H, N)."""
         return nearest(k, self.codes, products=self.products(k))
 
     def watch(self, k: Tensor, codes: Tensor, key_mask: Tensor | None) -> None:
-        """Remember the last keys (B, H, N, D_k), what they chose, and how far from it they were, until the next `update`."""
+        """Store these keys (B, H, N, D_k), their codes and their commitment loss until the next `update`."""
         self.watched: tuple[Tensor, Tensor, Tensor | None] | None = (k.detach(), codes, key_mask)
         self.loss: Tensor | None = commitment(k, codes, self.codes, key_mask=key_mask)
 
     def forget(self) -> None:
-        """As before the first `watch`."""
+        """Discard the stored keys and loss."""
         self.watched = None
         self.loss = None
 
     @torch.no_grad()
     def update(self) -> None:
-        """Move the codes towards the keys that were watched, and put dead ones among them."""
+        """Move the codes towards the keys stored by `watch`, and replace unused codes by some of these keys."""
         if self.watched is None:
             return
         k, codes, key_mask = self.watched
@@ -129,12 +129,12 @@ class Codebook(nn.Module):
 
 
 def commitment_loss(model: nn.Module) -> Tensor | float:
-    """1e-4 times the commitment losses of the last forward, of all codebooks together; 0.0 for a model without."""
+    """Return 1e-4 times the sum of all codebooks' commitment losses in the last forward, or 0.0 if the model has no codebook."""
     return COMMITMENT * sum(book.loss for book in _codebooks(model) if book.loss is not None)
 
 
 def update_codebooks(model: nn.Module) -> None:
-    """Move all codebooks by the keys of the last forward."""
+    """Update all codebooks of the model with the keys of the last forward."""
     for book in _codebooks(model):
         book.update()
 

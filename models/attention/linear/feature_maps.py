@@ -1,14 +1,14 @@
-"""Feature maps φ of linear attention, by name: they replace the softmax's exponential, so that a sum over keys can be kept.
+"""Feature maps φ of linear attention, by name. exp(q . k) is replaced by φ(q)ᵀφ(k), so that one sum over the keys serves all queries.
 
 elu           elu(x) + 1                 Katharopoulos et al. 2020, arXiv:2006.16236, eq. 7
-relu          max(x, 0)                  the same paper's remark on eq. 7: its gradient is 0 for x < 0
-relu_squared  max(x, 0)²                 sharper: a pair counts by its largest common columns
-exp           e^x, x up to 30            φ(q)ᵀφ(k) = sum_d exp(q_d + k_d)
-taylor_1      [1, x / |x|]               φ(q)ᵀφ(k) = 1 + cos(q, k) >= 0: e^s up to its first power
-taylor_2      `based.taylor`             1 + s + s²/2 with s = qᵀk / √D_k: up to its second
+relu          max(x, 0)                  in a remark on eq. 7 of the same paper; its gradient is 0 for x < 0
+relu_squared  max(x, 0)²                 sharper: the largest common columns dominate the weight
+exp           e^x, with x clamped to 30  φ(q)ᵀφ(k) = sum_d exp(q_d + k_d)
+taylor_1      [1, x / |x|]               φ(q)ᵀφ(k) = 1 + cos(q, k) >= 0: the Taylor series of e^s up to its first power
+taylor_2      `based.taylor`             1 + s + s²/2 with s = qᵀk / √D_k: the Taylor series up to its second power
 
-Each is (.., D_k) -> (.., D_φ), never negative in its products. relu and relu_squared may give a query no weight at all, and it then gets 0;
-so does elu for x below -87 in float32, where e^x is 0.
+Each maps (.., D_k) to (.., D_φ), and φ(q)ᵀφ(k) is never negative. With relu and relu_squared all weights of a query can be 0, and
+then its output is 0. The same happens with elu for x below -87 in float32, where e^x is 0.
 """
 
 from collections.abc import Callable
@@ -20,33 +20,33 @@ from torch import Tensor
 from models.attention.layers.causal import at_least_float32
 from models.attention.linear.based import taylor
 
-LARGEST_EXPONENT = 30.0  # e^(30 + 30) a column leaves room in float32, which ends at e^88, for sums over columns, tokens and values
+LARGEST_EXPONENT = 30.0  # a product of two features is at most e^60; float32 ends at e^88, which leaves room for sums
 
 
 def elu_plus_one(x: Tensor) -> Tensor:
-    """D_φ = D_k. Not as `elu(x) + 1`: e^x - 1 + 1 loses the digits of a small e^x, and is 0 from x = -18 on in float32."""
+    """Return elu(x) + 1; D_φ = D_k. `elu(x) + 1` computes e^x - 1 + 1, which rounds a small e^x and is 0 for x < -18 in float32."""
     return torch.where(x > 0, x + 1, x.clamp(max=0).exp())
 
 
 def relu_squared(x: Tensor) -> Tensor:
-    """D_φ = D_k. In float32 at least: 256² is more than float16 holds."""
+    """Return max(x, 0)², in float32 at least, because 256² overflows float16. D_φ = D_k."""
     x = F.relu(x.to(at_least_float32(x.dtype)))
     return x * x
 
 
 def exp(x: Tensor) -> Tensor:
-    """D_φ = D_k. In float32 at least."""
+    """Return e^x with x clamped to 30, in float32 at least. D_φ = D_k."""
     return x.to(at_least_float32(x.dtype)).clamp(max=LARGEST_EXPONENT).exp()
 
 
 def taylor_1(x: Tensor) -> Tensor:
-    """D_φ = 1 + D_k. In float32 at least; a vector of length 0 has no direction and gives [1, 0]."""
+    """Return [1, x / |x|], in float32 at least; [1, 0] for x of length 0. D_φ = 1 + D_k."""
     x = F.normalize(x.to(at_least_float32(x.dtype)), dim=-1, eps=1e-6)
     return torch.cat([torch.ones_like(x[..., :1]), x], dim=-1)
 
 
 def taylor_2(x: Tensor) -> Tensor:
-    """D_φ = 1 + D_k + D_k². In float32 at least."""
+    """Return the features of `based.taylor`, in float32 at least. D_φ = 1 + D_k + D_k²."""
     return taylor(x.to(at_least_float32(x.dtype)))
 
 
@@ -59,16 +59,16 @@ FEATURE_MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "taylor_2": taylor_2,
 }
 
-MAY_BE_ZERO = ("relu", "relu_squared")  # may give a query no weight at all
+MAY_BE_ZERO = ("relu", "relu_squared")  # with these maps all weights of a query can be 0
 
 
 def map_named(name: str) -> Callable[[Tensor], Tensor]:
-    """Raises ValueError for a name that is not in the table."""
+    """Return the feature map of this name. Raises ValueError if there is none."""
     if name not in FEATURE_MAPS:
         raise ValueError(f"feature_map={name!r} is not one of {', '.join(FEATURE_MAPS)}")
     return FEATURE_MAPS[name]
 
 
 def n_features(name: str, d_head: int) -> int:
-    """D_φ of the map for heads of this width."""
+    """Return D_φ of the named map for heads of width `d_head`."""
     return map_named(name)(torch.zeros(1, d_head)).shape[-1]

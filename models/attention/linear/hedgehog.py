@@ -1,8 +1,8 @@
-"""Hedgehog: a learned feature map in the place of elu + 1, spiky and monotone like the exponential that it can be trained to imitate.
+"""Causal linear attention with Hedgehog, a learned feature map that can be trained to imitate the exponential: spiky and monotone.
 
-φ(x) = softmax([W x + b, -(W x + b)]),   W = I and b = 0 at first, one of each for the queries and one for the keys of a head
+φ(x) = softmax([W x + b, -(W x + b)]),   initially W = I and b = 0; each head has one W and b for queries and another for keys
 S_t = S_{t-1} + φ(k_t) v_tᵀ,   z_t = z_{t-1} + φ(k_t),   o_t = φ(q_t)ᵀ S_t / (φ(q_t)ᵀ z_t + eps)
-Zhang et al. 2024, arXiv:2402.04347, with the softmax in the place of two exponentials, which bounds φ. O(N (C + 2 D_k) D_v) time a head.
+Zhang et al. 2024, arXiv:2402.04347, with a softmax instead of two exponentials, which bounds φ. O(N (C + 2 D_k) D_v) time a head.
 """
 
 import torch
@@ -14,17 +14,17 @@ from models.attention.layers.mechanism import cost_of_state
 from models.attention.layers.multi_head import merge_heads
 from models.parts.positions import Rotation
 
-EPS = 1e-10  # φ(q)ᵀ φ(k) is about 1 / 2 D_k, and far less for spiky features: 1e-6 would show
+EPS = 1e-10  # small, because φ(q)ᵀ φ(k) is about 1 / (2 D_k), and far less for spiky features
 
 
 def hedgehog_features(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """φ: (B, H, N, D_k), W (H, D_k, D_k), b (H, 1, D_k) -> (B, H, N, 2 D_k), positive, with sum 1."""
+    """Return φ(x): x (B, H, N, D_k), weight (H, D_k, D_k), bias (H, 1, D_k) -> (B, H, N, 2 D_k), positive and with sum 1."""
     y = x @ weight.mT + bias
     return torch.softmax(torch.cat([y, -y], dim=-1), dim=-1)
 
 
 class HedgehogMap(nn.Module):
-    """φ of every head, which begins with W = I and b = 0."""
+    """The feature map φ of every head. Initially W = I and b = 0."""
 
     def __init__(self, n_heads: int, d_head: int) -> None:
         super().__init__()
@@ -50,10 +50,7 @@ class HedgehogAttention(EqualHeadsLayer):
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"S": (self.n_heads, 2 * self.d_head, self.d_head + 1)}
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
-    ) -> tuple[Tensor, State]:
-        state = self.new_state(x) if state is None else state
+    def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
         q, k, v = self.heads(x, rotation)  # (B, H, N, D_k)
         phi_q, phi_k = self.phi_q(q), self.phi_k(k)
         o, S = attend_causal_features(phi_q, phi_k, v, state["S"], mask=mask, eps=EPS, recurrence=self.recurrence)

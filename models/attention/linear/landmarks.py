@@ -1,7 +1,7 @@
-"""Landmarks: a few vectors that stand for all tokens of a row, as the means of equal segments of it.
+"""Landmarks: a few vectors that represent all tokens of a sequence, each the mean of one of its segments of equal length.
 
-Segment i of a row's n tokens begins at the floor(i n / N_l)-th, so that segments differ by one token at most; a row of n < N_l tokens has n
-segments of one token. Xiong et al. 2021 (Nyströmformer), arXiv:2102.03902, section 3.3, for n that N_l divides. O(N D_k) by prefix sums.
+Segment i of n tokens begins at token floor(i n / N_l), so lengths differ by one token at most. If n < N_l, there are n segments
+of one token each. Xiong et al. 2021 (Nyströmformer), arXiv:2102.03902, section 3.3, where N_l divides n. O(N D_k) by prefix sums.
 """
 
 from typing import NamedTuple
@@ -12,24 +12,24 @@ from torch import Tensor
 
 
 class Landmarks(NamedTuple):
-    means: Tensor  # (B, H, N_l, D_k), float32 at least; 0 where there is none
+    means: Tensor  # (B, H, N_l, D_k), float32 at least; 0 for a landmark that does not exist
     exist: Tensor  # bool (B, N_l)
 
 
 def segment_means(x: Tensor, n_landmarks: int, *, mask: Tensor | None = None) -> Landmarks:
-    """Of x (B, H, N, D_k) whose tokens are where mask bool (B, N) is True, anywhere in the row.
+    """Return the landmarks of x (B, H, N, D_k). mask bool (B, N) is True at tokens, which may be anywhere in the row.
 
-    Only tokens count: neither what the padding holds nor how much of it there is makes a difference.
+    Neither the content nor the amount of padding changes the result.
     """
     if mask is None:
         mask = torch.ones(x.shape[0], x.shape[2], dtype=torch.bool, device=x.device)
-    counts = mask.cumsum(-1)  # (B, N), tokens up to here
+    counts = mask.cumsum(-1)  # (B, N), number of tokens up to and including each
     n = counts[:, -1:]
     i = torch.arange(n_landmarks + 1, device=x.device)
-    begins = torch.minimum(torch.div(i * n, n.clamp(min=1, max=n_landmarks), rounding_mode="floor"), n)  # (B, N_l + 1), tokens before i
+    begins = torch.minimum(torch.div(i * n, n.clamp(min=1, max=n_landmarks), rounding_mode="floor"), n)  # (B, N_l + 1): starts
     sizes = begins.diff(dim=1)  # (B, N_l)
-    places = (counts.unsqueeze(1) <= begins.unsqueeze(2)).sum(-1)  # (B, N_l + 1), where segment i begins
+    places = (counts.unsqueeze(1) <= begins.unsqueeze(2)).sum(-1)  # (B, N_l + 1), index where segment i begins
     tokens = x.to(torch.promote_types(x.dtype, torch.float32)) * mask[:, None, :, None]
-    sums = F.pad(tokens.cumsum(2), (0, 0, 1, 0))  # (B, H, N + 1, D_k), of what stands before a place
+    sums = F.pad(tokens.cumsum(2), (0, 0, 1, 0))  # (B, H, N + 1, D_k), sums of all tokens before an index
     totals = sums.gather(2, places[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])).diff(dim=2)  # (B, H, N_l, D_k)
     return Landmarks(totals / sizes.clamp(min=1)[:, None, :, None], sizes > 0)

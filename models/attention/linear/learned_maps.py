@@ -1,10 +1,10 @@
-"""Feature maps φ that are trained, each head its own: a linear map of x' = x D_k^(-1/4), then a function whose products are not negative.
+"""Trained feature maps φ, one for each head: a linear map of x' = x D_k^(-1/4), then a function such that φ(q)ᵀφ(k) >= 0.
 
-elu       elu(W x' + b) + 1                        D_φ = D_k        W = I, b = 0 at first
-hedgehog  softmax([W x' + b, -(W x' + b)])         D_φ = 2 D_k      the same; Zhang et al. 2024, arXiv:2402.04347
-taylor    `based.taylor` of W x' + b, unscaled     D_φ = 1 + D_k + D_k²   the same; Arora et al. 2024, arXiv:2402.18668
-positive  exp(W x' + b - |x'|² / 2) / √D_φ         D_φ = 2 D_k      W drawn as the Performer's: on average, φ(q)ᵀφ(k) begins as
-                                                                    exp(qᵀk / √D_k); Choromanski et al. 2020, arXiv:2009.14794
+elu       elu(W x' + b) + 1                        D_φ = D_k              initially W = I and b = 0
+hedgehog  softmax([W x' + b, -(W x' + b)])         D_φ = 2 D_k            initially W = I, b = 0; Zhang et al. 2024, arXiv:2402.04347
+taylor    `based.taylor` of W x' + b, unscaled     D_φ = 1 + D_k + D_k²   initially W = I, b = 0; Arora et al. 2024, arXiv:2402.18668
+positive  exp(W x' + b - |x'|² / 2) / √D_φ         D_φ = 2 D_k            W as in the Performer, so that initially φ(q)ᵀφ(k) has the
+                                                   mean exp(qᵀk / √D_k); Choromanski et al. 2020, arXiv:2009.14794
 """
 
 import math
@@ -22,7 +22,7 @@ Kind = Literal["elu", "hedgehog", "taylor", "positive"]
 
 
 class LearnedMap(nn.Module):
-    """φ of every head: (B, H, N, D_k) -> (B, H, N, D_φ). Raises ValueError for a kind that is not in the table."""
+    """A feature map φ for every head: (B, H, N, D_k) -> (B, H, N, D_φ). Raises ValueError if the kind is not in the module's table."""
 
     def __init__(self, kind: Kind, n_heads: int, d_head: int, *, seed: int = 0) -> None:
         super().__init__()
@@ -40,11 +40,11 @@ class LearnedMap(nn.Module):
 
     @property
     def has_log(self) -> bool:
-        """Whether every feature is an exponential, whose exponents `log` gives."""
+        """Whether every feature is an exponential, so that `log` can return its exponents."""
         return self.kind == "positive"
 
     def log(self, x: Tensor, present: Tensor | None = None) -> Tensor:
-        """log φ, for a map that `has_log`. present: bool (B, 1, N, 1); an absent token gets the least exponents, about -10³⁸."""
+        """Return log φ(x), for a map with `has_log`. present: bool (B, 1, N, 1); for an absent token the result is about -10³⁸."""
         return _log_positive(x, *self._parameters_for(x), present)
 
     def _parameters_for(self, x: Tensor) -> tuple[Tensor, Tensor, float]:
@@ -61,7 +61,7 @@ def _hedgehog(x: Tensor, weight: Tensor, bias: Tensor, scale: float) -> Tensor:
 
 
 def _taylor(x: Tensor, weight: Tensor, bias: Tensor, scale: float) -> Tensor:
-    return taylor((x @ weight.mT + bias) / scale)  # which scales by itself
+    return taylor((x @ weight.mT + bias) / scale)  # `taylor` scales its input itself
 
 
 def _positive(x: Tensor, weight: Tensor, bias: Tensor, scale: float) -> Tensor:
@@ -69,16 +69,16 @@ def _positive(x: Tensor, weight: Tensor, bias: Tensor, scale: float) -> Tensor:
 
 
 def _log_positive(x: Tensor, weight: Tensor, bias: Tensor, scale: float, present: Tensor | None = None) -> Tensor:
-    """|x'|², b, D_φ and `present` come in by columns of the one product: a pass over the features costs more than that."""
+    """Return log φ of `positive`. |x'|², b, D_φ and `present` enter as columns of one matrix product, which is faster."""
     halves = (x * x).sum(-1, keepdim=True) * (scale**2 / 2)  # |x'|² / 2
     if present is not None:
-        halves = torch.where(present, halves, -torch.finfo(x.dtype).min / 4)  # a quarter: room for the other addends
+        halves = torch.where(present, halves, -torch.finfo(x.dtype).min / 4)  # a quarter of the limit, so that sums do not overflow
     x = torch.cat([x, halves, torch.ones_like(halves)], dim=-1)  # (B, H, N, D_k + 2)
     bias = (bias - math.log(weight.shape[1]) / 2).mT  # (H, D_φ, 1)
     return x @ torch.cat([weight, torch.full_like(bias, -1.0), bias], dim=-1).mT
 
 
-FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {  # of x, W D_k^(-1/4), b, D_k^(-1/4)
+FUNCTIONS: dict[str, Callable[[Tensor, Tensor, Tensor, float], Tensor]] = {  # arguments: x, W D_k^(-1/4), b, D_k^(-1/4)
     "elu": _elu,
     "hedgehog": _hedgehog,
     "taylor": _taylor,

@@ -1,10 +1,10 @@
-"""Nyström attention: the N x N matrix of softmax attention, rebuilt from the columns and rows that belong to a few landmarks.
+"""Nyström attention: approximates the N x N matrix of softmax attention by the columns and rows of a few landmarks.
 
 O = F A⁺ (R V) + conv(V),   F = softmax(q k̃ᵀ) (N, N_l),   A = softmax(q̃ k̃ᵀ) (N_l, N_l),   R = softmax(q̃ kᵀ) (N_l, N),   scale D_k^-1/2
-A⁺ by 6 rounds of Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4;   conv: over time, every column alone, one kernel a head
-q̃, k̃: N_l landmarks of landmarks.py. Xiong et al. 2021 (Nyströmformer), arXiv:2102.03902, section 3. O(N N_l D_k + N_l³) time a head.
+A⁺ by 6 rounds of Z <- Z (13 I - A Z (15 I - A Z (7 I - A Z))) / 4;   conv: depthwise over the positions, one kernel for each head
+q̃, k̃: N_l landmarks, see landmarks.py. Xiong et al. 2021 (Nyströmformer), arXiv:2102.03902, section 3. O(N N_l D_k + N_l³) time a head.
 
-Six rounds do not reach the inverse of an ill-conditioned A, whose exact inverse would amplify noise: they are part of the mechanism.
+Six rounds do not converge for an ill-conditioned A, whose exact inverse would amplify noise. Their number is part of the mechanism.
 """
 
 from typing import Any
@@ -13,16 +13,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_pairs
+from models.attention.layers.capabilities import Capabilities, of_nothing
+from models.attention.layers.encoder import EqualHeadsEncoderLayer
 from models.attention.layers.mechanism import Cost, Examples, Row
-from models.attention.layers.multi_head import EqualHeads, merge_heads
 from models.attention.layers.scaled_dot_product import masked_softmax
 from models.attention.linear.landmarks import Landmarks, segment_means
-from models.parts.positions import Rotation
 
 
 def iterative_inverse(A: Tensor, n_iterations: int = 6) -> Tensor:
-    """Nearly A⁺, (.., N_l, N_l). Begins at Aᵀ / (|A|_1 |A|_inf) with the norms of each matrix for itself; section 3.2, eq. 11."""
+    """Approximate A⁺ (.., N_l, N_l) by iteration from Aᵀ / (|A|_1 |A|_inf), with the norms of each matrix; section 3.2, eq. 11."""
     identity = torch.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     norms = A.abs().sum(-2).amax(-1) * A.abs().sum(-1).amax(-1)
     Z = A.mT / (norms + (norms == 0))[..., None, None]
@@ -33,7 +32,7 @@ def iterative_inverse(A: Tensor, n_iterations: int = 6) -> Tensor:
 
 
 def landmark_values(q_landmarks: Landmarks, k: Tensor, v: Tensor, *, scale: float, key_mask: Tensor | None = None) -> Tensor:
-    """R V, softmax attention of the landmarks: (B, H, N_k, D_k), (B, H, N_k, D_v), bool (B, N_k) -> (B, H, N_l, D_v)."""
+    """Return R V, attention of the landmarks to the keys: (B, H, N_k, D_k), (B, H, N_k, D_v), bool (B, N_k) -> (B, H, N_l, D_v)."""
     seen = q_landmarks.exist[:, None, :, None]  # (B, 1, N_l, 1)
     if key_mask is not None:
         seen = seen & key_mask[:, None, None, :]
@@ -43,7 +42,7 @@ def landmark_values(q_landmarks: Landmarks, k: Tensor, v: Tensor, *, scale: floa
 def between_landmarks(
     q: Tensor, values: Tensor, q_landmarks: Landmarks, k_landmarks: Landmarks, *, scale: float, n_iterations: int | None = 6
 ) -> Tensor:
-    """F A⁺ values: (B, H, N_q, D_k), (B, H, N_l, D_v) -> (B, H, N_q, D_v). n_iterations None: A⁺ by singular values, exact."""
+    """Return F A⁺ values: q (B, H, N_q, D_k), values (B, H, N_l, D_v) -> (B, H, N_q, D_v). n_iterations None: exact A⁺ by SVD."""
     keys, exist = k_landmarks.means.mT * scale, k_landmarks.exist[:, None, None, :]
     A = masked_softmax(q_landmarks.means @ keys, exist) * q_landmarks.exist[:, None, :, None]  # (B, H, N_l, N_l)
     inverse = torch.linalg.pinv(A) if n_iterations is None else iterative_inverse(A, n_iterations)
@@ -64,15 +63,15 @@ def attend_nystrom(
     short_by_softmax: bool = True,
     conv: Tensor | None = None,
 ) -> Tensor:
-    """(B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v); 0 without any key.
+    """Nyström attention: (B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v). The output is 0 if there is no key.
 
-    query_mask bool (B, N_q), key_mask bool (B, N_k): tokens. scale None: D_k^-1/2. landmarks: those of q and of k; None: segment means.
-    In a row of no more than N_l queries, each is a landmark of its own, and R V is softmax attention: that is then given as it is, unless
-    `short_by_softmax` is False or landmarks are given. conv: the kernel of the convolution, (H, 1, K, 1), K odd; N_q is then N_k.
+    query_mask bool (B, N_q), key_mask bool (B, N_k): True at tokens. scale None: D_k^-1/2. landmarks: of q and k; None: segment means.
+    If a row has at most N_l queries, each is its own landmark and R V is exact softmax attention. R V is then the output, unless
+    `short_by_softmax` is False or landmarks are given. conv: the convolution kernel (H, 1, K, 1), K odd; it requires N_q = N_k.
     """
     if (nothing := of_nothing(q, k, v)) is not None:
         return nothing
-    exact = torch.promote_types(v.dtype, torch.float32)  # the rounds cube their matrix
+    exact = torch.promote_types(v.dtype, torch.float32)  # float32 at least: each round multiplies four matrices
     dtype, scale = v.dtype, q.shape[-1] ** -0.5 if scale is None else scale
     q, k, v = q.to(exact), k.to(exact), v.to(exact)
     of_q, of_k = landmarks or (segment_means(q, n_landmarks, mask=query_mask), segment_means(k, n_landmarks, mask=key_mask))
@@ -80,7 +79,7 @@ def attend_nystrom(
     o = between_landmarks(q, values, of_q, of_k, scale=scale, n_iterations=n_iterations)
     if short_by_softmax and landmarks is None:
         is_query = torch.ones_like(q[:, 0, :, 0], dtype=torch.bool) if query_mask is None else query_mask
-        own = (is_query.cumsum(-1) - 1).clamp(min=0, max=n_landmarks - 1)  # (B, N_q), the landmark that a query is
+        own = (is_query.cumsum(-1) - 1).clamp(min=0, max=n_landmarks - 1)  # (B, N_q), index of the landmark that is the query itself
         is_short = is_query.sum(-1) <= n_landmarks  # (B,)
         o = torch.where(is_short[:, None, None, None], values.gather(2, own[:, None, :, None].expand_as(o)), o)
     if conv is not None:
@@ -89,10 +88,10 @@ def attend_nystrom(
     return o.to(dtype)
 
 
-class NystromAttention(EqualHeads):
-    """Multi-head Nyström self-attention, with the projections of `SoftmaxAttention`, and the convolution unless conv_kernel is None.
+class NystromAttention(EqualHeadsEncoderLayer):
+    """Multi-head Nyström self-attention, with the projections of `SoftmaxAttention` and, unless conv_kernel is None, a convolution.
 
-    There is no causal form: a landmark is a mean over tokens of the future too.
+    There is no causal form, because a landmark is a mean that includes future tokens.
     """
 
     capabilities = Capabilities(rotates=True, ordered=True, averages=False, weights="sums")
@@ -129,19 +128,7 @@ class NystromAttention(EqualHeads):
         if conv_kernel is not None:
             self.conv = nn.Conv2d(n_heads, n_heads, (conv_kernel, 1), padding=(conv_kernel // 2, 0), groups=n_heads, bias=False)
 
-    def forward(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None = None,
-        *,
-        rotation: Rotation | None = None,
-        pair_mask: Tensor | None = None,
-        pair_bias: Tensor | None = None,
-    ) -> Tensor:
-        """(B, N, D), bool (B, N) -> (B, N, D)."""
-        refuse_pairs("Nyström attention", None, pair_mask, pair_bias)
-        q, k, v = self.heads(x, rotation)  # (B, H, N, D_k)
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
         conv = None if self.conv is None else self.conv.weight
         options: dict[str, Any] = {"n_landmarks": self.n_landmarks, "n_iterations": self.n_iterations, "conv": conv}
-        o = attend_nystrom(q, k, v, query_mask=key_mask, key_mask=key_mask, **options)
-        return self.to_out(merge_heads(o))
+        return attend_nystrom(q, k, v, query_mask=key_mask, key_mask=key_mask, **options)

@@ -1,24 +1,23 @@
-"""Performer: random features whose products have the exponential of softmax attention as their mean, so that linear attention estimates it.
+"""Performer: linear attention with random features, whose products are unbiased estimates of the exponential in softmax attention.
 
-x' = x √scale, scale = D_k^-1/2:   φ(q)ᵀφ(k) is, on average over W, exp(scale qᵀk), for
+x' = x √scale, scale = D_k^-1/2. For `positive` and `hyperbolic` the mean of φ(q)ᵀφ(k) over W is exp(scale qᵀk).
 positive     φ(x) = exp(W x' - |x'|²/2) / √D_r                                D_φ = D_r
 hyperbolic   φ(x) = [exp(W x' - |x'|²/2), exp(-W x' - |x'|²/2)] / √(2 D_r)    D_φ = 2 D_r, less variance
 relu         φ(x) = max(W x', 0) + 1e-3, another kernel and no estimate       D_φ = D_r
-then linear attention. W and φ: random_features.py.
+W and φ are computed in random_features.py.
 Choromanski et al. 2020 (FAVOR+), arXiv:2009.14794, lemma 1 and sections 2.3 and 2.4. O(N D_φ (D_k + D_v)) time a head.
 
-The estimate of exp is unbiased, that of the weights, a quotient, is not; and its variance is small for short q and k only.
+The attention weights are quotients of such estimates, and so are biased. The variance is small only for short q and k.
 """
 
 import torch
 from torch import Tensor
 
-from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_pairs
+from models.attention.layers.capabilities import Capabilities, of_nothing
+from models.attention.layers.encoder import EqualHeadsEncoderLayer
 from models.attention.layers.mechanism import Examples, Row, cost_of_state
-from models.attention.layers.multi_head import merge_heads
 from models.attention.linear.linear import attend_features
 from models.attention.linear.random_features import Kernel, RandomFeatures, log_features, relu_features
-from models.parts.positions import Rotation
 
 
 def attend_performer(
@@ -33,9 +32,9 @@ def attend_performer(
     eps: float = 1e-6,
     relu_eps: float = 1e-3,
 ) -> Tensor:
-    """(B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v), W, bool (B, N_k) -> (B, H, N_q, D_v); 0 without any key.
+    """Performer attention: (B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v). It is 0 if there is no key.
 
-    scale None: D_k^-1/2. eps is in the denominator only.
+    projection: W. key_mask bool (B, N_k): True at tokens. scale None: D_k^-1/2. eps is added to the denominator only.
     """
     if (nothing := of_nothing(q, k, v)) is not None:
         return nothing
@@ -48,10 +47,10 @@ def attend_performer(
 
 
 def balanced_features(log_q: Tensor, log_k: Tensor, key_mask: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """φ(q) / exp(m), φ(k) and m: (B, H, N_q, D_φ), (B, H, N_k, D_φ) -> the same shapes, in 0 .. 1, and (B, H, N_q, 1).
+    """Return φ(q) / exp(m), φ(k), m from logs: (B, H, N_q, D_φ), (B, H, N_k, D_φ) -> the same shapes, in 0 .. 1, and (B, H, N_q, 1).
 
-    c_d, the largest of column d over the keys, moves from the keys to the queries, exp(log_q + c) · exp(log_k - c), and of each query its
-    largest exponent m is taken away. So φ(q)ᵀz >= 1 wherever there is a key, however long q and k are.
+    c_d, the largest log of column d over the keys, is moved from the keys to the queries: exp(log_q + c) · exp(log_k - c). Then m, the
+    largest exponent of each query, is subtracted. So φ(q)ᵀz >= 1 if there is a key, for q and k of any length.
     """
     least = torch.finfo(log_k.dtype).min
     if key_mask is not None:
@@ -63,23 +62,12 @@ def balanced_features(log_q: Tensor, log_k: Tensor, key_mask: Tensor | None = No
     return (log_q - m).exp(), (log_k - c).exp(), m
 
 
-class PerformerAttention(RandomFeatures):
-    """Multi-head self-attention by random features, with the projections of `SoftmaxAttention`, which it estimates."""
+class PerformerAttention(RandomFeatures, EqualHeadsEncoderLayer):
+    """Multi-head self-attention by random features. It has the projections of `SoftmaxAttention` and estimates its output."""
 
     capabilities = Capabilities(rotates=True, weights="sums")
     cost = cost_of_state("O(N m D)", lambda s: 2 * s.n_features, Row("Performer m", "O(1)", "O(1) parallel, O(N) step"))
     examples = Examples(large={"n_features": 256}, varied=("n_features", (64, 128, 256, 512)))
 
-    def forward(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None = None,
-        *,
-        rotation: Rotation | None = None,
-        pair_mask: Tensor | None = None,
-        pair_bias: Tensor | None = None,
-    ) -> Tensor:
-        """(B, N, D), bool (B, N) -> (B, N, D)."""
-        refuse_pairs("the Performer", None, pair_mask, pair_bias)
-        q, k, v = self.heads(x, rotation)  # (B, H, N, D_k)
-        return self.to_out(merge_heads(attend_performer(q, k, v, self.projection, key_mask=key_mask, kernel=self.kernel)))
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        return attend_performer(q, k, v, self.projection, key_mask=key_mask, kernel=self.kernel)

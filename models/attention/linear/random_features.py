@@ -1,9 +1,9 @@
-"""Random features whose products have an exponential as their mean: the maps, the matrix W behind them, and the heads that keep one.
+"""Random features that estimate an exponential: the feature maps, the random matrix W, and a base class for layers that hold W.
 
-The three kernels are those of performer.py. W is (D_r, D_k), drawn from N(0, 1) a number, with orthogonal rows unless told otherwise.
-Choromanski et al. 2020 (FAVOR+), arXiv:2009.14794, lemma 1 and sections 2.3 and 2.4. The paper draws W anew every 1,000 steps of training.
+The three kernels are those of performer.py. W (D_r, D_k) has entries drawn from N(0, 1), and by default orthogonal rows.
+Choromanski et al. 2020 (FAVOR+), arXiv:2009.14794, lemma 1 and sections 2.3 and 2.4. The paper redraws W every 1,000 training steps.
 
-A forward changes no W: a training loop calls `redraw_features(model, step)` in front of a step, so that no W is left untrained.
+The forward pass does not change W. A training loop calls `redraw_features(model, step)` before a step, so every W is trained with.
 """
 
 import math
@@ -23,8 +23,8 @@ ROWS = ("orthogonal", "iid", "regularised")
 
 
 def draw_projection(n_rows: int, d_head: int, generator: torch.Generator, *, rows: Rows = "orthogonal") -> Tensor:
-    """W (D_r, D_k), float32. iid: every number for itself. orthogonal: rows in blocks of D_k at right angles, as long as iid ones.
-    regularised: at right angles and of length √D_k each.
+    """Draw W (D_r, D_k), float32. iid: independent entries. orthogonal: orthogonal in blocks of D_k rows, as long as iid rows.
+    regularised: orthogonal as above, with every row of length √D_k.
     """
 
     def normal(*shape: int) -> Tensor:
@@ -38,27 +38,27 @@ def draw_projection(n_rows: int, d_head: int, generator: torch.Generator, *, row
 
 
 def _rotation(gaussian: Tensor) -> Tensor:
-    """Orthonormal rows that point everywhere alike: the Q of a square Gaussian matrix, with the signs that make R's diagonal positive."""
+    """Return orthonormal rows in uniformly random directions: Q of a Gaussian matrix, with signs that make R's diagonal positive."""
     Q, R = torch.linalg.qr(gaussian)
     return (Q * R.diagonal().sign()).mT
 
 
 def default_features(d_head: int) -> int:
-    """D_r = D_k ln D_k, section 4 of the paper."""
+    """Return D_r = D_k ln D_k, as in section 4 of the paper."""
     return max(1, round(d_head * math.log(d_head)))
 
 
 def log_features(x: Tensor, projection: Tensor, *, kernel: Kernel = "positive", scale: float | None = None) -> Tensor:
-    """log φ of the two exponential kernels: (B, H, N, D_k), W (D_r, D_k) or (H, D_r, D_k) -> (B, H, N, D_φ), float32 at least."""
+    """Return log φ of the exponential kernels: (B, H, N, D_k), W (D_r, D_k) or (H, D_r, D_k) -> (B, H, N, D_φ), float32 at least."""
     x = _scaled(x, scale)
-    projected = (x @ projection.to(x.dtype).mT).to(x.dtype)  # autocast would leave half precision
+    projected = (x @ projection.to(x.dtype).mT).to(x.dtype)  # under autocast the product is in half precision
     if kernel == "hyperbolic":
         projected = torch.cat([projected, -projected], dim=-1)
     return projected - (x * x).sum(-1, keepdim=True) / 2 - math.log(projected.shape[-1]) / 2
 
 
 def relu_features(x: Tensor, projection: Tensor, *, scale: float | None = None, relu_eps: float = 1e-3) -> Tensor:
-    """The third kernel: (B, H, N, D_k), W (D_r, D_k) or (H, D_r, D_k) -> (B, H, N, D_r), float32 at least."""
+    """Return the features of the kernel `relu`: (B, H, N, D_k), W (D_r, D_k) or (H, D_r, D_k) -> (B, H, N, D_r), float32 at least."""
     x = _scaled(x, scale)
     return F.relu((x @ projection.to(x.dtype).mT).to(x.dtype)) + relu_eps
 
@@ -69,9 +69,7 @@ def _scaled(x: Tensor, scale: float | None) -> Tensor:
 
 
 class RandomFeatures(EqualHeads):
-    """Heads, and one W, `projection` (D_r, D_k), for all of them."""
-
-    biased = True  # the projections, unless told otherwise
+    """A base class for layers by random features. All heads share one W, the buffer `projection` (D_r, D_k)."""
 
     def __init__(
         self,
@@ -85,19 +83,19 @@ class RandomFeatures(EqualHeads):
         rows: Rows = "orthogonal",
         seed: int = 0,
     ) -> None:
-        super().__init__(d_model, n_heads, d_head=d_head, bias=self.biased if bias is None else bias)
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
         self.kernel, self.rows = checked(kernel, rows, n_features)
         self.projection: Tensor
         self.register_buffer("projection", torch.empty(n_features or default_features(self.d_head), self.d_head))  # (D_r, D_k)
         self.redraw(torch.Generator().manual_seed(seed))
 
     def redraw(self, generator: torch.Generator) -> None:
-        """Another W of the same kind, in place. The generator is one of the CPU."""
+        """Draw W anew, of the same kind and in place. The generator must be on the CPU."""
         self.projection.copy_(draw_projection(self.projection.shape[0], self.projection.shape[1], generator, rows=self.rows))
 
 
 def redraw_features(model: nn.Module, step: int, *, every: int = REDRAW_STEPS) -> None:
-    """Another W for every layer, when so many steps or a multiple of them have passed; the same ones in a run that is taken up again."""
+    """Draw a new W for every layer if `step` is a multiple of `every`. `step` is the seed, so a resumed run draws the same ones."""
     if step > 0 and step % every == 0:
         generator = torch.Generator().manual_seed(step)
         for module in model.modules():
@@ -106,7 +104,7 @@ def redraw_features(model: nn.Module, step: int, *, every: int = REDRAW_STEPS) -
 
 
 def checked(kernel: Kernel, rows: Rows, n_features: int | None) -> tuple[Kernel, Rows]:
-    """The first two. Raises ValueError for a name that is unknown, and for D_r < 1."""
+    """Return `kernel` and `rows`. Raises ValueError if either name is unknown or if n_features < 1."""
     if kernel not in KERNELS:
         raise ValueError(f"kernel={kernel!r} is not one of {', '.join(KERNELS)}")
     if rows not in ROWS:

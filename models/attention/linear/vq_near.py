@@ -1,9 +1,9 @@
-"""Causal Transformer-VQ with a position bias: distances count among near keys, and what is older is known by its codes alone.
+"""Causal Transformer-VQ with a position bias for near keys. Older keys are represented by their codes alone, without position.
 
 s_ij = scale q_i . k^_j + b_(i-j)   for j in i's block of C tokens or in the block before it,   scale q_i . k^_j for older ones,   j <= i
 o_i = softmax_j(s_ij) V, where the older keys are summed code by code: e_is U_s and e_is L_s, as in vq.py
-Lingle 2023, arXiv:2309.16354, section 3. O(N (2 C + Z) D_k) time a head. A function alone: the layers `vq` and `causal_vq` have
-no bias, and so no window to keep.
+Lingle 2023, arXiv:2309.16354, section 3. O(N (2 C + Z) D_k) time a head. This is a function only; the layers `vq` and `causal_vq` have
+no position bias.
 """
 
 import torch
@@ -27,10 +27,10 @@ def attend_causal_to_codes_and_near(
     scale: float | None = None,
     mask: Tensor | None = None,
 ) -> Tensor:
-    """(B, H, N, D_k), int64 (B, H, N), (B, H, N, D_v), (H, Z, D_k), (H or 1, 2 C) -> (B, H, N, D_v); 0 where a row has no token yet.
+    """Attend causally to codes, with a position bias for near keys. Returns (B, H, N, D_v), 0 before a row's first token.
 
-    bias: b by distance, 0 first; the length of its axis makes the block. scale None: D_k^-1/2. mask bool (B, N): tokens. Raises ValueError
-    for a bias of an odd number of distances.
+    q (B, H, N, D_k), codes int64 (B, H, N), v (B, H, N, D_v), codebook (H, Z, D_k), bias (H or 1, 2 C) by distance from 0; its length
+    sets C. scale None: D_k^-1/2. mask bool (B, N): True at tokens. Raises ValueError if the number of distances is odd.
     """
     refuse_cross("causal attention to codes", q=q, codes=codes, v=v)
     n_distances, Z, exact = bias.shape[-1], codebook.shape[-2], at_least_float32(v.dtype)
@@ -42,7 +42,7 @@ def attend_causal_to_codes_and_near(
     q_blocks = in_blocks(q.to(exact) * scale_of(q, scale), C)  # (B, H, n, C, D_k)
     n = q_blocks.shape[2]
     sums = in_blocks(one_hot, C).mT @ in_blocks(values, C)  # (B, H, n, Z, D_v + 1): [U | L] of every block
-    older = F.pad(sums.cumsum(2), (0, 0, 0, 0, 2, 0))[:, :, :n]  # at block m: of blocks 0 .. m - 2
+    older = F.pad(sums.cumsum(2), (0, 0, 0, 0, 2, 0))[:, :, :n]  # index m: sum of blocks 0 .. m - 2
 
     span, present = {"before": 1, "after": 0}, keys_present(values, mask)
     k_hat, near_v, present = (spans(x, n, C, **span) for x in (one_hot @ codebook, values, present))  # (B, H, n, 2 C, ..)

@@ -1,3 +1,3 @@
-"""Decoders whose past is a matrix of constant size that fades or is corrected: `retention.py`, `gated_linear.py`, `delta.py`,
-`gated_delta.py`, with `half_lives.py` (how slowly it fades at first). The recurrence itself is in `layers/recurrence.py`.
+"""Decoder layers whose past is a matrix of constant size that decays or is overwritten: `retention.py`, `gated_linear.py`, `delta.py`,
+`gated_delta.py`. `half_lives.py` contains their initial decay rates, and `layers/recurrence.py` the recurrence itself.
 """

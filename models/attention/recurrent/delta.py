@@ -1,9 +1,9 @@
-"""The delta rule: a key that comes again replaces what was written under it, where linear attention would add to it.
+"""The delta rule: writing to a key again replaces its old value, where linear attention would add to it.
 
 S_t = S_{t-1} + β_t k_t (v_t - S_{t-1}ᵀ k_t)ᵀ,   o_t = S_tᵀ q_t / √D_k,   |q_t| = |k_t| = 1,   β_t = sigmoid(x_t W^β)
 y = rmsnorm_h(o) W^O
-Schlag et al. 2021, arXiv:2102.11174; Yang et al. 2024 (DeltaNet), arXiv:2406.06484. A step shrinks S along k_t by
-1 - β_t and nowhere enlarges it, so S stays bounded. O(N (C + D_k) D_v) time a head.
+Schlag et al. 2021, arXiv:2102.11174; Yang et al. 2024 (DeltaNet), arXiv:2406.06484. A step shrinks S along k_t by the factor
+1 - β_t and enlarges it in no direction, so S stays bounded. O(N (C + D_k) D_v) time a head, with C tokens a chunk.
 """
 
 import torch
@@ -16,17 +16,17 @@ from models.attention.layers.mechanism import cost_of_state
 from models.attention.layers.multi_head import merge_heads, split_heads
 from models.parts.positions import Rotation, rotate
 
-EPS = 1e-5  # of the norm of o
+EPS = 1e-5  # of the norm applied to o
 
 
 def unit(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """x / sqrt(|x|² + eps) over the last axis, in float32 at least: the squares of half-precision numbers overflow."""
+    """Return x / sqrt(|x|² + eps) over the last axis, in float32 at least, because squares of half-precision numbers overflow."""
     x = x.to(at_least_float32(x.dtype))
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + eps)
 
 
 class DeltaNet(EqualHeadsLayer):
-    """Multi-head delta rule. Its state is S, (H, D_k, D_v), with D_k = D_v."""
+    """Multi-head delta rule. Its state is S (H, D_k, D_v), with D_k = D_v."""
 
     capabilities = Capabilities.of_recurrence(rotates=True, averages=False)
     cost = cost_of_state("O(N D²)", lambda s: 2 * s.D_k)
@@ -37,14 +37,7 @@ class DeltaNet(EqualHeadsLayer):
         self.to_beta = nn.Linear(d_model, n_heads, bias=bias)
         self.norm = HeadNorm(self.d_head, eps=EPS)
 
-    @property
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"S": (self.n_heads, self.d_head, self.d_head)}
-
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
-    ) -> tuple[Tensor, State]:
-        state = self.new_state(x) if state is None else state
+    def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
         q = unit(split_heads(self.to_q(x), self.n_heads))  # (B, H, N, D_k)
         k = unit(split_heads(self.to_k(x), self.n_heads))
         v = split_heads(self.to_v(x), self.n_heads)

@@ -1,10 +1,10 @@
-"""The gated delta rule: the past fades, and then a key that comes again replaces what was written under it.
+"""The gated delta rule: at each token the state decays, and the value stored at the token's key is replaced.
 
 q, k, v = silu(conv([x W^Q, x W^K, x W^V])),   q, k of length 1,   β_t = sigmoid(x_t W^β),   a_t = -exp(A) softplus(x_t W^a + b)
 S_t = exp(a_t) S_{t-1} + β_t k_t (v_t - (exp(a_t) S_{t-1})ᵀ k_t)ᵀ,   o_t = S_tᵀ q_t / √D_k
 y = (rmsnorm_h(o) ⊙ silu(x W^G)) W^O
 Yang et al. 2024 (Gated DeltaNet), arXiv:2412.06464, in the form of Qwen3-Next and Qwen3.5.
-O(N (C + D_k) D_v) time a head.
+O(N (C + D_k) D_v) time a head, with C tokens a chunk.
 """
 
 import torch
@@ -23,10 +23,10 @@ from models.parts.positions import Rotation
 
 
 class GatedDeltaNet(CausalLayer):
-    """Gated delta rule with H heads of values, each group of H / H_k of them reading and writing by the same q and k.
+    """Gated delta rule with H heads of values and H_k heads of q and k. Each group of H / H_k value heads shares one q and k.
 
-    Its state is S, (H, D_k, D_v), and conv, (D_c, K - 1): the last inputs of the convolution, over the channels of q, k and v,
-    D_c = H_k D_k + H_k D_k + H D_v. The order of nearby tokens is the convolution's to tell, and a rotation is ignored.
+    Its state is S (H, D_k, D_v) and conv (D_c, K - 1), the last inputs of the convolution over the channels of q, k and v,
+    D_c = H_k D_k + H_k D_k + H D_v. The convolution encodes the order of nearby tokens, and a rotation is ignored.
 
     d_head is D_k, d_value is D_v (None: D_k), n_key_heads is H_k (None: H), kernel is K.
     """
@@ -71,10 +71,7 @@ class GatedDeltaNet(CausalLayer):
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"S": (self.n_heads, self.d_head, self.d_value), "conv": self.convolution.state_shape}
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
-    ) -> tuple[Tensor, State]:
-        state = self.new_state(x) if state is None else state
+    def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
         qkv = torch.cat([self.to_q(x), self.to_k(x), self.to_v(x)], dim=-1)  # (B, N, D_c)
         qkv, conv = self.convolution(qkv, mask, state["conv"])
         q, k, v = qkv.split(self.widths, dim=-1)
@@ -88,16 +85,16 @@ class GatedDeltaNet(CausalLayer):
         return y, {"S": S, "conv": conv}
 
     def _decay(self, x: Tensor) -> Tensor:
-        """(B, N, D) -> (B, H, N), in float32 at least: exp(A) of a half-precision A can be infinite."""
+        """Return the log-decay a: (B, N, D) -> (B, H, N), in float32 at least, because exp(A) in half precision can be infinite."""
         exact = at_least_float32(x.dtype)
         dt = F.softplus(self.to_decay(x).to(exact) + self.dt_bias)
         return (-self.A_log.to(exact).exp() * dt).transpose(1, 2)
 
     def _for_every_head(self, x: Tensor) -> Tensor:
-        """(B, H_k, N, D_k) -> (B, H, N, D_k): a group's neighbours in H share a key."""
+        """Repeat each key head for its group of value heads: (B, H_k, N, D_k) -> (B, H, N, D_k). A group is adjacent in H."""
         return x.repeat_interleave(self.n_heads // self.n_key_heads, dim=1)
 
 
 def _first_biases(n_heads: int) -> Tensor:
-    """(H,) float32: -softplus(b) is the log-decay of the head's first half-life."""
+    """Return the initial biases b (H,), float32, so that -softplus(b) is the log-decay of each head's initial half-life."""
     return torch.log(torch.expm1(-log_decays(n_heads))).float()

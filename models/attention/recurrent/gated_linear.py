@@ -1,8 +1,8 @@
-"""Gated linear attention: every row of S fades at a rate that the token itself decides.
+"""Gated linear attention: every row of S decays at a rate that is computed from the token.
 
 S_t = diag(exp(a_t)) S_{t-1} + k_t v_tᵀ,   o_t = S_tᵀ q_t / √D_k,   a_t = logsigmoid(x_t W_1 W_2 + b) / 16
 y = (silu(x W^G) ⊙ rmsnorm_h(o)) W^O
-Yang et al. 2023 (GLA), arXiv:2312.06635, section 4. W_1 W_2 is of rank 16. O(N (C D_k + D_k D_v)) time a head.
+Yang et al. 2023 (GLA), arXiv:2312.06635, section 4. W_1 W_2 has rank 16. O(N (C D_k + D_k D_v)) time a head, with C tokens a chunk.
 """
 
 import torch
@@ -17,13 +17,13 @@ from models.attention.layers.multi_head import merge_heads, split_heads
 from models.attention.recurrent.half_lives import log_decays
 from models.parts.positions import Rotation
 
-TEMPERATURE = 16.0  # τ: without it, an untrained gate of 1/2 would forget everything in a few tokens
+TEMPERATURE = 16.0  # τ, the divisor of a_t; without it an untrained gate of 1/2 forgets within a few tokens
 RANK = 16
-EPS = 1e-5  # of the norm
+EPS = 1e-5  # of the RMS norm
 
 
 class GatedLinearAttention(EqualHeadsLayer):
-    """Multi-head gated linear attention. Its state is S, (H, D_k, D_v), with D_k = D_v."""
+    """Multi-head gated linear attention. Its state is S (H, D_k, D_v), with D_k = D_v."""
 
     capabilities = Capabilities.of_recurrence(rotates=True, averages=False)
     cost = cost_of_state("O(N D²)", lambda s: s.D_k)
@@ -37,14 +37,7 @@ class GatedLinearAttention(EqualHeadsLayer):
         self.to_gate = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.norm = HeadNorm(self.d_head, eps=EPS)
 
-    @property
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"S": (self.n_heads, self.d_head, self.d_head)}
-
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
-    ) -> tuple[Tensor, State]:
-        state = self.new_state(x) if state is None else state
+    def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
         q, k, v = self.heads(x, rotation)  # (B, H, N, D_k)
         a = split_heads(F.logsigmoid(self.to_decay(self.to_low(x)) + self.decay_bias) / TEMPERATURE, self.n_heads)
         o, S = self.recurrence(q * self.d_head**-0.5, zero_padding(k, mask), v, state["S"], decay=zero_padding(a, mask))
@@ -52,5 +45,5 @@ class GatedLinearAttention(EqualHeadsLayer):
 
 
 def _first_biases(n_heads: int) -> Tensor:
-    """(H,) float32: logsigmoid(b) / 16 is the log-decay of the head's first half-life."""
+    """Return the initial biases b (H,), float32, so that logsigmoid(b) / 16 is the log-decay of each head's initial half-life."""
     return torch.logit(torch.exp(TEMPERATURE * log_decays(n_heads))).float()

@@ -1,6 +1,6 @@
-"""How long a head remembers when training begins: after a half-life of T tokens, half of what was written is left.
+"""Initial decay rates of the heads, as half-lives: after T tokens, the contribution of a token to the state has decayed to one half.
 
-log-decay = -ln 2 / T. Heads of short and long memory stand side by side, as in retention's γ_h; training moves them.
+log-decay = -ln 2 / T. A layer has heads of short and of long half-lives, as with retention's γ_h, and training changes them.
 """
 
 import math
@@ -12,6 +12,6 @@ SHORTEST, LONGEST = 10.0, 1000.0  # tokens
 
 
 def log_decays(n_heads: int) -> Tensor:
-    """(H,) float64, negative: half-lives in equal ratios from SHORTEST to LONGEST."""
+    """Return the log-decay of each head, (H,) float64, negative. The half-lives form a geometric series from SHORTEST to LONGEST."""
     half_lives = torch.logspace(math.log10(SHORTEST), math.log10(LONGEST), n_heads, dtype=torch.float64)
     return -math.log(2) / half_lives

@@ -1,9 +1,9 @@
-"""Retention: the past fades at a rate that is fixed, each head with its own.
+"""Retention: the state decays at a fixed rate, a different rate for each head.
 
 S_t = γ_h S_{t-1} + k_t v_tᵀ,   o_t = S_tᵀ q_t / √D_k,   γ_h = 1 - 2^(-5-h), h = 0 .. H - 1
 y = (silu(x W^G) ⊙ groupnorm_h(o)) W^O
-Sun et al. 2023 (RetNet), arXiv:2307.08621, eqs. 5-8. The rotation of q and k is the model's, and stands for the paper's xPos, whose
-scaling is a decay once more. Half-lives are 22 tokens · 2^h. O(N (C + D_k) D_v) time a head.
+Sun et al. 2023 (RetNet), arXiv:2307.08621, eqs. 5-8. The model's rotation of q and k replaces the paper's xPos, whose scaling is a
+second decay. Half-lives are about 22 · 2^h tokens. O(N (C + D_k) D_v) time a head, with C tokens a chunk.
 """
 
 import torch
@@ -20,14 +20,14 @@ EPS = 1e-5  # of the group norm
 
 
 def log_gammas(n_heads: int, device: torch.device | None = None) -> Tensor:
-    """log γ_h, (H,) float64: computed when asked, since a buffer would be rounded with the weights of a half-precision model."""
+    """Return log γ_h, (H,) float64. It is computed at each call because a buffer would be rounded in a half-precision model."""
     return torch.log1p(-(2.0 ** (-5 - torch.arange(n_heads, dtype=torch.float64, device=device))))
 
 
 class Retention(EqualHeadsLayer):
-    """Multi-scale retention. Its state is S, (H, D_k, D_v), with D_k = D_v.
+    """Multi-scale retention. Its state is S (H, D_k, D_v), with D_k = D_v.
 
-    The group norm, which is over each head's D_v channels, has no weights of its own: those of W^O and W^G come right behind it.
+    The group norm is over each head's D_v channels. It has no weights of its own, since W^O and W^G follow it.
     """
 
     capabilities = Capabilities.of_recurrence(rotates=True, averages=False)
@@ -38,14 +38,7 @@ class Retention(EqualHeadsLayer):
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
         self.to_gate = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
 
-    @property
-    def state_shapes(self) -> dict[str, tuple[int, ...]]:
-        return {"S": (self.n_heads, self.d_head, self.d_head)}
-
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
-    ) -> tuple[Tensor, State]:
-        state = self.new_state(x) if state is None else state
+    def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
         q, k, v = self.heads(x, rotation)  # (B, H, N, D_k)
         decay = log_gammas(self.n_heads, x.device)[None, :, None].expand(q.shape[:3])
         o, S = self.recurrence(q * self.d_head**-0.5, zero_padding(k, mask), v, state["S"], decay=zero_padding(decay, mask))

@@ -1,8 +1,8 @@
-"""How well a query matches a key, with every key seen.
+"""Self-attention with other scores of a query and a key than the scaled dot product. Every query sees every key.
 
-Read `scored.py` first, and `causal_scored.py`, its form for decoders. They are the base of
+`scored.py` has the base class of the layers in
 `dot.py` and `causal_dot.py`, `cosine.py` and `causal_cosine.py`, `additive.py` and `causal_additive.py`, `softmax1.py` and
 `causal_softmax1.py`, `nadaraya_watson.py` and `causal_nadaraya_watson.py`, `differential.py` and `causal_differential.py`.
-`gated_softmax.py` is for decoders only. `synthesizer.py` and `causal_synthesizer.py`, with `synthesizer_scores.py`, have scores without
-pairs. `convolution_as_attention.py` is a function alone.
+`gated_softmax.py` is for decoders only. `synthesizer.py` and `causal_synthesizer.py`, with `synthesizer_scores.py`, score without
+comparing pairs of tokens. `convolution_as_attention.py` contains no layer of this kind.
 """

@@ -5,20 +5,12 @@ y_t = (1 - λ_init) rmsnorm_h(o_t) W^O
 Ye et al. 2024, arXiv:2410.05258, eqs. 1-3. The t-th token costs O(t D_k) a head, and the cache holds 2 t H D_k numbers.
 """
 
-from dataclasses import replace
-
 from models.attention.layers.capabilities import Capabilities
-from models.attention.scoring.causal_scored import CausalScoredAttention
-from models.attention.scoring.differential import LearnedDifference
+from models.attention.layers.causal_scored import CausalScoredAttention
+from models.attention.scoring.differential import DifferentialHeads
 
 
-class CausalDifferentialAttention(CausalScoredAttention):
-    """Multi-head causal differential self-attention. depth and rotations: as in `DifferentialAttention`."""
+class CausalDifferentialAttention(DifferentialHeads, CausalScoredAttention):
+    """Multi-head causal differential self-attention."""
 
     capabilities = Capabilities.of_cache(rotates=True, averages=False)
-    answers = "attend.norm"
-
-    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, depth: int | None = None) -> None:
-        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
-        self.capabilities = replace(self.capabilities, rotates=self.d_head % 4 == 0)
-        self.attend = LearnedDifference(self.d_head, depth=depth)

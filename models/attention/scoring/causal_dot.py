@@ -4,7 +4,7 @@ o_t = sum_j p_tj v_j,   p_t = softmax over j <= t of q_t . k_j
 Luong et al. 2015, arXiv:1508.04025, section 3.1. The t-th token costs O(t D_k) a head, and the cache holds 2 t H D_k numbers.
 """
 
-from models.attention.scoring.causal_scored import CausalScoredAttention
+from models.attention.layers.causal_scored import CausalScoredAttention
 from models.attention.scoring.dot import attend_dot
 
 

@@ -1,8 +1,8 @@
-"""Causal Synthesizer: a token makes its scores alone, with the positions up to its own, and the past is the values that stand there.
+"""Causal Synthesizer: each token computes its scores from itself alone, by position, and weights the values up to its own position.
 
 o_t = sum_{j <= t} p_tj v_j,   p_t = softmax over j <= t of L_tj,   L as in synthesizer.py
-Tay et al. 2020, arXiv:2005.00743, section 3. The state has a place for each of N_max tokens: H N_max D_v numbers, and as many again with
-the dot product. A token costs O(N_max D_v) a head, however long its past is.
+Tay et al. 2020, arXiv:2005.00743, section 3. The state holds the values of N_max positions, H N_max D_v numbers, twice as many with
+the dot product, which needs k too. A token costs O(N_max D_v) a head, however long its past is.
 """
 
 import torch
@@ -18,25 +18,21 @@ from models.parts.positions import Rotation
 
 
 class CausalSynthesizer(SynthesizerHeads, CausalLayer):
-    """Multi-head causal Synthesizer, with the options of `Synthesizer`. Raises ValueError for a row's token beyond n_positions.
+    """Multi-head causal Synthesizer, with the options of `Synthesizer`. Raises ValueError for more than n_positions tokens.
 
-    Its state is v (H, N_max, D_v), each token at the place of its position, n, how many there are, and with the dot product k like v.
+    Its state is v (H, N_max, D_v), with each token's value at its position; n, the number of tokens; for the dot product, k like v.
     """
 
     capabilities = Capabilities(causal=True, cross=False, state="bounded", ordered=True)
     cost = Cost("O(N N_max D)", lambda N, s: 2 * N * s.n_positions * s.D)
     examples = Examples({"kinds": KINDS, "n_positions": 140, "rank": 3})
-    biased = False
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         places = (self.n_heads, self.n_positions, self.d_head)
         return {"v": places, "n": (1,)} | ({"k": places} if "dot_product" in self.scores.kinds else {})
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
-    ) -> tuple[Tensor, State]:
-        state = self.new_state(x) if state is None else state
+    def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
         exact = at_least_float32(x.dtype)
         n = state["n"].long()  # (B, 1)
         lengths = torch.full_like(n, x.shape[1]) if mask is None else mask.sum(1, keepdim=True)
@@ -46,7 +42,7 @@ class CausalSynthesizer(SynthesizerHeads, CausalLayer):
         if k is not None:
             k = new["k"] = _written(state["k"], k.to(exact), n, lengths)
         places = torch.arange(self.n_positions, device=x.device)
-        t = (n + torch.arange(x.shape[1], device=x.device)).clamp_max(self.n_positions - 1)  # (B, N); only padding can stand beyond
+        t = (n + torch.arange(x.shape[1], device=x.device)).clamp_max(self.n_positions - 1)  # (B, N); only padding is clamped
         scores = self.scores(x, t, k, self.n_positions).to(exact)  # (B, H, N, N_max)
         o = attend_by_scores(scores, new["v"], mask=places <= t[:, None, :, None])
         return self.to_out(merge_heads(o).to(x.dtype)), new | {"n": state["n"] + lengths}
@@ -57,8 +53,8 @@ class CausalSynthesizer(SynthesizerHeads, CausalLayer):
 
 
 def _written(places: Tensor, x: Tensor, n: Tensor, lengths: Tensor) -> Tensor:
-    """x (B, H, N, D_v) at the places n .. n + lengths - 1 of each row, (B, 1) both; the others of (B, H, N_max, D_v) stay as they were."""
-    token = torch.arange(places.shape[2], device=x.device) - n  # (B, N_max): which token of x belongs to a place
+    """Write x (B, H, N, D_v) to the positions n .. n + lengths - 1 of each row of `places` (B, H, N_max, D_v). n, lengths: (B, 1)."""
+    token = torch.arange(places.shape[2], device=x.device) - n  # (B, N_max): index of the token of x at each position
     is_new = (token >= 0) & (token < lengths)
     source = token.clamp(0, x.shape[2] - 1)[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3])
     return torch.where(is_new[:, None, :, None], x.gather(2, source), places)

@@ -1,8 +1,8 @@
-"""Cosine attention: only the angle between query and key counts, sharpened by a temperature that each head learns.
+"""Cosine attention: the score depends only on the angle between query and key, times a learned factor tau of each head.
 
 o_i = sum_j p_ij v_j,   p_i = softmax_j(tau cos(q_i, k_j)),   cos(q, k) = q . k / (max(|q|, eps) max(|k|, eps))
-Henry et al. 2020, arXiv:2010.04245; the bounded log tau a head of Liu et al. 2021, arXiv:2111.09883, section 3.2. Scores are at most
-tau: with tau = 1 the softmax is nearly uniform. O(N_q N_k (D_k + D_v)) time a head.
+Henry et al. 2020, arXiv:2010.04245; the bounded log tau of each head is from Liu et al. 2021, arXiv:2111.09883, section 3.2. Scores
+are at most tau, so with tau = 1 the softmax is nearly uniform. O(N_q N_k (D_k + D_v)) time a head.
 """
 
 import math
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention.layers.scaled_dot_product import attend
-from models.attention.scoring.scored import ScoredAttention
+from models.attention.scoring.scored import ScoredAttention, ScoredHeads
 
 LARGEST_TAU = 100.0
 
@@ -27,13 +27,13 @@ def attend_cosine(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """(B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v). tau: a number, or (H,). mask, bias as in `attend`."""
+    """Cosine attention: (B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v). tau: a number or (H,)."""
     tau = tau[..., None, None] if isinstance(tau, Tensor) else tau  # (H, 1, 1)
     return attend(tau * F.normalize(q, dim=-1, eps=eps), F.normalize(k, dim=-1, eps=eps), v, scale=1.0, mask=mask, bias=bias)
 
 
 class LearnedCosine(nn.Module):
-    """`attend_cosine` with a tau for each of H heads, kept as its logarithm. Raises ValueError for a tau outside of (0, 100]."""
+    """A module that applies `attend_cosine` with a learned log tau a head. Raises ValueError if tau is not in (0, 100]."""
 
     def __init__(self, n_heads: int, *, tau: float) -> None:
         super().__init__()
@@ -45,9 +45,13 @@ class LearnedCosine(nn.Module):
         return attend_cosine(q, k, v, tau=self.log_tau.clamp_max(math.log(LARGEST_TAU)).exp(), mask=mask, bias=bias)
 
 
-class CosineAttention(ScoredAttention):
-    """Multi-head cosine self-attention. tau: with which every head begins."""
+class CosineHeads(ScoredHeads):
+    """Heads with a cosine score. tau: its initial value in every head."""
 
-    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True, tau: float = 10.0) -> None:
+    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool | None = None, tau: float = 10.0) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
         self.attend = LearnedCosine(n_heads, tau=tau)
+
+
+class CosineAttention(CosineHeads, ScoredAttention):
+    """Multi-head cosine self-attention."""

@@ -1,9 +1,9 @@
-"""Differential attention: the difference of two softmaxes, in which the noise that both have cancels.
+"""Differential attention: the difference of two softmaxes, in which their common noise cancels.
 
 o_i = sum_j (p_ij - λ p'_ij) v_j,   p_i = softmax_j(q_i . k_j / sqrt(d)),   p'_i = softmax_j(q'_i . k'_j / sqrt(d)),   d = D_k / 2
 λ = exp(λ_q . λ_k) - exp(λ'_q . λ'_k) + λ_init,   λ_init = 0.8 - 0.6 exp(-0.3 (l - 1)) in layer l,   y = (1 - λ_init) rmsnorm_h(o) W^O
-Ye et al. 2024, arXiv:2410.05258, eqs. 1-3. q and q' are the even and the odd columns of a head, so that a rotation, which turns the pair of
-columns i and i + d, turns each by itself. λ belongs to all heads of a layer. O(N_q N_k (D_k + D_v)) time a head.
+Ye et al. 2024, arXiv:2410.05258, eqs. 1-3. q and q' are the even and the odd columns of a head. A rotation acts on the pair of columns
+i and i + d, so it rotates q and q' separately. All heads of a layer share λ. O(N_q N_k (D_k + D_v)) time a head.
 """
 
 import math
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.head_norm import HeadNorm
 from models.attention.layers.scaled_dot_product import masked_softmax, scale_of
-from models.attention.scoring.scored import ScoredAttention
+from models.attention.scoring.scored import ScoredAttention, ScoredHeads
 
 
 def attend_differential(
@@ -28,21 +28,21 @@ def attend_differential(
     mask: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> Tensor:
-    """(B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> o (B, H, N_q, D_v), before the norm.
+    """Differential attention before the norm: (B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> o (B, H, N_q, D_v).
 
-    subtracted: λ. scale None: (D_k / 2)^-1/2. mask and bias, as in `scaled_dot_product.attend`, are those of both softmaxes.
+    subtracted: λ. scale None: (D_k / 2)^-1/2. mask and bias are as in `scaled_dot_product.attend`, and apply to both softmaxes.
     """
 
     def weights(columns: slice) -> Tensor:
         scores = (q[..., columns] * scale_of(q[..., columns], scale)) @ k[..., columns].mT  # (B, H, N_q, N_k)
         scores = scores if bias is None else scores + bias
-        return torch.softmax(scores, dim=-1) if mask is None else masked_softmax(scores, mask)
+        return masked_softmax(scores, mask)
 
     return (weights(slice(0, None, 2)) - subtracted * weights(slice(1, None, 2))) @ v
 
 
 class ScaledHeadNorm(HeadNorm):
-    """`HeadNorm` times a constant."""
+    """`HeadNorm` with its output multiplied by a constant."""
 
     def __init__(self, d_head: int, *, factor: float) -> None:
         super().__init__(d_head, eps=1e-5)
@@ -53,7 +53,7 @@ class ScaledHeadNorm(HeadNorm):
 
 
 class LearnedDifference(nn.Module):
-    """`attend_differential` with a λ of its own, and the norm of the answers. Raises ValueError for an odd D_k or a depth below 1."""
+    """`attend_differential` with a learned λ, followed by the norm. Raises ValueError if D_k is odd or depth is below 1."""
 
     def __init__(self, d_head: int, *, depth: int | None) -> None:
         super().__init__()
@@ -66,21 +66,28 @@ class LearnedDifference(nn.Module):
         self.norm = ScaledHeadNorm(d_head, factor=1 - self.first)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-        """q, k and v of D_k = D_v = d_head -> (B, H, N_q, D_v)."""
+        """Map q, k and v, with D_k = D_v = d_head, to the normalised outputs (B, H, N_q, D_v)."""
         exps = (self.factors[0::2] * self.factors[1::2]).sum(-1).exp()
         return self.norm(attend_differential(q, k, v, subtracted=exps[0] - exps[1] + self.first, mask=mask, bias=bias))
 
 
-class DifferentialAttention(ScoredAttention):
-    """Multi-head differential self-attention. The paper takes half as many heads as for softmax attention, each twice as wide.
+class DifferentialHeads(ScoredHeads):
+    """Heads with a differential score. The paper uses half as many heads as softmax attention, each twice as wide.
 
-    depth: l, the number of the layer in its model, from 1; None: λ_init = 0.8, to which it tends. A rotation needs a D_k divisible by 4.
+    depth: l, the number of the layer in its model, from 1; None: λ_init = 0.8, as in deep layers. A rotation needs D_k divisible by 4.
     """
 
-    capabilities = Capabilities(rotates=True, pairs=True, averages=False)
     answers = "attend.norm"
 
-    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True, depth: int | None = None) -> None:
+    def __init__(
+        self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool | None = None, depth: int | None = None
+    ) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
         self.capabilities = replace(self.capabilities, rotates=self.d_head % 4 == 0)
         self.attend = LearnedDifference(self.d_head, depth=depth)
+
+
+class DifferentialAttention(DifferentialHeads, ScoredAttention):
+    """Multi-head differential self-attention."""
+
+    capabilities = Capabilities(rotates=True, pairs=True, averages=False)

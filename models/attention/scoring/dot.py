@@ -1,8 +1,8 @@
-"""Dot-product attention: the score of a query and a key is their product as it is.
+"""Dot-product attention: the score of a query and a key is their dot product, without a scale.
 
 o_i = sum_j p_ij v_j,   p_i = softmax_j(q_i . k_j)
-Luong et al. 2015, arXiv:1508.04025, section 3.1, "dot". Of independent entries of variance 1 the scores have variance D_k, and the softmax
-of a wide head begins nearly as a maximum; `scaled_dot_product.attend` divides by sqrt(D_k). O(N_q N_k (D_k + D_v)) time a head.
+Luong et al. 2015, arXiv:1508.04025, section 3.1, "dot". For independent entries of q and k with variance 1, the scores have variance
+D_k, so initially the softmax of a wide head is nearly a maximum. `attend` divides by sqrt(D_k). O(N_q N_k (D_k + D_v)) time a head.
 """
 
 from torch import Tensor
@@ -12,7 +12,7 @@ from models.attention.scoring.scored import ScoredAttention
 
 
 def attend_dot(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
-    """(B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v); mask and bias as in `attend`."""
+    """Dot-product attention: (B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v). mask, bias as in `attend`."""
     return attend(q, k, v, scale=1.0, mask=mask, bias=bias)
 
 

@@ -1,16 +1,16 @@
-"""Gated softmax attention: causal softmax attention whose answer each token lets through by a gate of its own.
+"""Gated softmax attention: causal softmax attention whose output is multiplied by a gate that each token computes.
 
 q = rmsnorm(x W^Q),   k = rmsnorm(x W^K),   o_t = sum over j <= t of p_tj v_j,   p_t = softmax_j(q_t . k_j / sqrt(D_k))
 y = (o ⊙ sigmoid(x W^G)) W^O
-Qiu et al. 2025, arXiv:2505.06708, the gate after the attention; Ainslie et al. 2023 (GQA), arXiv:2305.13245, the shared keys. In the form
-of Qwen3-Next and Qwen3.5, where one block in four has it. The t-th token costs O(t D_k), and the cache holds 2 t H_k D_k numbers.
+Qiu et al. 2025, arXiv:2505.06708 (gate after the attention); Ainslie et al. 2023 (GQA), arXiv:2305.13245 (shared keys). In the form of
+Qwen3-Next and Qwen3.5, which have it in one block of four. The t-th token costs O(t D_k), and the cache holds 2 t H_k D_k numbers.
 """
 
 from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities
-from models.attention.layers.causal import CausalLayer, State, at_least_float32
-from models.attention.layers.causal_softmax import attend_to_cache
+from models.attention.layers.causal import CausalLayer, State, at_least_float32, attend_to_past
+from models.attention.layers.causal_scored import remember, seen
 from models.attention.layers.head_norm import HeadNorm
 from models.attention.layers.mechanism import ALL_PAIRS
 from models.attention.layers.multi_head import head_width, merge_heads, split_heads
@@ -18,14 +18,14 @@ from models.parts.positions import Rotation, rotate
 
 
 class GatedSoftmaxAttention(CausalLayer):
-    """H heads of queries, each group of H / H_k of them over the same keys and values. The cache is that of `CausalSoftmaxAttention`.
+    """Gated softmax attention with H query heads; each group of H / H_k shares keys and values. Cache: as `CausalSoftmaxAttention`.
 
     n_key_heads is H_k (None: H).
     """
 
     capabilities = Capabilities.of_cache(rotates=True)
     cost = ALL_PAIRS
-    gates = (("to_gate", 40.0),)  # whose sigmoid is 1, in float64 too
+    gates = (("to_gate", 40.0),)  # sigmoid(40) is 1, even in float64
 
     def __init__(
         self,
@@ -56,15 +56,15 @@ class GatedSoftmaxAttention(CausalLayer):
         slots = (self.n_key_heads, 0, self.d_head)
         return {"k": slots, "v": slots, "filled": (0,)}
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
-    ) -> tuple[Tensor, State]:
-        state = self.new_state(x) if state is None else state
+    def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
         exact = at_least_float32(x.dtype)
         q = self.q_norm(split_heads(self.to_q(x), self.n_heads)).to(exact)  # (B, H, N, D_k)
         k = self.k_norm(split_heads(self.to_k(x), self.n_key_heads)).to(exact)  # (B, H_k, N, D_k)
         v = split_heads(self.to_v(x), self.n_key_heads).to(exact)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
-        o, state = attend_to_cache(q, k, v, mask, state)
+        state = remember(k, v, mask, state)
+        group = self.n_heads // self.n_key_heads
+        keys, values = (x if group == 1 else x.repeat_interleave(group, dim=1) for x in (state["k"], state["v"]))
+        o = attend_to_past(q, keys, values, mask=seen(state["filled"], n_new=q.shape[2]))
         return self.to_out(merge_heads(o).to(x.dtype) * self.to_gate(x).sigmoid()), state

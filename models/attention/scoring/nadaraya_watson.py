@@ -1,8 +1,8 @@
-"""Nadaraya-Watson kernel regression: the answer is the mean of the values whose keys are near, under a Gaussian kernel of width h.
+"""Nadaraya-Watson kernel regression: a mean of the values, weighted by a Gaussian kernel of width h between query and key.
 
 o_i = sum_j p_ij v_j,   p_i = softmax_j(-½ |(q_i - k_j) / h|²) = softmax_j(q_i . k_j / h² - ½ |k_j / h|²)
-Nadaraya 1964; Watson 1964. The second needs no differences, an array of N_q N_k D_k numbers: ½ |q_i / h|² is the same for every key, and
-the softmax drops it. Keys of one length make it dot-product attention of scale 1/h². O(N_q N_k (D_k + D_v)) time a head.
+Nadaraya 1964; Watson 1964. The second form avoids an array of N_q N_k D_k differences: ½ |q_i / h|² is the same for every key and
+cancels in the softmax. For keys of equal length it is dot-product attention of scale 1/h². O(N_q N_k (D_k + D_v)) time a head.
 """
 
 import math
@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.attention.layers.scaled_dot_product import attend
-from models.attention.scoring.scored import ScoredAttention
+from models.attention.scoring.scored import ScoredAttention, ScoredHeads
 
 LEAST_H = 1e-6
 
@@ -20,11 +20,11 @@ LEAST_H = 1e-6
 def attend_nadaraya_watson(
     q: Tensor, k: Tensor, v: Tensor, *, h: Tensor | float = 1.0, mask: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    """(B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v).
+    """Kernel regression: (B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v).
 
-    h > 0: a number, one a head, (H, 1), or one for each dimension of a head, (H, D_k). mask, bias: as in `attend`.
+    h > 0: a number, (H, 1) for one a head, or (H, D_k) for one for each dimension of a head. mask, bias: as in `attend`.
     """
-    exact = torch.promote_types(v.dtype, torch.float32)  # a key of length 256 has a square beyond what float16 holds
+    exact = torch.promote_types(v.dtype, torch.float32)  # float32 at least: the square of a key of length 256 overflows float16
     h = h.unsqueeze(-2) if isinstance(h, Tensor) and h.dim() > 0 else h  # (H, 1, 1 or D_k)
     q, k = q.to(exact) / h, k.to(exact) / h
     lengths = -0.5 * k.square().sum(-1).unsqueeze(-2)  # (B, H, 1, N_k)
@@ -32,7 +32,7 @@ def attend_nadaraya_watson(
 
 
 class LearnedKernel(nn.Module):
-    """`attend_nadaraya_watson` with h = softplus(rho) + 1e-6, rho (H, 1) or (H, D_k). Raises ValueError for an h not above 1e-6."""
+    """A module for `attend_nadaraya_watson` with h = softplus(rho) + 1e-6, rho (H, 1) or (H, D_k). Raises ValueError if h <= 1e-6."""
 
     def __init__(self, *shape: int, h: float) -> None:
         super().__init__()
@@ -45,11 +45,11 @@ class LearnedKernel(nn.Module):
         return attend_nadaraya_watson(q, k, v, h=F.softplus(self.rho) + LEAST_H, mask=mask, bias=bias)
 
 
-class NadarayaWatsonAttention(ScoredAttention):
-    """Multi-head kernel regression among the tokens.
+class KernelHeads(ScoredHeads):
+    """Heads with a Gaussian kernel.
 
-    bandwidth: the h with which every head begins. per_dimension: one h for each dimension of a head, instead of one a head. A rotation
-    leaves distances that depend on how far apart two tokens are; with per_dimension they depend on both positions.
+    bandwidth: the initial h of every head. per_dimension: one h for each dimension of a head, instead of one a head. With a rotation,
+    distances depend on how far apart two tokens are; with per_dimension also on their positions.
     """
 
     def __init__(
@@ -58,9 +58,13 @@ class NadarayaWatsonAttention(ScoredAttention):
         n_heads: int,
         *,
         d_head: int | None = None,
-        bias: bool = True,
+        bias: bool | None = None,
         bandwidth: float = 1.0,
         per_dimension: bool = False,
     ) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
         self.attend = LearnedKernel(n_heads, self.d_head if per_dimension else 1, h=bandwidth)
+
+
+class NadarayaWatsonAttention(KernelHeads, ScoredAttention):
+    """Multi-head kernel regression over the tokens of a sequence."""

@@ -1,11 +1,9 @@
-"""softmax1 attention: one more in the denominator, so that a head with nothing to say can say nothing.
+"""softmax1 attention: a softmax with 1 added to the denominator, so that the weights of a head can all be near 0.
 
 o_i = sum_j p_ij v_j,   p_ij = exp(s_ij) / (1 + sum_l exp(s_il)),   s_ij = scale * q_i . k_j + bias_ij,   scale = D_k^-1/2
-Miller 2023, "Attention is off by one". The softmax over the scores and a 0 whose value is 0. Its weights sum to sigmoid(logsumexp(s)) < 1.
-They are not the same for s + c: the 0 takes part in the maximum that is subtracted. O(N_q N_k (D_k + D_v)) time a head.
+Miller 2023, "Attention is off by one". It is a softmax with one more key, of score 0 and value 0. The sum of weights is
+sigmoid(logsumexp(s)) < 1. The maximum that is subtracted includes the 0. O(N_q N_k (D_k + D_v)) time a head.
 """
-
-from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -17,16 +15,16 @@ from models.attention.scoring.scored import ScoredAttention
 
 
 def softmax1(scores: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Over the last axis, counting only what `mask` (bool, True = count) allows; a row that it forbids altogether is 0."""
+    """Return softmax1 over the last axis, of the scores where `mask` (bool) is True. A row without any True is 0."""
     if mask is not None:
         scores = torch.where(mask, scores, torch.finfo(scores.dtype).min)
-    return torch.softmax(F.pad(scores, (0, 1)), dim=-1)[..., :-1]  # the 1 is one more key, of score 0, that has no value
+    return torch.softmax(F.pad(scores, (0, 1)), dim=-1)[..., :-1]  # the 1 is one more key of score 0, without a value
 
 
 def attend_softmax1(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
-    """(B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v); the options are those of `scaled_dot_product.attend`."""
+    """softmax1 attention: (B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v). Options as in `attend`."""
     scores = (q * scale_of(q, scale)) @ k.transpose(-1, -2)  # (B, H, N_q, N_k)
     return softmax1(scores if bias is None else scores + bias, mask) @ v
 
@@ -34,9 +32,9 @@ def attend_softmax1(
 def attend_softmax1_online(
     q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None, mask: Tensor | None = None, keys_at_once: int = 64
 ) -> Tensor:
-    """`attend_softmax1` over so many keys at a time, in O(N_q keys_at_once) memory: the 1 is where the sum begins, and 0 the first maximum.
+    """`attend_softmax1` over `keys_at_once` keys at a time, in O(N_q keys_at_once) memory. The sum begins at 1 and the maximum at 0.
 
-    scale None: D_k^-1/2. mask broadcasts to (B, H, N_q, N_k). 0 without any key.
+    scale None: D_k^-1/2. mask broadcasts to (B, H, N_q, N_k). The output is 0 if there is no key.
     """
     if (nothing := of_nothing(q, k, v)) is not None:
         return nothing
@@ -55,10 +53,7 @@ def attend_softmax1_online(
 
 
 class Softmax1Attention(ScoredAttention):
-    """Multi-head self-attention with softmax1 in the place of the softmax, and the weights of `SoftmaxAttention`."""
+    """Multi-head self-attention with softmax1 instead of the softmax. It has the weights of `SoftmaxAttention`."""
 
     capabilities = Capabilities(rotates=True, pairs=True, averages=False)
-
-    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = True) -> None:
-        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
-        self.attend = partial(attend_softmax1, scale=self.d_head**-0.5)
+    attend = staticmethod(attend_softmax1)

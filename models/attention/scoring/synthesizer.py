@@ -1,16 +1,16 @@
-"""Synthesizer: how much a token attends to each position is made from the token alone, or from nothing, and not from pairs of tokens.
+"""Synthesizer: attention whose scores are computed from each token alone, or are constant, and not from pairs of tokens.
 
-o = softmax(L) v. L has a column for each of N_max positions, of which the first N are used, no 1/sqrt(D), and is for each head
+o = softmax(L) v. L has a column for each of N_max positions, of which the first N are used. There is no 1/sqrt(D). For each head L is
     dense                L_i = W_2 relu(W_1 x_i + b_1) + b_2
     random               L = R, (N_max, N_max), learned or fixed
     factorised dense     L_il = A_i[l // b] B_i[l mod b],   A_i = W_A x_i of a numbers, B_i = W_B x_i of b numbers, a b = N_max
     factorised random    L = R_1 R_2ᵀ, of rank k
     dot product          L_ij = q_i . k_j / sqrt(D_k), which is ordinary attention
-or a mixture of these, sum_c softmax(α)_c L_c, with one softmax over the keys after it.
-Tay et al. 2020, arXiv:2005.00743, section 3. O(N² D_v) time a head; a random one keeps N_max² numbers a head, or 2 k N_max.
+or a mixture of these, sum_c softmax(α)_c L_c, followed by one softmax over the keys.
+Tay et al. 2020, arXiv:2005.00743, section 3. O(N² D_v) time a head. The random kinds store N_max² or 2 k N_max numbers a head.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,24 +19,29 @@ from models.attention.layers.capabilities import Capabilities
 from models.attention.layers.mechanism import Cost, Examples, Mechanism
 from models.attention.layers.multi_head import both_masks, head_width, merge_heads, split_heads
 from models.attention.layers.scaled_dot_product import masked_softmax
-from models.attention.scoring.synthesizer_scores import KINDS, SynthesizedScores
+from models.attention.scoring.synthesizer_scores import (
+    KINDS,
+    Dense,
+    DotProduct,
+    FactorisedDense,
+    FactorisedRandom,
+    Random,
+    SynthesizedScores,
+)
 from models.parts.positions import Rotation
 
 
 def attend_by_scores(scores: Tensor, v: Tensor, *, mask: Tensor | None = None) -> Tensor:
-    """(B or 1, H, N_q, N_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v). `mask` as in `scaled_dot_product.attend`: 0 without any key."""
-    weights = torch.softmax(scores, dim=-1) if mask is None else masked_softmax(scores, mask)
-    return weights @ v
+    """Attend by scores: (B or 1, H, N_q, N_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v), 0 if there is no key. mask as in `attend`."""
+    return masked_softmax(scores, mask) @ v
 
 
 class SynthesizerHeads(Mechanism):
-    """What both Synthesizers have: the scores, and the projections of values and of what comes out.
+    """A base class of both Synthesizers. It holds the scores and the projections of the values and of the output.
 
-    kinds: names in `KINDS`. d_hidden: rows of W_1, d_head unless given (dense). a: rows of W_A, a divisor of n_positions, one near its root
-    unless given (factorised dense). rank: k (factorised random). fixed: R is drawn with `seed` and not learned (both random kinds).
+    kinds: names in `KINDS`. d_hidden: rows of W_1, by default d_head (dense). a: rows of W_A, a divisor of n_positions, by default
+    near its square root (factorised dense). rank: k (factorised random). fixed: R is drawn with `seed`, not learned (random kinds).
     """
-
-    biased = True  # the projections, unless told otherwise
 
     def __init__(
         self,
@@ -54,29 +59,27 @@ class SynthesizerHeads(Mechanism):
         seed: int = 0,
     ) -> None:
         super().__init__()
+        if isinstance(kinds, str) or not kinds or set(kinds) - set(KINDS) or len(set(kinds)) < len(kinds):
+            raise ValueError(f"kinds={kinds!r} must be a list of some of {', '.join(KINDS)}, each at most once")
         bias = self.biased if bias is None else bias
         self.n_heads = n_heads
-        self.d_head = head_width(d_model, n_heads, d_head)
+        self.d_head = D_k = head_width(d_model, n_heads, d_head)
         self.n_positions = n_positions
-        self.scores = SynthesizedScores(
-            d_model,
-            n_heads,
-            d_head=self.d_head,
-            bias=bias,
-            kinds=kinds,
-            n_positions=n_positions,
-            d_hidden=d_hidden,
-            a=a,
-            rank=rank,
-            fixed=fixed,
-            seed=seed,
-        )
+        random = torch.Generator().manual_seed(seed)
+        make: dict[str, Callable[[], nn.Module]] = {
+            "dense": lambda: Dense(d_model, n_heads, n_positions, d_hidden or D_k),
+            "random": lambda: Random(n_heads, n_positions, fixed, random),
+            "factorised_dense": lambda: FactorisedDense(d_model, n_heads, n_positions, a),
+            "factorised_random": lambda: FactorisedRandom(n_heads, n_positions, rank, fixed, random),
+            "dot_product": lambda: DotProduct(d_model, n_heads, D_k, bias),
+        }
+        self.scores = SynthesizedScores({kind: make[kind]() for kind in kinds})
         self.to_v = nn.Linear(d_model, n_heads * self.d_head, bias=bias)
         self.to_out = nn.Linear(n_heads * self.d_head, d_model, bias=bias)
 
 
 class Synthesizer(SynthesizerHeads):
-    """Multi-head Synthesizer of one kind, or of a mixture of several. Raises ValueError for an unknown kind, and for N > n_positions."""
+    """Multi-head Synthesizer of one kind, or a mixture of several. Raises ValueError if a kind is unknown or N > n_positions."""
 
     capabilities = Capabilities(cross=False, pairs=True, ordered=True)
     cost = Cost("O(N² D)", lambda N, s: N * s.n_positions * s.D + N * N * s.D)
@@ -91,7 +94,7 @@ class Synthesizer(SynthesizerHeads):
         pair_mask: Tensor | None = None,
         pair_bias: Tensor | None = None,
     ) -> Tensor:
-        """(B, N, D) -> (B, N, D); arguments as in `SoftmaxAttention.forward`. Raises ValueError for a rotation: there may be no q."""
+        """Map (B, N, D) to (B, N, D); arguments as in `SoftmaxAttention.forward`. Raises ValueError for a rotation."""
         if rotation is not None:
             raise ValueError("a Synthesizer has no form for a rotation: its scores know positions by themselves; use none")
         N = x.shape[1]

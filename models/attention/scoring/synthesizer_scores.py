@@ -1,11 +1,11 @@
-"""The scores of a Synthesizer, kind by kind: as functions of given weights, and as modules that hold the weights.
+"""The scores of each kind of Synthesizer: as functions of given weights, and as modules that hold the weights.
 
-Equations and paper: synthesizer.py. What is drawn here gives scores of variance about 1 for tokens of variance 1. A module is called with
-x (B, N, D), the tokens' positions t (B or 1, N), and how many keys there are, and gives (B or 1, H, N, N_k).
+Equations and paper: synthesizer.py. The initial weights give scores of variance about 1 for tokens of variance 1. A module is called
+with x (B, N, D), the tokens' positions t (B or 1, N) and the number of keys N_k, and returns (B or 1, H, N, N_k).
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import reduce
 from typing import Any
 
@@ -18,77 +18,55 @@ KINDS = ("dense", "random", "factorised_dense", "factorised_random", "dot_produc
 
 
 def dense_scores(x: Tensor, W_1: Tensor, b_1: Tensor, W_2: Tensor, b_2: Tensor) -> Tensor:
-    """(B, N, D), (H, D_h, D), (H, D_h), (H, N_k, D_h), (H, N_k) -> (B, H, N, N_k)."""
+    """Return dense scores: x (B, N, D), (H, D_h, D), (H, D_h), (H, N_k, D_h), (H, N_k) -> (B, H, N, N_k)."""
     hidden = torch.relu(x.unsqueeze(1) @ W_1.mT + b_1.unsqueeze(-2))  # (B, H, N, D_h)
     return hidden @ W_2.mT + b_2.unsqueeze(-2)
 
 
 def factorised_dense_scores(x: Tensor, W_A: Tensor, W_B: Tensor) -> Tensor:
-    """(B, N, D), (H, a, D), (H, b, D) -> (B, H, N, a b): column l is number l // b of W_A x times number l mod b of W_B x.
+    """Factorised dense scores: (B, N, D), (H, a, D), (H, b, D) -> (B, H, N, a b). Column l is (W_A x)[l // b] times (W_B x)[l mod b].
 
-    So the one is repeated and the other tiled. Tiling both would give no more than lcm(a, b) different columns.
+    So W_A x is repeated and W_B x is tiled. Tiling both would give only lcm(a, b) different columns.
     """
     block, place = x.unsqueeze(1) @ W_A.mT, x.unsqueeze(1) @ W_B.mT  # (B, H, N, a), (B, H, N, b)
     return (block.unsqueeze(-1) * place.unsqueeze(-2)).flatten(-2)
 
 
 def factorised_random_scores(R_1: Tensor, R_2: Tensor) -> Tensor:
-    """(.., N, k), (.., N_k, k) -> (.., N, N_k), of rank k at most."""
+    """Return R_1 R_2ᵀ: (.., N, k), (.., N_k, k) -> (.., N, N_k), of rank k at most."""
     return R_1 @ R_2.mT
 
 
 def mixed_scores(scores: Sequence[Tensor], alpha: Tensor) -> Tensor:
-    """sum_c softmax(α)_c L_c: (B or 1, H, N, N_k) each, (C,) -> the same."""
+    """Return the mixture sum_c softmax(α)_c L_c: C scores (B or 1, H, N, N_k), α (C,) -> (B or 1, H, N, N_k)."""
     shares = (share * L for share, L in zip(alpha.softmax(0).unbind(), scores, strict=True))
     return reduce(torch.add, shares)
 
 
 class SynthesizedScores(nn.Module):
-    """One kind, or the mixture of several, whose α begins at 0: equal shares. Options as in `Synthesizer`."""
+    """The scores of one kind, or a mixture of several with initially equal weights (α = 0)."""
 
-    def __init__(
-        self,
-        d_model: int,
-        n_heads: int,
-        *,
-        d_head: int,
-        bias: bool,
-        kinds: Sequence[str],
-        n_positions: int,
-        d_hidden: int | None,
-        a: int | None,
-        rank: int,
-        fixed: bool,
-        seed: int,
-    ) -> None:
+    def __init__(self, kinds: dict[str, nn.Module]) -> None:
         super().__init__()
-        if isinstance(kinds, str) or not kinds or set(kinds) - set(KINDS) or len(set(kinds)) < len(kinds):
-            raise ValueError(f"kinds={kinds!r} must be a list of some of {', '.join(KINDS)}, each at most once")
-        random = torch.Generator().manual_seed(seed)
-        make: dict[str, Callable[[], nn.Module]] = {
-            "dense": lambda: _Dense(d_model, n_heads, n_positions, d_hidden or d_head),
-            "random": lambda: _Random(n_heads, n_positions, fixed, random),
-            "factorised_dense": lambda: _FactorisedDense(d_model, n_heads, n_positions, a or _divisor_near_root(n_positions)),
-            "factorised_random": lambda: _FactorisedRandom(n_heads, n_positions, rank, fixed, random),
-            "dot_product": lambda: _DotProduct(d_model, n_heads, d_head, bias),
-        }
-        self.kinds = nn.ModuleDict({kind: make[kind]() for kind in kinds})
+        self.kinds = nn.ModuleDict(kinds)
         self.alpha = nn.Parameter(torch.zeros(len(kinds))) if len(kinds) > 1 else None
 
     def keys(self, x: Tensor) -> Tensor | None:
-        """What the dot product must know of the tokens that are attended to: (B, N, D) -> (B, H, N, D_k), or None without that kind."""
+        """Return the keys for the dot product, (B, N, D) -> (B, H, N, D_k), or None if the dot product is not among the kinds."""
         if "dot_product" not in self.kinds:
             return None
         dot_product: Any = self.kinds["dot_product"]
         return dot_product.keys(x)
 
     def forward(self, x: Tensor, t: Tensor, k: Tensor | None, n_keys: int) -> Tensor:
-        """(B, N, D), (B or 1, N), `keys` of all N_k tokens -> (B or 1, H, N, N_k)."""
-        scores = [made(x, k) if isinstance(made, _DotProduct) else made(x, t, n_keys) for made in self.kinds.values()]
+        """Return the scores: x (B, N, D), t (B or 1, N), k the `keys` of all N_k tokens -> (B or 1, H, N, N_k)."""
+        scores = [made(x, k) if isinstance(made, DotProduct) else made(x, t, n_keys) for made in self.kinds.values()]
         return scores[0] if self.alpha is None else mixed_scores(scores, self.alpha)
 
 
-class _Dense(nn.Module):
+class Dense(nn.Module):
+    """A module that computes `dense_scores` with its own weights."""
+
     def __init__(self, d_model: int, n_heads: int, n_positions: int, d_hidden: int) -> None:
         super().__init__()
         self.W_1 = nn.Parameter(torch.randn(n_heads, d_hidden, d_model) * d_model**-0.5)
@@ -100,7 +78,9 @@ class _Dense(nn.Module):
         return dense_scores(x, self.W_1, self.b_1, self.W_2[:, :n_keys], self.b_2[:, :n_keys])
 
 
-class _Random(nn.Module):
+class Random(nn.Module):
+    """A module that holds the scores R, learned or fixed."""
+
     R: Tensor
 
     def __init__(self, n_heads: int, n_positions: int, fixed: bool, random: torch.Generator) -> None:
@@ -111,9 +91,12 @@ class _Random(nn.Module):
         return self.R[:, :, :n_keys][:, t].transpose(0, 1)
 
 
-class _FactorisedDense(nn.Module):
-    def __init__(self, d_model: int, n_heads: int, n_positions: int, a: int) -> None:
+class FactorisedDense(nn.Module):
+    """A module for `factorised_dense_scores`. a None: the largest divisor of n_positions up to its square root."""
+
+    def __init__(self, d_model: int, n_heads: int, n_positions: int, a: int | None) -> None:
         super().__init__()
+        a = a or max(a for a in range(1, math.isqrt(n_positions) + 1) if n_positions % a == 0)
         if a < 1 or n_positions % a:
             raise ValueError(f"a={a} does not divide n_positions={n_positions}, which are a blocks of equal length; choose a divisor")
         self.W_A = nn.Parameter(torch.randn(n_heads, a, d_model) * d_model**-0.5)
@@ -123,7 +106,9 @@ class _FactorisedDense(nn.Module):
         return factorised_dense_scores(x, self.W_A, self.W_B)[..., :n_keys]
 
 
-class _FactorisedRandom(nn.Module):
+class FactorisedRandom(nn.Module):
+    """A module that computes `factorised_random_scores`, learned or fixed."""
+
     R_1: Tensor
     R_2: Tensor
 
@@ -137,7 +122,9 @@ class _FactorisedRandom(nn.Module):
         return factorised_random_scores(self.R_1[:, t].transpose(0, 1), self.R_2[:, :n_keys])
 
 
-class _DotProduct(nn.Module):
+class DotProduct(nn.Module):
+    """The scores of ordinary attention."""
+
     def __init__(self, d_model: int, n_heads: int, d_head: int, bias: bool) -> None:
         super().__init__()
         self.n_heads, self.scale = n_heads, d_head**-0.5
@@ -152,13 +139,8 @@ class _DotProduct(nn.Module):
 
 
 def _keep(module: nn.Module, name: str, R: Tensor, fixed: bool) -> None:
-    """As a buffer of the state dict or as a parameter."""
+    """Store R in the module: as a buffer in the state dict if `fixed`, else as a parameter."""
     if fixed:
         module.register_buffer(name, R)
     else:
         setattr(module, name, nn.Parameter(R))
-
-
-def _divisor_near_root(n: int) -> int:
-    """The largest divisor of n that is not above its root."""
-    return max(a for a in range(1, math.isqrt(n) + 1) if n % a == 0)

@@ -1,18 +1,19 @@
-"""Atrous (dilated) attention: softmax over every r-th token, counted from the token itself.
+"""Atrous (dilated) attention: softmax over every r-th token, counted in both directions from the query's token.
 
 o_i = sum_j p_ij v_j,   p_i = softmax_j(scale * q_i . k_j) over (i - j) mod r = 0
-The second head type of Child et al. 2019, arXiv:1904.10509, eq. 3. Tokens of different residues never meet, so each of the r residue
-classes is an attention of its own over N / r tokens: O(N² D_k / r) time.
+The second head type of Child et al. 2019, arXiv:1904.10509, eq. 3. Tokens of different residues mod r do not see each other, so each
+of the r residue classes is computed as a separate attention over N / r tokens: O(N² D_k / r) time.
 """
 
 import torch
 from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, refuse_cross
+from models.attention.layers.encoder import EqualHeadsEncoderLayer
 from models.attention.layers.mechanism import Cost, Examples, Row
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.sparse.blocks import in_blocks, keys_present, out_of_blocks
-from models.attention.sparse.pattern import PatternAttention, at_least
+from models.parts.checks import at_least
 
 
 def attend_atrous(
@@ -25,7 +26,7 @@ def attend_atrous(
     key_mask: Tensor | None = None,
     causal: bool = False,
 ) -> Tensor:
-    """(B, H, N, D_k), the same, (B, H, N, D_v), bool (B, N) -> (B, H, N, D_v); 0 without any key. causal: only j <= i."""
+    """Atrous attention: (B, H, N, D_k) twice, (B, H, N, D_v), bool (B, N) -> (B, H, N, D_v), 0 without a key. causal: only j <= i."""
     refuse_cross("atrous attention", q=q, k=k, v=v)
     q_r, k_r, v_r, present = (residues(x, rate) for x in (q, k, v, keys_present(k, key_mask)))  # (B, H, r, n, ..)
     seen = present.mT  # (B, 1, r, 1, n)
@@ -36,12 +37,12 @@ def attend_atrous(
 
 
 def residues(x: Tensor, rate: int) -> Tensor:
-    """Token i becomes token i // r of class i mod r: (B, H, N, D_k) -> (B, H, r, n, D_k)."""
+    """Move token i to index i // r of residue class i mod r: (B, H, N, D_k) -> (B, H, r, n, D_k)."""
     return in_blocks(x, rate, spare=1).transpose(2, 3)
 
 
-class AtrousAttention(PatternAttention):
-    """Multi-head attention to every `rate`-th token. Raises ValueError for a rate below 1."""
+class AtrousAttention(EqualHeadsEncoderLayer):
+    """Multi-head attention to every `rate`-th token. Raises ValueError if rate < 1."""
 
     capabilities = Capabilities(cross=False, pads_to="rate", rotates=True, ordered=True, weights="pattern")
     cost = Cost("O(N² D / r)", lambda N, s: 2 * N * N * s.D / s.rate, Row("atrous r", "disconnected classes"))

@@ -1,11 +1,11 @@
-"""BigBird: blocks of tokens see their neighbours, the first and the last block, and a few blocks drawn at random.
+"""BigBird: a block of tokens sees its two neighbour blocks, the first and the last block, and a few random blocks.
 
-With n = N / b blocks: query blocks 0 and n - 1 see everything; block i between them sees 0, n - 1, i - 1, i, i + 1 and r random blocks, a
-draw of its own for every head, and what is listed twice counts once. Zaheer et al. 2020, arXiv:2007.14062, section 2 (the variant of
-internal global blocks, ITC). O(N b (5 + 2 r) D_k) time. Encoders only: a global last block knows the future.
+There are n = N / b blocks. Query blocks 0 and n - 1 see everything. A block i between them sees 0, n - 1, i - 1, i, i + 1 and r random
+blocks, drawn for each head separately; a block drawn twice counts once. Zaheer et al. 2020, arXiv:2007.14062, section 2 (the variant
+with internal global blocks, ITC). O(N b (5 + 2 r) D_k) time. For encoders only, because the global last block contains future tokens.
 
-Up to n = 5 + 2 r blocks, the layer sees everything, as the published models do. A row's n counts the blocks its own tokens reach, and its
-random blocks follow from n and a table of random numbers drawn once: neither padding nor the rest of the batch changes what a token sees.
+Up to n = 5 + 2 r blocks, the layer sees everything, as the published models do. n counts the blocks with tokens of a row. Its random
+blocks depend on n and a table of random numbers drawn once, so neither padding nor the rest of the batch changes what a token sees.
 """
 
 import torch
@@ -13,10 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_cross
+from models.attention.layers.encoder import EqualHeadsEncoderLayer
 from models.attention.layers.mechanism import Cost, Examples
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.sparse.blocks import in_blocks, keys_present, out_of_blocks
-from models.attention.sparse.pattern import PatternAttention, at_least
+from models.parts.checks import at_least
 
 
 def attend_bigbird(
@@ -30,15 +31,15 @@ def attend_bigbird(
     key_mask: Tensor | None = None,
     full_up_to: int = 0,
 ) -> Tensor:
-    """(B, H, N, D_k), the same, (B, H, N, D_v), int64 (H, n - 2, r), bool (B, N) -> (B, H, N, D_v); 0 without any key.
+    """BigBird attention: q, k (B, H, N, D_k), v (B, H, N, D_v) -> (B, H, N, D_v), 0 if there is no key. key_mask bool (B, N).
 
-    table: the random key blocks of query blocks 1 .. n - 2, n = ceil(N / b). Any number in it that is no block of its own is passed over.
-    full_up_to: with so many blocks or fewer, all tokens see everything; 5 + 2 r in the layer. scale None: D_k^-1/2.
+    table: int64 (H, n - 2, r), the random key blocks of query blocks 1 .. n - 2, n = ceil(N / b). Numbers that are not of a block are
+    ignored. full_up_to: up to this number of blocks all tokens see everything; 5 + 2 r in the layer. scale None: D_k^-1/2.
     """
     n = (q.shape[2] + block - 1) // block
     n_blocks = torch.full((1, 1, 1), n, device=q.device)
     fixed = _fixed_blocks(n, n_blocks).expand(1, table.shape[0], -1, -1)
-    lists = torch.cat([fixed, F.pad(table, (0, 0, 1, 1), value=-1)[None, :, :n]], dim=-1)  # rows of blocks 0 and n - 1 are not looked at
+    lists = torch.cat([fixed, F.pad(table, (0, 0, 1, 1), value=-1)[None, :, :n]], dim=-1)  # rows of blocks 0 and n - 1 are not used
     if n <= full_up_to:
         lists = torch.arange(n, device=q.device).expand(1, table.shape[0], n, n)
     return attend_to_lists(q, k, v, lists, n_blocks, block=block, scale=scale, key_mask=key_mask)
@@ -55,9 +56,9 @@ def attend_to_lists(
     scale: float | None = None,
     key_mask: Tensor | None = None,
 ) -> Tensor:
-    """Every block of queries sees the key blocks that its list names: int64 (B or 1, H, n, L), and n_blocks (B or 1, 1, 1) of each row.
+    """Attend from every query block to the key blocks in its list: lists int64 (B or 1, H, n, L), n_blocks (B or 1, 1, 1) of each row.
 
-    What is below 0, not below n_blocks, or named before, does not count. The first and the last block of a row see everything.
+    Repeated entries and entries outside 0 .. n_blocks - 1 are ignored. The first and the last block of a row see everything.
     """
     refuse_cross("BigBird", q=q, k=k, v=v)
     if (nothing := of_nothing(q, k, v)) is not None:
@@ -77,9 +78,9 @@ def attend_to_lists(
 
 
 def keys_of_lists(k: Tensor, v: Tensor, present: Tensor, lists: Tensor, n_blocks: Tensor, *, block: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The blocks that lists name, side by side: keys and values (B, H, n, L b, ..), and which of them count, bool (B, H, n, L b).
+    """Gather the listed blocks for each query block: keys and values (B, H, n, L b, ..), and which of them count, bool (B, H, n, L b).
 
-    (B, H, N, D_k), (B, H, N, D_v), bool (B, 1, N, 1), lists and n_blocks as above.
+    k (B, H, N, D_k), v (B, H, N, D_v), present bool (B, 1, N, 1); lists and n_blocks as in `attend_to_lists`.
     """
     k, v, present = (in_blocks(x, block) for x in (k, v, present))  # (B, H, n, b, ..)
     B, H, n = k.shape[:3]
@@ -95,13 +96,13 @@ def keys_of_lists(k: Tensor, v: Tensor, present: Tensor, lists: Tensor, n_blocks
 
 
 def random_blocks(draws: Tensor, n_blocks: Tensor) -> Tensor:
-    """r blocks without replacement for every query block, from those it does not see anyway: (H, n, r) int64 >= 0 -> (.., H, n, r).
+    """Choose r blocks for every query block, without replacement, among the blocks it does not see anyway: (H, n, r) -> (.., H, n, r).
 
-    n_blocks (.., 1, 1): blocks of a row. Where there are fewer than r such blocks, some are named twice, or blocks that are seen anyway.
-    Floyd's sampling (Bentley & Floyd 1987): a number below L - r + 1 first, and what is drawn twice gives way to the largest.
+    draws: int64 >= 0. n_blocks (.., 1, 1): blocks of a row. If fewer than r blocks are eligible, some are repeated or are seen anyway.
+    Floyd's sampling (Bentley & Floyd 1987): draw t is from the first L - r + t + 1 of L blocks; a repeat becomes the last of these.
     """
     i = torch.arange(draws.shape[1], device=draws.device)
-    before = (i - 2).clamp_min(0)  # legal are 1 .. i - 2 and i + 2 .. n - 2
+    before = (i - 2).clamp_min(0)  # eligible: 1 .. i - 2 and i + 2 .. n - 2
     legal = before + (n_blocks - 3 - i).clamp_min(0)  # (.., 1, n)
     ranks: list[Tensor] = []
     for t in range(draws.shape[2]):
@@ -115,15 +116,15 @@ def random_blocks(draws: Tensor, n_blocks: Tensor) -> Tensor:
 
 
 def _fixed_blocks(n: int, n_blocks: Tensor) -> Tensor:
-    """0, n - 1, i - 1, i, i + 1 of every query block: (B or 1, 1, n, 5)."""
+    """Return 0, n - 1, i - 1, i and i + 1 for every query block i: (B or 1, 1, n, 5)."""
     i = torch.arange(n, device=n_blocks.device) + 0 * n_blocks  # (B or 1, 1, n)
     return torch.stack([0 * i, n_blocks - 1 + 0 * i, i - 1, i, i + 1], dim=-1)
 
 
-class BigBirdAttention(PatternAttention):
-    """Multi-head attention to neighbours, ends and random blocks. Raises ValueError for more than `n_positions` tokens, or no such blocks.
+class BigBirdAttention(EqualHeadsEncoderLayer):
+    """Multi-head attention to neighbour, first, last and random blocks. Raises ValueError if N > n_positions or a size is invalid.
 
-    `draws` (H, n_positions / block, n_random) is part of its weights: training and use have the same random blocks.
+    `draws` (H, n_positions / block, n_random) is saved with the weights, so that inference has the random blocks of training.
     """
 
     capabilities = Capabilities(cross=False, pads_to="block", rotates=True, ordered=True, weights="pattern")
@@ -167,7 +168,7 @@ class BigBirdAttention(PatternAttention):
         return attend_to_lists(q, k, v, lists, n_blocks, block=self.block, key_mask=key_mask)
 
     def lists(self, n: int, n_blocks: Tensor) -> Tensor:
-        """The key blocks of every query block: (B, 1, 1) -> (B, H, n, L). L = 5 + 2 r: all of a short row; and n where that is less."""
+        """Return the key blocks of every query block: (B, 1, 1) -> (B, H, n, L), L = min(n, 5 + 2 r). Short rows get all."""
         L = 5 + 2 * self.n_random
         drawn = random_blocks(self.draws[:, :n], n_blocks)  # (B, H, n, r)
         fixed = _fixed_blocks(n, n_blocks).expand(-1, self.n_heads, -1, -1)

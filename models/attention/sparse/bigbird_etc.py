@@ -1,9 +1,9 @@
-"""BigBird with global tokens of its own (ETC): g tokens in front of a text see everything and are seen by all.
+"""BigBird with separate global tokens (ETC): g tokens before the sequence see everything and are seen by all.
 
-With n = N / b blocks of the text behind them: a token of block i sees the g global ones, blocks i - 1, i, i + 1 and r random blocks, and
-what is listed twice counts once. No block of the text is global. Zaheer et al. 2020, arXiv:2007.14062, section 2 (the variant of the
-extended transformer construction, of Ainslie et al. 2020, arXiv:2004.08483). O(N (g + b (3 + r)) D_k) time a head. A function alone: the
-layer `bigbird` has the other variant, as the published checkpoints have.
+The N tokens after them form n = N / b blocks. A token of block i sees the g global tokens, blocks i - 1, i, i + 1 and r random blocks;
+a block listed twice counts once. None of these blocks is global. Zaheer et al. 2020, arXiv:2007.14062, section 2 (the variant of the
+extended transformer construction, of Ainslie et al. 2020, arXiv:2004.08483). O(N (g + b (3 + r)) D_k) time a head. This is a function
+only: the layer `bigbird` has the other variant, as the published checkpoints do.
 """
 
 import torch
@@ -26,10 +26,10 @@ def attend_bigbird_etc(
     scale: float | None = None,
     key_mask: Tensor | None = None,
 ) -> Tensor:
-    """(B, H, g + N, D_k), the same, (B, H, g + N, D_v), int64 (H, n, r), bool (B, g + N) -> (B, H, g + N, D_v); 0 without any key.
+    """BigBird-ETC: q, k (B, H, g + N, D_k), v (B, H, g + N, D_v) -> (B, H, g + N, D_v), 0 if there is no key. mask bool (B, g + N).
 
-    n_global: g. table: the random key blocks of every query block, n = ceil(N / b). Any number in it that is no block is passed over. scale
-    None: D_k^-1/2. Raises ValueError for a table of another n.
+    n_global: g. table: int64 (H, n, r), the random key blocks of every query block, n = ceil(N / b); numbers of no block are ignored.
+    scale None: D_k^-1/2. Raises ValueError if the table is for another n.
     """
     refuse_cross("BigBird", q=q, k=k, v=v)
     g, present = n_global, keys_present(k, key_mask).expand(len(k), -1, -1, -1)  # (B, 1, g + N, 1)

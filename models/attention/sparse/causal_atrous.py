@@ -1,19 +1,19 @@
-"""Causal atrous attention: softmax over every r-th token before, counted back from the token itself.
+"""Causal atrous attention: softmax over every r-th past token, counted back from the token itself.
 
 o_t = sum_j p_tj v_j,   p_t = softmax over j <= t, (t - j) mod r = 0 of q_t . k_j / sqrt(D_k)
-Child et al. 2019, arXiv:1904.10509, eq. 3. The cache holds all tokens, of which the t-th reads t / r.
+Child et al. 2019, arXiv:1904.10509, eq. 3. The cache holds all tokens, of which the t-th token reads t / r.
 """
 
 from torch import Tensor
 
 from models.attention.layers.mechanism import Examples
 from models.attention.sparse.atrous import AtrousAttention, attend_atrous
-from models.attention.sparse.pattern import at_least
 from models.attention.sparse.pattern_cache import PatternCacheLayer, Slots, every
+from models.parts.checks import at_least
 
 
 class CausalAtrousAttention(PatternCacheLayer):
-    """Multi-head attention to every `rate`-th token before. Raises ValueError for a rate below 1."""
+    """Multi-head causal attention to every `rate`-th past token. Raises ValueError if rate < 1."""
 
     cost = AtrousAttention.cost
     examples = Examples({"rate": 3}, {"rate": 4})

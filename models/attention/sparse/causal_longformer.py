@@ -1,25 +1,25 @@
-"""Causal Longformer: softmax over the last `window` tokens and the g first ones, which are global and have projections of their own.
+"""Causal Longformer: softmax over the last `window` tokens and the first g tokens, which are global and have separate projections.
 
 token t >= g   softmax over t - window < j <= t and j < g, with q, k, v; a global token inside the window counts once
-token t < g    softmax over j <= t, with q_g, k_g, v_g: all it sees is global too
-Beltagy et al. 2020, arXiv:2004.05150, section 3, looking back only. The past is the last window - 1 keys and values and those of the g
-global tokens, twice, whatever its length. O(window + g) a token, in steps and in one call.
+token t < g    softmax over j <= t, with q_g, k_g, v_g, since all tokens it sees are global
+Beltagy et al. 2020, arXiv:2004.05150, section 3, made causal. The state holds the last window - 1 keys and values, and two sets of
+those of the g global tokens, for a past of any length. O(window + g) a token, in steps and in one call.
 """
 
 from collections.abc import Callable, Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, refuse_cross
 from models.attention.layers.causal import EqualHeadsLayer, State, at_least_float32
 from models.attention.layers.mechanism import Cost, Examples
-from models.attention.layers.multi_head import merge_heads, split_heads
-from models.attention.sparse.longformer import copy_to_global
-from models.attention.sparse.pattern import at_least
+from models.attention.layers.multi_head import merge_heads
+from models.attention.sparse.longformer import GlobalHeads
 from models.attention.sparse.sliding_window import lengths_of, newest
 from models.attention.sparse.windows import attend_to_windows
-from models.parts.positions import Rotation, rotate
+from models.parts.checks import at_least
+from models.parts.positions import Rotation
 
 
 def attend_causal_longformer(
@@ -33,9 +33,9 @@ def attend_causal_longformer(
     mask: Tensor | None = None,
     attend: Callable[..., Tensor] = attend_to_windows,
 ) -> tuple[Tensor, State]:
-    """q, k, v and q_g, k_g, v_g (B, H, N, D_k), bool (B, N) with the tokens at the left -> (B, H, N, D_k), the state of the layer below.
+    """Causal Longformer attention: q, k, v and q_g, k_g, v_g, each (B, H, N, D_k) -> (B, H, N, D_k) and the new state.
 
-    past None: no token yet. scale None: D_k^-1/2.
+    mask bool (B, N), tokens at the left. past: the state of `CausalLongformerAttention`; None: no token yet. scale None: D_k^-1/2.
     """
     given, exact = local[2].dtype, at_least_float32(local[2].dtype)
     q, k, v, q_g, k_g, v_g = (x.to(exact) for x in (*local, *of_globals))
@@ -49,47 +49,47 @@ def attend_causal_longformer(
     new |= {name: newest(head, lengths, n_kept) for name, head in slots.items()}
     new["n"] = (n + lengths).clamp_max(n_kept + n_global)
 
-    t = n + torch.arange(q.shape[2], device=q.device)  # (B, N), right up to where no window holds a global token
+    t = n + torch.arange(q.shape[2], device=q.device)  # (B, N), exact until no window holds a global token
     is_global = (t < n_global).unsqueeze(-1)  # (B, N, 1)
     sees_first = torch.arange(n_global, device=q.device) <= t.unsqueeze(-1)  # (B, N, g)
-    position = torch.arange(slots["k"].shape[2], device=q.device) - n_kept + n  # (B, slots); of empty slots below 0
+    position = torch.arange(slots["k"].shape[2], device=q.device) - n_kept + n  # (B, slots); negative for empty slots
     o = attend(
         torch.where(is_global.unsqueeze(1), q_g, q),
         torch.cat([new["k_global"], new["k_first"], slots["k"]], dim=2),  # (B, H, 2 g + window - 1 + N, D_k)
         torch.cat([new["v_global"], new["v_first"], slots["v"]], dim=2),
         scale=q.shape[-1] ** -0.5 if scale is None else scale,
-        present=position >= n_global,  # in the window; global tokens are seen elsewhere
+        present=position >= n_global,  # in the window; global tokens are in the first slots
         seen_first=torch.cat([sees_first & is_global, sees_first & ~is_global], dim=-1),
     )
     return o.to(given), new
 
 
 def shapes_of_past(n_heads: int, d_head: int, window: int, n_global: int) -> dict[str, tuple[int, ...]]:
-    """Of one sequence."""
+    """Return the shapes of the state of one sequence."""
     kept, first = (n_heads, window - 1, d_head), (n_heads, n_global, d_head)
     return {"k": kept, "v": kept, "k_first": first, "v_first": first, "k_global": first, "v_global": first, "n": (1,)}
 
 
 def _first(known: Tensor, new: Tensor, n: Tensor, lengths: Tensor) -> Tensor:
-    """The global tokens, where they are among the new ones: (B, H, g, D_k), (B, H, N, D_k) -> (B, H, g, D_k)."""
-    i = torch.arange(known.shape[2], device=n.device) - n  # (B, g): which of the new tokens
+    """Return the global tokens' heads, with those among the new tokens filled in: (B, H, g, D_k), (B, H, N, D_k) -> (B, H, g, D_k)."""
+    i = torch.arange(known.shape[2], device=n.device) - n  # (B, g): index among the new tokens
     here = ((i >= 0) & (i < lengths))[:, None, :, None]
     i = i.long().clamp(0, new.shape[2] - 1)[:, None, :, None]
     return torch.where(here, new.gather(2, i.expand(-1, new.shape[1], -1, new.shape[3])), known)
 
 
-class CausalLongformerAttention(EqualHeadsLayer):
-    """Multi-head attention over a window and the beginning. Raises ValueError for a window below 2 tokens, or no global token.
+class CausalLongformerAttention(GlobalHeads, EqualHeadsLayer):
+    """Multi-head attention to a window and the first tokens. Raises ValueError if window < 2 or n_global < 1.
 
-    Its state is k and v of the last window - 1 tokens, the newest last; of the global tokens k_first, v_first in the window's projections
-    and k_global, v_global in their own; and n, how many tokens there were, counted up to where no global token is left in the window.
+    Its state is k and v of the last window - 1 tokens, the newest last; k_first, v_first of the global tokens by the window's
+    projections; k_global, v_global by their own; and n, the number of tokens, capped once no window holds a global token.
     """
 
     capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True, weights="pattern")
     cost = Cost("O(N (w + g) D)", lambda N, s: 2 * N * (s.window + s.n_global) * s.D)
     examples = Examples({"window": 6, "n_global": 2}, {"window": 128, "n_global": 1}, {"window": 5, "n_global": 1})
     settles = ("n", "k_first", "v_first", "k_global", "v_global")
-    attend = staticmethod(attend_to_windows)  # an attribute, so that the export can put another execution in its place
+    attend = staticmethod(attend_to_windows)  # an attribute, so that the export can replace the implementation
 
     def __init__(
         self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, window: int = 128, n_global: int = 1
@@ -97,28 +97,15 @@ class CausalLongformerAttention(EqualHeadsLayer):
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
         self.window = at_least("window", window, 2, "a token sees itself and its past")
         self.n_global = at_least("n_global", n_global, 1, "without global tokens it is a sliding window")
-        self.to_q_global, self.to_k_global, self.to_v_global = (nn.Linear(d_model, n_heads * self.d_head, bias=bias) for _ in range(3))
-        self.begin()
-
-    def begin(self) -> None:
-        copy_to_global(self)
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:
         return shapes_of_past(self.n_heads, self.d_head, self.window, self.n_global)
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
-    ) -> tuple[Tensor, State]:
-        state = self.new_state(x) if state is None else state
+    def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
         exact = at_least_float32(x.dtype)
-        q, k, v, q_g, k_g, v_g = (
-            split_heads(to(x), self.n_heads).to(exact)
-            for to in (self.to_q, self.to_k, self.to_v, self.to_q_global, self.to_k_global, self.to_v_global)
-        )  # (B, H, N, D_k)
-        if rotation is not None:
-            q, k, q_g, k_g = (rotate(head, rotation) for head in (q, k, q_g, k_g))
+        local, of_globals = self.heads(x, rotation, exact), self.heads_of_globals(x, rotation, exact)
         o, new = attend_causal_longformer(
-            (q, k, v), (q_g, k_g, v_g), state, window=self.window, n_global=self.n_global, mask=mask, attend=self.attend
+            local, of_globals, state, window=self.window, n_global=self.n_global, mask=mask, attend=self.attend
         )
         return self.to_out(merge_heads(o.to(x.dtype))), new

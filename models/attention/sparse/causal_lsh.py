@@ -1,9 +1,9 @@
-"""Causal LSH attention with a cache: a token sees those of its past with which it shares a bucket in some round of hashing.
+"""Causal LSH attention with a cache: a token sees the past tokens that share a bucket with it in some round of hashing.
 
-o_t = softmax over j <= t with h_r(j) = h_r(t) for some r, of q_t . k_j, of v_j,   k_j = q_j / |q_j|,   itself with -10^5: the last resort
-This is `attend_lsh` by the rule of the paper, causal, where every bucket lies within two chunks: N_ij makes its rounds one softmax over
-their union. Chunks are left out, since where they are cut depends on tokens to come, and a step could not know.
-Kitaev et al. 2020, arXiv:2001.04451, eqs. 3-6. The t-th token costs O(t (D_k + R)); the cache holds t H (2 D_k + R) numbers.
+o_t = sum_j p_tj v_j, p_t = softmax of q_t . k_j over j <= t with h_r(j) = h_r(t) for some r; k_j = q_j / |q_j|; the token itself has
+-10^5 It equals causal `attend_lsh` with the rule of the paper if every bucket lies within two chunks: N_ij makes its rounds one
+softmax over their union. There are no chunks here, because where they are cut depends on future tokens.
+Kitaev et al. 2020, arXiv:2001.04451, eqs. 3-6. The t-th token costs O(t (D_k + R)); the cache holds t H (2 D_k + R) numbers. R rounds.
 """
 
 import math
@@ -21,7 +21,7 @@ from models.attention.sparse.lsh_buckets import Buckets, angular_buckets, draw_r
 from models.parts.positions import Rotation
 
 NOWHERE = -1.0  # the bucket of padding
-MOST_BUCKETS = 2**24  # whole numbers that float32, the dtype of states, tells apart
+MOST_BUCKETS = 2**24  # float32, the dtype of states, is exact for whole numbers up to it
 
 
 def attend_lsh_to_cache(
@@ -34,9 +34,9 @@ def attend_lsh_to_cache(
     self_logit: float = SELF_LOGIT,
     eps: float = EPS,
 ) -> tuple[Tensor, State]:
-    """(B, H, N, D_k), (B, H, N, D_v), buckets as floats (B, H, N, R) -> (B, H, N, D_v) and the state with N slots more.
+    """Attend to the cache: (B, H, N, D_k), (B, H, N, D_v), buckets as floats (B, H, N, R) -> (B, H, N, D_v), state with N more slots.
 
-    A token in the bucket -1 is padding: no token sees it, now or later. state None: no token yet. eps: of `lsh.unit_keys`.
+    A token in bucket -1 is padding: no token sees it, now or later. state None: no token yet. eps: as in `lsh.unit_keys`.
     """
     new = {"qk": qk, "v": v, "buckets": buckets}
     refuse_cross("causal LSH attention", **new)
@@ -46,16 +46,16 @@ def attend_lsh_to_cache(
     shared = torch.zeros((), dtype=torch.bool, device=qk.device)
     for here, there in zip(buckets.unbind(-1), state["buckets"].unbind(-1), strict=True):  # round by round
         shared = shared | (here.unsqueeze(-1) == there.unsqueeze(-2))  # (B, H, N, t + N)
-    scores = scale * (qk @ unit_keys(state["qk"], eps=eps).mT).to(qk.dtype)  # under autocast too: float16 ends before -10^5
+    scores = scale * (qk @ unit_keys(state["qk"], eps=eps).mT).to(qk.dtype)  # float16, as under autocast, overflows before -10^5
     scores = torch.where(slots == own, self_logit, scores)
     return masked_softmax(scores, shared & (slots <= own)) @ state["v"], state
 
 
 class CausalLSHAttention(CausalLayer):
-    """Multi-head causal LSH attention. Its state is qk, v and buckets (as floats), each with one slot more for every token of a call.
+    """Multi-head causal LSH attention. Its state is qk, v and buckets (as floats), each with one more slot for every token of a call.
 
-    There is no to_k. Raises ValueError for more buckets than a state can tell apart. A row that was padded in a call has slots there that
-    nobody sees and that are not reused.
+    There is no to_k. Raises ValueError if n_buckets is too large for float32. Padding in a call also takes slots, which no token sees
+    and which are not reused.
     """
 
     capabilities = Capabilities.of_cache(weights="pattern")
@@ -94,10 +94,7 @@ class CausalLSHAttention(CausalLayer):
         slots = (self.n_heads, 0, self.d_head)
         return {"qk": slots, "v": slots, "buckets": (self.n_heads, 0, self.n_rounds)}
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
-    ) -> tuple[Tensor, State]:
-        state = self.new_state(x) if state is None else state
+    def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
         exact = at_least_float32(x.dtype)
         qk = split_heads(self.to_q(x), self.n_heads).to(exact)  # (B, H, N, D_k)
         v = split_heads(self.to_v(x), self.n_heads).to(exact)

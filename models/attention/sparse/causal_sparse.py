@@ -1,7 +1,7 @@
-"""Causal sparse attention: near tokens and every l-th one, or the ends of blocks, looking back only.
+"""Causal sparse attention: near past tokens, and every l-th past token or the ends of blocks.
 
-The patterns of `sparse.py` with j <= t. Child et al. 2019, arXiv:1904.10509, eqs. 2-4. The cache holds all tokens, of which the t-th reads
-l + t / l (union; a head of the other patterns reads a part of that), with l near sqrt(N) some 2 sqrt(N).
+The patterns are those of `sparse.py` with j <= t. Child et al. 2019, arXiv:1904.10509, eqs. 2-4. The cache holds all tokens. With
+`union` the t-th token reads l + t / l of them, about 2 sqrt(N) if l is near sqrt(N); a head of another pattern reads a part of these.
 """
 
 import torch
@@ -9,29 +9,14 @@ from torch import Tensor
 
 from models.attention.layers.mechanism import Cost, Examples
 from models.attention.sparse.pattern_cache import PatternCacheLayer, Slots, every, latest
-from models.attention.sparse.sparse import Mode, attend_sparse, check_sparse, heads_of_type_a
+from models.attention.sparse.sparse import SparseHeads, attend_sparse, heads_of_type_a
 
 
-class CausalSparseAttention(PatternCacheLayer):
-    """Multi-head attention in one of the three patterns. Raises ValueError for options that make none."""
+class CausalSparseAttention(SparseHeads, PatternCacheLayer):
+    """Multi-head causal attention in one of the three patterns."""
 
     cost = Cost("O(N (k + N / k) D)", lambda N, s: 2 * N * (2 * s.stride + N / s.stride) * s.D)
     examples = Examples({"stride": 4}, {"stride": 32}, {"stride": 8})
-
-    def __init__(
-        self,
-        d_model: int,
-        n_heads: int,
-        *,
-        d_head: int | None = None,
-        bias: bool = False,
-        mode: Mode = "union",
-        stride: int = 32,
-        n_summaries: int = 8,
-    ) -> None:
-        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
-        check_sparse(mode, stride, n_summaries, n_heads)
-        self.mode, self.stride, self.n_summaries = mode, stride, n_summaries
 
     def attend_whole(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attend_sparse(q, k, v, mode=self.mode, stride=self.stride, n_summaries=self.n_summaries, causal=True)
@@ -40,7 +25,7 @@ class CausalSparseAttention(PatternCacheLayer):
         near, far = latest(t, self.stride), every(t, n_slots, self.stride)
         a = heads_of_type_a(self.n_heads)
         if self.mode == "union":
-            once = far[1] & (far[0] < t.unsqueeze(-1) - self.stride)  # nearer ones are in the window
+            once = far[1] & (far[0] < t.unsqueeze(-1) - self.stride)  # nearer tokens are in the window
             return [(slice(None), (torch.cat([near[0], far[0]], dim=-1), torch.cat([near[1], once], dim=-1)))]
         if self.mode == "strided":
             return [(slice(a), near), (slice(a, None), far)]

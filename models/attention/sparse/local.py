@@ -1,18 +1,19 @@
-"""Local attention: softmax over the tokens that are near.
+"""Local attention: softmax over the tokens within a distance w.
 
-o_i = sum_j p_ij v_j,   p_i = softmax_j(scale * q_i . k_j) over |i - j| <= w,   or 0 <= i - j <= w looking back only
+o_i = sum_j p_ij v_j,   p_i = softmax_j(scale * q_i . k_j) over |i - j| <= w,   or 0 <= i - j <= w if causal
 Child et al. 2019, arXiv:1904.10509; Beltagy et al. 2020, arXiv:2004.05150, section 3.1. O(N (2w + C) D_k) time, in blocks of C tokens.
-Tokens at the ends have fewer keys. Looking back only, token by token: `sliding_window.py`, whose window of w + 1 counts the token itself.
+Tokens at the ends have fewer keys. The causal layer with a state is `sliding_window.py`; its window of w + 1 includes the token.
 """
 
 import torch
 from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, of_nothing
+from models.attention.layers.encoder import EqualHeadsEncoderLayer
 from models.attention.layers.mechanism import Cost, Examples, Row
 from models.attention.layers.scaled_dot_product import attend
 from models.attention.sparse.blocks import in_blocks, keys_present, near, out_of_blocks, spans
-from models.attention.sparse.pattern import PatternAttention, at_least
+from models.parts.checks import at_least
 
 
 def attend_local(
@@ -26,15 +27,15 @@ def attend_local(
     causal: bool = False,
     block: int = 64,
 ) -> Tensor:
-    """(B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v), bool (B, N_k) -> (B, H, N_q, D_v); 0 without any key.
+    """Local attention: (B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v), bool (B, N_k) -> (B, H, N_q, D_v), 0 without any key.
 
-    window: how far to either side a token sees. block: C, which changes the speed only. With N_q other than N_k: the band |i - j| <= w.
+    window: w, the distance that a token sees to either side. block: C; it affects the speed only. N_q may differ from N_k.
     """
     if (nothing := of_nothing(q, k, v)) is not None:
         return nothing
-    before = -(-window // block)  # blocks to a side
+    before = -(-window // block)  # blocks on each side
     reach = {"before": before, "after": 0 if causal else before}
-    C = torch.sym_min(block, max(q.shape[2], k.shape[2]))  # what is shorter than a block is not filled up to one
+    C = torch.sym_min(block, max(q.shape[2], k.shape[2]))  # a short sequence is not padded to a full block
     q_blocks = in_blocks(q, C)  # (B, H, n, C, D_k)
     n = q_blocks.shape[2]
     keys, values, present = (spans(x, n, C, **reach) for x in (k, v, keys_present(k, key_mask)))  # (B, H, n, span, ..)
@@ -42,8 +43,8 @@ def attend_local(
     return out_of_blocks(attend(q_blocks, keys, values, scale=scale, mask=seen), q.shape[2])
 
 
-class LocalAttention(PatternAttention):
-    """Multi-head attention to the `window` tokens on either side. Raises ValueError for a negative window, or a block without tokens."""
+class LocalAttention(EqualHeadsEncoderLayer):
+    """Multi-head attention to the `window` tokens on either side. Raises ValueError if window < 0 or block < 1."""
 
     capabilities = Capabilities(pads_to="block", rotates=True, ordered=True, weights="pattern")
     cost = Cost("O(r N D)", lambda N, s: 2 * N * min(N, 2 * s.window + 64) * s.D, Row("restricted (radius r)", "O(N / r)"))

@@ -1,9 +1,9 @@
-"""Longformer: a window for every token, and a few global tokens that see all and are seen by all.
+"""Longformer: every token sees a window around it, and a few global tokens see all tokens and are seen by all.
 
 local row i    softmax over |i - j| <= w / 2 and the global tokens G, with q, k, v; a global token inside the window counts once
-global row i   softmax over all j, with projections of its own, q_g, k_g, v_g
-Beltagy et al. 2020, arXiv:2004.05150, sections 3.1 and 3.2. O(N (w + C + |G|) D_k) time. A window dilated by d sees every d-th token out to
-d w / 2, and is an undilated one over each of the d residue classes. Looking back only: `causal_longformer.py`.
+global row i   softmax over all j, with separate projections q_g, k_g, v_g
+Beltagy et al. 2020, arXiv:2004.05150, sections 3.1 and 3.2. O(N (w + C + |G|) D_k) time. A window dilated by d sees every d-th token
+up to a distance of d w / 2. It is computed as an undilated window over each of the d residue classes. Causal: causal_longformer.py.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,15 +13,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_cross, refuse_pairs
+from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_cross
+from models.attention.layers.encoder import EncoderLayer
 from models.attention.layers.mechanism import Cost, Examples
-from models.attention.layers.multi_head import merge_heads, split_heads
+from models.attention.layers.multi_head import EqualHeads, heads_of, merge_heads
 from models.attention.layers.scaled_dot_product import attend, masked_softmax, scale_of
 from models.attention.sparse.blocks import in_blocks, keys_present, near, out_of_blocks, spans
-from models.attention.sparse.pattern import PatternAttention, at_least
-from models.parts.positions import Rotation, rotate
+from models.parts.checks import at_least
+from models.parts.positions import Rotation
 
-Heads = tuple[Tensor, Tensor, Tensor]  # q, k, v: (B, H, N, D_k), the same, (B, H, N, D_v)
+Heads = tuple[Tensor, Tensor, Tensor]  # q, k: (B, H, N, D_k), v: (B, H, N, D_v)
 
 
 def attend_longformer(
@@ -36,10 +37,10 @@ def attend_longformer(
     key_mask: Tensor | None = None,
     block: int = 64,
 ) -> Tensor:
-    """(q, k, v), (q_g, k_g, v_g), bool (B, N) -> (B, H, N, D_v); 0 for padding, and without any key.
+    """Longformer attention: (q, k, v), (q_g, k_g, v_g), key_mask bool (B, N) -> (B, H, N, D_v), 0 for padding and if there is no key.
 
-    window: w, even. The global tokens are the first n_global or, where it is given, those of global_mask (B, N) bool. dilation: one for all
-    heads, or one for each. block: C, which changes the speed only.
+    window: w, even. The global tokens are those of global_mask bool (B, N), if given, or else the first n_global. dilation: one for
+    all heads, or one for each. block: C; it affects the speed only.
     """
     q, k, v = local
     q_g, k_g, v_g = of_globals
@@ -52,32 +53,18 @@ def attend_longformer(
     k_G, v_G, sees_G = take(k), take(v), take(present & is_global).mT  # (B, H, G, ..), (B, 1, 1, G)
     rows = [
         _windows(
-            q[:, heads],
-            k[:, heads],
-            v[:, heads],
-            k_G[:, heads],
-            v_G[:, heads],
-            present & ~is_global,
-            sees_G,
-            radius=window // 2,
-            dilation=d,
-            scale=scale,
-            C=block,
+            [x[:, heads] for x in (q, k, v, k_G, v_G)], present & ~is_global, sees_G, radius=window // 2, dilation=d, scale=scale, C=block
         )
         for heads, d in _by_dilation(dilation, q.shape[1])
     ]
     global_rows = attend(take(q_g), k_g, v_g, scale=scale, mask=present.mT)  # (B, H, G, D_v)
-    number = (is_global.cumsum(2) - 1).clamp_min(0)  # of each global token among them, (B, 1, N, 1)
+    number = (is_global.cumsum(2) - 1).clamp_min(0)  # index among the global tokens, (B, 1, N, 1)
     global_rows = global_rows.gather(2, number.expand(*v.shape))
     return torch.where(is_global, global_rows, torch.cat(rows, dim=1)) * present
 
 
 def _windows(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    k_G: Tensor,
-    v_G: Tensor,
+    tensors: Sequence[Tensor],
     in_windows: Tensor,
     sees_G: Tensor,
     *,
@@ -86,11 +73,15 @@ def _windows(
     scale: float,
     C: int,
 ) -> Tensor:
-    """Local rows of heads with one dilation d. A residue class mod d is a batch row of its own: B becomes B d, and N becomes N / d."""
+    """Attend in local rows, for heads with the same dilation d. tensors: q, k, v, k_G, v_G.
+
+    Each residue class mod d becomes a batch row, so B becomes B d and N becomes N / d.
+    """
+    q, k, v, k_G, v_G = tensors
     N = q.shape[2]
     q, k, v, in_windows = (_classes(x, dilation) for x in (q, k, v, in_windows))
     k_G, v_G, sees_G = (x.repeat_interleave(dilation, dim=0).unsqueeze(2) for x in (k_G, v_G, sees_G))  # (B, H, 1, G, ..)
-    before, C = -(-radius // C), torch.sym_min(C, q.shape[2])  # what is shorter than a block is not filled up to one
+    before, C = -(-radius // C), torch.sym_min(C, q.shape[2])  # a short sequence is not padded to a full block
     reach = {"before": before, "after": before}
     q_blocks = in_blocks(q, C, spare=1) * scale  # (B, H, n, C, D_k)
     n = q_blocks.shape[2]
@@ -106,12 +97,12 @@ def _windows(
 
 
 def _classes(x: Tensor, dilation: int) -> Tensor:
-    """(B, H, N, D_k) -> (B d, H, N / d, D_k)."""
+    """Make each residue class mod d a batch row: (B, H, N, D_k) -> (B d, H, N / d, D_k)."""
     return in_blocks(x, dilation, spare=int(dilation > 1)).permute(0, 3, 1, 2, 4).flatten(0, 1)
 
 
 def _by_dilation(dilation: int | Sequence[int], n_heads: int) -> Iterator[tuple[slice, int]]:
-    """Heads next to each other that share a dilation."""
+    """Yield each run of adjacent heads with the same dilation, and this dilation."""
     dilations = [dilation] * n_heads if isinstance(dilation, int) else list(dilation)
     assert len(dilations) == n_heads, "one dilation for each head"
     begin = 0
@@ -122,9 +113,9 @@ def _by_dilation(dilation: int | Sequence[int], n_heads: int) -> Iterator[tuple[
 
 
 def _first(n_global: int, q: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """Which tokens are global, (1, 1, N, 1) bool, and how to take them out of (B, H, N, D_k): a slice, also where N is less.
+    """Return which tokens are global, bool (1, 1, N, 1), and a function that takes the first n_global of x (B, H, N, D_k), padded.
 
-    It has one place at least, which without global tokens is not seen: an axis of size 0 does not survive an export.
+    The function selects at least one token, because an export fails for an axis of size 0. Without global tokens it is masked.
     """
     room = max(n_global, 1)
     is_global = torch.arange(q.shape[2], device=q.device)[None, None, :, None] < n_global
@@ -132,17 +123,37 @@ def _first(n_global: int, q: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]
 
 
 def _anywhere(global_mask: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-    """The same of a mask: room for as many as the row with most of them has, and what is no global token there is not seen."""
+    """Return the same as `_first` for a mask. The function takes as many tokens as the row with most global tokens has."""
     most = max(int(global_mask.sum(1).max()), 1)
     places = global_mask.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :most]  # (B, G)
     is_global = global_mask[:, None, :, None]
     return is_global, lambda x: x.gather(2, places[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
 
-class LongformerAttention(PatternAttention):
+class GlobalHeads(EqualHeads):
+    """Heads with projections for global tokens, `to_q_global`, `to_k_global` and `to_v_global`, beside those for all tokens."""
+
+    def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool | None = None) -> None:
+        super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
+        width, bias = n_heads * self.d_head, self.biased if bias is None else bias
+        self.to_q_global, self.to_k_global, self.to_v_global = (nn.Linear(d_model, width, bias=bias) for _ in range(3))
+        self.begin()
+
+    def begin(self) -> None:
+        """Initialise the projections for global tokens as copies of the others, section 3.2."""
+        pairs = ((self.to_q, self.to_q_global), (self.to_k, self.to_k_global), (self.to_v, self.to_v_global))
+        for local, of_globals in pairs:
+            of_globals.load_state_dict(local.state_dict())
+
+    def heads_of_globals(self, x: Tensor, rotation: Rotation | None, dtype: torch.dtype | None = None) -> Heads:
+        """Return q, k and v as `heads` does, by the projections for global tokens."""
+        return heads_of(x, (self.to_q_global, self.to_k_global, self.to_v_global), self.n_heads, rotation, dtype)
+
+
+class LongformerAttention(GlobalHeads, EncoderLayer):
     """Multi-head attention in windows, with `n_global` leading global tokens. Raises ValueError for an odd window.
 
-    `to_q_global`, `to_k_global` and `to_v_global` are the global tokens' projections. window: w, half of it to either side.
+    window: w, half of it to either side.
     """
 
     capabilities = Capabilities(cross=False, pads_to="block", rotates=True, ordered=True, weights="pattern")
@@ -175,35 +186,8 @@ class LongformerAttention(PatternAttention):
         self.window, self.dilation = window, dilation
         self.n_global = at_least("n_global", n_global, 0, "with 0, it is local attention")
         self.block = at_least("block", block, 1, "it is a number of tokens")
-        self.to_q_global, self.to_k_global, self.to_v_global = (nn.Linear(d_model, n_heads * self.d_head, bias=bias) for _ in range(3))
-        self.begin()
 
-    def begin(self) -> None:
-        copy_to_global(self)
-
-    def forward(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None = None,
-        *,
-        rotation: Rotation | None = None,
-        pair_mask: Tensor | None = None,
-        pair_bias: Tensor | None = None,
-    ) -> Tensor:
-        """(B, N, D), bool (B, N) -> (B, N, D)."""
-        refuse_pairs(type(self).__name__, None, pair_mask, pair_bias)
-        q, k, v, q_g, k_g, v_g = (
-            split_heads(to(x), self.n_heads)
-            for to in (self.to_q, self.to_k, self.to_v, self.to_q_global, self.to_k_global, self.to_v_global)
-        )  # (B, H, N, D_k)
-        if rotation is not None:
-            q, k, q_g, k_g = (rotate(head, rotation) for head in (q, k, q_g, k_g))
+    def mix(self, x: Tensor, key_mask: Tensor | None, rotation: Rotation | None) -> Tensor:
+        local, of_globals = self.heads(x, rotation), self.heads_of_globals(x, rotation)
         options: dict[str, Any] = {"window": self.window, "n_global": self.n_global, "dilation": self.dilation, "block": self.block}
-        return self.to_out(merge_heads(attend_longformer((q, k, v), (q_g, k_g, v_g), **options, key_mask=key_mask)))
-
-
-def copy_to_global(layer: Any) -> None:
-    """The global tokens' projections of a layer that draws its weights begin as the local ones do: section 3.2."""
-    pairs = ((layer.to_q, layer.to_q_global), (layer.to_k, layer.to_k_global), (layer.to_v, layer.to_v_global))
-    for local, of_globals in pairs:
-        of_globals.load_state_dict(local.state_dict())
+        return self.to_out(merge_heads(attend_longformer(local, of_globals, **options, key_mask=key_mask)))

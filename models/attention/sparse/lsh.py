@@ -1,15 +1,15 @@
-"""LSH attention (Reformer): a token looks for its keys only where they are likely to be, among those with the same hash.
+"""LSH attention (Reformer): a token sees only keys that are likely to match it, those with the same hash.
 
-q_i = x_i W_q,   k_j = q_j / |q_j|,   h_r(i) the bucket of q_i in round r.   In every round r the tokens are sorted by (bucket, position)
-and cut into chunks of C; i sees its own chunk and `before` chunks ahead of it, `after` behind it:
+q_i = x_i W_q,   k_j = q_j / |q_j|,   h_r(i) the bucket of q_i in round r.   In every round r tokens are sorted by (bucket, position)
+and cut into chunks of C tokens; i sees its own chunk, `before` chunks in front of it and `after` chunks behind it:
     o_i^r = softmax over the seen j of (q_i . k_j - log N_ij) of v_j,   o_i = sum_r exp(lse_i^r - logsumexp_r lse_i^r) o_i^r
 Rule `paper`: only j with h_r(j) = h_r(i), and N_ij is the number of rounds in which i sees j, so that the rounds together are one
-softmax over all that i sees in any of them; the first chunk of a round follows the last one of the same round. Rule `chunk`, that of
-the public code: everything in these chunks, and N_ij = 1; the first chunk of a round follows the last one of the round before.
-A token is its own last resort: q_i . k_i is replaced by -10^5, below every score. No 1/sqrt(D_k): keys have length 1.
+softmax over all that i sees in any of them; the first chunk of a round follows the last chunk of the same round. Rule `chunk`, that of
+the public code: all j in these chunks, and N_ij = 1; the first chunk of a round follows the last chunk of the round before.
+q_i . k_i is replaced by -10^5, so that a token attends to itself only if it sees no other. No 1/sqrt(D_k), since keys have length 1.
 
 Kitaev et al. 2020, arXiv:2001.04451, eqs. 3-6 and appendix A. O(R N C D_k + R N log N) time, O(R N C) memory, and O(R² N C) for N_ij.
-With `causal`, what is seen is right, but where chunks are cut depends on the tokens to come: a decoder is `causal_lsh.py`.
+With `causal` no future token is seen, but the cuts between chunks depend on future tokens. The layer for decoders is `causal_lsh.py`.
 """
 
 import math
@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_cross, refuse_pairs
-from models.attention.layers.mechanism import Cost, Examples, Mechanism, Row
+from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_cross
+from models.attention.layers.encoder import EncoderLayer
+from models.attention.layers.mechanism import Cost, Examples, Row
 from models.attention.layers.multi_head import head_width, merge_heads, split_heads
 from models.attention.sparse.lsh_buckets import Buckets, angular_buckets, draw_rotations
 from models.attention.sparse.lsh_chunks import at, by_bucket, n_rounds_seeing, neighbours
@@ -47,24 +48,24 @@ def attend_lsh(
     self_logit: float = SELF_LOGIT,
     eps: float = EPS,
 ) -> Tensor:
-    """(B, H, N, D_k), (B, H, N, D_v), int (B, H or 1, R, N), bool (B, N) -> (B, H, N, D_v); a token that is not in key_mask gets 0.
+    """LSH attention: (B, H, N, D_k), (B, H, N, D_v), int (B, H or 1, R, N), bool (B, N) -> (B, H, N, D_v), 0 for masked tokens.
 
-    buckets: of `lsh_buckets.py`, or any others >= 0. chunk: in tokens. before, after: how many neighbours of its own chunk a token sees on
-    either side. eps: of `unit_keys`. Raises ValueError for a rule or sizes that there are not.
+    buckets: from `lsh_buckets.py`, or any integers >= 0. chunk: in tokens. before, after: number of chunks seen before and after a
+    token's own. eps: as in `unit_keys`. Raises ValueError for an unknown rule or invalid sizes.
     """
     _check(rule, chunk, before, after)
     refuse_cross("LSH attention", qk=qk, v=v, buckets=buckets.mT)
     if (nothing := of_nothing(qk, qk, v)) is not None:
         return nothing
     B, H, N, _ = qk.shape
-    chunk = torch.sym_min(chunk, N)  # what is shorter than a chunk is not filled up to one
+    chunk = torch.sym_min(chunk, N)  # a short sequence is not padded to a full chunk
     given, exact = v.dtype, torch.promote_types(v.dtype, torch.float32)
     n_chunks = (N + chunk - 1) // chunk
     more = n_chunks * chunk - N
     real = torch.ones(B, N, dtype=torch.bool, device=qk.device) if key_mask is None else key_mask
     real = F.pad(real, (0, more))[:, None].expand(-1, H, -1)  # (B, H, N'), N' = n_chunks * C
     buckets = F.pad(buckets.expand(-1, H, -1, -1), (0, more))  # (B, H, R, N')
-    order = by_bucket(buckets, real)  # (B, H, R, N'): the token at each place, padding last
+    order = by_bucket(buckets, real)  # the place (sorted index) of each token
     place = order.argsort(-1)  # the place of each token
     n_filled = ((real[:, :1].sum(-1, keepdim=True) + chunk - 1) // chunk).clamp_min(1)  # (B, 1, 1): chunks with a token
 
@@ -86,25 +87,25 @@ def attend_lsh(
         times = allowed.to(exact)
 
     o, lse = _softmax_and_lse(torch.where(allowed, scores, torch.finfo(exact).min), times, at(v, j))
-    o, lse = o.flatten(3, 4), lse.flatten(3, 4)  # (B, H, R, N', D_v), (B, H, R, N', 1), in the order of places
+    o, lse = o.flatten(3, 4), lse.flatten(3, 4)  # (B, H, R, N', D_v), (B, H, R, N', 1), sorted
     o = o.gather(3, place.unsqueeze(-1).expand(-1, -1, -1, -1, o.shape[-1]))
     lse = lse.gather(3, place.unsqueeze(-1))
     return (o * torch.softmax(lse, dim=2)).sum(2)[:, :, :N].to(given)
 
 
 def unit_keys(qk: Tensor, *, eps: float = EPS) -> Tensor:
-    """q / |q| over the last axis; `eps` is added to the mean of the squares, so that 0 stays 0."""
+    """Return q / |q| over the last axis. `eps` is added to the mean of the squares, so that a zero vector stays zero."""
     return qk * torch.rsqrt(qk.square().mean(-1, keepdim=True) + eps) * qk.shape[-1] ** -0.5
 
 
-class LSHAttention(Mechanism):
-    """Multi-head LSH self-attention; keys are the queries at length 1, so there is no to_k.
+class LSHAttention(EncoderLayer):
+    """Multi-head LSH self-attention. Keys are the queries scaled to length 1, so there is no to_k.
 
-    A row of at most `chunk` tokens is one bucket: its attention is full. n_buckets should be about 2 N / chunk; a tuple are factors. The
-    rotations are drawn once, from `seed`, and are part of the weights. The other options are those of `attend_lsh`.
+    A row of at most `chunk` tokens gets full attention. n_buckets should be about 2 N / chunk; a tuple contains its factors. The
+    rotations are drawn once, from `seed`, and are saved with the weights. The other options are those of `attend_lsh`.
     """
 
-    # Ordered, since a bucket that is longer than its chunks is cut in the order of its tokens.
+    # The order of the tokens matters: a bucket longer than its chunks is cut in that order.
     capabilities = Capabilities(cross=False, pads_to="chunk", ordered=True, weights="pattern")
     cost = Cost(
         "O(R N c D + R N log N)",
@@ -151,17 +152,7 @@ class LSHAttention(Mechanism):
         self.rotations: Tensor
         self.register_buffer("rotations", draw_rotations(n_heads, n_rounds, self.d_head, n_buckets, seed=seed))
 
-    def forward(
-        self,
-        x: Tensor,
-        key_mask: Tensor | None = None,
-        *,
-        rotation: Rotation | None = None,
-        pair_mask: Tensor | None = None,
-        pair_bias: Tensor | None = None,
-    ) -> Tensor:
-        """(B, N, D), bool (B, N) -> (B, N, D)."""
-        refuse_pairs("LSH attention", rotation, pair_mask, pair_bias)
+    def mix(self, x: Tensor, key_mask: Tensor | None, rotation: Rotation | None) -> Tensor:
         key_mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device) if key_mask is None else key_mask
         qk = split_heads(self.to_q(x), self.n_heads)  # (B, H, N, D_k)
         v = split_heads(self.to_v(x), self.n_heads)
@@ -171,9 +162,9 @@ class LSHAttention(Mechanism):
 
 
 def _softmax_and_lse(scores: Tensor, times: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Softmax over keys that count `times`, and the log of its sum: (.., C, W C) twice, (.., W C, D_v) -> (.., C, D_v), (.., C, 1).
+    """Softmax over keys weighted by `times`, and the log of its sum: (.., C, W C) twice, (.., W C, D_v) -> (.., C, D_v), (.., C, 1).
 
-    A row whose keys all count 0 gets 0, and its scores, all the least number, are its log.
+    If all keys of a row have the weight 0, the output is 0 and the log is the lowest number.
     """
     top = scores.amax(-1, keepdim=True)
     exps = torch.exp(scores - top) * times

@@ -1,11 +1,11 @@
-"""Locality-sensitive hashing: vectors in nearly the same direction get the same bucket, most of the time.
+"""Locality-sensitive hashing: vectors of nearly the same direction mostly get the same bucket.
 
 Angular:     h(x) = argmax [xR ; -xR] in 0 .. n_b - 1,   R (D_k, n_b / 2) ~ N(0, 1): the nearest of n_b random directions
 factorised:  h(x) = h_1(x) + f_1 h_2(x) + f_1 f_2 h_3(x) + ..,   n_b = f_1 f_2 f_3 .. from only (f_1 + f_2 + ..) / 2 columns
 Hyperplanes: h(x) = the bits sign(xP); two vectors at an angle θ are on the same side of a plane with probability 1 - θ/π
 
 Kitaev et al. 2020, arXiv:2001.04451, section 2; Andoni et al. 2015, arXiv:1509.02897; Charikar 2002 (hyperplanes).
-O(N D_k n_b) a round of hashing, or O(N D_k sum of f). No gradient flows through a bucket.
+A round of hashing costs O(N D_k n_b), or O(N D_k sum of f). No gradient flows through a bucket.
 """
 
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-Buckets = int | Sequence[int]  # n_b, or the factors of which it is the product
+Buckets = int | Sequence[int]  # n_b, or its factors
 
 
 def draw_rotations(n_heads: int, n_rounds: int, d_head: int, n_buckets: Buckets, *, seed: int) -> Tensor:
-    """R of every head and round: (H, R, D_k, n_b / 2), or half the sum of the factors. Raises ValueError for odd numbers of buckets."""
+    """Draw R for every head and round: (H, R, D_k, half of n_buckets or of the sum of its factors). ValueError if one is odd."""
     if n_rounds < 1:
         raise ValueError(f"n_rounds={n_rounds} must be at least 1")
     generator = torch.Generator().manual_seed(seed)
@@ -25,7 +25,7 @@ def draw_rotations(n_heads: int, n_rounds: int, d_head: int, n_buckets: Buckets,
 
 
 def factors_of(n_buckets: Buckets) -> tuple[int, ...]:
-    """Raises ValueError for a factor that is not even: a direction comes with its opposite."""
+    """Return the factors of n_buckets. Raises ValueError if a factor is odd, because directions come in opposite pairs."""
     factors = (n_buckets,) if isinstance(n_buckets, int) else tuple(n_buckets)
     if not factors or any(factor < 2 or factor % 2 for factor in factors):
         raise ValueError(f"n_buckets={n_buckets} must be even and at least 2, in every factor; take the next even number")
@@ -33,9 +33,9 @@ def factors_of(n_buckets: Buckets) -> tuple[int, ...]:
 
 
 def angular_buckets(x: Tensor, rotations: Tensor, n_buckets: Buckets | None = None) -> Tensor:
-    """(B, H, N, D_k), (H or 1, R, D_k, columns) -> int64 (B, H, R, N), R rounds. Of the first maximum, where there are two.
+    """Return the angular bucket in each of R rounds: (B, H, N, D_k), (H or 1, R, D_k, columns) -> int64 (B, H, R, N). Tie: the first.
 
-    n_buckets None: twice the columns. Raises ValueError for a number of buckets that needs another number of columns.
+    n_buckets None: twice the columns. Raises ValueError if n_buckets does not fit the number of columns.
     """
     factors = factors_of(2 * rotations.shape[-1] if n_buckets is None else n_buckets)
     if sum(factors) != 2 * rotations.shape[-1]:
@@ -49,12 +49,12 @@ def angular_buckets(x: Tensor, rotations: Tensor, n_buckets: Buckets | None = No
 
 
 def hyperplane_buckets(x: Tensor, planes: Tensor) -> Tensor:
-    """(B, H, N, D_k), normals of planes (H or 1, R, D_k, bits) -> int64 (B, H, R, N) in 0 .. 2^bits - 1; plane b is worth 2^b."""
+    """Return hyperplane buckets: (B, H, N, D_k), normals (H or 1, R, D_k, bits) -> int64 (B, H, R, N), in which plane b sets bit b."""
     above = _turned(x, planes) > 0
     return (above * 2 ** torch.arange(planes.shape[-1], device=x.device)).sum(-1)
 
 
 def _turned(x: Tensor, directions: Tensor) -> Tensor:
-    """(B, H, R, N, columns), in float32 at least: a bucket must not depend on the rounding of its vector more than it has to."""
+    """Return the projections of x, (B, H, R, N, columns), in float32 at least, so that rounding changes as few buckets as possible."""
     exact = torch.promote_types(x.dtype, torch.float32)
     return x.detach().to(exact).unsqueeze(2) @ directions.to(exact)

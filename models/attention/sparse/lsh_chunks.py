@@ -1,7 +1,7 @@
-"""Tokens sorted by their buckets and cut into chunks: the order of tokens in a round of hashing.
+"""Helpers that sort tokens by bucket and cut them into chunks, for each round of hashing.
 
-B batch, H heads, R rounds, N' tokens, a multiple of the chunk length C; a token sees W = before + 1 + after chunks. All are int64 and bool.
-Nothing but plain sorts of unique keys and gathers, which every runtime does alike.
+B batch, H heads, R rounds, N' tokens, a multiple of the chunk length C; a token sees W = before + 1 + after chunks. All tensors are
+int64 or bool. Only sorts of unique keys and gathers are used, which give the same result in every runtime.
 """
 
 import torch
@@ -11,7 +11,7 @@ PADDING = 2**62  # above bucket * N' + position of every token
 
 
 def by_bucket(buckets: Tensor, real: Tensor) -> Tensor:
-    """Tokens in the order of (bucket, position), padding last. Keys are unique, so that every sort gives the same order."""
+    """Return the tokens sorted by (bucket, position), padding last. The sort keys are unique, so every sort gives the same order."""
     N = buckets.shape[-1]
     position = torch.arange(N, device=buckets.device)
     return torch.where(real.unsqueeze(2), buckets * N, PADDING).add(position).argsort(-1)
@@ -20,12 +20,11 @@ def by_bucket(buckets: Tensor, real: Tensor) -> Tensor:
 def neighbours(
     order: Tensor, n_filled: Tensor, n_chunks: int, chunk: int, before: int, after: int, *, across_rounds: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The W C tokens in the W = before + 1 + after chunks around each chunk, and which of them count: (B, H, R, chunks, W C) each.
+    """Return the W C tokens in the W = before + 1 + after chunks around each chunk, and which count: (B, H, R, chunks, W C) each.
 
-    The chunks with a token are a circle, for each row of a batch: what it sees does not depend on how far it is padded. A round's n_filled
-    chunks are a circle of their own or, with `across_rounds`, all rounds' chunks are one: the first chunk of a round then comes after the
-    last one of the round before. A row of one chunk has full attention in every round. Where the circle is shorter than W, each of its
-    chunks counts once.
+    Only chunks with a token are used, in a circle, so the amount of padding in a row does not matter. Each round's n_filled chunks
+    form a circle. With `across_rounds` the chunks of all rounds form one circle, in which the first chunk of a round follows the last
+    chunk of the round before. A row of one chunk has full attention in every round. If there are fewer than W, each counts once.
     """
     n, offset = n_filled.unsqueeze(1), torch.arange(-before, after + 1, device=order.device)  # (B, 1, 1, 1), (W,)
     shifted = torch.arange(n_chunks, device=order.device)[:, None] + offset  # (chunks, W)
@@ -34,7 +33,7 @@ def neighbours(
         crossed = (rounds + torch.div(shifted, n, rounding_mode="floor")) % order.shape[2]
         rounds = torch.where(n > 1, crossed, rounds)  # (B, R, chunks, W)
     places = (rounds * order.shape[3] + shifted % n * chunk).unsqueeze(-1) + torch.arange(chunk, device=order.device)
-    places = places.flatten(1)[:, None].expand(-1, order.shape[1], -1)  # of all rounds' tokens, one round after the other
+    places = places.flatten(1)[:, None].expand(-1, order.shape[1], -1)  # indices into all rounds' tokens
     found = order.flatten(2).gather(-1, places).unflatten(-1, (order.shape[2], -1, len(offset) * chunk))
     circle = torch.where(n_filled > 1, order.shape[2] * n_filled, 1) if across_rounds else n_filled  # (B, 1, 1)
     is_once = (offset + before < circle).unsqueeze(-1).expand(-1, -1, -1, chunk).flatten(2)  # (B, 1, W C)
@@ -42,10 +41,10 @@ def neighbours(
 
 
 def n_rounds_seeing(i: Tensor, j: Tensor, buckets: Tensor, chunks: Tensor, n_filled: Tensor, before: int, after: int) -> Tensor:
-    """N_ij: in how many rounds i and j share a bucket, and j's chunk is at most `before` ahead of i's or `after` behind it.
+    """Return N_ij: the number of rounds where i and j share a bucket and j's chunk is at most `before` ahead of i's or `after` behind.
 
-    (B, H, R, chunks, C), (B, H, R, chunks, W C), (B, H, R, N') twice, (B, 1, 1) -> int32 (B, H, R, chunks, C, W C). Bucket and chunk go
-    into one number a token, so that each pair takes W comparisons a round.
+    (B, H, R, chunks, C), (B, H, R, chunks, W C), (B, H, R, N') twice, (B, 1, 1) -> int32 (B, H, R, chunks, C, W C). Bucket and chunk
+    are combined into one number, so that each pair takes W comparisons a round.
     """
     count = torch.zeros((), dtype=torch.int32, device=i.device)
     for bucket, chunk in zip(buckets.unbind(2), chunks.unbind(2), strict=True):  # (B, H, N') each
@@ -58,7 +57,7 @@ def n_rounds_seeing(i: Tensor, j: Tensor, buckets: Tensor, chunks: Tensor, n_fil
 
 
 def at(x: Tensor, tokens: Tensor) -> Tensor:
-    """x (B, H, N') or (B, H, N', D_k) of the tokens (B, H, ..): (B, H, ..) or (B, H, .., D_k)."""
+    """Gather x (B, H, N') or (B, H, N', D_k) at `tokens` (B, H, ..): returns (B, H, ..) or (B, H, .., D_k)."""
     flat = tokens.flatten(2)
     if x.dim() == 3:
         return x.gather(2, flat).view_as(tokens)

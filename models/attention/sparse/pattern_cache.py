@@ -1,7 +1,7 @@
-"""Causal attention in a fixed pattern over a cache in which a slot is a position, so that a step reads the slots of its pattern only.
+"""Causal attention in a fixed pattern, with a cache whose slots are positions, so that a step reads only the slots of its pattern.
 
-The base of `causal_atrous.py` and `causal_sparse.py`. From the beginning on, a call is computed in blocks as an encoder's layer is; a call
-that goes on with a state gathers the slots that each of its N tokens reads, N times as many: prompts are best given whole.
+The base of `causal_atrous.py` and `causal_sparse.py`. A call without a past is computed in blocks, as in an encoder. A call with a
+past gathers the slots for each of its N tokens, N times the memory, so a prompt should be computed in one call.
 """
 
 import torch
@@ -14,13 +14,13 @@ from models.attention.layers.multi_head import merge_heads
 from models.attention.layers.scaled_dot_product import masked_softmax
 from models.parts.positions import Rotation
 
-Slots = tuple[Tensor, Tensor]  # which slots a token reads, int64 (B, N, L), and which of them are some, bool (B, N, L)
+Slots = tuple[Tensor, Tensor]  # slots that a token reads, int64 (B, N, L), and which entries are valid, bool (B, N, L)
 
 
 class PatternCacheLayer(EqualHeadsLayer):
-    """A subclass says `attend_whole` and `slots_of_heads`. The state is k, v and `filled`, with N slots more after a call of N tokens.
+    """A base class of causal layers with a fixed pattern. Subclasses define `attend_whole` and `slots_of_heads`.
 
-    The tokens of a row fill its slots from the left; what is behind them is zeros, until its next tokens take those places.
+    The state is k, v and `filled`, with N more slots after a call of N tokens. Tokens fill a row from the left; the rest is 0.
     """
 
     capabilities = Capabilities.of_cache(rotates=True, weights="pattern")
@@ -31,24 +31,20 @@ class PatternCacheLayer(EqualHeadsLayer):
         return {"k": slots, "v": slots, "filled": (0,)}
 
     def attend_whole(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Of tokens 0 .. N - 1: (B, H, N, D_k) three times -> (B, H, N, D_k)."""
+        """Attend among tokens 0 .. N - 1: (B, H, N, D_k) three times -> (B, H, N, D_k)."""
         raise NotImplementedError
 
     def slots_of_heads(self, t: Tensor, n_slots: int) -> list[tuple[slice, Slots]]:
-        """What tokens at positions t (B, N) read of n_slots slots, by groups of heads."""
+        """Return groups of heads and the slots, among n_slots, that tokens at positions t (B, N) read in each group."""
         raise NotImplementedError
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
-    ) -> tuple[Tensor, State]:
-        beginning = state is None or state["filled"].shape[1] == 0
-        state = self.new_state(x) if state is None else state
+    def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
         exact = at_least_float32(x.dtype)
         q, k, v = self.heads(x, rotation, exact)  # (B, H, N, D_k)
         k, v = zero_padding(k, mask), zero_padding(v, mask)
         t = state["filled"].sum(1, keepdim=True).long() + torch.arange(x.shape[1], device=x.device)  # (B, N)
         new = {"k": _append(state["k"], k, t), "v": _append(state["v"], v, t), "filled": _append_filled(state["filled"], mask, t)}
-        if beginning:
+        if state["filled"].shape[1] == 0:
             o = self.attend_whole(q, k, v)
         else:
             groups = self.slots_of_heads(t, new["filled"].shape[1])
@@ -57,7 +53,7 @@ class PatternCacheLayer(EqualHeadsLayer):
 
 
 def attend_to_slots(q: Tensor, k: Tensor, v: Tensor, slots: Slots) -> Tensor:
-    """(B, H, N, D_k), (B, H, T, D_k), (B, H, T, D_v) -> (B, H, N, D_v); 0 for a token that reads no slot."""
+    """Attend to the given slots: (B, H, N, D_k), (B, H, T, D_k), (B, H, T, D_v) -> (B, H, N, D_v), 0 for a token without slots."""
     places, seen = slots
     row = torch.arange(q.shape[0], device=q.device)[:, None, None]
     places = places.clamp(0, k.shape[2] - 1)
@@ -67,19 +63,19 @@ def attend_to_slots(q: Tensor, k: Tensor, v: Tensor, slots: Slots) -> Tensor:
 
 
 def every(t: Tensor, n_slots: int, rate: int) -> Slots:
-    """j <= t of the residue class of t."""
+    """Return the slots j <= t with j mod rate = t mod rate."""
     slots = t.unsqueeze(-1) % rate + rate * torch.arange(-(-n_slots // rate), device=t.device)
     return slots, slots <= t.unsqueeze(-1)
 
 
 def latest(t: Tensor, window: int) -> Slots:
-    """t - window <= j <= t."""
+    """Return the slots t - window <= j <= t."""
     slots = t.unsqueeze(-1) - torch.arange(window, -1, -1, device=t.device)
     return slots, slots >= 0
 
 
 def _append(cache: Tensor, x: Tensor, t: Tensor) -> Tensor:
-    """x (B, H, N, D_k) at positions t (B, N) of a cache that has N slots more."""
+    """Write x (B, H, N, D_k) at positions t (B, N) of the cache, extended by N slots."""
     return F.pad(cache, (0, 0, 0, x.shape[2])).scatter(2, t[:, None, :, None].expand_as(x), x)
 
 

@@ -1,8 +1,8 @@
-"""Sliding-window attention: softmax over the last `window` tokens, the token itself included.
+"""Sliding-window attention: softmax over the last `window` tokens, including the token itself.
 
 o_t = sum_j p_tj v_j,   p_t = softmax over t - window < j <= t of q_t . k_j / sqrt(D_k)
-Beltagy et al. 2020, arXiv:2004.05150, section 3.1, looking back only. The past is the last window - 1 keys and values, whatever its length.
-O(window) a token, in steps and in one call.
+Beltagy et al. 2020, arXiv:2004.05150, section 3.1, made causal. The state holds the last window - 1 keys and values, for a past of any
+length. O(window) a token, in steps and in one call.
 """
 
 import torch
@@ -17,17 +17,17 @@ from models.parts.positions import Rotation
 
 
 class SlidingWindowAttention(EqualHeadsLayer):
-    """Multi-head attention over a window. Raises ValueError for a window of less than 2 tokens, which has no past.
+    """Multi-head attention to a window. Raises ValueError if window < 2, since it would have no past.
 
-    Its state is k and v of the last window - 1 tokens, the newest last, and n, how many of them there are; keys are kept as they were
-    rotated, so that each carries its own position. Rows that have seen different numbers of tokens go together.
+    Its state is k and v of the last window - 1 tokens, the newest last, and n, their number. Keys are stored after rotation, so each
+    contains its position. Rows of a batch may have different numbers of past tokens.
     """
 
     capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True, weights="pattern")
     cost = Cost("O(N w D)", lambda N, s: 2 * N * s.window * s.D)
     examples = Examples({"window": 6}, {"window": 128}, {"window": 5})
     settles = ("n",)
-    attend = staticmethod(attend_to_windows)  # an attribute, so that the export can put another execution in its place
+    attend = staticmethod(attend_to_windows)  # an attribute, so that the export can replace the implementation
 
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, window: int = 128) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
@@ -40,16 +40,13 @@ class SlidingWindowAttention(EqualHeadsLayer):
         kept = (self.n_heads, self.n_kept, self.d_head)
         return {"k": kept, "v": kept, "n": (1,)}
 
-    def forward(
-        self, x: Tensor, mask: Tensor | None = None, state: State | None = None, *, rotation: Rotation | None = None
-    ) -> tuple[Tensor, State]:
-        state = self.new_state(x) if state is None else state
+    def advance(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
         exact = at_least_float32(x.dtype)
         q, k, v = self.heads(x, rotation, exact)  # (B, H, N, D_k)
         k = torch.cat([state["k"], k], dim=2)  # (B, H, window - 1 + N, D_k): slots
         v = torch.cat([state["v"], v], dim=2)
         filled = torch.arange(k.shape[2], device=x.device) >= self.n_kept - state["n"]  # (B, slots)
-        o = self.attend(q, k, v, scale=self.d_head**-0.5, present=filled)  # padding stands at the right, where no token looks
+        o = self.attend(q, k, v, scale=self.d_head**-0.5, present=filled)  # padding is at the right, where no token attends
         lengths = lengths_of(x, mask)
         new = {
             "k": newest(k, lengths, self.n_kept),
@@ -60,13 +57,13 @@ class SlidingWindowAttention(EqualHeadsLayer):
 
 
 def newest(x: Tensor, lengths: Tensor, n_kept: int) -> Tensor:
-    """The last slots of each row's tokens: (B, H, n_kept + N, D_k), (B, 1) -> (B, H, n_kept, D_k)."""
+    """Return the last n_kept slots of each row's tokens: (B, H, n_kept + N, D_k), (B, 1) -> (B, H, n_kept, D_k)."""
     slots = lengths.long() + torch.arange(n_kept, device=x.device)  # (B, n_kept)
     return x.gather(2, slots[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
 
 
 def lengths_of(x: Tensor, mask: Tensor | None) -> Tensor:
-    """(B, 1): tokens of each row of x (B, N, D)."""
+    """Return the number of tokens of each row of x (B, N, D), (B, 1)."""
     if mask is None:
         return x.new_full((x.shape[0], 1), x.shape[1], dtype=at_least_float32(x.dtype))
     return mask.sum(1, keepdim=True, dtype=at_least_float32(x.dtype))

@@ -1,24 +1,26 @@
-"""Sparse attention in three patterns: near tokens, and with them every l-th one or the ends of blocks, so that two layers connect all.
+"""Sparse attention in three patterns. Each combines near tokens with every l-th token or the ends of blocks; two layers connect all.
 
 union    |i - j| <= l  or  (i - j) mod l = 0                      in every head
-strided  A: |i - j| <= l                 B: (i - j) mod l = 0     heads of type A first, then those of type B
-fixed    A: floor(i / l) = floor(j / l)  B: j mod l >= l - c      the same
-and, looking back only, j <= i. Child et al. 2019, arXiv:1904.10509, eqs. 2-4 and section 4, which factorises the pattern over heads or
-layers; the union is a common reading of it. With l near sqrt(N), O(N sqrt(N) D_k) time; what a union sees twice counts once.
+strided  A: |i - j| <= l                 B: (i - j) mod l = 0     heads of type A first, then heads of type B
+fixed    A: floor(i / l) = floor(j / l)  B: j mod l >= l - c      heads of type A first, then heads of type B
+If causal, also j <= i. Child et al. 2019, arXiv:1904.10509, eqs. 2-4 and section 4, which factorises the pattern over heads or layers;
+the union is a common reading of it, in which a key in both parts counts once. O(N sqrt(N) D_k) time if l is near sqrt(N).
 """
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from models.attention.layers.capabilities import Capabilities, refuse_cross
+from models.attention.layers.encoder import EqualHeadsEncoderLayer
 from models.attention.layers.mechanism import Cost, Examples, Row
+from models.attention.layers.multi_head import EqualHeads
 from models.attention.layers.scaled_dot_product import attend, masked_softmax, scale_of
 from models.attention.sparse.atrous import attend_atrous, residues
 from models.attention.sparse.blocks import in_blocks, keys_present, near, out_of_blocks, spans
 from models.attention.sparse.local import attend_local
-from models.attention.sparse.pattern import PatternAttention, at_least
+from models.parts.checks import at_least, check_choice
 
 Mode = Literal["union", "strided", "fixed"]
 
@@ -36,10 +38,10 @@ def attend_sparse(
     key_mask: Tensor | None = None,
     causal: bool = False,
 ) -> Tensor:
-    """(B, H, N, D_k), the same, (B, H, N, D_v), bool (B, N) -> (B, H, N, D_v); 0 without any key.
+    """Sparse attention: q, k (B, H, N, D_k), v (B, H, N, D_v), bool (B, N) -> (B, H, N, D_v), 0 if there is no key.
 
-    stride: l. n_summaries: c, of `fixed` only. n_heads_a: heads of type A, all or none where layers take turns; None: half, rounded up.
-    Of a head of type B in `fixed`, the tokens before the first end of a block see nothing if they look back only.
+    stride: l. n_summaries: c, for `fixed` only. n_heads_a: heads of type A; None: half, rounded up. All or none if layers alternate.
+    In causal `fixed`, the tokens before the first end of a block see nothing in heads of type B.
     """
     refuse_cross("sparse attention", q=q, k=k, v=v)
     options: dict[str, Any] = {"scale": scale_of(q, scale), "causal": causal}
@@ -56,12 +58,12 @@ def attend_sparse(
 
 
 def heads_of_type_a(n_heads: int, n_heads_a: int | None = None) -> int:
-    """As given, or half of the heads, rounded up."""
+    """Return n_heads_a, or half of the heads, rounded up, if it is None."""
     return n_heads - n_heads // 2 if n_heads_a is None else n_heads_a
 
 
 def _union(q: Tensor, k: Tensor, v: Tensor, *, stride: int, scale: float, key_mask: Tensor | None, causal: bool) -> Tensor:
-    """In blocks of l tokens, the keys of a residue class stand at one place of every block: both patterns share a layout and a softmax."""
+    """Attend in pattern `union`. In blocks of l tokens, a residue class is one place in every block, so both parts share a layout."""
     reach = {"before": 1, "after": 0 if causal else 1}
     q_blocks = in_blocks(q, stride, spare=1)  # (B, H, n, l, D_k)
     n = q_blocks.shape[2]
@@ -70,7 +72,7 @@ def _union(q: Tensor, k: Tensor, v: Tensor, *, stride: int, scale: float, key_ma
     seen_near = near(stride, **reach, window=stride, causal=causal).to(q.device) & near_present.mT  # (B, 1, n, l, span)
     k_r, v_r = residues(k, stride), residues(v, stride)  # (B, H, l, n, ..)
     row = torch.arange(n, device=q.device)
-    gaps = row[:, None] - row  # in blocks; those of up to one are near
+    gaps = row[:, None] - row  # in blocks; blocks up to one apart are near
     far = gaps > 1 if causal else gaps.abs() > 1
     seen_far = (residues(present, stride).mT & far).transpose(2, 3)  # (B, 1, n, l, n)
     scaled = q_blocks * scale
@@ -103,23 +105,8 @@ def _summaries(q: Tensor, k: Tensor, v: Tensor, *, stride: int, c: int, scale: f
     return attend(q, ends[0], ends[1], scale=scale, mask=seen)
 
 
-def check_sparse(mode: str, stride: int, n_summaries: int, n_heads: int) -> None:
-    """Raises ValueError for a pattern that is not one."""
-    if mode not in ("union", "strided", "fixed"):
-        raise ValueError(f"mode={mode!r} is not one of union, strided, fixed")
-    at_least("stride", stride, 1, "it is a number of tokens")
-    if mode == "fixed" and not 1 <= n_summaries <= stride:
-        raise ValueError(f"n_summaries={n_summaries} must be from 1 to stride={stride}, the tokens of a block")
-    if mode != "union" and n_heads < 2:
-        raise ValueError(f"n_heads={n_heads}: mode={mode!r} has heads of two types; give 2 heads, or mode='union'")
-
-
-class SparseAttention(PatternAttention):
-    """Multi-head attention in one of the three patterns. Raises ValueError for options that make none."""
-
-    capabilities = Capabilities(cross=False, pads_to="stride", rotates=True, ordered=True, weights="pattern")
-    cost = Cost("O(N (k + N / k) D)", lambda N, s: 2 * N * (3 * s.stride + N / s.stride) * s.D, Row("sparse k", "2"))
-    examples = Examples({"stride": 4}, {"stride": 32}, {"stride": 8}, ("stride", (8, 16, 32, 64)))
+class SparseHeads(EqualHeads):
+    """Heads with one of the three patterns. Raises ValueError if the options are invalid."""
 
     def __init__(
         self,
@@ -127,14 +114,27 @@ class SparseAttention(PatternAttention):
         n_heads: int,
         *,
         d_head: int | None = None,
-        bias: bool = True,
+        bias: bool | None = None,
         mode: Mode = "union",
         stride: int = 32,
         n_summaries: int = 8,
     ) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
-        check_sparse(mode, stride, n_summaries, n_heads)
-        self.pattern: dict[str, Any] = {"mode": mode, "stride": stride, "n_summaries": n_summaries}
+        check_choice("mode", mode, get_args(Mode))
+        at_least("stride", stride, 1, "it is a number of tokens")
+        if mode == "fixed" and not 1 <= n_summaries <= stride:
+            raise ValueError(f"n_summaries={n_summaries} must be from 1 to stride={stride}, the tokens of a block")
+        if mode != "union" and n_heads < 2:
+            raise ValueError(f"n_heads={n_heads}: mode={mode!r} has heads of two types; give 2 heads, or mode='union'")
+        self.mode, self.stride, self.n_summaries = mode, stride, n_summaries
+
+
+class SparseAttention(SparseHeads, EqualHeadsEncoderLayer):
+    """Multi-head attention in one of the three patterns."""
+
+    capabilities = Capabilities(cross=False, pads_to="stride", rotates=True, ordered=True, weights="pattern")
+    cost = Cost("O(N (k + N / k) D)", lambda N, s: 2 * N * (3 * s.stride + N / s.stride) * s.D, Row("sparse k", "2"))
+    examples = Examples({"stride": 4}, {"stride": 32}, {"stride": 8}, ("stride", (8, 16, 32, 64)))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
-        return attend_sparse(q, k, v, **self.pattern, key_mask=key_mask)
+        return attend_sparse(q, k, v, mode=self.mode, stride=self.stride, n_summaries=self.n_summaries, key_mask=key_mask)

@@ -1,7 +1,7 @@
-"""Every query with its own window of keys: query i sees slots i .. i + window - 1 of those that are present.
+"""Attention in which every query has its own window of keys: query i sees the present slots among i .. i + window - 1.
 
-What a window holds beyond the new tokens is the past, so there are window - 1 slots more than queries. Queries are taken a window at a
-time: O(N window) scores and as much of a mask, whatever N is.
+The slots before those of the new tokens are the past, so there are window - 1 more slots than queries. Queries are computed `window`
+at a time, so scores and mask take O(N window).
 """
 
 import torch
@@ -11,10 +11,10 @@ from models.attention.layers.causal import attend_to_past
 
 
 def attend_to_windows(q: Tensor, k: Tensor, v: Tensor, *, scale: float, present: Tensor, seen_first: Tensor | None = None) -> Tensor:
-    """(B, H, N, D_k), (B, H, window - 1 + N, D_k), the same, present bool (B, window - 1 + N) -> (B, H, N, D_k).
+    """Attend to windows: (B, H, N, D_k), (B, H, window - 1 + N, D_k), the same, present bool (B, window - 1 + N) -> (B, H, N, D_k).
 
-    With seen_first, bool (B, N, n_first), as many slots stand in front of these in k and v, and it says which query sees which of them.
-    Every query must see a key, if only its own. Raises ValueError for fewer keys than queries.
+    seen_first, bool (B, N, n_first): k and v begin with n_first more slots, and it is True where a query sees one of these.
+    Every query must see at least one key. Raises ValueError if there are fewer keys than queries.
     """
     N, n_first = q.shape[2], 0 if seen_first is None else seen_first.shape[-1]
     n_kept = k.shape[2] - n_first - N

@@ -13,8 +13,7 @@ from models.attention.gated.gau import GatedProjections
 from models.attention.layers.causal import CausalLayer, State, attend_causal_features
 from models.attention.layers.recurrence import CHUNK, chunkwise, parallel, recurrent
 from models.attention.layers.scaled_dot_product import attend
-from models.decoder.model import rotation_at
-from models.parts.positions import Rotation
+from models.parts.positions import Rotation, rotation_at
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
 ROUNDED = 1e-5  # float32: 24 bits, sums of a few hundred terms; relative to the largest output where that is above 1
@@ -297,6 +296,7 @@ def test_large_and_equal_inputs_stay_finite(name: str, x: Tensor) -> None:
     assert all(torch.isfinite(parameter.grad).all() for parameter in layer.parameters())
 
 
+@pytest.mark.slow
 @every_layer
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @torch.no_grad()

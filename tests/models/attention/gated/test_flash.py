@@ -9,8 +9,7 @@ from models.attention.gated.causal_flash import CausalMixedChunkAttention, atten
 from models.attention.gated.flash import MixedChunkAttention, attend_in_groups
 from models.attention.gated.gau import weights
 from models.attention.layers.recurrence import chunkwise, parallel, recurrent
-from models.decoder.model import rotation_at
-from models.parts.positions import Rotation
+from models.parts.positions import Rotation, rotation_at
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
 G, s, e = 4, 3, 5

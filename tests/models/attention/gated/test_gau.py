@@ -9,7 +9,7 @@ from torch import Tensor
 
 from models.attention.gated.causal_gau import CausalGatedAttentionUnit
 from models.attention.gated.gau import DistanceBias, GatedAttentionUnit, weights
-from models.decoder.model import rotation_at
+from models.parts.positions import rotation_at
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
 NORMALISATIONS = ("length", "valid", "softmax", "softmax_plus")
@@ -147,5 +147,5 @@ def test_what_has_no_form_is_refused() -> None:
         GatedAttentionUnit(6, 2, normalisation="relu")
     with pytest.raises(ValueError, match="normalisation='length' is not one of valid, softmax, softmax_plus, which have a causal form"):
         CausalGatedAttentionUnit(6, 2, normalisation="length")
-    with pytest.raises(ValueError, match="the gated attention unit has no form"):
+    with pytest.raises(ValueError, match="GatedAttentionUnit has no form"):
         GatedAttentionUnit(6, 2)(torch.ones(1, 3, 6), pair_mask=torch.ones(3, 3, dtype=torch.bool))

@@ -163,6 +163,7 @@ def test_a_great_key_in_the_future_never_changes_the_past() -> None:
     assert (after[:, :, 15:] - before[:, :, 15:]).abs().max() > 1e-3
 
 
+@pytest.mark.slow
 @every_kernel
 def test_gradients(kernel: str) -> None:
     q, k, v = (x.requires_grad_() for x in draw(4, D_K, D_K, D_V))

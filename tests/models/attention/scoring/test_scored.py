@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from models import LAYERS
-from models.attention.scoring.causal_scored import CausalScoredAttention
+from models.attention.layers.causal_scored import CausalScoredAttention
 from models.attention.scoring.scored import ScoredAttention
 from models.parts.positions import RotationTable
 from tests.models.attention.scores import EXACT, drawn

@@ -1,0 +1,82 @@
+"""Base classes of the layers that see past and future. They check the arguments of `forward`. Those of decoders are in causal.py."""
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from models.attention.layers.capabilities import Capabilities
+from models.attention.layers.mechanism import ALL_PAIRS, Mechanism
+from models.attention.layers.multi_head import EqualHeads, both_masks, merge_heads
+from models.parts.positions import Rotation
+
+
+class EncoderLayer(Mechanism):
+    """A base class of layers that do not compute all pairs of tokens. A subclass defines `mix`."""
+
+    def forward(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        *,
+        rotation: Rotation | None = None,
+        pair_mask: Tensor | None = None,
+        pair_bias: Tensor | None = None,
+    ) -> Tensor:
+        """Map (B, N, D), bool (B, N) to (B, N, D). Raises ValueError for a pair mask, a pair bias, or an unsupported rotation."""
+        if pair_mask is not None or pair_bias is not None or (rotation is not None and not self.capabilities.rotates):
+            name = type(self).__name__
+            raise ValueError(f"{name} has no form for a rotation, a pair mask or a pair bias; use softmax attention")
+        return self.mix(x, key_mask, rotation)
+
+    def mix(self, x: Tensor, key_mask: Tensor | None, rotation: Rotation | None) -> Tensor:
+        """Compute the outputs (B, N, D), with the supported arguments only."""
+        raise NotImplementedError
+
+
+class EqualHeadsEncoderLayer(EqualHeads, EncoderLayer):
+    """An `EncoderLayer` with the projections of `SoftmaxAttention`, so weights can be copied. A subclass defines `attend`."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None) -> Tensor:
+        """Return the outputs: q, k, v (B, H, N, D_k), key_mask bool (B, N) -> (B, H, N, D_k), 0 for a query that sees no key."""
+        raise NotImplementedError
+
+    def mix(self, x: Tensor, key_mask: Tensor | None, rotation: Rotation | None) -> Tensor:
+        q, k, v = self.heads(x, rotation)  # (B, H, N, D_k)
+        return self.to_out(merge_heads(self.attend(q, k, v, key_mask)))
+
+
+class PairLayer(Mechanism):
+    """A base class of layers that score all pairs of tokens. A subclass defines `heads` (as in `EqualHeads`), `to_out` and `attend`.
+
+    attend(q, k, v, mask=.., bias=..): (B, H, N_q, D_k), (B, H, N_k, D_k), (B, H, N_k, D_v) -> (B, H, N_q, D_v). It is a function, or a
+    module if the score has parameters of its own. mask (bool, True = attend) and bias (added to the scores) broadcast to (B, H, N_q, N_k),
+    or are None; a query that may attend to nothing gets 0.
+    """
+
+    capabilities = Capabilities(rotates=True, pairs=True)
+    cost = ALL_PAIRS
+    attend: Callable[..., Tensor]
+    to_out: nn.Linear
+
+    def heads(self, x: Tensor, rotation: Rotation | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return q, k and v, each (B, H, N, D_k), of x (B, N, D). The rotation is applied to q and k."""
+        raise NotImplementedError
+
+    def forward(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        *,
+        rotation: Rotation | None = None,
+        pair_mask: Tensor | None = None,
+        pair_bias: Tensor | None = None,
+    ) -> Tensor:
+        """Map (B, N, D) to (B, N, D). Raises ValueError for a rotation if the layer does not support it.
+
+        key_mask bool (B, N): True at tokens. rotation: rotates q and k by position. pair_mask bool (N, N): which query may see which
+        key. pair_bias (1, H, N, N): added to the scores. Outputs at padding are undefined.
+        """
+        if rotation is not None and not self.capabilities.rotates:
+            raise ValueError(f"{type(self).__name__} has no form for a rotation; add positions to the embeddings")
+        q, k, v = self.heads(x, rotation)
+        return self.to_out(merge_heads(self.attend(q, k, v, mask=both_masks(key_mask, pair_mask), bias=pair_bias)))
