@@ -1,3 +1,3 @@
 """Folders become models: `published.py` by `families/` (how each names its parts) and `weights.py`; `encoder.py` and `decoder.py` our own
-kind of folders, with `decoder_weights.py`; `description.py` an encoder from a file that describes it.
+kinds of folders, with `own.py`; `description.py` an encoder from a file that describes it.
 """

@@ -1,36 +1,34 @@
-"""A decoder as a folder, written by training and read by the export; published decoders are read from folders of their own kind.
+"""Reads and writes decoder checkpoints. Training writes the folder below and the export reads it. Folders of published decoders
+can be read too (see `families/`).
 
 FOLDER/
   config.json           {"architectures": ["AttnserveDecoder"], "attnserve_decoder": {the fields of DecoderConfig},
                          "eos_token_id": number, list or null, "bos_token_id": number or null,
-                         "image": {the fields of Image}, where its tokens are pixels}
-  model.safetensors     the parameters by name; tied weights are there once
+                         "image": {the fields of Image}, if its tokens are pixels}
+  model.safetensors     the parameters by name; tied weights are stored once
   tokenizer.json        of `tokenizers`
   chat_template.jinja   optional
   README.md             the model card, optional
 """
 
-import hashlib
-import json
 from collections.abc import Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from models.checkpoints.decoder_weights import fill_decoder
 from models.checkpoints.families import DECODERS
+from models.checkpoints.families.decoder_family import DecoderFamily
+from models.checkpoints.own import CONFIG, TOKENIZER, fill_places, save_folder, tokenizer_file, weights_sha256
 from models.checkpoints.weights import check_names, copy_rows
 from models.decoder.model import Decoder, DecoderConfig
 from models.folders.config_fields import validated
 from models.folders.folder import (
     MOST_TEMPLATE_BYTES,
-    MOST_TOKENIZER_BYTES,
-    WEIGHTS,
     CheckpointError,
     Settings,
+    errors_of,
     present,
     read_settings,
     read_tensors,
@@ -40,20 +38,21 @@ from models.folders.folder import (
 )
 
 ARCHITECTURE = "AttnserveDecoder"
-MOST_PIXELS = 1024  # of an image's side
-CONFIG, TOKENIZER, CHAT_TEMPLATE, CARD = "config.json", "tokenizer.json", "chat_template.jinja", "README.md"
+MOST_PIXELS = 1024  # largest width or height of an image
+CHAT_TEMPLATE = "chat_template.jinja"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """The pictures of a decoder of pixels: `width * height` tokens after a prompt, row by row from the upper left, each a grey level.
+    """The format of the images that a decoder generates: `width * height` tokens after a prompt, each a grey level, row by row
+    from the upper left.
 
-    Raises ValueError, with the values, for an impossible image.
+    Raises ValueError, with the values, if they are invalid.
     """
 
     width: int
     height: int
-    level_token_ids: tuple[int, ...]  # of the grey levels, black first, in even steps
+    level_token_ids: tuple[int, ...]  # tokens of the grey levels, evenly spaced, black first
     prompts: tuple[str, ...]  # all allowed prompts
 
     def __post_init__(self) -> None:
@@ -76,10 +75,10 @@ class DecoderCheckpoint:
 
     model: Decoder
     config: DecoderConfig
-    architecture: str  # as config.json names it
+    architecture: str  # the name in config.json
     folder: Path
     tokenizer_file: Path
-    eos_token_ids: tuple[int, ...]  # each of them ends a text
+    eos_token_ids: tuple[int, ...]  # any of these tokens ends a text
     bos_token_id: int | None
     chat_template: Path | None
     image: Image | None
@@ -96,17 +95,7 @@ def save_decoder(
     chat_template: str | None = None,
     image: Image | None = None,
 ) -> None:
-    """Write `folder`, with the weights in their present dtype. `tokenizer` and `chat_template` are the texts of their files.
-
-    config.json comes last: a folder that was not finished is no checkpoint.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / CONFIG).unlink(missing_ok=True)
-    save_file({name: tensor.contiguous() for name, tensor in _places(decoder).items()}, folder / WEIGHTS)
-    for name, text in ((TOKENIZER, tokenizer), (CHAT_TEMPLATE, chat_template)):
-        (folder / name).unlink(missing_ok=True)
-        if text is not None:
-            (folder / name).write_text(text, encoding="utf-8")
+    """Write `folder`, with the weights in their present dtype. `tokenizer` and `chat_template` are the texts of their files."""
     config = {
         "architectures": [ARCHITECTURE],
         "attnserve_decoder": asdict(decoder.config),
@@ -114,23 +103,21 @@ def save_decoder(
         "bos_token_id": bos_token_id,
         **({} if image is None else {"image": asdict(image)}),
     }
-    (folder / CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
+    save_folder(folder, _places(decoder), {TOKENIZER: tokenizer, CHAT_TEMPLATE: chat_template}, config)
 
 
 @rehearsed
 def load_decoder(folder: Path, *, dtype: torch.dtype = torch.float32, settings: Settings | None = None) -> DecoderCheckpoint:
-    """Read `folder`, ours or one of a family in DECODERS, its weights cast to `dtype`. `settings` are those of its config.json, if read.
+    """Load the decoder in `folder`: a folder of this project or of a family in DECODERS. Its weights are cast to `dtype`.
+    `settings` is its config.json, if already read.
 
-    Raises CheckpointError for everything that is missing, unexpected or unsupported there.
+    Raises CheckpointError if anything in the folder is missing, unexpected or unsupported.
     """
     folder = Path(folder)
     settings = settings or read_settings(folder / CONFIG)
     architecture = settings.need("architectures")[0]
     model = _read_model(architecture, settings, dtype)
-    tokenizer_file, chat_template = folder / TOKENIZER, folder / CHAT_TEMPLATE
-    if not present(tokenizer_file):
-        raise CheckpointError(f"{tokenizer_file} is missing; copy it from where the model was saved")
-    regular(tokenizer_file, most_bytes=MOST_TOKENIZER_BYTES)
+    tokenizer, chat_template = tokenizer_file(folder), folder / CHAT_TEMPLATE
     if present(chat_template):
         regular(chat_template, most_bytes=MOST_TEMPLATE_BYTES)
     bos_token_ids = _token_ids("bos_token_id", settings, model.config)
@@ -139,7 +126,7 @@ def load_decoder(folder: Path, *, dtype: torch.dtype = torch.float32, settings: 
         config=model.config,
         architecture=architecture,
         folder=folder,
-        tokenizer_file=tokenizer_file,
+        tokenizer_file=tokenizer,
         eos_token_ids=_token_ids("eos_token_id", settings, model.config),
         bos_token_id=bos_token_ids[0] if bos_token_ids else None,
         chat_template=chat_template if present(chat_template) else None,
@@ -148,7 +135,7 @@ def load_decoder(folder: Path, *, dtype: torch.dtype = torch.float32, settings: 
     )
 
 
-# The model and its tensors
+# Loading the model and its tensors
 
 
 def _read_model(architecture: str, settings: Settings, dtype: torch.dtype) -> Decoder:
@@ -156,52 +143,47 @@ def _read_model(architecture: str, settings: Settings, dtype: torch.dtype) -> De
         supported = ", ".join((ARCHITECTURE, *DECODERS))
         raise CheckpointError(f"{settings.file}: architecture {architecture!r} is not supported; supported: {supported}")
     family = DECODERS.get(architecture)
-    try:
-        config = _config(settings) if family is None else family.decoder_config(settings)
+    with errors_of(settings.file):
+        own = "attnserve_decoder"
+        config = validated(DecoderConfig, settings.need(own), own) if family is None else family.decoder_config(settings)
         decoder = Decoder(config, dtype=dtype).eval()
-    except CheckpointError:
-        raise
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{settings.file}: {error}") from error
     tensors = read_tensors(settings.file.parent)
     if family is None:
-        _fill(decoder, tensors)
+        fill_places(_places(decoder), tensors)
     else:
-        fill_decoder(decoder, tensors, family)
+        _fill_from(family, decoder, tensors)
     return decoder
 
 
-def _fill(decoder: Decoder, tensors: dict[str, Tensor]) -> None:
-    places = _places(decoder)
-    check_names({name: [name] for name in places}, tensors, harmless=())
-    for name, place in places.items():
-        copy_rows(tensors[name], [place], name)
+def _fill_from(family: DecoderFamily, decoder: Decoder, tensors: dict[str, Tensor]) -> None:
+    """Copy `tensors` into `decoder`, cast to its dtype.
 
-
-def _config(settings: Settings) -> DecoderConfig:
-    """Raises ValueError for an unknown or missing field."""
-    values = dict(settings.need("attnserve_decoder"))
-    known = {field.name: field for field in fields(DecoderConfig)}
-    if unknown := values.keys() - known.keys():
-        raise ValueError(f"attnserve_decoder has {min(unknown)!r}, which is not one of {', '.join(known)}")
-    needed = {name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING}
-    if missing := needed - values.keys():
-        raise ValueError(f"attnserve_decoder has no {min(missing)!r}")
-    if isinstance(values["layers"], list):
-        values["layers"] = tuple(values["layers"])
-    return validated(DecoderConfig, values)
+    Raises CheckpointError for a missing tensor, an unexpected one (see `DecoderFamily.unused`), and one of another shape.
+    """
+    beside_vision = any(name.startswith(family.prefix_beside_vision) for name in tensors)
+    prefix = family.prefix_beside_vision if beside_vision else family.prefix
+    sources = {}
+    for source in family.sources(decoder.config):
+        inside = source.theirs.startswith(family.prefix)
+        sources[prefix + source.theirs.removeprefix(family.prefix) if inside else source.theirs] = source
+    check_names({theirs: list(source.ours) for theirs, source in sources.items()}, tensors, harmless=family.unused)
+    places = decoder.state_dict()  # memory shared with the decoder
+    unplaced = places.keys() - {ours for source in sources.values() for ours in source.ours}
+    assert unplaced == ({"unembedding.weight"} if decoder.config.tied else set()), f"no name in the checkpoint for {unplaced}"
+    for theirs, source in sources.items():
+        copy_rows(source.read(tensors[theirs]), [places[ours] for ours in source.ours], theirs)
 
 
 def _places(decoder: Decoder) -> dict[str, Tensor]:
-    """The decoder's tensors by name, in memory shared with it. A tied unembedding is the embedding."""
+    """Return the decoder's tensors by name. They share memory with the decoder. A tied unembedding is left out."""
     return {name: tensor for name, tensor in decoder.state_dict().items() if not (decoder.config.tied and name == "unembedding.weight")}
 
 
-# Other files of the folder
+# Token ids and image settings
 
 
 def _token_ids(key: str, settings: Settings, config: DecoderConfig) -> tuple[int, ...]:
-    """Of generation_config.json where it says more than config.json, as a chat model's does: one number, a list, or nothing."""
+    """Return the ids below `key`, which is one number, a list or absent. generation_config.json overrides config.json."""
     generation = read_settings(settings.file.parent / "generation_config.json", required=False)
     text = settings.get("text_config", {})
     found = generation.get(key, settings.get(key, text.get(key)))
@@ -223,13 +205,3 @@ def _image(settings: Settings, config: DecoderConfig) -> Image | None:
     except (TypeError, KeyError, ValueError) as error:
         raise CheckpointError(f"{settings.file}: image: {error!r}; correct it, or take it out") from error
     return image
-
-
-def weights_sha256(folder: Path) -> str:
-    """Of the one file, or of the hashes of the shards in the order of their names."""
-    files = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(folder.glob("*.safetensors"))
-    digests = []
-    for file in files:
-        with file.open("rb") as stream:
-            digests.append(hashlib.file_digest(stream, "sha256").hexdigest())
-    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()

@@ -1,6 +1,8 @@
-"""An encoder from a file that describes it: any encoder of LAYERS, without a checkpoint; `models/configs/encoder.yaml` is one.
+"""Builds an encoder from a YAML or JSON file that describes it, without a checkpoint; `models/configs/encoder.yaml` is an
+example.
 
-Its weights are drawn from the seed unless the file names some: such a model is for measuring and for trying things out.
+Its weights are random, drawn from the file's seed, unless the file names a weights file. A random encoder serves for benchmarks
+and trials.
 """
 
 from collections.abc import Mapping
@@ -14,7 +16,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
-from models.checkpoints.encoder import TOKENIZER, encoder_config, fill_encoder, save_encoder
+from models.checkpoints.encoder import encoder_config, save_encoder
+from models.checkpoints.own import TOKENIZER, fill_places
 from models.encoder.model import Encoder
 from models.folders.byte_tokenizer import byte_tokenizer
 from models.folders.folder import MOST_JSON_BYTES, CheckpointError, check_memory, in_a_line, read_text, read_tokenizer
@@ -23,7 +26,7 @@ BYTES = "bytes"
 
 
 class EncoderFile(BaseModel):
-    """The keys of the file, which is YAML or JSON. Paths are relative to it."""
+    """The keys of the YAML or JSON file. Paths are relative to the file's folder."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -36,7 +39,7 @@ class EncoderFile(BaseModel):
 
 
 def build_encoder(file: Path, folder: Path) -> None:
-    """Write the encoder that `file` describes as the checkpoint `folder`. Raises CheckpointError, with the value, for what cannot be."""
+    """Write the encoder that `file` describes as a checkpoint. Raises CheckpointError, with the value, if it is invalid."""
     asked = _read(file)
     if "vocab_size" in asked.model:
         raise CheckpointError(f"{file}: vocab_size={asked.model['vocab_size']!r} is the tokenizer's; take it out")
@@ -47,7 +50,7 @@ def build_encoder(file: Path, folder: Path) -> None:
         check_memory(file, _drawn(lambda: Encoder(config), asked.seed, what))
     encoder = _drawn(lambda: Encoder(config), asked.seed, what)
     if asked.weights is not None:
-        fill_encoder(encoder, _tensors(file.parent / asked.weights))
+        fill_places(encoder.state_dict(), _tensors(file.parent / asked.weights))
     how: Mapping[str, Any] = {"pooling": asked.pooling, "normalized": asked.normalized, "untrained": asked.weights is None}
     save_encoder(folder, encoder, tokenizer=tokenizer.to_str(), **how)
 
@@ -75,7 +78,9 @@ def _tokenizer(asked: EncoderFile, file: Path) -> Tokenizer:
 
 
 def _drawn(make: Any, seed: int, what: str) -> Encoder:
-    """The random generator is left as it was. A layer's own complaint about its options comes with what they were."""
+    """Return `make()`, run with this seed. The global random state is restored. Errors of a layer become a CheckpointError that
+    begins with `what`.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         try:

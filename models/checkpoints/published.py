@@ -1,11 +1,11 @@
-"""A published checkpoint folder becomes a model, with everything a server has to know about it.
+"""Loads a published checkpoint folder: the model, with all settings that the server needs.
 
-Read are plain Hugging Face folders and sentence-transformers folders, weights in safetensors (one file or shards) and
-nothing pickled. Every tensor of the model must be in the files, and every tensor of the files must have a place or be
-on a short list of known leftovers, so that a checkpoint that we would misread is an error and not a bad vector.
+Supported are plain Hugging Face folders and sentence-transformers folders, with safetensors weights (one file or shards), never
+pickles. Every tensor of the model must be in the files. Every tensor in the files must belong to the model or be on a short list
+of ignored ones. So a checkpoint that does not match its model raises an error instead of giving wrong vectors.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,6 +23,7 @@ from models.folders.folder import (
     MOST_TOKENIZER_BYTES,
     CheckpointError,
     Settings,
+    errors_of,
     present,
     read_settings,
     read_tensors,
@@ -34,8 +35,8 @@ Kind = Literal["encoder", "reranker", "classifier", "token_classifier"]
 ScoreActivation = Literal["sigmoid", "identity", "softmax"]
 
 ATTENTION_OF_CHECKPOINTS = "softmax"
-SWAPPABLE = ("softmax", "linear")  # the layers whose projections have the shapes of a checkpoint's
-UNLIMITED = 1_000_000  # tokens; a tokenizer without a limit has 1e30
+SWAPPABLE = ("softmax", "linear")  # layers whose projections have the same shapes as softmax attention
+UNLIMITED = 1_000_000  # in tokens; transformers writes 1e30 for a tokenizer without a limit
 
 SCORE_ACTIVATIONS: dict[str, ScoreActivation] = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",
@@ -51,29 +52,29 @@ class Checkpoint:
     kind: Kind
     model: Headed  # SentenceEncoder, SequenceClassifier or TokenClassifier
     config: EncoderConfig | reformer.ReformerShape
-    architecture: str  # as config.json names it, "BertModel"
+    architecture: str  # the name in config.json, e.g. "BertModel"
     folder: Path
     tokenizer_file: Path
     max_tokens: int  # longest input, special tokens included
     pooling: str | None  # a name in POOLINGS or "none"; None in classifiers
-    normalized: bool  # the checkpoint's own pipeline ends in a normalisation
-    prompts: dict[str, str]
-    default_prompt: str | None  # a key of `prompts`
-    id2label: dict[int, str]
-    pad_token_id: int
-    uses_token_types: bool  # token_type_ids mark the second text of a pair
-    untrained: bool  # the attention is not the one the weights were trained with, or all weights are drawn
-    score_activation: ScoreActivation
+    normalized: bool  # True if the checkpoint's own pipeline ends in a normalisation
+    prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt: str | None = None  # one of the keys of `prompts`
+    id2label: dict[int, str] = field(default_factory=dict)
+    pad_token_id: int = 0
+    uses_token_types: bool = False  # whether token_type_ids mark the second text of a pair
+    untrained: bool = False  # True if the weights are random or were trained with another attention
+    score_activation: ScoreActivation = "identity"
 
 
 @rehearsed
 def load_checkpoint(
     folder: Path, *, attention: str = "softmax", dtype: torch.dtype = torch.float32, settings: Settings | None = None
 ) -> Checkpoint:
-    """Read `folder`. Another `attention` keeps the weights of q, k, v and o, though they were not trained for it. `settings` are those of
-    config.json in `folder` itself, if read; the model may be in a subfolder.
+    """Load the model in `folder`. Another `attention` than the checkpoint's keeps the trained weights of q, k, v and o.
+    `settings` is `folder`'s config.json, if already read. It is ignored if the model is in a subfolder.
 
-    Raises CheckpointError for everything that is missing, unexpected or unsupported in the folder.
+    Raises CheckpointError if anything in the folder is missing, unexpected or unsupported.
     """
     folder = Path(folder)
     pipeline = read_pipeline(folder)
@@ -121,7 +122,7 @@ def load_checkpoint(
 
 
 def _of_our_own(folder: Path, own: Own, pipeline: Pipeline, attention: str, dtype: torch.dtype) -> Checkpoint:
-    """A folder that `save_encoder` wrote."""
+    """Load a folder that `save_encoder` wrote."""
     if attention not in (ATTENTION_OF_CHECKPOINTS, own.config.attention):
         raise CheckpointError(
             f"{folder}: attention={attention!r} cannot replace {own.config.attention}, of which the encoder is made; change its config"
@@ -136,18 +137,12 @@ def _of_our_own(folder: Path, own: Own, pipeline: Pipeline, attention: str, dtyp
         max_tokens=own.config.n_positions,
         pooling=own.pooling,
         normalized=own.normalized,
-        prompts={},
-        default_prompt=None,
-        id2label={},
-        pad_token_id=0,
-        uses_token_types=False,
         untrained=own.untrained,
-        score_activation="identity",
     )
 
 
 def _of_reformer(folder: Path, settings: Settings, pipeline: Pipeline, attention: str, dtype: torch.dtype) -> Checkpoint:
-    """Its blocks are reversible, so it is no `Encoder`; around it, pooling and all else are the same."""
+    """Load a Reformer as a sentence encoder. It has reversible blocks and is therefore no `Encoder`."""
     if attention != ATTENTION_OF_CHECKPOINTS:
         raise CheckpointError(f"{settings.file}: attention={attention!r} cannot replace lsh, of which the checkpoint is made")
     encoder = reformer.ReformerEncoder(reformer.load_reformer(pipeline.transformer, dtype=dtype, logits=False))
@@ -166,15 +161,11 @@ def _of_reformer(folder: Path, settings: Settings, pipeline: Pipeline, attention
         normalized=pipeline.normalized,
         prompts=prompts,
         default_prompt=default_prompt,
-        id2label={},
         pad_token_id=settings.get("pad_token_id", 0),
-        uses_token_types=False,
-        untrained=False,
-        score_activation="identity",
     )
 
 
-# Settings of config.json
+# Reading config.json
 
 
 def _encoder_config(family: Family, settings: Settings, attention: str) -> EncoderConfig:
@@ -183,14 +174,10 @@ def _encoder_config(family: Family, settings: Settings, attention: str) -> Encod
             f"attention={attention!r} cannot take the weights of a checkpoint, whose projections are those of "
             f"{ATTENTION_OF_CHECKPOINTS} attention; choose one of {', '.join(SWAPPABLE)}"
         )
-    try:
+    with errors_of(settings.file):
         config = family.encoder_config(settings)
         if config.attention == ATTENTION_OF_CHECKPOINTS:
             return replace(config, attention=attention)
-    except CheckpointError:
-        raise
-    except ValueError as error:
-        raise CheckpointError(f"{settings.file}: {error}") from error
     if attention != ATTENTION_OF_CHECKPOINTS:
         raise CheckpointError(
             f"{settings.file}: attention={attention!r} cannot replace {config.attention}, of which the checkpoint is made"
@@ -199,7 +186,9 @@ def _encoder_config(family: Family, settings: Settings, attention: str) -> Encod
 
 
 def _pooling(task: str, architecture: str, pipeline: Pipeline) -> str | None:
-    """An encoder without modules gets mean pooling, as in sentence-transformers; a classifier pools in its head."""
+    """Return the pooling: the pipeline's for an encoder, or mean if it has none, as in sentence-transformers. Returns None for a
+    classifier, whose head does the pooling.
+    """
     if task == "encoder":
         return pipeline.pooling or "mean"
     if pipeline.pooling not in (None, "none"):
@@ -211,7 +200,7 @@ def _pooling(task: str, architecture: str, pipeline: Pipeline) -> str | None:
 
 
 def _labels(settings: Settings) -> dict[int, str]:
-    """{0: "LABEL_0", 1: "LABEL_1"} where the file names none, as transformers does."""
+    """Return the labels by number. Without names in the file they are "LABEL_0", "LABEL_1", .., as in transformers."""
     n_labels = settings.get("num_labels", 2)
     names = settings.get("id2label", {str(i): f"LABEL_{i}" for i in range(n_labels)})
     labels = {int(i): names[i] for i in sorted(names, key=int)}
@@ -221,7 +210,9 @@ def _labels(settings: Settings) -> dict[int, str]:
 
 
 def _score_activation(task: str, settings: Settings, prompting: Settings, *, n_labels: int) -> ScoreActivation:
-    """The function from logits to scores, in the order in which sentence-transformers' CrossEncoder looks for it."""
+    """Return the function from logits to scores. It is searched for in the same order as in the CrossEncoder of
+    sentence-transformers.
+    """
     if task == "encoder":
         return "identity"
     if task == "token_classifier":
@@ -272,13 +263,13 @@ def _lower_cases(tokenizer_file: Path) -> bool:
 
 
 def _max_tokens(n_positions: int, pipeline: Pipeline) -> int:
-    """The number of positions, limited by max_seq_length or, where that is not given, by the tokenizer's own limit."""
+    """Return the number of positions, limited by max_seq_length or, if that is missing, by the tokenizer's limit."""
     tokenizer = read_settings(pipeline.transformer / "tokenizer_config.json", required=False)
     limit = pipeline.settings.get("max_seq_length", tokenizer.get("model_max_length", UNLIMITED))
     return int(min(n_positions, limit))
 
 
-# The model and its tensors
+# Building the model
 
 
 def _build(
@@ -290,7 +281,7 @@ def _build(
     *,
     n_labels: int,
 ) -> tuple[Headed, Names]:
-    """The empty model, and the names of its head in the checkpoint."""
+    """Return the model before its weights are loaded, and the names of its head's modules in the checkpoint."""
     if task == "encoder":
         _check_widths(encoder.config.d_model, pipeline)
         dense, normalized = pipeline.dense, pipeline.normalized

@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint find their places in a model: by name, each once, nothing missing and nothing left over."""
+"""Copies the tensors of a checkpoint into a model by name. Missing and unexpected tensors are errors."""
 
 import torch
 from torch import Tensor
@@ -7,21 +7,21 @@ from models.checkpoints.families.family import Family, Names
 from models.encoder.heads import Headed
 from models.folders.folder import CheckpointError
 
-BUFFERS = ("position_ids", "token_type_ids", "inv_freq")  # constants that older releases saved among the weights
-SHOWN = 5  # names in an error message
+BUFFERS = ("position_ids", "token_type_ids", "inv_freq")  # constants that older releases saved with the weights
+SHOWN = 5  # most names in an error message
 
 
 def fill(model: Headed, tensors: dict[str, Tensor], family: Family, head_names: Names) -> None:
-    """Copy `tensors` into `model`, whose encoder is `model.encoder`. They are cast to the model's dtype.
+    """Copy `tensors` into `model`, cast to the model's dtype. The encoder is `model.encoder`.
 
-    Raises CheckpointError for a missing tensor, an unexpected one (see `Family.unused`), and one of another shape.
+    Raises CheckpointError for a missing tensor, an unexpected one (see `Family.unused`), or one with a wrong shape.
     """
     tensors = {_modern(name): tensor for name, tensor in tensors.items()}
     prefix = family.prefix if any(name.startswith(family.prefix) for name in tensors) else ""
     tensors |= {prefix + name: tensors[prefix + name][n:] for name, n in family.unread_rows.items() if prefix + name in tensors}
     names = {**_encoder_names(family, prefix, tensors), **head_names}
-    # Memory shared with the model. The dense layers of a SentenceEncoder have files of their own, and come here filled.
-    # Buffers are drawn by the layers themselves.
+    # These share memory with the model. A SentenceEncoder's dense layers are already loaded from files of their own, and
+    # buffers are computed by the layers themselves.
     parameters = {name for name, _ in model.named_parameters() if not name.startswith("dense.")}
     places = {name: tensor for name, tensor in model.state_dict().items() if name in parameters}
     sources = _sources(names, places, n_layers=model.encoder.config.n_layers)
@@ -31,21 +31,21 @@ def fill(model: Headed, tensors: dict[str, Tensor], family: Family, head_names: 
 
 
 def _modern(name: str) -> str:
-    """The name that a tensor converted from TensorFlow would have today."""
+    """Return the current name of a tensor whose name comes from a TensorFlow checkpoint."""
     return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 def _encoder_names(family: Family, prefix: str, tensors: dict[str, Tensor]) -> Names:
-    """The names of the encoder's modules, in the spelling of which the file has most."""
+    """Return the encoder's module names in the naming scheme that matches most of the file's tensors."""
     spellings = [{prefix + theirs: ours for theirs, ours in names.items()} for names in family.encoder_names]
     best = max(spellings, key=lambda names: sum(_numbered(f"{theirs}.weight", 0) in tensors for theirs in names))
     return {theirs: tuple(f"encoder.{part}" for part in _parts(ours)) for theirs, ours in best.items()}
 
 
 def _sources(names: Names, places: dict[str, Tensor], *, n_layers: int) -> dict[str, list[str]]:
-    """Tensor in the file -> tensors of the model that share its rows; all layers, weights and biases spelled out.
+    """Map each tensor name in the file to the model's tensors that share its rows, for all layers, weights and biases.
 
-    Tensors that our model does not have are left out: a bias that is switched off, the norm in front of a first layer.
+    Tensors that the model does not have are left out, such as a disabled bias or the norm before the first layer.
     """
     sources = {}
     for theirs, ours in names.items():
@@ -59,7 +59,7 @@ def _sources(names: Names, places: dict[str, Tensor], *, n_layers: int) -> dict[
 
 
 def check_names(sources: dict[str, list[str]], tensors: dict[str, Tensor], *, harmless: tuple[str, ...]) -> None:
-    """Raise CheckpointError when a source is missing, and when a tensor is no source and does not begin as a harmless one does."""
+    """Raise CheckpointError if a source is missing, or if a tensor is no source and its name has no `harmless` prefix."""
     missing = [name for name in sources if name not in tensors]
     if missing:
         raise CheckpointError(
@@ -75,7 +75,7 @@ def check_names(sources: dict[str, list[str]], tensors: dict[str, Tensor], *, ha
 
 
 def copy_rows(tensor: Tensor, places: list[Tensor], name: str) -> None:
-    """Fill the places with the rows of the tensor, one after the other. Raises CheckpointError for a tensor of another shape."""
+    """Split the rows of `tensor` among `places`, in order, and copy them. Raises CheckpointError if the shapes do not match."""
     rows = [place.shape[0] for place in places]
     wanted = (sum(rows), *places[0].shape[1:])
     if tuple(tensor.shape) != wanted:

@@ -1,8 +1,8 @@
-"""The decoder: tokens in, logits of the next token out, and a state for each block that carries the past.
+"""The decoder: it maps tokens and the blocks' states to the logits of the next token and new states.
 
-x = embedding;   a block:  x = x + layer(norm(x));  x = x + feedforward(norm(x));   logits = unembedding(norm(x))
-Pre-norm blocks as in GPT-2 (Radford et al. 2019), whose residual projections begin smaller by sqrt(2 L). Any causal layer may be used in
-any block. One call is a prefill, a part of one, or a step, depending on the number of its tokens.
+x = embedding;   each block:  x = x + layer(norm(x));  x = x + feedforward(norm(x));   logits = unembedding(norm(x))
+The blocks are pre-norm as in GPT-2 (Radford et al. 2019), and their residual projections are initialised smaller by
+sqrt(2 L). Any causal layer may be used in any block. One call can be a whole prefill, a part of it, or one decode step.
 """
 
 import inspect
@@ -17,35 +17,35 @@ from models import LAYERS
 from models.attention.layers.causal import CausalLayer, State, at_least_float32
 from models.parts.feedforward import ACTIVATIONS, FeedForward
 from models.parts.modules import Modules
-from models.parts.positions import Rotation
+from models.parts.positions import Rotation, rotation_at, sinusoids_at
 from models.parts.scale_norm import ScaleNorm
 
-DRAWN = ("to_q", "to_k", "to_v")  # projections that begin as the model's other weights do, where a layer has them
+DRAWN = ("to_q", "to_k", "to_v")  # if a layer has these projections, they are initialised like other weights
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderConfig:
-    """The shape of a decoder. Raises ValueError, with the values, for parts that do not fit together."""
+    """The hyperparameters of a decoder. Raises ValueError, with the values, if they do not fit together."""
 
     vocab_size: int
     d_model: int
     n_layers: int
     n_heads: int
     d_feedforward: int
-    layers: str | tuple[str, ...]  # causal names of LAYERS: one for all blocks, or one for each
+    layers: str | tuple[str, ...]  # names of causal layers in LAYERS: one for all blocks, or one per block
     d_head: int | None = None  # None: d_model / n_heads
-    window: int = 128  # tokens that a sliding_window layer sees, the token itself included
-    layer_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # layer name -> keywords of its constructor, n_heads too
+    window: int = 128  # tokens that a sliding_window layer attends to, including the current one
+    layer_options: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # layer name -> constructor keywords
     positions: Literal["rotary", "sinusoidal", "learned", "none"] = "rotary"
-    n_positions: int | None = None  # N_max, tokens that a table of learned positions has rows for; the others have no last
+    n_positions: int | None = None  # N_max, the rows of a learned position table; None for other positions
     rotary_base: float = 10_000.0
-    rotary_width: int | None = None  # columns of a head that turn; None: all
+    rotary_width: int | None = None  # columns of a head that are rotated; None: all
     norm: Literal["rms", "layer", "scale"] = "rms"
     norm_eps: float = 1e-6
     bias: bool = False  # in projections and feed-forward layers
     gated: bool = True
     activation: str = "silu"
-    tied: bool = True  # the unembedding is the embedding
+    tied: bool = True  # unembedding and embedding share weights
 
     def __post_init__(self) -> None:
         for name in ("vocab_size", "d_model", "n_layers", "n_heads", "d_feedforward"):
@@ -90,20 +90,20 @@ class DecoderConfig:
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """The name in LAYERS of every block's layer."""
+        """The layer name, a key of LAYERS, of every block."""
         return (self.layers,) * self.n_layers if isinstance(self.layers, str) else tuple(self.layers)
 
     @property
     def rotated_width(self) -> int:
-        """How many columns of a head turn with its position."""
+        """Number of columns of a head that are rotated by position."""
         return self.rotary_width or self.d_head or self.d_model // self.n_heads
 
 
 class Decoder(nn.Module):
-    """Tokens to the logits of their successors. Weights of the given dtype; states in float32 or, beside float64 weights, in float64.
+    """A decoder from tokens to the logits of the next token. States are float32, or float64 if the weights are float64.
 
-    Weights are drawn from N(0, 0.02), those that lead back into the residual stream from N(0, 0.02 / sqrt(2 L)), biases are 0, and what is
-    peculiar to a layer begins as that layer says.
+    Weights are initialised from N(0, 0.02), the projections into the residual stream from N(0, 0.02 / sqrt(2 L)), and biases
+    with 0. Parameters that only one kind of layer has are initialised by that layer's `begin`.
     """
 
     def __init__(self, config: DecoderConfig, *, dtype: torch.dtype = torch.float32) -> None:
@@ -121,16 +121,16 @@ class Decoder(nn.Module):
 
     @property
     def takes_positions(self) -> bool:
-        """The positions given to `forward` make a difference."""
+        """True if `forward` uses its positions."""
         return self.config.positions != "none"
 
     @property
     def grows(self) -> bool:
-        """The state takes more room with every token, or is full after a largest number of them."""
+        """True if the state grows with every token, or has room for a limited number of tokens."""
         return any(block.layer.capabilities.state != "constant" for block in self.blocks)
 
     def init_states(self, batch: int) -> list[State]:
-        """The states before the first token, block by block: zeros, on the device of the weights."""
+        """Return the states of all blocks before the first token: zeros, on the device of the weights."""
         weight = self.embedding.weight
         return [block.layer.init_state(batch, device=weight.device, dtype=at_least_float32(weight.dtype)) for block in self.blocks]
 
@@ -142,12 +142,13 @@ class Decoder(nn.Module):
         positions: Tensor | None = None,
         wanted: Tensor | None = None,
     ) -> tuple[Tensor, list[State]]:
-        """The next N tokens of B sequences -> the logits that follow them, and the states after them.
+        """Process the next N tokens of B sequences: -> logits and the states after these tokens.
 
-        tokens (B, N) int64. lengths (B,) int64: how many of a row's tokens count, from the left, 0 to N; None: all. states: those of
-        `init_states` or of the call before; None: the beginning. positions (B,) int64: tokens of each row before this call; None: 0.
-        wanted (B, M) int64: the indices among the N whose logits are given, (B, M, V); None: all, (B, N, V). A token beyond its row's
-        length leaves the states as they are, and its logits may be anything. Raises ValueError for a token beyond the last position.
+        tokens (B, N) int64, padded on the right. lengths (B,) int64: the number of tokens of each row; None: N. states: the
+        result of `init_states` or of the previous call; None: the initial states. positions (B,) int64: the number of earlier
+        tokens of each row; None: 0. wanted (B, M) int64: the indices, 0 to N - 1, at which logits (B, M, V) are computed; None:
+        at all, (B, N, V). Padding does not change the states, and its logits are undefined. Raises ValueError for a token at or
+        beyond `n_positions`.
         """
         c, (B, N) = self.config, tokens.shape
         ahead = torch.arange(N, device=tokens.device)
@@ -168,14 +169,14 @@ class Decoder(nn.Module):
         return self.unembedding(self.final_norm(x)), new_states
 
     def _embed(self, tokens: Tensor, t: Tensor) -> tuple[Tensor, Rotation | None]:
-        """Tokens and their positions, (B, N) each -> (B, N, D), and the rotation of q and k."""
+        """Return the embeddings (B, N, D) of tokens (B, N) at positions t (B, N), and the rotation of q and k or None."""
         c = self.config
         x = self.embedding(tokens)
         if c.n_positions is not None:
             assert self.position_embedding is not None
-            x = x + self.position_embedding(t.clamp_max(c.n_positions - 1))  # padding may stand behind the last one
+            x = x + self.position_embedding(t.clamp_max(c.n_positions - 1))  # padding may lie beyond the table
         if c.positions == "sinusoidal":
-            # Scaled as in Vaswani et al. 2017, section 3.4: the waves are of size 1 and would drown embeddings that begin at 0.02.
+            # Scaled as in Vaswani et al. 2017, section 3.4: embeddings begin at 0.02, far smaller than sinusoids of size 1.
             x = x * c.d_model**0.5 + sinusoids_at(t, c.d_model).to(x.dtype)
         return x, rotation_at(t, c.rotated_width, base=c.rotary_base, dtype=x.dtype) if c.positions == "rotary" else None
 
@@ -197,7 +198,7 @@ class Decoder(nn.Module):
 
 
 class Block(nn.Module):
-    """One block: (B, N, D) -> (B, N, D)."""
+    """One block of the decoder, pre-norm: a causal layer and a feed-forward layer, (B, N, D) -> (B, N, D)."""
 
     def __init__(self, config: DecoderConfig, layer: str) -> None:
         super().__init__()
@@ -211,31 +212,10 @@ class Block(nn.Module):
         self.feedforward = FeedForward(c.d_model, c.d_feedforward, activation=c.activation, gated=c.gated, bias=c.bias)
 
     def forward(self, x: Tensor, mask: Tensor | None, state: State, rotation: Rotation | None) -> tuple[Tensor, State]:
-        """The arguments are those of `CausalLayer.forward`."""
+        """Run the block with the arguments of `CausalLayer.forward`. Returns the output and the new state."""
         y, state = self.layer(self.layer_norm(x), mask, state, rotation=rotation)
         x = x + y
         return x + self.feedforward(self.feedforward_norm(x)), state
-
-
-# Positions computed from their number: a sequence without end has no table, unless one was learned
-
-
-def sinusoids_at(t: Tensor, d_model: int) -> Tensor:
-    """Positions (B, N) int64 -> (B, N, D) float64: the rows t of `models.parts.positions.sinusoids`."""
-    angles = _angles(t, d_model, base=10_000.0)
-    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2)[..., :d_model]
-
-
-def rotation_at(t: Tensor, d_head: int, *, base: float, dtype: torch.dtype) -> Rotation:
-    """Positions (B, N) int64 -> their angles, (B, 1, N, D_k/2), for `models.parts.positions.rotate`."""
-    angles = _angles(t, d_head, base=base).unsqueeze(1)
-    return Rotation(angles.cos().to(dtype), angles.sin().to(dtype))
-
-
-def _angles(t: Tensor, width: int, *, base: float) -> Tensor:
-    """(B, N, ceil(width/2)): t * base^(-2i/width), in float64: at a position of 10⁶ float32 knows an angle to 0.06."""
-    frequencies = base ** (-torch.arange(0, width, 2, dtype=torch.float64, device=t.device) / width)
-    return t.unsqueeze(-1) * frequencies
 
 
 def _norm(c: DecoderConfig) -> nn.Module:

@@ -1,5 +1,7 @@
-"""Distillation: an encoder gets another attention and learns to embed as its softmax teacher does. In the order of a run: `pieces.py` and
-`collect.py` (texts), `config.py`, `batches.py`, `student.py` (the teacher with another attention), `objectives.py` (losses),
-`evaluation.py` (likeness), `task.py` (the task of `models/training/trainer.py`), `delta.py` (the saved difference to the teacher),
-`plot.py`, `card.py`, `commands.py` (the command); and `trials.py`, which compares feature maps.
+"""Distillation of an encoder with softmax attention (the teacher) into one with another attention (the student).
+
+`pieces.py` and `collect.py` make the training texts, `config.py` has the config, `batches.py` the batches, `student.py` builds
+the student, `objectives.py` has the losses, `evaluation.py` compares student and teacher, `task.py` is the task for
+`models/training/trainer.py`, `delta.py` saves the student as its difference to the teacher, `plot.py` draws curves, `card.py`
+writes the model card, and `commands.py` has the command. `trials.py` compares feature maps.
 """

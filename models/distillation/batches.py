@@ -1,7 +1,7 @@
-"""The batches of a distillation: texts of about the same length, padded to the longest of them.
+"""The batches of a distillation. A batch has texts of similar length, padded to the longest of them.
 
-Texts are sorted by length, and neighbours cut into batches once for all; the order of the batches is drawn from (seed, epoch). So the batch
-of a step is a function of (seed, step), and a resumed run gets the batches of a straight one.
+The texts are sorted by length and cut into batches once. The order of the batches is drawn from (seed, epoch). So the batch of a
+step depends only on (seed, step), and a resumed run gets the same batches as an uninterrupted run.
 """
 
 import hashlib
@@ -17,16 +17,16 @@ from torch import Tensor
 from models.distillation.pieces import Piece
 from service.errors import AttnserveError
 
-LENGTH_STEP = 16  # tokens; texts whose lengths differ by less count as equally long
-Batch = tuple[Tensor, Tensor]  # ids and mask (B, N) int64
+LENGTH_STEP = 16  # tokens; in the sorting, lengths are rounded down to a multiple of this
+Batch = tuple[Tensor, Tensor]  # token ids (B, N) and mask (B, N), both int64
 
 
 class TextError(AttnserveError, ValueError):
-    """A folder that cannot be distilled on: the message names it and the command that makes it."""
+    """The folder's texts cannot be used for distillation. The message names the problem and a remedy."""
 
 
 def read_pieces(data: Path, split: str) -> list[Piece]:
-    """Raises TextError where nothing was collected."""
+    """Read the texts of a split. Raises TextError if the split's file is missing or malformed."""
     file = data / f"{split}.jsonl"
     if not file.is_file():
         raise TextError(f"{file} is missing; make it with `python -m models.distillation.collect --data TEXTS --out {data}`")
@@ -38,7 +38,7 @@ def read_pieces(data: Path, split: str) -> list[Piece]:
 
 
 def tokenize(pieces: Sequence[Piece], tokenizer: Tokenizer, *, longest: int) -> list[list[int]]:
-    """Ids with special tokens, cut at `longest`."""
+    """Return the token ids of each piece, with special tokens, cut to `longest` tokens."""
     tokenizer.no_padding()
     tokenizer.enable_truncation(longest)
     return [encoding.ids for encoding in tokenizer.encode_batch_fast([piece.text for piece in pieces])]
@@ -51,7 +51,7 @@ def padded(rows: Sequence[Sequence[int]]) -> Batch:
 
 
 def cut_into_batches(rows: Sequence[Sequence[int]], *, tokens: int) -> list[list[int]]:
-    """Indices of rows that go together: at most so many tokens, padding included."""
+    """Return the row indices of each batch. A batch has at most `tokens` tokens, padding included, unless a single row is longer."""
     order = sorted(range(len(rows)), key=lambda i: (len(rows[i]) // LENGTH_STEP, hashlib.sha256(str(rows[i]).encode()).digest()))
     batches: list[list[int]] = []
     width = 0
@@ -66,7 +66,7 @@ def cut_into_batches(rows: Sequence[Sequence[int]], *, tokens: int) -> list[list
 
 
 class Batches:
-    """Call it with a step. Raises TextError when no text is long enough."""
+    """The batches of a run; `batches(step)` returns the batch of a step. Raises TextError if no text has `shortest` tokens."""
 
     def __init__(self, rows: Sequence[Sequence[int]], *, tokens: int, shortest: int, seed: int) -> None:
         self.rows = [row for row in rows if len(row) >= shortest]

@@ -1,4 +1,4 @@
-"""The model card of a distilled encoder."""
+"""Writes the model card of a distilled encoder."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from models.training.cards import MB, front_matter, held_out_packages, licence_t
 
 
 def model_card(report: dict[str, Any], sources: dict[str, Any]) -> str:
-    """Markdown. `report` is run.json, `sources` sources.json."""
+    """Return the model card in Markdown. `report` is the content of run.json, `sources` that of sources.json."""
     return "\n\n".join((_head(report), _likeness(report), _beyond(report), _training(report), _data(sources), _limits(report))) + "\n"
 
 

@@ -1,11 +1,11 @@
 """Cut collected documents into texts to distil on: python -m models.distillation.collect --data data/python --out data/distillation
 
-DATA is a folder written by `models.training.collect`; its rules on licences, copies and held-out packages hold here too. Messages in other
-scripts come from the message catalogues of installed packages under the same licences; whole packages of them are held out likewise. No
-text comes twice, and none that is held out is trained on. Of each kind, packages have equal shares until the bound is reached, so that none
-sets the style.
+DATA is a folder written by `models.training.collect`, which has already checked licences, removed copies and held out packages.
+Texts in non-Latin scripts come from the message catalogues of installed packages, under the same rule for licences; whole packages
+are held out there too. No text occurs twice, in one split or in both. For each kind of text, the packages contribute in turns
+until the limit is reached, so that no package dominates.
 
-    OUT/train.jsonl, OUT/held_out.jsonl     {"kind", "package", "text"} a line, in the order of a hash
+    OUT/train.jsonl, OUT/held_out.jsonl     one {"kind", "package", "text"} per line, ordered by hash
     OUT/sources.json                        packages, versions, licences, sizes
 """
 
@@ -33,13 +33,16 @@ MB = 1_000_000
 
 
 class CollectionError(AttnserveError, ValueError):
-    """No text for a split, which the message names."""
+    """No text was found for a split. The message names the split."""
 
 
 def collect(
     data: Path, out: Path, *, per_kind: dict[str, int], max_mb: float = 16, held_out_catalogues: Sequence[str] = HELD_OUT_CATALOGUES
 ) -> dict[str, Any]:
-    """Write the folder, and return its `sources.json`. Raises CollectionError for a split without text, CorpusError for DATA."""
+    """Write the folder `out` and return the content of its sources.json.
+
+    Raises CollectionError if a split has no text, CorpusError if `data` is not a folder of collected texts.
+    """
     seen: set[str] = set()
     kept: dict[str, list[Piece]] = {}
     catalogues = {split: list(_catalogues(held_out_catalogues, split)) for split in SPLITS}
@@ -61,7 +64,7 @@ def collect(
 
 
 def _first(documents: Iterable[Document], max_bytes: float) -> Iterator[Document]:
-    """Of Python files as many as fit, a fair sample, since they lie in the order of a hash; of documentation, which is less, all."""
+    """Yield all documentation files, and Python files up to `max_bytes` in total. Their order is by hash, so this is a fair sample."""
     total = 0
     for document in documents:
         total += document.size_bytes if document.file.endswith(".py") else 0
@@ -70,7 +73,7 @@ def _first(documents: Iterable[Document], max_bytes: float) -> Iterator[Document
 
 
 def _catalogues(held_out: Sequence[str], split: str) -> Iterator[tuple[Distribution, Path]]:
-    """Compiled message catalogues of packages that may be used, in the order of their names."""
+    """Yield the compiled message catalogues of installed packages with permissive licences, ordered by package name."""
     for distribution in sorted(distributions(), key=lambda found: found.metadata["Name"].lower()):
         if licence_of(distribution.metadata).permissive and (distribution.metadata["Name"].lower() in held_out) == (split == "held_out"):
             for file in sorted(distribution.files or [], key=str):
@@ -86,7 +89,7 @@ def _new(found: Iterable[Piece], seen: set[str]) -> Iterator[Piece]:
 
 
 def _shared_out(found: Iterable[Piece], at_most: int) -> list[Piece]:
-    """Of every kind at most so many, taken from its packages in turns; all of them mixed, always in the same order."""
+    """Keep at most `at_most` pieces of each kind, taken from its packages in turns. The result is ordered by hash, so reproducible."""
     by_kind: dict[str, dict[str, list[Piece]]] = defaultdict(lambda: defaultdict(list))
     for piece in sorted(found, key=_hash):
         by_kind[piece.kind][piece.package].append(piece)

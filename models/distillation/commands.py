@@ -1,4 +1,4 @@
-"""The command that distils an encoder. PyTorch is imported when it runs, not for its help."""
+"""Defines the command `distill`. PyTorch is imported when the command runs, not for its `--help`."""
 
 from pathlib import Path
 from typing import Annotated

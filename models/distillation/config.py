@@ -13,24 +13,24 @@ Phase = Literal["transfer", "end to end"]
 
 @dataclass(frozen=True, kw_only=True)
 class DistillationConfig:
-    """Raises ValueError, with the values, for a combination that is not possible."""
+    """The config of a distillation. Raises ValueError for values that cannot be combined; the message contains them."""
 
     attention: str
-    options: Mapping[str, Any] = field(default_factory=dict)  # keywords of the layer's constructor
+    options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the layer's constructor
     n_positions: int = 8_192  # longest input of the student, in tokens
     transfer_steps: int = 400
     end_to_end_steps: int = 400
-    tokens: int = 4_096  # of a step, padding included
-    shortest: int = 1  # tokens of a text to train on
-    longest: int = 1_024  # the same; longer texts are cut
-    map_rate: float = 1e-2  # highest learning rate of new parameters, in the transfer
-    end_map_rate: float = 2e-3  # the same, end to end
-    end_rate: float = 0.0  # of all other parameters of the blocks; 0 keeps the teacher's values
-    similarities: float = 1.0  # weight of the batch's similarity matrix in the second phase
-    hidden: float = 0.1  # weight of the last layer's vectors in the second phase
-    clip: float = 1.0  # largest norm of all gradients together
-    warm_up: float = 0.05  # share of a phase
-    evaluations: int = 8  # on held-out text, evenly over all steps
+    tokens: int = 4_096  # maximum tokens of a batch, padding included
+    shortest: int = 1  # minimum length of a training text, in tokens
+    longest: int = 1_024  # maximum length of a training text, in tokens; longer texts are cut
+    map_rate: float = 1e-2  # peak learning rate of the new parameters, in the transfer phase
+    end_map_rate: float = 2e-3  # peak learning rate of the new parameters, in the end-to-end phase
+    end_rate: float = 0.0  # peak learning rate of the blocks' other parameters, end to end; 0 freezes them
+    similarities: float = 1.0  # weight of the similarity-matrix term in the end-to-end loss
+    hidden: float = 0.1  # weight of the last layer's vectors in the end-to-end loss
+    clip: float = 1.0  # maximum norm of the gradient of all parameters together
+    warm_up: float = 0.05  # share of each phase in which the learning rate rises
+    evaluations: int = 8  # number of evaluations on held-out text, evenly spread over all steps
     checkpoint_steps: int = 50
     seed: int = 0
 
@@ -54,7 +54,7 @@ class DistillationConfig:
         return "transfer" if step < self.transfer_steps else "end to end"
 
     def rates(self, step: int) -> tuple[float, float]:
-        """Learning rates of new parameters and of the others: in each phase a linear rise, then a cosine decay towards 0."""
+        """Return the learning rates of the new and of the other parameters. In each phase they rise linearly, then decay as a cosine."""
         if self.phase(step) == "transfer":
             return self.map_rate * self._height(step, self.transfer_steps), 0.0
         height = self._height(step - self.transfer_steps, self.end_to_end_steps)

@@ -1,10 +1,10 @@
-"""The saved form of a student: its difference to its teacher, in half the bytes or less.
+"""Saves a student as its difference to the teacher, which takes half the bytes of a checkpoint or less.
 
-    FOLDER/delta.safetensors   new parameters as they are, and of changed ones the change, float16
-    FOLDER/delta.json          the teacher's fingerprint, the attention and its options, positions
+    FOLDER/delta.safetensors   float16: the values of new parameters, and the differences of changed ones
+    FOLDER/delta.json          the teacher's fingerprint, the attention and its options, the number of positions
 
-`python -m models.distillation.delta --teacher T --delta FOLDER --out OUT` adds both and writes an ordinary checkpoint. With --softmax it
-writes the teacher with the student's number of positions, for comparisons.
+`python -m models.distillation.delta --teacher T --delta FOLDER --out OUT` adds the difference to the teacher and writes an ordinary
+checkpoint. With --softmax it writes the teacher with the student's number of positions instead, for comparisons.
 """
 
 import argparse
@@ -30,7 +30,7 @@ WEIGHTS, DESCRIPTION = "delta.safetensors", "delta.json"
 
 
 def fingerprint(teacher: Checkpoint) -> str:
-    """sha256 of the encoder's tensors, in the order of their names."""
+    """Return the sha256 of the encoder's tensors and their names, in the order of the names."""
     digest = hashlib.sha256()
     for name, tensor in sorted(teacher.model.encoder.state_dict().items()):
         digest.update(name.encode() + b"\0" + tensor.contiguous().numpy().tobytes())
@@ -38,7 +38,7 @@ def fingerprint(teacher: Checkpoint) -> str:
 
 
 def write_delta(folder: Path, teacher: Checkpoint, student: Encoder, config: DistillationConfig) -> int:
-    """Write the two files and return how many bytes they have."""
+    """Write delta.safetensors and delta.json, and return their total size in bytes."""
     known = dict(_extended(teacher, config.attention, config.options, config.n_positions).named_parameters())
     old = dict(teacher.model.encoder.named_parameters())
     kept: dict[str, Tensor] = {}
@@ -60,7 +60,10 @@ def write_delta(folder: Path, teacher: Checkpoint, student: Encoder, config: Dis
 
 
 def read_student(folder: Path, teacher: Checkpoint) -> Encoder:
-    """Teacher and difference put together. Raises CheckpointError for another teacher, and for files that are missing or do not fit."""
+    """Rebuild the student from the teacher and the saved difference.
+
+    Raises CheckpointError if `teacher` is not the teacher of the difference, or if the files are missing or inconsistent.
+    """
     for name in (WEIGHTS, DESCRIPTION):
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / name} is missing; `attnserve distill` writes it")
@@ -87,7 +90,10 @@ def read_student(folder: Path, teacher: Checkpoint) -> Encoder:
 
 
 def assemble(teacher_folder: Path, folder: Path, out: Path, *, softmax: bool = False) -> None:
-    """Write the student as a checkpoint of its own; softmax: the teacher, with the student's positions. Raises CheckpointError."""
+    """Write the student as an ordinary checkpoint. With `softmax`, write the teacher with the student's number of positions instead.
+
+    Raises CheckpointError.
+    """
     teacher = load_checkpoint(teacher_folder)
     student = read_student(folder, teacher)
     if softmax:

@@ -1,7 +1,7 @@
-"""The likeness of a student to its teacher on held-out texts.
+"""Measures how similar a student's embeddings of held-out texts are to its teacher's.
 
-Two figures: the cosine of the two embeddings of a text, and, of a set of texts, Spearman's rank correlation of the similarities of all
-pairs, which shows whether student and teacher agree on the texts that are near each other.
+Two figures are computed: the cosine between both embeddings of a text, and Spearman's rank correlation between the pairwise
+similarities of a set of texts. The second shows whether student and teacher agree on which texts are near each other.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,15 +15,15 @@ from torch import Tensor
 from models.distillation.batches import cut_into_batches, padded
 from models.distillation.objectives import Embedder
 
-LENGTHS = (32, 64, 128, 256, 512)  # tokens at most: the rows of the table by length
-TOKENS = 8_192  # of a batch
-BEYOND = (1_024, 2_048, 4_096, 8_192)  # tokens: lengths beyond the teacher's limit
-BEYOND_TEXTS = 6  # of each of these lengths
+LENGTHS = (32, 64, 128, 256, 512)  # tokens; upper limits of the ranges of length that are evaluated
+TOKENS = 8_192  # maximum tokens of a batch
+BEYOND = (1_024, 2_048, 4_096, 8_192)  # lengths in tokens, beyond the teacher's limit, that are evaluated
+BEYOND_TEXTS = 6  # maximum number of texts for each of these lengths
 
 
 @dataclass(frozen=True, kw_only=True)
 class Likeness:
-    """Of the texts of one kind, of one length, or of all."""
+    """The similarity of student and teacher on a set of texts."""
 
     texts: int
     cosine: float  # mean
@@ -33,7 +33,7 @@ class Likeness:
 
 @torch.no_grad()
 def embed(embedder: Embedder, rows: Sequence[Sequence[int]], *, show: Callable[[float], None] = lambda share: None) -> Tensor:
-    """Token ids of N texts -> (N, D), each text where it was. show: the share that is done."""
+    """Return the embeddings (N, D) of N rows of token ids, in the order of the rows. `show` is called with the share that is done."""
     vectors: Tensor | None = None
     batches = cut_into_batches(rows, tokens=TOKENS)
     for number, batch in enumerate(batches):
@@ -46,7 +46,7 @@ def embed(embedder: Embedder, rows: Sequence[Sequence[int]], *, show: Callable[[
 
 
 def likeness(ours: Tensor, teachers: Tensor) -> Likeness:
-    """(N, D) twice, of length 1."""
+    """Compare the student's and the teacher's embeddings of the same texts, both (N, D) with rows of norm 1."""
     cosines = (ours * teachers).sum(-1)
     above = torch.triu_indices(len(ours), len(ours), offset=1)
     pairs = [(e @ e.mT)[above[0], above[1]] for e in (ours, teachers)]
@@ -56,7 +56,7 @@ def likeness(ours: Tensor, teachers: Tensor) -> Likeness:
 
 
 def spearman(x: np.ndarray, y: np.ndarray) -> float:
-    """Correlation of ranks; equal numbers, which are rare among similarities, are ranked as they come."""
+    """Return the rank correlation of x and y. Equal values, which are rare here, get different ranks in the order of their index."""
     if len(x) < 2:
         return float("nan")
     ranks_x, ranks_y = (values.argsort(kind="stable").argsort(kind="stable") for values in (x, y))
@@ -64,13 +64,13 @@ def spearman(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def by_kind(ours: Tensor, teachers: Tensor, kinds: Sequence[str]) -> dict[str, Likeness]:
-    """Every kind, and "all"."""
+    """Return the likeness for each kind of text, and under "all" for all texts. `kinds` has the kind of each row."""
     groups = {kind: [i for i, found in enumerate(kinds) if found == kind] for kind in dict.fromkeys(kinds)}
     return {kind: likeness(ours[rows], teachers[rows]) for kind, rows in groups.items()} | {"all": likeness(ours, teachers)}
 
 
 def by_length(ours: Tensor, teachers: Tensor, lengths: Sequence[int]) -> dict[str, Likeness]:
-    """In steps of LENGTHS, where there are texts."""
+    """Return the likeness for each range of lengths in LENGTHS that has texts. `lengths` has the tokens of each row."""
     found, least = {}, 0
     for most in LENGTHS:
         if rows := [i for i, length in enumerate(lengths) if least < length <= most]:
@@ -82,10 +82,10 @@ def by_length(ours: Tensor, teachers: Tensor, lengths: Sequence[int]) -> dict[st
 def beyond(
     teacher: Embedder, student: Embedder, long_texts: Callable[[int], Sequence[Sequence[int]]], *, limit: int
 ) -> dict[str, dict[str, Any]]:
-    """Likeness on texts of N tokens, for each N of BEYOND that the student reads, N as a string.
+    """Return the likeness on texts of N tokens, for each N in BEYOND that the student supports. The keys are N as a string.
 
-    The student is compared with the teacher (whose positions repeat) and with the mean of the teacher's embeddings of pieces of `limit`
-    tokens; these two are compared as well. `long_texts` gives token ids of texts cut at N.
+    Three embeddings are compared pairwise: the student's, the teacher's (with repeated positions), and the mean of the teacher's
+    embeddings of pieces of `limit` tokens. `long_texts(N)` returns token ids of texts cut to N tokens.
     """
     found = {}
     for N in BEYOND:
@@ -102,7 +102,7 @@ def beyond(
 
 
 def texts_of(N: int, rows: Sequence[Sequence[int]]) -> list[list[int]]:
-    """Texts of N tokens each, joined from shorter ones; no text is used twice. All have a first and a last special token."""
+    """Join rows into texts of exactly N tokens, each with one first and one last special token. No row is used twice."""
     made, inner = [], list[int]()
     for row in rows:
         inner += row[1:-1]
@@ -113,7 +113,7 @@ def texts_of(N: int, rows: Sequence[Sequence[int]]) -> list[list[int]]:
 
 
 def _mean_of_pieces(teacher: Embedder, row: Sequence[int], limit: int) -> Tensor:
-    """The normalised mean embedding of pieces of at most `limit` tokens, each with the first and last special token of the text."""
+    """Return the normalised mean embedding of the row's pieces of at most `limit` tokens. Each piece has the row's special tokens."""
     first, last, inner = row[0], row[-1], row[1:-1]
     starts = range(0, len(inner), limit - 2)
     pieces = [[first, *inner[start : start + limit - 2], last] for start in starts]

@@ -1,11 +1,11 @@
-"""The losses of the student, in two phases.
+"""The losses of the student in the two phases, where y and x are vectors of tokens and e is the embedding of a text.
 
-transfer     each layer gets the inputs of the teacher's layer, and is compared with its outputs
+transfer     each layer gets the input of the teacher's layer, and its output is compared with that layer's output
              loss = mean over layers of sum |y - y_teacher|² / sum |y_teacher|²
-end to end   the student reads the text by itself, and is compared with the teacher's embeddings, with their similarities in a batch, and
-             with the vectors of the teacher's last layer
+end to end   the student reads the text by itself, and is compared with the teacher's embeddings, with their similarities in a
+             batch, and with the vectors of the teacher's last layer; a and b are `similarities` and `hidden` of the config
              loss = mean (1 - cos(e, e_teacher)) + a mean (e eᵀ - e_teacher e_teacherᵀ)² + b sum |x - x_teacher|² / sum |x_teacher|²
-Zhang et al. 2024 (LoLCATs), arXiv:2410.10254, for the first; Tung & Mori 2019, arXiv:1907.09682, for the similarities.
+The transfer is that of Zhang et al. 2024 (LoLCATs), arXiv:2410.10254; the similarity term that of Tung & Mori 2019, arXiv:1907.09682.
 """
 
 from typing import NamedTuple
@@ -20,13 +20,13 @@ from models.encoder.pooling import POOLINGS, unit_length
 
 
 class Embedder(NamedTuple):
-    """An encoder with its pooling, a name in POOLINGS."""
+    """An encoder and the name of its pooling, a key of POOLINGS."""
 
     encoder: Encoder
     pooling: str
 
     def vectors(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Embeddings (B, D) of length 1, and the tokens' vectors (B, N, D)."""
+        """Return the embeddings (B, D), of norm 1, and the last layer's token vectors (B, N, D)."""
         ids, mask = batch
         x = self.encoder(ids, mask)
         return unit_length(POOLINGS[self.pooling](x, mask != 0)), x
@@ -38,7 +38,7 @@ def transfer_loss(teacher: Embedder, student: Embedder, batch: Batch) -> Tensor:
 
 @torch.no_grad()
 def teachers_layers(teacher: Embedder, batch: Batch) -> list[tuple[Tensor, Tensor]]:
-    """Input and output (B, N, D) of every attention layer, block by block."""
+    """Return the input and the output, each (B, N, D), of every attention layer of the teacher."""
     seen: list[tuple[Tensor, Tensor]] = []
 
     def note(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -54,7 +54,7 @@ def teachers_layers(teacher: Embedder, batch: Batch) -> list[tuple[Tensor, Tenso
 
 
 def layer_losses(student: Embedder, seen: list[tuple[Tensor, Tensor]], mask: Tensor) -> Tensor:
-    """The loss of every layer, (layers,)."""
+    """Return the transfer loss of each layer, (L,). `seen` has the inputs and outputs of the teacher's layers."""
     answers = (block.attention(x, mask != 0) for block, (x, _) in zip(student.encoder.blocks, seen, strict=True))
     return torch.stack([_distance(answer, y, mask) for answer, (_, y) in zip(answers, seen, strict=True)])
 
@@ -69,6 +69,6 @@ def end_to_end_loss(teacher: Embedder, student: Embedder, batch: Batch, config: 
 
 
 def _distance(y: Tensor, wanted: Tensor, mask: Tensor) -> Tensor:
-    """|y - wanted|² / |wanted|² over the tokens of the mask: (B, N, D) twice, (B, N) -> ()."""
+    """Return the sum of |y - wanted|² over that of |wanted|², over the unmasked tokens. y, wanted (B, N, D), mask (B, N) -> ()."""
     present = mask.unsqueeze(-1)
     return ((y - wanted) * present).square().sum() / (wanted * present).square().sum()

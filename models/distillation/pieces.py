@@ -1,9 +1,9 @@
-"""Documents cut into texts of several kinds, from a word to a few pages, as clients send them to an encoder.
+"""Cuts documents into texts of several kinds, from a few words to a few pages, like the texts that clients send to an encoder.
 
-prose      paragraphs of documentation            short      first sentences, comments, headings, questions
-docstring  unchanged but for the indentation      symbols    lines that are mostly digits and punctuation
-code       a function or class                    long       a stretch of a document, more than the teacher's limit holds
-scripts    messages in many languages' scripts, from the message catalogues of packages (`translated`)
+prose      paragraphs of documentation            short      first sentences, comments, headings
+docstring  docstrings, without their indentation  symbols    lines that are mostly digits and punctuation
+code       a function or class                    long       a stretch of a document, usually longer than the teacher's limit
+scripts    messages in non-Latin scripts, from the message catalogues of packages (`translated`)
 """
 
 import ast
@@ -18,8 +18,8 @@ from typing import NamedTuple
 from models.training.corpus import Document
 
 KINDS = ("prose", "docstring", "code", "short", "symbols", "scripts", "long")
-LONGEST = 3_000  # characters of a piece, about 600 tokens
-LONG = 12_000  # the same of a long one: up to 3,000 tokens
+LONGEST = 3_000  # maximum characters of a piece, about 600 tokens
+LONG = 12_000  # maximum characters of a "long" piece, up to 3,000 tokens
 WORD = re.compile(r"[A-Za-z]{2,}")
 SENTENCE = re.compile(r"(.+?[.?!])(\s|$)", re.DOTALL)
 HEADING = re.compile(r"^#{1,4} (.+)$|^(.+)\n[=\-~^]{3,}$", re.MULTILINE)
@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
 
 def pieces(document: Document) -> Iterator[Piece]:
-    """Every piece of a document, in its order; texts without a letter or digit are left out."""
+    """Yield the pieces of a document. Pieces without a letter or digit are left out."""
     python = document.file.endswith(".py")
     found = _of_python(document.text) if python else _of_prose(document.text)
     for kind, text in (*found, *_long(document.text)):
@@ -43,7 +43,7 @@ def pieces(document: Document) -> Iterator[Piece]:
 
 
 def translated(catalogue: Path, package: str) -> Iterator[Piece]:
-    """The messages of a compiled catalogue (.mo) that have letters beyond Latin ones' first 256."""
+    """Yield the messages of a compiled catalogue (.mo) in which over a quarter of the characters are beyond U+00FF."""
     with catalogue.open("rb") as file:
         messages = gettext.GNUTranslations(file)._catalog.values()  # type: ignore[attr-defined]
     for message in messages:
@@ -54,7 +54,7 @@ def translated(catalogue: Path, package: str) -> Iterator[Piece]:
 def _of_python(text: str) -> Iterator[tuple[str, str]]:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of invalid escapes in other people's strings
+            warnings.simplefilter("ignore")  # the parsed code may have invalid escapes
             tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return
@@ -77,7 +77,7 @@ def _of_prose(text: str) -> Iterator[tuple[str, str]]:
     paragraphs = [paragraph.strip() for paragraph in re.split(r"\n\s*\n", text)]
     for i, paragraph in enumerate(paragraphs):
         if len(WORD.findall(paragraph)) >= 8:
-            yield "prose", "\n\n".join(paragraphs[i : i + 1 + i % 4])  # one to four of them
+            yield "prose", "\n\n".join(paragraphs[i : i + 1 + i % 4])  # one to four paragraphs
             yield from _first_sentence(paragraph)
     for heading in HEADING.findall(text):
         yield "short", "".join(heading)
@@ -91,7 +91,7 @@ def _first_sentence(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _symbols(lines: list[str]) -> Iterator[tuple[str, str]]:
-    """Single lines, and each second time with the two that follow."""
+    """Yield each line that is mostly digits and punctuation. A line with an odd index is joined with the two lines after it."""
     for i, line in enumerate(lines):
         dense = line.replace(" ", "")
         if len(dense) >= 6 and sum(character.isalpha() for character in dense) < 0.45 * len(dense) and len(set(dense)) > 4:
@@ -99,7 +99,7 @@ def _symbols(lines: list[str]) -> Iterator[tuple[str, str]]:
 
 
 def _long(text: str) -> Iterator[tuple[str, str]]:
-    """Stretches from a page on; the end of a document is one too if it is long enough."""
+    """Cut the text into stretches of LONG characters. The last stretch may be shorter, but has at least LONGEST characters."""
     for start in range(0, len(text), LONG):
         if len(text) - start >= LONGEST:
             yield "long", text[start : start + LONG]

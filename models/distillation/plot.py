@@ -1,4 +1,4 @@
-"""The curves of a distillation, as a picture."""
+"""Draws the curves of a distillation."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ CURVE = "curve.png"
 
 
 def plot(report: dict[str, Any], file: Path, *, title: str) -> None:
-    """Draw the losses of both phases and the likeness on held-out text as PNG. `report` is run.json."""
+    """Draw the losses of both phases and the likeness on held-out text into a PNG file. `report` is the content of run.json."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     loss, likeness = figure.subplots(1, 2)
     end_of_transfer = report["config"]["transfer_steps"]

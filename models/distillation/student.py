@@ -1,7 +1,7 @@
-"""The student: its teacher with another attention in every block, and with more positions.
+"""Builds the student: the teacher with another attention in every block, and with more positions.
 
-Positions beyond the teacher's N_max repeat its table, t mod N_max: a token gets the position embedding that it would get if the text were
-cut into pieces of N_max tokens.
+Position t beyond the teacher's N_max positions gets the teacher's position embedding t mod N_max, as if the text were cut into
+pieces of N_max tokens.
 """
 
 from collections.abc import Mapping
@@ -22,15 +22,15 @@ POSITIONS = "embeddings.positions.weight"
 
 
 def repeated_positions(table: Tensor, n_positions: int) -> Tensor:
-    """(N_max, D) -> (n_positions, D)."""
+    """Repeat the rows of a position table: (N_max, D) -> (n_positions, D)."""
     return table[torch.arange(n_positions) % table.shape[0]]
 
 
 def with_attention(teacher: Checkpoint, attention: str, options: Mapping[str, Any], n_positions: int) -> Encoder:
-    """The teacher's weights around new attention layers, whose own parameters are as drawn. `softmax` makes a teacher of longer texts.
+    """Return an encoder with the teacher's weights, another attention and more positions. New parameters have their initial values.
 
-    Raises CheckpointError for a teacher that is no encoder of softmax attention and learned positions that count from 0, and for a layer
-    that has not the projections of softmax attention.
+    With attention="softmax" the result is the teacher for longer texts. Raises CheckpointError if the teacher is not an encoder with
+    softmax attention and learned positions that count from 0, or if the layer's projections differ from those of softmax attention.
     """
     config = teacher.config
     if (
@@ -54,14 +54,14 @@ def with_attention(teacher: Checkpoint, attention: str, options: Mapping[str, An
 
 
 class FusedSoftmaxAttention(nn.Module):
-    """`SoftmaxAttention` in one operator of torch, for a teacher that only reads: no (B, H, N, N) matrix is kept."""
+    """`SoftmaxAttention` with PyTorch's fused operator, for a teacher that is not trained: no (B, H, N, N) matrix is stored."""
 
     def __init__(self, layer: SoftmaxAttention) -> None:
         super().__init__()
         self.layer = layer
 
     def forward(self, x: Tensor, key_mask: Tensor, **pairs: None) -> Tensor:
-        """(B, N, D), bool (B, N) -> (B, N, D)."""
+        """Return the attention's output. x (B, N, D), key_mask bool (B, N) -> (B, N, D)."""
         layer = self.layer
         q, k, v = (split_heads(to(x), layer.n_heads) for to in (layer.to_q, layer.to_k, layer.to_v))
         mask = None if bool(key_mask.all()) else key_mask[:, None, None, :]
@@ -69,7 +69,7 @@ class FusedSoftmaxAttention(nn.Module):
 
 
 def reading(encoder: Encoder) -> Encoder:
-    """The same encoder with a fused attention operator, as a teacher: its parameters get no gradient."""
+    """Make the encoder a teacher, in place: use the fused attention operator and freeze all parameters. Returns the encoder."""
     encoder.requires_grad_(False)
     for block in encoder.blocks:
         assert isinstance(block.attention, SoftmaxAttention)
@@ -78,6 +78,6 @@ def reading(encoder: Encoder) -> Encoder:
 
 
 def new_parameters(student: Encoder, teacher: Encoder) -> list[str]:
-    """Names of the parameters that the teacher does not have, such as those of feature maps."""
+    """Return the names of the student's parameters that the teacher does not have, such as those of feature maps."""
     known = {name.replace("attention.layer.", "attention.") for name, _ in teacher.named_parameters()}
     return [name for name, _ in student.named_parameters() if name not in known]

@@ -1,8 +1,8 @@
-"""A student that learns to embed texts as its teacher does, as a task of the trainer.
+"""The distillation as a task of the trainer: a student learns to return the same embeddings as its teacher.
 
 OUT/
-  delta.safetensors, delta.json   models/distillation/delta.py
-  curve.png        curves, drawn at every evaluation
+  delta.safetensors, delta.json   the student, see models/distillation/delta.py
+  curve.png        curves, redrawn at every evaluation
   sources.json     every package of the training text, with its licence and size
 """
 
@@ -18,6 +18,7 @@ from rich.console import Console
 from torch import Tensor
 from torch.optim import AdamW
 
+from models.checkpoints.own import CARD
 from models.checkpoints.published import load_checkpoint
 from models.distillation.batches import Batches, read_pieces, tokenize
 from models.distillation.card import model_card
@@ -35,15 +36,14 @@ from models.training.run import run_task
 from models.training.task import Loss, Progress, Report, Task
 from models.training.trainer import TrainingError
 
-CARD = "README.md"
 SAMPLE = 6  # evaluations during the run read every sixth held-out text
-PER_KIND = 60  # held-out texts that the last evaluation reads
+PER_KIND = 60  # maximum number of held-out texts of each kind in the last evaluation
 
 
 class DistillationTask(Task):
-    """Trains the blocks of the student; its embeddings stay the teacher's.
+    """Trains the blocks of the student. Its token and position embeddings remain those of the teacher.
 
-    Raises CheckpointError for the teacher and for an attention that does not fit it, TextError for the data.
+    Raises CheckpointError if the teacher cannot be used or the attention does not fit it, TextError if the data cannot be used.
     """
 
     loss_steps = 5
@@ -69,7 +69,7 @@ class DistillationTask(Task):
         self.sample = self.held_out[::SAMPLE]
 
     def _optimizer(self) -> AdamW:
-        """Two groups with a rate each: new parameters, and all others of the blocks."""
+        """Return the optimizer. It has two groups with separate learning rates: new parameters, and the blocks' other parameters."""
         named = dict(self.student.encoder.named_parameters())
         new = [parameter for name, parameter in named.items() if name in self.new]
         old = [parameter for name, parameter in named.items() if name not in self.new and "blocks." in name]
@@ -83,7 +83,7 @@ class DistillationTask(Task):
         return self.config.rates(step)
 
     def loss(self, step: int) -> Loss:
-        """Parameters whose rate is 0 get no gradient."""
+        """Return the loss of the step's batch. Parameters with learning rate 0 get no gradient."""
         self.student.encoder.requires_grad_(False)
         for group, rate in zip(self.optimizer.param_groups, self.config.rates(step), strict=True):
             for parameter in group["params"]:
@@ -139,17 +139,17 @@ class DistillationTask(Task):
 
 
 def distill(teacher_folder: Path, data: Path, out: Path, config: DistillationConfig, console: Console) -> bool:
-    """Distil, or resume the run in `out`. True if the result is written, False after a signal.
+    """Distil, or resume the run in `out`. Returns True if the result was written, False if a signal stopped the run.
 
-    Raises CheckpointError for the teacher, TextError for the data, ResumeError if `out` has a run of another config, and TrainingError for
-    everything else.
+    Raises CheckpointError for the teacher, TextError for the data, ResumeError if `out` has a run with another config, and
+    TrainingError for every other failure.
     """
     with in_sentences(f"distilling {teacher_folder} on {data} into {out} failed", TrainingError):
         return run_task(DistillationTask(teacher_folder, data, config, out.resolve().name), out, console)
 
 
 def _first_of_each_kind(pieces: Sequence[Piece]) -> list[Piece]:
-    """At most PER_KIND of each, a random sample since the file is in the order of a hash."""
+    """Return the first PER_KIND pieces of each kind. They are a random sample, because the file is ordered by hash."""
     numbers: defaultdict[str, int] = defaultdict(int)
     kept = []
     for piece in pieces:
@@ -160,6 +160,6 @@ def _first_of_each_kind(pieces: Sequence[Piece]) -> list[Piece]:
 
 
 def _name(folder: Path) -> str:
-    """The folder's name, or its parent's if the folder is just called `model`."""
+    """Return the folder's name, or its parent's name if the folder is called `model`."""
     found = folder.resolve()
     return found.parent.name if found.name == "model" else found.name

@@ -1,7 +1,7 @@
-"""Feature maps and blocks on equal terms: python -m models.distillation.trials --teacher T --data data/distillation --out out/trials
+"""Compare feature maps and block sizes: python -m models.distillation.trials --teacher T --data data/distillation --out out/trials
 
-Every candidate is trained by attention transfer alone, on the same batches in the same order. All are trained together, so that the teacher
-reads each batch once. Then each is compared with the teacher by length of the text, and a table is written.
+Every candidate is trained by attention transfer alone, on the same batches in the same order. All candidates are trained together,
+so that the teacher processes each batch once. Each is then compared with the teacher by text length, and a table is written.
 """
 
 import argparse
@@ -37,7 +37,7 @@ CANDIDATES: Mapping[str, Mapping[str, Any]] = {
     "hybrid 32, positive": {"block": 32, "feature_map": "positive"},
     "hybrid 64, positive": {"block": 64, "feature_map": "positive"},
 }
-TEXTS = 24  # held-out ones of each span of lengths
+TEXTS = 24  # number of held-out texts for each range of lengths
 
 
 class Trial(NamedTuple):
@@ -48,7 +48,7 @@ class Trial(NamedTuple):
 def run(
     teacher_folder: Path, data: Path, config: DistillationConfig, names: Sequence[str], show: Callable[[float], None]
 ) -> dict[str, dict[str, Any]]:
-    """Candidate -> the loss of its last steps and its likeness to the teacher by length of the text."""
+    """Train the candidates. Returns for each name its mean loss over the last steps and its likeness to the teacher by text length."""
     source = load_checkpoint(teacher_folder)
     assert source.pooling is not None, "an encoder has one"
     teacher = Embedder(reading(with_attention(source, "softmax", {}, config.n_positions)), source.pooling)
@@ -87,7 +87,7 @@ def _trial(source: Any, teacher: Embedder, options: Mapping[str, Any], config: D
 
 
 def _spread(rows: Sequence[list[int]]) -> list[list[int]]:
-    """The first TEXTS of 65 to 128 tokens, of 129 to 256, and of 257 to 512."""
+    """Return the first TEXTS rows of 65 to 128 tokens, of 129 to 256, and of 257 to 512."""
     return [row for least, most in ((65, 128), (129, 256), (257, 512)) for row in [r for r in rows if least <= len(r) <= most][:TEXTS]]
 
 

@@ -1,3 +1,4 @@
-"""Encoders: `model.py` (the blocks), `gau_alpha.py` (of gated units alone), `pooling.py` and `pipeline.py` (one vector of a text),
-`heads.py` (encoders with pooling or a classifier, as they are served).
+"""Encoders: `model.py` (Transformer encoders), `gau_alpha.py` (built from gated attention units only), `pooling.py` and
+`pipeline.py` (from token vectors to one vector per text), `heads.py` (the served models: an encoder with pooling or a
+classifier).
 """

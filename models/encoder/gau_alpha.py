@@ -1,8 +1,10 @@
-"""GAU-α: an encoder of gated attention units alone, without a bias or a weight of a norm anywhere.
+"""GAU-α: an encoder built from gated attention units only. Neither its projections nor its norms have a bias, and its norms
+have no weight.
 
 x = norm(tokens + token types);   24 times:  x = norm(x + unit(x)),   norm(x) = x / sqrt(mean x² + eps)
-Su et al. 2022, "GAU-α: (FLASH) Transformer Quality in Linear Time, a first look", technical report, and bert4keras. The units normalise by
-`softmax_plus`, so that scores grow with log l, and know positions by rotation alone. Two units have the weights of one block of BERT.
+Su et al. 2022, "GAU-α: (FLASH) Transformer Quality in Linear Time, a first look", technical report, and bert4keras. The units
+normalise by `softmax_plus`, which scales scores by the logarithm of the length. Positions are rotary only. Two units have as
+many weights as one block of BERT.
 """
 
 from dataclasses import dataclass
@@ -16,18 +18,18 @@ from models.parts.positions import RotationTable
 
 @dataclass(frozen=True, kw_only=True)
 class GauAlphaConfig:
-    """The shape; the defaults are those of the base model. Raises ValueError, with the value, for one that makes no model."""
+    """The shape of a GAU-α model; the defaults are those of the base model. Raises ValueError, with the value, for an invalid one."""
 
     vocab_size: int
     d_model: int = 768
     n_layers: int = 24
     d_key: int = 128  # s
-    expansion: int = 2  # e = 1,536
+    expansion: int = 2  # e = expansion * d_model = 1,536
     n_token_types: int = 2
     n_positions: int = 512  # longest input in tokens
-    least_length: int = 1  # for which a length below it is taken by softmax_plus; 16 in later releases
+    least_length: int = 1  # softmax_plus treats shorter inputs as this long; 16 in later releases
     rotary_base: float = 10_000.0
-    rotary_interleaved: bool = True  # pairs (2i, 2i + 1), as bert4keras does, and not (i, i + s/2)
+    rotary_interleaved: bool = True  # rotates pairs (2i, 2i + 1), as bert4keras does, instead of (i, i + s/2)
     norm_eps: float = 1e-12
 
     def __post_init__(self) -> None:
@@ -39,7 +41,7 @@ class GauAlphaConfig:
 
 
 class GauAlpha(nn.Module):
-    """Token ids to token vectors, by the calls of `Encoder`. Weights of the given dtype, drawn from N(0, 0.02)."""
+    """An encoder with the interface of `Encoder`, from token ids to token vectors. Weights are initialised from N(0, 0.02)."""
 
     def __init__(self, config: GauAlphaConfig, *, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -52,7 +54,8 @@ class GauAlpha(nn.Module):
         self.to(dtype)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        """(B, N) int64 each, attention_mask 1 = token, 0 = padding -> (B, N, D). A padded token may get anything.
+        """Compute token vectors: (B, N) int64 each -> (B, N, D). attention_mask is 1 for a token and 0 for padding, whose vectors
+        are undefined.
 
         Raises ValueError for N > n_positions.
         """

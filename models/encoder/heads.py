@@ -1,5 +1,5 @@
-"""The served models: an encoder with a sentence vector, with scores for a text (or a pair of texts), or with scores for
-each token.
+"""The served encoder models. Each is an encoder with one of three outputs: a sentence vector, scores of a text (or a pair of
+texts), or scores of each token.
 """
 
 from typing import Any, NamedTuple
@@ -12,30 +12,29 @@ from models.parts.feedforward import ACTIVATIONS
 
 
 class Headed(nn.Module):
-    """An encoder with pooling or a classifier."""
+    """Base class of an encoder with pooling or a classifier."""
 
     encoder: Encoder
 
 
 class SentenceOutput(NamedTuple):
-    """The output of a `SentenceEncoder`. `embedding` and `pooled` are None without pooling."""
+    """The output of a `SentenceEncoder`. `embedding` and `pooled` are None if the model has no pooling."""
 
     embedding: Tensor | None  # (B, D_out), unit length (0 for a row without tokens)
-    pooled: Tensor | None  # (B, D_out), the same before normalisation
+    pooled: Tensor | None  # (B, D_out), `embedding` before normalisation
     token_embeddings: Tensor  # (B, N, D), 0 at padding
 
 
 class SentenceEncoder(Headed):
-    """Token ids to one vector a text: encoder, pooling, dense layers after it, normalisation.
+    """A model from token ids to one vector per text: encoder, pooling, optional dense layers, normalisation.
 
-    `pooling` is a name in POOLINGS or "none". `normalized` says whether the checkpoint's own pipeline ends in a
-    normalisation, that is whether `embedding` or `pooled` is what its authors call the embedding; both are always
-    given.
+    `pooling` is a name in POOLINGS or "none". `normalized` is True if the checkpoint's own pipeline ends in a normalisation:
+    then `embedding` is what its authors call the embedding, otherwise `pooled`. The model always returns both.
     """
 
     def __init__(
         self,
-        encoder: Any,  # Encoder, or another model with its calls and `config`
+        encoder: Any,  # Encoder, or a model with the same `forward` and a `config`
         *,
         pooling: str,
         dense: tuple["Dense", ...] = (),
@@ -55,7 +54,7 @@ class SentenceEncoder(Headed):
         attention_mask: Tensor,
         token_type_ids: Tensor | None = None,
     ) -> SentenceOutput:
-        """(B, N) int64 each, as `Encoder.forward` takes them."""
+        """Compute the sentence vectors and token vectors. The arguments, (B, N) int64 each, are those of `Encoder.forward`."""
         mask = attention_mask != 0
         x = self.encoder(input_ids, attention_mask, token_type_ids)  # (B, N, D)
         token_embeddings = x * mask.unsqueeze(-1)
@@ -66,8 +65,8 @@ class SentenceEncoder(Headed):
 
 
 class SequenceClassifier(Headed):
-    """Token ids to scores of the whole text: (B, N) -> logits (B, L). With one label it is a reranker of pairs of
-    texts.
+    """A classifier of whole texts, from token ids (B, N) to logits (B, L) for L labels. With one label it is a reranker of pairs
+    of texts.
     """
 
     def __init__(self, encoder: Encoder, *, n_labels: int, pooling: str, transform: "Dense") -> None:
@@ -85,7 +84,7 @@ class SequenceClassifier(Headed):
 
 
 class TokenClassifier(Headed):
-    """Token ids to scores of every token: (B, N) -> logits (B, N, L)."""
+    """A classifier of tokens, from token ids (B, N) to logits (B, N, L) for L labels."""
 
     def __init__(self, encoder: Encoder, *, n_labels: int, transform: "Dense | None" = None) -> None:
         super().__init__()
@@ -100,7 +99,7 @@ class TokenClassifier(Headed):
 
 
 class Dense(nn.Module):
-    """A linear map, an activation and, where `norm` is given, a layer norm: (.., d_in) -> (.., d_out)."""
+    """A linear layer, an activation and, if `norm` is given, a layer norm: (.., d_in) -> (.., d_out)."""
 
     def __init__(
         self,

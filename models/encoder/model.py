@@ -23,23 +23,23 @@ from models.parts.positions import RelativeBias, Rotation, RotationTable, positi
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderConfig:
-    """The shape of an encoder. Raises ValueError, with the values, for parts that do not fit together."""
+    """The hyperparameters of an encoder. Raises ValueError, with the values, if they do not fit together."""
 
     vocab_size: int
     d_model: int
     n_layers: int
     n_heads: int
-    d_feedforward: int  # 0: no such layers, where gated attention units take their place too
+    d_feedforward: int  # 0: blocks without feed-forward layers, as in a model of gated attention units
     n_positions: int  # longest input in tokens, for every kind of position
     d_head: int | None = None  # None: d_model / n_heads
-    attention: str = "softmax"  # a name in LAYERS, not a causal one
-    attention_options: Mapping[str, Any] = field(default_factory=dict)  # keywords of the layer's constructor
+    attention: str = "softmax"  # name of a non-causal layer in LAYERS
+    attention_options: Mapping[str, Any] = field(default_factory=dict)  # keyword arguments of the layer's constructor
     attention_bias: bool = True
     positions: Literal["learned", "sinusoidal", "rotary", "none"] = "learned"
-    position_padding_id: int | None = None  # count positions over tokens other than this, from the one after it
+    position_padding_id: int | None = None  # tokens with this id are not counted, and the first position is id + 1
     rotary_base: float = 10_000.0
-    local_rotary_base: float | None = None  # of layers with a window; None: rotary_base
-    windows: tuple[int | None, ...] = ()  # per layer: how far to either side a token sees; None or (): all
+    local_rotary_base: float | None = None  # rotary base of layers with a window; None: rotary_base
+    windows: tuple[int | None, ...] = ()  # per layer: largest distance of tokens that attend to each other; None or (): no limit
     n_relative_buckets: int = 0  # 0: no relative position bias
     n_token_types: int = 0
     embedding_norm: bool = True
@@ -94,12 +94,12 @@ class EncoderConfig:
 
     @property
     def n_position_rows(self) -> int:
-        """Rows of the position table: counting after a padding id leaves the rows up to it without a token."""
+        """Number of rows of the position table, including the unused rows up to the padding id, if there is one."""
         return self.n_positions + (0 if self.position_padding_id is None else self.position_padding_id + 1)
 
 
 class Encoder(nn.Module):
-    """Token ids to token vectors. Weights of the given dtype, drawn from N(0, 0.02), and biases 0, as BERT begins."""
+    """An encoder from token ids to token vectors. Weights are initialised from N(0, 0.02) and biases with 0, as in BERT."""
 
     def __init__(self, config: EncoderConfig, *, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
@@ -115,7 +115,8 @@ class Encoder(nn.Module):
         self.to(dtype)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None) -> Tensor:
-        """(B, N) int64 each, attention_mask 1 = token, 0 = padding -> (B, N, D). A padded token may get anything.
+        """Compute token vectors: (B, N) int64 each -> (B, N, D). attention_mask is 1 for a token and 0 for padding, whose vectors
+        are undefined.
 
         Raises ValueError for N > n_positions.
         """
@@ -136,7 +137,7 @@ class Encoder(nn.Module):
 
 
 class Embeddings(nn.Module):
-    """The sum of the embeddings of a token, of its position and of its token type, normalised."""
+    """The input embeddings: the sum of the embeddings of a token, of its position and of its token type, normalised."""
 
     def __init__(self, config: EncoderConfig, *, dtype: torch.dtype) -> None:
         super().__init__()
@@ -151,7 +152,7 @@ class Embeddings(nn.Module):
         self.register_buffer("waves", waves, persistent=False)  # (N_max, D)
 
     def forward(self, input_ids: Tensor, t: Tensor, token_type_ids: Tensor | None) -> Tensor:
-        """(B, N), positions (N,), (B, N) or None for all 0 -> (B, N, D)."""
+        """Compute the input vectors: ids (B, N), positions (N,), token types (B, N) or None for all 0 -> (B, N, D)."""
         x = self.tokens(input_ids)
         if self.token_types is not None:
             x = x + (self.token_types.weight[0] if token_type_ids is None else self.token_types(token_type_ids))
@@ -164,7 +165,7 @@ class Embeddings(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer of the encoder: (B, N, D) -> (B, N, D)."""
+    """One block of the encoder, attention and a feed-forward layer: (B, N, D) -> (B, N, D)."""
 
     def __init__(self, config: EncoderConfig, layer: int) -> None:
         super().__init__()
@@ -173,7 +174,7 @@ class Block(nn.Module):
         self.window = c.windows[layer] if c.windows else None
         self.reach = "full" if self.window is None else "local"
         self.attention: nn.Module = LAYERS[c.attention](c.d_model, c.n_heads, d_head=c.d_head, bias=c.attention_bias, **c.attention_options)
-        # Pre-norm embeddings that are normalised already need no norm before their first attention (ModernBERT).
+        # A pre-norm model with normalised embeddings needs no norm before its first attention (ModernBERT).
         skip = self.pre_norm and c.embedding_norm and layer == 0
         self.attention_norm = nn.Identity() if skip else _norm(c)
         self.feedforward: FeedForward | None = None
@@ -190,13 +191,13 @@ class Block(nn.Module):
         pair_mask: Tensor | None,
         pair_bias: Tensor | None,
     ) -> Tensor:
-        """The arguments are those of `SoftmaxAttention.forward`."""
+        """Run the block with the arguments of `SoftmaxAttention.forward`."""
         seen = self.attention_norm(x) if self.pre_norm else x
         attended = self.attention(seen, key_mask, rotation=rotation, pair_mask=pair_mask, pair_bias=pair_bias)
         return self.thought(x + attended if self.pre_norm else self.attention_norm(x + attended))
 
     def thought(self, x: Tensor) -> Tensor:
-        """The feed-forward half, of each token by itself: (.., D) -> (.., D)."""
+        """Apply the feed-forward sublayer, with its norm and residual sum, to each token on its own: (.., D) -> (.., D)."""
         if self.feedforward is None:
             return x
         if self.pre_norm:
@@ -205,7 +206,7 @@ class Block(nn.Module):
 
 
 def _rotations(c: EncoderConfig, dtype: torch.dtype) -> nn.ModuleDict:
-    """Rotation tables by reach. Layers with a window have a lower base, since they compare only near tokens."""
+    """Return rotation tables for "full" and "local" layers. Local layers attend within a window and may have a lower base."""
     if c.positions != "rotary":
         return nn.ModuleDict()
     d_head = c.d_head or c.d_model // c.n_heads

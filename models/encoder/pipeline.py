@@ -1,8 +1,8 @@
-"""The modules of a sentence-transformers folder: the steps after the encoder.
+"""Reads the modules of a sentence-transformers folder, which are the steps after the encoder.
 
-`modules.json` lists them in order, and we read one sentence shape: Transformer, Pooling, Dense or Dropout any number
-of times, Normalize. A folder without that file is one Transformer. Types are told by their last name, since releases
-moved the classes between packages ("sentence_transformers.models.Pooling" became "...modules.pooling.Pooling").
+`modules.json` lists them in order. Only one order is supported: Transformer, Pooling, any number of Dense or Dropout,
+Normalize. A folder without that file is a single Transformer. A module's kind is the last part of its type name, since
+releases moved the classes between packages ("sentence_transformers.models.Pooling", "...modules.pooling.Pooling").
 """
 
 from dataclasses import dataclass
@@ -52,17 +52,19 @@ TRANSFORMER_SETTINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Pipeline:
-    """`pooling` is a name in POOLINGS, "none" where modules are listed without one, and None where none are listed."""
+    """The settings of a folder's modules. `pooling` is a name in POOLINGS, "none" if the listed modules have no pooling, or None
+    if no modules are listed.
+    """
 
-    transformer: Path  # the folder of config.json, weights and tokenizer
-    settings: Settings  # of the Transformer module: max_seq_length, do_lower_case
+    transformer: Path  # folder of config.json, weights and tokenizer
+    settings: Settings  # settings of the Transformer module: max_seq_length, do_lower_case
     pooling: str | None
     dense: tuple[Dense, ...]
     normalized: bool
 
 
 def read_pipeline(folder: Path) -> Pipeline:
-    """Raises CheckpointError for modules of other types or in another order, and for settings we do not support."""
+    """Read the pipeline of a folder. Raises CheckpointError for unsupported modules, an unsupported order or unsupported settings."""
     modules = read_modules(folder)
     if not modules:
         settings = _transformer_settings(folder)
@@ -93,7 +95,7 @@ def _check_order(kinds: list[str], folder: Path) -> None:
     rest = kinds[1:]
     if rest[:1] == ["Pooling"]:
         rest = rest[1:]
-        while rest[:1] in (["Dense"], ["Dropout"]):  # Dropout does nothing when serving
+        while rest[:1] in (["Dense"], ["Dropout"]):  # Dropout has no effect in inference
             rest = rest[1:]
         if rest == ["Normalize"]:
             rest = []

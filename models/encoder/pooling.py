@@ -1,7 +1,6 @@
-"""From token vectors to one vector: (B, N, D) and a boolean mask (B, N) -> (B, D).
+"""Pooling functions, which compute one vector from token vectors: (B, N, D) and a boolean mask (B, N) -> (B, D).
 
-A row without a single token gives 0. Sums run in float32 at least. Reimers & Gurevych 2019, arXiv:1908.10084, section
-3.
+A row without tokens gives 0. Sums run in at least float32. Reimers & Gurevych 2019, arXiv:1908.10084, section 3.
 """
 
 import torch
@@ -9,20 +8,20 @@ from torch import Tensor
 
 
 def first_token(x: Tensor, mask: Tensor) -> Tensor:
-    """The vector at position 0; padding must be on the right."""
+    """Return the vector at position 0; padding must be on the right."""
     return x[:, 0] * mask[:, :1]
 
 
 def last_token(x: Tensor, mask: Tensor) -> Tensor:
-    """The vector of the last token that is not padding; padding may be on either side."""
+    """Return the vector of the last token that is not padding; padding may be on either side."""
     t = torch.arange(x.shape[1], device=x.device)
-    last = (t * mask).amax(1)  # (B,); 0 in a row without tokens, and zeroed below
+    last = (t * mask).amax(1)  # (B,); 0 for a row without tokens, which is zeroed below
     vectors = x.gather(1, last[:, None, None].expand(-1, 1, x.shape[2])).squeeze(1)
     return vectors * mask.any(1, keepdim=True)
 
 
 def maximum(x: Tensor, mask: Tensor) -> Tensor:
-    """The largest value of each column."""
+    """Return the largest value of each column."""
     present = torch.where(mask.unsqueeze(-1), x, torch.finfo(x.dtype).min)
     return present.amax(1) * mask.any(1, keepdim=True)
 
@@ -33,7 +32,7 @@ def mean(x: Tensor, mask: Tensor) -> Tensor:
 
 
 def mean_sqrt_length(x: Tensor, mask: Tensor) -> Tensor:
-    """The sum over the root of the number of tokens: longer texts give longer vectors."""
+    """Return the sum divided by the square root of the number of tokens, so that longer texts give longer vectors."""
     total, count = _sum(x, mask)
     return (total / count.sqrt()).to(x.dtype)
 
@@ -48,13 +47,13 @@ POOLINGS = {
 
 
 def unit_length(x: Tensor) -> Tensor:
-    """x / |x| over the last axis; 0 stays 0."""
+    """Return x / |x| over the last axis, and 0 for 0."""
     length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=_exact(x))
     return (x / length.clamp_min(1e-12)).to(x.dtype)
 
 
 def _sum(x: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """(B, D) sum over the tokens and (B, 1) their number, at least 1."""
+    """Return the sum over the tokens (B, D), and their number (B, 1), at least 1."""
     exact = _exact(x)
     weights = mask.unsqueeze(-1).to(exact)  # (B, N, 1)
     return (x * weights).sum(1), weights.sum(1).clamp_min(1)

@@ -1,3 +1,3 @@
-"""Models that read one sequence and write another. `model.py` is their interface; `recurrent.py` with `modified_gru.py` is the
-one with a GRU on both sides, `transformer.py` the one of attention alone; `config.py` has their shapes, `search.py` writes with them
-(greedy and beam), `checkpoint.py` makes folders of them."""
+"""Encoder-decoders: models that read one sequence and generate another. `model.py` is their interface. `recurrent.py` has a GRU
+as encoder and `modified_gru.py` as decoder, `transformer.py` has attention only. `config.py` contains their hyperparameters,
+`search.py` generates outputs (greedy and beam search), `checkpoint.py` saves and loads them."""

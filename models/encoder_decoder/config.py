@@ -1,4 +1,4 @@
-"""The shapes of the encoder-decoders. Source and output share one vocabulary."""
+"""The hyperparameters of the encoder-decoders. Source and output share one vocabulary."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,13 +8,13 @@ from models.parts.feedforward import ACTIVATIONS
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """The fields of all encoder-decoders. Raises ValueError, with the values, for parts that do not fit together."""
+    """The fields that all encoder-decoders have. Raises ValueError, with the values, if they do not fit together."""
 
     vocab_size: int
-    begin_token_id: int  # the input of the first step
-    end_token_id: int  # ends the output
-    max_source: int  # tokens that are read at most
-    max_output: int  # tokens that are written at most, the end included
+    begin_token_id: int  # the first input token of the decoder
+    end_token_id: int  # the token that ends an output
+    max_source: int  # longest source in tokens
+    max_output: int  # longest output in tokens, the end token included
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -27,13 +27,13 @@ class Config:
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentConfig(Config):
-    """Bahdanau's model: d_encoder is the width of one direction, so the memory is 2 d_encoder wide."""
+    """The config of a recurrent encoder-decoder. d_encoder is the width of one direction, so the memory is 2 d_encoder wide."""
 
     d_embedding: int
     d_encoder: int
     d_state: int
     score: Literal["additive", "dot"] = "additive"
-    d_hidden: int = 128  # A, of the additive score
+    d_hidden: int = 128  # A, the hidden width of the additive score
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,7 +47,9 @@ class RecurrentConfig(Config):
 
 @dataclass(frozen=True, kw_only=True)
 class TransformerConfig(Config):
-    """Blocks on both sides, and rotary positions. norm="post", activation="relu" and attention_bias=True are the block of the paper."""
+    """The config of a Transformer with rotary positions. norm="post", activation="relu" and attention_bias=True give the blocks
+    of Vaswani et al. 2017.
+    """
 
     d_model: int
     n_heads: int
@@ -56,7 +58,7 @@ class TransformerConfig(Config):
     n_decoder_layers: int
     norm: Literal["pre", "post"] = "pre"
     activation: str = "gelu"  # a name in ACTIVATIONS
-    attention_bias: bool = False  # of the decoder's projections; the encoder's have one
+    attention_bias: bool = False  # in the decoder; the encoder's projections always have a bias
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,10 +1,11 @@
-"""The gated unit of a decoder with attention: a GRU that reads the previous output y and the context c, and resets before it multiplies.
+"""The recurrent cell of a decoder with attention: a GRU whose inputs are the previous output y and the context c. It applies the
+reset gate r to the state before the product with W_ss.
 
 r = σ(W_yr y + W_sr s + W_cr c + b_r)        s̃ = tanh(W_ys y + W_ss (s ⊙ r) + W_cs c + b_s)
 z = σ(W_yz y + W_sz s + W_cz c + b_z)        s' = z ⊙ s + (1 - z) ⊙ s̃
-Bahdanau et al. 2014, arXiv:1409.0473, appendix A.2.2; there z and 1 - z have each other's place. `torch.nn.GRUCell` is another cell: it
-resets after the product with W_ss. ONNX's GRU with linear_before_reset=0 is this one, on the input [y; c] and with the gates in the order
-z, r, s̃.
+Bahdanau et al. 2014, arXiv:1409.0473, appendix A.2.2, where z and 1 - z are exchanged. `torch.nn.GRUCell` differs: it resets
+after the product with W_ss. ONNX's GRU with linear_before_reset=0 is this cell, on the input [y; c] and with the gates in the
+order z, r, s̃.
 """
 
 import torch
@@ -12,9 +13,9 @@ from torch import Tensor, nn
 
 
 def advance(given: Tensor, s: Tensor, *, W_sr: Tensor, W_sz: Tensor, W_ss: Tensor) -> Tensor:
-    """The state after one output: (B, 3 D_s), (B, D_s) -> (B, D_s).
+    """Compute the next state s': (B, 3 D_s), (B, D_s) -> (B, D_s).
 
-    given: W_y y + W_c c + b of the three gates side by side, r, z and s̃. Each W_s. is (D_s, D_s), [out, in].
+    given: W_y y + W_c c + b, concatenated for r, z and s̃. W_sr, W_sz and W_ss are (D_s, D_s), [out, in].
     """
     given_r, given_z, given_s = given.chunk(3, dim=-1)
     r = torch.sigmoid(given_r + s @ W_sr.mT)
@@ -24,7 +25,7 @@ def advance(given: Tensor, s: Tensor, *, W_sr: Tensor, W_sz: Tensor, W_ss: Tenso
 
 
 class ModifiedGru(nn.Module):
-    """`advance` with weights of its own: `from_y` (with the biases) and `from_c` hold those of r, z and s̃ one below the other."""
+    """A cell that runs `advance` with its own weights. `from_y` (with the biases) and `from_c` stack the rows of r, z and s̃."""
 
     def __init__(self, d_output: int, d_context: int, d_state: int) -> None:
         super().__init__()
@@ -36,5 +37,7 @@ class ModifiedGru(nn.Module):
             nn.init.orthogonal_(W)
 
     def forward(self, given_y: Tensor, c: Tensor, s: Tensor) -> Tensor:
-        """(B, 3 D_s), (B, D_c), (B, D_s) -> (B, D_s). given_y is `from_y` of y: all outputs that are known can be asked for together."""
+        """Compute the next state: (B, 3 D_s), (B, D_c), (B, D_s) -> (B, D_s). given_y is `from_y(y)`, which training computes for
+        all outputs at once.
+        """
         return advance(given_y + self.from_c(c), s, W_sr=self.W_sr, W_sz=self.W_sz, W_ss=self.W_ss)

@@ -1,9 +1,11 @@
-"""The encoder-decoder with attention: a GRU reads the source in both directions; a modified GRU attends to it for every output.
+"""The recurrent encoder-decoder with attention. A bidirectional GRU reads the source, and a modified GRU attends to it at each
+output step.
 
-h_t = [forward GRU; backward GRU] at token t          s_0 = tanh(W_init h)     h: the backward GRU's at the first token
+h_t = [forward GRU; backward GRU] at token t          s_0 = tanh(W_init h)     h: output of the backward GRU at the first token
 e_t = a(s, h_t),  α = softmax_t(e),  c = Σ_t α_t h_t   s' = ModifiedGru(y, c, s)     logits = W_out [s'; c]
-a is additive, w_vᵀ tanh(W_s s + W_h h), or the dot product. Bahdanau et al. 2014, arXiv:1409.0473, sections 3.1, 3.2 and A.2 (whose
-readout has a maxout layer more). A step costs O(N (A + 2 D_h)); the state is D_s numbers, and W_h h is kept in the memory.
+The score a is additive, w_vᵀ tanh(W_s s + W_h h), or the dot product. Bahdanau et al. 2014, arXiv:1409.0473, sections 3.1, 3.2
+and A.2 (whose readout has an additional maxout layer). A step costs O(N (A + 2 D_h)). The state has D_s numbers, and the memory
+stores W_h h.
 """
 
 import torch
@@ -16,7 +18,9 @@ from models.encoder_decoder.modified_gru import ModifiedGru
 
 
 class RecurrentEncoderDecoder(EncoderDecoder):
-    """Memory: `values` (B, N, 2 D_h), the h, and for the additive score `keys` (B, N, A), the W_h h. State: `s` (B, D_s)."""
+    """A bidirectional GRU encoder and a GRU decoder with attention. The memory is `values` (B, N, 2 D_h), which are the h_t, and
+    for the additive score `keys` (B, N, A), which are W_h h_t. The state is `s` (B, D_s).
+    """
 
     def __init__(self, config: RecurrentConfig) -> None:
         super().__init__()
@@ -51,21 +55,23 @@ class RecurrentEncoderDecoder(EncoderDecoder):
         return self.to_logits(torch.stack(seen, dim=1))
 
     def _advance(self, given_y: Tensor, s: Tensor, memory: Tensors, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(B, 3 D_s), (B, D_s), memory, (B, N) -> the new s, the context c (B, 2 D_h) and the weights (B, N)."""
+        """Run one decoder step: given_y (B, 3 D_s), s (B, D_s), memory, mask (B, N) -> the new s, the context c (B, 2 D_h) and
+        the attention weights (B, N).
+        """
         weights = masked_softmax(self.score(s, memory), mask)
         c = (weights[:, None] @ memory["values"]).squeeze(1)
         return self.cell(given_y, c, s), c, weights
 
 
 class AdditiveScore(nn.Module):
-    """w_vᵀ tanh(W_s s + W_h h), without biases, with W_h h computed once."""
+    """The additive score w_vᵀ tanh(W_s s + W_h h), without biases. W_h h is computed once per source."""
 
     def __init__(self, d_state: int, d_memory: int, d_hidden: int) -> None:
         super().__init__()
         self.from_state = nn.Linear(d_state, d_hidden, bias=False)
         self.from_memory = nn.Linear(d_memory, d_hidden, bias=False)
         self.w_v = nn.Parameter(torch.empty(d_hidden))
-        bound = (6 / (d_hidden + 1)) ** 0.5  # Xavier's, of a map from A numbers to one
+        bound = (6 / (d_hidden + 1)) ** 0.5  # Xavier initialisation with A inputs and 1 output
         nn.init.uniform_(self.w_v, -bound, bound)
         for linear in (self.from_state, self.from_memory):
             nn.init.xavier_uniform_(linear.weight)
@@ -74,7 +80,7 @@ class AdditiveScore(nn.Module):
         return {"values": h, "keys": self.from_memory(h)}
 
     def forward(self, s: Tensor, memory: Tensors) -> Tensor:
-        """(B, D_s) -> (B, N)."""
+        """Compute the scores of all source tokens: s (B, D_s) -> (B, N)."""
         return torch.tanh(self.from_state(s)[:, None] + memory["keys"]) @ self.w_v
 
 
@@ -85,16 +91,16 @@ class DotScore(nn.Module):
         return {"values": h}
 
     def forward(self, s: Tensor, memory: Tensors) -> Tensor:
-        """(B, D_s) -> (B, N)."""
+        """Compute the scores of all source tokens: s (B, D_s) -> (B, N)."""
         return (memory["values"] @ s[:, :, None]).squeeze(2)
 
 
 def turned(mask: Tensor) -> Tensor:
-    """The index of each token when a row is read backwards, (B, N) bool -> (B, N) int64: its tokens change ends, padding stays."""
+    """Return indices that reverse the tokens of each row and leave its padding in place: (B, N) bool -> (B, N) int64."""
     t = torch.arange(mask.shape[1], device=mask.device)
     return torch.where(mask, mask.sum(1, keepdim=True) - 1 - t, t)
 
 
 def _gathered(x: Tensor, t: Tensor) -> Tensor:
-    """The rows t (B, N) of x (B, N, D). Its N is that of t: of a GRU's output the exporter takes it for a constant."""
+    """Return the rows t (B, N) of x (B, N, D). N is taken from t, as the exporter makes it a constant in a GRU's output."""
     return x.gather(1, t[:, :, None].expand(-1, -1, x.shape[2]))

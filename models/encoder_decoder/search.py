@@ -1,7 +1,7 @@
-"""From a source to its output: the likeliest token at each step, or the likeliest of K outputs that are followed side by side.
+"""Generates outputs: greedy search takes the likeliest token at each step, beam search keeps the K likeliest outputs.
 
-A beam's outputs are ranked by log p / length^α, the end counted in the length; α = 1 is the mean log-probability of a token. (Wu et al.
-2016, arXiv:1609.08144, eq. 14, divide by ((5 + length) / 6)^α.)
+Beam search ranks outputs by log p / length^α, and the length includes the end token. α = 1 is the mean log-probability per token.
+(Wu et al. 2016, arXiv:1609.08144, eq. 14, divide by ((5 + length) / 6)^α.)
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from models.encoder_decoder.model import EncoderDecoder, Tensors
 
 @dataclass(frozen=True)
 class Found:
-    """Of each of B sources, (B, T) int64 tokens up to and with the end, filled up with it, and log p of each output (B,)."""
+    """The outputs of B sources: tokens (B, T) int64, padded with the end token, and the log-probability of each output (B,)."""
 
     tokens: Tensor
     log_p: Tensor
@@ -22,7 +22,7 @@ class Found:
 
 @torch.inference_mode()
 def greedy(model: EncoderDecoder, source: Tensor, mask: Tensor) -> Found:
-    """(B, N) int64, (B, N) bool -> outputs of at most `max_output` tokens."""
+    """Generate greedily: (B, N) int64, (B, N) bool -> outputs of at most `max_output` tokens."""
     c = model.config
     memory, state = model.read(source, mask)
     token = torch.full((len(source),), c.begin_token_id, device=source.device)
@@ -39,15 +39,16 @@ def greedy(model: EncoderDecoder, source: Tensor, mask: Tensor) -> Found:
 
 @torch.inference_mode()
 def beam(model: EncoderDecoder, source: Tensor, mask: Tensor, *, width: int, length_power: float = 1.0) -> Found:
-    """The same, the best of `width` outputs (K). All K of all B rows take their steps together; an output that has ended keeps its place
-    among the K as long as its score holds it, and a row is done when all of its K have ended."""
+    """Generate with beam search of `width` (K) outputs per source and return the best output of each. All B K outputs advance in
+    one batch. An ended output remains in the beam while its score is among the K best. The search stops when all have ended, or
+    at `max_output` tokens."""
     c, B, K = model.config, len(source), width
     memory, state = model.read(source, mask)
     rows = torch.arange(B, device=source.device).repeat_interleave(K)
     memory, state, mask = _take(memory, rows), _take(state, rows), mask[rows]
     token = torch.full((B * K,), c.begin_token_id, device=source.device)
     log_p = torch.full((B, K), -torch.inf, device=source.device)
-    log_p[:, 0] = 0.0  # the K beginnings are the same one
+    log_p[:, 0] = 0.0  # so that the first step uses only one of K equal beginnings
     length, ended = torch.zeros_like(log_p), torch.zeros_like(log_p, dtype=torch.bool)
     written = source.new_empty(B, K, 0)
     only_end = torch.full((c.vocab_size,), -torch.inf, device=source.device)
@@ -55,7 +56,7 @@ def beam(model: EncoderDecoder, source: Tensor, mask: Tensor, *, width: int, len
     while written.shape[2] < c.max_output and not bool(ended.all()):
         logits, state, _ = model.step(token, state, memory, mask)
         gain = torch.log_softmax(logits.float(), dim=-1).view(B, K, -1)
-        gain = torch.where(ended[:, :, None], only_end, gain)  # an ended output continues with the end token alone, at no cost
+        gain = torch.where(ended[:, :, None], only_end, gain)  # an ended output gets only end tokens, with log p 0
         longer = length + ~ended
         total = log_p[:, :, None] + gain  # (B, K, V)
         best = (total / longer[:, :, None] ** length_power).flatten(1).topk(K)
@@ -75,7 +76,7 @@ def _take(tensors: Tensors, rows: Tensor) -> Tensors:
 
 @torch.inference_mode()
 def attended(model: EncoderDecoder, source: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """The output of `greedy` (B, T), and the attention weights of each of its tokens on the source (B, T, N)."""
+    """Return the output of `greedy` (B, T), and each output token's attention weights on the source (B, T, N)."""
     tokens = greedy(model, source, mask).tokens
     memory, state = model.read(source, mask)
     previous, weights = torch.full_like(tokens[:, 0], model.config.begin_token_id), []

@@ -1,11 +1,12 @@
-"""The Transformer as an encoder-decoder: self-attention over the source, causal self-attention over the output, and cross-attention.
+"""The Transformer as an encoder-decoder: self-attention over the source, causal self-attention over the output, and
+cross-attention.
 
 encoder block:  x = x + self(norm(x));  x = x + feedforward(norm(x))
 decoder block:  y = y + causal(norm(y));  y = y + cross(norm(y), memory);  y = y + feedforward(norm(y))
-with norm="post":  x = norm(x + self(x)), and so on, and no norm behind the last block
-Vaswani et al. 2017, arXiv:1706.03762, section 3.1, with rotary positions (Su et al. 2021, arXiv:2104.09864) in place of sinusoids. The
-memory is each block's keys and values of the source, computed once; the state has room for all keys and values of the longest output, and
-so its size is constant.
+norm="post":  x = norm(x + self(x)), and so on, without a norm after the last block
+Vaswani et al. 2017, arXiv:1706.03762, section 3.1, with rotary positions (Su et al. 2021, arXiv:2104.09864) instead of sinusoids.
+The memory contains each block's keys and values of the source, computed once. The state has a constant size, as it has space for
+the keys and values of the longest output.
 """
 
 import torch
@@ -24,8 +25,9 @@ from models.parts.positions import Rotation, RotationTable, rotate
 
 
 class TransformerEncoderDecoder(EncoderDecoder):
-    """Memory: of each block `keys_i` and `values_i` (B, N, D). State: `keys_i` and `values_i` (B, H, T, D_k), and `place` (B, T), 1 where
-    the next key goes. T = max_output. The weights shown are the mean over the heads of the last block."""
+    """A Transformer encoder and decoder. The memory is `keys_i` and `values_i` (B, N, D) of each block i. The state is `keys_i`
+    and `values_i` (B, H, T, D_k), with T = max_output, and `place` (B, T), a one-hot vector of the current position. `step`
+    returns the attention weights of the last block, averaged over its heads."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -50,8 +52,8 @@ class TransformerEncoderDecoder(EncoderDecoder):
 
     def step(self, previous: Tensor, state: Tensors, memory: Tensors, mask: Tensor) -> tuple[Tensor, Tensors, Tensor]:
         place = state["place"]
-        known = place.flip(1).cumsum(1).flip(1) != 0  # (B, T): up to the place itself
-        # The table's row of each place, as (B, 1, 1, D_k/2).
+        known = place.flip(1).cumsum(1).flip(1) != 0  # (B, T): positions up to the current one
+        # The rotation of each row's current position, (B, 1, 1, D_k/2).
         rotation = Rotation(*((place @ table)[:, None, None] for table in (self.rotations.cos, self.rotations.sin)))
         y, new, weights = self.embedding(previous)[:, None], {"place": place.roll(1, dims=1)}, mask.to(place.dtype)
         for i, block in enumerate(self.blocks):
@@ -69,7 +71,7 @@ class TransformerEncoderDecoder(EncoderDecoder):
 
 
 class Block(nn.Module):
-    """One layer of the decoder."""
+    """One block of the decoder: causal self-attention, cross-attention and a feed-forward layer."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__()
@@ -81,7 +83,7 @@ class Block(nn.Module):
         self.feedforward = FeedForward(c.d_model, c.d_feedforward, activation=c.activation, gated=False, bias=True)
 
     def forward(self, y: Tensor, rotation: Rotation, h: Tensor, mask: Tensor) -> Tensor:
-        """All outputs at once: (B, T, D), angles of T places, (B, N, D), (B, N) -> (B, T, D)."""
+        """Run the block on all outputs: y (B, T, D), rotations of T positions, h (B, N, D), mask (B, N) -> (B, T, D)."""
         y = self._joined(self.own_norm, y, self.own(self._seen(self.own_norm, y), rotation=rotation)[0])
         y = self._joined(self.cross_norm, y, self.cross(self._seen(self.cross_norm, y), h, mask))
         return self._fed_forward(y)
@@ -96,7 +98,9 @@ class Block(nn.Module):
         source: tuple[Tensor, Tensor],
         mask: Tensor,
     ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
-        """One output (B, 1, D) -> (B, 1, D), keys and values with its own at `place`, and the weights on the source (B, N)."""
+        """Run the block on one output y (B, 1, D). Returns (B, 1, D), the keys and values with the new entry at `place`, and the
+        attention weights on the source (B, N).
+        """
         own, cross, x = self.own, self.cross, self._seen(self.own_norm, y)
         q, k, v = (split_heads(project(x), own.n_heads) for project in (own.to_q, own.to_k, own.to_v))  # (B, H, 1, D_k)
         here = place[:, None, :, None]
@@ -113,16 +117,16 @@ class Block(nn.Module):
         return self._joined(self.feedforward_norm, y, self.feedforward(self._seen(self.feedforward_norm, y)))
 
     def _seen(self, norm: nn.Module, y: Tensor) -> Tensor:
-        """The input of a sublayer."""
+        """Return the input of a sublayer."""
         return norm(y) if self.pre_norm else y
 
     def _joined(self, norm: nn.Module, y: Tensor, o: Tensor) -> Tensor:
-        """The sum of y and the output o of its sublayer."""
+        """Return the sum of y and the sublayer's output o."""
         return y + o if self.pre_norm else norm(y + o)
 
 
 def _draw_weights(module: nn.Module) -> None:
-    """Xavier's, as in the paper's own code: models this narrow learn slowly from weights of 0.02."""
+    """Initialise with Xavier's method, as the paper's own code does: narrow models learn slowly from weights of 0.02."""
     if isinstance(module, nn.Linear):
         nn.init.xavier_uniform_(module.weight)
         if module.bias is not None:

@@ -1,1 +1,1 @@
-"""Reading a folder of settings and weights: `folder.py`, `config_fields.py` (types and bounds of what is read), `byte_tokenizer.py`."""
+"""Reads folders of settings and weights: `folder.py`, `config_fields.py` (types and bounds of settings), `byte_tokenizer.py`."""

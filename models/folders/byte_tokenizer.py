@@ -1,4 +1,4 @@
-"""A tokenizer with a token for each byte: nothing is learnt, so a decoder of random weights can have it."""
+"""A tokenizer with one token per byte. It needs no training, so decoders with random weights can use it."""
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 

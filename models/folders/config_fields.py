@@ -1,20 +1,21 @@
-"""The keys of config.json and its neighbours that are read, each with its type and its bounds.
+"""The types and bounds of all keys that are read from config.json and the other settings files.
 
-A key is one thing in all files and families, so that a value of another type, or one so large that no model has it, is refused where it
-is read. What is not listed here is not read.
+A key has the same type and bounds in all files and families. A value of another type, or one larger than in any real model, is
+rejected when it is read. Keys that are not listed here are not read.
 """
 
 import json
-from typing import Annotated, Any, TypeVar
+from dataclasses import MISSING, fields
+from typing import Annotated, Any, TypeVar, cast
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-Size = Annotated[int, Field(strict=True, ge=1, le=2**24)]  # of a vocabulary, a width, a length
+Size = Annotated[int, Field(strict=True, ge=1, le=2**24)]  # e.g. of a vocabulary, a width, a length
 Layers = Annotated[int, Field(strict=True, ge=1, le=512)]
 Count = Annotated[int, Field(strict=True, ge=0, le=2**16)]
 TokenId = Annotated[int, Field(strict=True, ge=0, le=2**24)]
 Real = Annotated[float, Field(strict=True, gt=0, le=1e30, allow_inf_nan=False)]
-Limit = Annotated[float, Field(strict=True, ge=1, le=1e40)]  # of a tokenizer; one without a limit says 1e30
+Limit = Annotated[float, Field(strict=True, ge=1, le=1e40)]  # token limit of a tokenizer; 1e30 means none
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(max_length=100_000)]
 Texts = Annotated[list[Text], Field(max_length=2**16)]
@@ -56,7 +57,7 @@ _ADAPTERS = {key: TypeAdapter(kind) for kind, keys in _KINDS.items() for key in 
 
 
 def checked(key: str, value: Any) -> Any:
-    """The value as it is. Raises ValueError, with what is wrong with it, for one of another type or out of bounds."""
+    """Return the value unchanged. Raises ValueError, with the reason, if it has the wrong type or is out of bounds."""
     try:
         _ADAPTERS[key].validate_python(value)
     except ValidationError as error:
@@ -68,19 +69,27 @@ Config = TypeVar("Config")
 MOST_LAYERS, MOST_OPTION, MOST_VALUES = 512, 2**20, 10_000
 
 
-def validated(kind: type[Config], values: Any) -> Config:
-    """A config of our own from the fields of a JSON file. Raises ValueError, in one line, for the first that does not fit."""
-    text = json.dumps(bounded(values))  # of JSON, a strict reader takes a list for a tuple and an object for a dataclass
+def validated(kind: type[Config], values: dict[str, Any], key: str) -> Config:
+    """A config of our own from the fields below `key` of a JSON file. Raises ValueError, in one line, for the first that does not fit."""
+    known = {field.name: field for field in fields(cast(Any, kind))}
+    if unknown := values.keys() - known.keys():
+        raise ValueError(f"{key} has {min(unknown)!r}, which is not one of {', '.join(known)}")
+    needed = {name for name, field in known.items() if field.default is MISSING and field.default_factory is MISSING}
+    if missing := needed - values.keys():
+        raise ValueError(f"{key} has no {min(missing)!r}")
+    text = json.dumps(bounded(values))  # strict JSON validation accepts a list as a tuple and an object as a dataclass
     try:
         return TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
         first = error.errors()[0]
-        said, key = first["msg"].removeprefix("Value error, "), ".".join(map(str, first["loc"]))
-        raise ValueError(f"{key}={first['input']!r:.80}: {said}" if key else said) from None
+        said, place = first["msg"].removeprefix("Value error, "), ".".join(map(str, first["loc"]))
+        raise ValueError(f"{place}={first['input']!r:.80}: {said}" if place else said) from None
 
 
 def bounded(values: Any) -> dict[str, Any]:
-    """The fields of a config of our own, whose types its class knows. Raises ValueError for numbers and lists that no model has."""
+    """Return the fields as a dict. Raises ValueError if numbers or lists are larger than in any real model. Types are checked by
+    the config class.
+    """
     if not isinstance(values, dict):
         raise ValueError(f"{values!r:.80} should be an object")
     for key, value in values.items():

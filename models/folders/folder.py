@@ -1,4 +1,4 @@
-"""Reading a checkpoint folder: JSON settings and safetensors weights, and nothing that could run code (no pickle)."""
+"""Reads checkpoint folders: JSON settings and safetensors weights. Pickles are not read, since they can run code."""
 
 import functools
 import json
@@ -27,12 +27,12 @@ convert it yourself, where you trust its source:
     import torch, safetensors.torch as s
     s.save_file({k: v.clone() for k, v in torch.load("pytorch_model.bin").items()}, "model.safetensors")"""
 
-# Bounds of what is read whole, far above what is published.
+# Maximum sizes of files and tables, far above those of published models.
 MOST_JSON_BYTES = 16 * 2**20
 MOST_INDEX_BYTES = MOST_TOKENIZER_BYTES = 64 * 2**20
-MOST_HEADER_BYTES = 16 * 2**20  # of a safetensors file
+MOST_HEADER_BYTES = 16 * 2**20  # of the header of a safetensors file
 MOST_TEMPLATE_BYTES = 2**20
-MOST_BUFFER_NUMBERS = 2**27  # of tables that a model computes for itself
+MOST_BUFFER_NUMBERS = 2**27  # most numbers in the tables (buffers) that a model computes
 
 _DTYPES = {
     **{"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "BOOL": torch.bool, "U8": torch.uint8},
@@ -45,18 +45,18 @@ Choice = TypeVar("Choice", bound=str)
 
 
 class CheckpointError(AttnserveError, ValueError):
-    """A folder that cannot become a model: the message names the file, the value and the next step."""
+    """A folder cannot be loaded as a model. The message has the file, the value and the next step."""
 
 
 class Settings:
-    """A JSON object read key by key, so that what is missing or unsupported is an error with its name."""
+    """A JSON object that is read key by key, so that the error for a missing or unsupported value names its key."""
 
     def __init__(self, values: dict[str, Any], file: Path) -> None:
         self.values = values
         self.file = file
 
     def get(self, key: str, default: Any) -> Any:
-        """The value, or `default` where the key is absent or null."""
+        """Return the value, or `default` if the key is absent or null."""
         value = self.values.get(key)
         return default if value is None else self._checked(key, value)
 
@@ -73,7 +73,7 @@ class Settings:
             raise CheckpointError(f"{self.file}: {key}={value!r:.80} is not accepted ({error}); correct it") from None
 
     def allow(self, key: str, *supported: Any) -> None:
-        """Raise CheckpointError unless the value is one of `supported`, or absent or null."""
+        """Raise CheckpointError unless the value of `key` is one of `supported`, absent or null."""
         value = self.values.get(key)
         if value is not None and value not in supported:
             listed = ", ".join(repr(v) for v in supported)
@@ -82,7 +82,7 @@ class Settings:
             )
 
     def pick(self, key: str, default: str, choices: Mapping[str, Choice]) -> Choice:
-        """Our name for the value. Raises CheckpointError for a value that `choices` does not have."""
+        """Return the entry of `choices` for the value. Raises CheckpointError if there is none."""
         value = self.get(key, default)
         if value not in choices:
             supported = ", ".join(choices)
@@ -93,16 +93,16 @@ class Settings:
 
 
 def regular(file: Path, *, most_bytes: int | None = None) -> Path:
-    """`file`. Raises CheckpointError for one that is missing, too large, no regular file, or elsewhere behind a link.
+    """Return `file`. Raises CheckpointError if it is missing, too large, not a regular file, or a link to outside its folder.
 
-    A folder in the cache of huggingface_hub (snapshots/REVISION) is made of links to the `blobs` of the same repository.
+    Links to `blobs` are allowed in the cache of huggingface_hub, whose snapshots/REVISION folders consist of such links.
     """
     try:
         found, folder = file.resolve(strict=True), file.parent.resolve(strict=True)
         about = found.stat()
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{file} is missing; save the model again with save_pretrained") from None
-    except (OSError, RuntimeError, ValueError) as error:  # a link to itself, a name too long
+    except (OSError, RuntimeError, ValueError) as error:  # e.g. a link to itself, or a name that is too long
         raise CheckpointError(f"{file} cannot be read ({error}); copy it again") from None
     blobs = next((above.parent / "blobs" for above in folder.parents if above.name == "snapshots"), None)
     if not any(found.is_relative_to(place) for place in (folder, blobs) if place is not None):
@@ -115,23 +115,23 @@ def regular(file: Path, *, most_bytes: int | None = None) -> Path:
 
 
 def present(file: Path) -> bool:
-    """Whether there is something of that name, even a link that leads nowhere: `regular` says what is wrong with it."""
+    """Return True if a file or link of this name exists, even a broken link, for which `regular` then raises the error."""
     return os.path.lexists(file)
 
 
 def read_tokenizer(file: Path) -> Tokenizer:
-    """Raises CheckpointError for what is none."""
+    """Read a tokenizer. Raises CheckpointError if the file is not a valid one."""
     text = read_text(file, MOST_TOKENIZER_BYTES)
     try:
         return Tokenizer.from_str(text)
-    except BaseException as error:  # the library's own have no base but `Exception`, and its panics not even that
+    except BaseException as error:  # `tokenizers` raises plain `Exception`, and Rust panics are only BaseException
         if not isinstance(error, Exception) and type(error).__module__ != "pyo3_runtime":
             raise
         raise CheckpointError(f"{file} is not a tokenizer ({in_a_line(error)}); copy it again") from error
 
 
 def read_settings(file: Path, *, required: bool = True, most_bytes: int = MOST_JSON_BYTES) -> Settings:
-    """The JSON object in `file`; an empty one where it may be absent. Raises CheckpointError otherwise, and for
+    """Read the JSON object in `file`, or return an empty one if the file is absent and not `required`. Raises CheckpointError for
     broken JSON.
     """
     if not required and not present(file):
@@ -143,10 +143,10 @@ def read_settings(file: Path, *, required: bool = True, most_bytes: int = MOST_J
 
 
 def rehearsed(load: Callable[..., Loaded]) -> Callable[..., Loaded]:
-    """A function that loads a model from a folder, made to do it twice: first with the shapes of all tensors and without their numbers.
+    """Make a function that loads a model from a folder run twice: first a rehearsal with the shapes of all tensors only.
 
-    So what config.json makes of itself is held against the headers of the weights before any memory is taken, and whatever a broken file
-    makes torch raise is a CheckpointError of one sentence.
+    The rehearsal compares config.json with the headers of the weights before memory is allocated. Any error that torch raises
+    because of a broken file becomes a CheckpointError with a one-line message.
     """
 
     @functools.wraps(load)
@@ -166,19 +166,20 @@ def rehearsed(load: Callable[..., Loaded]) -> Callable[..., Loaded]:
 
 
 def rehearsing() -> bool:
-    """Whether a model is loaded for its shapes alone."""
+    """Return True while a model is loaded for its shapes alone."""
     return _rehearsing.get()
 
 
 @contextmanager
 def in_sentences(failed: str, kind: type[Exception]) -> Iterator[None]:
-    """Whatever is raised within, and is no error of this project or of the operating system, becomes a `kind` of one line.
+    """Convert exceptions within the block to `kind` with a one-line message, except those of this project and of the operating system.
 
-    What a broken or hostile file makes libraries raise has no common base. The line begins with `failed`; the original error is the cause.
+    The exceptions that libraries raise for broken or hostile files have no common base class. The message begins with `failed`; the
+    original error is the cause.
     """
     try:
         yield
-    except OSError:  # one line, with the file and the reason
+    except OSError:  # its message is already one line with the file and the reason
         raise
     except RecursionError:
         raise kind(f"{failed}: it is nested too deeply; copy it again") from None
@@ -188,9 +189,20 @@ def in_sentences(failed: str, kind: type[Exception]) -> Iterator[None]:
         raise kind(f"{failed}: {type(error).__name__}: {in_a_line(error)}") from error
 
 
+@contextmanager
+def errors_of(file: Path) -> Iterator[None]:
+    """A ValueError or TypeError raised within becomes a CheckpointError that names the file."""
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{file}: {error}") from error
+
+
 def check_memory(what: Path, model: torch.nn.Module) -> None:
-    """Of a model without numbers, on torch's meta device. Raises CheckpointError for one that is larger than this machine's memory, and
-    for one whose tables (of positions and the like, which are computed and in no file) are larger than any published model's.
+    """Raise CheckpointError if the model's parameters exceed this machine's memory, or if its buffers (such as position tables)
+    are larger than any published model's. The model may be on torch's meta device, without data.
     """
     parameters = sum(tensor.nbytes for tensor in model.parameters())
     if (numbers := sum(tensor.numel() for tensor in model.buffers())) > MOST_BUFFER_NUMBERS:
@@ -206,7 +218,7 @@ def in_a_line(error: BaseException) -> str:
 
 
 def read_modules(folder: Path) -> list[dict[str, Any]]:
-    """The pipeline of a sentence-transformers folder, in order; [] in a plain one. Raises CheckpointError for a
+    """Return the modules of a sentence-transformers folder in order, or [] for any other folder. Raises CheckpointError for a
     malformed file.
     """
     file = folder / "modules.json"
@@ -221,7 +233,7 @@ def read_modules(folder: Path) -> list[dict[str, Any]]:
 
 
 def subfolder(folder: Path, path: str) -> Path:
-    """`folder/path`. Raises CheckpointError for a path that leaves the folder."""
+    """Return `folder/path`. Raises CheckpointError if the path leaves the folder."""
     try:
         inside = (folder / path).resolve()
     except (OSError, RuntimeError, ValueError) as error:
@@ -232,9 +244,9 @@ def subfolder(folder: Path, path: str) -> Path:
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """All tensors of `model.safetensors`, or of the shards its index names.
+    """Read all tensors of `model.safetensors`, or of the shards that its index lists.
 
-    Raises CheckpointError when there is none, when a shard is missing, and for a folder that has only pickled weights.
+    Raises CheckpointError if there are none, if a shard is missing, or if the folder has only pickled weights.
     """
     if present(folder / WEIGHTS):
         return _read_safetensors(folder / WEIGHTS)
@@ -264,7 +276,7 @@ def _read_shards(index: Path) -> dict[str, Tensor]:
 
 
 def _read_safetensors(file: Path) -> dict[str, Tensor]:
-    """In a rehearsal without their numbers."""
+    """Read a safetensors file. In a rehearsal (see `rehearsed`) its tensors have shapes only."""
     regular(file)
     with file.open("rb") as stream:
         if (size := int.from_bytes(stream.read(8), "little")) > MOST_HEADER_BYTES:
@@ -300,7 +312,7 @@ def _read_json(file: Path, most_bytes: int) -> Any:
 
 
 def read_text(file: Path, most_bytes: int) -> str:
-    """Of a file of a checkpoint, in UTF-8. Raises CheckpointError for anything else, and for what `regular` refuses."""
+    """Read a text file of a checkpoint. Raises CheckpointError if it is not UTF-8, or if `regular` rejects it."""
     try:
         return regular(file, most_bytes=most_bytes).read_text(encoding="utf-8")
     except (OSError, UnicodeError) as error:

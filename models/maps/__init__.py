@@ -1,1 +1,1 @@
-"""What a model attends to: `matrix.py` of a layer, `model.py` of all layers on one text, `rank.py` how many dimensions a matrix has."""
+"""Computes attention matrices: `matrix.py` of one layer, `model.py` of all layers on one text. `rank.py` computes their ranks."""

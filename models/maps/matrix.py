@@ -1,8 +1,9 @@
-"""What a layer attends to, as a matrix: which share of every token's value is in every token's answer, head by head.
+"""Computes the attention matrix of any layer: for each head, the weight of every token's value in every token's output.
 
-Attention is linear in the values, o = A v, whether or not A (N, N) is ever formed. So A is read off: the layer is run with its own queries
-and keys, but with values that are 1 for one token and 0 for all others, and what comes out is a column of A. A head takes D_v tokens at a
-time, one in each of its columns: N / D_v runs. Short convolutions and activations of v come before A, norms and gates of o after it.
+Attention is linear in the values, o = A v, even if A (N, N) is never formed. So A can be measured: the layer is run with its own
+queries and keys, but with values that are 1 for one token and 0 for all others, and its output is a column of A. A head has room
+for D_v such tokens at a time, so N / D_v runs are needed. A includes neither short convolutions and activations of v, nor norms
+and gates of o.
 """
 
 from collections.abc import Iterator
@@ -18,10 +19,11 @@ from models.attention.layers.multi_head import split_heads
 
 @torch.no_grad()
 def attention_matrix(layer: Mechanism, x: Tensor, key_mask: Tensor | None = None, **positions: Any) -> Tensor:
-    """x (B, N, D), bool (B, N) -> A (B, H, N, N), [.., query, key]; H is 1 for gated attention units. Rows of padding are 0.
+    """Return the matrix A: x (B, N, D), key_mask bool (B, N) -> A (B, H, N, N), [.., query, key].
 
-    positions: what else the layer's forward takes, rotation, pair_mask or pair_bias. The layer is one of LAYERS and is left as it was. Rows
-    sum to 1 where it takes averages; those of a recurrence with a norm behind it need not, and may have negative numbers.
+    H is 1 for gated attention units. Rows of padding are 0. positions: further arguments of the layer's forward: rotation,
+    pair_mask or pair_bias. The layer is one of LAYERS and is not changed. The rows of a layer that averages values sum to 1.
+    Those of a recurrence with a norm after it need not, and may contain negative numbers.
     """
     read = _of_recurrence if layer.answers == "recurrence" else _of_unit_values
     A = read(layer, x, key_mask, positions)
@@ -29,7 +31,7 @@ def attention_matrix(layer: Mechanism, x: Tensor, key_mask: Tensor | None = None
 
 
 def _of_recurrence(layer: Any, x: Tensor, mask: Tensor | None, positions: dict[str, Any]) -> Tensor:
-    """Its queries, keys, decay and beta are caught on their way, and it is run once more, with N values of N columns."""
+    """Return the matrix of a recurrent layer: its recurrence runs again with q, k, decay and beta of x and the identity as v."""
     execution: Any = layer.recurrence
     caught: dict[str, Any] = {}
 
@@ -41,7 +43,7 @@ def _of_recurrence(layer: Any, x: Tensor, mask: Tensor | None, positions: dict[s
     try:
         layer(x, mask, **positions)
     finally:
-        del layer.recurrence  # the class's own takes its place again
+        del layer.recurrence  # restores the class's own `recurrence`
     q, k = caught["q"], caught["k"]  # (B, H, N, D_k)
     B, H, N, D_k = k.shape
     each = torch.eye(N, dtype=q.dtype, device=q.device).expand(B, H, N, N)
@@ -64,12 +66,15 @@ def _of_unit_values(layer: Any, x: Tensor, mask: Tensor | None, positions: dict[
 
 @contextmanager
 def _values_replaced(layer: Any, units: Tensor) -> Iterator[list[Tensor]]:
-    """While it lasts, every head has these values (N, D_v), and every gate is open. Yields the inputs of `layer.answers`, one a run."""
+    """Within the block, replace the values of every head by `units` (N, D_v) and set every gate to 1.
+
+    Yields a list, to which each run appends the input of `layer.answers`.
+    """
     one = layer.value_of_one
     answers: list[Tensor] = []
 
     def give_units(module: nn.Module, inputs: Any, v: Tensor) -> Tensor:
-        if v.dim() == 4:  # (B, H, N, D_v), of narrow heads
+        if v.dim() == 4:  # (B, H, N, D_v), from a projection per head
             return one * units.expand_as(v)
         return one * units.repeat(1, v.shape[-1] // units.shape[-1]).expand_as(v)  # (B, N, H_k D_v)
 

@@ -1,6 +1,7 @@
-"""What every layer of a model attends to on one text: the effective matrices of all its attention layers.
+"""Computes the attention matrices of all layers of a model on one text.
 
-The model is run once on the text; the inputs of each attention layer are caught, and its matrix is read off (matrix.py).
+The model is run once on the text, and the inputs of each attention layer are recorded. Then each layer's matrix is computed from
+them (matrix.py).
 """
 
 from dataclasses import dataclass
@@ -21,16 +22,16 @@ NAMES: dict[type[nn.Module], str] = {layer: name for name, layer in LAYERS.items
 class Map:
     """Of one layer."""
 
-    layer: str  # a name in LAYERS
+    layer: str  # the layer's name in LAYERS
     A: Tensor  # (H, N, N), [.., query, key]; H may differ from layer to layer
 
 
 def attention_maps(model: Encoder | Decoder, ids: Tensor) -> list[Map]:
-    """ids (1, N) int64, without padding -> its maps, in the order in which the layers are run. The model is left as it was."""
+    """Return the maps of all layers, in the order in which they run, for ids (1, N) int64 without padding."""
     given: list[tuple[Any, Tensor, dict[str, Any]]] = []
 
     def catch(layer: nn.Module, arguments: tuple[Any, ...], positions: dict[str, Any]) -> None:
-        given.append((layer, arguments[0], positions))  # then come a mask and a state: all tokens, from the first one on
+        given.append((layer, arguments[0], positions))  # mask and state are not needed: the text begins here and has no padding
 
     hooks = [part.register_forward_pre_hook(catch, with_kwargs=True) for part in model.modules() if type(part) in NAMES]
     try:

@@ -1,7 +1,8 @@
-"""How many dimensions a matrix of attention weights has: counted, and weighted by how large they are.
+"""Computes the rank of a matrix of attention weights: the numerical rank, and the effective rank.
 
-φ(Q) φ(K)ᵀ is a product through D_φ numbers, so its rank is at most D_φ (D_k for elu + 1) however long the text; softmax(Q Kᵀ) generally has
-the full rank N. A causal mask gives both of them full rank, since what is left is a triangle with a positive diagonal.
+φ(Q) φ(K)ᵀ is a product of matrices with D_φ columns (D_k for elu + 1), so its rank is at most D_φ for any length of the text.
+softmax(Q Kᵀ) generally has the full rank N. With a causal mask both have full rank, as they become triangular with a positive
+diagonal.
 """
 
 import torch
@@ -9,17 +10,18 @@ from torch import Tensor
 
 
 def numerical_rank(matrix: Tensor, *, rtol: float = 1e-9) -> Tensor:
-    """How many singular values are above rtol times the largest: (.., N, N_k) -> (..) int64. Taken in float64.
+    """Return the number of singular values above rtol times the largest, computed in float64: (.., N, N_k) -> (..) int64.
 
-    Nine digits are asked for, of the sixteen of float64; give 1e-5 for a matrix that was computed in float32, whose rounding has full rank.
+    The default is for a matrix in float64. Use 1e-5 for one that was computed in float32, whose rounding errors have full rank.
     """
     return torch.linalg.matrix_rank(matrix.double(), rtol=rtol)
 
 
 def effective_rank(matrix: Tensor) -> Tensor:
-    """exp of the entropy of the singular values, divided by their sum: (.., N, N_k) -> (..) float64, 1 to N, and 0 for a matrix of zeros.
+    """Return exp of the entropy of the singular values, normalised to sum 1: (.., N, N_k) -> (..) float64.
 
-    N for N equal singular values, near 1 where one is far above all others. Roy & Vetterli 2007, The effective rank, EUSIPCO.
+    It is N for N equal singular values, near 1 if one is far above all others, and 0 for a matrix of zeros. Roy & Vetterli 2007,
+    The effective rank, EUSIPCO.
     """
     s = torch.linalg.svdvals(matrix.double())
     total = s.sum(-1, keepdim=True)

@@ -1,7 +1,9 @@
-"""The Reformer: reversible blocks of LSH attention and of local attention, over axial positions.
+"""The Reformer: reversible blocks of LSH attention or local attention, with axial positions.
 
-x1 = x2 = tokens + positions;   blocks y1 = x1 + attention(norm(x2)),   y2 = x2 + feedforward(norm(y1));   norm([y1 | y2]), 2 D wide
-Axial positions: that of t = n_2 a + b is [row a of a table (n_1, D_1) | row b of a table (n_2, D_2)], D_1 + D_2 = D.
+x1 = x2 = tokens + positions;   block:  y1 = x1 + attention(norm(x2)),   y2 = x2 + feedforward(norm(y1))
+The output is norm([y1 | y2]), of width 2 D.
+Axial positions: position t = n_2 a + b has the embedding [row a of a table (n_1, D_1) | row b of a table (n_2, D_2)],
+with D_1 + D_2 = D.
 Kitaev et al. 2020, arXiv:2001.04451; local attention and axial positions as in its public code.
 """
 
@@ -24,7 +26,7 @@ from models.reformer.reversible import ReversibleBlock, ReversibleStack
 
 @dataclass(frozen=True, kw_only=True)
 class Chunks:
-    """How many tokens a chunk has, and how many chunks before and after its own a token sees."""
+    """The number of tokens in a chunk, and of chunks before and after its own to which a token attends."""
 
     length: int
     before: int = 1
@@ -33,7 +35,7 @@ class Chunks:
 
 @dataclass(frozen=True, kw_only=True)
 class ReformerConfig:
-    """The shape of a Reformer. Raises ValueError, with the values, for parts that do not fit together."""
+    """The hyperparameters of a Reformer. Raises ValueError, with the values, if they do not fit together."""
 
     vocab_size: int
     d_model: int
@@ -42,7 +44,7 @@ class ReformerConfig:
     d_feedforward: int
     n_positions: int
     layers: tuple[Literal["lsh", "local"], ...]
-    axial_shape: tuple[int, int] | None = None  # (n_1, n_2); None: one table of positions
+    axial_shape: tuple[int, int] | None = None  # (n_1, n_2); None: one position table
     axial_widths: tuple[int, int] | None = None  # (D_1, D_2)
     lsh_chunks: Chunks
     local_chunks: Chunks
@@ -67,7 +69,7 @@ class ReformerConfig:
 
 
 class Reformer(nn.Module):
-    """Token ids to token vectors of width 2 D, or to logits where there is a head."""
+    """A Reformer from token ids to token vectors of width 2 D, or to logits if it has a language-modelling head."""
 
     def __init__(self, config: ReformerConfig) -> None:
         super().__init__()
@@ -82,7 +84,8 @@ class Reformer(nn.Module):
         self.head = nn.Linear(2 * c.d_model, c.n_logits) if c.n_logits else nn.Identity()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """(B, N) int64 each, attention_mask 1 = token -> (B, N, 2 D) or (B, N, n_logits). A padded token may get anything.
+        """Compute vectors (B, N, 2 D), or logits (B, N, n_logits), from ids and mask (B, N) int64. attention_mask is 1 for a
+        token and 0 for padding, whose outputs are undefined.
 
         Raises ValueError for N > n_positions.
         """
@@ -93,7 +96,7 @@ class Reformer(nn.Module):
         return self.head(self.norm(torch.cat(self.blocks(x, x, attention_mask != 0), dim=-1)))
 
     def _positions(self, t: Tensor) -> Tensor:
-        """(N,) -> (N, D)."""
+        """Return the position embeddings of t: (N,) -> (N, D)."""
         if self.config.axial_shape is None:
             return self.positions[0](t)
         n_2 = self.config.axial_shape[1]
@@ -101,7 +104,7 @@ class Reformer(nn.Module):
 
 
 class Attention(nn.Module):
-    """F of a block: (B, N, D), bool (B, N) -> (B, N, D)."""
+    """The function F of a reversible block, a norm and attention: (B, N, D), bool (B, N) -> (B, N, D)."""
 
     def __init__(self, config: ReformerConfig, i: int) -> None:
         super().__init__()
@@ -132,7 +135,7 @@ class Attention(nn.Module):
 
 
 class Thought(nn.Module):
-    """G of a block: each token on its own."""
+    """The function G of a reversible block: a norm and the feed-forward layer, on each token on its own."""
 
     def __init__(self, config: ReformerConfig) -> None:
         super().__init__()
@@ -147,10 +150,10 @@ class Thought(nn.Module):
 
 
 class ChunkAttention(nn.Module):
-    """Softmax attention to a token's own chunk and its neighbours in a circle: the first chunk follows the last one.
+    """Softmax attention to a token's own chunk and neighbouring chunks. The chunks form a circle: the first one follows the last.
 
-    Published weights were trained with that circle. A row's circle has the chunks that hold its own tokens, so that padding does not
-    change it. With `causal`, no token sees across the seam.
+    Published weights were trained with this circle. Only chunks up to a row's last token belong to its circle, so that padding
+    does not change the result. With `causal`, no token attends to later tokens.
     """
 
     def __init__(self, d_model: int, n_heads: int, d_head: int, *, chunks: Chunks, causal: bool) -> None:
@@ -163,14 +166,14 @@ class ChunkAttention(nn.Module):
         self.to_out = nn.Linear(n_heads * d_head, d_model, bias=False)
 
     def forward(self, x: Tensor, key_mask: Tensor) -> Tensor:
-        """(B, N, D), bool (B, N) -> (B, N, D)."""
+        """Compute the attention: x (B, N, D), key_mask bool (B, N) -> (B, N, D)."""
         N, C = x.shape[1], self.chunks.length
         q, k, v = (in_blocks(split_heads(to(x), self.n_heads), C) for to in (self.to_q, self.to_k, self.to_v))  # (B, H, n, C, D_k)
         n, place = k.shape[2], torch.arange(N, device=x.device) + 1
         n_filled = ((F.pad(place * key_mask, (1, 0)).amax(1) + C - 1) // C).clamp_min(1)[:, None, None]  # (B, 1, 1)
         offset = torch.arange(-self.chunks.before, self.chunks.after + 1, device=x.device)
         source = (torch.arange(n, device=x.device)[:, None] + offset) % n_filled  # (B, n, W)
-        is_once = offset + self.chunks.before < n_filled  # (B, 1, W): a circle of fewer than W chunks has each of them once
+        is_once = offset + self.chunks.before < n_filled  # (B, 1, W): if fewer than W chunks are filled, use each only once
         here = in_blocks(key_mask[:, None, :, None], C)[:, 0, :, :, 0]  # (B, n, C)
         seen = (_gathered(here.unsqueeze(1), source) & is_once.repeat_interleave(C, -1).unsqueeze(1)).unsqueeze(3)  # (B, 1, n, 1, W C)
         if self.causal:
@@ -181,6 +184,6 @@ class ChunkAttention(nn.Module):
 
 
 def _gathered(x: Tensor, source: Tensor) -> Tensor:
-    """The chunks that `source` int64 (B, n, W) names, side by side: (B, H, n, C, ..) -> (B, H, n, W C, ..)."""
+    """Return the chunks with the indices `source` int64 (B, n, W), concatenated: (B, H, n, C, ..) -> (B, H, n, W C, ..)."""
     at = source.flatten(1).view(x.shape[0], 1, -1, *[1] * (x.dim() - 3)).expand(-1, x.shape[1], -1, *x.shape[3:])
     return x.gather(2, at).unflatten(2, source.shape[1:]).flatten(3, 4)

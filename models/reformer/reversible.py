@@ -1,11 +1,11 @@
-"""Reversible residual blocks: a block's inputs can be computed from its outputs, and so need not be kept for the backward pass.
+"""Reversible residual blocks. Their inputs are recomputed from their outputs and need not be stored for the backward pass.
 
-y1 = x1 + F(x2, ..),   y2 = x2 + G(y1);   backwards x2 = y2 - G(y1),   x1 = y1 - F(x2, ..)
-F is attention (with its norm), G the feed-forward layer, which reads the y1 that is already new. A model begins with x1 = x2 = embeddings.
+y1 = x1 + F(x2, ..),   y2 = x2 + G(y1);   inverse:  x2 = y2 - G(y1),   x1 = y1 - F(x2, ..)
+F is attention (with its norm). G is the feed-forward layer, whose input is the new y1. A model begins with x1 = x2 = embeddings.
 
-Gomez et al. 2017, arXiv:1707.04585; Kitaev et al. 2020, arXiv:2001.04451, section 3. Training keeps the outputs of the last block and a
-few kB of random state a block, whatever the depth, and computes every F and G twice. Without gradients, and in an export, it is the plain
-sum.
+Gomez et al. 2017, arXiv:1707.04585; Kitaev et al. 2020, arXiv:2001.04451, section 3. Training stores only the outputs of the last
+block and a few kB of random state per block, and computes every F and G twice. Without gradients, and in an export, blocks run as
+ordinary residual sums.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,11 +18,11 @@ from torch.autograd.function import Function, once_differentiable
 
 from models.parts.modules import Modules
 
-Context = tuple[Tensor | None, ...]  # the other arguments of every F beside x, such as a key mask
+Context = tuple[Tensor | None, ...]  # arguments of every F other than x, such as a key mask
 
 
 class ReversibleBlock(nn.Module):
-    """F and G, which keep the shape of their input."""
+    """A reversible block of two functions F and G, which must preserve the shape of x."""
 
     def __init__(self, F: nn.Module, G: nn.Module) -> None:
         super().__init__()
@@ -34,16 +34,16 @@ class ReversibleBlock(nn.Module):
         return y1, x2 + self.G(y1)
 
     def inverse(self, y1: Tensor, y2: Tensor, *context: Tensor | None) -> tuple[Tensor, Tensor]:
-        """The inputs of `forward`, up to rounding; F and G must not have dropout."""
+        """Return the inputs of `forward`, up to rounding. F and G must not have dropout."""
         x2 = y2 - self.G(y1)
         return y1 - self.F(x2, *context), x2
 
 
 class ReversibleStack(nn.Module):
-    """Blocks one after the other, with the gradients of plain autograd up to rounding, dropout and autocast included.
+    """A sequence of reversible blocks. Its gradients are those of plain autograd up to rounding, even with dropout or autocast.
 
-    In training, F and G must not change what they compute between forward and backward by other means than random numbers; gradients of
-    gradients are refused.
+    In training, F and G must compute the same in forward and backward, apart from random numbers, whose state is restored. Second
+    derivatives raise an error.
     """
 
     def __init__(self, blocks: Iterable[ReversibleBlock]) -> None:
@@ -65,22 +65,23 @@ class ReversibleStack(nn.Module):
 
 
 class _Recomputed(Function):
-    """The stack as one function, which keeps its outputs and computes the rest again, last block first."""
+    """An autograd function of the whole stack. It stores only the outputs and recomputes blocks in backward, the last one
+    first."""
 
     @staticmethod
     def forward(
         ctx: Any, blocks: Modules[ReversibleBlock], n_context: int, x1: Tensor, x2: Tensor, *given: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """given: the context, then the parameters."""
+        """Run the blocks. `given` has n_context tensors of context, then the parameters."""
         context = given[:n_context]
         ctx.blocks, ctx.n_context, ctx.moments = blocks, n_context, []
-        with _autocast(x1.device, cached=False):  # or weights cast here, without gradients, would be used outside
+        with _autocast(x1.device, cached=False):  # else autocast would cache weights without gradients for later use
             for block in blocks:
                 before_F = _Moment(x1.device)
                 x1 = x1 + block.F(x2, *context)
                 ctx.moments.append((before_F, _Moment(x1.device)))
                 x2 = x2 + block.G(x1)
-        ctx.save_for_backward(x1, x2, *given)  # parameters too: autograd then refuses a backward pass after they were changed in place
+        ctx.save_for_backward(x1, x2, *given)  # parameters too, so that autograd detects in-place changes
         return x1, x2
 
     @staticmethod
@@ -88,7 +89,7 @@ class _Recomputed(Function):
     def backward(ctx: Any, d1: Tensor, d2: Tensor) -> tuple[Tensor | None, ...]:
         x1, x2, *given = ctx.saved_tensors
         leaves = [None if x is None else x.detach().requires_grad_(x.requires_grad) for x in given[: ctx.n_context]]
-        sums: dict[Tensor, Tensor] = {}  # of the gradients of leaves and parameters
+        sums: dict[Tensor, Tensor] = {}  # sums of gradients, of leaves and parameters
         for block, (before_F, before_G) in zip(reversed(ctx.blocks), reversed(ctx.moments), strict=True):
             with before_G.again():
                 change, d = _gradients(block.G, x1, (), d2, sums)
@@ -101,7 +102,9 @@ class _Recomputed(Function):
 
 
 def _gradients(layer: nn.Module, x: Tensor, context: Context, d: Tensor, sums: dict[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The layer's output, and the gradient of x where that of the output is d; those of context and parameters are added to `sums`."""
+    """Return the layer's output and the gradient of x, given the gradient d of the output. The gradients of context and
+    parameters are added to `sums`.
+    """
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         y = layer(x, *context)
@@ -114,7 +117,7 @@ def _gradients(layer: nn.Module, x: Tensor, context: Context, d: Tensor, sums: d
 
 
 class _Moment:
-    """The states of the random generators and of autocast at one moment, to be restored."""
+    """A snapshot of the states of the random generators and of autocast, which `again` restores."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -124,7 +127,7 @@ class _Moment:
 
     @contextmanager
     def again(self) -> Iterator[None]:
-        """Restore them for a block; afterwards the generators continue from their earlier state."""
+        """Restore these states within the block. Afterwards the generators continue from the state that they had before."""
         there = self.random_there
         with torch.random.fork_rng(devices=[] if there is None else [self.device]):
             torch.set_rng_state(self.random)

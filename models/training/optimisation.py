@@ -1,4 +1,4 @@
-"""An untrained model, AdamW and the learning rate. Loshchilov & Hutter 2017, arXiv:1711.05101; cosine decay: arXiv:1608.03983."""
+"""Untrained models, AdamW (Loshchilov & Hutter 2017, arXiv:1711.05101) and learning rates (cosine decay: arXiv:1608.03983)."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -17,9 +17,9 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def untrained(make: Callable[[], Model], shape: Mapping[str, Any], config_file: Path, *, seed: int) -> Model:
-    """The model that `make` builds from the fields of `shape`, with parameters drawn from the seed.
+    """Return the model that `make` builds from the fields of `shape`, with parameters drawn from the seed.
 
-    Raises ConfigError for a shape that is not possible, CheckpointError for one that does not fit into memory.
+    Raises ConfigError if the shape is not possible, CheckpointError if the model does not fit into memory.
     """
     try:
         bounded(shape)
@@ -34,7 +34,7 @@ def untrained(make: Callable[[], Model], shape: Mapping[str, Any], config_file: 
 
 
 def optimizer_of(model: nn.Module, config: Optimisation) -> AdamW:
-    """Only parameters of two and more axes decay: for scales and biases 0 is no better than another value."""
+    """Return AdamW with weight decay only for parameters of two or more axes. Scales and biases need not be near 0."""
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
@@ -44,9 +44,9 @@ def optimizer_of(model: nn.Module, config: Optimisation) -> AdamW:
 
 
 def learning_rate(share: float, config: Optimisation) -> float:
-    """The rate when `share` of the budget, 0 to 1, is used: a linear rise, then a cosine or linear decay."""
+    """Return the learning rate when `share` (0 to 1) of the budget is used: a linear rise, then a cosine or linear decay."""
     if share < config.warm_up:
         return config.learning_rate * share / config.warm_up
-    left = 1 - (share - config.warm_up) / (1 - config.warm_up)  # 1 .. 0
+    left = 1 - (share - config.warm_up) / (1 - config.warm_up)  # falls from 1 to 0
     height = (1 - math.cos(math.pi * left)) / 2 if config.decay == "cosine" else left
     return config.learning_rate * (config.last_learning_rate + (1 - config.last_learning_rate) * height)

@@ -1,9 +1,9 @@
-"""Run a task into a folder that can be resumed after a stop or a kill.
+"""Runs a training task into a folder, from which an interrupted run can be resumed.
 
 OUT/
   run.json         config, data, hardware, curves, last evaluation
   checkpoints/     the newest checkpoint, from which the run resumes
-  README.md        the model card; it, the curves and the model are written by the task
+  README.md        the model card; the task writes this file, the curves and the model
 """
 
 import json
@@ -24,9 +24,9 @@ RUN, CHECKPOINTS = "run.json", "checkpoints"
 
 
 def run_task(task: Task, out: Path, console: Console) -> bool:
-    """Train, or resume the run in `out`. True if the budget is used and the model is written, False after a signal.
+    """Train, or resume the run in `out`. Returns True if the budget is used and the model is written, False after a signal.
 
-    Raises ResumeError if `out` has a run of another config or other data, TrainingError for a loss that is not finite.
+    Raises ResumeError if `out` has a run of another config or other data, TrainingError if a loss is not finite.
     """
     out.mkdir(parents=True, exist_ok=True)
     report = _begin(task, out)
@@ -49,7 +49,7 @@ def run_task(task: Task, out: Path, console: Console) -> bool:
 
 
 def _begin(task: Task, out: Path) -> Report:
-    """run.json before the first step, or that of the run to resume. Raises ResumeError if that run has another config or other data."""
+    """Write and return a new run.json, or return that of the run to resume. Raises ResumeError if its config or data differ."""
     report: Report = {
         "name": task.name,
         "hardware": hardware(next(task.model.parameters()).device),
@@ -68,7 +68,7 @@ def _begin(task: Task, out: Path) -> Report:
 
 
 def hardware(device: torch.device) -> str:
-    """The name of the processor, and the number of threads if it is a CPU."""
+    """Return the name of the GPU, or of the CPU and the number of torch's threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     cpuinfo = Path("/proc/cpuinfo")
@@ -78,7 +78,7 @@ def hardware(device: torch.device) -> str:
 
 
 def write_report(out: Path, report: dict[str, Any]) -> None:
-    """Replace run.json in one step."""
+    """Replace run.json atomically."""
     unfinished = out / f"{RUN}.unfinished"
     unfinished.write_text(json.dumps(report, indent=1) + "\n")
     unfinished.replace(out / RUN)

@@ -1,8 +1,8 @@
-"""Python source and documentation on this machine: the standard library and the installed packages, file by file.
+"""Reads the Python source and documentation on this machine, from the standard library and the installed packages, file by file.
 
-A package gives its `.py`, `.md` and `.rst` files and the README in its metadata. Left out, with the reason counted: code of others that it
-carries along (licences of its own), tests, files whose head names a copyleft licence, generated files, tables, and files too short, too
-long or too wide to be prose or code. Leading comments about copyright are removed.
+A package gives its `.py`, `.md` and `.rst` files and the README in its metadata. Files left out, each with a reason: bundled code
+of other projects (it has its own licences), tests, files whose beginning names a copyleft licence, generated files, tables, and
+files that are too short, too long or have too long lines. Copyright comments at the beginning of a file are removed.
 """
 
 import platform
@@ -30,11 +30,11 @@ CARRIED = {
     "_distutils",
 }
 TESTS = {"test", "tests", "testing", "idle_test", "test_data", "baseline_images", "conftest.py"}
-TABLES = {"encodings", "pydoc_data", "locale", "locales", "unicode"}  # folders of data in the form of code
+TABLES = {"encodings", "pydoc_data", "locale", "locales", "unicode"}  # folders of Python files that only contain data
 SIZE_BYTES = (200, 200_000)
-MEAN_LINE = 100  # characters; minified files and embedded data have wider lines
-DIGITS = 0.15  # share of all characters; code has 1 to 3 %, tables of numbers far more
-HEAD = 2_000  # characters at the beginning that are searched for licences and marks of generated files
+MEAN_LINE = 100  # characters, at most; minified files and embedded data have longer lines
+DIGITS = 0.15  # of all characters, at most; code has 1 to 3 %, tables of numbers far more
+HEAD = 2_000  # characters at the beginning that are searched for licences and notes that the file is generated
 GENERATED = re.compile(
     r"auto-?generated|automatically generated|generated (by|from|automatically|with)|do not edit|machine.generated", re.IGNORECASE
 )
@@ -48,12 +48,12 @@ class Package:
     name: str
     version: str
     licence: Licence
-    files: tuple[tuple[str, Path], ...]  # (name shown, where it is)
+    files: tuple[tuple[str, Path], ...]  # (displayed name, path)
     readme: str = ""
 
 
 def packages() -> list[Package]:
-    """The standard library, then every installed distribution once, by name, whatever its licence."""
+    """Return the standard library, then each installed distribution once, sorted by name, whatever its licence."""
     found: dict[str, Package] = {}
     for distribution in distributions():
         package = _package(distribution)
@@ -62,7 +62,7 @@ def packages() -> list[Package]:
 
 
 def texts(package: Package) -> Iterator[tuple[str, str | None, str]]:
-    """(file, text, "") for each file to use, and (file, None, reason) for each file that is left out."""
+    """Yield (file, text, "") for each file to use, and (file, None, reason) for each file that is left out."""
     for name, file in package.files:
         reason = _wrong_place(name)
         if reason is None:
@@ -79,7 +79,7 @@ def texts(package: Package) -> Iterator[tuple[str, str | None, str]]:
 
 
 def _judge(text: str) -> tuple[str | None, str]:
-    """(reason to leave it out or None, the text with Unix line ends and without a head about rights)."""
+    """Return the reason to leave the text out, or None, and the text with Unix line ends and without copyright comments."""
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     head = text[:HEAD]
     if COPYLEFT.search(head):
@@ -98,7 +98,7 @@ def _judge(text: str) -> tuple[str | None, str]:
 
 
 def without_rights(text: str) -> str:
-    """The text without the comments at its head when they speak of copyright or a licence; a `#!` line goes with them."""
+    """Return the text without its leading comments, a `#!` line included, if they mention copyright or a licence."""
     head = LEADING_COMMENTS.match(text)
     return text[head.end() :] if head and ABOUT_RIGHTS.search(head.group()) else text
 

@@ -1,4 +1,4 @@
-"""From the files of a training command to its task: a decoder of text or pictures, an encoder-decoder of number words."""
+"""Starts a training from its files: a decoder of text or pictures, or an encoder-decoder of number words."""
 
 from pathlib import Path
 
@@ -17,9 +17,9 @@ from models.training.trainer import TrainingError
 
 
 def train_decoder(config_file: Path, data: Path, out: Path, console: Console) -> bool:
-    """Train a decoder of text or, if the data is pictures, of pixels. Returns as `run_task`.
+    """Train a decoder of text or, if the data is pictures, of pixels. Returns the result of `run_task`.
 
-    Raises ConfigError, CorpusError, TokenizerError, ResumeError, and TrainingError for everything else.
+    Raises ConfigError, CorpusError, TokenizerError or ResumeError, and TrainingError for other failures.
     """
     with in_sentences(f"training on {data} into {out} failed", TrainingError):
         config = read_config(config_file, TrainingConfig)
@@ -34,9 +34,9 @@ def train_decoder(config_file: Path, data: Path, out: Path, console: Console) ->
 
 
 def train_number_words(config_file: Path, out: Path, console: Console) -> bool:
-    """Train an encoder-decoder from number words to digits. Returns as `run_task`.
+    """Train an encoder-decoder from number words to digits. Returns the result of `run_task`.
 
-    Raises ConfigError, ResumeError, and TrainingError for everything else.
+    Raises ConfigError or ResumeError, and TrainingError for other failures.
     """
     with in_sentences(f"training into {out} failed", TrainingError):
         config = read_config(config_file, NumberWordsConfig)

@@ -1,8 +1,8 @@
-"""Byte-level byte-pair encoding for Python: every text has tokens, and no byte is lost.
+"""Byte-level byte-pair encoding for Python code. It can encode every text without loss.
 
-Text is first split into pieces that no token crosses: line ends; the indentation of a line as a whole (one token for 8 or 12 spaces);
-names with their underscores and the space before them; single digits; runs of other signs. The cuts are where people stop typing, so
-that a prompt that ends in `:`, in a newline or in the indentation gets the same tokens as the text it was cut from.
+Text is first split into pieces, and no token crosses their borders: line ends; the whole indentation of a line (one token for
+8 or 12 spaces); names with their underscores and the space before them; single digits; runs of other signs. Prompts mostly end at
+such a border: one that ends in `:`, in a newline or in the indentation gets the same tokens as the text from which it was cut.
 Sennrich et al. 2016, arXiv:1508.07909; bytes as the alphabet: Radford et al. 2019 (GPT-2).
 """
 
@@ -15,10 +15,10 @@ from service.errors import AttnserveError
 END_OF_TEXT = "<|endoftext|>"
 PIECES = "|".join(
     (
-        r"[^\S\n]*\n+",  # line ends, with blanks before them
+        r"[^\S\n]*\n+",  # line ends, with the spaces before them
         r"(?<=\n)[^\S\n]+",  # indentation
         r" ?[\p{L}\p{M}_]+",  # names and words
-        r" ?\p{N}",  # digits, one by one
+        r" ?\p{N}",  # single digits
         r" ?[^\s\p{L}\p{M}\p{N}_]+",  # operators, brackets, quotes
         r"[^\S\n]+(?!\S)",
         r"[^\S\n]+",
@@ -27,11 +27,11 @@ PIECES = "|".join(
 
 
 class TokenizerError(AttnserveError, ValueError):
-    """The text is too small for the requested vocabulary."""
+    """Raised if the text is too small for the requested vocabulary."""
 
 
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
-    """Learn merges from the texts. <|endoftext|> is token 0. Raises TokenizerError when the text is too small for `vocab_size`."""
+    """Train a tokenizer on the texts; <|endoftext|> is token 0. Raises TokenizerError if they are too small for `vocab_size`."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -55,7 +55,7 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
 
 
 def beginning(tokenizer: Tokenizer) -> Tokenizer:
-    """The same, with <|endoftext|> before every prompt: for a model whose every sequence began there."""
+    """Set the tokenizer to begin every prompt with <|endoftext|>, as training sequences of pictures do, and return it."""
     end = tokenizer.token_to_id(END_OF_TEXT)
     tokenizer.post_processor = processors.TemplateProcessing(single=f"{END_OF_TEXT} $A", special_tokens=[(END_OF_TEXT, end)])
     return tokenizer

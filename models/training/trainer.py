@@ -1,4 +1,4 @@
-"""The training loop of all tasks: batches, gradient steps, evaluations and checkpoints, until the budget is used or a signal arrives."""
+"""The training loop of all tasks: steps, evaluations and checkpoints, until the budget is used or a signal arrives."""
 
 import math
 import signal
@@ -18,7 +18,7 @@ from service.errors import AttnserveError
 
 
 class TrainingError(AttnserveError):
-    """Training failed: the message names the cause and a remedy."""
+    """Raised if a training fails. The message names the cause and a remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +26,7 @@ class Moment:
     """The state of a run after a step, for a progress bar."""
 
     step: int
-    share: float  # of the budget
+    share: float  # used share of the budget
     figures: list[str]
     tokens_per_s: float
     left_s: float
@@ -40,9 +40,9 @@ def train(
     on_evaluation: Callable[[Progress], None] = lambda progress: None,
     stopping: Callable[[], bool] = lambda: False,
 ) -> Progress:
-    """Train from the newest checkpoint in `folder`, and leave a checkpoint there on return.
+    """Train from the newest checkpoint in `folder`, or from the start, and save a checkpoint there at the end.
 
-    Raises TrainingError for a loss that is not finite (the last checkpoint is older than that step), ResumeError for the checkpoint of
+    Raises TrainingError if a loss is not finite (no checkpoint is saved after that step), ResumeError if the checkpoint is of
     another model.
     """
     budget = task.budget
@@ -81,7 +81,7 @@ def train(
 
 
 def _step(task: Task, step: int, share: float) -> tuple[float, int]:
-    """Returns the reported loss and the number of tokens."""
+    """Do a training step. Returns the reported loss and the number of tokens."""
     loss = task.loss(step)
     update(task.optimizer, task.model, task.learning_rates(step, share), loss.objective, clip=task.budget.clip)
     task.after_step()
@@ -89,11 +89,11 @@ def _step(task: Task, step: int, share: float) -> tuple[float, int]:
 
 
 def update(optimizer: Optimizer, model: nn.Module, rates: Sequence[float], loss: Tensor, *, clip: float) -> None:
-    """One step of the optimizer, with one rate for each of its groups and with gradients of a norm of at most `clip`."""
+    """Clip the norm of the gradients to `clip` and do one optimizer step, with one learning rate per parameter group."""
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
     optimizer.zero_grad(set_to_none=True)
-    if loss.requires_grad:  # not if the rates of all parameters are 0
+    if loss.requires_grad:  # False if all parameters are frozen
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()

@@ -1,7 +1,8 @@
-"""One file a family of published checkpoints, and the table from the name of an architecture to its family.
+"""The families of published checkpoints, one file each, and the table from architecture names to families.
 
-`family.py` is their common description and `decoder_family.py` the same for decoders. `bert.py`, `bigbird.py`, `distilbert.py`,
-`longformer.py`, `modernbert.py`, `mpnet.py`, `nomic.py`, `nystromformer.py`, `reformer.py`, `roberta.py`; `qwen3_5.py` is a decoder's.
+`family.py` describes a family of encoders and `decoder_family.py` a family of decoders. The encoders are `bert.py`, `bigbird.py`,
+`distilbert.py`, `longformer.py`, `modernbert.py`, `mpnet.py`, `nomic.py`, `nystromformer.py`, `reformer.py`, `roberta.py`. The
+decoder is `qwen3_5.py`.
 """
 
 from typing import Literal
@@ -32,7 +33,7 @@ FAMILIES: dict[str, Family] = {
     "BigBird": BIGBIRD,
 }
 
-# A model saved with a language-modelling head is read as the encoder inside it.
+# Of a model with a language-modelling head, only the encoder is read.
 TASKS: dict[str, Literal["encoder", "classifier", "token_classifier"]] = {
     "Model": "encoder",
     "ForMaskedLM": "encoder",
@@ -43,5 +44,5 @@ TASKS: dict[str, Literal["encoder", "classifier", "token_classifier"]] = {
 
 ARCHITECTURES = {family + task: (FAMILIES[family], TASKS[task]) for family in FAMILIES for task in TASKS}
 
-# A model saved with its vision part is read as the decoder of text inside it.
+# Of a model with a vision encoder, only the text decoder is read.
 DECODERS: dict[str, DecoderFamily] = {"Qwen3_5ForCausalLM": QWEN3_5, "Qwen3_5ForConditionalGeneration": QWEN3_5}

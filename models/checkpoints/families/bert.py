@@ -1,9 +1,9 @@
-"""BERT: post-norm, learned positions, token types. Devlin et al. 2018, arXiv:1810.04805.
+"""The BERT family: post-norm, learned positions, token types. Devlin et al. 2018, arXiv:1810.04805.
 
-MiniLM, E5, BGE and the first GTE are BERTs.
+MiniLM, E5, BGE and the first GTE use this architecture.
 """
 
-from models.checkpoints.families.family import ACTIVATION_NAMES, Family, HeadConfig, Names
+from models.checkpoints.families.family import ACTIVATION_NAMES, Family, Names
 from models.encoder.model import EncoderConfig
 from models.folders.folder import Settings
 
@@ -44,9 +44,7 @@ BERT = Family(
     prefix="bert.",
     encoder_config=encoder_config,
     encoder_names=(ENCODER_NAMES,),
-    sequence_head=lambda settings: HeadConfig(pooling="cls", activation="tanh"),
     sequence_names={"bert.pooler.dense": "transform.linear", "classifier": "classifier"},
-    token_names={"classifier": "classifier"},
     unused=("pooler.", "cls."),
     reads_token_types=True,
 )

@@ -1,7 +1,8 @@
-"""BigBird: a BERT whose blocks of tokens see neighbours, ends and random blocks. Zaheer et al. 2020, arXiv:2007.14062.
+"""BigBird: a BERT in which each block of tokens attends to its neighbours, to the first and last block and to random blocks.
 
-Computed is the paper's attention, with random blocks in use as in training. `transformers` differs from it in use: it puts block 0 in the
-place of every random block, and counts it each time. On texts of up to 5 + 2 r blocks both are full attention.
+Zaheer et al. 2020, arXiv:2007.14062. Random blocks are used in inference too, as in the paper. `transformers` differs in
+inference: it replaces every random block by block 0 and counts block 0 once for each. On texts of up to 5 + 2 r blocks, with r
+random blocks, both are full attention.
 """
 
 from dataclasses import replace
@@ -24,7 +25,7 @@ def encoder_config(settings: Settings) -> EncoderConfig:
 
 
 def activation(settings: Settings) -> str:
-    """Of the feed-forward layers, and of a classifier's head too."""
+    """Return the activation of the feed-forward layers and of the classifier's head."""
     return settings.pick("hidden_act", "gelu_new", ACTIVATION_NAMES)
 
 
@@ -32,9 +33,7 @@ BIGBIRD = Family(
     prefix="bert.",
     encoder_config=encoder_config,
     encoder_names=(bert.ENCODER_NAMES,),
-    sequence_head=lambda settings: HeadConfig(pooling="cls", activation=activation(settings)),
-    sequence_names={"classifier.dense": "transform.linear", "classifier.out_proj": "classifier"},
-    token_names={"classifier": "classifier"},
+    sequence_head=lambda settings: HeadConfig(activation=activation(settings)),
     unused=("pooler.", "cls."),
     reads_token_types=True,
 )

@@ -1,4 +1,4 @@
-"""The description of a family of published decoders: its settings, and the source of each of our tensors in its files."""
+"""The description of a family of published decoders: how to read its settings, and which of its tensors become which of ours."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,7 +11,8 @@ from models.folders.folder import Settings
 
 @dataclass(frozen=True)
 class Source:
-    """A tensor of the checkpoint, and the tensors of `Decoder` that are its rows, one after the other, once `read` has been applied."""
+    """A tensor `theirs` of a checkpoint. `read` converts it, and its rows are then split among the tensors `ours` of
+    `Decoder`."""
 
     theirs: str
     ours: tuple[str, ...]
@@ -20,10 +21,10 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderFamily:
-    """One way of writing down a decoder. `decoder_config` raises CheckpointError or ValueError for unsupported settings."""
+    """A checkpoint format of decoders. `decoder_config` raises CheckpointError or ValueError for unsupported settings."""
 
     decoder_config: Callable[[Settings], DecoderConfig]
-    sources: Callable[[DecoderConfig], list[Source]]  # every tensor of the model, under the names of a text-only checkpoint
-    prefix: str  # in front of all names but the unembedding's
-    prefix_beside_vision: str  # the same if the decoder is part of a larger model
-    unused: tuple[str, ...]  # beginnings of tensor names that may be left over
+    sources: Callable[[DecoderConfig], list[Source]]  # one per tensor, with the names of a text-only checkpoint
+    prefix: str  # of all tensor names except the unembedding's
+    prefix_beside_vision: str  # replaces `prefix` if the decoder is part of a larger model
+    unused: tuple[str, ...]  # prefixes of tensor names that are ignored

@@ -1,4 +1,4 @@
-"""DistilBERT: a BERT without token types, with names of its own. Sanh et al. 2019, arXiv:1910.01108."""
+"""DistilBERT: a BERT without token types and with other tensor names. Sanh et al. 2019, arXiv:1910.01108."""
 
 from models.checkpoints.families.family import ACTIVATION_NAMES, Family, HeadConfig, Names
 from models.encoder.model import EncoderConfig
@@ -12,7 +12,7 @@ def encoder_config(settings: Settings) -> EncoderConfig:
         n_layers=settings.need("n_layers"),
         n_heads=settings.need("n_heads"),
         d_feedforward=settings.need("hidden_dim"),
-        n_positions=settings.need("max_position_embeddings"),  # sinusoidal_pos_embds or not, the table is in the file
+        n_positions=settings.need("max_position_embeddings"),  # even with sinusoidal_pos_embds, the file contains the table
         activation=settings.pick("activation", "gelu", ACTIVATION_NAMES),
         norm_eps=1e-12,
     )
@@ -36,8 +36,7 @@ DISTILBERT = Family(
     prefix="distilbert.",
     encoder_config=encoder_config,
     encoder_names=(ENCODER_NAMES,),
-    sequence_head=lambda settings: HeadConfig(pooling="cls", activation="relu"),
+    sequence_head=lambda settings: HeadConfig(activation="relu"),
     sequence_names={"pre_classifier": "transform.linear", "classifier": "classifier"},
-    token_names={"classifier": "classifier"},
     unused=("vocab_transform.", "vocab_layer_norm.", "vocab_projector."),
 )

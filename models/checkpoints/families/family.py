@@ -1,4 +1,4 @@
-"""The description of a family of checkpoints: its settings, the names of its tensors, and its heads."""
+"""The description of a family of encoder checkpoints: how to read its settings, tensor names and heads."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -7,8 +7,8 @@ from typing import Literal
 from models.encoder.model import EncoderConfig
 from models.folders.folder import Settings
 
-# Checkpoint module -> our module; "{i}" runs over the layers. A tuple: the rows of these stand in one tensor of the
-# checkpoint, one after the other.
+# Maps a module name in the checkpoint to ours. "{i}" is the layer's number. With a tuple of names, the rows of the
+# checkpoint's tensor are split among these modules, in this order.
 Names = Mapping[str, str | tuple[str, ...]]
 
 ACTIVATION_NAMES = {
@@ -25,27 +25,28 @@ ACTIVATION_NAMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """The parts of a classifier between encoder and last linear layer: pooling, dense layer, activation, norm."""
+    """The layers of a classifier between the encoder and the last linear layer: pooling, dense layer, activation, norm."""
 
     pooling: Literal["cls", "mean"] = "cls"
     activation: str = "tanh"
     bias: bool = True
-    norm: bool = False  # with the eps and bias of the encoder's norms
+    norm: bool = False  # True: a norm like the encoder's, with its eps and bias
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One way of writing down an encoder. Its functions raise CheckpointError for unsupported settings."""
+    """A checkpoint format of encoders. Its functions raise CheckpointError for unsupported settings."""
 
-    prefix: str  # in front of the encoder's tensors in a model with a head, absent in a bare encoder
+    prefix: str  # of the encoder's tensors in a model with a head; a bare encoder has none
     encoder_config: Callable[[Settings], EncoderConfig]
-    encoder_names: tuple[Names, ...]  # the spellings there are; the one that fits best is taken
-    sequence_head: Callable[[Settings], HeadConfig]
-    sequence_names: Names  # names with their prefix, ours relative to SequenceClassifier
-    token_names: Names
-    # Beginnings of tensor names, after the prefix, that may be left over: poolers and language-modelling heads.
+    encoder_names: tuple[Names, ...]  # alternative naming schemes; the best match is used
+    # Prefixes of tensor names, after `prefix`, that are ignored: poolers and language-modelling heads.
     unused: tuple[str, ...]
+    sequence_head: Callable[[Settings], HeadConfig] = lambda settings: HeadConfig()
+    # Names with their prefix, ours relative to SequenceClassifier.
+    sequence_names: Names = field(default_factory=lambda: {"classifier.dense": "transform.linear", "classifier.out_proj": "classifier"})
+    token_names: Names = field(default_factory=lambda: {"classifier": "classifier"})
     token_head: Callable[[Settings], HeadConfig | None] = lambda settings: None
-    unread_rows: Mapping[str, int] = field(default_factory=dict)  # tensor, without the prefix -> rows at its top that nothing reads
-    pad_token_id: int = 0  # where config.json has none
-    reads_token_types: bool = False  # its tokenizers number the texts of a pair
+    unread_rows: Mapping[str, int] = field(default_factory=dict)  # tensor name without `prefix` -> number of first rows to skip
+    pad_token_id: int = 0  # default if config.json has none
+    reads_token_types: bool = False  # whether token types distinguish the texts of a pair

@@ -1,12 +1,12 @@
 """Longformer: a RoBERTa with attention in windows. Beltagy et al. 2020, arXiv:2004.05150.
 
-Its first token is global in a classifier of texts, and no token is otherwise, as in `transformers`.
+In a text classifier the first token has global attention. In other models no token has it, as in `transformers`.
 """
 
 from dataclasses import replace
 
 from models.checkpoints.families import bert, roberta
-from models.checkpoints.families.family import Family, HeadConfig
+from models.checkpoints.families.family import Family
 from models.encoder.model import EncoderConfig
 from models.folders.folder import CheckpointError, Settings
 
@@ -33,9 +33,6 @@ LONGFORMER = Family(
     prefix="longformer.",
     encoder_config=encoder_config,
     encoder_names=({**bert.ENCODER_NAMES, **PROJECTIONS_OF_GLOBALS},),
-    sequence_head=lambda settings: HeadConfig(pooling="cls", activation="tanh"),
-    sequence_names={"classifier.dense": "transform.linear", "classifier.out_proj": "classifier"},
-    token_names={"classifier": "classifier"},
     unused=("pooler.", "lm_head."),
     pad_token_id=roberta.PAD_TOKEN_ID,
 )

@@ -33,7 +33,7 @@ def encoder_config(settings: Settings) -> EncoderConfig:
 
 
 def _layer_types(settings: Settings, n_layers: int) -> list[str]:
-    """Spelled out layer by layer in newer configs, "every n-th layer is global" in older ones."""
+    """Return the type of every layer: from `layer_types`, or in older configs from "every n-th layer is global"."""
     every = settings.get("global_attn_every_n_layers", 3)
     types = settings.get("layer_types", [LOCAL if i % every else GLOBAL for i in range(n_layers)])
     unknown = sorted(set(types) - {LOCAL, GLOBAL})
@@ -45,7 +45,7 @@ def _layer_types(settings: Settings, n_layers: int) -> list[str]:
 
 
 def _rotary_base(settings: Settings, kind: str, old_key: str, default: float) -> float:
-    """Newer configs have `rope_parameters` per kind of layer, older ones one key each."""
+    """Return the rotary base of one kind of layer: from `rope_parameters`, or in older configs from `old_key`."""
     settings.allow("rope_scaling")
     rope = Settings(settings.get("rope_parameters", {}).get(kind) or {}, settings.file)
     rope.allow("rope_type", "default")

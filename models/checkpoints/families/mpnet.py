@@ -3,12 +3,12 @@
 from dataclasses import replace
 
 from models.checkpoints.families import bert
-from models.checkpoints.families.family import Family, HeadConfig, Names
+from models.checkpoints.families.family import Family, Names
 from models.encoder.model import EncoderConfig
 from models.folders.folder import Settings
 
-PADDING_ID = 1  # the code of the authors counts positions after this id and ignores pad_token_id
-N_BUCKETS = 32  # likewise, whatever the size of the table
+PADDING_ID = 1  # the authors' code counts positions after this id, whatever pad_token_id is
+N_BUCKETS = 32  # fixed in the authors' code, whatever the size of the table
 
 
 def encoder_config(settings: Settings) -> EncoderConfig:
@@ -41,9 +41,6 @@ MPNET = Family(
     prefix="mpnet.",
     encoder_config=encoder_config,
     encoder_names=(ENCODER_NAMES,),
-    sequence_head=lambda settings: HeadConfig(pooling="cls", activation="tanh"),
-    sequence_names={"classifier.dense": "transform.linear", "classifier.out_proj": "classifier"},
-    token_names={"classifier": "classifier"},
     unused=("pooler.", "lm_head."),
     pad_token_id=PADDING_ID,
 )

@@ -1,71 +1,66 @@
 """Nomic BERT: a post-norm BERT with rotary positions and SwiGLU. Nussbaum et al. 2024, arXiv:2402.01613.
 
-Two spellings exist: that of transformers (`hidden_size`, `layers.0.self_attn.q_proj`), and the older one of the
-authors' own code (`n_embd`, `encoder.layers.0.attn.Wqkv`). A file may mix them: transformers writes the new settings
-beside the old tensor names.
+Two naming schemes exist: that of transformers (`hidden_size`, `layers.0.self_attn.q_proj`), and the older one of the
+authors' own code (`n_embd`, `encoder.layers.0.attn.Wqkv`). A checkpoint may mix them: transformers writes the new
+settings with the old tensor names.
 """
 
-from models.checkpoints.families.family import ACTIVATION_NAMES, Family, HeadConfig, Names
+from typing import Any
+
+from models.checkpoints.families.family import ACTIVATION_NAMES, Family, Names
 from models.encoder.model import EncoderConfig
 from models.folders.folder import Settings
 
 
 def encoder_config(settings: Settings) -> EncoderConfig:
-    return _old_config(settings) if "n_embd" in settings.values else _config(settings)
-
-
-def _config(settings: Settings) -> EncoderConfig:
-    settings.allow("rope_scaling")
-    rope = Settings(settings.get("rope_parameters", {}), settings.file)
-    rope.allow("rope_type", "default")
+    """In the keys of transformers or, in older checkpoints, in those of the authors' own code."""
+    old = "n_embd" in settings.values
     return EncoderConfig(
         vocab_size=settings.need("vocab_size"),
-        d_model=settings.need("hidden_size"),
-        n_layers=settings.need("num_hidden_layers"),
-        n_heads=settings.need("num_attention_heads"),
-        d_head=settings.get("head_dim", None),
-        d_feedforward=settings.need("intermediate_size"),
-        n_positions=settings.need("max_position_embeddings"),
         attention_bias=False,
         positions="rotary",
-        rotary_base=rope.get("rope_theta", 1000.0),
         n_token_types=settings.get("type_vocab_size", 2),
-        norm_eps=settings.get("layer_norm_eps", 1e-12),
-        activation=settings.pick("hidden_act", "silu", ACTIVATION_NAMES),
         gated=True,
         feedforward_bias=False,
+        **(_old_keys(settings) if old else _keys(settings)),
     )
 
 
-def _old_config(settings: Settings) -> EncoderConfig:
-    settings.allow("prenorm", False)
-    settings.allow("parallel_block", False)
-    settings.allow("causal", False)
-    settings.allow("use_rms_norm", False)
-    settings.allow("qkv_proj_bias", False)
-    settings.allow("mlp_fc1_bias", False)
-    settings.allow("mlp_fc2_bias", False)
+def _keys(settings: Settings) -> dict[str, Any]:
+    settings.allow("rope_scaling")
+    rope = Settings(settings.get("rope_parameters", {}), settings.file)
+    rope.allow("rope_type", "default")
+    return {
+        "d_model": settings.need("hidden_size"),
+        "n_layers": settings.need("num_hidden_layers"),
+        "n_heads": settings.need("num_attention_heads"),
+        "d_head": settings.get("head_dim", None),
+        "d_feedforward": settings.need("intermediate_size"),
+        "n_positions": settings.need("max_position_embeddings"),
+        "rotary_base": rope.get("rope_theta", 1000.0),
+        "norm_eps": settings.get("layer_norm_eps", 1e-12),
+        "activation": settings.pick("hidden_act", "silu", ACTIVATION_NAMES),
+    }
+
+
+def _old_keys(settings: Settings) -> dict[str, Any]:
+    for off in ("prenorm", "parallel_block", "causal", "use_rms_norm", "qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"):
+        settings.allow(off, False)
     settings.allow("rotary_emb_fraction", 1, 1.0)
     settings.allow("rotary_emb_interleaved", False)
     settings.allow("rotary_emb_scale_base")
     settings.allow("rotary_scaling_factor")
     settings.allow("num_experts", 0)
-    return EncoderConfig(
-        vocab_size=settings.need("vocab_size"),
-        d_model=settings.need("n_embd"),
-        n_layers=settings.need("n_layer"),
-        n_heads=settings.need("n_head"),
-        d_feedforward=settings.need("n_inner"),
-        n_positions=settings.need("n_positions"),
-        attention_bias=False,
-        positions="rotary",
-        rotary_base=settings.get("rotary_emb_base", 1000.0),
-        n_token_types=settings.get("type_vocab_size", 2),
-        norm_eps=settings.get("layer_norm_epsilon", 1e-12),
-        activation=settings.pick("activation_function", "swiglu", {"swiglu": "silu", "geglu": "gelu"}),
-        gated=True,
-        feedforward_bias=False,
-    )
+    return {
+        "d_model": settings.need("n_embd"),
+        "n_layers": settings.need("n_layer"),
+        "n_heads": settings.need("n_head"),
+        "d_feedforward": settings.need("n_inner"),
+        "n_positions": settings.need("n_positions"),
+        "rotary_base": settings.get("rotary_emb_base", 1000.0),
+        "norm_eps": settings.get("layer_norm_epsilon", 1e-12),
+        "activation": settings.pick("activation_function", "swiglu", {"swiglu": "silu", "geglu": "gelu"}),
+    }
 
 
 NAMES: Names = {
@@ -104,9 +99,7 @@ NOMIC = Family(
     prefix="nomic_bert.",
     encoder_config=encoder_config,
     encoder_names=(NAMES, OLD_NAMES),
-    sequence_head=lambda settings: HeadConfig(pooling="cls", activation="tanh"),
     sequence_names={"nomic_bert.pooler.dense": "transform.linear", "classifier": "classifier"},
-    token_names={"classifier": "classifier"},
     unused=("pooler.", "cls."),
     reads_token_types=True,
 )

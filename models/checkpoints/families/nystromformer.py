@@ -1,8 +1,9 @@
-"""Nyströmformer: a BERT whose attention goes through landmarks. Xiong et al. 2021, arXiv:2102.03902.
+"""Nyströmformer: a BERT that approximates softmax attention with landmarks. Xiong et al. 2021, arXiv:2102.03902.
 
-Computed is the paper's attention, per matrix and for tokens only. `transformers` differs from it: it begins the inverse by the largest norm
-in the whole batch, keeps padding out of one of the three softmaxes alone, cuts segments for one length (`segment_means_seq_len`) only, and
-takes softmax attention at every length where that setting equals num_landmarks. Here that is so up to num_landmarks tokens.
+The attention is the paper's, for each matrix separately and for tokens only. `transformers` differs: it initialises the inverse
+with the largest norm of the whole batch, masks padding in only one of the three softmaxes, computes segments for one length only
+(`segment_means_seq_len`), and uses softmax attention at every length if that setting equals num_landmarks. Here softmax attention
+is used for up to num_landmarks tokens.
 """
 
 from dataclasses import replace
@@ -12,7 +13,7 @@ from models.checkpoints.families.family import ACTIVATION_NAMES, Family, HeadCon
 from models.encoder.model import EncoderConfig
 from models.folders.folder import Settings
 
-UNUSED_POSITIONS = 2  # rows in front of the first position
+UNUSED_POSITIONS = 2  # number of unused rows before the first position
 
 
 def encoder_config(settings: Settings) -> EncoderConfig:
@@ -29,7 +30,7 @@ def encoder_config(settings: Settings) -> EncoderConfig:
 
 
 def activation(settings: Settings) -> str:
-    """Of the feed-forward layers, and of a classifier's head too."""
+    """Return the activation of the feed-forward layers and of the classifier's head."""
     return settings.pick("hidden_act", "gelu_new", ACTIVATION_NAMES)
 
 
@@ -37,9 +38,7 @@ NYSTROMFORMER = Family(
     prefix="nystromformer.",
     encoder_config=encoder_config,
     encoder_names=({**bert.ENCODER_NAMES, "encoder.layer.{i}.attention.self.conv": "blocks.{i}.attention.conv"},),
-    sequence_head=lambda settings: HeadConfig(pooling="cls", activation=activation(settings)),
-    sequence_names={"classifier.dense": "transform.linear", "classifier.out_proj": "classifier"},
-    token_names={"classifier": "classifier"},
+    sequence_head=lambda settings: HeadConfig(activation=activation(settings)),
     unused=("cls.",),
     unread_rows={"embeddings.position_embeddings.weight": UNUSED_POSITIONS},
     pad_token_id=1,

@@ -1,7 +1,8 @@
-"""Qwen3.5, the text part of the dense models: three blocks of the gated delta rule to one of gated softmax attention. Qwen Team 2026.
+"""The text decoder of the dense Qwen3.5 models: three gated delta rule blocks to one of gated softmax attention. Qwen Team 2026.
 
-A checkpoint whose every layer is linear has a state of constant size and can be exported and served. With full attention layers, as the
-published ones have them, it can be read, trained and run in torch; their state grows with the text, and the export refuses it.
+If all layers of a checkpoint are linear, its state has constant size, and it can be exported and served. The published
+checkpoints have full attention layers, whose state grows with the text. They can be read, trained and run in torch, but not
+exported.
 """
 
 from functools import partial
@@ -16,7 +17,7 @@ LAYER_NAMES = {"linear_attention": "gated_delta", "full_attention": "gated_softm
 
 
 def decoder_config(settings: Settings) -> DecoderConfig:
-    """Of a text-only config.json, or of one with a `text_config` and a `vision_config`."""
+    """Read a text-only config.json, or the `text_config` of one that also has a `vision_config`."""
     text = Settings(settings.get("text_config", settings.values), settings.file)
     text.allow("hidden_act", "silu")
     text.allow("attention_bias", False)
@@ -53,7 +54,7 @@ def decoder_config(settings: Settings) -> DecoderConfig:
 
 
 def _layers(text: Settings) -> tuple[str, ...]:
-    """Spelled out in most configs; otherwise every `full_attention_interval`-th layer is a full one."""
+    """Return the layer names: from `layer_types`, or else every `full_attention_interval`-th layer is a full attention layer."""
     every, n_layers = text.get("full_attention_interval", 4), text.need("num_hidden_layers")
     types = text.get("layer_types", ["full_attention" if i % every == 0 else "linear_attention" for i in range(1, n_layers + 1)])
     for name in types:
@@ -67,7 +68,7 @@ def _layers(text: Settings) -> tuple[str, ...]:
 
 
 def _rope(text: Settings) -> Settings:
-    """The sections for pictures (`mrope_section`) change nothing for text, whose tokens have one position and not three."""
+    """Return the rotary settings. `mrope_section` is ignored, as it only matters for image tokens, which have 3 positions."""
     text.allow("rope_scaling")
     rope = Settings(text.get("rope_parameters", {}), text.file)
     rope.allow("rope_type", "default")
@@ -90,12 +91,12 @@ def sources(config: DecoderConfig) -> list[Source]:
 
 
 def _from_zero(weight: Tensor) -> Tensor:
-    """A norm that multiplies by 1 + weight. Added in float32, as there: in bfloat16, 1 + 0.002 is 1."""
+    """Convert the weight of a norm that multiplies by 1 + weight. Added in float32, since in bfloat16 1 + 0.002 is 1."""
     return 1.0 + weight.float()
 
 
 def _gates_last(n_heads: int, weight: Tensor) -> Tensor:
-    """Rows (q of head 1, gate of head 1, q of head 2, ..) -> all of q, then all gates: (H * 2 * D_k, D) -> same."""
+    """Reorder rows (q of head 1, gate of head 1, q of head 2, ..) to all of q, then all gates: (H * 2 * D_k, D) -> same."""
     return weight.unflatten(0, (n_heads, 2, -1)).transpose(0, 1).flatten(0, 2)
 
 
@@ -136,6 +137,6 @@ QWEN3_5 = DecoderFamily(
     sources=sources,
     prefix="model.",
     prefix_beside_vision="model.language_model.",
-    # Pictures, the head that guesses several tokens ahead, and a copy of the embedding where it is the unembedding too.
+    # Vision encoder, multi-token prediction head, and the copy of a tied embedding.
     unused=("model.visual.", "mtp.", "lm_head."),
 )

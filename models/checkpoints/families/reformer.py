@@ -1,7 +1,7 @@
-"""Reformer: a folder with its `config.json` and safetensors becomes a `Reformer`; its encoder is served.
+"""Reads a Reformer from a folder with `config.json` and safetensors. The served model is its encoder.
 
-The rotations of its hashing are in no checkpoint. With a `hash_seed` in config.json they are the ones that `transformers` draws from it,
-otherwise our own: the attention was trained with new ones in every step.
+The random rotations of its LSH attention are in no checkpoint. With a `hash_seed` in config.json they are those that
+`transformers` draws from it, otherwise ours. Either is valid, as the attention was trained with new rotations in every step.
 """
 
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from models.attention.sparse.lsh import LSHAttention
 from models.checkpoints.families.family import ACTIVATION_NAMES
 from models.checkpoints.weights import check_names, copy_rows
-from models.folders.folder import CheckpointError, Settings, read_settings, read_tensors
+from models.folders.folder import Settings, errors_of, read_settings, read_tensors
 from models.reformer.model import Chunks, Reformer, ReformerConfig
 
 WITH_LOGITS = ("ReformerModelWithLMHead", "ReformerForMaskedLM")
 ARCHITECTURES = ("ReformerModel", *WITH_LOGITS)
-HEADS = ("lm_head.", "classifier.", "qa_outputs.")  # left over where only the model inside is read
+HEADS = ("lm_head.", "classifier.", "qa_outputs.")  # prefixes of heads, ignored if only the encoder is read
 
 NAMES = {
     "embeddings.word_embeddings": "tokens",
@@ -43,13 +43,13 @@ class ReformerShape:
     """The config of a `ReformerEncoder`."""
 
     vocab_size: int
-    d_model: int  # of the token vectors, 2 D
+    d_model: int  # width of the token vectors, twice the Reformer's D
     n_positions: int
     attention: str = "lsh"
 
 
 class ReformerEncoder(nn.Module):
-    """The token vectors of a Reformer, in the interface of `Encoder`. Its vectors of causal blocks know the past only."""
+    """A Reformer with the interface of `Encoder`. If its blocks are causal, a token's vector depends on earlier tokens only."""
 
     def __init__(self, reformer: Reformer) -> None:
         super().__init__()
@@ -62,15 +62,14 @@ class ReformerEncoder(nn.Module):
 
 
 def load_reformer(folder: Path, *, dtype: torch.dtype = torch.float32, logits: bool = True) -> Reformer:
-    """In eval mode; with logits if wanted and the checkpoint is a language model. Raises CheckpointError for unsupported folders."""
+    """Load a Reformer in eval mode. It returns logits if `logits` is True and the checkpoint is a language model.
+
+    Raises CheckpointError if the folder is unsupported.
+    """
     settings = read_settings(Path(folder) / "config.json")
     settings.allow("model_type", "reformer")
-    try:
+    with errors_of(settings.file):
         config = _config(settings, logits)
-    except CheckpointError:
-        raise
-    except ValueError as error:
-        raise CheckpointError(f"{settings.file}: {error}") from error
     model = Reformer(config).to(dtype).eval()
     _fill(model, Path(folder))
     if (seed := settings.get("hash_seed", None)) is not None:
@@ -113,7 +112,7 @@ def _chunks(settings: Settings, kind: str) -> Chunks:
 
 
 def _fill(model: Reformer, folder: Path) -> None:
-    """Copy the tensors, cast to the model's dtype; each has its place, and each place its tensor."""
+    """Copy the checkpoint's tensors into the model, in its dtype. Raises CheckpointError if one is missing or unexpected."""
     config, tensors = model.config, read_tensors(folder)
     prefix = "reformer." if any(name.startswith("reformer.") for name in tensors) else ""
     modules = dict(NAMES)
@@ -126,7 +125,7 @@ def _fill(model: Reformer, folder: Path) -> None:
     else:
         names |= {f"{prefix}embeddings.position_embeddings.weights.{axis}": f"positions.{axis}.weight" for axis in (0, 1)}
     names |= {"lm_head.decoder.weight": "head.weight", "lm_head.bias": "head.bias"}
-    places = model.state_dict()  # memory shared with the model
+    places = model.state_dict()  # shares memory with the model
     names = {theirs: ours for theirs, ours in names.items() if ours in places}
     check_names({theirs: [ours] for theirs, ours in names.items()}, tensors, harmless=HEADS)
     for theirs, ours in names.items():
@@ -137,7 +136,7 @@ def _fill(model: Reformer, folder: Path) -> None:
 
 
 def _draw_rotations(layer: LSHAttention, seed: int) -> None:
-    """As transformers draws them: (H, D_k, R, columns) in the dtype of the model, the same in every layer."""
+    """Draw the rotations as transformers does: shape (H, D_k, R, columns), in the model's dtype, equal in all layers."""
     H, R, D_k, columns = layer.rotations.shape
     drawn = torch.randn(H, D_k, R, columns, generator=torch.Generator().manual_seed(seed), dtype=layer.rotations.dtype)
     layer.rotations.copy_(drawn.transpose(1, 2))

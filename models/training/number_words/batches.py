@@ -1,4 +1,4 @@
-"""The batches of number words: functions of seed and step alone, each of rows of about the same length."""
+"""Draws the training batches of number words from the seed and the step. A batch has rows of about the same length."""
 
 from dataclasses import dataclass
 from random import Random
@@ -10,13 +10,13 @@ from torch import Tensor
 from models.training.number_words.tokens import BEGIN, END, PADDING, id_of, padded
 from models.training.number_words.words import Example, draw
 
-STEPS = 8  # for which numbers are drawn together, so that they can be sorted by length
-FIRST_DIGITS = 3  # with how many digits the first numbers are written
+STEPS = 8  # numbers for this many steps are drawn together and sorted by length into batches
+FIRST_DIGITS = 3  # maximum number of digits at the first step
 
 
 @dataclass(frozen=True)
 class Batch:
-    """source (B, N) with its mask; `previous` (B, T) are the tokens before each of `targets` (B, T), which is -100 after the end."""
+    """A batch: `source` (B, N) and its mask, `targets` (B, T), -100 after the end, `previous` (B, T) the tokens before them."""
 
     source: Tensor
     mask: Tensor
@@ -25,7 +25,7 @@ class Batch:
 
 
 class Batches:
-    """Longer numbers come in with time: up to three digits at first, all from the step `all_digits_from` on."""
+    """Training batches whose maximum number of digits rises from 3 at step 0 to `max_digits` at step `all_digits_from`."""
 
     def __init__(self, tokenizer: Tokenizer, *, batch: int, seed: int, languages: tuple[str, ...], max_digits: int, all_digits_from: int):
         self._tokenizer, self._batch, self._seed = tokenizer, batch, seed
@@ -39,7 +39,7 @@ class Batches:
         return batch_of(self._tokenizer, self._group[1][place])
 
     def digits(self, step: int) -> int:
-        """The most digits that a number of this step has."""
+        """Return the maximum number of digits at `step`."""
         if step >= self._all_from:
             return self._max_digits
         return min(self._max_digits, FIRST_DIGITS + (self._max_digits - FIRST_DIGITS + 1) * step // self._all_from)
@@ -55,7 +55,7 @@ class Batches:
 
 
 def batch_of(tokenizer: Tokenizer, examples: list[Example]) -> Batch:
-    """The rows of these examples, as tensors."""
+    """Convert the examples to padded tensors, one row for each example."""
     begin, end, padding = (id_of(tokenizer, token) for token in (BEGIN, END, PADDING))
     sources = [encoding.ids for encoding in tokenizer.encode_batch_fast([example.words for example in examples])]
     outputs = [[id_of(tokenizer, digit) for digit in str(example.number)] for example in examples]

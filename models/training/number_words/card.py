@@ -1,4 +1,4 @@
-"""The model card of an encoder-decoder of number words."""
+"""Writes the model card of an encoder-decoder for number words."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ WHAT = {
 
 
 def card(report: dict[str, Any]) -> str:
-    """Markdown. `report` is run.json."""
+    """Return the model card as Markdown. `report` is the content of run.json."""
     training = training_section(report, f"{report['step']:,} steps of {report['config']['batch']} numbers")
     return "\n\n".join((_head(report), _figures(report), _data(report), training, _limits())) + "\n"
 

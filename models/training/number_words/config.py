@@ -1,4 +1,4 @@
-"""The config of a run on number words, one YAML file: model shape, numbers and duration."""
+"""The configuration of a training on number words, read from one YAML file: model shape, languages, numbers and duration."""
 
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ from models.training.number_words.words import LANGUAGES, MAX_DIGITS
 
 
 class NumberWordsConfig(Optimisation):
-    """Values are checked on creation. The budget is counted in steps alone, since the length of the numbers depends on its used share."""
+    """The config of a training on number words. Its budget counts steps, because the used share sets the number of digits."""
 
     kind: Literal["recurrent", "transformer"]
     model: dict[str, Any] = Field(

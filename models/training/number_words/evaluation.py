@@ -1,4 +1,4 @@
-"""Exact matches: a number counts if every digit is right and the end comes in its place."""
+"""Counts exact matches: an output is right if every digit is right and the end token follows the last digit."""
 
 from collections.abc import Callable, Sequence
 from random import Random
@@ -13,12 +13,12 @@ from models.training.number_words.batches import batch_of
 from models.training.number_words.words import Example, in_words, is_held_out
 
 Search = Callable[[EncoderDecoder, Tensor, Tensor], Found]
-ROWS = 200  # of a batch
-NUMBERS = 100  # of each language and magnitude
+ROWS = 200  # sequences in an evaluation batch
+NUMBERS = 100  # at most, for each language and number of digits
 
 
 def exact(model: EncoderDecoder, tokenizer: Tokenizer, examples: Sequence[Example], search: Search) -> list[bool]:
-    """For each example, whether `search` finds exactly its number."""
+    """Return for each example whether `search` outputs exactly its number."""
     training = model.training
     model.eval()
     order = sorted(range(len(examples)), key=lambda i: len(examples[i].words))
@@ -37,7 +37,7 @@ def exact(model: EncoderDecoder, tokenizer: Tokenizer, examples: Sequence[Exampl
 
 
 def held_out_numbers(n_digits: int, language: str, *, numbers: int = NUMBERS) -> list[Example]:
-    """Distinct held-out numbers of a magnitude, drawn uniformly; of three digits there are only 36."""
+    """Draw distinct held-out numbers of `n_digits` digits uniformly. Only 36 numbers of three digits are held out."""
     random = Random(f"{language}/{n_digits}")
     heads = [head for head in range(100, 1000) if is_held_out(head)]
     tails = 10 ** (n_digits - 3)
@@ -47,7 +47,7 @@ def held_out_numbers(n_digits: int, language: str, *, numbers: int = NUMBERS) ->
 
 
 def examples(languages: Sequence[str]) -> list[str]:
-    """A few sources, short and long, for the folder of a model."""
+    """Return a short, a medium and a long source text in each language, as examples to store with a model."""
     return [in_words(number, language) for language in languages for number in (7, 1_042, 987_654_321)]
 
 

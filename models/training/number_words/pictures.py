@@ -1,4 +1,4 @@
-"""The curves of a run, and the attention weights of a model while it writes."""
+"""Draws the training curves of a run, and a model's attention weights for one number."""
 
 from pathlib import Path
 from typing import Any
@@ -13,11 +13,11 @@ from models.training.number_words.words import LANGUAGES, in_words
 
 CURVE, ATTENTION = "loss.png", "attention.png"
 NUMBER = 142_857
-SHOWN = 4  # languages in the picture
+SHOWN = 4  # languages in the attention picture
 
 
 def draw_curves(report: dict[str, Any], file: Path) -> None:
-    """Loss and exact matches of held-out numbers against steps, as PNG. `report` is as in run.json."""
+    """Draw the loss and the exact matches of held-out numbers against steps, as PNG. `report` is the content of run.json."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     loss, exact = figure.subplots(1, 2)
     loss.semilogy([point["step"] for point in report["losses"]], [point["loss"] for point in report["losses"]], lw=0.8)
@@ -34,7 +34,7 @@ def draw_curves(report: dict[str, Any], file: Path) -> None:
 
 
 def draw_attention(model: EncoderDecoder, tokenizer: Tokenizer, languages: tuple[str, ...], file: Path) -> None:
-    """One map a language for the same number: a row for each digit that is written, a column for each character that is read."""
+    """Draw one attention map per language for the same number, with a row per output digit and a column per source character."""
     shown = languages[:SHOWN]
     figure = Figure(figsize=(13, 2.4 * len(shown)), layout="constrained")
     for axes, language in zip(figure.subplots(len(shown), 1, squeeze=False)[:, 0], shown, strict=True):

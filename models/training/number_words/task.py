@@ -15,7 +15,8 @@ from typing import Any
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 
-from models.encoder_decoder.checkpoint import CARD, load_encoder_decoder, save_encoder_decoder
+from models.checkpoints.own import CARD
+from models.encoder_decoder.checkpoint import load_encoder_decoder, save_encoder_decoder
 from models.encoder_decoder.config import RecurrentConfig, TransformerConfig
 from models.encoder_decoder.model import EncoderDecoder
 from models.encoder_decoder.recurrent import RecurrentEncoderDecoder
@@ -37,7 +38,7 @@ EVALUATION_SEED = "evaluation"
 
 
 class NumberWordsTask(Task):
-    """Raises ConfigError for a model shape that is not possible."""
+    """The training of an encoder-decoder on number words. Raises ConfigError if the model shape is not possible."""
 
     loss_steps = 20
     model: EncoderDecoder
@@ -64,7 +65,7 @@ class NumberWordsTask(Task):
         return [learning_rate(share, self.config)] * len(self.optimizer.param_groups)
 
     def loss(self, step: int) -> Loss:
-        """Cross-entropy in nats per output token."""
+        """Return the cross-entropy of the batch, in nats per output token."""
         batch = self.batches(step)
         logits = self.model(batch.source, batch.mask, batch.previous)
         loss = F.cross_entropy(logits.flatten(0, 1), batch.targets.flatten())
@@ -99,7 +100,7 @@ class NumberWordsTask(Task):
 
 
 def build(config: NumberWordsConfig, config_file: Path, tokenizer: Tokenizer) -> EncoderDecoder:
-    """The untrained model, drawn from the seed. Raises ConfigError for a shape that is not possible."""
+    """Return an untrained model with parameters drawn from the seed. Raises ConfigError if the shape is not possible."""
     given: dict[str, Any] = {
         "vocab_size": tokenizer.get_vocab_size(),
         "begin_token_id": tokenizer.token_to_id(BEGIN),
@@ -117,7 +118,7 @@ def build(config: NumberWordsConfig, config_file: Path, tokenizer: Tokenizer) ->
 
 
 def exact_matches(model: EncoderDecoder, tokenizer: Tokenizer, config: NumberWordsConfig) -> dict[str, Any]:
-    """{"greedy", "beam"} -> {"all": share, "numbers", "cells": language -> {number of digits -> share}}, of `held_out_numbers`."""
+    """Evaluate: {"greedy", "beam"} -> {"all": share right, "numbers": count, "cells": language -> digits -> share right}."""
     found: dict[str, Any] = {}
     searches: dict[str, Search] = {"greedy": greedy, "beam": partial(beam, width=BEAM)}
     for name, search in searches.items():

@@ -1,9 +1,9 @@
-"""Pairs of a number and its words, an unlimited supply for training and evaluation.
+"""Draws pairs of a number and its words, in unlimited supply, for training and evaluation.
 
-The words come from the package `num2words` (LGPL-2.1; it is called, not copied). A number of three digits or more is held out, in every
-language, if its first three digits are 17 more than a multiple of 25: 117, 142, 167, ... 992; 1,170 to 1,179, 1,420 to 1,429, ...;
-117,000,000 to 117,999,999, ... These are 36 ranges of every magnitude, 4 % of its numbers. They are never trained on, and only they are
-evaluated on. Numbers below 100 are the words themselves: all of them are trained on.
+The words come from the package `num2words` (LGPL-2.1; it is called, not copied). A number of three digits or more is held out, in
+every language, if its first three digits are 17 more than a multiple of 25: 117, 142, 167, ... 992; 1,170 to 1,179, ...;
+117,000,000 to 117,999,999, ... For each number of digits these are 36 ranges, 4 % of the numbers. Held-out numbers are never used
+for training, and the evaluation uses no others. All numbers below 100 are trained on, since each has words of its own.
 """
 
 from dataclasses import dataclass
@@ -23,12 +23,12 @@ LANGUAGES = {
 }
 MAX_DIGITS = 9
 HELD_OUT_EVERY, HELD_OUT_REST = 25, 17
-ROUND = 0.25  # share of numbers in which digits were made 0: few of those that people write are as crooked as those that chance gives
+ROUND = 0.25  # share of numbers with some digits set to 0, since numbers in real texts are often round
 
 
 @dataclass(frozen=True)
 class Example:
-    """`number` in the words of `language`."""
+    """A number, and its words in `language`."""
 
     language: str
     number: int
@@ -36,18 +36,18 @@ class Example:
 
 
 def in_words(number: int, language: str) -> str:
-    """The words of a number, in lower case, as the tokenizer makes all text."""
+    """Return the words of a number in lower case, as the tokenizer lowercases all text."""
     return num2words(number, lang=language).lower()
 
 
 def is_held_out(number: int) -> bool:
-    """Whether the number is in a range that is not trained on."""
+    """Return whether the number is held out from training."""
     return number >= 100 and int(str(number)[:3]) % HELD_OUT_EVERY == HELD_OUT_REST
 
 
 def draw(random: Random, *, max_digits: int, languages: tuple[str, ...], evaluation: bool = False, min_digits: int = 1) -> Example:
-    """Of the numbers held out, or of all others. Every magnitude is as likely as the next, but for those of one and two digits, of which
-    there are few."""
+    """Draw a held-out number if `evaluation`, else any other. All lengths from 3 digits on are equally likely. Shorter numbers
+    are drawn less often, because there are few of them."""
     while True:
         n_digits = random.choices(range(min_digits, max_digits + 1), weights=[min(d, 3) for d in range(min_digits, max_digits + 1)])[0]
         number = random.randrange(10 ** (n_digits - 1) if n_digits > 1 else 0, 10**n_digits)
@@ -59,6 +59,6 @@ def draw(random: Random, *, max_digits: int, languages: tuple[str, ...], evaluat
 
 
 def rounded(number: int, random: Random) -> int:
-    """Half of the digits but the first become 0."""
+    """Set each digit after the first to 0 with probability 1/2."""
     digits = str(number)
     return int(digits[0] + "".join(digit if random.random() < 0.5 else "0" for digit in digits[1:]))

@@ -1,4 +1,4 @@
-"""The model card of a decoder of pictures."""
+"""Writes the model card of a decoder of pictures."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ SAMPLES = "samples.png"
 
 
 def image_card(report: dict[str, Any], sources: dict[str, Any]) -> str:
-    """Markdown. `report` is run.json, `sources` sources.json."""
+    """Return the model card as Markdown. `report` is the content of run.json, `sources` that of sources.json."""
     parts = (_head(report, sources["image"]), _samples(), _figures(report, sources["image"]), _data(sources), decoder_training(report))
     return "\n\n".join((*parts, _limits(sources["image"]))) + "\n"
 

@@ -1,9 +1,9 @@
-"""Pictures to train on, written as text: python -m models.training.pictures.digits --out data/digits
+"""Writes training pictures as text: python -m models.training.pictures.digits --out data/digits
 
-The 1,797 handwritten digits that scikit-learn carries (8x8 pixels, grey levels 0 to 16) become pictures of 28x28 pixels in 16 levels, and
-a picture becomes a document: the digit it shows, then a letter for each pixel, row by row from the upper left, `a` black to `p` white. With
-a token for each byte this is the experiment of Katharopoulos et al. 2020, section 4.2, and pictures are trained on as any text. A tenth of
-the originals is held out unchanged; each other one is used unchanged and in slightly shifted, turned and zoomed variants.
+scikit-learn has 1,797 handwritten digits (8x8 pixels, grey levels 0 to 16). They become pictures of 28x28 pixels in 16 levels,
+each as a document: the digit it shows, then a letter for each pixel, row by row from the upper left, `a` black to `p`
+white. With one token per byte this is the experiment of Katharopoulos et al. 2020, section 4.2, trained like any text. A tenth of
+the originals is held out. Each other original is used unchanged and in slightly shifted, rotated and zoomed variants.
 """
 
 import argparse
@@ -22,17 +22,17 @@ from sklearn.datasets import load_digits
 from models.training.corpus import Document, write_texts
 
 SIDE = 28  # pixels, as in MNIST
-LETTERS = "abcdefghijklmnop"  # grey levels, black first
-SCALE = 3.0  # pixels of the picture for one of the original's, whose strokes touch its border: two pixels of margin are left
-BORDER = 2  # black pixels put around the original, so that its edge is interpolated like the rest
-BRIGHTEST = 16  # grey level of the originals
-VARIANTS = 15  # of each training picture, the first of them straight
-SHIFT, TURN, ZOOM = 2.0, 8.0, 0.08  # the most that a variant differs: pixels, degrees, share
-HELD_OUT = 0.1  # share of the originals
+LETTERS = "abcdefghijklmnop"  # one for each grey level, black first
+SCALE = 3.0  # picture pixels per original pixel: 8 x 3 = 24 of 28, so that a margin of 2 is left
+BORDER = 2  # black pixels added around the original, so that its edge is interpolated like its inside
+BRIGHTEST = 16  # highest grey level of the originals
+VARIANTS = 15  # pictures made from each training original; the first is not shifted, rotated or zoomed
+SHIFT, TURN, ZOOM = 2.0, 8.0, 0.08  # largest changes in a variant: pixels, degrees, share of the size
+HELD_OUT = 0.1  # share of the originals that are held out
 
 
 def pictures() -> dict[str, list[Document]]:
-    """The documents of both splits; the package of a document is the digit it shows, so that digits are evaluated one by one."""
+    """Return the documents of both splits. A document's package is its digit, so the evaluation reports each digit separately."""
     originals, digits = load_digits(return_X_y=True)
     random = np.random.default_rng(0)
     order = random.permutation(len(originals))
@@ -54,10 +54,10 @@ def _variants(original: np.ndarray, random: Generator) -> Iterator[np.ndarray]:
 
 
 def _drawn(original: np.ndarray, *, right: float = 0.0, down: float = 0.0, turn: float = 0.0, zoom: float = 1.0) -> np.ndarray:
-    """Grey levels (64,) of an original -> levels (28 * 28,) int, 0 to 15: moved by pixels, turned by degrees, and enlarged, at once."""
+    """Enlarge an original (64,) to levels (28 * 28,) int, 0 to 15. Moves it by pixels, turns it by degrees and zooms it."""
     canvas = np.pad(original.reshape(8, 8).astype(np.float32), BORDER)
     cos, sin = np.cos(np.radians(turn)) / (SCALE * zoom), np.sin(np.radians(turn)) / (SCALE * zoom)
-    x, y, centre = SIDE / 2 + right, SIDE / 2 + down, len(canvas) / 2  # what lies at (x, y) comes from the centre of the canvas
+    x, y, centre = SIDE / 2 + right, SIDE / 2 + down, len(canvas) / 2  # the canvas centre is mapped to (x, y)
     back = (cos, sin, centre - cos * x - sin * y, -sin, cos, centre + sin * x - cos * y)
     picture = np.asarray(Image.fromarray(canvas).transform((SIDE, SIDE), Transform.AFFINE, back, Resampling.BICUBIC))
     return np.rint(picture.clip(0, BRIGHTEST) * ((len(LETTERS) - 1) / BRIGHTEST)).astype(int).ravel()
@@ -69,7 +69,7 @@ def _document(original: int, variant: int, digit: int, picture: np.ndarray) -> D
 
 
 def sources(splits: dict[str, list[Document]]) -> dict[str, Any]:
-    """The content of sources.json. Its key `image` marks a data folder of pictures; see `models.training.corpus`."""
+    """Return the content of sources.json. Its key `image` marks the data as pictures (see `models.training.corpus`)."""
     return {
         "image": {"width": SIDE, "height": SIDE, "letters": LETTERS, "prompts": [str(digit) for digit in range(10)]},
         "packages": [{"name": "scikit-learn", "version": version("scikit-learn"), "licence": "BSD-3-Clause"}],

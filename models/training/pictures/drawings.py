@@ -1,4 +1,4 @@
-"""Pictures drawn by a model, one column for each prompt, for the model card."""
+"""Samples pictures from a model, one column for each prompt, for the model card."""
 
 from pathlib import Path
 
@@ -14,12 +14,12 @@ from models.checkpoints.decoder import Image
 ROWS = 4
 ENLARGED = 3
 GAP = 2  # pixels between two pictures
-GREY = 96  # of the gaps
+GREY = 96  # grey level of the gaps, 0 to 255
 
 
 @torch.inference_mode()
 def draw(model: nn.Module, image: Image, tokenizer_file: Path, file: Path, *, seed: int = 0) -> None:
-    """Write a PNG of ROWS pictures of each prompt, from the model's own distribution; the same for the same weights and seed."""
+    """Write a PNG with ROWS sampled pictures for each prompt. Equal weights and seeds give equal pictures."""
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     prompts = torch.tensor([tokenizer.encode(prompt).ids for prompt in image.prompts] * ROWS)
     levels = _levels(model.eval(), image, prompts, torch.Generator().manual_seed(seed))
@@ -31,7 +31,7 @@ def draw(model: nn.Module, image: Image, tokenizer_file: Path, file: Path, *, se
 
 
 def _levels(model: nn.Module, image: Image, prompts: torch.Tensor, random: torch.Generator) -> np.ndarray:
-    """Prompts (B, N) of one length -> grey levels (B, n_pixels), all rows step by step together."""
+    """Sample grey levels (B, n_pixels) for prompts (B, N) of one length. Each step computes one pixel of every row."""
     device = next(model.parameters()).device
     allowed = torch.tensor(image.level_token_ids)
     fresh, states, position, drawn = prompts, None, 0, []

@@ -1,13 +1,14 @@
-"""A decoder that learns to draw pictures pixel by pixel: text whose documents are all pictures of one size.
+"""A decoder that learns to generate pictures pixel by pixel, from documents that are all pictures of one size.
 
-Beside the files of `models/training/text/task.py`, OUT has samples.png, pictures that the model draws.
+Besides the files of `models/training/text/task.py`, OUT has samples.png, pictures sampled from the model.
 """
 
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from models.checkpoints.decoder import TOKENIZER, save_decoder
+from models.checkpoints.decoder import save_decoder
+from models.checkpoints.own import TOKENIZER
 from models.decoder.model import Decoder
 from models.training.pictures.card import SAMPLES, image_card
 from models.training.pictures.drawings import draw
@@ -17,10 +18,10 @@ from models.training.tokenizer import beginning
 
 
 class PicturesTask(TextTask):
-    """`tokens.image` must be given."""
+    """The training of a decoder on pictures. `tokens.image` must not be None."""
 
     def save(self, out: Path, model: Decoder) -> None:
-        """Write the checkpoint. Every training sequence began with <|endoftext|>, so the tokenizer puts it before a prompt."""
+        """Write the checkpoint. Its tokenizer puts <|endoftext|> before each prompt, as every training sequence began with it."""
         end = self.tokens.end_of_text
         tokenizer = beginning(Tokenizer.from_file(str(self.tokens.tokenizer_file))).to_str(pretty=True)
         save_decoder(out, model, tokenizer=tokenizer, eos_token_ids=(end,), bos_token_id=end, image=self.tokens.image)

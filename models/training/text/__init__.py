@@ -1,3 +1,3 @@
-"""The task of a decoder that continues text: `packing.py` (the tokens of a step), `evaluation.py` (bits per byte), `samples.py` (texts it
-writes), `plot.py` (curves), `card.py` (model card) and `task.py` (all of them together).
+"""The training of a decoder of text: `packing.py` (token batches), `evaluation.py` (bits per byte), `samples.py` (sampled texts),
+`plot.py` (curves), `card.py` (model card) and `task.py`, which combines them.
 """

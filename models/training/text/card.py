@@ -1,4 +1,4 @@
-"""The model card of a decoder of text."""
+"""Writes the model card of a decoder of text."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from models.training.cards import MB, front_matter, held_out_packages, licence_t
 
 
 def model_card(report: dict[str, Any], sources: dict[str, Any], samples: list[tuple[str, str]]) -> str:
-    """Markdown. `report` is run.json, `sources` sources.json, `samples` are pairs of a prompt and its continuation."""
+    """Return Markdown from run.json (`report`), sources.json (`sources`) and (prompt, continuation) pairs (`samples`)."""
     parts = (_head(report), _figures(report), _samples(samples), _data(sources), decoder_training(report), _limits(report))
     return "\n\n".join(parts) + "\n"
 

@@ -1,9 +1,9 @@
-"""Bits per byte of held-out text: the cross-entropy of a document in bits, divided by its bytes, which is independent of the tokenizer.
+"""Computes bits per byte of held-out text: a document's cross-entropy in bits per byte, which does not depend on the tokenizer.
 
-Each document starts from <|endoftext|> and an empty state, and every token of it counts once, its <|endoftext|> at the end included; the
-sum is divided by the bytes of the text. A document is read in chunks with the state carried on, all of it (`context=None`), or is cut
-into windows of `context` tokens that begin with an empty state and the token before them, as sequences did in training. A
-model that has learned its positions has no others, and reads in windows of n_positions at most.
+Each document starts after <|endoftext|> with an empty state. Each of its tokens counts, including the <|endoftext|> at its end;
+the sum is divided by the bytes of the text. With `context=None` the whole document is read in chunks that pass on the state.
+Otherwise it is cut into windows of `context` tokens. Each window begins with an empty state and the token before it, as training
+sequences do. A model with learned positions is always evaluated in windows, of at most n_positions tokens.
 """
 
 import math
@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from models.decoder.model import Decoder
 from models.training.corpus import TokenDocument
 
-CHUNK = 256  # tokens of a call
-ROWS = 16  # documents or windows read side by side
-ROW_TOKENS = 65_536  # of all rows together, since a softmax layer keeps keys and values of all of them
+CHUNK = 256  # tokens in one call of the model
+ROWS = 16  # documents or windows in a batch, at most
+ROW_TOKENS = 65_536  # tokens in a batch, at most, since a softmax layer keeps keys and values of all of them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +40,12 @@ def evaluate(
     context: int | None = None,
     show: Callable[[float], None] = lambda share: None,
 ) -> BitsPerByte:
-    """Evaluate all documents. `show` is called with the share that is done."""
+    """Return the bits per byte of all documents. `show` is called with the share of the tokens that is done."""
     device = next(model.parameters()).device
     longest = model.config.n_positions if isinstance(model, Decoder) else None
     context = min((limit for limit in (context, longest) if limit is not None), default=None)
     stretches = [stretch for i, document in enumerate(documents) for stretch in _stretches(i, document, end_of_text, context)]
-    stretches.sort(key=lambda stretch: -len(stretch[1]))  # the longest first, so that a lack of memory shows at once
+    stretches.sort(key=lambda stretch: -len(stretch[1]))  # longest first, so that a lack of memory fails at once
     bits, done, total = np.zeros(len(documents)), 0, sum(len(document.tokens) for document in documents)
     training = model.training
     model.eval()
@@ -61,7 +61,7 @@ def evaluate(
 
 
 def first(documents: Sequence[TokenDocument], size_bytes: int) -> list[TokenDocument]:
-    """The first documents, at least one, up to about `size_bytes`."""
+    """Return the first documents, as many as fit into `size_bytes`, but at least one."""
     taken, total = list[TokenDocument](), 0
     for document in documents:
         if not taken or total + document.size_bytes <= size_bytes:
@@ -71,32 +71,32 @@ def first(documents: Sequence[TokenDocument], size_bytes: int) -> list[TokenDocu
 
 
 def _stretches(i: int, document: TokenDocument, end_of_text: int, context: int | None) -> list[tuple[int, np.ndarray]]:
-    """(i, tokens (n + 1,)) for each stretch that is read from an empty state; the n tokens after the first are predicted."""
+    """Cut a document into windows (i, tokens (n + 1,)) read from an empty state. The model predicts all tokens but the first."""
     tokens = np.concatenate([[end_of_text], document.tokens]).astype(np.int64)
     length = len(document.tokens) if context is None else context
     return [(i, tokens[start : start + length + 1]) for start in range(0, len(document.tokens), length)]
 
 
 def _bits(model: nn.Module, rows: list[np.ndarray], device: torch.device) -> np.ndarray:
-    """Bits of all tokens of each row after its first: rows of (n_i + 1,), the longest first -> (len(rows),) float64."""
+    """Return the bits of each row's tokens after the first, float64 (len(rows),). Rows are (n_i + 1,), sorted longest first."""
     lengths = torch.tensor([len(row) - 1 for row in rows])
     padded = torch.zeros(len(rows), int(lengths[0]) + 1, dtype=torch.int64)
     for row, place in zip(rows, padded, strict=True):
         place[: len(row)] = torch.from_numpy(row)
     states, total = None, np.zeros(len(rows))
     for start in range(0, int(lengths[0]), CHUNK):
-        n_left = int((lengths > start).sum())  # rows that go on; the others are at the end, and leave
+        n_left = int((lengths > start).sum())  # unfinished rows; finished rows are at the end and are dropped
         states = states and [{name: tensor[:n_left] for name, tensor in state.items()} for state in states]
         chunk = padded[:n_left, start : start + CHUNK + 1].to(device)
         tokens, targets = chunk[:, :-1], chunk[:, 1:]
-        here = (lengths[:n_left] - start).clamp(max=tokens.shape[1]).to(device)  # (B,) tokens of each row in this chunk
+        here = (lengths[:n_left] - start).clamp(max=tokens.shape[1]).to(device)  # (B,) length of each row in this chunk
         logits, states = model(tokens, here, states, torch.full_like(here, start))
         total[:n_left] += _token_bits(logits, targets, here).cpu().numpy()
     return total
 
 
 def _token_bits(logits: Tensor, targets: Tensor, lengths: Tensor) -> Tensor:
-    """(B, N, V), (B, N), (B,) -> (B,) float64: padding counts nothing."""
+    """Sum the bits of each row without its padding: logits (B, N, V), targets (B, N), lengths (B,) -> (B,) float64."""
     nats = F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
     seen = torch.arange(targets.shape[1], device=targets.device) < lengths[:, None]
     return (nats * seen).double().sum(dim=1) / math.log(2)

@@ -1,9 +1,9 @@
-"""The tokens of a training step. All documents are concatenated, each ended by <|endoftext|>; a sequence is a stretch of the result.
+"""Cuts the training batches from the concatenation of all documents, each of which is followed by <|endoftext|>.
 
-The result is cut into stretches of N tokens, and each is used once an epoch. The order of the stretches and the offset of the first cut are
-drawn from (seed, epoch), so the batch of a step is a function of (seed, step) and a resumed run gets the batches of a straight one. Every
-sequence begins with an empty state; <|endoftext|> inside it marks a new document. Pictures are equally long: there a stretch is one
-picture and the <|endoftext|> before it, so that a position in the sequence is a position in the picture.
+The concatenation is cut into sequences of N tokens, each used once per epoch. Their order and the first cut are drawn
+from (seed, epoch). A batch thus depends only on (seed, step), and a resumed run gets the batches of an uninterrupted run. Every
+sequence begins with an empty state; <|endoftext|> inside it marks a new document. Pictures have equal lengths, so a sequence
+is one picture after <|endoftext|>, and a position in the sequence is a position in the picture.
 """
 
 import numpy as np
@@ -12,9 +12,9 @@ from torch import Tensor
 
 
 class Packing:
-    """Batches of (tokens, targets), the targets one token further. Raises ValueError where the text does not fill one batch.
+    """Batches of (tokens, targets); a target is the next token. Raises ValueError if the text is too short for one batch.
 
-    `document`: tokens of each document if all have the same number, which must be the context.
+    `document` is the number of tokens per document if all documents have the same; it must then equal `context`.
     """
 
     def __init__(self, tokens: np.ndarray, *, context: int, batch: int, seed: int, document: int | None = None) -> None:
@@ -22,7 +22,7 @@ class Packing:
             raise ValueError(f"context={context} must be {document} tokens, which each of these documents has")
         self.tokens, self.context, self.batch, self.seed = tokens, context, batch, seed
         self.whole_documents = document is not None
-        self.steps_per_epoch = (len(tokens) - context) // context // batch  # one stretch less, since the cutting begins anywhere
+        self.steps_per_epoch = (len(tokens) - context) // context // batch  # one sequence fewer, as the first cut is random
         if self.steps_per_epoch < 1:
             raise ValueError(
                 f"{len(tokens)} tokens do not fill a batch of {batch} x {context}; collect more text, or lower batch or context"
@@ -31,7 +31,7 @@ class Packing:
         self._starts = np.empty(0, np.int64)
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
-        """(B, N) int64 and (B, N) int64 of step 0, 1, 2, ..."""
+        """Return tokens and targets of a step from 0, both (B, N) int64."""
         epoch, at = divmod(step, self.steps_per_epoch)
         if epoch != self._epoch:
             self._epoch, self._starts = epoch, self._shuffled(epoch)
@@ -40,8 +40,8 @@ class Packing:
         return torch.from_numpy(stretches[:, :-1]), torch.from_numpy(stretches[:, 1:])
 
     def _shuffled(self, epoch: int) -> np.ndarray:
-        """Where the sequences of an epoch begin, in its order."""
+        """Return the start offsets of an epoch's sequences, in their shuffled order."""
         random = np.random.default_rng((self.seed, epoch))
         first = self.context - 1 if self.whole_documents else random.integers(self.context)
-        last = len(self.tokens) - self.context - 1  # the last target must exist
+        last = len(self.tokens) - self.context - 1  # so that the last target exists
         return random.permutation(np.arange(first, last + 1, self.context, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Curves of one run or several, as a picture: bits per byte against tokens and against minutes."""
+"""Draws the training curves of one run or several: bits per byte against tokens and against minutes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +10,7 @@ CURVE = "loss.png"
 
 
 def plot(runs: Mapping[str, dict[str, Any]], file: Path, *, title: str) -> None:
-    """Draw `losses` (training text, thin) and `evaluations` (held-out text, with dots) of each run as PNG. Runs are as in run.json."""
+    """Draw each run's `losses` (training text, thin) and `evaluations` (held-out text, dots) as PNG. Runs are as in run.json."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     against_tokens, against_minutes = figure.subplots(1, 2, sharey=True)
     for i, (name, run) in enumerate(runs.items()):
@@ -23,7 +23,7 @@ def plot(runs: Mapping[str, dict[str, Any]], file: Path, *, title: str) -> None:
     against_minutes.set(xlabel="minutes of training")
     lowest = [p["bits_per_byte"] for run in runs.values() for curve in ("losses", "evaluations") for p in run[curve][-1:]]
     if lowest:
-        against_tokens.set_ylim(min(lowest) * 0.9, min(lowest) * 2)  # the first steps would flatten everything that matters
+        against_tokens.set_ylim(min(lowest) * 0.9, min(lowest) * 2)  # the high losses of the first steps would hide the rest
     for axes in (against_tokens, against_minutes):
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)

@@ -1,4 +1,4 @@
-"""A few prompts and their continuations by the model, for the model card."""
+"""Samples a model's continuations of a few prompts, for the model card."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ TEMPERATURE = 0.5
 
 @torch.inference_mode()
 def continuations(model: nn.Module, tokenizer_file: Path, *, end_of_text: int, seed: int = 0) -> list[tuple[str, str]]:
-    """(prompt, continuation) pairs, sampled token by token on the model's device; the same for the same weights and seed."""
+    """Sample (prompt, continuation) pairs on the model's device. Equal weights and seeds give equal pairs."""
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     random = torch.Generator().manual_seed(seed)
     device = next(model.parameters()).device

@@ -19,7 +19,8 @@ from models.attention.layers.causal import CausalLayer
 from models.attention.layers.recurrence import chunkwise
 from models.attention.linear.codebook import commitment_loss, update_codebooks
 from models.attention.linear.random_features import redraw_features
-from models.checkpoints.decoder import CARD, load_decoder, save_decoder
+from models.checkpoints.decoder import load_decoder, save_decoder
+from models.checkpoints.own import CARD
 from models.decoder.model import Decoder, DecoderConfig
 from models.training.config import ConfigError, TrainingConfig
 from models.training.corpus import SOURCES, Tokens
@@ -35,7 +36,7 @@ WEIGHTS = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class TextTask(Task):
-    """Raises ValueError if the text does not fill one batch."""
+    """The training of a decoder on text. Raises ValueError if the text does not fill one batch."""
 
     loss_steps = 10
     model: Decoder
@@ -51,7 +52,7 @@ class TextTask(Task):
         return [learning_rate(share, self.config)] * len(self.optimizer.param_groups)
 
     def loss(self, step: int) -> Loss:
-        """Cross-entropy in nats per token. On a GPU matrix products are in bfloat16, and the weights stay in float32."""
+        """Compute the cross-entropy in nats per token. On a GPU, matrix products are in bfloat16 and weights in float32."""
         redraw_features(self.model, step)
         tokens, targets = (part.to(self.device) for part in self.batches(step))
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
@@ -97,7 +98,7 @@ class TextTask(Task):
         return f"{report['held_out']['carried']['overall']:.3f} bits per byte of held-out text"
 
     def save(self, out: Path, model: Decoder) -> None:
-        """Write the checkpoint. Training texts were cut anywhere, so the tokenizer adds no <|endoftext|> to a prompt."""
+        """Write the checkpoint. Its tokenizer adds no <|endoftext|> to a prompt, as training texts were cut anywhere."""
         end = self.tokens.end_of_text
         tokenizer = self.tokens.tokenizer_file.read_text(encoding="utf-8")
         save_decoder(out, model, tokenizer=tokenizer, eos_token_ids=(end,), bos_token_id=end)
@@ -107,7 +108,7 @@ class TextTask(Task):
         return model_card(report, self.tokens.sources, samples)
 
     def _bits_per_byte(self, model: Decoder) -> dict[str, Any]:
-        """Of all held-out text: `carried` keeps the state through a document, `windows` has at most the context of training."""
+        """Evaluate all held-out text: `carried` keeps the state in a document, `windows` resets it every `context` tokens."""
         read = partial(evaluate, model, self.tokens.held_out, end_of_text=self.tokens.end_of_text)
         carried, windows = read(), read(context=self.config.context)
         return {
@@ -119,7 +120,7 @@ class TextTask(Task):
 
 
 def build(config: TrainingConfig, config_file: Path) -> Decoder:
-    """The untrained decoder, drawn from the seed. Raises ConfigError for a shape that is not possible."""
+    """Return an untrained decoder with parameters drawn from the seed. Raises ConfigError if the shape is not possible."""
     layers = config.model.get("layers")
     shape = config.model | ({"layers": tuple(layers)} if isinstance(layers, list) else {})
     model = untrained(lambda: Decoder(DecoderConfig(vocab_size=config.vocab_size, **shape)), shape, config_file, seed=config.seed)

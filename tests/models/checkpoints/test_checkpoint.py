@@ -233,6 +233,7 @@ def test_a_classifier_may_stand_in_modules_json_but_not_be_pooled(tmp_path: Path
     refuse(folder, "modules.json pools the tokens of BertForSequenceClassification, whose own head gives scores")
 
 
+@pytest.mark.slow
 def test_folders_of_todays_sentence_transformers(bert: Path, tmp_path: Path) -> None:
     """Written by the library itself, both kinds; the vectors and the scores are its own."""
     import sentence_transformers as library

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from models import LAYERS
 from models.attention.layers.causal import CausalLayer, State
-from models.decoder.model import Decoder, DecoderConfig, rotation_at, sinusoids_at
-from models.parts.positions import RotationTable, sinusoids
+from models.decoder.model import Decoder, DecoderConfig
+from models.parts.positions import RotationTable, rotation_at, sinusoids, sinusoids_at
 from tests.models.attention.mechanisms import SETTLES
 
 EXACT = 1e-10  # float64: the same formula, summed in another order
@@ -165,6 +165,7 @@ def test_float32_is_float64_rounded(config: DecoderConfig) -> None:
 # States
 
 
+@pytest.mark.slow
 @every_decoder
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @torch.no_grad()
@@ -287,6 +288,7 @@ def test_every_parameter_gets_a_gradient(config: DecoderConfig) -> None:
     assert not silent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["causal_linear", "gated_delta", "causal_softmax", "gated_delta-window"])
 def test_it_learns(name: str) -> None:
     """To copy: after 100 steps it says what stood there one token before, which takes the past to know."""

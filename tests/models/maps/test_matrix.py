@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from models import LAYERS
 from models.attention.gated.gau import SILU_IS_1, GatedProjections
 from models.attention.layers.multi_head import split_heads
-from models.decoder.model import rotation_at
 from models.maps.matrix import attention_matrix
 from models.maps.rank import effective_rank, numerical_rank
+from models.parts.positions import rotation_at
 
 EXACT = 1e-9  # float64: the same formula, summed in another order; Nyström's rounds cube their matrix
 WITH_EPS = 1e-5  # normalisers with an eps

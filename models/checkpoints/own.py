@@ -1,0 +1,56 @@
+"""The folders that training writes, of every kind of model: the tokenizer, the weights by the model's own names, and config.json last."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from models.checkpoints.weights import check_names, copy_rows
+from models.folders.folder import MOST_TOKENIZER_BYTES, WEIGHTS, CheckpointError, present, regular
+
+CONFIG, TOKENIZER, CARD = "config.json", "tokenizer.json", "README.md"
+
+
+def save_folder(folder: Path, tensors: Mapping[str, Tensor], texts: Mapping[str, str | None], config: Mapping[str, Any]) -> None:
+    """Write `folder`, with the tensors in their present dtype. texts: the content of other files by name; None: there is no such file.
+
+    config.json comes last: a folder that was not finished is no checkpoint.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG).unlink(missing_ok=True)
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / WEIGHTS)
+    for name, text in texts.items():
+        (folder / name).unlink(missing_ok=True)
+        if text is not None:
+            (folder / name).write_text(text, encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps(config, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@torch.no_grad()
+def fill_places(places: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Copy tensors to the places of the same names. Raises CheckpointError for missing and unexpected ones and other shapes."""
+    check_names({name: [name] for name in places}, dict(tensors), harmless=())
+    for name, place in places.items():
+        copy_rows(tensors[name], [place], name)
+
+
+def tokenizer_file(folder: Path) -> Path:
+    """Raises CheckpointError if there is none."""
+    if not present(folder / TOKENIZER):
+        raise CheckpointError(f"{folder / TOKENIZER} is missing; copy it from where the model was saved")
+    return regular(folder / TOKENIZER, most_bytes=MOST_TOKENIZER_BYTES)
+
+
+def weights_sha256(folder: Path) -> str:
+    """Of the one file, or of the hashes of the shards in the order of their names."""
+    files = [folder / WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(folder.glob("*.safetensors"))
+    digests = []
+    for file in files:
+        with file.open("rb") as stream:
+            digests.append(hashlib.file_digest(stream, "sha256").hexdigest())
+    return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
