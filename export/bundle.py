@@ -1,6 +1,6 @@
-"""A checkpoint folder becomes a bundle: load, trace, optimise, check, then golden examples and the manifest.
+"""Exports a checkpoint folder as a bundle: load, trace, optimise, check, then write golden examples and the manifest.
 
-Everything is written to a hidden directory beside the target, which gets the target's name in one step at the end. So a bundle is complete
+The bundle is written to a hidden directory inside the target's parent, which is renamed to the target at the end. So a bundle is complete
 or absent, and a failed export leaves the previous bundle in place.
 """
 
@@ -22,9 +22,9 @@ from models.folders.folder import in_sentences
 
 
 def export_file(file: Path, out: Path, **how: Any) -> contract.Manifest:
-    """The bundle of an encoder that is described by a file; see `models/checkpoints/`. `how` are the keywords of `export_bundle`."""
+    """Export the encoder that `file` describes; see `models/checkpoints/`. `how` are keyword arguments of `export_bundle`."""
     with TemporaryDirectory() as temporary:
-        checkpoint = Path(temporary) / file.stem  # which the manifest names
+        checkpoint = Path(temporary) / file.stem  # the manifest has this name
         build_encoder(file, checkpoint)
         return export_bundle(checkpoint, out, **how)
 
@@ -43,12 +43,12 @@ def export_bundle(
 ) -> contract.Manifest:
     """Write the bundle `out`, replacing a bundle that exists there, and return its manifest.
 
-    `name` is what clients send as `model`; None: the name of the directory `out`. `min_cosine` is the least cosine of every text for an
-    int8 graph of an encoder. `held_out` is the text on which a decoder's bits per byte are measured; None: a few passages. `maps` adds the
-    attention graph. `progress` is called at the beginning of each step, and in long ones with the fraction that is done (0 to 1).
+    `name` is the name that clients send as `model`; None means the name of the directory `out`. `min_cosine` is the lowest cosine that an
+    int8 encoder may have for any text. A decoder's bits per byte are measured on the text `held_out`, or on built-in passages if None.
+    `maps` adds the attention graph. `progress` is called at the beginning of each step, and in long ones with the fraction done (0 to 1).
 
-    Raises CheckpointError for the folder, CorpusError for a `held_out` that is no data folder, ExportError for everything else; `out` is
-    then unchanged.
+    Raises CheckpointError for an invalid checkpoint, CorpusError if `held_out` is a folder but not a data folder, and ExportError for all
+    other errors. `out` is then unchanged.
     """
     options = Options(precision, attention, min_cosine, held_out, maps)
     with in_sentences(f"{checkpoint} cannot be exported", ExportError):
@@ -76,7 +76,7 @@ def _export(checkpoint: Path, options: Options, name: str, folder: Path, scratch
 
     progress("write", None)
     for file, graph in graphs.items():
-        for part in graph.parent.glob(f"{graph.name}*"):  # weights may be beside the graph
+        for part in graph.parent.glob(f"{graph.name}*"):  # weights may be in a second file
             part.rename(folder / part.name.replace(graph.name, file))
     for path in exporter.copied():
         shutil.copyfile(path, folder / path.name)
@@ -91,7 +91,7 @@ def _export(checkpoint: Path, options: Options, name: str, folder: Path, scratch
 
 
 def _checked(exporter: Exporter, graphs: Files, precision: contract.Precision, progress: Progress) -> contract.Parity:
-    """The differences from torch. Raises ExportError for the first that is not allowed."""
+    """Compare the graphs with torch and return the differences. Raises ExportError for the first one above its limit."""
     progress("check", None)
     for file, graph in graphs.items():
         check_interface(open_graph(graph), exporter.graphs[file].inputs, exporter.graphs[file].outputs)
@@ -101,7 +101,7 @@ def _checked(exporter: Exporter, graphs: Files, precision: contract.Precision, p
 def _manifest(
     exporter: Exporter, name: str, folder: Path, parity: contract.Parity, attention_graph: contract.AttentionGraph | None
 ) -> contract.Manifest:
-    """The manifest of the files in `folder`, which are complete."""
+    """Return the manifest of the bundle in `folder`, whose other files are already written."""
     how = exporter.optimisation()
     described = {file: describe(folder / file, graph.inputs, graph.outputs, how) for file, graph in exporter.graphs.items()}
     return contract.Manifest(

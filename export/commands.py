@@ -1,4 +1,4 @@
-"""The commands of this package: export, inspect, attention, compare. PyTorch is imported when a command runs, not for its help."""
+"""The commands of this package: export, inspect, attention, compare. PyTorch is imported when a command runs, not to show its help."""
 
 from enum import StrEnum
 from pathlib import Path

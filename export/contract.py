@@ -1,14 +1,14 @@
-"""What crosses from export to service: one directory, the bundle, described by its `manifest.json`.
+"""The interface between export and service: one directory, the bundle, described by its `manifest.json`.
 
     NAME/
-      manifest.json       everything below, as `Manifest`
-      model.onnx          the graph (and model.onnx.data when the weights are stored beside it)
+      manifest.json       all fields of `Manifest`
+      model.onnx          the graph (and model.onnx.data if the weights are in a second file)
       tokenizer.json      the `tokenizers` file of the checkpoint, unchanged
-      golden.json         texts with the outputs that torch gave for them
-      attention.onnx      optional: a second graph that gives attention matrices, over the same weights
+      golden.json         texts with torch's outputs for them
+      attention.onnx      optional: a second graph that returns attention matrices, with the same weights
 
-Every file but the manifest is named in it with its sha256; the fingerprint is the hash of those hashes and of the manifest's own words,
-so one changed byte anywhere changes it. Nothing heavier than pydantic is imported here: `service` sees of `export` this file alone.
+The manifest has the sha256 of every other file. The fingerprint is the hash of those hashes and of the manifest's own fields, so it changes
+if any byte changes. The largest import here is pydantic, and this is the only file of `export` that `service` imports.
 """
 
 import hashlib
@@ -17,11 +17,11 @@ import math
 import os
 import reprlib
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -39,49 +39,49 @@ INPUT_IDS = "input_ids"  # (B, N) int64
 ATTENTION_MASK = "attention_mask"  # (B, N) int64, 1 = token, 0 = padding
 TOKEN_TYPE_IDS = "token_type_ids"  # (B, N) int64, only in graphs that read pairs of texts and whose model has types
 EMBEDDING = "sentence_embedding"  # (B, D) float32, unit length
-POOLED = "pooled"  # (B, D) float32, the same before normalisation
+POOLED = "pooled"  # (B, D) float32, EMBEDDING before normalisation
 TOKEN_EMBEDDINGS = "token_embeddings"  # (B, N, D_model) float32, 0 at padding
 LOGITS = "logits"  # (B, L) float32; (B, N, L) in a token classifier
 
-# Tensor names of every decoder's step graph, which is prefill and decode at once. M is the number of positions whose logits are wanted,
-# V the vocabulary. A row's tokens stand at the left; what lies beyond its length leaves its state as it was.
+# Tensor names of every decoder's step graph, used for both prefill and decode. M is the number of positions whose logits are requested, V
+# the vocabulary. A row's tokens are padded on the right, and padding leaves its state unchanged.
 TOKENS = "tokens"  # (B, N) int64
 LENGTHS = "lengths"  # (B,) int64, tokens of the row in this call, 0 to N
-POSITIONS = "positions"  # (B,) int64, tokens of the row before this call; only in graphs that need to know
-WANTED = "wanted"  # (B, M) int64, which of the N positions logits are asked of
+POSITIONS = "positions"  # (B,) int64, tokens of the row before this call; only if `Decoder.takes_positions`
+WANTED = "wanted"  # (B, M) int64, the positions in this call whose logits are requested
 STEP_LOGITS = "logits"  # (B, M, V) float32
-# Each state tensor goes in as `state_LAYER_NAME` and comes out as `new_state_LAYER_NAME`; see `StateTensor`.
+# The input `state_LAYER_NAME` of each state tensor has the output `new_state_LAYER_NAME`; see `StateTensor`.
 
-# An encoder-decoder has two graphs. The reader takes INPUT_IDS and ATTENTION_MASK (B, N), and gives tensors `memory_*` (B, N, ..) and
-# `state_*` (B, ..). The step graph takes PREVIOUS, ATTENTION_MASK, memory and state, and gives logits (B, V), ATTENTION and `new_state_*`.
+# An encoder-decoder has two graphs. The reader maps INPUT_IDS and ATTENTION_MASK (B, N) to tensors `memory_*` (B, N, ..) and `state_*`
+# (B, ..). The step graph maps PREVIOUS, ATTENTION_MASK, memory and state to logits (B, V), ATTENTION and `new_state_*`.
 READER = "reader.onnx"
-PREVIOUS = "previous"  # (B,) int64, the token written before this one
-ATTENTION = "attention"  # (B, N) float32, what of the source the token is written from; sums to 1
+PREVIOUS = "previous"  # (B,) int64, the last generated token
+ATTENTION = "attention"  # (B, N) float32, the attention over the source tokens; sums to 1
 
-# The attention graph, where there is one, has `input_ids` (1, N) of one text and, for each layer, a matrix (H, N, N), [head, query, key].
-LONGEST_ATTENTION = 256  # tokens of its text: a layer's matrices are H N² numbers
+# The optional attention graph maps `input_ids` (1, N) of one text to one matrix (H, N, N) per layer, [head, query, key].
+LONGEST_ATTENTION = 256  # longest text in tokens: each layer returns H N² numbers
 
 Kind = Literal["encoder", "reranker", "classifier", "token_classifier", "decoder", "encoder_decoder"]
 Pool = Literal["encoder", "generator"]
 Precision = Literal["fp32", "fp16", "int8"]
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"  # of a model, as clients send it
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._/-]*$"  # allowed model names
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)]  # one directory, no way out of it
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)]  # cannot leave the bundle
 
-# No model is as large as this; a bundle that claims more is broken, and its sizes are not to be allocated.
-MOST_JSON_BYTES = 16 * 2**20  # of manifest.json and golden.json, which are read whole
+# Upper limits, larger than any real model, so that a damaged or malicious bundle cannot cause huge allocations.
+MOST_JSON_BYTES = 16 * 2**20  # of manifest.json and golden.json each
 MOST_TOKENIZER_BYTES = 64 * 2**20
 MOST_TEMPLATE_BYTES = 2**20
-MOST_STATE_BYTES = 2**30  # of one sequence
-MOST_PIXELS = 1024  # of an image's side
-Size = Annotated[int, Field(ge=1, le=2**24)]  # of a vocabulary, a width, a length
-Count = Annotated[int, Field(ge=0, le=2**62)]  # of parameters, bytes, documents
+MOST_STATE_BYTES = 2**30  # per sequence
+MOST_PIXELS = 1024  # width or height of an image
+Size = Annotated[int, Field(ge=1, le=2**24)]  # e.g. of a vocabulary, a width, a length
+Count = Annotated[int, Field(ge=0, le=2**62)]  # e.g. of parameters, bytes, documents
 TokenId = Annotated[int, Field(ge=0, lt=2**24)]
 Text = Annotated[str, Field(max_length=100_000)]
 
 
 def _moment(text: str) -> str:
-    """ISO 8601 with a time zone, since the epoch. Raises ValueError."""
+    """Check that `text` is an ISO 8601 time with a time zone, not before 1970. Raises ValueError."""
     moment = datetime.fromisoformat(text)
     if moment.tzinfo is None or moment.year < 1970:
         raise ValueError("the moment needs a time zone and a year from 1970 on")
@@ -94,17 +94,17 @@ Moment = Annotated[str, Field(max_length=64), AfterValidator(_moment)]
 
 @dataclass(frozen=True)
 class Traits:
-    """What follows from the kind of a model; `KINDS` has one for each kind."""
+    """The properties that a kind of model has; `KINDS` contains them for each kind."""
 
-    pool: Pool  # the replicas of profile split that compute it
-    texts: tuple[int, ...] = ()  # numbers of texts that one input can have; none if inputs are prompts
-    output: str = LOGITS  # of the graph: the answer, unless a request names another output
+    pool: Pool  # the pool of replicas, in profile split, that runs it
+    texts: tuple[int, ...] = ()  # allowed numbers of texts per input; () if inputs are prompts
+    output: str = LOGITS  # the graph output that is returned by default
     per_token: bool = False  # the output has a row for each token of an input
-    has_labels: bool = False  # `Manifest.id2label` names each number of a row
-    ranks: bool = False  # a row is one number: how well a document fits a query
-    golden_bound: Literal["min_cosine", "max_abs_error"] = "max_abs_error"  # by which a server compares its outputs with the golden ones
-    part: Literal["decoder", "encoder_decoder"] | None = None  # of the manifest, which only this kind has; selects the engine
-    uses_gpu: bool = True  # False: the engine computes on the CPU, whatever the provider
+    has_labels: bool = False  # `Manifest.id2label` names the columns of the output
+    ranks: bool = False  # the output is one score: how well a document matches a query
+    golden_bound: Literal["min_cosine", "max_abs_error"] = "max_abs_error"  # limit for the golden examples at a server's start
+    part: Literal["decoder", "encoder_decoder"] | None = None  # the manifest field that only this kind has
+    uses_gpu: bool = True  # False: it runs on the CPU even if the service has a GPU
 
 
 KINDS: dict[Kind, Traits] = {
@@ -118,27 +118,27 @@ KINDS: dict[Kind, Traits] = {
 
 
 def kinds_of(pool: Pool) -> tuple[Kind, ...]:
-    """The kinds of model that a pool computes."""
+    """Return the kinds of model that a pool runs."""
     return tuple(kind for kind, traits in KINDS.items() if traits.pool == pool)
 
 
 def attention_output(layer: int) -> str:
-    """The name of a layer's matrix in the attention graph; layers count from 0."""
+    """Return the name of a layer's matrix in the attention graph. Layers count from 0."""
     return f"attention_{layer}"
 
 
 class BundleError(AttnserveError, ValueError):
-    """A bundle that must not be served: the message names the file and what is wrong with it."""
+    """The bundle must not be served. The message names the file and the problem."""
 
 
 class Part(BaseModel):
-    """Base of every piece of the manifest: frozen, and an unknown key is an error."""
+    """Base class of the manifest and its parts: immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class Tensor(Part):
-    """A graph input or output. A dynamic axis carries its letter ("B", "N"), a fixed one its size."""
+    """An input or output of a graph. A dynamic axis is given by its letter ("B", "N"), a fixed one by its size."""
 
     name: str = Field(max_length=255)
     dtype: Literal["int64", "float32"]
@@ -152,7 +152,7 @@ class File(Part):
 
 
 class Graph(Part):
-    """The ONNX graph: its file, what goes in and out, and which operators it is made of."""
+    """An ONNX graph: its file, inputs, outputs and operators."""
 
     file: FileName
     opset: int = Field(ge=1, le=1000)
@@ -168,7 +168,7 @@ class Limits(Part):
 
 
 class Parity(Part):
-    """How far the graph is from the torch model, measured at export."""
+    """The difference between the graph and the torch model, measured at export."""
 
     max_abs_error: float = Field(description="largest |onnxruntime - torch| over all outputs and all shapes below, texts of unequal length")
     min_cosine: float = Field(
@@ -180,7 +180,7 @@ class Parity(Part):
 
 
 class Trial(Part):
-    """One way of making the graph smaller that was tried, and what came of it."""
+    """One recipe for quantising the graph that was tried, and its results."""
 
     recipe: str
     min_cosine: float
@@ -202,7 +202,7 @@ class Source(Part):
 
 
 class StateTensor(Part):
-    """One tensor of what a decoder remembers of a sequence: its size never grows, and zeros are its beginning."""
+    """One tensor of a decoder's state for one sequence. Its size is constant, and it is initialised with zeros."""
 
     name: str = Field(pattern=r"^state_[0-9]+_[A-Za-z0-9_]+$", description="the graph input; the output is called new_ and this")
     shape: tuple[Size, ...] = Field(max_length=16, description="of one sequence; the graph's tensor has B in front")
@@ -213,8 +213,51 @@ class StateTensor(Part):
         return f"new_{self.name}"
 
 
+class Interface(NamedTuple):
+    """What goes into a graph and comes out of it."""
+
+    inputs: tuple[Tensor, ...]
+    outputs: tuple[Tensor, ...]
+
+
+def int64(name: str, *shape: str | int) -> Tensor:
+    return Tensor(name=name, dtype="int64", shape=shape)
+
+
+def float32(name: str, *shape: str | int) -> Tensor:
+    return Tensor(name=name, dtype="float32", shape=shape)
+
+
+SOURCE = (int64(INPUT_IDS, "B", "N"), int64(ATTENTION_MASK, "B", "N"))  # inputs of whatever reads texts
+
+
+def encoder_interface(kind: Kind, width: int, d_model: str | int, *, typed: bool) -> Interface:
+    """`typed`: token types are an input."""
+    inputs, traits = (*SOURCE, int64(TOKEN_TYPE_IDS, "B", "N")) if typed else SOURCE, KINDS[kind]
+    if traits.output == LOGITS:
+        return Interface(inputs, (float32(LOGITS, "B", *["N"] * traits.per_token, width),))
+    vectors = (float32(EMBEDDING, "B", width), float32(POOLED, "B", width), float32(TOKEN_EMBEDDINGS, "B", "N", d_model))
+    return Interface(inputs, vectors)
+
+
+def decoder_interface(states: Sequence[StateTensor], vocab_size: int, *, takes_positions: bool) -> Interface:
+    numbers = (int64(TOKENS, "B", "N"), int64(LENGTHS, "B"), *[int64(POSITIONS, "B")] * takes_positions, int64(WANTED, "B", "M"))
+    before, after = (
+        [Tensor(name=name, dtype=state.dtype, shape=("B", *state.shape)) for name, state in zip(names, states, strict=True)]
+        for names in ([state.name for state in states], [state.output for state in states])
+    )
+    return Interface((*numbers, *before), (float32(STEP_LOGITS, "B", "M", vocab_size), *after))
+
+
+def step_interface(remembered: Sequence[Tensor], vocab_size: int) -> Interface:
+    """Of an encoder-decoder's step graph; `remembered` are the outputs of its reader."""
+    new = [tensor.model_copy(update={"name": f"new_{tensor.name}"}) for tensor in remembered if not tensor.name.startswith("memory_")]
+    outputs = (float32(STEP_LOGITS, "B", vocab_size), float32(ATTENTION, "B", "N"), *new)
+    return Interface((int64(PREVIOUS, "B"), SOURCE[1], *remembered), outputs)
+
+
 class Image(Part):
-    """What a decoder of pixels draws: `width * height` tokens after a prompt, row by row from the upper left, each a grey level."""
+    """The images of a pixel decoder: `width * height` tokens after a prompt, row by row from the upper left. Each token is a grey level."""
 
     width: int = Field(ge=1, le=MOST_PIXELS)
     height: int = Field(ge=1, le=MOST_PIXELS)
@@ -223,7 +266,7 @@ class Image(Part):
 
 
 class HeldOut(Part):
-    """A text that the bits per byte are of."""
+    """The text on which bits per byte were measured."""
 
     name: str = Field(description="of its file or folder")
     documents: Count
@@ -232,7 +275,7 @@ class HeldOut(Part):
 
 
 class Decoder(Part):
-    """What only a decoder has."""
+    """The fields of a manifest that only decoders have."""
 
     states: tuple[StateTensor, ...] = Field(min_length=1)
     takes_positions: bool = Field(description="the graph has the input `positions`")
@@ -249,7 +292,7 @@ class Decoder(Part):
 
     @property
     def state_bytes(self) -> int:
-        """What one sequence takes, however long it is."""
+        """Bytes of the state of one sequence, whatever its length."""
         sizes = {"float32": 4, "int64": 8}
         return sum(math.prod(state.shape) * sizes[state.dtype] for state in self.states)
 
@@ -263,7 +306,7 @@ class AttentionLayer(Part):
 
 
 class AttentionGraph(Part):
-    """A second graph, for looking: what every layer attends to. Opened when somebody asks."""
+    """A second graph that returns each layer's attention weights. The service opens it at the first request for attention."""
 
     file: FileName
     layers: tuple[AttentionLayer, ...] = Field(min_length=1)
@@ -272,7 +315,7 @@ class AttentionGraph(Part):
 
 
 class EncoderDecoder(Part):
-    """What only an encoder-decoder has. `Manifest.graph` is its step graph, `Limits.max_tokens` its longest source."""
+    """The fields that only encoder-decoders have. `Manifest.graph` is the step graph, `Limits.max_tokens` the longest source in tokens."""
 
     reader: Graph = Field(description="reads a source once; its outputs are the memory and the first state of the step graph")
     begin_token_id: TokenId = Field(description="the token before the first one that is written")
@@ -282,7 +325,7 @@ class EncoderDecoder(Part):
 
 
 class Manifest(Part):
-    """The whole description of a bundle; see the module docstring for the files beside it."""
+    """The complete description of a bundle. The module's docstring lists the bundle's other files."""
 
     format: Literal["attnserve.bundle/1"] = FORMAT
     name: str = Field(pattern=NAME, max_length=256)
@@ -310,12 +353,12 @@ class Manifest(Part):
 
     @property
     def traits(self) -> Traits:
-        """What follows from the kind."""
+        """The properties of the model's kind."""
         return KINDS[self.kind]
 
     @property
     def created_s(self) -> int:
-        """The same in seconds since 1970."""
+        """The time of export, in seconds since 1970."""
         return int(datetime.fromisoformat(self.created).timestamp())
 
     @property
@@ -325,15 +368,15 @@ class Manifest(Part):
 
     @property
     def _absent(self) -> dict[str, Any]:
-        """A part that came later and that this bundle does not have is not among its words, or older bundles would seem changed."""
+        """Names of optional fields that are None. They are left out of the fingerprint, so that older bundles keep theirs."""
         absent: dict[str, Any] = {name: True for name in ("decoder", "encoder_decoder", "attention_graph") if getattr(self, name) is None}
         if self.decoder is not None:
             absent["decoder"] = {name for name in ("image", "held_out", "n_positions") if getattr(self.decoder, name) is None}
         return absent
 
 
-MOST_GOLDEN = 1_000  # texts; every start runs them
-MOST_CONTINUED = 1_000  # tokens after a text, each a step of the decoder
+MOST_GOLDEN = 1_000  # texts, which are computed at every start
+MOST_CONTINUED = 1_000  # tokens after a prompt, each a decoder step at start
 Tokens = Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=100_000)]
 
 
@@ -343,10 +386,10 @@ def _same_lengths(**lists: tuple[Any, ...]) -> None:
 
 
 class Golden(Part):
-    """Inputs with the fp32 torch model's outputs, so that a server can prove itself on start.
+    """Inputs with the fp32 torch model's outputs, which a server compares with its own outputs at start.
 
-    `outputs` holds one row an input: the unit vector of an encoder, the logits of a classifier (first row of a pair is `texts`, second
-    `pairs`); token classifiers keep the logits of the first token.
+    `outputs` has one row per input: the unit vector of an encoder, or the logits of a classifier (those of the first token in a token
+    classifier). The first text of a pair is in `texts`, the second in `pairs`.
     """
 
     texts: tuple[Text, ...] = Field(min_length=1, max_length=MOST_GOLDEN)
@@ -366,10 +409,10 @@ class Golden(Part):
 
 
 class DecoderGolden(Part):
-    """Prompts with the fp32 torch model's answers, so that a server can prove itself on start.
+    """Prompts with the fp32 torch model's logits and continuations, which a server checks at start.
 
-    Logits must be as near as `max_abs_error`. On another kind of processor the last bits differ, and with them a choice between two tokens
-    that are nearly as likely: so a token of a continuation must, given all before it, have a logit within `max_abs_error` of the largest.
+    Logits may differ by at most `max_abs_error`. Another processor rounds differently and may choose another of two almost equally likely
+    tokens. So each token of a continuation, given all before it, need only have a logit within `max_abs_error` of the largest logit.
     """
 
     prompts: tuple[Text, ...] = Field(min_length=1, max_length=MOST_GOLDEN)
@@ -396,9 +439,9 @@ class DecoderGolden(Part):
 
 
 class EncoderDecoderGolden(Part):
-    """Sources with what the torch model writes for each, likeliest token by likeliest token, and its logits on the way.
+    """Sources with the torch model's greedy outputs and their logits, which a server checks at start.
 
-    A server feeds the same tokens and must give logits as near as `max_abs_error`.
+    The server feeds the same tokens, and its logits may differ by at most `max_abs_error`.
     """
 
     texts: tuple[Text, ...] = Field(min_length=1, max_length=MOST_GOLDEN)
@@ -420,13 +463,13 @@ class EncoderDecoderGolden(Part):
 
 
 def no_attention_graph(manifest: Manifest) -> str:
-    """How a sentence goes on that says why there are no matrices to look at, and how to get them."""
+    """Return the end of an error message: the bundle has no attention graph, and which command adds it."""
     command = f"`attnserve export --checkpoint {manifest.source.checkpoint} --out BUNDLE --name {manifest.name} --maps`"
     return f"was exported without its attention graph, which gives what layers attend to: {command} adds it"
 
 
 def verify(bundle: Path) -> Manifest:
-    """The manifest of a bundle whose every byte is as exported. BundleError names the first file that is missing, unknown or differs."""
+    """Return the manifest after checking all files. Raises BundleError for the first file that is missing, unknown or changed."""
     manifest = read_manifest(bundle)
     for file in manifest.files:
         path = regular(bundle, file.name)
@@ -436,14 +479,14 @@ def verify(bundle: Path) -> Manifest:
             raise BundleError(
                 f"{path} was changed after export: sha256 {digest[:12]}…, expected {file.sha256[:12]}…. Export the bundle again."
             )
-    # A graph can name any file beside it as its weights.
+    # An ONNX graph could refer to any file in the folder as its weights.
     if unknown := sorted(set(os.listdir(bundle)) - {file.name for file in manifest.files} - {MANIFEST}):
         raise BundleError(f"{bundle} has {unknown[0]!r}, which its manifest does not list: take it out, or export the bundle again.")
     return manifest
 
 
 def regular(bundle: Path, name: str, *, most_bytes: int | None = None) -> Path:
-    """The path of a file of the bundle. BundleError for one that is missing, too large, no regular file, or elsewhere behind a link."""
+    """Return the path of a file in the bundle. Raises BundleError if it is missing, too large, not regular, or linked from outside."""
     path = bundle / name
     try:
         found = path.resolve(strict=True)
@@ -452,7 +495,7 @@ def regular(bundle: Path, name: str, *, most_bytes: int | None = None) -> Path:
             raise BundleError(f"{path} is a link out of the bundle, which is not followed. Copy the bundle with its files.")
     except (FileNotFoundError, NotADirectoryError):
         raise BundleError(f"{path} is missing. Export the bundle again.") from None
-    except (OSError, RuntimeError, ValueError) as error:  # a link to itself, a name too long
+    except (OSError, RuntimeError, ValueError) as error:  # e.g. a link to itself, or a name that is too long
         raise BundleError(f"{path} cannot be read: {error}. Export the bundle again.") from None
     if not stat.S_ISREG(about.st_mode):
         raise BundleError(f"{path} is no regular file. Export the bundle again.")
@@ -462,7 +505,7 @@ def regular(bundle: Path, name: str, *, most_bytes: int | None = None) -> Path:
 
 
 def read_text(bundle: Path, name: str, *, most_bytes: int = MOST_JSON_BYTES) -> str:
-    """Of a file of the bundle. BundleError as `regular`, and for what is no UTF-8."""
+    """Return the text of a file in the bundle. Raises BundleError as `regular` does, and for text that is not UTF-8."""
     path = regular(bundle, name, most_bytes=most_bytes)
     try:
         return path.read_text(encoding="utf-8")
@@ -471,7 +514,7 @@ def read_text(bundle: Path, name: str, *, most_bytes: int = MOST_JSON_BYTES) -> 
 
 
 def read_manifest(bundle: Path) -> Manifest:
-    """The manifest, the files it names not yet looked at. BundleError when it is missing, does not parse, was changed or contradicts
+    """Return the manifest without checking the other files. Raises BundleError if it is missing, invalid, changed or contradicts
     itself."""
     path = bundle / MANIFEST
     if not os.path.exists(path):  # noqa: PTH110  # also False for a path that no file can have
@@ -499,7 +542,7 @@ def read_manifest(bundle: Path) -> Manifest:
 
 
 def _contradictions(manifest: Manifest) -> Iterator[str]:
-    """What a manifest says in one place and denies in another: each would be a bundle that starts and then cannot answer."""
+    """Yield the contradictions between fields of a manifest. With any of them, a server could start but not answer requests."""
     decoder, traits = manifest.decoder, manifest.traits
     for name, part in (("decoder", decoder), ("encoder_decoder", manifest.encoder_decoder)):
         if (part is not None) != (traits.part == name):
@@ -507,9 +550,8 @@ def _contradictions(manifest: Manifest) -> Iterator[str]:
             return
     yield from _contradictions_of_files(manifest)
     yield from _contradictions_of_tokens(manifest)
-    wanted_inputs, wanted_outputs = _interface(manifest)
-    for way, found, wanted in (("inputs", manifest.graph.inputs, wanted_inputs), ("outputs", manifest.graph.outputs, wanted_outputs)):
-        if found != wanted:
+    for way, wanted in _interface(manifest)._asdict().items():
+        if (found := getattr(manifest.graph, way)) != wanted:
             yield f"the graph of this kind has the {way} {_shapes(wanted)}, and graph.{way} are {_shapes(found)}"
     labels = manifest.id2label
     if traits.has_labels and (len(labels) != manifest.width or set(labels) != set(range(len(labels)))):
@@ -552,38 +594,15 @@ def _contradictions_of_tokens(manifest: Manifest) -> Iterator[str]:
             yield f"{name}={token} is not in the vocabulary, 0 to {vocab_size - 1}"
 
 
-def _interface(manifest: Manifest) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """The inputs and outputs of the served graph, by the kind; of the step graph of an encoder-decoder, by its reader."""
-    decoder, both, width = manifest.decoder, manifest.encoder_decoder, manifest.width
-    inputs: list[Tensor]
+def _interface(manifest: Manifest) -> Interface:
+    """That of the served graph; of an encoder-decoder's step graph, by its reader."""
+    decoder, both, graph, vocab_size = manifest.decoder, manifest.encoder_decoder, manifest.graph, manifest.limits.vocab_size
     if decoder is not None:
-        axes: dict[str, tuple[str, ...]] = {TOKENS: ("B", "N"), LENGTHS: ("B",), POSITIONS: ("B",), WANTED: ("B", "M")}
-        inputs = [_int64(name, *shape) for name, shape in axes.items() if name != POSITIONS or decoder.takes_positions]
-        inputs += [Tensor(name=state.name, dtype=state.dtype, shape=("B", *state.shape)) for state in decoder.states]
-        new = [Tensor(name=state.output, dtype=state.dtype, shape=("B", *state.shape)) for state in decoder.states]
-        return tuple(inputs), (_float32(STEP_LOGITS, "B", "M", manifest.limits.vocab_size), *new)
+        return decoder_interface(decoder.states, vocab_size, takes_positions=decoder.takes_positions)
     if both is not None:
-        made = both.reader.outputs
-        states = [tensor for tensor in made if not tensor.name.startswith("memory_")]
-        new = [tensor.model_copy(update={"name": f"new_{tensor.name}"}) for tensor in states]
-        logits, attention = _float32(STEP_LOGITS, "B", manifest.limits.vocab_size), _float32(ATTENTION, "B", "N")
-        return (_int64(PREVIOUS, "B"), _int64(ATTENTION_MASK, "B", "N"), *made), (logits, attention, *new)
-    typed = any(tensor.name == TOKEN_TYPE_IDS for tensor in manifest.graph.inputs)
-    inputs = [_int64(name, "B", "N") for name in (INPUT_IDS, ATTENTION_MASK, *([TOKEN_TYPE_IDS] if typed else []))]
-    if manifest.traits.output == LOGITS:
-        per_token = ("N",) if manifest.traits.per_token else ()
-        return tuple(inputs), (_float32(LOGITS, "B", *per_token, width),)
-    d_model = next((tensor.shape[-1] for tensor in manifest.graph.outputs[2:] if tensor.shape), "D")
-    vectors = _float32(EMBEDDING, "B", width), _float32(POOLED, "B", width)
-    return tuple(inputs), (*vectors, _float32(TOKEN_EMBEDDINGS, "B", "N", d_model))
-
-
-def _int64(name: str, *shape: str | int) -> Tensor:
-    return Tensor(name=name, dtype="int64", shape=shape)
-
-
-def _float32(name: str, *shape: str | int) -> Tensor:
-    return Tensor(name=name, dtype="float32", shape=shape)
+        return step_interface(both.reader.outputs, vocab_size)
+    d_model = next((tensor.shape[-1] for tensor in graph.outputs[2:] if tensor.shape), "D")
+    return encoder_interface(manifest.kind, manifest.width, d_model, typed=any(tensor.name == TOKEN_TYPE_IDS for tensor in graph.inputs))
 
 
 def _shapes(tensors: tuple[Tensor, ...]) -> str:
@@ -592,12 +611,12 @@ def _shapes(tensors: tuple[Tensor, ...]) -> str:
 
 
 def _printable(text: str) -> str:
-    """In one line, with control characters escaped, since the author of a bundle chooses the names in its manifest."""
+    """Escape control characters and line breaks, because names in a manifest come from the bundle's author."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 def _sentence(error: ValidationError) -> str:
-    """The first field at fault, and what is wrong with it."""
+    """Describe the first invalid field in one sentence."""
     first = error.errors()[0]
     field = _printable(".".join(map(str, first["loc"]))) or "the whole"
     if first["type"] == "missing":
@@ -606,7 +625,7 @@ def _sentence(error: ValidationError) -> str:
 
 
 def dump(manifest: Manifest) -> str:
-    """The one text form of a manifest, fingerprint first, so that the file can be compared byte for byte."""
+    """Return the manifest as JSON, fingerprint first. Equal manifests give equal bytes."""
     return (
         json.dumps(
             {"fingerprint": manifest.fingerprint, **manifest.model_dump(mode="json", exclude=manifest._absent)},
@@ -617,23 +636,11 @@ def dump(manifest: Manifest) -> str:
     )
 
 
-def read_golden(bundle: Path) -> Golden:
-    return _golden(bundle, Golden)
-
-
-def read_decoder_golden(bundle: Path) -> DecoderGolden:
-    return _golden(bundle, DecoderGolden)
-
-
-def read_encoder_decoder_golden(bundle: Path) -> EncoderDecoderGolden:
-    return _golden(bundle, EncoderDecoderGolden)
-
-
 G = TypeVar("G", bound=Part)
 
 
-def _golden(bundle: Path, kind: type[G]) -> G:
-    """BundleError for what does not parse, is empty or does not fit together."""
+def read_golden(bundle: Path, kind: type[G]) -> G:
+    """Read golden.json. Raises BundleError if it is invalid or empty, or if its lists differ in length."""
     try:
         return kind.model_validate_json(read_text(bundle, GOLDEN))
     except ValidationError as error:

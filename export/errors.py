@@ -1,7 +1,7 @@
-"""The one error of this room."""
+"""The exception of this package."""
 
 from service.errors import AttnserveError
 
 
 class ExportError(AttnserveError, ValueError):
-    """No bundle was written. The message names what is wrong, the figure and its limit, and the next step."""
+    """The export failed and no bundle was written. The message has the problem, the figure and its limit, and the next step."""

@@ -1,4 +1,4 @@
-"""The directory of a bundle while it is written, and the entries of its manifest about files, time and tools."""
+"""The directory of a bundle while it is written, and the manifest's entries about files, time and tools."""
 
 import os
 import re
@@ -14,14 +14,14 @@ from export.errors import ExportError
 
 
 def files_of(folder: Path) -> tuple[contract.File, ...]:
-    """The manifest's `files`, in the order of their names."""
+    """Return the manifest's `files`, sorted by name."""
     files = sorted(path for path in folder.iterdir() if path.is_file())
     return tuple(contract.File(name=path.name, sha256=contract.sha256(path), size_bytes=path.stat().st_size) for path in files)
 
 
 @contextmanager
 def replacing(out: Path) -> Iterator[Path]:
-    """A new directory, renamed to `out` at the end of the block; after an error or Ctrl-C it is removed and `out` is as before.
+    """Yield a new directory and rename it to `out` at the end. After an error or Ctrl-C it is removed and `out` is unchanged.
 
     Raises ExportError if `out` exists and is neither a bundle nor an empty directory, so that nothing else is overwritten.
     """
@@ -44,7 +44,7 @@ def replacing(out: Path) -> Iterator[Path]:
 
 
 def checked_name(name: str) -> str:
-    """`name`. Raises ExportError for one that cannot be the name of a model."""
+    """Return `name`. Raises ExportError if it is not a valid model name."""
     if not re.fullmatch(contract.NAME, name):
         raise ExportError(f"{name!r} does not do as the name of a model: letters, digits, and then also . _ - /; give another with --name")
     return name

@@ -1,4 +1,4 @@
-"""A bundle as tables on the terminal: `attnserve inspect`. This file imports neither torch nor onnx."""
+"""Prints a bundle as tables on the terminal: `attnserve inspect`. This file imports neither torch nor onnx."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,11 +10,11 @@ from rich.table import Table
 
 from export import contract
 
-BAR = 40  # characters of the longest bar
+BAR = 40  # length of the longest bar, in characters
 
 
 def render(bundle: Path, *, graph: bool = False) -> RenderableType:
-    """What the manifest says, and with `graph` a histogram of operators. Raises BundleError if any byte is not as exported."""
+    """Return the manifest as tables, with a histogram of operators if `graph`. Raises BundleError if any byte was changed."""
     manifest = contract.verify(bundle)
     parts: list[RenderableType] = [_facts(manifest), "", _files(manifest)]
     if manifest.trials:
@@ -45,11 +45,11 @@ def _known(manifest: contract.Manifest) -> Iterator[tuple[str, str]]:
         yield "parameters", f"{both.parameters:,}"
         yield "writes", f"{both.max_output} tokens at most, the end included"
         yield "reader", f"{_tensors(both.reader.inputs)} -> {_tensors(both.reader.outputs)}"
-    elif manifest.kind == "encoder":
+    elif manifest.traits.has_labels:
+        yield "labels", f"{', '.join(manifest.id2label.values())}; scores by {manifest.score_activation}"
+    else:
         ending = "normalised" if manifest.normalized else "not normalised"
         yield "vectors", f"{manifest.width} wide, {manifest.pooling} pooling, {ending} in the checkpoint's own pipeline"
-    else:
-        yield "labels", f"{', '.join(manifest.id2label.values())}; scores by {manifest.score_activation}"
     if manifest.prompts:
         yield "prompts", ", ".join(f"{name}: {text!r}" for name, text in manifest.prompts.items())
     unlimited = manifest.decoder is not None and manifest.decoder.n_positions is None
@@ -67,7 +67,7 @@ def _known(manifest: contract.Manifest) -> Iterator[tuple[str, str]]:
 
 
 def bits_per_byte(manifest: contract.Manifest) -> str | None:
-    """What a decoder's precision costs: "1.6231 against 1.6100 in fp32, on ..."; None if it was not measured."""
+    """Compare a decoder's bits per byte with fp32: "1.6231 against 1.6100 in fp32, on ..."; None if they were not measured."""
     decoder = manifest.decoder
     if decoder is None or decoder.bits_per_byte is None or decoder.fp32_bits_per_byte is None:
         return None
@@ -108,7 +108,7 @@ def _trials(trials: Iterable[contract.Trial]) -> Table:
 
 
 def _operators(operators: dict[str, int]) -> Table:
-    """Horizontal bars, the most frequent operator first."""
+    """Return a bar chart of the operators, the most frequent first."""
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right")

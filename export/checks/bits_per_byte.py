@@ -1,9 +1,9 @@
-"""The bits per byte of a text under the graph that will be served: the measure of what a precision costs.
+"""Measures the bits per byte of a text under the graph that will be served, to show how much a lower precision loses.
 
-The definition is that of models/training/text/evaluation.py, so that the figure of training is reproduced. A document begins with the
-token that begins a text and with an empty state. The state is kept for the whole document or, in a model with limited positions, for
-windows of that many tokens. Every token of the document and the token that ends it count once, and the sum is divided by the bytes of the
-text. In a model without a token that begins a text, the first token of a document is not predicted.
+The definition is that of models/training/text/evaluation.py, so the two figures are comparable. A document begins with the begin-of-text
+token and with an empty state. The state is kept for the whole document or, if the model has limited positions, for windows of that many
+tokens. Every token of the document and the end token count once, and the sum of their bits is divided by the number of bytes of the text.
+If a model has no begin-of-text token, the first token of a document is not predicted.
 """
 
 import hashlib
@@ -20,11 +20,11 @@ from export.checks.decoder_parity import Ids, Steps, Values
 from export.errors import ExportError
 from models.training.corpus import read_texts
 
-Show = Callable[[float], None]  # called with the fraction that is done
+Show = Callable[[float], None]  # called with the fraction done
 
-CHUNK = 256  # tokens of a row in one call
-ROWS = 16  # documents side by side
-LOGITS = 1 << 24  # largest number of logits in a call: 64 MB
+CHUNK = 256  # tokens of one document per call
+ROWS = 16  # documents in a batch
+LOGITS = 1 << 24  # largest number of logits in one call: 64 MB
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Text:
 
 
 def read_text(path: Path) -> Text:
-    """A file in UTF-8 is one document. Of a data folder (see models/training/corpus.py) the held-out documents are read.
+    """Read a UTF-8 file as one document, or the held-out documents of a data folder (see models/training/corpus.py).
 
-    Raises ExportError for a file without text, CorpusError for a folder of another kind.
+    Raises ExportError for a file without text, and CorpusError for a folder that is not a data folder.
     """
     if path.is_dir():
         return Text(path.resolve().name, tuple(document.text for document in read_texts(path, "held_out")))
@@ -63,11 +63,11 @@ def read_text(path: Path) -> Text:
 def bits_per_byte(
     steps: Steps, tokenizer: Tokenizer, text: Text, *, bos_token_id: int | None, eos_token_id: int | None, show: Show = lambda share: None
 ) -> float:
-    """The bits of all documents divided by their bytes. Without `bos_token_id`, documents begin with `eos_token_id`."""
+    """Return the bits of all documents divided by their bytes. If `bos_token_id` is None, documents begin with `eos_token_id`."""
     end = [] if eos_token_id is None else [eos_token_id]
     begin = end if bos_token_id is None else [bos_token_id]
     rows = [row for ids in _encoded(tokenizer, text) for row in _windows(np.array([*begin, *ids, *end]), steps.n_positions)]
-    rows.sort(key=len, reverse=True)  # neighbours are about equally long
+    rows.sort(key=len, reverse=True)  # a batch then has documents of similar length
     chunk = min(CHUNK, max(1, LOGITS // tokenizer.get_vocab_size()))
     beside = min(ROWS, max(1, LOGITS // (chunk * tokenizer.get_vocab_size())))
     bits, done, total = 0.0, 0, sum(map(len, rows))
@@ -80,25 +80,25 @@ def bits_per_byte(
 
 
 def _encoded(tokenizer: Tokenizer, text: Text) -> list[list[int]]:
-    """The token ids of each document, without the special tokens that a tokenizer adds."""
+    """Return the token ids of each document, without the special tokens that the tokenizer would add."""
     return [encoding.ids for encoding in tokenizer.encode_batch(list(text.documents), add_special_tokens=False)]
 
 
 def _windows(tokens: Ids, n_positions: int | None) -> list[Ids]:
-    """A document cut into windows of `n_positions` tokens, so that each token but the first is predicted once."""
+    """Cut a document into windows of `n_positions` inputs and one last target, so that each token but the first is predicted once."""
     longest = n_positions or len(tokens)
     return [tokens[start : start + longest + 1] for start in range(0, max(len(tokens) - 1, 1), max(longest, 1))]
 
 
 def _bits(steps: Steps, rows: Sequence[Ids], chunk: int) -> float:
-    """Bits of every token of each row (n_i,) but its first; the longest row first."""
-    lengths = np.array([len(row) - 1 for row in rows])  # tokens to read; the last one is only predicted
+    """Return the sum of bits of all tokens except the first of each row. Each row is (n_i,), and the longest comes first."""
+    lengths = np.array([len(row) - 1 for row in rows])  # input tokens: the last token is only a target
     padded = np.zeros((len(rows), len(rows[0])), np.int64)
     for row, place in zip(rows, padded, strict=True):
         place[: len(row)] = row
     states, bits = steps.begin(len(rows)), 0.0
     for start in range(0, int(lengths[0]), chunk):
-        B = int((lengths > start).sum())  # rows that have more tokens
+        B = int((lengths > start).sum())  # rows that are not finished
         states = {name: state[:B] for name, state in states.items()}
         here = padded[:B, start : start + chunk + 1]
         tokens, targets = here[:, :-1], here[:, 1:]
@@ -110,7 +110,7 @@ def _bits(steps: Steps, rows: Sequence[Ids], chunk: int) -> float:
 
 
 def _surprise(logits: Values, targets: Ids) -> NDArray[np.float64]:
-    """-log2 of the probability of each target: (T, V), (T,) -> (T,)."""
+    """Return -log2 of the probability of each target: (T, V), (T,) -> (T,)."""
     below = logits - logits.max(axis=1, keepdims=True)
     of_target = below[np.arange(len(targets)), targets].astype(np.float64)
     bits: NDArray[np.float64] = (np.log(np.exp(below).sum(axis=1, dtype=np.float64)) - of_target) / np.log(2)

@@ -1,8 +1,8 @@
 """Compares a decoder's step graph with torch, and its own results for different batches and chunks.
 
-First the values of onnxruntime and torch, two calls in a row, at sizes at which wrong graphs fail. Then the bits of onnxruntime's own
-results: a whole prompt, pieces of it and single steps; alone and in a batch; with padding and without; on one thread and on two. This file
-does not import torch.
+First the values of onnxruntime and torch are compared over two consecutive calls, at sizes where incorrect graphs fail. Then onnxruntime's
+results must be identical to the last bit for a whole prompt, pieces of it and single steps; alone and in a batch; with and without padding;
+on one thread and on two. This file does not import torch.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,34 +18,34 @@ Values = NDArray[np.float32]
 Ids = NDArray[np.int64]
 States = dict[str, Values]
 
-# The order of summation differs, over hundreds of tokens: 3e-6 to 3e-5 measured, most with random weights. See `parity.scale`.
+# onnxruntime and torch sum hundreds of tokens in different orders: measured 3e-6 to 3e-5. Relative errors; see `parity.scale`.
 TOLERANCE = 1e-4
 
-# Two calls each, the second with the states of the first: (B, N), N of the second. Rows differ in age and length; one has no tokens.
+# Sizes of two consecutive calls: (B, N) of the first, N of the second. Rows have different starts and lengths; one row has no tokens.
 SIZES = (((1, 1), 1), ((2, 1), 3), ((1, 9), 1), ((3, 33), 17), ((5, 70), 1), ((2, 130), 65))
-STARTS = (0, 1, 1_000, 70_001, 31)  # tokens before the first call, of each row; the graph knows them by `positions` alone
+STARTS = (0, 1, 1_000, 70_001, 31)  # tokens before the first call, for each row; the graph receives them as `positions`
 
-PROMPTS = (150, 1, 64, 97, 131)  # tokens of the prompts that are computed in every way; 150 is beyond the longest window in use
+PROMPTS = (150, 1, 64, 97, 131)  # prompt lengths; 150 is longer than the largest attention window in use
 WHOLE = max(PROMPTS)
 PIECES = (64, 7)
 
 
 class Steps:
-    """A step graph, or torch in its place, called with numpy arrays."""
+    """A decoder's step graph, or the torch model in its place, called with numpy arrays."""
 
     def __init__(self, answer: Reference, inputs: Tensors, *, n_positions: int | None = None) -> None:
-        """n_positions: how many tokens of a sequence it takes; None: any number."""
+        """`n_positions` is the longest sequence in tokens; None means no limit."""
         self.answer = answer
         self.n_positions = n_positions
         self.takes_positions = any(tensor.name == contract.POSITIONS for tensor in inputs)
         self.states = [tensor for tensor in inputs if tensor.name.startswith("state_")]
 
     def begin(self, rows: int) -> States:
-        """The states before the first token."""
+        """Return the states before the first token, for `rows` sequences."""
         return {state.name: np.zeros((rows, *map(int, state.shape[1:])), state.dtype) for state in self.states}
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, states: States, wanted: Ids | None = None) -> tuple[Values, States]:
-        """(B, N), (B,), (B,), wanted (B, M) or None for all -> logits (B, M or N, V), the new states."""
+        """(B, N), (B,), (B,), states, wanted (B, M) or None for all N -> logits (B, M or N, V), the new states."""
         B, N = tokens.shape
         feed: Feed = {contract.TOKENS: tokens, contract.LENGTHS: lengths}
         if self.takes_positions:
@@ -56,7 +56,7 @@ class Steps:
 
 
 def compare(graph: Steps, reference: Steps, *, vocab_size: int, tolerance: float = TOLERANCE) -> float:
-    """The largest |graph - reference| of logits and states. Raises ExportError for the first tensor beyond the tolerance."""
+    """Return the largest |graph - reference| of logits and states. Raises ExportError for the first tensor above the tolerance."""
     random = np.random.default_rng(0)
     largest = 0.0
     for (B, N), N_after in sizes_within(graph.n_positions):
@@ -76,17 +76,17 @@ def compare(graph: Steps, reference: Steps, *, vocab_size: int, tolerance: float
 
 
 def sizes_within(n_positions: int | None) -> tuple[tuple[tuple[int, int], int], ...]:
-    """The SIZES whose two calls fit into the positions."""
+    """Return those SIZES whose two calls together need at most `n_positions` tokens."""
     return tuple(size for size in SIZES if n_positions is None or size[0][1] + size[1] <= n_positions)
 
 
 def _start(row: int, N: int, steps: Steps) -> int:
-    """The first position of a row that gets N tokens."""
+    """Return the first position of a row that gets N tokens."""
     return STARTS[row] if steps.n_positions is None else min(STARTS[row], steps.n_positions - N)
 
 
 def _lengths(B: int, N: int) -> Ids:
-    """From N down to 1; a batch of five has a row without tokens."""
+    """Return B decreasing lengths that begin with N. In a batch of five, one row has no tokens."""
     lengths = [max(1, N * (B - i) // B) for i in range(B)]
     if B == 5:
         lengths[2] = 0
@@ -94,7 +94,7 @@ def _lengths(B: int, N: int) -> Ids:
 
 
 def inexact(open_steps: Callable[[int], Steps], *, vocab_size: int) -> str | None:
-    """What changes the bits of a row, in words; None if the results of a row depend on that row alone.
+    """Return the first condition (such as padding or batching) that changes any bit of a row's results; None if no condition does.
 
     `open_steps(threads)` opens the graph. 0 and -0 count as equal.
     """
@@ -122,7 +122,7 @@ class Row:
 
 
 def run(rows: Sequence[Row], steps: Steps, piece: int, *, padding: int = 0) -> list[Result]:
-    """The rows in one batch, `piece` tokens of each per call, in rows of the longest piece and `padding` more tokens."""
+    """Run all rows in one batch, `piece` tokens of each per call. Each call has `padding` columns beyond its longest piece."""
     states = steps.begin(len(rows))
     logits: list[list[Values]] = [[] for _ in rows]
     for done in range(0, max(len(row.tokens) for row in rows), piece):
@@ -142,7 +142,7 @@ def _alone(rows: Sequence[Row], steps: Steps, piece: int, *, padding: int = 0) -
 
 
 def _ways(rows: list[Row], one: Steps, two: Steps) -> Iterator[tuple[str, list[Result]]]:
-    """All runs that must give the bits of a whole prompt alone on one thread, with what differs."""
+    """Yield the name and results of every run whose bits must equal those of whole prompts, each run alone on one thread."""
     for piece in PIECES:
         yield f"a prompt in pieces of {piece}", _alone(rows, one, piece)
     yield "token by token", _alone(rows, one, 1)
@@ -157,6 +157,6 @@ def _ways(rows: list[Row], one: Steps, two: Steps) -> Iterator[tuple[str, list[R
 
 
 def _differing(a: Result, b: Result) -> str | None:
-    """The name of the first tensor that differs."""
+    """Return the name of the first tensor that differs, or None."""
     pairs = {contract.STEP_LOGITS: (a[0], b[0])} | {name: (a[1][name], b[1][name]) for name in b[1]}
     return next((name for name, (x, y) in pairs.items() if not np.array_equal(x, y)), None)

@@ -1,4 +1,4 @@
-"""Compares the two graphs of an encoder-decoder with torch, and a row of a batch with the same row alone. No torch in here."""
+"""Compares the two graphs of an encoder-decoder with torch, and a row of a batch with the same row run alone. It does not import torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,15 +10,15 @@ from numpy.typing import NDArray
 from export import contract
 from export.checks.parity import Feed, Reference, largest_error
 
-# The same sums in another order, over the steps of a source and an output: 1e-6 to 1e-5 measured. Relative to the largest value of a tensor
-# where that is above 1.
+# onnxruntime and torch sum in different orders, over the steps of a source and an output: measured 1e-6 to 1e-5. The error is relative to
+# the largest value of a tensor if that is above 1.
 TOLERANCE = 1e-4
-STEPS = 8  # compared at each size
+STEPS = 8  # output tokens compared at each size
 
 
 @dataclass(frozen=True)
 class ReaderAndStep:
-    """Both graphs, or torch in their place, called with plain arrays."""
+    """The two graphs of an encoder-decoder, or the torch model in their place, called with numpy arrays."""
 
     reader: Reference
     step: Reference
@@ -37,7 +37,7 @@ class ReaderAndStep:
         return np.stack(logits, axis=1), np.stack(attention, axis=1)
 
     def greedy(self, ids: list[int], *, end_token_id: int, max_output: int) -> tuple[list[int], NDArray[Any]]:
-        """The likeliest tokens after one source, and the logits before each (T, V)."""
+        """Return the greedy output tokens for one source, and the logits (T, V) before each of them."""
         source, written = np.array([ids], np.int64), list[int]()
         while True:
             logits, _ = self.logits(source, np.ones_like(source), np.array([[*written, 0]], np.int64))
@@ -49,9 +49,9 @@ class ReaderAndStep:
 def compare_steps(
     graphs: ReaderAndStep, model: ReaderAndStep, feeds: Sequence[Feed], *, vocab_size: int, max_output: int
 ) -> tuple[float, float]:
-    """The largest difference of logits and attention over consecutive steps, and the lowest cosine of a step's logits.
+    """Return the largest error of logits and attention over consecutive steps, and the lowest cosine of a step's logits.
 
-    Raises ExportError for a difference beyond the tolerance, also between a row alone and the same row in a padded batch.
+    Raises ExportError if an error exceeds the tolerance, also if a row run alone differs from the same row in a padded batch.
     """
     random, error, cosine = np.random.default_rng(0), 0.0, 1.0
     for feed in feeds:
@@ -71,6 +71,6 @@ def compare_steps(
 
 
 def _cosine(got: NDArray[Any], want: NDArray[Any]) -> float:
-    """The lowest of any step's logits, less their mean."""
+    """Return the lowest cosine, over all rows and steps, between the two logit vectors after subtracting each vector's mean."""
     one, other = (each - each.mean(axis=-1, keepdims=True) for each in (got, want))
     return float(((one * other).sum(-1) / (np.linalg.norm(one, axis=-1) * np.linalg.norm(other, axis=-1))).min())

@@ -1,6 +1,6 @@
-"""Golden examples: texts or prompts with torch's outputs, which a server compares with its own at start.
+"""Golden examples: texts or prompts with torch's outputs, which a server compares with its own outputs at start.
 
-Each is computed alone, in a batch of one. The outputs are those of the float32 torch model, whatever the precision of the graph.
+Each example is computed in a batch of one. The outputs are those of the float32 torch model, whatever the precision of the graph.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from export.errors import ExportError
 from models.folders.folder import read_tokenizer
 
 N_CONTINUED = 16  # tokens after each prompt
-N_TOP = 8  # logits kept of each prompt
+N_TOP = 8  # largest logits stored for each prompt
 
 
 class Tokens:
@@ -30,7 +30,7 @@ class Tokens:
         self.tokenizer.enable_truncation(max_tokens)
 
     def feed(self, inputs: Tensors, text: str, pair: str | None = None) -> Feed | None:
-        """A batch of one; None for a text that has no tokens at all."""
+        """Return the text as a batch of one, or None if it has no tokens."""
         encoding = self.tokenizer.encode(text, pair)
         if not encoding.ids:
             return None
@@ -39,14 +39,14 @@ class Tokens:
 
 
 class Examples:
-    """Texts, the batch of one that is made of each, and torch's `rows` for them: (n, D) float32, see `contract.Golden.outputs`.
+    """Texts, their inputs (each a batch of one), and torch's outputs `rows` (n, D) float32 as `contract.Golden.outputs` defines them.
 
-    Texts without tokens are left out. `pairs` has the second texts of a reranker.
+    Texts without tokens are left out. `pairs` contains the second texts if the model takes pairs.
     """
 
     def __init__(self, kind: contract.Kind, tokens: Tokens, inputs: Tensors, reference: Reference, texts: Sequence[str]) -> None:
-        self.kind = kind
-        partners = [PAIRS[i % len(PAIRS)] for i in range(len(texts))] if kind == "reranker" else [None] * len(texts)
+        self.traits = contract.KINDS[kind]
+        partners = [None if 1 in self.traits.texts else PAIRS[i % len(PAIRS)] for i in range(len(texts))]
         found = [(text, pair, tokens.feed(inputs, text, pair)) for text, pair in zip(texts, partners, strict=True)]
         kept = [(text, pair, feed) for text, pair, feed in found if feed is not None]
         self.texts = tuple(text for text, _, _ in kept)
@@ -55,17 +55,16 @@ class Examples:
         self.rows = self.run(reference)
 
     def run(self, answer: Reference) -> NDArray[np.float32]:
-        output = contract.EMBEDDING if self.kind == "encoder" else contract.LOGITS
-        rows = [answer(feed)[output][0] for feed in self.feeds]
-        return np.stack([row[0] for row in rows] if self.kind == "token_classifier" else rows)
+        rows = [answer(feed)[self.traits.output][0] for feed in self.feeds]
+        return np.stack([row[0] for row in rows] if self.traits.per_token else rows)
 
     def cosines(self, rows: NDArray[np.float32]) -> NDArray[np.float64]:
-        """The cosine of each row with torch's. For logits see `contract.Parity.min_cosine`."""
-        return cosines(rows, self.rows) if self.kind == "encoder" else _logit_cosines(rows, self.rows)
+        """Return the cosines between `rows` and torch's rows. For logits they are computed as `contract.Parity.min_cosine` defines."""
+        return _logit_cosines(rows, self.rows) if self.traits.has_labels else cosines(rows, self.rows)
 
 
 def cosines(got: NDArray[np.float32], want: NDArray[np.float32]) -> NDArray[np.float64]:
-    """(n, D), (n, D) -> (n,). Two rows of zeros have the cosine 1; a row of zeros and another row have 0."""
+    """Return the cosine of each pair of rows: (n, D), (n, D) -> (n,). It is 1 for two rows of zeros, and 0 if only one of them is zero."""
     a, b = got.astype(np.float64), want.astype(np.float64)
     lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
     dots = np.einsum("nd,nd->n", a, b)
@@ -74,15 +73,15 @@ def cosines(got: NDArray[np.float32], want: NDArray[np.float32]) -> NDArray[np.f
 
 
 def _logit_cosines(got: NDArray[np.float32], want: NDArray[np.float32]) -> NDArray[np.float64]:
-    """(n, L), (n, L) -> (L,): of each label's logits over all texts, less their mean. Texts are ranked by these differences."""
+    """Return one cosine per label, over its logits for all n texts minus the mean of `want`: (n, L), (n, L) -> (L,)."""
     mean = want.mean(axis=0)
     return cosines((got - mean).T, (want - mean).T)
 
 
 class DecoderExamples:
-    """Prompts with the reference's logits (n, V) after each and its greedy continuation.
+    """Prompts with the reference model's logits (n, V) after each prompt and its greedy continuation.
 
-    Raises ExportError if the positions of the model are too few for every prompt.
+    Raises ExportError if the model has too few positions for every prompt.
     """
 
     def __init__(self, tokenizer: Tokenizer, reference: Steps) -> None:
@@ -113,7 +112,7 @@ class DecoderExamples:
 
 
 def greedy(steps: Steps, prompt: Sequence[int], n: int) -> tuple[NDArray[np.float32], list[int]]:
-    """The logits (V,) after the prompt, and n tokens, each the likeliest after those before it."""
+    """Return the logits (V,) after the prompt, and n tokens generated greedily."""
     states, position, fed = steps.begin(1), 0, np.array([prompt])
     rows: list[NDArray[np.float32]] = []
     while len(rows) < n:

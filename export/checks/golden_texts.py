@@ -1,4 +1,4 @@
-"""The texts that exports are checked with: sentences, prompts and passages."""
+"""The texts used to check exports: sentences, prompts and passages."""
 
 TEXTS = (
     "A cat sleeps on the warm stones of the harbour wall.",
@@ -24,7 +24,7 @@ TEXTS = (
     "Attention is a weighted mean: softmax(QKᵀ/√d) V ∈ ℝⁿˣᵈ.",
     "Shares fell 3% on Tuesday after the company cut its forecast for the second quarter, citing weaker demand in Asia.",
     "Patient presents with mild fever (38.2 °C), dry cough and fatigue; no history of asthma.",
-    # Beyond the 512 tokens of most models, so that truncation is checked; no longer, because every start computes it.
+    # More than the 512 tokens of most models, so that truncation is checked. Not longer, because every server start computes it.
     "It was a long walk from the station to the old house, and nobody had thought to bring an umbrella. " * 30,
 )
 
@@ -36,7 +36,7 @@ PAIRS = (
     "no",
 )
 
-# Only for comparing precisions: ordinary sentences, and short symbolic texts, on which quantisation errs most.
+# Only used to compare precisions: ordinary sentences, and short symbolic texts, which have the largest quantisation errors.
 MORE_TEXTS = (
     "What is the capital of Australia?",
     "Canberra is the capital city of Australia.",

@@ -1,6 +1,6 @@
-"""Compares a graph with torch: names, axes, shapes and types, then values. Each difference has its own error.
+"""Compares a graph with torch: first names, axes, shapes and types, then values. Each kind of difference has its own error message.
 
-The reference is any function from named inputs to named outputs; this file does not import torch.
+The reference is any function from named inputs to named outputs. This file does not import torch.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,13 +19,13 @@ Arrays = Mapping[str, NDArray[np.float32]]
 Reference = Callable[[Feed], Arrays]
 Tensors = tuple[contract.Tensor, ...]
 
-# The order of summation differs: float32 has 24 bits, and over a dozen layers up to five of them differ. Relative to `scale`.
+# onnxruntime and torch sum in different orders. Over a dozen layers, up to 5 of float32's 24 bits differ. Relative to `scale`.
 FP32_TOLERANCE = 2e-5
-LONGEST_COMPARED = 2048  # tokens; torch keeps all B * H * N² scores of a layer: 0.4 GB for two texts of this length and 12 heads
+LONGEST_COMPARED = 2048  # tokens; torch stores all B * H * N² scores of a layer: 0.4 GB for two texts of this length and 12 heads
 
 
 def open_graph(file: Path, *, threads: int = 0) -> ort.InferenceSession:
-    """A session as the service opens it, on the CPU. `threads` 0: all cores."""
+    """Open a graph on the CPU with the service's settings. `threads` = 0 uses all cores."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
@@ -35,13 +35,13 @@ def open_graph(file: Path, *, threads: int = 0) -> ort.InferenceSession:
 
 
 def answers(session: ort.InferenceSession, outputs: Tensors) -> Reference:
-    """The graph as a function from named inputs to named outputs."""
+    """Return the graph as a function from named inputs to named outputs."""
     names = [tensor.name for tensor in outputs]
     return lambda feed: dict(zip(names, session.run(names, feed), strict=True))
 
 
 def check_interface(session: ort.InferenceSession, inputs: Tensors, outputs: Tensors) -> None:
-    """Raises ExportError for the first tensor whose name, axes, sizes or type are not those of the contract."""
+    """Raise ExportError for the first tensor whose name, axes, sizes or type differ from the contract."""
     for way, found, wanted in (("input", session.get_inputs(), inputs), ("output", session.get_outputs(), outputs)):
         names = [tensor.name for tensor in wanted]
         if [node.name for node in found] != names:
@@ -62,7 +62,7 @@ def check_interface(session: ort.InferenceSession, inputs: Tensors, outputs: Ten
 def compare(
     session: ort.InferenceSession, reference: Reference, outputs: Tensors, feeds: Sequence[Feed], *, tolerance: float = FP32_TOLERANCE
 ) -> float:
-    """The largest |graph - reference| over all outputs and feeds. Raises ExportError for the first output beyond the tolerance."""
+    """Return the largest |graph - reference| over all outputs and feeds. Raises ExportError for the first output above the tolerance."""
     largest = 0.0
     answer = answers(session, outputs)
     for feed in feeds:
@@ -84,20 +84,20 @@ def same_shape(got: NDArray[np.float32], want: NDArray[np.float32], what: str) -
 
 
 def largest_error(got: NDArray[np.float32], want: NDArray[np.float32], tolerance: float, what: str, reference: str = "the model") -> float:
-    """The largest |got - want|. Raises ExportError if it exceeds `tolerance` times the `scale` of `want`; `what` begins the message."""
+    """Return the largest |got - want|. Raises ExportError if it is above `tolerance * scale(want)`; `what` begins the message."""
     error, allowed = float(np.abs(got - want).max(initial=0.0)), tolerance * scale(want)
-    if not error <= allowed:  # not `>`: NaN must fail
+    if not error <= allowed:  # `error > TOLERANCE` would accept NaN
         raise ExportError(f"{what} {error:.3g} away from {reference}, and {allowed:.3g} is allowed")
     return error
 
 
 def scale(values: NDArray[np.float32]) -> float:
-    """The largest |value|, at least 1: tolerances are relative above 1 and absolute below."""
+    """Return max(1, the largest |value|), so that tolerances are relative for values above 1 and absolute below."""
     return max(1.0, float(np.abs(values).max(initial=0.0)))
 
 
 def feeds(inputs: Tensors, *, vocab_size: int, pad_token_id: int, max_tokens: int) -> list[Feed]:
-    """Random tokens at sizes at which wrong graphs fail: one text, one token, odd sizes, unequal lengths, an empty text, full length."""
+    """Return random inputs at sizes where incorrect graphs fail: one text, one token, odd sizes, an empty text, full length, etc."""
     random = np.random.default_rng(0)
     longest = min(max_tokens, LONGEST_COMPARED)
     sizes = [(1, 1), (1, 2), (2, 1), (1, 16), (2, 7), (3, 33), (5, 17), (8, 64), (2, longest)]
@@ -108,7 +108,7 @@ def feeds(inputs: Tensors, *, vocab_size: int, pad_token_id: int, max_tokens: in
 
 
 def _lengths(B: int, N: int) -> list[int]:
-    """From N down to 1; a batch of five has a text without tokens."""
+    """Return B decreasing lengths that begin with N. In a batch of five, one text has no tokens."""
     lengths = [max(1, N * (B - i) // B) for i in range(B)]
     if B > 2:
         lengths[-1] = 0 if B == 5 else 1
@@ -123,13 +123,13 @@ def _feed(random: np.random.Generator, inputs: Tensors, lengths: list[int], voca
 
 
 def feed_of(inputs: Iterable[Any], ids: NDArray[np.int64], mask: NDArray[np.int64], types: NDArray[np.int64]) -> Feed:
-    """The inputs of an encoder's graph that have one of these `inputs`' names; each array is (B, N)."""
+    """Return the arrays (ids, mask and types, each (B, N)) that the graph has as `inputs`, by name."""
     values = {contract.INPUT_IDS: ids, contract.ATTENTION_MASK: mask, contract.TOKEN_TYPE_IDS: types}
     return {each.name: values[each.name] for each in inputs}
 
 
 def shapes_of(feeds: Sequence[Feed]) -> tuple[tuple[int, int], ...]:
-    """(B, N) of each feed, for `contract.Parity.shapes`."""
+    """Return (B, N) of each feed, for `contract.Parity.shapes`."""
     return tuple((int(B), int(N)) for B, N in (feed[contract.ATTENTION_MASK].shape for feed in feeds))
 
 

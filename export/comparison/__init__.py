@@ -1,9 +1,8 @@
-"""Every mechanism side by side, measured in onnxruntime on its exported layer: what `attnserve compare` runs and writes.
+"""Benchmarks of every attention mechanism, run in onnxruntime on its exported layer: the command `attnserve compare`.
 
-Read `plan.py` (the sizes), `mechanisms.py` (what is compared: the layers, with `convolution.py` and `recurrent.py` beside them),
-`layer_graph.py` (one layer becomes a graph), then what is measured: `growth.py` with `child.py`, `parity.py`, `matrices.py`. `results.py`
-is what is kept of it, `run.py` takes all in turn, and `tables.py`, `deviation.py`, `plots.py` and `page.py` make the page.
+Read `plan.py` (the sizes), `mechanisms.py` (the compared layers, with `convolution.py` and `recurrent.py`), `layer_graph.py` (exports one
+layer as a graph), then the measurements: `growth.py` with `child.py`, `parity.py`, `matrices.py`. `results.py` stores the results, `run.py`
+runs all measurements in turn, and `tables.py`, `deviation.py`, `plots.py` and `page.py` write the page.
 
-It is here and not in `loadtest/`, which measures the running service from outside: this measures single torch layers and their graphs, and
-needs models, the exporter and no service.
+`loadtest/` measures the running service. This package measures single torch layers and their graphs, and needs no service.
 """

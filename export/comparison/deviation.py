@@ -1,4 +1,4 @@
-"""Why a measured exponent is the stated one, or is not: in words that are made from the figures."""
+"""Explains, in sentences that contain the measured figures, why an exponent agrees with the stated one or differs from it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,12 +8,12 @@ from export.comparison.mechanisms import EVERYTHING, is_attention, work
 from export.comparison.plan import Plan
 from export.comparison.results import Result
 
-CLOSE = 0.15  # exponents that differ by less are called the same
+CLOSE = 0.15  # exponents that differ by less are reported as equal
 MiB = 2**20
 
 
 def why(result: Result, plan: Plan) -> str:
-    """Why the measured exponent is the stated one, or is not."""
+    """Return a sentence that explains why the measured exponent agrees with the stated one or differs from it."""
     stated, time, _ = exponents(result, plan)
     ended = f" Stopped: {result.ended}." if result.ended else ""
     if stated is None or time is None:
@@ -24,7 +24,7 @@ def why(result: Result, plan: Plan) -> str:
 
 
 def _faster(result: Result, plan: Plan, time: float) -> str:
-    """Less than stated: something that grows more slowly still weighs."""
+    """Explain an exponent below the stated one: work that grows more slowly with N still takes a large part of the time."""
     lengths, seconds = [point.N for point in result.points], [point.s for point in result.points]
     stated, size = work_of(result, plan), result.linear_weights
     with_projections = growth.stated_exponent(lambda N: stated(N) + size * N, lengths)
@@ -38,7 +38,7 @@ def _faster(result: Result, plan: Plan, time: float) -> str:
 
 
 def _slower(result: Result, plan: Plan, time: float) -> str:
-    """More than stated: a multiply-add takes longer at longer N."""
+    """Explain an exponent above the stated one: one multiply-add takes longer at larger N."""
     stated, size = work_of(result, plan), result.linear_weights
     measured = [point for point in result.points if point.N >= growth.GROWTH_FROM]
     first, last = measured[0], measured[-1]
@@ -50,13 +50,13 @@ def _slower(result: Result, plan: Plan, time: float) -> str:
 
 
 def _cache() -> str:
-    """How much the processor keeps near, where the system tells."""
+    """Return a clause with the size of the processor's largest cache; empty if the system does not report it."""
     sizes = [int(file.read_text().strip().rstrip("K")) for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
     return f"; the largest cache holds {max(sizes) / 1024:,.0f} MiB" if sizes else ""
 
 
 def exponents(result: Result, plan: Plan) -> tuple[float | None, float | None, float | None]:
-    """Stated, of time, of memory."""
+    """Return three exponents of growth with N: stated, measured time and measured memory."""
     lengths = [point.N for point in result.points]
     time = growth.exponent(lengths, [point.s for point in result.points])
     memory = growth.exponent(lengths, [float(point.peak_bytes) for point in result.points])
@@ -64,12 +64,12 @@ def exponents(result: Result, plan: Plan) -> tuple[float | None, float | None, f
 
 
 def work_of(result: Result, plan: Plan) -> Callable[[int], float]:
-    """The stated multiply-adds as a function of N."""
+    """Return the stated multiply-adds as a function of N."""
     return lambda N: work(result.name, N, plan.d_model, plan.n_heads, longest=plan.longest)
 
 
 def width_exponents(result: Result, plan: Plan) -> tuple[float | None, float | None]:
-    """Of time against the option that `examples.varied` names: stated, projections counted with it, and measured."""
+    """Return the stated exponent (with projections) and the measured one of time against the option that `examples.varied` names."""
     varied = EVERYTHING[result.name].examples.varied
     assert varied, f"{result.name} names no option to vary"
     option = varied[0]

@@ -13,16 +13,16 @@ from export.comparison.plan import Plan
 from export.comparison.results import Point
 from export.errors import ExportError
 
-GROWTH_FROM = 1024  # tokens: below, what does not depend on N is most of a run
-FASTEST = 2.0  # no mechanism here grows faster than N²
+GROWTH_FROM = 1024  # tokens: at smaller N, most of a run does not depend on N
+FASTEST = 2.0  # no mechanism grows faster than N²
 
 
 class Killed(ExportError):
-    """The system ended the run, as it does with what takes more memory than there is."""
+    """The operating system killed the run, usually because it used too much memory."""
 
 
 def measure(name: str, graph: Path, plan: Plan, N: int) -> Point:
-    """One length. Raises ExportError, with what the process said, where it cannot be run, and Killed where it was too large."""
+    """Run one length in a child process and return its result. Raises ExportError with the child's message, or Killed if it was killed."""
     request = {"mechanism": name, "graph": str(graph), "plan": plan.model_dump(mode="json"), "N": N, "seconds": plan.seconds}
     done = subprocess.run(
         [sys.executable, "-m", "export.comparison.child", json.dumps(request)], check=False, capture_output=True, text=True
@@ -36,7 +36,7 @@ def measure(name: str, graph: Path, plan: Plan, N: int) -> Point:
 
 
 def too_much(points: Sequence[Point], N: int, plan: Plan) -> str | None:
-    """Why N is not tried, judged by the lengths before it; None where it fits."""
+    """Return the reason why a run at N would exceed a limit of the plan, estimated from the lengths before it, or None."""
     for what, values, limit, unit in (
         ("memory", [point.peak_bytes for point in points], plan.memory_bytes, 2**30),
         ("a run", [point.s for point in points], plan.longest_run_s, 1),
@@ -48,7 +48,7 @@ def too_much(points: Sequence[Point], N: int, plan: Plan) -> str | None:
 
 
 def extrapolated(lengths: Sequence[int], values: Sequence[float], N: int) -> float:
-    """Of the last length, with the growth of the last two and a quarter more, N² at most: a caution, no estimate. 0 for fewer than two."""
+    """Return a cautious upper estimate at N: the growth exponent of the last two lengths plus 1/4, 2 at most. 0 for fewer than two."""
     if len(lengths) < 2 or values[-2] <= 0:
         return 0.0
     slope = log(max(values[-1] / values[-2], 1.0)) / log(lengths[-1] / lengths[-2])
@@ -57,17 +57,17 @@ def extrapolated(lengths: Sequence[int], values: Sequence[float], N: int) -> flo
 
 
 def exponent(lengths: Sequence[int], values: Sequence[float], *, begin: int = GROWTH_FROM) -> float | None:
-    """p of value ~ N^p by least squares over the logarithms, from N = `begin` on; None for fewer than three such lengths, or a 0."""
+    """Fit value ~ N^p by least squares on the logarithms for N >= `begin`, and return p. None if fewer than three values are positive."""
     pairs = [(log(N), log(value)) for N, value in zip(lengths, values, strict=True) if begin <= N and value > 0]
     return linear_regression(*zip(*pairs, strict=True)).slope if len(pairs) >= 3 else None
 
 
 def last_exponent(lengths: Sequence[int], values: Sequence[float]) -> float | None:
-    """The same between the last two lengths: where it is still on its way up, what does not grow so fast still weighs."""
+    """Return the exponent between the last two lengths. It is higher than `exponent` if terms that grow more slowly still have a share."""
     pairs = [(log(N), log(value)) for N, value in zip(lengths, values, strict=True) if value > 0][-2:]
     return linear_regression(*zip(*pairs, strict=True)).slope if len(pairs) == 2 else None
 
 
 def stated_exponent(work: Callable[[int], float], lengths: Sequence[int]) -> float | None:
-    """That of a stated cost, over the lengths that were measured."""
+    """Return the exponent of a stated cost, fitted over the measured lengths."""
     return exponent(lengths, [work(N) for N in lengths])

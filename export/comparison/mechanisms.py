@@ -1,4 +1,4 @@
-"""Who is compared: every layer of LAYERS, and beside them a convolution and a recurrent network, which the complexity table names too."""
+"""The compared mechanisms: every layer of LAYERS, and the convolution and the recurrent network of the complexity table."""
 
 import inspect
 import re
@@ -20,28 +20,28 @@ EVERYTHING: dict[str, type[Mechanism]] = {**LAYERS, "convolution": Convolution, 
 
 
 def is_attention(name: str) -> bool:
-    """Not the convolution and not the recurrent network."""
+    """Return False for the convolution and the recurrent network, True for all others."""
     attends: bool = EVERYTHING[name].capabilities.weights != "none"
     return attends
 
 
 def options(name: str, *, longest: int, short: bool = False) -> dict[str, Any]:
-    """Keywords of the constructor: the layer's large example or, `short`, the one for some 64 tokens; room for `longest` tokens."""
+    """Return the constructor's keywords: the large example, or with `short` the one for about 64 tokens; `longest` sets n_positions."""
     kind = EVERYTHING[name]
     room = {"n_positions": longest} if "n_positions" in inspect.signature(kind).parameters else {}
     return {**kind.examples.large, **(kind.examples.short if short else {}), **room}
 
 
 def work(name: str, N: int, d_model: int, n_heads: int, *, longest: int, more: Mapping[str, Any] | None = None) -> float:
-    """The stated multiply-adds for N tokens. `more` options replace those of the large example."""
+    """Return the stated multiply-adds for N tokens. `more` replaces options of the large example."""
     sizes = {"D": d_model, "H": n_heads, "D_k": d_model // n_heads}
     return float(EVERYTHING[name].cost.work(N, Sizes(**sizes, **options(name, longest=longest) | dict(more or {}))))
 
 
 def build(name: str, d_model: int, n_heads: int, *, longest: int, short: bool = False, more: Mapping[str, Any] | None = None) -> nn.Module:
-    """The layer with weights of variance 1 / D, so that tokens of variance 1 give queries and keys of variance 1; always the same ones.
+    """Build the layer with fixed random weights of variance 1 / D, so that tokens of variance 1 give queries and keys of variance 1.
 
-    `more` options replace those of `options`.
+    `more` replaces some of the `options`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -54,7 +54,7 @@ def build(name: str, d_model: int, n_heads: int, *, longest: int, short: bool = 
 
 
 def chosen(names: str) -> tuple[str, ...]:
-    """Names with commas between them; "" for all. Raises ExportError for one that is none."""
+    """Return the mechanisms of a comma-separated list; "" means all. Raises ExportError for an unknown name."""
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if unknown := sorted(set(wanted) - EVERYTHING.keys()):
         raise ExportError(f"{unknown[0]!r} is no mechanism; there are {', '.join(EVERYTHING)}")
@@ -63,11 +63,11 @@ def chosen(names: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Words:
-    """What the docstring of a mechanism's file says of it."""
+    """The parts of the docstring of a mechanism's file."""
 
     title: str
-    body: str  # formulas, paper and cost, as they stand there
-    paper: str  # arXiv number of the first paper it names; "" where it names none
+    body: str  # formulas, paper and cost, unchanged
+    paper: str  # arXiv number of the first paper that it names, or ""
 
 
 def words(name: str) -> Words:
@@ -78,5 +78,5 @@ def words(name: str) -> Words:
 
 
 def source(name: str) -> str:
-    """The code of the file that defines the mechanism."""
+    """Return the source code of the file that defines the mechanism."""
     return inspect.getsource(sys.modules[EVERYTHING[name].__module__])

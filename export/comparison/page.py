@@ -1,4 +1,4 @@
-"""One page of it all: compare.md with its pictures beside it, and compare.html, which is the same with the pictures inside."""
+"""Writes the page with all results: compare.md with separate pictures, and compare.html with embedded pictures."""
 
 import base64
 import platform
@@ -25,7 +25,7 @@ PICTURES = {
 
 
 def write(results: Mapping[str, Result], plan: Plan, out: Path) -> Path:
-    """Writes the pictures, compare.md and compare.html; the last of them is returned."""
+    """Write the pictures, compare.md and compare.html, and return the path of compare.html."""
     text = write_markdown(results, plan, out)
     page = out / "compare.html"
     page.write_text(html(text, out), encoding="utf-8")
@@ -33,7 +33,7 @@ def write(results: Mapping[str, Result], plan: Plan, out: Path) -> Path:
 
 
 def write_markdown(results: Mapping[str, Result], plan: Plan, out: Path) -> str:
-    """Writes the pictures and compare.md, whose text is returned. Raises ExportError where that cannot be."""
+    """Write the pictures and compare.md, and return its text. Raises ExportError if a file cannot be written."""
     with in_sentences(f"{out} cannot take the page", ExportError):
         out.mkdir(parents=True, exist_ok=True)
         plots.growth(results, out / "compare-time.svg", what="ms a run", value=plots.seconds)
@@ -45,7 +45,7 @@ def write_markdown(results: Mapping[str, Result], plan: Plan, out: Path) -> str:
 
 
 def markdown(results: Mapping[str, Result], plan: Plan, out: Path) -> str:
-    """The page; a picture that is not in `out` is left out of it."""
+    """Return the page as Markdown. Pictures that do not exist in `out` are left out."""
     missing = [f"`{name}`" + (f" ({result.failure})" if result.failure else "") for name, result in results.items() if not result.complete]
     parts = [
         "# Attention mechanisms side by side\n",
@@ -84,7 +84,7 @@ def markdown(results: Mapping[str, Result], plan: Plan, out: Path) -> str:
 
 
 def html(text: str, out: Path) -> str:
-    """The Markdown as one file that needs no other."""
+    """Return the Markdown as one self-contained HTML file."""
     body = MarkdownIt("commonmark").enable("table").render(text)
     for name in PICTURES:
         if (out / name).is_file():

@@ -12,12 +12,12 @@ from export.comparison.plan import Plan
 from export.comparison.results import Point, Result
 
 MiB = 2**20
-SHOWN_EVERYWHERE = ("softmax", "linear")  # in every panel, for the eye: what grows like N² and like N
+SHOWN_EVERYWHERE = ("softmax", "linear")  # drawn in every panel as references for growth like N² and N
 STYLES = ("-", "--", ":", "-.")
 
 
 class Kind(StrEnum):
-    """The panels, by how a mechanism forms the weights of pairs of tokens."""
+    """The panels of a picture: one for each way in which mechanisms form attention weights."""
 
     pairs = "all pairs of tokens"
     pattern = "a pattern or a hash chooses pairs"
@@ -35,7 +35,7 @@ def kind_of(name: str) -> Kind:
 
 
 def growth(results: Mapping[str, Result], file: Path, *, what: str, value: Callable[[Point], float]) -> None:
-    """A panel for each kind, logarithmic both ways, so that an exponent is a slope. `what` is the label of the axis."""
+    """Draw one panel per kind of mechanism. Both axes are logarithmic, so slopes are exponents. `what` labels the y axis."""
     kinds = [kind for kind in Kind if any(kind_of(name) == kind and result.points for name, result in results.items())]
     if not kinds:
         return
@@ -66,7 +66,7 @@ def memory(point: Point) -> float:
 
 
 def ranks(results: Mapping[str, Result], plan: Plan, file: Path) -> None:
-    """Effective rank of every mechanism, one row each, a bar for each width."""
+    """Draw the effective rank of every mechanism: one row each, with a bar for each width."""
     shown = {name: result.ranks for name, result in results.items() if result.ranks}
     if not shown:
         return

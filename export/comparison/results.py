@@ -1,4 +1,4 @@
-"""What is kept of a mechanism: one JSON file each, written after every step, so that a comparison that was stopped goes on where it was."""
+"""Stores the results of each mechanism in one JSON file, saved after every step, so that an interrupted comparison can be resumed."""
 
 import hashlib
 import json
@@ -11,20 +11,20 @@ from pydantic import BaseModel
 from export.comparison import mechanisms
 from export.comparison.plan import Plan
 
-MEASURED_BY = ("child.py", "layer_graph.py", "matrices.py", "parity.py")  # a change in one of these, and figures are no longer comparable
+MEASURED_BY = ("child.py", "layer_graph.py", "matrices.py", "parity.py")  # a change in these files makes older figures incomparable
 
 
 class Point(BaseModel):
-    """One length, B = 1, one thread."""
+    """The measurement at one length N, for one sequence (B = 1) on one thread."""
 
     N: int
-    s: float  # of the fastest run
+    s: float  # seconds of the fastest run
     runs: int
-    peak_bytes: int  # resident memory that a run adds to weights and input
+    peak_bytes: int  # resident memory of a run, without weights and input
 
 
 class Parity(BaseModel):
-    """onnxruntime against torch, both float32, at one size: the largest difference of a token's output."""
+    """The largest |onnxruntime - torch| of any output at one size, both in float32."""
 
     B: int
     N: int
@@ -32,7 +32,7 @@ class Parity(BaseModel):
 
 
 class Rank(BaseModel):
-    """Of the effective matrix (N, N), the mean over heads."""
+    """Ranks of the effective matrix (N, N) for one head width, averaged over heads."""
 
     d_head: int
     numerical: float
@@ -40,28 +40,28 @@ class Rank(BaseModel):
 
 
 class WidthPoint(BaseModel):
-    """One value of an option that the cost depends on, at the plan's `width_length`."""
+    """The measurement at one value of an option that the cost depends on, at the plan's `width_length`."""
 
     value: int
     s: float
 
 
 class Result(BaseModel):
-    """Of one mechanism. What is None or has no `stopped` yet is still to be measured."""
+    """All results of one mechanism. `ended` is None while longer N are to be measured; other fields with None are still to be measured."""
 
     name: str
     key: str
-    linear_weights: int = 0  # multiply-adds a token that are projections
+    linear_weights: int = 0  # multiply-adds per token in projections
     operators: dict[str, int] = {}
-    state_bytes: dict[int, int] = {}  # tokens so far -> bytes of one sequence's state; {} without a state
+    state_bytes: dict[int, int] = {}  # number of tokens -> bytes of one sequence's state; {} without a state
     points: list[Point] = []
-    ended: str | None = None  # why no longer N is measured
-    widths: list[WidthPoint] = []  # of the option that its `examples.varied` names
+    ended: str | None = None  # why no larger N is measured; "" if all were
+    widths: list[WidthPoint] = []  # values of the option `examples.varied`
     parity: list[Parity] | None = None
     ranks: list[Rank] | None = None
-    layers_to_reach: int | None = None  # 0: never, however many
+    layers_to_reach: int | None = None  # 0: no number of layers is enough
     reach_done: bool = False
-    failure: str | None = None  # what ended it the last time; it is tried again
+    failure: str | None = None  # error of the last attempt, which is repeated
 
     @property
     def complete(self) -> bool:
@@ -77,8 +77,8 @@ class Result(BaseModel):
 
 
 def key(name: str, plan: Plan) -> str:
-    """Of what a result depends on: with another plan, other options, runtime or code (the mechanism's file, how it is measured), it is
-    measured again.
+    """Return a hash of the plan, options, runtime and source code that a result depends on. A result with a different key is measured
+    again.
     """
     examples = mechanisms.EVERYTHING[name].examples
     told: dict[str, Any] = {
@@ -91,20 +91,20 @@ def key(name: str, plan: Plan) -> str:
 
 
 def load(folder: Path, name: str, plan: Plan) -> Result:
-    """What there is of it, or an empty result."""
+    """Return the saved result, or an empty one if none is saved or its key differs."""
     wanted = key(name, plan)
     file = folder / f"{name}.json"
     if not file.is_file():
         return Result(name=name, key=wanted)
     try:
         found = Result.model_validate_json(file.read_text(encoding="utf-8"))
-    except ValueError:  # no UTF-8, no JSON, or other fields
+    except ValueError:  # not UTF-8, not JSON, or with other fields
         return Result(name=name, key=wanted)
     return found if found.key == wanted else Result(name=name, key=wanted)
 
 
 def save(folder: Path, result: Result) -> None:
-    """In one step: a file is the old one or the new one."""
+    """Write the file atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / f".{result.name}.new"
     new.write_text(result.model_dump_json(indent=1))

@@ -1,4 +1,4 @@
-"""All mechanisms in turn. Everything that is measured is on disk before the next thing begins."""
+"""Measures all mechanisms in turn. Every result is saved before the next measurement begins."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,13 +18,13 @@ from models.folders.folder import in_sentences
 Progress = Callable[[str, float | None], None]
 
 GRAPHS, RESULTS = "graphs", "results"
-STATE_LENGTHS = (64, 128)  # tokens after which the size of a state is taken
+STATE_LENGTHS = (64, 128)  # tokens after which the state's size is measured
 
 
 def run(names: Sequence[str], plan: Plan, out: Path, progress: Progress = lambda step, fraction: None) -> list[Result]:
-    """Measure what is not measured yet. After Ctrl-C or a kill, the same call goes on where it was, and failures are tried again.
+    """Measure everything that is not measured yet. A repeated call resumes an interrupted one, and retries failures.
 
-    Raises ExportError for a folder `out` that cannot be read or written.
+    Raises ExportError if the folder `out` cannot be read or written.
     """
     with in_sentences(f"{out} cannot take the comparison", ExportError):
         return _run(names, plan, out, progress)
@@ -43,7 +43,7 @@ def _tell(progress: Progress, fraction: float, step: str) -> None:
 
 
 def _attempt(result: Result, plan: Plan, out: Path, begin: Callable[[str], None]) -> None:
-    """A mechanism that cannot be exported or run, for whatever reason, says so on the page; the others are measured all the same."""
+    """Measure one mechanism. Any error is saved as its `failure`, so that the other mechanisms are still measured."""
     result.failure = None
     try:
         _complete(result, plan, out, begin)
@@ -53,13 +53,13 @@ def _attempt(result: Result, plan: Plan, out: Path, begin: Callable[[str], None]
 
 
 def _complete(result: Result, plan: Plan, out: Path, begin: Callable[[str], None]) -> None:
-    """Every step that is missing, and the file after each."""
+    """Run every step that is not done yet, and save the result after each."""
     name = result.name
     graph = out / GRAPHS / f"{name}.{result.key}.onnx"
     begin(f"{name}: graph")
     layer: Any = build(name, plan.d_model, plan.n_heads, longest=plan.longest)
     if not graph.is_file():
-        for old in graph.parent.glob(f"{name}.*.onnx"):  # of older keys
+        for old in graph.parent.glob(f"{name}.*.onnx"):  # from earlier keys
             old.unlink()
         _write(layer, graph, plan)
     result.operators = layer_graph.operators(graph)
@@ -79,7 +79,7 @@ def _complete(result: Result, plan: Plan, out: Path, begin: Callable[[str], None
 
 
 def _grow(result: Result, graph: Path, plan: Plan, out: Path, begin: Callable[[str], None]) -> None:
-    """All lengths that fit, shortest first."""
+    """Measure the lengths of the plan in ascending order, until one exceeds the limits."""
     for N in plan.lengths[len(result.points) :]:
         if reason := growth.too_much(result.points, N, plan):
             result.ended = reason
@@ -96,7 +96,7 @@ def _grow(result: Result, graph: Path, plan: Plan, out: Path, begin: Callable[[s
 
 
 def _vary(result: Result, plan: Plan, out: Path, begin: Callable[[str], None]) -> None:
-    """The option that its cost depends on beside N, value by value; each has a graph of its own, which goes again."""
+    """Measure the cost for each value of the option `examples.varied`, each with a temporary graph."""
     option, values = mechanisms.EVERYTHING[result.name].examples.varied or ("", ())
     for value in values[len(result.widths) :]:
         begin(f"{result.name}: {option} {value}")
@@ -109,7 +109,7 @@ def _vary(result: Result, plan: Plan, out: Path, begin: Callable[[str], None]) -
 
 
 def _write(layer: nn.Module, graph: Path, plan: Plan) -> None:
-    """Beside its place first: an interrupted export leaves no half a graph there."""
+    """Write the graph to a temporary file and rename it, so that an interrupted export leaves no partial graph."""
     graph.parent.mkdir(parents=True, exist_ok=True)
     new = graph.with_suffix(".new")
     layer_graph.write(layer, new, d_model=plan.d_model, longest=plan.longest)
@@ -117,7 +117,7 @@ def _write(layer: nn.Module, graph: Path, plan: Plan) -> None:
 
 
 def _state_bytes(layer: nn.Module, plan: Plan) -> dict[int, int]:
-    """Of one sequence, after so many tokens."""
+    """Return the size of one sequence's state after each number of tokens in STATE_LENGTHS."""
     found = {}
     for N in STATE_LENGTHS:
         with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""The tables of the page, as Markdown. Every sentence about a figure is made from the figure."""
+"""The tables of the page, as Markdown. Every sentence about a figure is generated from that figure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -21,10 +21,10 @@ def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def complexity(results: Results, plan: Plan) -> str:
-    """The complexity table of the specification, with what was measured and why it is another."""
+    """Return the complexity table of the specification, with the measured exponents and the reasons for differences."""
     headings = ("layer", "time, stated", "exponent of that", "measured", "memory", "sequential operations", "layers to reach all", "why")
     layers = {name: EVERYTHING[name] for name in results}
-    shown = (name for name, layer in layers.items() if layer.cost.row and not layer.capabilities.causal)  # twins share a cost
+    shown = (name for name, layer in layers.items() if layer.cost.row and not layer.capabilities.causal)  # twins cost the same
     return table(headings, (_complexity_row(results[name], plan) for name in shown))
 
 
@@ -46,7 +46,7 @@ def _complexity_row(result: Result, plan: Plan) -> tuple[str, ...]:
 
 
 def every_growth(results: Results, plan: Plan) -> str:
-    """All mechanisms: exponents of time and memory, and both at the longest N that all kinds reach."""
+    """Return a table of all mechanisms: exponents of time and memory, and both values at each mechanism's longest measured N."""
     headings = ("mechanism", "time, stated", "exponent of that", "measured", "memory", "longest N", "there: ms", "MiB", "why")
     return table(headings, (_growth_row(result, plan) for result in results.values() if result.points))
 
@@ -67,7 +67,7 @@ def _growth_row(result: Result, plan: Plan) -> tuple[str, ...]:
 
 
 def width_growth(results: Results, plan: Plan) -> str:
-    """How the cost grows with the table's other letters."""
+    """Return a table of the growth of cost with sizes other than N."""
     headings = ("mechanism", "time, stated", "what grows", "ms a run", "exponent stated, with projections", "measured")
     return table(headings, (_width_row(result, plan) for result in results.values() if result.widths))
 
@@ -80,7 +80,7 @@ def _width_row(result: Result, plan: Plan) -> tuple[str, ...]:
     return f"`{result.name}`", layer.cost.words, layer.examples.varied[0], runs, deviation.p(stated), deviation.p(measured)
 
 
-# What they can do, and what they are made of
+# Capabilities and operators
 
 
 def abilities(results: Results) -> str:
@@ -105,7 +105,7 @@ def _abilities_row(result: Result) -> tuple[str, ...]:
 
 
 def state(result: Result) -> str:
-    """In words: its size, and how it grows."""
+    """Describe the size of a sequence's state: constant, or bytes per token."""
     if not result.state_bytes:
         return ""
     (first, before), (last, after) = sorted(result.state_bytes.items())
@@ -137,7 +137,7 @@ def _parity_row(result: Result) -> tuple[str, ...]:
 
 
 def ranks(results: Results, plan: Plan) -> str:
-    """Numerical / effective rank by width of a head."""
+    """Return a table of numerical and effective rank for each width of a head."""
     rows = (
         (f"`{name}`", *(f"{rank.numerical:.0f} / {rank.effective:.1f}" for rank in result.ranks))
         for name, result in results.items()
@@ -147,7 +147,7 @@ def ranks(results: Results, plan: Plan) -> str:
 
 
 def rank_statements(results: Results, plan: Plan) -> str:
-    """The specification's statements on rank, each with the figures that bear it out or do not."""
+    """Return the specification's statements on rank, each with the figures that confirm or contradict it."""
     N, N_words = plan.rank_length, f"N = {plan.rank_length}"
     full = [float(N)] * len(plan.rank_widths)
     bounded = [float(min(width, N)) for width in plan.rank_widths]
@@ -188,18 +188,18 @@ def reach(result: Result) -> str:
     return "never, however many," if result.layers_to_reach == 0 else str(result.layers_to_reach)
 
 
-# One by one
+# One section per mechanism
 
 
 def mechanism(result: Result) -> str:
-    """Formula, paper, cost: the docstring of its own file."""
+    """Return the formula, paper and cost of a mechanism, from the docstring of its file."""
     told = words(result.name)
     link = f" [arXiv:{told.paper}](https://arxiv.org/abs/{told.paper})" if told.paper else ""
     return f"### {result.name}\n\n{told.title}{link}\n\n```\n{told.body}\n```\n"
 
 
 def widths(results: Results) -> str:
-    """What the layers were built with."""
+    """Describe the options that the layers were built with."""
     large = {name: EVERYTHING[name].examples.large for name in results}
     rows = ((f"`{name}`", ", ".join(f"{key} {value}" for key, value in options.items())) for name, options in large.items() if options)
     return table(("mechanism", "built with"), rows)

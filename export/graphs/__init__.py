@@ -1,11 +1,11 @@
 """Torch models as ONNX graphs.
 
-- `torch_graph.py`: a torch module with the inputs and outputs of a graph; the call of torch's exporter.
+- `torch_graph.py`: a torch module with named inputs and outputs, and its export with torch's exporter.
 - `onnx_file.py`: optimises, saves and describes ONNX files.
 - `packed_encoder.py`: an encoder that computes only the tokens of a batch, not its padding.
 - `encoder.py`: the graph of an encoder, reranker or classifier.
-- `decoder_operators.py`: ONNX Runtime's operators in place of recurrences and convolutions.
+- `decoder_operators.py`: ONNX Runtime's operators for recurrences and convolutions.
 - `decoder_step.py`: the graph of a decoder, for prefill and decode.
 - `encoder_decoder.py`: the two graphs of an encoder-decoder.
-- `shared_weights.py`: two graphs over one file of weights.
+- `shared_weights.py`: lets two graphs use one file of weights.
 """

@@ -1,9 +1,9 @@
 """ONNX forms of causal layers: recurrences and short convolutions as one operator each, and elementwise functions whose results do not
-depend on a number's place in a tensor.
+depend on the position of a number in its tensor.
 
-A state must have the same bits whatever the chunks of a prompt and the other rows of a batch. `LinearAttention`, `CausalConvWithState`,
-MatMul, Exp, Sigmoid, Tanh, Erf, the norms and Softmax of onnxruntime's CPU provider fulfil this. Log, Softplus, Sin and Cos do not: they
-compute four numbers at a time and the remaining ones by another formula (docs/log.md).
+A state must have the same bits whatever the chunks of a prompt and the other rows of a batch. In onnxruntime's CPU provider, this holds for
+`LinearAttention`, `CausalConvWithState`, MatMul, Exp, Sigmoid, Tanh, Erf, the norms and Softmax. It fails for Log, Softplus, Sin and Cos,
+which compute four numbers at a time and the remaining ones by a different formula (docs/log.md).
 """
 
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ RULES = {(False, False): "linear", (True, False): "gated", (False, True): "delta
 
 @contextmanager
 def with_operators(model: nn.Module) -> Iterator[None]:
-    """Within the block, the causal layers of the model can be exported; those that become operators cannot be run."""
+    """Replace operators of the model's causal layers for the export, within the block. The replacements cannot be run in torch."""
     kinds: tuple[tuple[type[nn.Module], str, Callable[[Any], Any]], ...] = (
         (CausalLayer, "recurrence", lambda layer: linear_attention),
         (ShortConvolution, "convolve", lambda convolution: causal_convolution),
@@ -51,7 +51,7 @@ def with_operators(model: nn.Module) -> Iterator[None]:
 def linear_attention(
     q: Tensor, k: Tensor, v: Tensor, S: Tensor, *, decay: Tensor | None = None, beta: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """`models.attention.layers.recurrence` as one operator, in float32: same shapes in and out."""
+    """Compute `models.attention.layers.recurrence` as one operator, in float32, with the same shapes of inputs and outputs."""
     B, H, N, D_v = v.shape
     inputs: list[Any] = [*(merge_heads(x.float()) for x in (q, k, v)), S]  # (B, N, H * D)
     inputs += [_heads_last(decay), _heads_last(beta)]
@@ -74,7 +74,7 @@ def _heads_last(x: Tensor | None) -> Tensor | None:
 
 
 def causal_convolution(x: Tensor, weight: Tensor, past: Tensor) -> Tensor:
-    """`models.attention.layers.short_convolution.convolve` as one operator. Its own new state includes padding and is not used."""
+    """Compute `models.attention.layers.short_convolution.convolve` as one operator. Its output state counts padding and is unused."""
     y, _ = torch.onnx.ops.symbolic_multi_out(
         f"{OPERATORS}::CausalConvWithState",
         [x, weight, None, past],
@@ -87,9 +87,9 @@ def causal_convolution(x: Tensor, weight: Tensor, past: Tensor) -> Tensor:
 
 
 def windows(q: Tensor, k: Tensor, v: Tensor, *, scale: float, present: Tensor, seen_first: Tensor | None = None) -> Tensor:
-    """`models.attention.sparse.windows.attend_to_windows` with a copy of its window for every query, oldest key first.
+    """Compute `models.attention.sparse.windows.attend_to_windows` from a copy of each query's window, oldest key first.
 
-    Sums over keys then have the same order wherever a window is in the buffer.
+    The order of summation over keys then does not depend on where the window is in the buffer.
     """
     N, n_first = q.shape[2], 0 if seen_first is None else seen_first.shape[-1]
     slots = torch.arange(N)[:, None] + torch.arange(k.shape[2] - n_first - N + 1)  # (N, window)
@@ -106,8 +106,8 @@ def windows(q: Tensor, k: Tensor, v: Tensor, *, scale: float, present: Tensor, s
 
 
 def hedgehog_map(phi: HedgehogMap) -> Callable[[Tensor], Tensor]:
-    """The map with the matrices of all heads in one block-diagonal matrix: a product by one constant matrix has the same bits in any batch,
-    products by one matrix per head have not.
+    """Return the map with one block-diagonal matrix for all heads: a product with one constant matrix has the same bits in any batch,
+    but products with one matrix per head do not.
     """
     H = phi.bias.shape[0]
     weight = torch.block_diag(*phi.weight.detach().mT)  # (H * D_k, H * D_k)
@@ -121,7 +121,7 @@ def hedgehog_map(phi: HedgehogMap) -> Callable[[Tensor], Tensor]:
 
 
 def products_with_codes(codebook: Codebook) -> Callable[[Tensor], Tensor]:
-    """`Codebook.products` head by head: a product by one constant matrix has the same bits in any batch, as in `hedgehog_map`."""
+    """Return a form of `Codebook.products` with one constant matrix per product, so that it has the same bits in any batch."""
     codes = codebook.codes.detach().mT.contiguous()  # (H, D_k, Z)
 
     def products(x: Tensor) -> Tensor:
@@ -131,7 +131,7 @@ def products_with_codes(codebook: Codebook) -> Callable[[Tensor], Tensor]:
 
 
 def _add(x: Any, y: Any, alpha: float = 1.0) -> Any:
-    """x + alpha y. The exporter drops constant addends below 1e-8, which prevent 0 / 0; it keeps them in `Sum`."""
+    """Return x + alpha y. The exporter drops constant addends below 1e-8, which prevent 0 / 0, but keeps them in `Sum`."""
     if isinstance(y, float) and 0 < abs(y) < LEAST_ADDEND:
         return op.Sum(x, op.CastLike(y, x))
     return op.Add(x, y if alpha == 1 else op.Mul(y, op.CastLike(alpha, y)))

@@ -1,4 +1,4 @@
-"""An encoder, reranker or classifier as a graph: texts as token ids (B, N) in, vectors or logits out."""
+"""The graph of an encoder, reranker or classifier: from token ids (B, N) to vectors or logits."""
 
 from pathlib import Path
 
@@ -11,11 +11,11 @@ from export.graphs.packed_encoder import without_padding
 from export.graphs.torch_graph import TorchGraph
 from models.checkpoints.published import Checkpoint
 
-EXAMPLE_TOKENS = 519  # longer than a group, chunk or window of any layer: of a shorter one the exporter takes N for a constant
+EXAMPLE_TOKENS = 519  # above every group, chunk and window, or N would become a constant in the graph
 
 
 class Float32Outputs(nn.Module):
-    """A model of any precision whose outputs are a tuple of float32 tensors."""
+    """A wrapper of a model in any precision that returns a tuple of float32 tensors."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -27,16 +27,21 @@ class Float32Outputs(nn.Module):
 
 
 def encoder_graph(checkpoint: Checkpoint, model: nn.Module | None = None) -> TorchGraph:
-    """The graph of the checkpoint's model, or of `model` in its place. Raises ExportError for an encoder without pooling."""
+    """The graph of the checkpoint's model, or of `model` in its place. Raises ExportError for an encoder without pooling.
+
+    Token types are an input only if the model reads pairs of texts and has types.
+    """
     sizes = {"B": 3, "N": min(EXAMPLE_TOKENS, checkpoint.max_tokens - 1)}
     module = Float32Outputs(checkpoint.model if model is None else model)
-    return TorchGraph(module, _inputs(checkpoint), _outputs(checkpoint), sizes, max_tokens=checkpoint.max_tokens)
+    typed = 2 in contract.KINDS[checkpoint.kind].texts and checkpoint.uses_token_types
+    interface = contract.encoder_interface(checkpoint.kind, _width(checkpoint), checkpoint.config.d_model, typed=typed)
+    return TorchGraph(module, *interface, sizes, max_tokens=checkpoint.max_tokens)
 
 
 def trace(checkpoint: Checkpoint, file: Path, *, separate_projections: bool = False, weights_beside: bool | None = None) -> None:
-    """Write the graph of the model without padding; see `without_padding`.
+    """Write the graph of the model that computes no padding; see `without_padding`.
 
-    `weights_beside` puts the weights into a second file; None: only if one file cannot hold them.
+    `weights_beside` puts the weights into a second file; None means only if one file cannot contain them.
     """
     if weights_beside is None:
         weights_beside = sum(int(tensor.nbytes) for tensor in checkpoint.model.state_dict().values()) > LARGEST_FILE_BYTES
@@ -44,25 +49,12 @@ def trace(checkpoint: Checkpoint, file: Path, *, separate_projections: bool = Fa
     encoder_graph(checkpoint, packed).export(file, weights_beside=weights_beside)
 
 
-def _inputs(checkpoint: Checkpoint) -> tuple[contract.Tensor, ...]:
-    """Token types are an input only if the model reads pairs of texts and has types."""
-    pairs = checkpoint.kind in ("reranker", "classifier") and checkpoint.uses_token_types
-    names = [contract.INPUT_IDS, contract.ATTENTION_MASK, *([contract.TOKEN_TYPE_IDS] if pairs else [])]
-    return tuple(contract.Tensor(name=name, dtype="int64", shape=("B", "N")) for name in names)
-
-
-def _outputs(checkpoint: Checkpoint) -> tuple[contract.Tensor, ...]:
-    if checkpoint.kind != "encoder":
-        n_labels = len(checkpoint.id2label)
-        per_token = checkpoint.kind == "token_classifier"
-        return (contract.Tensor(name=contract.LOGITS, dtype="float32", shape=("B", "N", n_labels) if per_token else ("B", n_labels)),)
+def _width(checkpoint: Checkpoint) -> int:
+    """Labels of a classifier, numbers of an encoder's vector."""
+    if contract.KINDS[checkpoint.kind].has_labels:
+        return len(checkpoint.id2label)
     if checkpoint.pooling == "none":
         raise ExportError(f"{checkpoint.folder} has no pooling, so it gives no vector of a text; add a Pooling module to its modules.json")
     dense = checkpoint.model.get_submodule("dense")
     widths = [module.out_features for module in dense.modules() if isinstance(module, nn.Linear)]
-    width = int(widths[-1]) if widths else int(checkpoint.config.d_model)
-    return (
-        contract.Tensor(name=contract.EMBEDDING, dtype="float32", shape=("B", width)),
-        contract.Tensor(name=contract.POOLED, dtype="float32", shape=("B", width)),
-        contract.Tensor(name=contract.TOKEN_EMBEDDINGS, dtype="float32", shape=("B", "N", checkpoint.config.d_model)),
-    )
+    return int(widths[-1]) if widths else int(checkpoint.config.d_model)

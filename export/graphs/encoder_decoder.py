@@ -1,8 +1,8 @@
-"""An encoder-decoder becomes two ONNX graphs: one reads a source once, one writes one token per call.
+"""Exports an encoder-decoder as two ONNX graphs: one reads a source once, the other generates one token per call.
 
 reader: input_ids (B, N), attention_mask (B, N) -> memory_* (B, N, ..), state_* (B, ..)
 step:   previous (B,), attention_mask (B, N), memory_*, state_* -> logits (B, V), attention (B, N), new_state_*
-B and N are dynamic, and a row's state has a constant size: rows at different steps, with sources of any length, can be batched.
+B and N are dynamic, and a row's state has a constant size. So rows at different steps, with sources of any length, can be batched.
 """
 
 from collections.abc import Sequence
@@ -18,28 +18,26 @@ from models.encoder_decoder.recurrent import RecurrentEncoderDecoder
 
 
 def graphs_of(model: EncoderDecoder, *, for_onnx: bool = False) -> tuple[TorchGraph, TorchGraph]:
-    """The reader and the step of a model; with `for_onnx` as they are written, which torch itself cannot run."""
+    """Return the reader and step graphs of a model. With `for_onnx` they contain ONNX operators that torch cannot run."""
     with torch.inference_mode():
         source = torch.zeros(1, 2, dtype=torch.int64)
         memory, state = model.read(source, torch.ones_like(source, dtype=torch.bool))
-    remembered = tuple(_float32(f"memory_{name}", "B", "N", *each.shape[2:]) for name, each in memory.items())
-    states = tuple(_float32(f"state_{name}", "B", *each.shape[1:]) for name, each in state.items())
-    new = (tensor.model_copy(update={"name": f"new_{tensor.name}"}) for tensor in states)
-    reader_inputs = [contract.Tensor(name=name, dtype="int64", shape=("B", "N")) for name in (contract.INPUT_IDS, contract.ATTENTION_MASK)]
-    previous = contract.Tensor(name=contract.PREVIOUS, dtype="int64", shape=("B",))
-    written = _float32(contract.STEP_LOGITS, "B", model.config.vocab_size), _float32(contract.ATTENTION, "B", "N")
+    remembered = (
+        *(contract.float32(f"memory_{name}", "B", "N", *each.shape[2:]) for name, each in memory.items()),
+        *(contract.float32(f"state_{name}", "B", *each.shape[1:]) for name, each in state.items()),
+    )
     if for_onnx and isinstance(model, RecurrentEncoderDecoder):
         model = with_children(model, forwards=OnnxGru(model.forwards), backwards=OnnxGru(model.backwards))
-    step_inputs = (previous, reader_inputs[1], *remembered, *states)
     sizes, longest = {"B": 3, "N": 7}, int(model.config.max_source)
+    step = contract.step_interface(remembered, model.config.vocab_size)
     return (
-        TorchGraph(Reader(model).eval(), tuple(reader_inputs), (*remembered, *states), sizes, longest),
-        TorchGraph(Step(model, list(memory), list(state)).eval(), step_inputs, (*written, *new), sizes, longest),
+        TorchGraph(Reader(model).eval(), contract.SOURCE, remembered, sizes, longest),
+        TorchGraph(Step(model, list(memory), list(state)).eval(), *step, sizes, longest),
     )
 
 
 class Reader(nn.Module):
-    """`EncoderDecoder.read` with plain tensors."""
+    """`EncoderDecoder.read` with a flat list of tensors."""
 
     def __init__(self, model: EncoderDecoder) -> None:
         super().__init__()
@@ -51,7 +49,7 @@ class Reader(nn.Module):
 
 
 class Step(nn.Module):
-    """`EncoderDecoder.step` with plain tensors: those of the memory and then those of the state, in the order of their names."""
+    """`EncoderDecoder.step` with a flat list of tensors: first the memory, then the state, each sorted by name."""
 
     def __init__(self, model: EncoderDecoder, memory: Sequence[str], state: Sequence[str]) -> None:
         super().__init__()
@@ -65,9 +63,9 @@ class Step(nn.Module):
 
 
 class OnnxGru(nn.Module):
-    """`torch.nn.GRU` of one layer and one direction as ONNX's operator: (B, N, D) -> (B, N, D_h).
+    """`torch.nn.GRU` with one layer and one direction as ONNX's operator: (B, N, D) -> (B, N, D_h).
 
-    torch's exporter would make N a constant. ONNX has the gates in the order z, r, h, torch in the order r, z, h.
+    torch's exporter would make N a constant. The order of the gates is z, r, h in ONNX and r, z, h in torch.
     """
 
     def __init__(self, gru: nn.GRU) -> None:
@@ -91,7 +89,3 @@ class OnnxGru(nn.Module):
 def _zrh(gates: Tensor) -> Tensor:
     r, z, h = gates.detach().chunk(3)
     return torch.cat([z, r, h])
-
-
-def _float32(name: str, *shape: str | int) -> contract.Tensor:
-    return contract.Tensor(name=name, dtype="float32", shape=shape)

@@ -1,4 +1,4 @@
-"""ONNX files: optimised by ONNX Runtime, saved, and described for the manifest. docs/log.md, 2026-11-21, has what optimisation pays."""
+"""Optimises ONNX files with ONNX Runtime, saves them, and describes them for the manifest. Speedups: docs/log.md, 2026-11-21."""
 
 from collections import Counter
 from pathlib import Path
@@ -13,7 +13,7 @@ LARGEST_FILE_BYTES = 1_900_000_000  # of an .onnx file; protobuf ends at 2 GiB, 
 
 
 def optimise(source: Path, folder: Path) -> Path:
-    """Let onnxruntime rewrite the graph for the CPU (fused operators, folded constants) into a new folder; the file there."""
+    """Let onnxruntime optimise the graph for the CPU (fused operators, folded constants). Returns the new file in `folder`."""
     folder.mkdir()
     target = folder / contract.GRAPH
     options = ort.SessionOptions()
@@ -27,18 +27,18 @@ def optimise(source: Path, folder: Path) -> Path:
 
 
 def save(model: onnx.ModelProto, file: Path) -> None:
-    """Write a graph, its weights beside it if one file cannot hold them."""
+    """Write a graph, with its weights in a second file if one file cannot contain them."""
     large = sum(len(tensor.raw_data) for tensor in model.graph.initializer) > LARGEST_FILE_BYTES
     onnx.save(model, file, save_as_external_data=large, location=beside(file).name if large else None)
 
 
 def beside(file: Path) -> Path:
-    """The file for the weights of a graph that are not in its own file."""
+    """Return the path of the second file, which has the weights of a graph."""
     return file.with_name(file.name + ".data")
 
 
 def describe(file: Path, inputs: tuple[contract.Tensor, ...], outputs: tuple[contract.Tensor, ...], optimisation: str) -> contract.Graph:
-    """The manifest's entry for a graph that was checked to have these inputs and outputs."""
+    """Return the manifest's entry for a graph whose inputs and outputs have been checked."""
     model = onnx.load(file, load_external_data=False)
     opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
     operators = Counter(node.op_type for node in model.graph.node)

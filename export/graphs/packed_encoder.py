@@ -1,10 +1,10 @@
 """An encoder over packed tokens: outside attention, activations are (T, D) without padding instead of (B, N, D).
 
-T is the number of tokens in the batch. Norms, projections and feed-forward layers work on single tokens and need no padded rows. Attention
-unpacks the tokens to (B, N, D), runs as one of the runtime's fused operators, and packs its answers. Padding then costs almost nothing, and
-matrices of two axes go through `Gemm`, which adds the bias at no cost. Figures: docs/log.md, 2026-11-21.
+T is the number of tokens in the batch. Norms, projections and feed-forward layers process single tokens and need no padded rows.
+Attention unpacks the tokens to (B, N, D), runs as one of the runtime's fused operators, and packs its outputs. Padding then costs
+almost nothing, and products of two-dimensional matrices use `Gemm`, which adds the bias at no cost. Figures: docs/log.md, 2026-11-21.
 
-The answers of padded queries are dropped. Operators differ in what they compute for a row without keys, and this never reaches an output.
+The outputs of padded queries are dropped. Operators differ in their results for a row without keys, but these reach no output.
 """
 
 import copy
@@ -26,11 +26,11 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def without_padding(model: Module, *, separate_projections: bool = False) -> Module:
-    """The same model with a packed encoder that shares its weights; a Reformer is returned as it is. Only for `torch.onnx.export`: the
-    packed attention cannot run in torch.
+    """Return the model with a packed encoder that shares its weights; a Reformer is returned unchanged. Only for `torch.onnx.export`:
+    the packed attention cannot run in torch.
 
     `separate_projections` keeps the projections of q, k and v outside the attention operator, so that they can be quantised. If a
-    classifier reads the first token only, its last block is computed for that token only.
+    classifier reads only the first token, its last block is computed for that token only.
     """
     if not isinstance(model.encoder, Encoder):  # a Reformer
         return model
@@ -39,18 +39,18 @@ def without_padding(model: Module, *, separate_projections: bool = False) -> Mod
 
 
 class Packing(NamedTuple):
-    """Maps the T packed tokens to the B * N padded positions and back."""
+    """The mapping between the T packed tokens and the B * N padded positions."""
 
     position: Tensor  # (T,) int64, ascending
-    row: Tensor  # (B * N,) int64, the packed token of each position; a padded position has the token before it
+    row: Tensor  # (B * N,) int64, the packed index of each position; padding has that of the token before it
     mask: Tensor  # (B, N) bool
 
     @classmethod
     def of(cls, mask: Tensor, t: Tensor) -> "Packing":
-        """Keeps the tokens of the mask and the first position of every text, so that an empty text has a row too."""
+        """Create the mapping from a mask (B, N). Every text's first position is included, so that an empty text has a token."""
         kept = (mask | (t == 0)).flatten()
         position = kept.nonzero().squeeze(1)
-        torch._check(position.shape[0] >= 2)  # for the exporter, which would make T the constant 1; a single token can be run
+        torch._check(position.shape[0] >= 2)  # the exporter would otherwise make T the constant 1; the graph also runs with T = 1
         return cls(position, kept.long().cumsum(0) - 1, mask)
 
     def pack(self, x: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def first_tokens(block: Block, x: Tensor, packing: Packing, pairs: dict[str, Any
     """`Block.forward` for the first token of every text, which attends to all tokens: (T, D) -> (B, D)."""
     B, N = packing.mask.shape
     first = torch.arange(B, device=x.device) * N  # among B * N positions
-    answers = packing._replace(position=first)  # packs the answers of these positions and unpacks as before
+    answers = packing._replace(position=first)  # packs only the first tokens' outputs
     kept = x.index_select(0, packing.row.index_select(0, first))
     if block.pre_norm:
         return block.thought(kept + block.attention(block.attention_norm(x), answers, **pairs))
@@ -109,7 +109,7 @@ def first_tokens(block: Block, x: Tensor, packing: Packing, pairs: dict[str, Any
 
 
 def packed(block: Block, separate_projections: bool) -> Block:
-    """The block with an attention layer that reads and writes (T, D)."""
+    """Return the block with an attention layer whose input and output are (T, D)."""
     layer = block.attention
     attention = FusedAttention(layer, separate_projections) if isinstance(layer, SoftmaxAttention) else Unpacked(layer)
     return with_children(block, attention=attention)
@@ -169,7 +169,7 @@ class FusedAttention(nn.Module):
 
 
 class Unpacked(nn.Module):
-    """Any other attention layer, run on padded rows: (T, D) -> (T, D)."""
+    """A wrapper that runs any other attention layer on padded rows: (T, D) -> (T, D)."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
@@ -180,7 +180,7 @@ class Unpacked(nn.Module):
 
 
 def both_biases(pair_mask: Tensor | None, pair_bias: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """The mask of allowed pairs (N, N) and the bias of scores (1, H, N, N) as one addend of the scores."""
+    """Combine the mask of allowed pairs (N, N) and the bias (1, H, N, N) into one addend of the scores."""
     if pair_mask is None:
         return pair_bias
     allowed = torch.where(pair_mask, 0.0, torch.finfo(dtype).min).to(dtype)[None, None]  # (1, 1, N, N)
@@ -188,7 +188,7 @@ def both_biases(pair_mask: Tensor | None, pair_bias: Tensor | None, dtype: torch
 
 
 def with_children(module: Module, **children: nn.Module) -> Module:
-    """A copy of `module` with some children replaced; the others are shared, and `module` is unchanged."""
+    """Return a copy of `module` with some children replaced. The other children are shared with `module`, which is unchanged."""
     changed = copy.copy(module)
     changed._modules = {**module._modules, **children}
     return changed

@@ -1,4 +1,4 @@
-"""Lets the attention graph of a bundle use the weight file of the served graph, so that every weight is stored once."""
+"""Lets a bundle's attention graph use the weight file of the served graph, so that every weight is stored once."""
 
 import hashlib
 from collections.abc import Iterator
@@ -14,9 +14,9 @@ LEAST_BYTES = 1024  # smaller tensors are stored in both graphs
 
 
 def share(file: Path, served: Path) -> None:
-    """Rewrite the graph `file`, whose weights are in a second file, so that it refers to equal tensors in the weight file of `served`.
+    """Rewrite the graph `file`, whose weights are in a second file, to use equal tensors in the weight file of the graph `served`.
 
-    All other tensors are stored in `file` itself, and its second file is removed. Both graphs must be used from the same folder.
+    All other tensors are stored in `file` itself, and its second file is removed. Both graphs must be in the same folder.
     """
     places = dict(_tensors_beside(served))
     model = onnx.load(file, load_external_data=False)
@@ -32,7 +32,7 @@ def share(file: Path, served: Path) -> None:
 
 
 def _tensors_beside(graph: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """For every tensor in the weight file of a graph: the hash of its bytes, and its place in that file."""
+    """Yield, for every tensor in a graph's weight file, the hash of its bytes and its location in that file."""
     data = beside(graph)
     if not data.is_file():
         return

@@ -1,4 +1,4 @@
-"""A torch module with the inputs and outputs of an ONNX graph: it answers as the graph must, and is written as ONNX."""
+"""A torch module with named inputs and outputs, which can be run as a reference and exported to ONNX."""
 
 import logging
 import warnings
@@ -20,29 +20,29 @@ OPSET = 20
 
 @dataclass(frozen=True)
 class TorchGraph:
-    """The module takes the inputs in their order and returns a tuple of the outputs. Axes that are letters are dynamic."""
+    """A module that takes `inputs` in order and returns a tuple of `outputs`. Axes given by letters are dynamic."""
 
     module: nn.Module
     inputs: Tensors
     outputs: Tensors
-    sizes: dict[str, int]  # of each dynamic axis in the example that is traced; an axis of size 1 would become a constant
+    sizes: dict[str, int]  # of each dynamic axis in the traced example; an axis of size 1 would become a constant
     max_tokens: int | None = None  # largest N
     opset: int = OPSET
-    forms: dict[Any, Callable[..., Any]] = field(default_factory=dict)  # ONNX forms of torch's operators, in place of the exporter's
+    forms: dict[Any, Callable[..., Any]] = field(default_factory=dict)  # replacements for the ONNX forms of torch's operators
 
     def answer(self, feed: Feed) -> Arrays:
-        """The outputs for these inputs, both by name, computed by torch."""
+        """Compute the outputs in torch. `feed` and the result are arrays by name."""
         with torch.inference_mode():
             values = self.module(*(torch.from_numpy(feed[tensor.name]) for tensor in self.inputs))
         return {tensor.name: value.numpy() for tensor, value in zip(self.outputs, values, strict=True)}
 
     def export(self, file: Path, *, weights_beside: bool) -> None:
-        """Write the ONNX file, its weights in a second file if `weights_beside`."""
+        """Write the ONNX file, with its weights in a second file if `weights_beside`."""
         letters = {axis for tensor in self.inputs for axis in tensor.shape if isinstance(axis, str)}
         axes = {letter: torch.export.Dim(letter, max=self.max_tokens if letter == "N" else None) for letter in letters}
         shapes: list[Any] = [{i: axes[size] for i, size in enumerate(tensor.shape) if isinstance(size, str)} for tensor in self.inputs]
         named = [each for each in signature(self.module.forward).parameters.values() if each.kind is not Parameter.VAR_POSITIONAL]
-        if len(named) < len(signature(self.module.forward).parameters):  # what `*inputs` takes is one argument to torch
+        if len(named) < len(signature(self.module.forward).parameters):  # torch counts `*inputs` as one argument
             shapes[len(named) :] = [tuple(shapes[len(named) :])]
         with quiet():
             torch.onnx.export(
@@ -66,7 +66,7 @@ class TorchGraph:
 
 
 def strip(file: Path) -> None:
-    """Remove the exporter's notes about its own source code, which have paths of this machine."""
+    """Remove the exporter's metadata about source code, which contains paths of this machine."""
     model = onnx.load(file, load_external_data=False)
     model.doc_string = ""
     del model.metadata_props[:]
@@ -78,7 +78,7 @@ def strip(file: Path) -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Hide torch's warnings about its own exporter and about absent torchvision: no caller can act on them."""
+    """Hide torch's warnings about its exporter and missing torchvision, because users cannot act on them."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""Chooses the int8 recipe of an encoder: all are measured on this machine, and the fastest that is close enough to torch is kept."""
+"""Chooses the int8 recipe of an encoder: all recipes are measured on this machine, and the fastest accurate one is kept."""
 
 import statistics
 import time
@@ -18,8 +18,8 @@ from export.graphs.onnx_file import optimise, save
 from export.int8.recipes import RECIPES, Recipe, column_peaks, with_matmuls
 
 BATCH, TOKENS, SECONDS = 8, 16, 1.0
-ROUNDS = 5  # the median ignores one or two that other processes slowed down
-AS_FAST = 0.85  # of the fastest rate: such recipes count as equally fast, and the one with the best cosine is kept
+ROUNDS = 5  # a median is robust to one or two slow rounds
+AS_FAST = 0.85  # recipes above this share of the fastest rate are tied; the best cosine decides
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Task:
 def choose(
     task: Task, scratch: Path, *, recipes: Sequence[Recipe] = RECIPES, progress: Callable[[float], None] = lambda fraction: None
 ) -> tuple[Path, tuple[contract.Trial, ...]]:
-    """The optimised graph of the best recipe, and the results of all recipes.
+    """Return the optimised graph of the best recipe, and the results of all recipes.
 
     Raises ExportError with the cosine of each recipe if none reaches `min_cosine`.
     """
@@ -81,7 +81,7 @@ def _best(trials: list[contract.Trial], min_cosine: float) -> int:
 
 
 def _rate(task: Task, file: Path) -> float:
-    """Texts per second of one core's own time, whatever else the machine does: the median of equal rounds after one run to warm up."""
+    """Return texts per second of one core's CPU time: the median of equal rounds after a warm-up run."""
     session = open_graph(file, threads=1)
     ids = np.random.default_rng(0).integers(0, task.vocab_size, (BATCH, TOKENS))
     feed = feed_of(session.get_inputs(), ids, np.ones_like(ids), np.zeros_like(ids))

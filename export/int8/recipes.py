@@ -1,9 +1,9 @@
 """Ways of quantising the matrix products of a graph to 8-bit integers, for the CPU.
 
-An int8 product needs its left side in 8 bits too, and its accuracy depends on how that side is scaled. onnxruntime's dynamic quantisation
-has one scale for the whole batch: a text's vector then depends on the other texts of the batch, and one outlier reduces the precision of
-all. `per_token` computes a scale for each token with ordinary operators around the same integer product. Before that it moves the outliers
-of single columns into the weights (SmoothQuant: Xiao et al. 2022, arXiv:2211.10438, eq. 4). Figures: docs/log.md.
+An int8 product needs 8-bit activations too, and its accuracy depends on their scale. onnxruntime's dynamic quantisation has one scale
+for the whole batch: a text's vector then depends on the other texts, and one outlier reduces the precision of all. `per_token`
+computes a scale for each token with ordinary operators around the same integer product. Before that it moves the outliers of single
+columns into the weights (SmoothQuant: Xiao et al. 2022, arXiv:2211.10438, eq. 4). Figures: docs/log.md.
 """
 
 import logging
@@ -23,9 +23,9 @@ from export.graphs.onnx_file import save
 from export.graphs.packed_encoder import OPERATORS
 
 Array = NDArray[np.float32]
-ColumnPeaks = Mapping[str, Array]  # left side of a product -> largest |value| of each of its columns
+ColumnPeaks = Mapping[str, Array]  # activations of a product -> the largest |value| per column
 
-SMOOTHING = 0.6  # the share of an outlier that moves into the weights: 0.5 and 0.7 gave 0.9925 and 0.9933, this 0.9941 (MiniLM)
+SMOOTHING = 0.6  # SmoothQuant's α: 0.5 and 0.7 gave cosines of 0.9925 and 0.9933, 0.6 gave 0.9941 (MiniLM)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Recipe:
 
 
 def column_peaks(model: ModelProto, feeds: list[Feed]) -> dict[str, Array]:
-    """The largest |value| of each column on the left of each product by constant weights, over all feeds. Changes `model`."""
+    """Return the largest |value| in each column of the left input of each product with constant weights. Changes `model`."""
     names = list(_products_by_left(model))
     del model.graph.output[:]
     model.graph.output.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in names)
@@ -75,10 +75,11 @@ def with_matmuls(model: ModelProto) -> ModelProto:
 
 
 def per_token(model: ModelProto, peaks: ColumnPeaks, *, weight_levels: int = 127, narrowing: bool = True) -> ModelProto:
-    """One scale for each token and one for each column of the weights. With `weight_levels` 63, sums of two products fit into 16 bits.
+    """Quantise with one scale per token and one per column of the weights. With `weight_levels` 63, sums of two products fit into 16
+    bits.
 
-    Without `narrowing`, products with fewer columns than rows stay in fp32: those at the end of a feed-forward block, which have the
-    largest outliers, and those of grouped heads.
+    Without `narrowing`, products with fewer columns than rows stay in fp32. These are the last products of feed-forward blocks, which
+    have the largest outliers, and those of grouped heads.
     """
     weights, groups = _weights(model), _products_by_left(model)
     constants: dict[str, NDArray[Any] | np.generic] = {
@@ -114,7 +115,7 @@ def per_token(model: ModelProto, peaks: ColumnPeaks, *, weight_levels: int = 127
 
 
 def _bytes_of(x: str) -> list[NodeProto]:
-    """(T, K) -> "x.bytes" (T, K), uint8 with the zero point 128, and "x.down" (T, 1), by which a product of the bytes is scaled back."""
+    """Return nodes that quantise x (T, K) to "x.bytes" (T, K), uint8 with zero point 128, with the scale "x.down" (T, 1)."""
     return [
         helper.make_node("Mul", [x, f"{x}.smoothing"], [f"{x}.smooth"]),
         helper.make_node("Abs", [f"{x}.smooth"], [f"{x}.sizes"]),
@@ -128,7 +129,7 @@ def _bytes_of(x: str) -> list[NodeProto]:
 
 
 def per_block(model: ModelProto, peaks: ColumnPeaks, *, block: int) -> ModelProto:
-    """onnxruntime's MatMulNBits: one scale for every `block` weights of a column and for every `block` values of a token."""
+    """Quantise with onnxruntime's MatMulNBits: one scale per `block` weights of a column and per `block` values of a token."""
     from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 
     with _quiet():
@@ -137,7 +138,7 @@ def per_block(model: ModelProto, peaks: ColumnPeaks, *, block: int) -> ModelProt
     return quantiser.model.model
 
 
-# onnxruntime's own dynamic quantisation is not a recipe: it is not more accurate, and a vector would depend on the rest of its batch.
+# onnxruntime's dynamic quantisation is no recipe: it is not more accurate, and a vector would depend on the other texts of its batch.
 RECIPES = (
     Recipe("a scale per token, columns smoothed", per_token),
     Recipe("a scale per token, columns smoothed, weights in 7 bits", lambda model, peaks: per_token(model, peaks, weight_levels=63)),
@@ -149,14 +150,14 @@ RECIPES = (
 
 
 def _smoothing(peak: Array, weights: list[Array]) -> Array:
-    """(K,): the divisors of the columns of the left side, which the rows of the weights are multiplied by."""
+    """Return the smoothing factors (K,): the activations' columns are divided by them, and the weights' rows multiplied."""
     rows = np.max([np.abs(w).max(axis=1) for w in weights], axis=0)
     smoothing: Array = np.maximum(peak, 1e-5) ** SMOOTHING / np.maximum(rows, 1e-5) ** (1 - SMOOTHING)
     return smoothing.astype(np.float32)
 
 
 def _rounded(w: Array, levels: int) -> tuple[NDArray[np.int8], Array]:
-    """(K, M) -> (K, M) int8 in -levels .. levels and the scale of each column (M,)."""
+    """Round weights (K, M) to int8 in -levels .. levels, and return them with the scale of each column (M,)."""
     scales = (np.maximum(np.abs(w).max(axis=0), 1e-12) / levels).astype(np.float32)
     return np.round(w / scales).astype(np.int8), scales
 
@@ -166,7 +167,7 @@ def _weights(model: ModelProto) -> dict[str, TensorProto]:
 
 
 def _products_by_left(model: ModelProto) -> dict[str, list[NodeProto]]:
-    """Products by constant weights, grouped by their left side: q, k and v read the same tokens."""
+    """Group the products with constant weights by their activations; those of q, k and v have the same activations."""
     weights = _weights(model)
     groups: dict[str, list[NodeProto]] = {}
     for node in model.graph.node:
@@ -190,7 +191,7 @@ def _with_nodes(model: ModelProto, nodes: list[NodeProto]) -> ModelProto:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide what onnxruntime's tools log to the root logger: each step, and advice to preprocess."""
+    """Hide the messages that onnxruntime's tools write to the root logger."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

@@ -1,4 +1,4 @@
-"""Exports decoders. Their graph must also give the same bits whatever the batch and the chunks of a prompt."""
+"""Exports decoders. Their graph must also give the same bits for any batch and any chunks of a prompt."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -29,13 +29,13 @@ from models.decoder.model import Decoder
 from models.folders.folder import Settings
 
 OPERATORS = "recurrences and short convolutions as operators of onnxruntime, for any number of tokens"
-BLOCK = 32  # weights with one scale; blocks of 128 give a row other bits in other batches
+BLOCK = 32  # weights per scale; with blocks of 128, a row's bits depend on its batch
 BARS = {
-    # Another order of the same sums, at export and on the processor of a server.
+    # Sums in a different order, both in onnxruntime and on the processor of a server.
     "fp32": Bar(TOLERANCE, logit_error=1e-3),
-    # 11 bits a number instead of 24, and states that add up what was rounded.
+    # 11 bits of precision instead of 24, and states accumulate rounding errors.
     "fp16": Bar(0.05, logit_error=0.05),
-    # Judged by bits per byte; the tolerance only finds graphs that are broken.
+    # The real limit is on bits per byte; the tolerance only rejects graphs that are broken.
     "int8": Bar(1.0, logit_error=0.25),
 }
 HOW = {
@@ -57,7 +57,7 @@ class DecoderExporter(Exporter):
         self.n_positions: int | None = self.source.config.n_positions
         self.max_tokens, self.vocab_size = self.n_positions or UNLIMITED, self.source.config.vocab_size
         self.exact = False
-        self.bits: dict[contract.Precision, float] = {}  # per byte, of each precision that was checked
+        self.bits: dict[contract.Precision, float] = {}  # bits per byte of each precision that was checked
 
     def map_model(self) -> Decoder:
         return self.source.model
@@ -76,7 +76,7 @@ class DecoderExporter(Exporter):
 
     @cached_property
     def text(self) -> Text:
-        """What bits per byte are measured on."""
+        """Return the text on which bits per byte are measured."""
         return Text("the golden passages", PASSAGES) if self.options.held_out is None else read_text(self.options.held_out)
 
     @cached_property
@@ -121,10 +121,10 @@ class DecoderExporter(Exporter):
 
     def lower(self, files: Files, scratch: Path, progress: Progress) -> Files:
         progress(self.options.precision, None)
-        if self.options.precision == "int8":  # of the optimised graph, whose weights are constants
+        if self.options.precision == "int8":  # the optimised graph has its weights as constants
             save(per_block(onnx.load(files[contract.GRAPH]), {}, block=BLOCK), scratch / "int8.onnx")
             return {contract.GRAPH: optimise(scratch / "int8.onnx", scratch / "int8")}
-        # Not optimised here: onnxruntime would do it for this machine's CPU, and put its casts to float32 into the file.
+        # Not optimised: onnxruntime would optimise for this machine's CPU and save casts to float32 in the file.
         (scratch / "fp16").mkdir()
         half = load_decoder(self.checkpoint, dtype=torch.float16, settings=self.settings)
         trace(half.model, scratch / "fp16" / contract.GRAPH)
@@ -162,7 +162,7 @@ class DecoderExporter(Exporter):
 
 
 def _growing(names: tuple[str, ...]) -> str:
-    """Why a decoder whose state grows is not exported, and what to do about it."""
+    """Return an error message: a decoder with a growing state cannot be exported, and what to do instead."""
     layers: list[Any] = [LAYERS[name] for name in names]
     growing = [number for number, layer in enumerate(layers) if layer.capabilities.state != "constant"]
     others = f" (and {len(growing) - 1} more)" if len(growing) > 1 else ""
@@ -174,6 +174,6 @@ def _growing(names: tuple[str, ...]) -> str:
 
 
 def _layers(names: tuple[str, ...]) -> str:
-    """ "delta", or "3 gated_delta, 1 sliding_window"."""
+    """Summarise the layers, e.g. "delta", or "3 gated_delta, 1 sliding_window"."""
     counts = {name: names.count(name) for name in dict.fromkeys(names)}
     return names[0] if len(counts) == 1 else ", ".join(f"{count} {name}" for name, count in counts.items())

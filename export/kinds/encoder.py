@@ -18,24 +18,24 @@ from export.graphs.onnx_file import REWRITTEN
 from export.graphs.torch_graph import TorchGraph
 from export.int8.choice import Task, choose
 from export.kinds.exporter import ABOUT_FP16, Bar, Exporter, Files, Options, Progress
-from models.checkpoints.decoder import weights_sha256
+from models.checkpoints.own import weights_sha256
 from models.checkpoints.published import ATTENTION_OF_CHECKPOINTS, SWAPPABLE, load_checkpoint
 from models.encoder.model import Encoder
 from models.folders.folder import Settings
 
 BARS = {
-    # Another order of the same sums, at export and on the processor of a server.
+    # Sums in a different order, both in onnxruntime and on the processor of a server.
     "fp32": Bar(FP32_TOLERANCE, logit_error=1e-3, min_cosine=0.9999),
-    # 11 bits a number instead of 24.
+    # 11 bits of precision instead of 24.
     "fp16": Bar(0.02, logit_error=0.02, min_cosine=0.999),
-    # Judged by the cosine that the caller asks for; the tolerance only finds graphs that are broken.
+    # The real limit is the caller's `min_cosine`; the tolerance only rejects graphs that are broken.
     "int8": Bar(1.0, logit_error=0.25, min_cosine=0.99),
 }
 PACKED = "tokens packed to (T, D) between attentions"
 
 
 class EncoderExporter(Exporter):
-    architectures = ()  # all that no other kind has
+    architectures = ()  # every architecture without another exporter
 
     def __init__(self, checkpoint: Path, settings: Settings | None, options: Options) -> None:
         super().__init__(checkpoint, settings, options)
@@ -45,6 +45,7 @@ class EncoderExporter(Exporter):
             )
         self.source = load_checkpoint(checkpoint, attention=options.attention, settings=settings)
         self.kind, self.max_tokens, self.vocab_size = self.source.kind, self.source.max_tokens, self.source.config.vocab_size
+        self.traits = contract.KINDS[self.kind]
         self.packed = isinstance(self.source.model.encoder, Encoder)
         self.trials: tuple[contract.Trial, ...] = ()
 
@@ -65,12 +66,12 @@ class EncoderExporter(Exporter):
         return self._examples(TEXTS)
 
     def _examples(self, texts: Sequence[str]) -> Examples:
-        """These texts as the model's tokenizer cuts them, with torch's rows for them."""
+        """Return the texts, truncated by the model's tokenizer, with torch's outputs for them."""
         graph = self.graphs[contract.GRAPH]
         return Examples(self.kind, Tokens(self.source.tokenizer_file, self.max_tokens), graph.inputs, graph.answer, texts)
 
     def trace(self, scratch: Path) -> Files:
-        # Weights beside the graph are mapped at load: unused rows of the vocabulary take no memory.
+        # Weights in a second file are memory-mapped at load, so that unused rows of the vocabulary need no memory.
         trace(self.source, scratch / "traced.onnx", weights_beside=True)
         return {contract.GRAPH: scratch / "traced.onnx"}
 
@@ -84,9 +85,9 @@ class EncoderExporter(Exporter):
         rows = examples.run(answers(session, graph.outputs))
         cosines = examples.cosines(rows)
         if not (worst := float(cosines.min())) >= bar.min_cosine:
-            where = f" at {examples.texts[cosines.argmin()]!r}" if self.kind == "encoder" else ""
+            where = "" if self.traits.has_labels else f" at {examples.texts[cosines.argmin()]!r}"
             raise ExportError(f"the lowest cosine on the golden texts is {worst:.6f}{where}, and {bar.min_cosine} is needed")
-        if self.kind != "encoder":
+        if self.traits.has_labels:
             largest_error(rows, examples.rows, bar.logit_error, "a logit of the golden texts is")
         return contract.Parity(max_abs_error=error, min_cosine=worst, shapes=shapes_of(sizes), tolerance=bar.tolerance)
 
@@ -113,7 +114,7 @@ class EncoderExporter(Exporter):
         return {contract.GRAPH: file}
 
     def _half(self, folder: Path) -> Path:
-        """Not optimised here: onnxruntime would do it for this machine's CPU, and put its casts to float32 into the file."""
+        """Write the fp16 graph. It is not optimised: onnxruntime would optimise for this CPU and save casts to float32 in the file."""
         folder.mkdir()
         attention = self.source.config.attention if self.source.config.attention in SWAPPABLE else ATTENTION_OF_CHECKPOINTS
         half = load_checkpoint(self.checkpoint, attention=attention, dtype=torch.float16, settings=self.settings)
@@ -121,13 +122,13 @@ class EncoderExporter(Exporter):
         return folder / contract.GRAPH
 
     def golden(self) -> contract.Golden:
-        encoder, bar, examples = self.kind == "encoder", self.bar(self.options.precision), self.examples
+        bar, examples, bound = self.bar(self.options.precision), self.examples, self.traits.golden_bound
+        bounds = {"min_cosine": bar.min_cosine, "max_abs_error": bar.logit_error * scale(examples.rows)}
         return contract.Golden(
             texts=examples.texts,
             pairs=examples.pairs,
             outputs=tuple(tuple(map(float, row)) for row in examples.rows),
-            min_cosine=bar.min_cosine if encoder else None,
-            max_abs_error=None if encoder else bar.logit_error * scale(examples.rows),
+            **{bound: bounds[bound]},
         )
 
     def optimisation(self) -> str:

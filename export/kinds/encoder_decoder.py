@@ -17,8 +17,8 @@ from export.kinds.exporter import Exporter, Files, Options, Progress
 from models.encoder_decoder.checkpoint import ARCHITECTURES, load_encoder_decoder
 from models.folders.folder import Settings
 
-LOGIT_ERROR = 1e-3  # of every golden logit, on another processor too, relative to the largest where that is above 1
-TOP = 5  # logits of a golden step that are kept
+LOGIT_ERROR = 1e-3  # limit for golden logits, relative to the largest if above 1
+TOP = 5  # logits stored per golden step
 
 
 class EncoderDecoderExporter(Exporter):

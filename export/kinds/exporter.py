@@ -1,4 +1,4 @@
-"""What an exporter of one kind of model provides; `export.bundle` calls it, step by step."""
+"""The interface of an exporter for one kind of model. `export.bundle` calls its methods step by step."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
@@ -19,12 +19,12 @@ from models.folders.folder import Settings, read_tokenizer
 ABOUT_FP16 = "weights in float16, for a GPU: a CPU widens them to float32 and is not faster"
 
 Progress = Callable[[str, float | None], None]
-Files = dict[str, Path]  # graphs, by the names of their files in the bundle
+Files = dict[str, Path]  # file name in the bundle -> path of the graph
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the caller of an export may choose; see `export.bundle.export_bundle`."""
+    """The options of an export; see `export.bundle.export_bundle`."""
 
     precision: contract.Precision = "fp32"
     attention: str = "softmax"
@@ -35,19 +35,19 @@ class Options:
 
 @dataclass(frozen=True)
 class Bar:
-    """How far from the fp32 torch model a graph may be. Tolerances are relative to the largest value of a tensor where that is above 1."""
+    """Limits of a graph's differences from the fp32 torch model. Tolerances are relative to a tensor's largest value if above 1."""
 
-    tolerance: float  # of every output at every size
-    logit_error: float  # of every golden logit, at export and on the processor of a server
-    min_cosine: float = -1.0  # of every golden text
-    lost_bits: float = 0.05  # share by which a decoder's bits per byte may rise over those of fp32
+    tolerance: float  # for every output at every size
+    logit_error: float  # for golden logits, at export and at a server's start
+    min_cosine: float = -1.0  # for every golden text
+    lost_bits: float = 0.05  # allowed relative increase of a decoder's bits per byte over fp32
 
 
 class Exporter(ABC):
-    """One checkpoint that becomes a bundle.
+    """The export of one checkpoint as a bundle. Subclasses implement it for each kind of model.
 
-    The constructor loads it and raises CheckpointError for what it cannot read, ExportError for options that are not for its kind. The
-    methods are in the order of their calls, and raise ExportError.
+    The constructor loads the checkpoint. It raises CheckpointError if it cannot be read, and ExportError for options that this kind
+    does not support. The methods are listed in the order of their calls, and raise ExportError.
     """
 
     architectures: ClassVar[Collection[str]]  # names in config.json
@@ -57,16 +57,16 @@ class Exporter(ABC):
     vocab_size: int
 
     def __init__(self, checkpoint: Path, settings: Settings | None, options: Options) -> None:
-        """`settings` are those of config.json in the folder itself; None: it has none there."""
+        """`settings` is the content of config.json, or None if the folder itself has none."""
         self.checkpoint, self.settings, self.options = checkpoint, settings, options
 
     @abstractmethod
     def map_model(self) -> Encoder | Decoder:
-        """The model whose attention maps can be computed. Raises ExportError if there are none."""
+        """Return the model whose attention maps can be computed. Raises ExportError if its kind has no maps."""
 
     @abstractmethod
     def prepare(self) -> None:
-        """Refuse a checkpoint that cannot be served, before the slow steps."""
+        """Raise ExportError for a checkpoint that cannot be served, before the slow steps."""
 
     @property
     @abstractmethod
@@ -82,12 +82,12 @@ class Exporter(ABC):
         """Compare optimised graphs, whose inputs and outputs were checked, with torch."""
 
     def lower(self, files: Files, scratch: Path, progress: Progress) -> Files:
-        """Graphs of `options.precision`, made of the optimised fp32 graphs or of the model, ready to be served."""
+        """Return the graphs in `options.precision`, made from the optimised fp32 graphs or from the model, ready to be served."""
         raise NotImplementedError
 
     @abstractmethod
     def golden(self) -> contract.Part:
-        """The examples that a server checks at start."""
+        """Return the examples that a server checks at start."""
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -100,19 +100,19 @@ class Exporter(ABC):
         return tokenizer
 
     def copied(self) -> tuple[Path, ...]:
-        """Files of the checkpoint that go into the bundle as they are."""
+        """Files of the checkpoint that are copied into the bundle unchanged."""
         return (self.source.tokenizer_file,)
 
     @abstractmethod
     def optimisation(self) -> str:
-        """What was done to the graphs, in words."""
+        """Describe the optimisation of the graphs, for the manifest."""
 
     @abstractmethod
     def fields(self, described: dict[str, contract.Graph]) -> dict[str, Any]:
-        """The manifest's fields that differ between kinds. `described` are the written graphs by file name."""
+        """Return the manifest's fields that differ between kinds. `described` are the written graphs by file name."""
 
     def origin(self, weights_sha256: str, attention: str, *, untrained: bool = False) -> contract.Source:
-        """The manifest's entry for the checkpoint; `attention` names its layers."""
+        """Return the manifest's entry for the checkpoint; `attention` is the name of its layers."""
         return contract.Source(
             architecture=self.source.architecture,
             checkpoint=self.source.folder.resolve().name,

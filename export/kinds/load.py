@@ -1,4 +1,4 @@
-"""A checkpoint folder is loaded by the exporter of its kind, which the architecture in config.json decides."""
+"""Loads a checkpoint folder with the exporter of its kind, which is chosen by the architecture in config.json."""
 
 from pathlib import Path
 
@@ -6,16 +6,16 @@ from export.kinds.decoder import DecoderExporter
 from export.kinds.encoder import EncoderExporter
 from export.kinds.encoder_decoder import EncoderDecoderExporter
 from export.kinds.exporter import Exporter, Options
-from models.checkpoints.decoder import CONFIG
+from models.checkpoints.own import CONFIG
 from models.folders.folder import present, read_settings
 
 KINDS: tuple[type[Exporter], ...] = (EncoderDecoderExporter, DecoderExporter)
 
 
 def load(checkpoint: Path, options: Options) -> Exporter:
-    """Raises CheckpointError for the folder, ExportError for options that are not for its kind.
+    """Load a checkpoint. Raises CheckpointError for the folder, and ExportError for options that its kind does not support.
 
-    Every other architecture is an encoder's, and the config.json of an encoder may be in a subfolder.
+    An architecture that no other exporter lists is an encoder's, and an encoder's config.json may be in a subfolder.
     """
     settings = read_settings(checkpoint / CONFIG) if present(checkpoint / CONFIG) else None
     named = [] if settings is None else settings.get("architectures", [])

@@ -1,14 +1,14 @@
-"""A decoder of softmax layers as a step graph with a KV cache: the baseline for states of constant size.
+"""Exports a softmax decoder as a step graph with a KV cache: the baseline for decoders with states of constant size.
 
     python -m export.kv_cache.graph CHECKPOINT OUT
 
-It uses the fastest operator that onnxruntime has on a CPU: `GroupQueryAttention` on a cache that is allocated once and written in place. A
-step of one token after 4,096 (8 heads of 32, batch 1 / 16, one thread) took 0.5 / 5.7 ms with it, 0.9 / 16 ms with `MultiHeadAttention` and
-1.2 / 10 ms with `Attention` (opset 23), which copy their cache in every step, and 0.5 / 8.7 ms with `DecoderMaskedMultiHeadAttention`, of
-one token a call.
+It uses onnxruntime's fastest operator for this on a CPU, `GroupQueryAttention`, with a cache that is allocated once and updated in
+place. A step of one token after 4,096 (8 heads of 32, batch 1 / 16, one thread) took 0.5 / 5.7 ms with it, 0.9 / 16 ms with
+`MultiHeadAttention` and 1.2 / 10 ms with `Attention` (opset 23), which copy their cache in every step.
+`DecoderMaskedMultiHeadAttention`, which takes one token per call, took 0.5 / 8.7 ms.
 
-OUT gets model.onnx (and .data) and tokenizer.json. It is not a bundle and cannot be served: `session.py` runs it. All rows of a batch get
-the same number of tokens in a call.
+OUT contains model.onnx (and .data) and tokenizer.json. It is not a bundle and cannot be served; `session.py` runs it. In a call, all
+rows get the same number of tokens.
 """
 
 import shutil
@@ -56,7 +56,7 @@ def export_cached(checkpoint: Path, out: Path) -> Path:
 
 
 class CachedAttention(nn.Module):
-    """`CausalSoftmaxAttention` whose cache (B, H, T, D_k) has room for T tokens, written at the end of the row's own tokens."""
+    """`CausalSoftmaxAttention` with a cache (B, H, T, D_k) for T tokens, to which each row's new keys and values are appended."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class CachedAttention(nn.Module):
 
 
 class CachedStep(nn.Module):
-    """tokens (B, N), positions (B,), wanted (B, M), then k and v of every layer (B, H, T, D_k) -> logits (B, M, V) and the caches."""
+    """Maps tokens (B, N), positions (B,), wanted (B, M), and each layer's caches (B, H, T, D_k) to logits (B, M, V) and new caches."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class CachedStep(nn.Module):
 
 
 def cached_graph(decoder: Decoder) -> TorchGraph:
-    """Raises ExportError for a decoder with other layers, or with learned positions."""
+    """Return the decoder as a graph. Raises ExportError for a decoder with other layers or with learned positions."""
     layers: list[Any] = [block.layer for block in decoder.blocks]
     if not all(isinstance(layer, CausalSoftmaxAttention) for layer in layers):
         raise ExportError(
@@ -107,15 +107,15 @@ def cached_graph(decoder: Decoder) -> TorchGraph:
     cache = ("B", layers[0].n_heads, "T", layers[0].d_head)
     names = [f"state_{number}_{name}" for number in range(len(layers)) for name in ("k", "v")]
     shapes = {contract.TOKENS: ("B", "N"), contract.POSITIONS: ("B",), contract.WANTED: ("B", "M")}
-    numbers = (contract.Tensor(name=name, dtype="int64", shape=shape) for name, shape in shapes.items())
-    caches, new = ([contract.Tensor(name=prefix + name, dtype="float32", shape=cache) for name in names] for prefix in ("", "new_"))
-    logits = contract.Tensor(name=contract.STEP_LOGITS, dtype="float32", shape=("B", "M", decoder.config.vocab_size))
+    numbers = (contract.int64(name, *shape) for name, shape in shapes.items())
+    caches, new = ([contract.float32(prefix + name, *cache) for name in names] for prefix in ("", "new_"))
+    logits = contract.float32(contract.STEP_LOGITS, "B", "M", decoder.config.vocab_size)
     sizes = {"B": 3, "N": 7, "M": 2, "T": 11}
     return TorchGraph(CachedStep(decoder), (*numbers, *caches), (logits, *new), sizes, opset=OPSET, forms=FORMS)
 
 
 def _check(graph: Path, decoder: Decoder) -> None:
-    """Compare a prompt and some steps of three rows with torch. Raises ExportError if they differ."""
+    """Compare a prompt and some steps of three rows with torch. Raises ExportError if the results differ."""
     tokens = np.random.default_rng(0).integers(0, decoder.config.vocab_size, (3, 40))
     with torch.inference_mode():
         want = decoder(torch.from_numpy(tokens))[0].numpy()

@@ -11,7 +11,7 @@ from export.checks.parity import open_graph
 
 
 class CachedSession:
-    """`rows` sequences of the same length, up to `capacity` tokens. `size_bytes` is the memory of their caches."""
+    """A batch of `rows` sequences of the same length, up to `capacity` tokens. `size_bytes` is the memory of their caches."""
 
     def __init__(self, graph: Path, *, rows: int, capacity: int, threads: int) -> None:
         self.session = open_graph(graph, threads=threads)
@@ -30,9 +30,9 @@ class CachedSession:
         self._binding.bind_output(contract.STEP_LOGITS, "cpu", 0, np.float32, self._logits.shape, self._logits.ctypes.data)
 
     def run(self, tokens: NDArray[np.int64]) -> NDArray[np.float32]:
-        """The next N tokens of every row (B, N) -> the logits (B, V) after the last, which the next call overwrites.
+        """Run the next N tokens of every row (B, N) and return the logits (B, V) after the last. The next call overwrites this array.
 
-        More than one token per call is allowed at the beginning, or with one row. Raises ValueError beyond the capacity.
+        More than one token per call is allowed only in the first call, or with one row. Raises ValueError beyond the capacity.
         """
         N = tokens.shape[1]
         if self.position + N > self.capacity:

@@ -1,4 +1,4 @@
-"""The attention graph of a bundle: written beside the served graph, over the same weights, and held against torch."""
+"""Writes the attention graph of a bundle, which shares the served graph's weights, and compares it with torch."""
 
 from pathlib import Path
 
@@ -15,13 +15,13 @@ from models.decoder.model import Decoder
 from models.encoder.model import Encoder
 from models.maps.model import attention_maps
 
-TOLERANCE = 1e-4  # of a weight: float32 on both sides, sums in another order
+TOLERANCE = 1e-4  # per attention weight: float32 sums in a different order
 
 
 def add_attention_graph(
     model: Encoder | Decoder, folder: Path, scratch: Path, *, max_tokens: int, vocab_size: int
 ) -> contract.AttentionGraph:
-    """Write it into `folder`, where the served graph is complete. Raises ExportError for a weight that is not torch's."""
+    """Write the attention graph into `folder`, beside the served graph. Raises ExportError if a weight differs from torch's."""
     longest = min(max_tokens, contract.LONGEST_ATTENTION)
     traced, file = scratch / contract.ATTENTION_GRAPH, folder / contract.ATTENTION_GRAPH
     trace_maps(model, traced, longest=longest)
@@ -35,7 +35,7 @@ def add_attention_graph(
         if (found := [A.shape for A in got]) != (shapes := [tuple(each.A.shape) for each in wanted]):
             raise ExportError(f"the attention graph gives {found} at N={N}, and the model {shapes}")
         error = max(float(np.abs(each.A.float().numpy() - A).max()) for each, A in zip(wanted, got, strict=True))
-        if not error <= TOLERANCE:  # not `>`: NaN must fail
+        if not error <= TOLERANCE:  # `error > TOLERANCE` would accept NaN
             raise ExportError(f"at N={N} a weight of the attention graph is off by {error:.3g}, and {TOLERANCE:g} is allowed")
         largest = max(largest, error)
     layers = tuple(

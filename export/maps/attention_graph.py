@@ -1,8 +1,9 @@
-"""The second graph of a bundle: the ids of one text in, and what every layer attends to out, a matrix (H, N, N) a layer.
+"""The attention graph of a bundle. It maps the ids of one text to one attention matrix (H, N, N) for each layer.
 
-The served graph has no such matrix: its attention is one operator, or never forms pairs at all. Here every layer is run once more on what
-it gets, with values that are 1 for one token and 0 for all others, as in models/maps/matrix.py: what comes out are columns of the
-matrix. A head takes D_v tokens at a time, so the text is copied into R = N / D_v rows, each with values of its own.
+The served graph never contains this matrix, as its attention is one fused operator or is linear in N. So each layer is run
+once more on its input, with values that are 1 for one token and 0 for all others, as in models/maps/matrix.py. The output is
+then a column of the matrix. A head has room for D_v such tokens at a time, so the text is repeated in R = N / D_v rows
+(rounded up), each with other values.
 """
 
 from collections.abc import Callable
@@ -17,36 +18,24 @@ from export.graphs.decoder_operators import FORMS, with_operators
 from export.graphs.decoder_step import OPSET as CAUSAL_OPSET
 from export.graphs.encoder import EXAMPLE_TOKENS
 from export.graphs.packed_encoder import FusedAttention, PackedEncoder, Packing, with_children
-from export.graphs.torch_graph import OPSET, quiet, strip
+from export.graphs.torch_graph import OPSET, TorchGraph
 from models.attention.layers.multi_head import split_heads
 from models.decoder.model import Decoder
 from models.encoder.model import Encoder
 
 
 def trace_maps(model: Encoder | Decoder, file: Path, *, longest: int) -> None:
-    """Write the graph for texts of 1 to `longest` tokens, its weights in a second file. The model is left as it was."""
-    decoder = isinstance(model, Decoder)
-    maps = DecoderMaps(model) if isinstance(model, Decoder) else EncoderMaps(model)
-    example = torch.zeros(1, min(EXAMPLE_TOKENS, longest - 1), dtype=torch.int64)
-    with quiet(), with_operators(model):
-        torch.onnx.export(
-            maps,
-            (example,),
-            file,
-            dynamo=True,
-            dynamic_shapes=({1: torch.export.Dim("N", max=longest)},),
-            input_names=[contract.INPUT_IDS],
-            output_names=[contract.attention_output(number) for number in range(model.config.n_layers)],
-            opset_version=CAUSAL_OPSET if decoder else OPSET,
-            custom_translation_table=FORMS if decoder else None,
-            external_data=True,
-            verbose=False,
-        )
-    strip(file)
+    """Write the graph for texts of 1 to `longest` tokens, with its weights in a second file. The model is unchanged."""
+    maps, opset, forms = (DecoderMaps(model), CAUSAL_OPSET, FORMS) if isinstance(model, Decoder) else (EncoderMaps(model), OPSET, {})
+    outputs = tuple(contract.float32(contract.attention_output(number), "H", "N", "N") for number in range(model.config.n_layers))
+    sizes = {"N": min(EXAMPLE_TOKENS, longest - 1)}
+    graph = TorchGraph(maps, (contract.int64(contract.INPUT_IDS, 1, "N"),), outputs, sizes, longest, opset, forms)
+    with with_operators(model):
+        graph.export(file, weights_beside=True)
 
 
 class EncoderMaps(nn.Module):
-    """ids (1, N) -> A of every layer, (H, N, N) each. The encoder is the packed one, whose weights are those of the served graph."""
+    """Maps ids (1, N) to the attention matrices (H, N, N) of all layers. The encoder is packed and has the served graph's weights."""
 
     def __init__(self, encoder: Encoder) -> None:
         super().__init__()
@@ -62,7 +51,7 @@ class EncoderMaps(nn.Module):
 
 
 class WatchedInEncoder(nn.Module):
-    """An attention layer at its place, which leaves its matrix behind."""
+    """A wrapper of an encoder's attention layer that also stores its attention matrix."""
 
     def __init__(self, placed: Any, found: list[Tensor]) -> None:
         super().__init__()
@@ -81,7 +70,7 @@ class WatchedInEncoder(nn.Module):
 
 
 class DecoderMaps(nn.Module):
-    """The same of a decoder, from a text's first token on."""
+    """Maps the ids of one text to the attention matrices of all layers of a decoder."""
 
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
@@ -97,7 +86,7 @@ class DecoderMaps(nn.Module):
 
 
 class WatchedInDecoder(nn.Module):
-    """A causal layer at its place, which leaves its matrix behind."""
+    """A wrapper of a causal layer that also stores its attention matrix."""
 
     def __init__(self, layer: Any, found: list[Tensor]) -> None:
         super().__init__()
@@ -113,7 +102,9 @@ class WatchedInDecoder(nn.Module):
 
 
 def _of_unit_values(layer: Any, x: Tensor, run: Callable[[nn.Module, Tensor], Tensor]) -> Tensor:
-    """x (1, N, D) -> (H, N, N). `run` calls a twin of the layer, which projects no answers, on rows (R, N, D)."""
+    """Return the layer's attention matrix: x (1, N, D) -> (H, N, N). `run` calls a copy of the layer, without its output
+    projection, on x repeated as (R, N, D).
+    """
     H, N = getattr(layer, "n_heads", 1), x.shape[1]
     D_v = layer.to_out.in_features // H
     R = (N + D_v - 1) // D_v
@@ -127,13 +118,13 @@ def _of_unit_values(layer: Any, x: Tensor, run: Callable[[nn.Module, Tensor], Te
 
 
 def _without(layer: nn.Module, name: str) -> nn.Module:
-    """A copy of the layer in which the part of this dotted name passes on what it is given."""
+    """Return a copy of the layer in which the submodule with this dotted name is replaced by the identity."""
     first, _, rest = name.partition(".")
     return with_children(layer, **{first: _without(getattr(layer, first), rest) if rest else nn.Identity()})
 
 
 def _of_recurrence(layer: Any, x: Tensor, rotation: Any) -> Tensor:
-    """Its queries, keys and rates are caught on their way, and it is run once more, with N values of N columns."""
+    """Return a recurrent layer's attention matrix: the recurrence runs again with q, k and rates of x and the identity as v."""
     caught: dict[str, Any] = {}
     twin = with_children(layer)
 
@@ -152,7 +143,7 @@ def _of_recurrence(layer: Any, x: Tensor, rotation: Any) -> Tensor:
 
 
 class Values(nn.Module):
-    """In the place of a projection of values: the same units for every head, (R, N, D_v) -> (R, N, H D_v) or, narrow, (R, H, N, D_v)."""
+    """Replaces a value projection by fixed values: -> (R, N, H D_v), or (R, H, N, D_v) if x has 4 dimensions."""
 
     def __init__(self, units: Tensor, to_v: nn.Module) -> None:
         super().__init__()
@@ -166,7 +157,7 @@ class Values(nn.Module):
 
 
 class Open(nn.Module):
-    """In the place of a gate's projection: what opens it."""
+    """Replaces the projection of a gate by the constant at which the gate is 1."""
 
     def __init__(self, value: float) -> None:
         super().__init__()
@@ -177,7 +168,7 @@ class Open(nn.Module):
 
 
 class Slice(nn.Module):
-    """The projection of queries (part 0) or keys (1), out of the one matrix that the served graph has for all three."""
+    """The projection of queries (part 0) or keys (part 1), a slice of the served graph's fused projection of q, k and v."""
 
     def __init__(self, fused: FusedAttention, part: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Attention maps of a text from a bundle that has the attention graph. This file imports neither torch nor onnx."""
+"""Computes attention maps of a text with a bundle that has an attention graph. This file imports neither torch nor onnx."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from export.maps.heatmaps import Maps, tokens_of
 
 
 def maps_of_bundle(bundle: Path, text: str) -> Maps:
-    """Raises BundleError for a damaged bundle, ExportError for one without maps and for a text that is too long or empty."""
+    """Return the maps. Raises BundleError for a damaged bundle, and ExportError if it has no maps or the text is too long or empty."""
     manifest = contract.verify(bundle)
     graph = manifest.attention_graph
     if graph is None:

@@ -1,4 +1,4 @@
-"""Attention maps of a text from a checkpoint folder, computed in torch: also of a model that cannot be exported."""
+"""Computes attention maps of a text in torch from a checkpoint folder, even if the model cannot be exported."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from models.maps.model import attention_maps
 
 
 def maps_of_checkpoint(checkpoint: Path, text: str) -> Maps:
-    """Raises CheckpointError for the folder, ExportError for a model without maps and for a text that is too long or empty."""
+    """Return the maps. Raises CheckpointError for the folder, ExportError for a model without maps or a text too long or empty."""
     loaded = load(checkpoint, Options())
     model = loaded.map_model()
     ids, tokens = tokens_of(loaded.source.tokenizer_file, text, longest=min(LONGEST_ATTENTION, loaded.max_tokens))

@@ -1,4 +1,4 @@
-"""Attention maps of a text as heatmaps: on the terminal, as PNG and as SVG. The maps come from `from_bundle.py`
+"""Draws attention maps as heatmaps: on the terminal, as PNG and as SVG. The maps come from `from_bundle.py`
 (ONNX Runtime) or `from_checkpoint.py` (torch).
 """
 
@@ -20,8 +20,8 @@ from tokenizers import Tokenizer
 from export.contract import LONGEST_ATTENTION
 from export.errors import ExportError
 
-LABELLED = 40  # largest number of tokens with labelled axes
-ON_TERMINAL = 32  # largest number of tokens of a map on the terminal
+LABELLED = 40  # most tokens whose axes are labelled
+ON_TERMINAL = 32  # most tokens of a map on the terminal
 SHADES = " ░▒▓█"
 
 Matrix = NDArray[np.float32]
@@ -29,7 +29,7 @@ Matrix = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Maps:
-    """The maps of one text. `layers` are names in LAYERS; `A` has for each of them (H, N, N), [head, query, key]."""
+    """The attention maps of one text. `layers` are names in LAYERS; `A` has one array (H, N, N) per layer, [head, query, key]."""
 
     tokens: tuple[str, ...]
     layers: tuple[str, ...]
@@ -37,7 +37,7 @@ class Maps:
 
 
 def tokens_of(tokenizer_file: Path, text: str, *, longest: int = LONGEST_ATTENTION) -> tuple[list[int], tuple[str, ...]]:
-    """The token ids, and the piece of the text of each. Raises ExportError for a text without tokens or with more than `longest`."""
+    """Return the token ids and each token's piece of the text. Raises ExportError for no tokens or more than `longest`."""
     tokenizer = Tokenizer.from_file(str(tokenizer_file))
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -48,7 +48,10 @@ def tokens_of(tokenizer_file: Path, text: str, *, longest: int = LONGEST_ATTENTI
 
 
 def picked(maps: Maps, layer: int, head: int | None) -> Matrix:
-    """One map (N, N). A negative `layer` counts from the end; `head` None: the mean of all. Raises ExportError for an unknown one."""
+    """Return one map (N, N): of one head, or the mean of all heads if `head` is None. A negative `layer` counts from the end.
+
+    Raises ExportError if the model has no such layer or head.
+    """
     if not -len(maps.A) <= layer < len(maps.A):
         raise ExportError(f"layer={layer}, but the model has {len(maps.A)} layers: 0 to {len(maps.A) - 1}, or -1 for the last")
     A = maps.A[layer]
@@ -60,7 +63,7 @@ def picked(maps: Maps, layer: int, head: int | None) -> Matrix:
 
 
 def draw(maps: Maps, files: Sequence[Path]) -> None:
-    """Draw all layers (rows) and heads (columns) into each file, as PNG or SVG by the end of its name."""
+    """Draw the maps of all layers (rows) and heads (columns) into each file, as PNG or SVG according to its suffix."""
     rows, columns = len(maps.A), max(len(A) for A in maps.A)
     side = 2.2 if len(maps.tokens) > LABELLED else max(2.2, 0.16 * len(maps.tokens))
     figure = Figure(figsize=(side * columns + 1, side * rows + 0.6), layout="constrained")
@@ -77,7 +80,8 @@ def draw(maps: Maps, files: Sequence[Path]) -> None:
 
 
 def on_terminal(A: Matrix, tokens: Sequence[str], title: str, *, colour: bool = True) -> Table:
-    """One map: a row per query, a column per key, and after each row its largest weight. Without `colour`: shades of grey, without signs.
+    """Return one map as a table: a row per query, a column per key, and its largest weight at its end. `colour=False` draws
+    absolute values in shades of grey.
 
     Raises ExportError for more than `ON_TERMINAL` tokens.
     """
@@ -100,7 +104,7 @@ def on_terminal(A: Matrix, tokens: Sequence[str], title: str, *, colour: bool = 
 
 
 def visible(token: str) -> str:
-    """A token as a label: white space is made visible, long tokens are truncated."""
+    """Return a token as a label, with visible white space and truncated if it is long."""
     shown = token.replace("\n", "\\n").replace("\t", "\\t").replace(" ", "␣")
     return shown if len(shown) <= 12 else f"{shown[:11]}…"
 
@@ -117,7 +121,7 @@ def _panel(axes: Any, A: Matrix, tokens: Sequence[str], title: str, *, labelled:
 
 
 def _norm(A: Matrix) -> Normalize:
-    """From 0 to the largest weight; if some are negative, symmetric around 0."""
+    """Return a colour scale from 0 to the largest weight, or symmetric around 0 if some weights are negative."""
     largest = float(np.abs(A).max()) or 1.0
     return TwoSlopeNorm(0.0, vmin=-largest, vmax=largest) if A.min() < 0 else Normalize(0.0, largest)
 

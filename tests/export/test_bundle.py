@@ -83,7 +83,7 @@ def test_classifiers_give_the_logits_of_transformers(tmp_path: Path, n_labels: i
     want = transformers_run(model_class, checkpoint, feed, types=not per_token)
     where = feed[contract.ATTENTION_MASK] != 0 if per_token else np.ones(3, bool)
     assert np.abs(got[where] - want[where]).max() < TOLERANCE
-    golden = contract.read_golden(tmp_path / "bundle")
+    golden = contract.read_golden(tmp_path / "bundle", contract.Golden)
     assert (golden.pairs is not None) == (kind == "reranker")
 
 
@@ -136,7 +136,7 @@ def test_all_minilm_is_exported_within_tolerance(minilm_bundle: Path) -> None:
 def test_golden_texts_reach_the_limit_of_length(minilm_bundle: Path) -> None:
     from tokenizers import Tokenizer
 
-    golden, limit = contract.read_golden(minilm_bundle), contract.verify(minilm_bundle).limits.max_tokens
+    golden, limit = contract.read_golden(minilm_bundle, contract.Golden), contract.verify(minilm_bundle).limits.max_tokens
     tokenizer = Tokenizer.from_file(str(minilm_bundle / contract.TOKENIZER))
     tokenizer.no_truncation()
     assert "" in golden.texts

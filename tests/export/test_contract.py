@@ -59,7 +59,7 @@ def manifest_of(folder: Path) -> contract.Manifest:
 def test_a_written_manifest_reads_back_the_same(bundle: Path) -> None:
     manifest = contract.verify(bundle)
     assert contract.dump(manifest) == (bundle / contract.MANIFEST).read_text(encoding="utf-8")
-    assert contract.read_golden(bundle).outputs[1] == (0.6, 0.8)
+    assert contract.read_golden(bundle, contract.Golden).outputs[1] == (0.6, 0.8)
 
 
 @pytest.mark.parametrize("name", [contract.GRAPH, contract.TOKENIZER, contract.GOLDEN, contract.MANIFEST])

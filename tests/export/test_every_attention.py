@@ -23,8 +23,9 @@ from models.checkpoints.published import load_checkpoint
 from models.maps.model import attention_maps
 from service.app import build_app
 from service.call import Call
-from service.catalog import Catalog, Model
+from service.catalog import Catalog
 from service.cli import app
+from service.encoding.model import Model
 from service.encoding.request import EncodeRequest
 from service.settings import Settings
 from tests.decoders import tiny_decoder

@@ -24,7 +24,7 @@ def test_the_fastest_recipe_above_the_bar_is_kept_and_all_are_told(encoder_check
     assert len(kept) == 1
     assert kept[0].min_cosine >= 0.97
     assert manifest.graph.optimisation.endswith(kept[0].recipe)
-    assert contract.read_golden(tmp_path / "int8").min_cosine == 0.97
+    assert contract.read_golden(tmp_path / "int8", contract.Golden).min_cosine == 0.97
     assert fractions == sorted(fractions)
     assert contract.verify(tmp_path / "int8") == manifest
 
@@ -38,7 +38,7 @@ def test_a_bar_that_no_recipe_reaches_is_an_error_that_says_what_each_reached(en
 def test_a_reranker_is_judged_by_how_its_logits_differ_between_texts(tmp_path: Path) -> None:
     manifest = export_bundle(tiny_classifier(tmp_path / "checkpoint", n_labels=1), tmp_path / "int8", precision="int8", min_cosine=0.9)
     assert 0.9 <= manifest.parity.min_cosine < 1
-    golden = contract.read_golden(tmp_path / "int8")
+    golden = contract.read_golden(tmp_path / "int8", contract.Golden)
     assert golden.min_cosine is None
     assert golden.max_abs_error == pytest.approx(0.25 * np.abs(golden.outputs).max())
 

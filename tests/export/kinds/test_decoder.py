@@ -64,7 +64,7 @@ def test_the_manifest_says_what_the_decoder_is(bundle: Path) -> None:
 
 
 def test_the_golden_continuations_are_what_the_graph_says(bundle: Path) -> None:
-    golden, graph = contract.read_decoder_golden(bundle), steps(bundle)
+    golden, graph = contract.read_golden(bundle, contract.DecoderGolden), steps(bundle)
     tokenizer = decoders.byte_tokenizer()
     assert len(golden.prompts) == len(golden.continuations) > 5
     for prompt, ids, continuation, top, logits in zip(
@@ -163,7 +163,7 @@ def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_learned_positions_are_a_limit_of_the_bundle(numbered: Path) -> None:
-    manifest, golden = contract.verify(numbered), contract.read_decoder_golden(numbered)
+    manifest, golden = contract.verify(numbered), contract.read_golden(numbered, contract.DecoderGolden)
     assert (manifest.decoder.n_positions, manifest.limits.max_tokens, manifest.attention_graph.max_tokens) == (40, 40, 40)
     assert manifest.decoder.takes_positions
     assert manifest.decoder.exact

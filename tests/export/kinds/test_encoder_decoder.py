@@ -65,7 +65,7 @@ def test_the_manifest_says_what_it_is(bundle: Path) -> None:
 
 def test_it_writes_what_torch_writes_and_attends_as_torch_does(checkpoint: Path, bundle: Path) -> None:
     model, graph = load_encoder_decoder(checkpoint).model, writer(bundle)
-    golden = contract.read_encoder_decoder_golden(bundle)
+    golden = contract.read_golden(bundle, contract.EncoderDecoderGolden)
     assert golden.texts == EXAMPLES
     for ids, output in zip(golden.token_ids, golden.outputs, strict=True):
         source = torch.tensor([ids])
@@ -107,7 +107,7 @@ def test_rows_of_any_length_and_age_go_together(checkpoint: Path, bundle: Path) 
 
 
 def test_golden_logits_are_those_of_the_graph(bundle: Path) -> None:
-    graph, golden = writer(bundle), contract.read_encoder_decoder_golden(bundle)
+    graph, golden = writer(bundle), contract.read_golden(bundle, contract.EncoderDecoderGolden)
     for ids, output, top, values in zip(golden.token_ids, golden.outputs, golden.top_token_ids, golden.logits, strict=True):
         logits, _ = graph.logits(np.array([ids]), np.ones((1, len(ids)), np.int64), np.array([output]))
         found = np.take_along_axis(logits[0], np.array(top), axis=1)
