@@ -1,4 +1,4 @@
-"""The commands that measure. Each has its options in a module of its own, which is imported when the command runs."""
+"""The measuring commands. The options of each are in its own module, which is imported when the command runs."""
 
 from importlib import import_module
 
@@ -10,7 +10,7 @@ app = command_app()
 
 
 def _mount(name: str, module: str, summary: str) -> None:
-    """Add a command that passes all its arguments on to `app` of `module`."""
+    """Add a command that passes all its arguments to `app` of `module`."""
 
     def command(context: typer.Context) -> None:
         with needing("loadtest"):

@@ -4,4 +4,4 @@ from service.errors import AttnserveError
 
 
 class LoadtestError(AttnserveError):
-    """A measurement cannot be made or proves nothing."""
+    """A measurement cannot be made, or its result is not valid."""

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import ClassVar
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Locust puts the folder of this file there, and a worker may be anywhere
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Locust adds only this file's folder; a worker may start anywhere
 
 import gevent
 from locust import User, events
@@ -23,9 +23,8 @@ from locust.runners import WorkerRunner
 from loadtest.errors import LoadtestError
 from loadtest.users import asking
 from loadtest.users.client import Client
-from loadtest.users.embeddings import Documents, Embed, EmbedBatch, EmbedMixed
+from loadtest.users.embeddings import Documents, Embed, EmbedBatch, EmbedMixed, Rerank
 from loadtest.users.hostile import Hostile
-from loadtest.users.rerank import Rerank
 from loadtest.users.streams import Chat, Completion
 
 __all__ = ["Chat", "Completion", "Documents", "Embed", "EmbedBatch", "EmbedMixed", "Hostile", "Rerank"]
@@ -39,7 +38,7 @@ def begin(environment: Environment, **_: object) -> None:
 
 
 def find_out(environment: Environment, **_: object) -> None:
-    """Ask the service for its models, in every process that sends requests. If that fails, the run ends with status 1."""
+    """Query the service's models, in every process that sends requests. If that fails, the run ends with status 1."""
     try:
         Client.asking = asking.from_options(environment.parsed_options, environment.host or str(Client.host))
     except LoadtestError as error:
@@ -51,12 +50,12 @@ def give_up(environment: Environment, why: str) -> None:
     logger.error(why)
     environment.process_exit_code = 1
     if environment.web_ui is None and environment.runner is not None and not isinstance(environment.runner, WorkerRunner):
-        gevent.spawn(environment.runner.quit)  # this may be a greenlet of the runner
+        gevent.spawn(environment.runner.quit)  # because this may be a greenlet of the runner
 
 
 class Answerable(UsersDispatcher):
-    """Spawn only classes that have a task with the chosen tags and that a model of the service can answer. Locust would spawn all of them,
-    and they would fail."""
+    """Spawns only classes that have a task with the chosen tags and that a model of the service can answer. Locust would spawn all classes,
+    and the others would fail."""
 
     environment: ClassVar[Environment]
 

@@ -1,7 +1,7 @@
-"""`attnserve bench`: the service beside the bare runtime and infinity-emb; see loadtest/README.md.
+"""`attnserve bench`: compares the service with the bare runtime and infinity-emb; see loadtest/README.md.
 
-In a round the service starts, each kind of work is measured with the bare runtime and then with the service; infinity then does the same
-work on the same texts. Nothing else runs meanwhile, except that the idle service is there while the bare runtime is measured.
+In each round the service starts, and each kind of work is measured with the bare runtime and then with the service. After that, infinity
+does the same work on the same texts. Nothing else runs, except that the service is idle while the bare runtime is measured.
 """
 
 import math
@@ -28,13 +28,13 @@ from service.terminal import command_app
 
 BULK_TEXTS = 2048
 SHORT_BATCH = 32
-SAME_MODEL = 0.999  # cosine: two fp32 runtimes on the same weights differ in the seventh digit
+SAME_MODEL = 0.999  # cosine; two fp32 runtimes with the same weights differ in the seventh digit
 MiB = 2**20
 SERVICE, LEAN, PEER, BARE = "attnserve", "attnserve --lean", "infinity", "bare"
 LOADS: dict[str, tuple[Callable[[int, str], list[str]], tuple[int, ...]]] = {
     "short": (texts.short, (32, 1)),
     "mix": (texts.mixed, (32, 8)),
-}  # part: its texts, numbers of connections
+}  # part: (function that makes its texts, numbers of connections)
 
 app = command_app()
 
@@ -58,9 +58,9 @@ def bench(
     out: runner.Out = Path("out/bench"),
     markdown: runner.Markdown = False,
 ) -> None:
-    """Measure the service side by side with the bare runtime and with infinity-emb.
+    """Compare the service with the bare runtime and with infinity-emb.
 
-    Starts and stops everything itself. Ends with 1 when a bar is missed, but for --quick. Leave the machine alone meanwhile.
+    Starts and stops everything itself. Exits with 1 if a required ratio is missed, except with --quick. Keep the machine idle otherwise.
     """
     parts = chosen(only, Part)
     manifest = runner.manifest_of(bundle, "encoder")
@@ -79,7 +79,7 @@ def bench(
 
 
 class Work:
-    """The contestants and what each of them does in a round."""
+    """The contestants and the steps of each in a round."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Work:
         self.loads, self.seed = parts & {Part.short, Part.mix, Part.bulk}, "attnserve"
         self._measured = measured
         self._bare_per_s: dict[str, float] = {}
-        self._bare_costs: dict[int, float] = {}  # seconds of one text by its length in tokens, without padding
+        self._bare_costs: dict[int, float] = {}  # seconds of one text, by its length in tokens, without padding
         self._vectors: list[list[float]] = []
 
     def contestants(self) -> list[Contestant]:
@@ -107,7 +107,7 @@ class Work:
         return made
 
     def _steps(self, contestant: str) -> list[Step]:
-        """The service's steps are preceded by those of the bare runtime; the peer has no others than its loads."""
+        """Return a contestant's steps. The service's include those of the bare runtime; infinity has only the loads."""
         ours, steps = contestant == SERVICE, list[Step]()
         for part, (prepare, connections) in LOADS.items():
             if part in self.parts:
@@ -132,7 +132,7 @@ class Work:
 
     @contextmanager
     def _infinity(self) -> Iterator[Server]:
-        """Raises LoadtestError if its vectors are not those of the bundle."""
+        """Start infinity. Raises LoadtestError if its embeddings differ from the bundle's."""
         assert self.peer is not None
         with peers.infinity(self.peer) as server:
             cosine = min(map(_cosine, self._vectors, server.embed(texts.mixed(8, "the same model?"))))
@@ -151,7 +151,7 @@ class Work:
             yield server
 
     def _warm(self, server: Server) -> None:
-        """Each contestant gets the same texts before it is measured."""
+        """Warm up a contestant before it is measured, with the same texts for each."""
         server.post(texts.mixed(64, self._seed("warm")))
 
     def _seed(self, work: str) -> str:
@@ -163,7 +163,7 @@ class Work:
         return bare.measure(self.bundle, shapes, threads=machine.cpus(), seconds=seconds, spin=spin, callers=callers)
 
     def _bare(self, part: str, _: Server) -> None:
-        """Texts a second at batch 32, and the latency of one text; spinning and not, and with as many callers as threads."""
+        """Measure texts/s at batch 32 and the latency of one text, with and without spinning, and with one caller per thread."""
         n = round(statistics.median(bare.token_counts(self.bundle, texts.short(50, "length"))))
         batch, one = (SHORT_BATCH, n), (1, n)
         self._bare_per_s[part] = 0.0
@@ -174,7 +174,7 @@ class Work:
                 self._bare_per_s[part] = max(self._bare_per_s[part], timings[batch]["texts_per_s"])
 
     def _bare_mix(self, _: Server) -> None:
-        """Seconds of one text at each length, the better of spinning and not."""
+        """Measure the seconds of one text at each length, taking the better of spinning and not spinning."""
         self._bare_costs = {}
         shapes = bare.shapes_for_mix(self.max_tokens)
         for spin in (False, True):
@@ -187,12 +187,12 @@ class Work:
         self._bare_per_s["mix"] = bare.allowed_per_s(lengths, self._bare_costs)
 
     def _load(self, part: str, prepare: Callable[[int, str], list[str]], connections: int, server: Server) -> None:
-        """One run of wrk. For the service under `mix`, also what the bare runtime allows for the texts that were sent."""
+        """Run wrk once. For the service under `mix`, also compute the texts/s that the bare runtime allows for the texts sent."""
         work = load_name(part, connections)
         prepared = prepare(int(3 * self._bare_per_s[part] * self.seconds) + 4 * connections + 100, self._seed(work))
         before = server.shortcuts()
         load = wrk.run(server.url, [server.body(text) for text in prepared], connections=connections, seconds=self.seconds)
-        time.sleep(1)  # the service finishes the requests that wrk left open
+        time.sleep(1)  # until the service has finished requests that wrk left open
         problems = load.problems + _shortcut_problems(server, before)
         raw: dict[str, Any] = {"per_s": load.per_s, "per_s_at_most": load.per_s_at_most, "problems": problems, "wrk": load.__dict__}
         if part == Part.mix and server.name == SERVICE:
@@ -208,13 +208,13 @@ class Work:
         self._measured.note("bulk", server.name, **figures, problems=problems)
 
     def _memory(self, contestant: str, server: Server) -> None:
-        """PSS and idle processor time, after work: what the first requests make a process keep belongs to it."""
+        """Measure PSS and idle CPU time. This is done after the work, so that memory kept since the first requests is included."""
         server.post(texts.mixed(BULK_TEXTS // 8, self._seed("memory")))
         time.sleep(2)
-        pids = memory.tree(server.pid)
-        before, started = memory.cpu_s(pids), time.perf_counter()
+        tree = memory.tree(server.pid)
+        before, started = memory.cpu_s(tree), time.perf_counter()
         time.sleep(3)
-        cores = (memory.cpu_s(pids) - before) / (time.perf_counter() - started)
+        cores = (memory.cpu_s(tree) - before) / (time.perf_counter() - started)
         processes = memory.measure(server.pid)
         total = sum(process.pss_bytes for process in processes)
         about = ", ".join(f"{process.name} {process.pss_bytes / MiB:.0f}" for process in processes)
@@ -227,7 +227,7 @@ def load_name(part: str, connections: int) -> str:
 
 
 def _shortcut_problems(server: Server, before: float | None) -> list[str]:
-    """The service must have computed every text, and must count those that it did not."""
+    """Return problems if the service did not compute every text, or does not report how many texts it did not compute."""
     if server.name != SERVICE:
         return []
     after = server.shortcuts()
@@ -244,7 +244,7 @@ def _cosine(a: list[float], b: list[float]) -> float:
 
 
 def rows(parts: frozenset[Part], measured: Measurements) -> list[Row]:
-    """A row for each bar of the parts, and those to compare it with."""
+    """Return a row for each required value of the parts, and rows to compare it with."""
     tokens = next((entry["tokens"] for entry in measured.of("short", BARE)), "?")
     short = f"one {texts.SHORT_WORDS}-word text ({tokens} tokens) a request"
     mix, bulk = "one text of 6 to 220 words, mostly short", f"one request of {BULK_TEXTS:,} short texts"
@@ -265,7 +265,7 @@ def rows(parts: frozenset[Part], measured: Measurements) -> list[Row]:
     allowed = Bar(at_least=0.85, reference="what bare onnxruntime allows")
     add(Part.mix, f"{mix}, 32 connections", "texts/s", Figure(mix_many, SERVICE), Figure(mix_many, SERVICE, "allowed_per_s"), allowed)
     for load, ratio in ((mix_many, 2.0), (mix_few, 1.4)):
-        peer = Figure(load, PEER, "per_s_at_most")  # the most that its run can mean
+        peer = Figure(load, PEER, "per_s_at_most")  # the highest rate consistent with its run
         bar = Bar(at_least=ratio, reference="infinity-emb, optimum engine")
         add(Part.mix, f"{mix}, {load.partition(', ')[2]}", "texts/s", Figure(load, SERVICE), peer, bar)
     bulk_bare = Figure("bulk", BARE, batch, best=max)

@@ -1,12 +1,12 @@
-"""Writes a checkpoint in the layout that infinity reads: its files, and one model.onnx, at the root of a folder.
+"""Writes a checkpoint in the layout that infinity reads: a folder with the checkpoint's files and one model.onnx at its root.
 
 Runs in infinity's environment, where attnserve is not installed:
 
     PYTHON_OF_INFINITY infinity_model.py CHECKPOINT OUT
 
-The graph is exported plain and then fused by optimum's optimizer with the settings that infinity itself would use. infinity fuses at its
-start; but releases of optimum that import beside torch 2.13 refuse a keyword that infinity 0.0.78 passes, so it would warn and serve the
-plain graph. Fused beforehand, the peer is as fast as it can be.
+The graph is exported and then fused by optimum's optimizer with infinity's own settings. infinity would fuse it at its start, but the
+optimum releases that work with torch 2.13 reject a keyword that infinity 0.0.78 passes, so infinity would warn and serve the plain graph.
+Fusing the graph beforehand makes infinity as fast as it can be.
 """
 
 import shutil

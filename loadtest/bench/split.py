@@ -1,4 +1,4 @@
-"""`attnserve bench-split`: profile split beside single on the same cores, in turns; see loadtest/README.md."""
+"""`attnserve bench-split`: compares profile split with profile single on the same cores, in turns; see loadtest/README.md."""
 
 import json
 from dataclasses import replace
@@ -19,7 +19,7 @@ from service.terminal import command_app
 app = command_app()
 
 CONNECTIONS, STREAMS, STREAM_TOKENS = 32, 16, 64
-_MOST_PER_S = 2000  # texts prepared for a second of the generator
+_MOST_PER_S = 2000  # texts to prepare for each second of load
 RATE, P50, TOKENS = "one 16-token text a request, 32 connections", "the same, 1 connection, p50", "16 streams of 64 tokens"
 BARS = {
     RATE: ("texts/s", Bar(at_least=0.6, reference="single")),
@@ -39,7 +39,7 @@ def bench_split(
     out: runner.Out = Path("out/bench-split"),
     markdown: runner.Markdown = False,
 ) -> None:
-    """Measure what a gateway before pools of replicas costs beside one process. Ends with 1 when a bar is missed."""
+    """Measure the cost of a gateway with pools of replicas compared with a single process. Exits with 1 if a required value is missed."""
     wrk.binary()
     names, measured = (runner.manifest_of(encoder, "encoder").name, runner.manifest_of(decoder, "decoder").name), Measurements()
     split = ("--profile", "split", "--encoders", str(encoders), "--generators", str(generators))
@@ -66,7 +66,7 @@ def bench_split(
 
 
 def figures_of(server: Server, decoder: str, seconds: float, seed: str) -> dict[str, float]:
-    """The figures of one turn, on a service that has been warmed by a little of each work."""
+    """Warm up the service with a little of each kind of work, and measure the figures of one turn."""
     streaming = replace(server, model=decoder, path="/v1/completions")
     embed(server, f"warm {seed}", CONNECTIONS, 1)
     stream(streaming, 1, first=10**9)
@@ -83,7 +83,7 @@ def embed(server: Server, seed: str, connections: int, seconds: float) -> wrk.Lo
 
 
 def stream(server: Server, seconds: float, *, first: int) -> float:
-    """Tokens a second of whole streams, one after the other on each connection. Prompts and seeds differ."""
+    """Return tokens per second of whole streams, one after the other on each connection. Prompts and seeds differ."""
     asked = {"model": server.model, "max_tokens": STREAM_TOKENS, "stream": True, "ignore_eos": True}
     seeds = range(first, first + int(_MOST_PER_S * max(seconds, 1)))
     bodies = [json.dumps({**asked, "prompt": f"text {seed}", "seed": seed}) for seed in seeds]
@@ -91,7 +91,7 @@ def stream(server: Server, seconds: float, *, first: int) -> float:
 
 
 def valid(load: wrk.Load) -> wrk.Load:
-    """LoadtestError for a run that proves nothing."""
+    """Raise LoadtestError if a load run had problems, else return it."""
     if load.problems:
         raise LoadtestError(f"this run proves nothing: {', '.join(load.problems)}")
     return load

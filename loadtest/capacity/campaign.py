@@ -1,9 +1,9 @@
-"""`make capacity`: all runs that docs/capacity.md is made of, one after the other, against services that this starts and stops.
+"""`make capacity`: makes all runs for docs/capacity.md, one after the other, with services that this command starts and stops.
 
 python -m loadtest.capacity.campaign [--minutes-scale 0.1] [--page docs/capacity.md]
 
-About 65 minutes on a machine that does nothing else. A run that is there is not repeated, unless it was made under other conditions: the
-same command goes on where one was stopped. Failures are listed at the end; a failed ramp prevents only the runs that need its knee.
+Takes about 65 minutes on an otherwise idle machine. An existing run is repeated only if it was made under other conditions, so the same
+command continues an interrupted campaign. Failures are listed at the end; after a failed ramp, only runs that need its knee are skipped.
 """
 
 import json
@@ -27,17 +27,17 @@ from loadtest.capacity import tables
 from loadtest.capacity.deep_encoder import deep_encoder
 from loadtest.common import machine, terminal
 from loadtest.common.report import Verdict
-from loadtest.common.server import attnserve
+from loadtest.common.server import attnserve, terminate
 from loadtest.common.terminal import interruptible
 from loadtest.errors import LoadtestError
-from loadtest.load.shapes import SECONDS, Shape
+from loadtest.load.plan import SECONDS, Shape
 from service.terminal import command_app, console
 
-_TRIES = 4  # of a ramp, until its knee lies within
-_LOWER, _HIGHER = 0.4, 1.5  # of its rate, for the next one
+_TRIES = 4  # attempts at a ramp until its knee lies within the ramp
+_LOWER, _HIGHER = 0.4, 1.5  # factors for the rate of the next attempt
 _NO_PASS = (Verdict.failed, Verdict.not_judged)
-_MISSED = (0, 1)  # what `attnserve load` ends with when it has measured
-_STOP_S = 60  # for `attnserve load` to stop Locust
+_MISSED = (0, 1)  # exit statuses of `attnserve load` if it has measured
+_STOP_S = 60  # time for `attnserve load` to stop Locust
 _CONDITIONS = "conditions.json"
 
 
@@ -45,8 +45,8 @@ _CONDITIONS = "conditions.json"
 class CampaignRun:
     """One run, at the knee of the ramp `knee_of`, or at a guessed rate.
 
-    `apart`: service and generator have half of the cores each, for loads that the service cannot answer in full.
-    `deep`: with the encoder of `loadtest/capacity/deep_encoder.py`.
+    `apart`: service and load generator each use half of the cores, for loads that the service cannot answer in full.
+    `deep`: uses the encoder of `loadtest/capacity/deep_encoder.py`.
     """
 
     name: str
@@ -84,9 +84,9 @@ def campaign(
     page: Annotated[Path | None, typer.Option(exists=True, help="Page to write the tables into; on stdout without it.")] = None,
     out: Annotated[Path, typer.Option(help="Directory; every run has one of its name there.")] = Path("out/capacity"),
 ) -> None:
-    """Make the runs that are not there yet, then the tables of all that are. Ends with 1 when one failed or missed a pass mark."""
+    """Make the missing runs, then the tables of all existing runs. Exits with 1 if a run failed or missed a pass criterion."""
     if page:
-        tables.written(page.read_text(), "")  # before an hour has passed
+        tables.written(page.read_text(), "")  # fail now rather than after an hour
     runs = Runs(out, encoder, decoder, minutes_scale)
     failed: dict[str, str] = {}
     try:
@@ -105,7 +105,7 @@ def campaign(
 
 
 def chosen(only: str) -> list[CampaignRun]:
-    """The steps of these names. typer.BadParameter for a name that is none, or a run without the ramp that its rate is of."""
+    """Return the steps with these names and the ramps they need. Raises typer.BadParameter for an unknown name."""
     names = {name.strip() for name in only.split(",") if name.strip()} or set(_BY_NAME)
     if unknown := sorted(names - set(_BY_NAME)):
         raise typer.BadParameter(f"{unknown[0]} is no run; there are: {', '.join(_BY_NAME)}", param_hint="--only")
@@ -114,7 +114,7 @@ def chosen(only: str) -> list[CampaignRun]:
 
 
 def tell(found: Sequence[Path], page: Path | None, absent: Sequence[str]) -> None:
-    """Write the tables and pictures into the page, or the tables to stdout. `absent`: names of the runs that were not made."""
+    """Write the tables and pictures into the page, or print the tables. `absent` has the names of runs that were not made."""
     if not found:
         console.print("[yellow]no run is there: no tables[/yellow]")
     elif page is None:
@@ -131,11 +131,11 @@ class Runs:
     def __init__(self, out: Path, encoder: Path, decoder: Path, scale: float) -> None:
         self._out, self._encoder, self._decoder, self._scale = out, encoder, decoder, scale
         self._machine = f"{len(cores())} x {machine.cpu_model().partition(' (')[0]}"
-        self._seeds = count()  # texts that another run has sent would be answered by the service's cache
+        self._seeds = count()  # each run has other texts, or the service's cache would answer
         self._bundles = [contract.verify(bundle).fingerprint for bundle in (encoder, decoder)]
 
     def make(self, steps: Sequence[CampaignRun]) -> dict[str, str]:
-        """Make the runs that are missing. Returns the errors of failed ones, by name. After a failure the service is started anew."""
+        """Make the missing runs. Returns the errors of failed runs by name. After a failure the service is restarted."""
         waiting, failed = deque(step for step in steps if self.found(step) is None), {}
         while waiting:
             first = waiting[0]
@@ -152,15 +152,15 @@ class Runs:
 
     @contextmanager
     def _service(self, step: CampaignRun) -> Iterator[str]:
-        """Start a step's service; gives its URL. Processes that are started meanwhile run on the generator's cores."""
+        """Start a step's service and yield its URL. Processes started in the `with` block run on the load generator's cores."""
         service_cores, generator_cores = halves() if step.apart else (cores(), cores())
         encoder = deep_encoder(self._encoder, self._out / f"of-{self._bundles[0][:12]}") if step.deep else self._encoder
         service = attnserve(encoder, contract.verify(encoder).name, flags=("--bundle", str(self._decoder)))
         with on(service_cores), service as server, on(generator_cores):
-            yield f"http://127.0.0.1:{server.port}"
+            yield server.address
 
     def perform(self, step: CampaignRun, url: str) -> None:
-        """The run; of a ramp as many as it takes. LoadtestError when none will do."""
+        """Make the run; a ramp is repeated until its knee lies within it. Raises LoadtestError if the run fails."""
         folder, conditions = self._out / step.name, self.conditions(step)
         if step.knee_of and conditions["knee"] is None:
             raise LoadtestError(f"{step.name} needs the knee of {step.knee_of}, which is not there")
@@ -168,7 +168,7 @@ class Runs:
             console.print(f"run again, under other conditions: {escape(changed)}", highlight=False, soft_wrap=True)
         rate = conditions["knee"]
         for _ in range(_TRIES):
-            shutil.rmtree(folder, ignore_errors=True)  # of a try that was stopped, or has its knee elsewhere
+            shutil.rmtree(folder, ignore_errors=True)  # an interrupted attempt, or one whose knee lies elsewhere
             folder.mkdir(parents=True)
             (folder / _CONDITIONS).write_text(json.dumps(conditions, indent=1) + "\n")
             command = [sys.executable, "-m", "loadtest.load", "--url", url, "--shape", step.shape, "--out", str(folder), *step.arguments]
@@ -182,7 +182,7 @@ class Runs:
         raise LoadtestError(f"{step.name}: no knee within that can be judged, after {_TRIES} ramps; the last one is in {folder}")
 
     def conditions(self, step: CampaignRun) -> dict[str, Any]:
-        """The conditions that make a run comparable to the others. The commit is not one of them: the page shows it."""
+        """Return the conditions under which runs are comparable. The commit is not among them, since the page shows it."""
         ramp = self.found(_BY_NAME[step.knee_of]) if step.knee_of else None
         return {
             "machine": self._machine,
@@ -193,14 +193,14 @@ class Runs:
         }
 
     def found(self, step: CampaignRun) -> Path | None:
-        """The existing run of a step, if it was made under these conditions and, if it is a ramp, has a knee that can be judged."""
+        """Return a step's run if it was made under the current conditions and, for a ramp, the knee lies within it, else None."""
         runs = sorted((self._out / step.name).glob("*/run.json"))
         if not runs or self._changed(step) or (step.shape == Shape.ramp and next_rate(read(runs[-1])) is not None):
             return None
         return runs[-1]
 
     def _changed(self, step: CampaignRun) -> str:
-        """Which conditions of the run that is there were others."""
+        """Return the conditions of the existing run that differ from the current ones, as text; empty if none differ."""
         folder = self._out / step.name
         if not list(folder.glob("*/run.json")):
             return ""
@@ -209,7 +209,7 @@ class Runs:
 
 
 def next_rate(run: dict[str, Any]) -> float | None:
-    """The rate of the next ramp if the knee is not within this one. The same rate if the generator was late at the knee."""
+    """Return the rate for the next ramp, or None if the knee lies within this one. If the generator was late, the rate stays the same."""
     if run["knee"] is None:
         return _LOWER * float(run["plan"]["rate"])
     if run["knee"].get("late_ms") is not None:
@@ -223,18 +223,12 @@ def read(run: Path) -> dict[str, Any]:
 
 
 def ended(command: Sequence[str]) -> int:
-    """The status of a command. It has a session of its own, and is asked to end when this is interrupted: killed, it would leave Locust."""
+    """Run a command in its own session and return its exit status. On an interrupt it gets SIGTERM, so that it can stop Locust."""
     process = subprocess.Popen(command, start_new_session=True)
     try:
         return process.wait()
     finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        terminate(process, _STOP_S)
 
 
 def cores() -> frozenset[int]:
@@ -242,7 +236,7 @@ def cores() -> frozenset[int]:
 
 
 def halves() -> tuple[frozenset[int], frozenset[int]]:
-    """Cores for the service and for the generator. LoadtestError on a machine with one."""
+    """Return the cores for the service and for the load generator. Raises LoadtestError on a machine with one core."""
     mine: Sequence[int] = sorted(cores())
     if len(mine) < 2:
         raise LoadtestError("overload needs a core for the service and another for the generator: this machine has one")
@@ -251,7 +245,7 @@ def halves() -> tuple[frozenset[int], frozenset[int]]:
 
 @contextmanager
 def on(some: frozenset[int]) -> Iterator[None]:
-    """Run processes that are started meanwhile on these cores."""
+    """Run the processes that are started in the `with` block on these cores."""
     before = cores()
     os.sched_setaffinity(0, some)
     try:

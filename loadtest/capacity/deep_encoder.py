@@ -1,5 +1,5 @@
-"""A second encoder for the capacity page: all-MiniLM-L6-v2's shape with twice its layers. Its weights are random, since cost does not
-depend on them. It has the tokenizer of another bundle, so that a text has as many tokens in both.
+"""A second encoder for the capacity page: the shape of all-MiniLM-L6-v2 with twice the layers. Its weights are random, because they do
+not affect the cost. It has the tokenizer of another bundle, so that a text has the same number of tokens in both.
 """
 
 import json
@@ -14,7 +14,7 @@ _MODEL = {"d_model": 384, "n_layers": 12, "n_heads": 12, "d_feedforward": 1536, 
 
 
 def deep_encoder(tokenizer: Path, folder: Path) -> Path:
-    """Export it below `folder` unless it is there, with the tokenizer of the bundle `tokenizer`. LoadtestError if the export fails."""
+    """Export the encoder below `folder` unless it exists, with the tokenizer of the bundle `tokenizer`. Raises LoadtestError on failure."""
     bundle, config = folder / NAME, folder / f"{NAME}.json"
     if not bundle.exists():
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,11 @@
-"""From one replica to a fleet, on paper: formulas where they exist, a seeded simulation where they do not.
+"""Computes a fleet's size from one replica's measurements, by formulas where they exist and otherwise by a seeded simulation.
 
     python -m loadtest.capacity.fleet out/load/DATE-ramp/run.json --per-minute 1000000 --p99-ms 100
 
-A replica is a queue with one server, of the rate measured at its knee: batches make it faster than one request at a time, which the rate
-contains, and a lone request slower than here. Requests come by a Poisson process and go to a replica at random, to the shorter of two
-drawn at random (power of two choices), or to the shortest of all (least connections). M/M/1 and M/D/1 have formulas: the simulation is
-tested against them, then used for what has none.
+A replica is modelled as a queue with one server, at the rate measured at its knee. This rate includes the gain by batching, so a single
+request takes longer than in the model. Requests arrive in a Poisson process and go to a random replica, to the shorter of two random
+queues (power of two choices), or to the shortest queue (least connections). The simulation is tested against the formulas of M/M/1 and
+M/D/1, then used for the other cases.
 """
 
 import heapq
@@ -48,7 +48,7 @@ def constant(mean_s: float) -> Draw:
 
 @dataclass(frozen=True)
 class Times:
-    """Times in the system, in seconds, sorted."""
+    """Times that requests spend in the system, in seconds, sorted."""
 
     times_s: list[float]
 
@@ -57,11 +57,11 @@ class Times:
 
 
 def simulate(*, arrivals: float, replicas: int, service: Draw, routing: Routing, requests: int, seed: int) -> Times:
-    """Send requests through a fleet whose replicas serve in order of arrival. The first tenth of the requests is not counted."""
+    """Simulate requests to a fleet whose replicas serve in order of arrival. The first tenth of the requests is not counted."""
     draw = random.Random(seed)
     now, times = 0.0, []
     free_at, held = [0.0] * replicas, [0] * replicas
-    ends: list[tuple[float, int]] = []  # of every request inside, with its replica
+    ends: list[tuple[float, int]] = []  # (end, replica) of every request in the system
     for number in range(requests):
         now += draw.expovariate(arrivals)
         while ends and ends[0][0] <= now:
@@ -89,7 +89,7 @@ def _route(routing: Routing, held: list[int], draw: random.Random) -> int:
 
 
 def replicas_for(*, arrivals: float, replica: float, p99_s: float, routing: Routing, service: Draw, requests: int, seed: int) -> int:
-    """The fewest replicas of so many requests/s each that keep the p99 within bounds. LoadtestError when an idle one does not."""
+    """Return the fewest replicas, each with `replica` requests/s, that keep the p99. Raises LoadtestError if even an idle one cannot."""
     idle = simulate(arrivals=1e-3 * replica, replicas=1, service=service, routing=routing, requests=10_000, seed=seed).percentile_s(0.99)
     if idle > p99_s:
         raise LoadtestError(
@@ -100,7 +100,7 @@ def replicas_for(*, arrivals: float, replica: float, p99_s: float, routing: Rout
         outcome = simulate(arrivals=arrivals, replicas=count, service=service, routing=routing, requests=requests, seed=seed)
         return outcome.percentile_s(0.99) <= p99_s
 
-    low = math.floor(arrivals / replica)  # never enough: they would all be busy for good
+    low = math.floor(arrivals / replica)  # too few: all would be busy forever
     step = 1
     while not enough(low + step):
         low, step = low + step, 2 * step
@@ -112,10 +112,10 @@ def replicas_for(*, arrivals: float, replica: float, p99_s: float, routing: Rout
 
 
 class ControlTraffic(NamedTuple):
-    """Messages a second between the nodes of one cluster, also when it is idle."""
+    """Messages per second between the nodes of one cluster, which also flow when it is idle."""
 
-    checks: float  # of gateways by the HAProxy of every node
-    heartbeats: float  # of encoders and generators by every gateway
+    checks: float  # by every node's HAProxy to gateways
+    heartbeats: float  # by encoders and generators to every gateway
 
 
 CHECK_EVERY_S, HEARTBEAT_EVERY_S = 5.0, 1.0  # Ray's RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER, service/pools/replicas.py
@@ -124,12 +124,12 @@ NODES = (10, 50, 100, 1000)
 
 
 def control_traffic(nodes: int) -> ControlTraffic:
-    """The messages of a cluster with a gateway, an encoder and a generator on each node."""
+    """Return the messages per second of a cluster with a gateway, an encoder and a generator on each node."""
     return ControlTraffic(nodes**2 / CHECK_EVERY_S, POOLS * nodes**2 / HEARTBEAT_EVERY_S)
 
 
 app = command_app()
-SPARE = 0.25  # of the replicas: a node is lost while an update runs, or a day's peak is higher than the last one
+SPARE = 0.25  # share of extra replicas, for a lost node during an update or a higher daily peak
 
 
 @app.command()
@@ -141,7 +141,7 @@ def fleet(
     requests: Annotated[int, typer.Option(min=1000, help="Requests of each simulation.")] = 100_000,
     seed: Annotated[int, typer.Option(help="Of the simulation.")] = 0,
 ) -> None:
-    """How many replicas carry a load within a p99, by how requests are routed, and how many cores its other parts need."""
+    """Print how many replicas keep a load within a p99, by routing method, and how many cores the fleet's other parts need."""
     arrivals = per_minute / 60
     if (run is None) == (replica is None):
         raise typer.BadParameter("give one of a run.json and --replica")

@@ -1,4 +1,4 @@
-"""Runs of `attnserve load` as the measured part of docs/capacity.md: tables and pictures. A run goes by the name of its folder."""
+"""Writes the measured part of docs/capacity.md, tables and pictures, from runs of `attnserve load`. A run is named by its folder."""
 
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -13,11 +13,10 @@ from loadtest.common.report import amount
 from loadtest.errors import LoadtestError
 from loadtest.load.figures import StageFigures
 from loadtest.load.knee import Knee, knee
-from loadtest.load.plan import Plan
-from loadtest.load.shapes import WARM_UP, Shape
+from loadtest.load.plan import WARM_UP, Plan, Shape
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
-_LEAST = 0.001  # cores, or core-ms a request: less is a process that only waits
+_LEAST = 0.001  # cores, or core-ms per request; processes below this are left out
 _PICTURES = {
     "embed-14": ("latency-by-rate.png", "Short texts: latency against rate, with the knee"),
     "soak": ("processes.png", "Soak: resident memory, descriptors and threads over time"),
@@ -27,7 +26,7 @@ _PICTURES = {
 
 @dataclass(frozen=True)
 class Ramp:
-    """A ramp with its knee; `about` is everything else that its file says."""
+    """A ramp with its knee. `about` is the whole content of its file."""
 
     file: Path
     about: dict[str, Any]
@@ -41,7 +40,7 @@ class Ramp:
 
     @property
     def what(self) -> str:
-        """The models that were asked and how."""
+        """The models that were requested, and the kinds and lengths of the requests."""
         kinds = ", ".join(kind if len(self.plan.mix) == 1 else f"{kind} x{share}" for kind, share in self.plan.mix.items())
         length = f", {self.plan.words} words" if self.plan.words else ""
         models = ", ".join(sorted({model for task, model in self.plan.models.items() if self._asked(task)}))
@@ -53,7 +52,7 @@ class Ramp:
 
 
 def read(file: Path) -> Ramp:
-    """Read a ramp; its knee is computed anew from its steps. Raises LoadtestError if the file is no ramp, or has no knee."""
+    """Read a ramp and recompute its knee from its steps. Raises LoadtestError if the file is no ramp, or if there is no knee."""
     try:
         about = json.loads(file.read_text())
         steps = [StageFigures.model_validate(stage) for stage in about["stages"] if stage["name"] != WARM_UP]
@@ -66,7 +65,7 @@ def read(file: Path) -> Ramp:
 
 
 class ProcessCost(NamedTuple):
-    """A process of the service: cores it takes however little there is to do, and core-ms for each request on top."""
+    """The cost of a process of the service: the cores it uses at any load, and the core-ms that each request adds."""
 
     name: str
     fixed_cores: float
@@ -74,8 +73,8 @@ class ProcessCost(NamedTuple):
 
 
 def process_costs(ramp: Ramp) -> list[ProcessCost]:
-    """By the line that fits cores against requests/s best, over the steps up to the knee; the dearest process first. With a single step
-    all of it counts as the requests'."""
+    """Fit cores against requests/s linearly for each process, over the steps up to the knee. Returns the costs, highest per request first.
+    With a single step, the whole cost is attributed to the requests."""
     steps = [step for step in ramp.steps if step.level <= ramp.knee.stage.level and step.cores and step.all.answered_per_s]
     rates, made = [step.all.answered_per_s for step in steps], []
     for name in ramp.knee.stage.cores:
@@ -85,7 +84,7 @@ def process_costs(ramp: Ramp) -> list[ProcessCost]:
     return sorted((part for part in made if max(part.fixed_cores, part.core_ms) > _LEAST), key=lambda part: (-part.core_ms, part.name))
 
 
-# Columns of the tables: a heading, and the figure of a ramp or of one of its steps.
+# Columns of the tables: heading -> function of a ramp, or of one of its steps.
 AT_THE_KNEE: dict[str, Callable[[Ramp], float | None]] = {
     "tokens/s": lambda ramp: ramp.knee.stage.all.tokens_per_s,
     "requests/s a busy core": lambda ramp: per_core(ramp.knee.rate, ramp.knee.stage),
@@ -106,7 +105,7 @@ AS_LOAD_GROWS: dict[str, Callable[[StageFigures], float | None]] = {
 
 
 def tables(ramps: Sequence[Ramp]) -> str:
-    """Markdown: the knee of each run, what a request costs as load grows, and what each process takes of it."""
+    """Return Markdown tables: the knee of each run, the cost of a request as load grows, and the share of each process."""
     knees = [
         (ramp.name, ramp.what, knee_of(ramp.knee), *(cell(figure(ramp)) for figure in AT_THE_KNEE.values()), machine_of(ramp.about))
         for ramp in ramps
@@ -128,7 +127,7 @@ def machine_of(about: dict[str, Any]) -> str:
 
 
 def models(ramps: Sequence[Ramp]) -> list[str]:
-    """Markdown: ramps of the same requests to different models, what one costs at the knee beside the cheapest; [] where there are none."""
+    """Return Markdown tables that compare models under the same requests by their cost at the knee. Returns [] if there are none."""
     same: dict[tuple[object, ...], list[Ramp]] = {}
     for ramp in ramps:
         same.setdefault((*ramp.plan.mix.items(), ramp.plan.words), []).append(ramp)
@@ -146,7 +145,7 @@ def models(ramps: Sequence[Ramp]) -> list[str]:
 
 
 def verdicts(runs: Iterable[Path]) -> str:
-    """Markdown: the pass marks of runs of any shape, each run by the name of its folder."""
+    """Return a Markdown table of the pass criteria of runs of any shape. Each run is named by its folder."""
     rows = []
     for run in runs:
         about = json.loads(run.read_text())
@@ -167,7 +166,7 @@ def verdicts(runs: Iterable[Path]) -> str:
 
 
 def tables_of(runs: Sequence[Path], absent: Sequence[str] = ()) -> str:
-    """The tables of run.json files of any shape: machine, absent runs, ramps, growth in a soak, all pass marks."""
+    """Return the tables of run.json files of any shape: machine, missing runs, ramps, growth in a soak, and all pass criteria."""
     told = {run: json.loads(run.read_text()) for run in runs}
     ramps = [read(run) for run, about in told.items() if about["shape"] == Shape.ramp]
     soaks = [flat(run, about["flatness"]) for run, about in told.items() if about["shape"] == Shape.soak]
@@ -176,8 +175,8 @@ def tables_of(runs: Sequence[Path], absent: Sequence[str] = ()) -> str:
 
 
 def where(abouts: Sequence[dict[str, Any]]) -> str:
-    """One line: how many runs, on what, at which commit, when."""
-    cpus = max(about["cpus"] for about in abouts)  # a generator apart sees half of them
+    """Return one line with the number of runs, the machine, the commit and the date."""
+    cpus = max(about["cpus"] for about in abouts)  # a generator with its own cores sees only half of them
     machines = sorted({f"{about['cpu']}, {about['memory_bytes'] / 2**30:.0f} GiB" for about in abouts})
     commits = sorted({f"`{head[:9]}`{comma}{also}" for head, comma, also in (about["commit"].partition(",") for about in abouts)})
     dates = sorted({about["date"][:10] for about in abouts})
@@ -185,7 +184,7 @@ def where(abouts: Sequence[dict[str, Any]]) -> str:
 
 
 def flat(run: Path, rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown: what `loadtest/load/flatness.py` saw of each process at begin and end of the judged time."""
+    """Return Markdown: the values in `loadtest/load/flatness.py` of each process at the beginning and end of the measured time."""
     cells = [
         (row["what"], row["unit"], *map(cell, (row["begin"], row["end"], row["growth"])), "" if row["flat"] else "GREW") for row in rows
     ]
@@ -193,14 +192,14 @@ def flat(run: Path, rows: Sequence[dict[str, Any]]) -> str:
 
 
 def pictures(runs: Sequence[Path], page: Path) -> str:
-    """Markdown: the pictures that tell most, copied beside the page."""
+    """Copy the most important pictures next to the page, and return Markdown that shows them."""
     links = []
     for run in runs:
         source, words = _PICTURES.get(name(run), ("", ""))
         if source and run.with_name(source).exists():
             copy = page.with_name(f"{page.stem}-{name(run)}.png")
             with Image.open(run.with_name(source)) as picture:
-                picture.convert("RGB").quantize(64).save(copy, optimize=True)  # half the size, and it lives in git
+                picture.convert("RGB").quantize(64).save(copy, optimize=True)  # half the size, as it is committed to git
             links.append(f"![{words}]({copy.name})")
     return "\n\n".join(links)
 
@@ -211,7 +210,7 @@ def name(run: Path) -> str:
 
 
 def knee_of(found: Knee) -> str:
-    """The rate with its reservations. Other figures of the step are valid at that rate, whether or not it is the knee."""
+    """Format the knee's rate with its caveats. Other figures of the step are valid at this rate, even if it is not the knee."""
     if found.late_ms is not None:
         return f"{cell(found.rate)}, knee not judged (generator {found.late_ms:,.0f} ms late)"
     return cell(found.rate) + ("" if found.reached else " or more")
@@ -230,7 +229,7 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def written(page: str, measured: str) -> str:
-    """The page with its measured part replaced. LoadtestError when it has no place for one."""
+    """Return the page with its measured part replaced. Raises LoadtestError if the page has no markers for this part."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:

@@ -1,5 +1,5 @@
 """What several measurements need.
 
-`texts.py` and `corpus.py` are seeded texts, `server.py` starts and stops a server, `wrk.py` runs the load generator (with `bodies.lua`),
+`texts.py` has seeded texts, `server.py` starts and stops a server, `wrk.py` runs the load generator (with `bodies.lua`),
 `memory.py` and `machine.py` read /proc, `report.py` turns figures into rows with verdicts, `terminal.py` shows progress and tables.
 """

@@ -1,4 +1,4 @@
-"""The conditions of a measurement: hardware, versions, commit, and other load on the machine."""
+"""Reads the conditions of a measurement: hardware, versions, commit, and other load on the machine."""
 
 import os
 import platform
@@ -17,7 +17,7 @@ _ROOT = Path(__file__).parents[2]
 
 
 def about_run() -> dict[str, Any]:
-    """The beginning of every file of figures: when, by which command, and on what."""
+    """Return the header of a results file: time, command, machine and versions."""
     program, *arguments = sys.argv
     command = ["attnserve" if Path(program).name in ("attnserve", "cli.py") else program, *arguments]
     return {"date": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), "command": command, **describe()}
@@ -36,12 +36,12 @@ def describe() -> dict[str, Any]:
 
 
 def cpus() -> int:
-    """Those this process may run on."""
+    """Return the number of CPUs that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def cpu_model() -> str:
-    """Its name, family, model and vector instructions: a virtual machine may hide the name."""
+    """Return the CPU's name, family, model and vector instructions. A virtual machine may hide the name."""
     fields: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         key, _, value = line.partition(":")
@@ -68,7 +68,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str:
-    """The commit, and whether tracked files differ from it."""
+    """Return the commit, and whether tracked files have been changed since."""
     try:
         head, changes = (_git("rev-parse", "HEAD"), _git("status", "--porcelain", "--untracked-files=no"))
     except (OSError, subprocess.CalledProcessError):
@@ -81,6 +81,6 @@ def _git(*words: str) -> str:
 
 
 def cpu_times() -> dict[str, int]:
-    """Ticks since boot, all CPUs together: all, idle, and stolen by other guests of the host."""
+    """Return the ticks since boot, summed over all CPUs: total, idle, and stolen by other virtual machines on the host."""
     ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
     return {"all": sum(ticks), "idle": ticks[3] + ticks[4], "stolen": ticks[7]}

@@ -1,7 +1,7 @@
-"""From measurements to rows with a verdict, and rows to a table, JSON and Markdown.
+"""Turns measurements into rows with a verdict, and rows into a table, JSON and Markdown.
 
-A row compares a figure with a reference of the same round, since a machine's speed drifts from minute to minute: its ratio is the median
-of the rounds' ratios. What cannot be compared is never a pass.
+A row compares a figure with a reference of the same round, because a machine's speed drifts from minute to minute. Its ratio is the median
+of the rounds' ratios. A comparison that cannot be made never counts as passed.
 """
 
 import json
@@ -18,10 +18,10 @@ from rich.table import Table
 class Verdict(StrEnum):
     passed = "pass"
     failed = "FAIL"
-    invalid = "INVALID"  # measured, but the figure proves nothing: `note` says why
+    invalid = "INVALID"  # measured, but not valid evidence; see `note`
     not_measured = "not measured"
-    not_judged = "not judged"  # what it is about could not be seen: no pass
-    shown = "-"  # there is no bar
+    not_judged = "not judged"  # the property could not be observed; does not pass
+    shown = "-"  # has no required value
 
 
 _COLOUR = {
@@ -36,7 +36,7 @@ _COLOUR = {
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One of: figure / reference `at_least`, figure - reference `at_most_more`, figure `at_most`."""
+    """A required value. Set one: figure / reference `at_least`, figure - reference `at_most_more`, or figure `at_most`."""
 
     reference: str = ""  # in words
     at_least: float | None = None
@@ -44,7 +44,7 @@ class Bar:
     at_most: float | None = None
 
     def holds(self, figures: Sequence[float], references: Sequence[float]) -> bool | None:
-        """Judged by the median of the rounds; None when there is nothing to compare with."""
+        """Return whether the median over the rounds meets the requirement, or None if there is nothing to compare with."""
         if self.at_most is not None:
             return statistics.median(figures) <= self.at_most
         rounds = list(zip(figures, references, strict=False))
@@ -65,7 +65,7 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of the report. `figures` and `references` hold one value a round, in the same unit."""
+    """One line of the report. `figures` and `references` contain one value per round, in the same unit."""
 
     work: str
     unit: str
@@ -85,7 +85,7 @@ class Row:
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """Figure over reference, round by round."""
+        """Figure divided by reference, for each round."""
         return tuple(figure / reference for figure, reference in zip(self.figures, self.references, strict=False))
 
     @property
@@ -104,7 +104,7 @@ class Row:
         return Verdict.not_measured if holds is None else Verdict.passed if holds else Verdict.failed
 
     def cells(self) -> tuple[str, str, str, str, str]:
-        """Work, figure with its spread, bar with its reference, ratio with its spread, verdict."""
+        """The cells: work, figure with its spread, requirement with its reference, ratio with its spread, verdict."""
         bar = self.bar.words(self.unit) if self.bar else ""
         reference = f" ({amount(self.reference)} {self.unit})" if self.reference is not None else ""
         work = f"{self.work} [{self.note}]" if self.note else self.work
@@ -112,7 +112,7 @@ class Row:
 
 
 def spread(values: Sequence[float], unit: str = "") -> str:
-    """The median, and from where to where."""
+    """Format the median and the range of the values."""
     if not values:
         return ""
     middle = f"{amount(statistics.median(values))} {unit}".strip()
@@ -142,7 +142,7 @@ def markdown(rows: Sequence[Row], heading: str) -> str:
 
 
 def write_json(path: Path, rows: Sequence[Row], about: Mapping[str, Any], measurements: Sequence[Mapping[str, Any]]) -> None:
-    """Everything: where and how, the rows with their verdicts, and each raw figure behind them."""
+    """Write everything: conditions, rows with their verdicts, and each raw figure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     told = [
         {**asdict(row), "figure": row.figure, "reference": row.reference, "ratio": row.ratio, "verdict": row.verdict.value} for row in rows

@@ -1,4 +1,4 @@
-"""A server under measurement: a command that is started, waited for, asked over HTTP, and always stopped."""
+"""Starts a server to be measured, waits until it is ready, sends it HTTP requests, and always stops it."""
 
 import json
 import os
@@ -7,42 +7,45 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
-from urllib.error import URLError
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 from loadtest.errors import LoadtestError
 from service.deployment.ports import free_port
 
 START_TIMEOUT_S = 180
 STOP_TIMEOUT_S = 45
-_SHORTCUTS = ("attnserve_cache_hits_total", "attnserve_joined_inputs_total")
+SHORTCUTS = ("attnserve_cache_hits_total", "attnserve_joined_inputs_total")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """A running server. `path` takes OpenAI's embedding requests, `model` is what they name."""
+    """A running server. `path` accepts OpenAI's embedding requests, and `model` is their model name."""
 
     name: str
     pid: int
     port: int
     path: str
     model: str
-    start_s: float  # from the command to the first 200 of its readiness
+    start_s: float  # seconds from the command to the first 200 of its readiness check
+
+    @property
+    def address(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}{self.path}"
+        return self.address + self.path
 
     def body(self, texts: str | Sequence[str]) -> str:
         return json.dumps({"model": self.model, "input": texts if isinstance(texts, str) else list(texts)})
 
     def post(self, texts: Sequence[str], timeout_s: float = 600) -> tuple[float, bytes]:
-        """One request with all of them: seconds from the first byte sent to the last received, and the answer."""
+        """Send all texts in one request. Returns the seconds from first byte sent to last byte received, and the answer."""
         body = self.body(texts).encode()
         connection = HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         connection.connect()
@@ -64,20 +67,30 @@ class Server:
         return [entry["embedding"] for entry in json.loads(self.post(texts)[1])["data"]]
 
     def shortcuts(self) -> float | None:
-        """Inputs that were answered without being computed, so far; None from a server that does not count them."""
-        with urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as response:
-            return count_shortcuts(response.read().decode())
+        """Return the number of inputs answered without computation so far, or None if the server does not count them."""
+        found = metrics(self.address, SHORTCUTS)
+        return sum(found.values()) if found else None
 
 
-def count_shortcuts(metrics: str) -> float | None:
-    """The sum of cache hits and joined inputs in Prometheus text; None when neither is there."""
-    counts = [float(line.rpartition(" ")[2]) for line in metrics.splitlines() if line.startswith(_SHORTCUTS)]
-    return sum(counts) if counts else None
+def metrics(url: str, names: Collection[str], key: str = "", timeout_s: float = 30) -> dict[str, float]:
+    """These metrics of a running service. OSError or HTTPException where it does not answer."""
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    with urlopen(Request(f"{url}/metrics", headers=headers), timeout=timeout_s) as answer:
+        return summed(answer.read().decode(), names)
+
+
+def summed(text: str, names: Collection[str]) -> dict[str, float]:
+    """Each metric of these names in a Prometheus text, summed over its labels."""
+    sums: dict[str, float] = {}
+    for line in text.splitlines():
+        if (name := line.partition("{")[0].partition(" ")[0]) in names:
+            sums[name] = sums.get(name, 0.0) + float(line.rpartition(" ")[2])
+    return sums
 
 
 @contextmanager
 def attnserve(bundle: Path, model: str, *, lean: bool = False, flags: Sequence[str] = ()) -> Iterator[Server]:
-    """The service with its default settings, whatever ATTNSERVE_* is set to, started by the command of a user."""
+    """Start the service by the user's command with default settings, ignoring ATTNSERVE_* variables."""
     port = free_port()
     command = [sys.executable, "-m", "service.cli", "serve", "--bundle", str(bundle), "--port", str(port), *["--lean"] * lean, *flags]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ATTNSERVE_")}
@@ -89,11 +102,11 @@ def attnserve(bundle: Path, model: str, *, lean: bool = False, flags: Sequence[s
 def running(
     name: str, command: Sequence[str], environment: dict[str, str], ready_url: str, folder: Path | None = None
 ) -> Iterator[tuple["subprocess.Popen[bytes]", float]]:
-    """The process and the seconds it took to be ready. It is stopped however the block is left.
+    """Start a process, and yield it with the seconds it took to be ready. It is stopped however the block is left.
 
-    It has a session of its own: Ctrl-C in the terminal reaches the benchmark, which then stops it in order.
+    The process has its own session, so Ctrl-C in the terminal reaches only the benchmark, which then stops the process in order.
     """
-    with tempfile.TemporaryFile() as log:
+    with tempfile.NamedTemporaryFile() as log:
         started = time.perf_counter()
         process = subprocess.Popen(
             command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
@@ -101,7 +114,7 @@ def running(
         try:
             while not answers(ready_url):
                 if process.poll() is not None or time.perf_counter() - started > START_TIMEOUT_S:
-                    raise LoadtestError(f"{name} did not become ready ({' '.join(command)}); its last output:\n{_tail(log.fileno())}")
+                    raise LoadtestError(f"{name} did not become ready ({' '.join(command)}); its last output:\n{tail(Path(log.name))}")
                 time.sleep(0.02)
             yield process, time.perf_counter() - started
         finally:
@@ -109,7 +122,7 @@ def running(
 
 
 def stop(process: "subprocess.Popen[bytes]") -> None:
-    """SIGTERM; after too long, or on Ctrl-C, once more (the service then ends at once); at last SIGKILL to its group."""
+    """Send SIGTERM. After a timeout or on Ctrl-C send it again, which makes the service end at once; finally SIGKILL its group."""
     impatient = None
     with suppress(ProcessLookupError):
         for number, timeout_s in ((signal.SIGTERM, STOP_TIMEOUT_S), (signal.SIGTERM, 10), (signal.SIGKILL, 10)):
@@ -128,16 +141,23 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
         raise impatient
 
 
+def terminate(process: "subprocess.Popen[bytes]", timeout_s: float) -> None:
+    """End a process that still runs: SIGTERM, after too long SIGKILL."""
+    process.terminate()
+    try:
+        process.wait(timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
 def answers(url: str) -> bool:
     """It answers 200."""
-    try:
-        with urlopen(url, timeout=5) as response:
-            return bool(response.status == 200)
-    except (URLError, OSError, HTTPException):
-        return False
+    with suppress(OSError, HTTPException), urlopen(url, timeout=5) as response:
+        return bool(response.status == 200)
+    return False
 
 
-def _tail(log: int, n_lines: int = 15) -> str:
-    os.lseek(log, 0, os.SEEK_SET)
-    text = os.read(log, 10_000_000).decode(errors="replace")
-    return "\n".join(text.strip().splitlines()[-n_lines:])
+def tail(log: Path) -> str:
+    """The end of what a program has written."""
+    return "\n".join(log.read_text(errors="replace").strip().splitlines()[-15:])

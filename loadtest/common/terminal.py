@@ -1,4 +1,4 @@
-"""What every command of loadtest does in the terminal: choose parts, show progress, stop on a signal, print tables."""
+"""Terminal functions for all commands of loadtest: choose parts, show progress, stop on a signal, print tables."""
 
 import signal
 from collections.abc import Iterator, Sequence
@@ -17,13 +17,13 @@ T = TypeVar("T", bound=StrEnum)
 
 
 def stdout(*, width: int) -> Console:
-    """The terminal, or a file that is `width` characters wide."""
+    """Return a console for stdout; if stdout is a file, it is `width` characters wide."""
     terminal = Console()
     return terminal if terminal.is_terminal else Console(width=width)
 
 
 def chosen(only: str, parts: type[T]) -> frozenset[T]:
-    """The parts that are named with commas between them. Raises typer.BadParameter for a name that is none."""
+    """Return the parts named in a comma-separated list. Raises typer.BadParameter for an unknown name."""
     words = {word.strip() for word in only.split(",") if word.strip()}
     if not words or words - set(parts):
         raise typer.BadParameter(f"{only!r}: name parts out of {','.join(parts)}", param_hint="--only")
@@ -31,7 +31,7 @@ def chosen(only: str, parts: type[T]) -> frozenset[T]:
 
 
 def show(rows: Sequence[report.Row], title: str, *, markdown: bool) -> None:
-    """The table on stdout."""
+    """Print the table to stdout."""
     if markdown:
         print(report.markdown(rows, title))
     else:
@@ -40,7 +40,7 @@ def show(rows: Sequence[report.Row], title: str, *, markdown: bool) -> None:
 
 @contextmanager
 def progress(steps: int) -> Iterator[Any]:
-    """A bar over all steps; call it with the step that begins."""
+    """Show a progress bar over all steps. Yields a function to call with the name of each step as it begins."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("", total=steps, completed=-1)
@@ -54,14 +54,14 @@ def progress(steps: int) -> Iterator[Any]:
 
 
 def run(app: typer.Typer, name: str) -> None:
-    """Run a command as a program of its own: an error of ours is one line in red."""
+    """Run a command as a separate program. An error of ours is printed as one red line."""
     with errors_printed():
         app(prog_name=name)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM ends the benchmark the way Ctrl-C does: through the blocks that stop what was started."""
+    """Make SIGTERM end the benchmark as Ctrl-C does, through the `with` blocks that stop what was started."""
 
     def interrupted(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -1,9 +1,15 @@
 """Texts to measure with: random words, no two texts alike, so that neither the cache nor the merging of equal inputs skips the model.
 
-Every word is one token of BERT's vocabulary: a text of n words is n + 2 tokens, [CLS] and [SEP] included.
+Every word is one token of BERT's vocabulary: a text of n words is n + 2 tokens, [CLS] and [SEP] included. Benchmarks draw all words alike,
+in lengths that are given. The clients of a load draw realistic texts: words by Zipf's law (1 / rank) and log-normal lengths, as those of
+queries, passages and documents are: many short ones, and a long tail. Long enough texts are never alike, short ones hardly ever.
 """
 
+import itertools
+import keyword
 import random
+from dataclasses import dataclass
+from math import log
 
 _COMMON = """
 able across action allow alone among amount appear around art baby bag bar base battle bear beautiful become begin behind bell big
@@ -28,19 +34,19 @@ walk want war warm water week weight wide wife wild will word world wrong yellow
 WORDS = tuple(_COMMON.split())
 
 SHORT_WORDS = 14  # 16 tokens
-# (how many of 100 texts, fewest words, most words): mostly short, 52 tokens on average.
+# (number out of 100 texts, fewest words, most words). Most texts are short; the mean is 52 tokens.
 BANDS = ((60, 6, 30), (25, 31, 90), (15, 91, 220))
 MIX = tuple(round(fewest + (most - fewest) * i / (count - 1)) for count, fewest, most in BANDS for i in range(count))
 
 
 def short(count: int, seed: str) -> list[str]:
-    """Texts of SHORT_WORDS words. The same seed gives the same texts."""
+    """Return texts of SHORT_WORDS words. The same seed gives the same texts."""
     draw = random.Random(f"short {seed}")
     return [sentence(draw, SHORT_WORDS) for _ in range(count)]
 
 
 def mixed(count: int, seed: str) -> list[str]:
-    """Texts of 6 to 220 words. Each 100 in a row have the lengths of MIX in random order, so a fast and a slow server get the same mix."""
+    """Return texts of 6 to 220 words. Each 100 in a row have the lengths of MIX in random order, so all servers get the same mix."""
     draw = random.Random(f"mixed {seed}")
     lengths: list[int] = []
     while len(lengths) < count:
@@ -50,3 +56,55 @@ def mixed(count: int, seed: str) -> list[str]:
 
 def sentence(draw: random.Random, n_words: int) -> str:
     return " ".join(draw.choices(WORDS, k=n_words))
+
+
+# Realistic texts -------------------------------------------------------------------------------------------------------------------------
+
+_CUMULATIVE = tuple(itertools.accumulate(1 / rank for rank in range(1, len(WORDS) + 1)))
+_SENTENCE_WORDS = (5, 22)
+_NAMES = tuple(word for word in WORDS if not keyword.iskeyword(word))
+
+
+@dataclass(frozen=True)
+class Length:
+    """A log-normal distribution of word counts, whose median is `median`, clipped to fewest..most."""
+
+    median: float
+    sigma: float
+    fewest: int
+    most: int
+
+    def draw(self, draw: random.Random) -> int:
+        return min(max(round(draw.lognormvariate(log(self.median), self.sigma)), self.fewest), self.most)
+
+
+QUERY = Length(median=8, sigma=0.5, fewest=3, most=40)
+PASSAGE = Length(median=80, sigma=0.6, fewest=10, most=400)
+DOCUMENT = Length(median=3000, sigma=0.5, fewest=1000, most=12_000)
+MESSAGE = Length(median=25, sigma=0.8, fewest=2, most=300)
+
+
+def words(draw: random.Random, n_words: int) -> str:
+    """Return `n_words` words without punctuation."""
+    return " ".join(draw.choices(WORDS, cum_weights=_CUMULATIVE, k=n_words))
+
+
+def prose(draw: random.Random, n_words: int) -> str:
+    """So many words in sentences."""
+    drawn, sentences = draw.choices(WORDS, cum_weights=_CUMULATIVE, k=n_words), []
+    while drawn:
+        size = draw.randint(*_SENTENCE_WORDS)
+        sentence, drawn = drawn[:size], drawn[size:]
+        sentences.append(" ".join(sentence).capitalize() + ".")
+    return " ".join(sentences)
+
+
+def code(draw: random.Random) -> str:
+    """Return the beginning of a Python function for code decoders: a signature, a docstring and sometimes lines of the body."""
+    name, *arguments = draw.sample(_NAMES, draw.randint(2, 4))
+    lines = [f"def {name}({', '.join(arguments)}):", f'    """{prose(draw, QUERY.draw(draw))}"""']
+    lines += [
+        f"    {draw.choice(_NAMES)} = {draw.choice(arguments)} {draw.choice('+-*')} {draw.randint(0, 99)}"
+        for _ in range(draw.choice((0, 0, 1, 3, 8)))
+    ]
+    return "\n".join(lines) + "\n"

@@ -1,4 +1,4 @@
-"""One run of wrk, the load generator: C and epoll, so that the client costs the two cores it shares with the service next to nothing."""
+"""Runs wrk, the load generator. It is written in C with epoll, so it takes little CPU from the service on the same two cores."""
 
 import json
 import shutil
@@ -16,7 +16,7 @@ TIMEOUT_S = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What wrk saw. A latency is of one request, from its first byte sent to its last byte received."""
+    """The results of a wrk run. A latency runs from a request's first byte sent to its last byte received."""
 
     connections: int
     requests: int
@@ -38,19 +38,19 @@ class Load:
 
     @property
     def per_s_at_most(self) -> float:
-        """Half of the requests cut off at the end counted too: a server that answers whole batches at once loses up to a batch there."""
+        """Requests/s if half of the requests cut off at the end also count. A server that answers in batches loses up to a batch there."""
         return (self.requests + self.connections / 2) / self.duration_s
 
     @property
     def problems(self) -> list[str]:
-        """Why this run proves nothing; empty when it does."""
+        """The reasons why this run is not valid; empty if it is valid."""
         errors = ("connect_errors", "read_errors", "write_errors", "status_errors", "timeouts")
         found = [f"{getattr(self, name)} {name.replace('_', ' ')}" for name in errors if getattr(self, name)]
         return found + ["texts were sent twice: too few were prepared"] * bool(self.repeated) + ["no request ended"] * (not self.requests)
 
 
 def binary() -> str:
-    """The path of wrk. Nothing slower takes its place: its cost would be counted as the service's."""
+    """Return the path of wrk. There is no fallback, because a slower client's cost would be attributed to the service."""
     if path := shutil.which("wrk"):
         return path
     raise LoadtestError(
@@ -63,7 +63,7 @@ def version() -> str:
 
 
 def run(url: str, bodies: Sequence[str], *, connections: int, seconds: float) -> Load:
-    """Send `bodies` over kept-alive connections, one request at a time on each, for that long."""
+    """Send `bodies` over kept-alive connections for `seconds`, one request at a time on each."""
     with tempfile.NamedTemporaryFile("w", prefix="bodies-", suffix=".jsonl") as file:
         file.write("\n".join(bodies))
         file.flush()
@@ -76,7 +76,7 @@ def run(url: str, bodies: Sequence[str], *, connections: int, seconds: float) ->
 
 
 def parse(output: str, connections: int) -> Load:
-    """The line that `bodies.lua` prints at the end."""
+    """Parse the line that `bodies.lua` prints at the end."""
     for line in output.splitlines():
         if line.startswith("RESULT "):
             return Load(connections=connections, **json.loads(line.removeprefix("RESULT ")))

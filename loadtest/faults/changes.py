@@ -1,4 +1,5 @@
-"""`attnserve bench-faults`: requests under Poisson arrivals while a cluster is updated, scaled and loses a node; see loadtest/README.md."""
+"""`attnserve bench-faults`: sends requests (Poisson arrivals) while a cluster is updated, scaled and loses a node; see
+loadtest/README.md."""
 
 import json
 import math
@@ -19,16 +20,15 @@ from loadtest.faults.cluster import START_S, Cluster, running
 from loadtest.load import figures, locust_run, models, plots, samples
 from loadtest.load.command import BURST, cell, chosen, guess
 from loadtest.load.figures import ALL, StageFigures
-from loadtest.load.plan import Plan, Stage
+from loadtest.load.plan import DRAIN, WARM_UP, Plan, Stage
 from loadtest.load.samples import Begun, Sample
-from loadtest.load.shapes import DRAIN, WARM_UP
 from service.terminal import command_app, console
 
 app = command_app()
 
 POOLS = ("gateway", "encoder", "generator")
-STAYS, DIES = "one", "two"  # the workers; clients come in through the first
-# Errors that end a stream whose process died; see deploy/faults.md.
+STAYS, DIES = "one", "two"  # the workers; clients connect to the first
+# Errors that end a stream if its process died; see deploy/faults.md.
 _CUT = ("is gone", "without [DONE]", "incomplete")
 _LOSS, _UPDATE = "node killed", "rolling update"
 
@@ -43,7 +43,7 @@ def _scaled(cluster: Cluster, number: int) -> None:
 
 
 def _updated(cluster: Cluster) -> None:
-    """A setting that is read at start: every replica is replaced."""
+    """Change a setting that is read at start, so that every replica is replaced."""
 
     def names() -> set[str]:
         return {replica["replica_id"] for pool in POOLS for replica in cluster.replicas(pool)}
@@ -58,7 +58,7 @@ def _joined(cluster: Cluster) -> None:
     cluster.until(lambda: cluster.settled() and cluster.ready(STAYS, DIES), "the service is whole again", START_S)
 
 
-# Stages, each with what is done as it begins. The cluster has two of each pool, one on every worker, before and after each pair of them.
+# Stage -> change made at its beginning. Before and after each pair of stages, each pool has two replicas, one per worker.
 EVENTS: dict[str, Callable[[Cluster], None]] = {
     "quiet": lambda cluster: None,
     _UPDATE: _updated,
@@ -85,8 +85,8 @@ def bench_faults(
     seed: Annotated[int, typer.Option(help="Of texts, arrivals and choices.")] = 0,
     out: Annotated[Path, typer.Option(help="Directory; the run gets one of its own there.")] = Path("out/faults"),
 ) -> None:
-    """Start a cluster of a head and two workers here, load it, and meanwhile update, scale and kill. Ends with 1 when a request fails that
-    the dead node had not accepted."""
+    """Start a cluster of a head and two workers on this machine, and update, scale and kill it under load. Exits with 1 if a request fails
+    that the killed node had not accepted."""
     about = machine.about_run()
     date = about["date"]
     folder = (out / date.replace(":", "-")).resolve()
@@ -94,7 +94,7 @@ def bench_faults(
     with interruptible(), running([encoder, decoder], *flags, workers=(STAYS, DIES), cpus=len(POOLS)) as cluster:
         url = cluster.url(STAYS)
         tasks = models.tasks(url, models.names(url))
-        # The update starts every replica anew, each pool's one after the other.
+        # The update restarts every replica, one after the other in each pool.
         lengths = {WARM_UP: 10.0, **dict.fromkeys(EVENTS, seconds), _UPDATE: 2 * seconds}
         stages = (*(Stage(name=name, seconds=length, level=level) for name, length in lengths.items()), DRAIN)
         shares = chosen(mix, tasks)
@@ -135,11 +135,11 @@ def bench_faults(
 
 
 class Wrong(LoadtestError):
-    """A change of the cluster that did not go through, or not before the next one."""
+    """A change of the cluster failed, or was not complete when the next one began."""
 
 
 def played(plan: Plan, cluster: Cluster, took: dict[str, float]) -> None:
-    """Run it and do what each stage is named for as it begins; `took` gets the seconds until that was through. Wrong as soon as one is."""
+    """Run the plan and make each stage's change as it begins. `took` gets the duration of each. Raises Wrong once a change fails."""
     wrong: list[str] = []
     threads: list[threading.Thread] = []
     marker = plan.out / samples.STAGES
@@ -148,7 +148,7 @@ def played(plan: Plan, cluster: Cluster, took: dict[str, float]) -> None:
         started = time.monotonic()
         try:
             EVENTS[name](cluster)
-        except Exception as error:  # raised again by the thread that runs the stages
+        except Exception as error:  # raised again in the main thread, by `tick`
             wrong.append(f"{name}: {error}")
         else:
             took[name] = time.monotonic() - started
@@ -165,7 +165,7 @@ def played(plan: Plan, cluster: Cluster, took: dict[str, float]) -> None:
                 if name in EVENTS:
                     if any(thread.is_alive() for thread in threads):
                         raise Wrong(f"{name} began before what came before it was through: give --seconds more")
-                    threads.append(threading.Thread(target=do, args=(name,), daemon=True))  # ends when the cluster is stopped
+                    threads.append(threading.Thread(target=do, args=(name,), daemon=True))  # it ends when the cluster is stopped
                     threads[-1].start()
             shown = len(lines)
             if wrong:
@@ -178,8 +178,8 @@ def played(plan: Plan, cluster: Cluster, took: dict[str, float]) -> None:
 
 
 class Seen(NamedTuple):
-    """The requests of a stage. `cut`: started streams of a dead process that ended with a documented error; `refused`: answers with 429, as
-    under any overload; `failed`: all other errors. `took_s`: seconds until the change was complete, None if it never was."""
+    """The requests of a stage. `cut`: started streams of a dead process that ended with a documented error. `refused`: answers with 429, as
+    under any overload. `failed`: all other errors. `took_s`: seconds until the change was complete, None if it never was."""
 
     stage: StageFigures
     took_s: float | None
@@ -193,7 +193,7 @@ class Seen(NamedTuple):
 
 
 def ended(found: Sequence[Sample], begun: Sequence[Begun]) -> list[Begun]:
-    """The stages of a run with its end, where it was stopped before."""
+    """Return the stages of a run; if it was stopped early, its end is added as the drain stage."""
     if begun[-1].name == DRAIN.name:
         return list(begun)
     end_s = max(begun[-1].begin_s + 1, *(sample.done_s for sample in found))
@@ -201,7 +201,8 @@ def ended(found: Sequence[Sample], begun: Sequence[Begun]) -> list[Begun]:
 
 
 def stages_of(found: Sequence[Sample], begun: Sequence[Begun], took: Mapping[str, float]) -> list[Seen]:
-    """All but the warm-up. What failed belongs to the stage in which it ended (the drain to the last): its cause may be younger than it."""
+    """Return all stages except the warm-up. A failure counts in the stage in which its request ended, the drain in the last stage, because
+    the failure may have been caused after the request began."""
     ends = [*(stage.begin_s for stage in begun[1:-1]), math.inf]
     return [
         seen(stage, [sample for sample in found if first.begin_s <= sample.done_s < end_s], took.get(stage.name))
@@ -211,7 +212,7 @@ def stages_of(found: Sequence[Sample], begun: Sequence[Begun], took: Mapping[str
 
 
 def seen(stage: StageFigures, over: Sequence[Sample], took_s: float | None) -> Seen:
-    """Of a stage and the requests that ended in it."""
+    """Summarise a stage and the requests that ended in it."""
     bad = [sample for sample in over if not sample.good]
     cut = [
         sample for sample in bad if stage.name == _LOSS and sample.first_ms is not None and any(words in sample.problem for words in _CUT)

@@ -1,8 +1,8 @@
-"""A Ray cluster of several nodes on this machine. The service is deployed as an operator would; nodes and processes can be killed.
+"""A Ray cluster of several nodes on this machine. The service is deployed as an operator would do it; nodes and processes can be killed.
 
-A node is what `ray start` starts: a raylet, its agents and workers, and an HAProxy. Each has a loopback address of its own (127.0.0.2,
-127.0.0.3, ..; Linux has all of 127/8) and listens on the same ports there, as it would on a machine of its own. What this does not show
-is a network that fails: killed nodes are found dead at once, since their sockets close.
+A node is what `ray start` starts: a raylet, its agents and workers, and an HAProxy. Each has its own loopback address (127.0.0.2,
+127.0.0.3, ..; Linux has all of 127/8) and listens on the same ports, as on a separate machine. Network failures cannot be tested: a
+killed node is noticed at once, because its sockets close.
 """
 
 import json
@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
 import psutil
@@ -29,22 +28,22 @@ from service.deployment import haproxy
 from service.deployment.ports import free_port, free_ports
 
 APPLICATION = "attnserve"
-WAIT_S = 60.0  # for anything that ends: longer is a hang
-START_S = 300.0  # for replicas that start or are replaced, one after the other, with large bundles on few cores
+WAIT_S = 60.0  # limit for processes that end; more is a hang
+START_S = 300.0  # limit for replicas that start or are replaced one by one, with large bundles on few cores
 _ROOT = Path(__file__).parents[2]
-_MARK = "LOADTEST_NODE"  # in the environment of every process of a node, even if its parent has died
-_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # the least Ray takes
+_MARK = "LOADTEST_NODE"  # set in the environment of every process of a node, so that orphans are found too
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum
 _HEAD = "head"
 
 
 class Cluster:
-    """Nodes by name, the first of them the head. `start` must have returned before anything else is called."""
+    """Nodes by name, of which the first is the head. Call `start` before any other method."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any], flags: Mapping[str, str], *, redis: Path | None = None) -> None:
-        """`folder` must be short and empty; `config` and `flags` are what `attnserve config` printed."""
+        """`folder` must be short and empty. `config` and `flags` are the output of `attnserve config`."""
         self.folder = folder
         self.config: dict[str, Any] = json.loads(json.dumps(config))
-        # All at once, so that they differ.
+        # All ports are chosen together, so that they differ.
         self.port, self._gcs_port, self._dashboard_port, self._redis_port, *self._proxy_ports = free_ports(8)
         self.config["http_options"] = {"host": "0.0.0.0", "port": self.port}
         self._token = secrets.token_hex(32)
@@ -58,7 +57,7 @@ class Cluster:
     # Nodes -------------------------------------------------------------------------------------------------------------------------------
 
     def start(self, workers: Sequence[str], *, cpus: int) -> None:
-        """Redis where there is one, the head without CPUs, and workers."""
+        """Start Redis if configured, the head without CPUs, and the workers."""
         if self._redis is not None:
             self.start_redis()
             self._flags["RAY_REDIS_ADDRESS"] = f"127.0.0.1:{self._redis_port}"
@@ -67,17 +66,17 @@ class Cluster:
             self.start_worker(name, cpus=cpus)
 
     def start_redis(self) -> None:
-        """Start Redis, with the data of the last one if there was one. `kill` ends it as it ends a node."""
+        """Start Redis, with the data of its last run if there was one. `kill` ends it like a node."""
         assert self._redis is not None
         data = self.folder / "redis"
         data.mkdir(exist_ok=True)
         arguments = ["--port", str(self._redis_port), "--bind", "127.0.0.1", "--requirepass", self._token]
-        arguments += ["--dir", str(data), "--save", "", "--appendonly", "yes", "--appendfsync", "always"]  # as deploy/components/ha has it
+        arguments += ["--dir", str(data), "--save", "", "--appendonly", "yes", "--appendfsync", "always"]  # as in deploy/components/ha
         self._run("redis", [str(self._redis), *arguments], {})
 
     def start_head(self) -> None:
-        """For the first time, or again where Redis knows what there was."""
-        # Another machine would not have this file, by which Ray takes the dead head for a running one.
+        """Start the head, either for the first time or again with the state that Redis has stored."""
+        # On another machine this file would not exist; because of it, Ray would take the dead head for a running one.
         (self.folder / "ray" / "ray_current_cluster").unlink(missing_ok=True)
         arguments = ["--head", f"--port={self._gcs_port}", f"--dashboard-port={self._dashboard_port}", f"--temp-dir={self.folder / 'ray'}"]
         if self._redis is not None:
@@ -86,7 +85,7 @@ class Cluster:
         self.until(lambda: self.api("GET") is not None, "the head answers")
 
     def start_worker(self, name: str, *, cpus: int) -> None:
-        """Returns when the node is one of the cluster: several that start at once are slower than one after the other."""
+        """Start a worker and return when it has joined the cluster. Starting several at once is slower than one after the other."""
         begun = "Ray runtime started"
         before = self.said(name).count(begun) if name in self._started else 0
         self._start_node(name, cpus, [f"--address={self.address(_HEAD)}:{self._gcs_port}"])
@@ -94,34 +93,34 @@ class Cluster:
 
     @property
     def remembers(self) -> bool:
-        """Whether a new head would restore the state of this one, from Redis."""
+        """Whether a new head would restore this head's state, from Redis."""
         return self._redis is not None
 
     def address(self, name: str) -> str:
         return self._addresses.setdefault(name, f"127.0.0.{len(self._addresses) + 2}")
 
     def url(self, name: str) -> str:
-        """The URL of a node's HAProxy."""
+        """Return the URL of a node's HAProxy."""
         return f"http://{self.address(name)}:{self.port}"
 
     def said(self, name: str) -> str:
-        """What the processes of a node have written to its stdout and stderr: `kubectl logs` of its pod."""
+        """Return the output of a node's processes to stdout and stderr, as `kubectl logs` of its pod would."""
         return (self.folder / f"{name}.log").read_text()
 
     def processes(self, name: str, title: str = "") -> list[psutil.Process]:
-        """The living processes of a node whose command contains `title`: "ServeReplica:attnserve:encoder", "bin/haproxy", .."""
+        """Return a node's running processes whose command contains `title`: "ServeReplica:attnserve:encoder", "bin/haproxy", .."""
         found = set()
         with suppress(psutil.NoSuchProcess):
             root = psutil.Process(self._started[name].pid)
             found = {root, *root.children(recursive=True)}
-        for process in psutil.process_iter():  # and those whose parent is gone; some write over their environment, so one way is not enough
+        for process in psutil.process_iter():  # also finds orphans; some overwrite their environment, so both ways are needed
             with suppress(psutil.Error):
                 if process.environ().get(_MARK) == f"{self._mark}-{name}":
                     found.add(process)
         return [process for process in found if _lives(process) and title in _command(process)]
 
     def kill(self, name: str, title: str = "") -> None:
-        """Kill these processes at once, like a power failure. They are suspended first, so that none reacts to the death of another."""
+        """Kill these processes at once, like a power failure. They are suspended first, so that none reacts to the end of another."""
         frozen: set[psutil.Process] = set()
         while fresh := set(self.processes(name, title)) - frozen:
             for process in fresh:
@@ -142,10 +141,10 @@ class Cluster:
         return self._started[name].poll() is not None
 
     def terminate(self, name: str, timeout_s: float) -> None:
-        """End a node as the deletion of its pod does: SIGTERM to `ray start --block`, which drains it. Returns when it has ended."""
+        """End a node as if its pod were deleted: send SIGTERM to `ray start --block`, which drains the node, and wait until it ends."""
         self._started[name].terminate()
         self.until(lambda: self.ended(name), f"node {name} has drained and ended", timeout_s)
-        self.kill(name)  # what Ray has left
+        self.kill(name)  # processes that Ray has left
 
     def stop(self) -> None:
         """End every wait in `until`, in all threads."""
@@ -156,9 +155,9 @@ class Cluster:
     # Serve -------------------------------------------------------------------------------------------------------------------------------
 
     def deploy(self, *, args: Mapping[str, Any] | None = None, **deployments: Mapping[str, Any]) -> None:
-        """Put the configuration, changed: settings in `args`, options by deployment. Returns when it is being carried out.
+        """Deploy the configuration with changed settings (`args`) and options by deployment. Returns when Serve has begun to apply it.
 
-        Changes stay: the next call changes what this one has put.
+        Changes are kept: the next call changes the configuration that this call deployed.
         """
         (application,) = self.config["applications"]
         application["args"].update(args or {})
@@ -172,19 +171,19 @@ class Cluster:
         self.api("PUT", self.config)
 
     def api(self, method: str, body: Any = None) -> Any:
-        """Serve's configuration and state, as `serve deploy`, `serve status` and KubeRay's operator use them."""
+        """Get or change Serve's configuration and state, by the API of `serve deploy`, `serve status` and KubeRay's operator."""
         headers = {"content-type": "application/json", "authorization": f"Bearer {self._token}"}
         url = f"http://127.0.0.1:{self._dashboard_port}/api/serve/applications/"
         with urlopen(Request(url, json.dumps(body).encode() if body else None, headers, method=method), timeout=30) as answer:
             return json.loads(answer.read() or b"{}")
 
     def replicas(self, deployment: str) -> list[dict[str, Any]]:
-        """The running replicas, as Serve describes them: replica_id, node_ip, pid, .."""
+        """Return the running replicas as Serve describes them: replica_id, node_ip, pid, .."""
         there = self.api("GET")["applications"].get(APPLICATION, {}).get("deployments", {}).get(deployment, {})
         return [each for each in there.get("replicas", []) if each["state"] == "RUNNING"]
 
     def settled(self) -> bool:
-        """Whether Serve has applied its configuration and no replica is starting or stopping. LoadtestError if it could not."""
+        """Return whether Serve has applied its configuration and no replica is starting or stopping. Raises LoadtestError if it failed."""
         application = self.api("GET")["applications"].get(APPLICATION, {})
         if application.get("status") == "DEPLOY_FAILED":
             raise LoadtestError(f"Serve could not deploy: {application['message']}")
@@ -193,11 +192,9 @@ class Cluster:
         return application.get("status") == "RUNNING" and healthy and set(states) == {"RUNNING"}
 
     def ready(self, *names: str) -> bool:
-        """Whether /health/ready answers 200 through the HAProxy of each of these nodes."""
+        """Return whether /health/ready answers 200 through the HAProxy of each of these nodes."""
         for name in names:
-            with urlopen(f"{self.url(name)}/health/ready", timeout=5) as answer:
-                if answer.status != 200:
-                    return False
+            urlopen(f"{self.url(name)}/health/ready", timeout=5).close()  # HTTPError unless it answers 200
         return True
 
     def until(self, there: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
@@ -207,7 +204,7 @@ class Cluster:
             try:
                 if got := there():
                     return got
-            except (OSError, HTTPError, URLError, json.JSONDecodeError) as error:
+            except (OSError, json.JSONDecodeError) as error:
                 last = f" ({error})"
             self._over.wait(0.1)
         words = "\n".join(f"{log.name}: {log.read_text()[-500:]}" for log in self.folder.glob("*.log"))
@@ -216,13 +213,13 @@ class Cluster:
     # -------------------------------------------------------------------------------------------------------------------------------------
 
     def _on_one_machine(self) -> dict[str, str]:
-        """Flags that a node has because others are on its machine, and those that make its end short."""
+        """Return flags that a node needs because other nodes share its machine, and flags that shorten its end."""
         files = self.folder / "h"
         metrics, stats, http, grpc = self._proxy_ports
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self._token,
-            "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # as KubeRay has it
+            "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # as in KubeRay
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(files / "haproxy.cfg"),
             "RAY_SERVE_HAPROXY_SOCKET_PATH": str(files / "admin.sock"),
             "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(files / "metrics.sock"),
@@ -232,12 +229,12 @@ class Cluster:
             "RAY_SERVE_HAPROXY_STATS_PORT": str(stats),
             "RAY_SERVE_FALLBACK_PROXY_HTTP_PORT": str(http),
             "RAY_SERVE_FALLBACK_PROXY_GRPC_PORT": str(grpc),
-            # A replica that leaves takes requests for so long, 30 s by default; HAProxy knows within a tenth of a second.
+            # A stopping replica accepts requests for this long (30 s by default). HAProxy learns of its end within a tenth of a second.
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-            # Of HAProxy, three times before it is started again; every 10 s by default.
+            # Interval at which HAProxy is checked (10 s by default). It is restarted after three failed checks.
             "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
-            "RAY_worker_niceness": "0",  # as `attnserve serve` has it: the client is on this machine too
-            # None in advance, one for every CPU of a node: here all nodes have the same CPUs.
+            "RAY_worker_niceness": "0",  # as in `attnserve serve`: the client shares this machine
+            # Start no workers in advance. The default is one per CPU of a node, but here all nodes share the same CPUs.
             "RAY_prestart_worker_first_driver": "0",
             "PYTHONPATH": str(_ROOT),
         }
@@ -250,7 +247,7 @@ class Cluster:
         self._run(name, command, {**self._flags, "RAY_SERVE_HAPROXY_BINARY_PATH": str(self._haproxy(name, address))})
 
     def _haproxy(self, name: str, address: str) -> Path:
-        """HAProxy for a node: on its own address alone."""
+        """Write a script that runs HAProxy for a node on the node's own address only."""
         wrapper = self.folder / f"haproxy-{name}"
         # Called as: haproxy -db -f CONFIG ..
         addressed = f"s/^\\( *bind\\) [0-9.*]*:/\\1 {address}:/"
@@ -280,7 +277,7 @@ def _command(process: psutil.Process) -> str:
 
 
 def printed(bundles: Sequence[Path], *flags: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """What `attnserve config` prints: Serve's configuration, and the flags that every node must have."""
+    """Return the output of `attnserve config`: Serve's configuration, and the flags that every node needs."""
     command = [sys.executable, "-m", "service.cli", "config", *flags, *(part for bundle in bundles for part in ("--bundle", str(bundle)))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=_ROOT, check=False)
     if done.returncode:
@@ -293,14 +290,14 @@ def printed(bundles: Sequence[Path], *flags: str) -> tuple[dict[str, Any], dict[
 def running(
     bundles: Sequence[Path], *flags: str, workers: Sequence[str] = ("one", "two"), cpus: int = 8, redis: Path | None = None
 ) -> Iterator[Cluster]:
-    """A cluster with the service on it, ready on every worker; at the end nothing is left of it."""
+    """Start a cluster with the service, ready on every worker. At the end all of it is stopped and removed."""
     config, serve_flags = printed(bundles, *flags)
-    folder = Path(tempfile.mkdtemp(prefix="attnserve-", dir="/tmp"))  # short: HAProxy takes paths of sockets up to 97 bytes
+    folder = Path(tempfile.mkdtemp(prefix="attnserve-", dir="/tmp"))  # short, because HAProxy takes socket paths of up to 97 bytes
     cluster = Cluster(folder, config, serve_flags, redis=redis)
     try:
         cluster.start(workers, cpus=cpus)
         for deployment in cluster.config["applications"][0]["deployments"]:
-            deployment["max_replicas_per_node"] = 1  # as in deploy/base: a node that is lost takes the same share of everything
+            deployment["max_replicas_per_node"] = 1  # as in deploy/base, so that any lost node takes the same share of replicas
         cluster.deploy()
         cluster.until(cluster.settled, "every replica runs", START_S)
         cluster.until(lambda: cluster.ready(*workers), "every worker answers", START_S)

@@ -25,12 +25,12 @@ import typer
 
 from service.deployment.ports import free_port
 
-EVERY_S = 0.1  # a request of each kind
-CLIENT_TIMEOUT_S = 30.0  # longer is a hang
+EVERY_S = 0.1  # interval between requests of each kind
+CLIENT_TIMEOUT_S = 30.0  # a longer wait counts as a hang
 START_S = 120
-_QUIET = 10  # good answers of each kind in a row: the service works again
+_QUIET = 10  # consecutive good answers of each kind after which the service counts as recovered
 
-# What the title of a process contains. Ray's own processes cannot be replaced: with them the command ends.
+# Strings in the titles of the processes. Ray's own processes cannot be replaced: if one ends, the command ends.
 REPLACED = {
     "single": ("ServeReplica:attnserve:attnserve", "haproxy", "ServeController"),
     "lean": ("ServeReplica:attnserve:attnserve", "ServeController"),
@@ -50,7 +50,7 @@ Fault = signal.Signals | Callable[[psutil.Process], object]  # a signal, or a fu
 
 @dataclass(frozen=True)
 class Probe:
-    """A request that clients repeat; `right` judges the body of a 200."""
+    """A request that clients repeat. `right` checks the body of a 200."""
 
     name: str
     method: str
@@ -60,7 +60,7 @@ class Probe:
 
 
 def requests(encoder: str, decoder: str | None) -> list[Probe]:
-    """An embedding, a short text where there is a decoder, and the liveness probe."""
+    """Return the probes: an embedding, a short generated text if there is a decoder, and the liveness probe."""
     asked = [
         Probe(
             "embedding",
@@ -78,26 +78,26 @@ def requests(encoder: str, decoder: str | None) -> list[Probe]:
 
 @dataclass(frozen=True)
 class ProbeAnswer:
-    """`status` is HTTP's, or why there was no answer; times are of `time.monotonic`."""
+    """The answer to a probe. `status` is the HTTP status, or the reason why there was no answer. Times are of `time.monotonic`."""
 
     name: str
     began: float
     ended: float
     status: str
-    fit: bool  # a whole 200, or a 503 as it should be: JSON, with Retry-After
+    fit: bool  # a complete 200, or a valid 503: JSON, with Retry-After
 
 
 @dataclass
 class Outcome:
-    """The answers from the fault until the service worked again."""
+    """The answers from the fault until the service had recovered."""
 
     process: str
     how: str
-    whole_s: float | None = None  # from the fault to the first answer after which all were good
-    ended_with: int | None = None  # the command's status, where it ended
+    whole_s: float | None = None  # seconds from the fault to the first answer after which all were good
+    ended_with: int | None = None  # the command's exit status, if it ended
     last_words: str = ""
     answers: list[ProbeAnswer] = field(default_factory=list)
-    steps: dict[str, float] = field(default_factory=dict)  # seconds from the fault
+    steps: dict[str, float] = field(default_factory=dict)  # step -> seconds from the fault
 
     @property
     def statuses(self) -> Counter[str]:
@@ -109,7 +109,7 @@ class Outcome:
 
 
 class Clients:
-    """Requests of every kind, each on a connection of its own, in open loop: the rate does not depend on the answers."""
+    """Sends requests of every kind, each on its own connection, in open loop: the rate does not depend on the answers."""
 
     def __init__(self, port: int, asked: list[Probe]) -> None:
         self._port, self._asked = port, asked
@@ -120,18 +120,18 @@ class Clients:
         self._thread.start()
 
     def stop(self) -> None:
-        """Wait for what is under way."""
+        """Stop sending, and wait for requests in flight."""
         self._stopping.set()
         self._thread.join()
         self.settle()
 
     def settle(self) -> None:
-        """Wait for the requests that are under way now: one at a stopped process has no outcome yet."""
+        """Wait for the requests now in flight, because a request to a stopped process has no outcome yet."""
         for thread in list(self._under_way):
             thread.join()
 
     def good_since(self, began: float) -> float | None:
-        """The time of the first answer after which all were good; None until there are enough of each kind."""
+        """Return the time of the first answer after which all were good, or None until there are enough answers of each kind."""
         answers = sorted((answer for answer in self.answers if answer.began >= began), key=lambda answer: answer.began)
         bad = max((answer.ended for answer in answers if answer.status != "200"), default=began)
         good = [answer for answer in answers if answer.began >= bad]
@@ -163,7 +163,7 @@ class Clients:
 
 
 class Victim:
-    """A service in a process of its own, with the bundles and flags given."""
+    """A service in its own process, with these bundles and flags, on which faults are tried."""
 
     def __init__(self, bundles: list[Path], flags: tuple[str, ...], env: dict[str, str] | None = None) -> None:
         self.port = free_port()
@@ -185,7 +185,7 @@ class Victim:
         return children
 
     def find(self, title: str) -> psutil.Process:
-        """The one process whose command contains `title`."""
+        """Return the only process whose command contains `title`."""
         deadline = time.monotonic() + CLIENT_TIMEOUT_S
         while time.monotonic() < deadline:
             for process in self.family():
@@ -205,7 +205,7 @@ class Victim:
 
 @contextmanager
 def victim(bundles: list[Path], profile: str, *flags: str, env: dict[str, str] | None = None) -> Iterator[Victim]:
-    """A running service, stopped at the end."""
+    """Start a service, and stop it at the end of the `with` block."""
     running = Victim(bundles, (*FLAGS[profile], *flags), env)
     try:
         yield running
@@ -214,7 +214,8 @@ def victim(bundles: list[Path], profile: str, *flags: str, env: dict[str, str] |
 
 
 def hit(running: Victim, clients: Clients, title: str, how: Fault, *, within_s: float, to_the_end: bool = False) -> Outcome:
-    """Apply the fault, then wait until the process is gone and the service works again, or (`to_the_end`) has ended; at most `within_s`."""
+    """Apply the fault, then wait until the process has ended and the service has recovered or, with `to_the_end`, has ended. Waits at
+    most `within_s`."""
     said = len(running.output())
     outcome = Outcome(title.rpartition(":")[2], how.name if isinstance(how, signal.Signals) else how.__name__)
     process = running.find(title)
@@ -232,11 +233,11 @@ def hit(running: Victim, clients: Clients, title: str, how: Fault, *, within_s: 
             outcome.whole_s = time.monotonic() - began
             _, alive = psutil.wait_procs(family, timeout=5)
             lines = [line for line in running.output().splitlines() if line.strip()]
-            own = [line for line in lines if line.startswith("error")]  # Ray may print the log of a dead raylet after it
+            own = [line for line in lines if line.startswith("error")]  # Ray may print a dead raylet's log after our line
             outcome.last_words = [*lines, *own][-1] if lines else ""
             outcome.last_words += "".join(f" LEFT {each.pid}" for each in alive)
             break
-        if gone is None and _gone(process):  # a stopped process too is killed before it is replaced
+        if gone is None and _gone(process):  # even a stopped process is killed before it is replaced
             gone = time.monotonic()
         if gone is not None and not to_the_end and (since := clients.good_since(gone)) is not None:
             clients.settle()
@@ -256,12 +257,12 @@ def _gone(process: psutil.Process) -> bool:
 
 
 def steps(output: str, began: float) -> dict[str, float]:
-    """When a replica ended, started, loaded, was tested and ready: by its log lines, in seconds from the fault."""
+    """Return when a replica ended, started, had loaded, was tested and was ready, from its log lines, in seconds from the fault."""
     found: dict[str, float] = {}
     for line in output.splitlines():
         if not re.search(r'"message": "(replica ended|replica started|loaded|tested|ready)"', line):
             continue
-        record, _ = json.JSONDecoder().raw_decode(line, line.index('{"time"'))  # another thread of Ray may print on the same line
+        record, _ = json.JSONDecoder().raw_decode(line, line.index('{"time"'))  # another thread of Ray may print on this line
         name = " ".join(filter(None, (record["message"], record.get("model"))))
         found.setdefault(name, _wall(record["time"]) - began)
     return found

@@ -1,13 +1,11 @@
-"""The bare runtime: the bundle's graph in ONNX Runtime, in a process of its own, with no server around it.
+"""The bare runtime: runs a bundle's graph in ONNX Runtime in its own process, without a server. It is the upper bound for a server.
 
-A server cannot be faster.
+The session is opened as in the service (all cores, fp32 as exported, one output fetched). It is measured with and without threads that
+spin while they wait, and the better figure counts: the service must not let them spin, but a program with its own machine may.
 
-The session is opened as the service opens it (all cores, fp32 as exported, one output fetched). Whether its threads spin while they wait is
-tried both ways, and the better figure counts: the service must not let them spin, but a program with a machine of its own may.
-
-What the runtime allows for texts of mixed lengths is worked out without any padding. At each length of LENGTHS, `cost_s` is the time of one
-text in the best of the batches tried (1, 4, 16 and 32 texts of exactly that length, up to MAX_BATCH_TOKENS tokens); between two lengths it
-is a straight line. `allowed_per_s` is then the number of texts over the sum of their costs.
+The upper bound for texts of mixed lengths assumes no padding. At each length of LENGTHS, `cost_s` is the time of one text in the best of
+the batches tried (1, 4, 16 and 32 texts of exactly that length, up to MAX_BATCH_TOKENS tokens). Between two lengths it is interpolated
+linearly. `allowed_per_s` is the number of texts divided by the sum of their costs.
 
     $ python -m loadtest.in_process.bare BUNDLE --threads 2 --seconds 1 [--spin] 32x16 1x16
     {"32x16": {"texts_per_s": ..., "p50_ms": ...}, ...}
@@ -32,12 +30,12 @@ LENGTHS = (8, 16, 32, 64, 128, 192, 256)
 BATCHES = (1, 4, 16, 32)
 MAX_BATCH_TOKENS = 1024
 
-Batch = tuple[int, int]  # (B, N): texts of a batch, tokens of each
+Batch = tuple[int, int]  # (B, N): texts in a batch, tokens per text
 Timing = dict[str, float]  # texts_per_s, p50_ms
 
 
 def measure(bundle: Path, shapes: Sequence[Batch], *, threads: int, seconds: float, spin: bool, callers: int = 1) -> dict[Batch, Timing]:
-    """Run every shape for that long in a process of its own; `callers` threads share the session."""
+    """Run every shape for `seconds` in a new process, where `callers` threads share the session."""
     names = [f"{b}x{n}" for b, n in shapes]
     command = [sys.executable, "-m", "loadtest.in_process.bare", str(bundle), "--threads", str(threads), "--seconds", str(seconds)]
     command += ["--callers", str(callers), *(["--spin"] if spin else []), *names]
@@ -54,18 +52,18 @@ def shapes_for_mix(max_tokens: int) -> list[Batch]:
 
 
 def cost_s(texts_per_s: Mapping[Batch, float]) -> dict[int, float]:
-    """Seconds of one text at each length, in the best batch tried."""
+    """Return the seconds of one text at each length, in the best batch tried."""
     return {n: min(1 / rate for (_, length), rate in texts_per_s.items() if length == n) for n in sorted({n for _, n in texts_per_s})}
 
 
 def allowed_per_s(lengths: Iterable[int], costs: Mapping[int, float]) -> float:
-    """Texts a second, were the runtime never idle and no token padding."""
+    """Return the texts per second if the runtime were never idle and no token were padding."""
     lengths = list(lengths)
     return len(lengths) / sum(between(n, costs) for n in lengths)
 
 
 def between(n: int, costs: Mapping[int, float]) -> float:
-    """The cost at length n, on the line through its neighbours; beyond either end in proportion to the tokens."""
+    """Interpolate the cost at length n linearly between its neighbours. Outside the range the cost is proportional to the tokens."""
     known = sorted(costs)
     if n <= known[0] or n >= known[-1]:
         end = known[0] if n <= known[0] else known[-1]
@@ -77,7 +75,7 @@ def between(n: int, costs: Mapping[int, float]) -> float:
 
 
 def token_counts(bundle: Path, texts: Sequence[str]) -> list[int]:
-    """Tokens of each text as the model reads them, special tokens included, cut at what the model takes."""
+    """Return the number of tokens the model reads for each text: special tokens are included, and long texts are truncated."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(bundle / contract.TOKENIZER))
@@ -121,7 +119,7 @@ def open_session(bundle: Path, threads: int, spin: bool) -> Any:
 
 
 def random_feed(session: Any, b: int, n: int, vocab_size: int) -> dict[str, Any]:
-    """b texts of exactly n tokens."""
+    """Return inputs for b texts of exactly n tokens."""
     import numpy as np
 
     ids = np.random.default_rng(0).integers(0, vocab_size, (b, n))
@@ -130,7 +128,7 @@ def random_feed(session: Any, b: int, n: int, vocab_size: int) -> dict[str, Any]
 
 
 def timed(session: Any, feed: dict[str, Any], *, seconds: float, callers: int) -> Timing:
-    """The same batch over and over, after three calls that are not counted."""
+    """Run the same batch repeatedly and time it, after three calls that are not counted."""
     for _ in range(3):
         session.run([contract.EMBEDDING], feed)
     spans: list[float] = []

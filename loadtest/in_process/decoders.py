@@ -1,4 +1,4 @@
-"""Decoders with random weights, exported to be measured: what a step costs depends on shapes and not on values."""
+"""Exports decoders with random weights for measurements. The time of a step depends on shapes, not on values."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,14 +17,14 @@ from models.folders.byte_tokenizer import byte_tokenizer
 
 @dataclass(frozen=True)
 class Pair:
-    """The same decoder but for its layers."""
+    """Two decoders that differ only in their attention layers."""
 
     ours: Path  # a bundle
     twin: Path  # a graph
 
 
 def build_pair(shape: ModelShape, folder: Path) -> Pair:
-    """Causal linear attention and its softmax twin."""
+    """Export a decoder with causal linear attention, and its twin with softmax attention."""
     config = DecoderConfig(
         vocab_size=256,
         d_model=shape.d_model,
@@ -32,7 +32,7 @@ def build_pair(shape: ModelShape, folder: Path) -> Pair:
         n_heads=shape.n_heads,
         d_feedforward=shape.d_feedforward,
         layers="causal_linear",
-        positions="sinusoidal",  # the paper's are learned: one addition as well
+        positions="sinusoidal",  # the paper learns them; the cost is the same, one addition
         norm="layer",
         bias=True,
         gated=False,
@@ -45,13 +45,13 @@ def build_pair(shape: ModelShape, folder: Path) -> Pair:
 
 
 def build_twin(config: DecoderConfig, tokenizer: str, folder: Path) -> Path:
-    """The graph of the same decoder with softmax layers and a cache. `tokenizer` is the text of its file."""
+    """Export the same decoder with softmax attention and a KV cache. `tokenizer` is the content of its file."""
     softmax = replace(config, layers="causal_softmax", layer_options={})
     return export_cached(_save(softmax, tokenizer, folder / "checkpoint"), folder / "graph")
 
 
 def config_of(checkpoint: Path, manifest: contract.Manifest) -> DecoderConfig:
-    """Of the decoder that became the bundle. LoadtestError when the checkpoint is another one."""
+    """Return the configuration of the bundle's decoder. Raises LoadtestError if the checkpoint is of another decoder."""
     source = load_decoder(checkpoint)
     if source.weights_sha256 != manifest.source.weights_sha256:
         raise LoadtestError(f"{checkpoint} is not what {manifest.name} was made of: its weights differ. Give its own --checkpoint")

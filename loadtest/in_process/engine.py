@@ -1,4 +1,4 @@
-"""The generation engine without HTTP: runs at temperature 1, read by the event loop that the engine serves."""
+"""Measures the generation engine without HTTP: runs at temperature 1, read in the event loop that the engine serves."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ _ENDLESS = 10_000_000
 
 @dataclass
 class Stream:
-    """A run, and when each of its deltas was read (time.perf_counter())."""
+    """A run, with the times at which its deltas were read (time.perf_counter())."""
 
     run: Run
     read_at: list[float] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Stream:
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def read(self, every_s: float = 0.0) -> None:
-        """Read the run to its end: each delta as it comes, or every `every_s` seconds all deltas since."""
+        """Read the run to its end: each delta as it arrives, or every `every_s` seconds all deltas since the last read."""
         try:
             async for _ in self.run:
                 self.read_at.append(time.perf_counter())
@@ -47,7 +47,7 @@ class Stream:
             self._changed.set()
 
     async def after(self, moment: float) -> None:
-        """Wait until a delta was read after that moment. LoadtestError if the run ends first."""
+        """Wait until a delta was read after `moment`. Raises LoadtestError if the run ends first."""
         while not self.read_at or self.read_at[-1] <= moment:
             if self._ended:
                 raise LoadtestError("a run that should go on has ended")
@@ -56,7 +56,7 @@ class Stream:
 
 
 class Engine:
-    """A running engine that takes random prompts."""
+    """A running engine to which random prompts can be submitted."""
 
     def __init__(self, engine: GeneratorEngine, vocab_size: int) -> None:
         self._engine, self._vocab_size = engine, vocab_size
@@ -101,7 +101,7 @@ async def running(bundle: Path, slots: int, threads: int) -> AsyncIterator[Engin
 
 
 def tokens_per_s(bundle: Path, rows: int, seconds: float, threads: int) -> float:
-    """Tokens a second of all runs together, once each has started, read as often as the service reads them."""
+    """Return tokens per second of all runs together, once each has started. They are read as often as the service reads them."""
 
     async def measured() -> float:
         async with running(bundle, rows, threads) as engine, engine.endless(rows, EVERY_S) as streams:
@@ -113,7 +113,7 @@ def tokens_per_s(bundle: Path, rows: int, seconds: float, threads: int) -> float
 
 
 def texts_tokens_per_s(bundle: Path, rows: int, new_tokens: int, threads: int) -> float:
-    """Tokens a second of `rows` texts of `new_tokens` each, generated at once, from the first prompt to the last token."""
+    """Return tokens per second of `rows` texts of `new_tokens` each, generated in parallel, from the first prompt to the last token."""
 
     async def measured() -> float:
         async with running(bundle, rows, threads) as engine:
@@ -126,11 +126,11 @@ def texts_tokens_per_s(bundle: Path, rows: int, new_tokens: int, threads: int) -
 
 
 def prefill_tokens_per_s(bundle: Path, prompt_tokens: int, threads: int) -> float:
-    """Prompt tokens a second of one prompt and one token after it, alone in the engine."""
+    """Return prompt tokens per second of one prompt followed by one token, alone in the engine."""
 
     async def measured() -> float:
         async with running(bundle, 1, threads) as engine:
-            await engine.submit(0, max_tokens=1).read()  # the runtime's first call is slower than others
+            await engine.submit(0, max_tokens=1).read()  # warm up: the runtime's first call is slower
             started = time.perf_counter()
             await engine.submit(1, prompt_tokens=prompt_tokens, max_tokens=1).read()
             return prompt_tokens / (time.perf_counter() - started)

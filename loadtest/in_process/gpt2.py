@@ -1,4 +1,4 @@
-"""`generate` of transformers with a GPT-2 of random weights."""
+"""Measures transformers' `generate` with a GPT-2 of random weights."""
 
 import time
 
@@ -12,7 +12,7 @@ WARM_TOKENS = 4
 
 
 class Gpt2:
-    """A GPT-2 of the width, depth and number of feed-forward weights of `like`."""
+    """A GPT-2 with the width, depth and number of feed-forward weights of `like`."""
 
     def __init__(self, like: DecoderConfig, new_tokens: int) -> None:
         config = GPT2Config(
@@ -30,7 +30,7 @@ class Gpt2:
         self.new_tokens = new_tokens
 
     def tokens_per_s(self, rows: int, threads: int) -> float:
-        """One batch of texts drawn at temperature 1 with a KV cache, from the prompts to the last token."""
+        """Return tokens per second of a batch sampled at temperature 1 with a KV cache, from the prompts to the last token."""
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:

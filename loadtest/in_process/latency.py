@@ -1,4 +1,4 @@
-"""Time between two deltas of running streams, undisturbed and while the engine prefills a long prompt."""
+"""Measures the time between two deltas of running streams, undisturbed and while the engine prefills a long prompt."""
 
 import asyncio
 import time
@@ -17,15 +17,15 @@ PROMPT_TOKENS = 8_000
 
 @dataclass(frozen=True, kw_only=True)
 class Waits:
-    """Seconds between two deltas of a stream, of all streams together."""
+    """Seconds between two deltas of a stream, for all streams together."""
 
     undisturbed: tuple[float, ...]
     during: tuple[float, ...]  # the prompt
-    prompt_s: float  # from its arrival to its first token
+    prompt_s: float  # from the long prompt's arrival to its first token
 
 
 def waits(bundle: Path, seconds: float, threads: int) -> Waits:
-    """Waits of STREAMS streams, for `seconds` and then during the prefill of PROMPT_TOKENS."""
+    """Measure the waits of STREAMS streams, for `seconds` and then during the prefill of PROMPT_TOKENS."""
 
     async def measured() -> Waits:
         async with running(bundle, STREAMS + 1, threads) as engine, engine.endless(STREAMS) as streams:
@@ -43,12 +43,12 @@ def waits(bundle: Path, seconds: float, threads: int) -> Waits:
 
 
 def between(read_at: Sequence[Sequence[float]], begun: float, ended: float) -> tuple[float, ...]:
-    """Waits that lie entirely between the two moments."""
+    """Return the waits that lie entirely between `begun` and `ended`."""
     return tuple(after - before for before, after in _pairs(read_at) if begun <= before and after <= ended)
 
 
 def overlapping(read_at: Sequence[Sequence[float]], begun: float, ended: float) -> tuple[float, ...]:
-    """Waits that overlap the time between the two moments."""
+    """Return the waits that overlap the time from `begun` to `ended`."""
     return tuple(after - before for before, after in _pairs(read_at) if before < ended and after > begun)
 
 

@@ -1,6 +1,5 @@
-"""The bare step loop: a decoder's step graph in ONNX Runtime with its buffers bound, no sampler, no text, no callers.
-
-An engine cannot be faster. Tokens are random: their values do not change the time of a step.
+"""The bare step loop, an upper bound for an engine: runs a decoder's step graph in ONNX Runtime with bound buffers, without sampler or
+text. Tokens are random, because their values do not change the time of a step.
 """
 
 import statistics
@@ -17,17 +16,17 @@ from export import contract
 from service.generation.session import OnnxStepSession
 
 WARM_STEPS = 20
-LEAST_STEPS = 2  # a median is taken of
+LEAST_STEPS = 2  # fewest steps for a median
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stretch:
     """Consecutive tokens of one long sequence."""
 
-    first: int  # position of the first
+    first: int  # position of the first token
     tokens: int
     s_per_token: float  # median
-    rss_bytes: int  # of this process, at the end
+    rss_bytes: int  # of this process, at the end of the stretch
 
     @property
     def middle(self) -> float:
@@ -35,12 +34,12 @@ class Stretch:
 
 
 def open_steps(bundle: Path, threads: int, *, share_out: bool = False) -> OnnxStepSession:
-    """Open the step graph. `share_out`: divide the rows of a call among the cores, as the engine does."""
+    """Open the step graph. With `share_out`, the rows of a call are divided among the cores, as in the engine."""
     return OnnxStepSession(bundle, contract.read_manifest(bundle), threads=threads, share_out=share_out)
 
 
 def stepping(session: OnnxStepSession, rows: int, *, width: int = 1, warm_steps: int = WARM_STEPS) -> Callable[[], None]:
-    """A function that feeds the next `width` tokens to each of `rows` sequences and asks for the logits after the last."""
+    """Return a function that feeds the next `width` tokens to each of `rows` sequences and computes the logits after the last token."""
     one, other = session.states(rows), session.states(rows)
     tokens = np.random.default_rng(0).integers(0, session.vocab_size, (rows, width))
     lengths, wanted, positions = np.full(rows, width), np.full((rows, 1), width - 1), np.zeros(rows, np.int64)
@@ -60,7 +59,7 @@ def stepping(session: OnnxStepSession, rows: int, *, width: int = 1, warm_steps:
 
 
 def median_s(step: Callable[[], None], seconds: float) -> float:
-    """The median time of one call, over `seconds` and at least LEAST_STEPS calls."""
+    """Return the median time of one call, over `seconds` and at least LEAST_STEPS calls."""
     times: list[float] = []
     begun = time.perf_counter()
     while len(times) < LEAST_STEPS or time.perf_counter() - begun < seconds:
@@ -71,12 +70,12 @@ def median_s(step: Callable[[], None], seconds: float) -> float:
 
 
 def tokens_per_s(bundle: Path, rows: int, seconds: float, threads: int, *, share_out: bool = False) -> float:
-    """Tokens a second of all rows together."""
+    """Return tokens per second of all rows together."""
     return rows * _calls_per_s(stepping(open_steps(bundle, threads, share_out=share_out), rows), seconds)
 
 
 def prefill_tokens_per_s(bundle: Path, chunk: int, seconds: float, threads: int) -> float:
-    """Prompt tokens a second of one prompt that is fed in chunks."""
+    """Return prompt tokens per second of one prompt that is fed in chunks."""
     return chunk * _calls_per_s(stepping(open_steps(bundle, threads), 1, width=chunk, warm_steps=1), seconds)
 
 
@@ -89,12 +88,12 @@ def _calls_per_s(step: Callable[[], None], seconds: float) -> float:
 
 
 def long_sequence(bundle: Path, tokens: int, threads: int, stretch: int = 1000) -> Iterator[Stretch]:
-    """The time of a step of one sequence, stretch by stretch."""
+    """Yield the time of a step of one sequence, stretch by stretch."""
     return along(stepping(open_steps(bundle, threads), 1), tokens, stretch)
 
 
 def along(step: Callable[[], None], tokens: int, stretch: int) -> Iterator[Stretch]:
-    """The time of a step from position 0 to `tokens`. Each stretch is measured when it is asked for."""
+    """Yield the time of a step from position 0 to `tokens`. Each stretch is measured when the caller requests it."""
     process = psutil.Process()
     for first in range(0, tokens, stretch):
         times = np.empty(min(stretch, tokens - first))

@@ -1,24 +1,33 @@
-"""The step loop of the softmax twin (`export/kv_cache/graph.py`): the same threads as ours, caches written in place, nothing copied."""
+"""The step loop of the softmax twin (`export/kv_cache/graph.py`): the same threads as ours, caches written in place, nothing copied.
 
-from collections.abc import Iterator
+The time of its step grows with the position, ours does not: both along one long sequence, and the position from which ours is lower.
+"""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 
 from export import contract
-from loadtest.in_process.steps import WARM_STEPS, Stretch, along, median_s
+from loadtest.in_process.steps import WARM_STEPS, Stretch, along, long_sequence, median_s
+
+TWIN_TOKENS = 8_192
+STRETCH, TWIN_STRETCH = 1_000, 256  # tokens
 
 
 class Twin:
-    """B sequences of up to `capacity` tokens, whose caches are full from the beginning: a step after any number of tokens can be timed.
+    """B sequences of up to `capacity` tokens with caches that are full from the start, so that a step at any position can be timed.
 
-    What the caches hold does not change what a step costs, but that they hold something does: zeros that were never written are all in one
-    page of memory, which is always at hand.
+    The caches' values do not affect a step's time, but they must have been written: zeros that were never written all share one page of
+    memory, which is always in the CPU's cache.
     """
 
     def __init__(self, graph: Path, *, rows: int, capacity: int, threads: int) -> None:
-        options = ort.SessionOptions()  # those of `OnnxStepSession`
+        options = ort.SessionOptions()  # as in `OnnxStepSession`
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         options.add_session_config_entry("session.force_spinning_stop", "1")
@@ -47,19 +56,64 @@ class Twin:
         self.capacity = capacity
 
     def step(self, position: int) -> None:
-        """One token for each row, which has had `position` tokens."""
+        """Run one token for each row, after `position` tokens."""
         assert position < self.capacity
         self._positions[:] = position
         self._session.run_with_iobinding(self._binding)
 
     def step_s(self, position: int, seconds: float) -> float:
-        """What that takes: the median of many, each at this position."""
+        """Return the median time of a step at `position`."""
         self.step(position)
         return median_s(lambda: self.step(position), seconds)
 
     def sequence(self, stretch: int) -> Iterator[Stretch]:
-        """One sequence from its beginning until the cache is full, stretch by stretch."""
+        """Measure one sequence from its beginning until the cache is full, stretch by stretch."""
         for _ in range(WARM_STEPS):
             self.step(0)
         positions = iter(range(self.capacity))
         return along(lambda: self.step(next(positions)), self.capacity, stretch)
+
+
+def long_sequences(bundle: Path, tokens: int, threads: int, twin: Path | None) -> Iterator[tuple[Stretch, list[Stretch]]]:
+    """Yield each stretch of the bundle's sequence of `tokens`, with the stretches of the twin (a graph) measured in turn, up to
+    TWIN_TOKENS. They take turns, so that a slow minute of the machine slows both."""
+    # The twin is kept until the end, so that only the bundle's sequence changes the process's memory.
+    softmax = Twin(twin, rows=1, capacity=min(tokens, TWIN_TOKENS), threads=threads) if twin else None
+    growing = softmax.sequence(TWIN_STRETCH) if softmax else iter(())
+    for stretch in long_sequence(bundle, tokens, threads, STRETCH):
+        yield stretch, list(islice(growing, STRETCH // TWIN_STRETCH + 1))
+
+
+@dataclass(frozen=True)
+class Line:
+    """s(t) = at_0_s + s_per_position t."""
+
+    at_0_s: float
+    s_per_position: float
+
+    def at(self, position: float) -> float:
+        return self.at_0_s + self.s_per_position * position
+
+
+def fitted(stretches: Sequence[Stretch]) -> Line:
+    """Fit a line by least squares through the midpoints of at least two stretches."""
+    slope, at_0 = np.polyfit([stretch.middle for stretch in stretches], [stretch.s_per_token for stretch in stretches], 1)
+    return Line(float(at_0), float(slope))
+
+
+def crossover(flat: Sequence[Stretch], growing: Sequence[Stretch]) -> float | None:
+    """Return the position from which every token of `growing` takes longer than the median of `flat`, or None if there is none.
+
+    If `growing` is still faster at the end of its measurement, its fitted line is extended.
+    """
+    price_s = statistics.median(stretch.s_per_token for stretch in flat)
+    cheaper = [stretch for stretch in growing if stretch.s_per_token <= price_s]
+    if not cheaper:
+        return 0
+    last = cheaper[-1]
+    if last is not growing[-1]:
+        return last.first + last.tokens
+    line = fitted(growing)
+    if line.s_per_position <= 0:
+        return None
+    return max(last.first + last.tokens, (price_s - line.at_0_s) / line.s_per_position)

@@ -1,4 +1,4 @@
-"""`attnserve load`: a load of some shape against a running service, its figures, pictures and verdicts; see loadtest/README.md."""
+"""`attnserve load`: puts a load of some shape on a running service, and reports figures, pictures and verdicts; see loadtest/README.md."""
 
 import json
 import os
@@ -14,21 +14,20 @@ from loadtest.common import machine
 from loadtest.common.report import Verdict, amount
 from loadtest.common.terminal import interruptible, progress, stdout
 from loadtest.errors import LoadtestError
-from loadtest.load import figures, flatness, knee, locust_run, models, pass_marks, plots, samples, shapes, watch
+from loadtest.load import figures, flatness, knee, locust_run, models, pass_marks, plots, samples, watch
 from loadtest.load.figures import ALL, StageFigures
 from loadtest.load.kinds import KINDS
 from loadtest.load.pass_marks import Judged
-from loadtest.load.plan import Plan, Stage
-from loadtest.load.shapes import Shape
+from loadtest.load.plan import DRAIN, SECONDS, WARM_UP, Plan, Shape, Stage, stages
 from service.terminal import command_app, console
 
 app = command_app()
 
-BURST = 128  # requests sent at once, to guess the knee by
-GUESS_SHARE = 0.8  # of the rate at which the service works them off: arrivals come unevenly
-SETTLING = 0.25  # of the stage in which a crowd gathers
-REST_S = 60.0  # after the load, for connections to be closed: the proxy keeps some for half a minute
-ENOUGH = 200  # requests, for a p99 of a kind: of 30 it would be the slowest one
+BURST = 128  # requests sent at once to guess the knee
+GUESS_SHARE = 0.8  # share of the burst's throughput that is the guessed knee, as arrivals are uneven
+SETTLING = 0.25  # share of the crowd's stage in which the crowd connects
+REST_S = 60.0  # longest wait after the load for connections to close: the proxy keeps some for 30 s
+ENOUGH = 200  # fewest requests of a kind for a p99: with 30 it would be the slowest one
 
 
 @app.command()
@@ -53,13 +52,13 @@ def load(
     marks_: Annotated[Path, typer.Option("--marks", help="Pass marks.")] = pass_marks.FILE,
     out: Annotated[Path, typer.Option(help="Directory; the run gets one of its own there.")] = Path("out/load"),
 ) -> None:
-    """Load a running service and judge it by the pass marks of the shape. Ends with 1 when one is missed or could not be judged."""
+    """Load a running service and compare it with the pass criteria of the shape. Exits with 1 if a criterion is missed or not measured."""
     if closed and knee_:
         raise typer.BadParameter("--knee is for open loops, and --closed sends in a closed one: give one of them")
     wanted, key = pass_marks.load(marks_, shape), os.environ.get("LOADTEST_API_KEY", "")
     url = url.rstrip("/")
     tasks = models.tasks(url, model or models.names(url, key), key)
-    seconds = (minutes * 60) if minutes else shapes.SECONDS[shape]
+    seconds = (minutes * 60) if minutes else SECONDS[shape]
     about = {**machine.about_run(), "shape": shape.value}
     date = about["date"]
     plan = Plan(
@@ -70,7 +69,7 @@ def load(
         rate=closed or knee_ or 1,
         mix=chosen(mix, tasks),
         models=tasks,
-        stages=shapes.stages(shape, seconds, idle=idle, slow=slow),
+        stages=stages(shape, seconds, idle=idle, slow=slow),
         words=words,
         max_tokens=max_tokens,
     )
@@ -101,7 +100,7 @@ def load(
 
 
 def chosen(mix: str | None, tasks: dict[str, str]) -> dict[str, int]:
-    """Kinds with their shares. Without a choice all that the service can answer. typer.BadParameter for what it cannot, or what is none."""
+    """Return the kinds to send with their shares; by default all that the service can answer. Raises typer.BadParameter for other kinds."""
     able = {name: kind.share for name, kind in KINDS.items() if not kind.task or kind.task in tasks}
     if mix is None:
         return able
@@ -117,21 +116,20 @@ def chosen(mix: str | None, tasks: dict[str, str]) -> dict[str, int]:
 
 
 def guess(plan: Plan, workers: int) -> float:
-    """About the requests/s at the knee: how fast the service works off one burst of the mix."""
-    stages = (Stage(name="burst", seconds=1, level=1), shapes.DRAIN)
-    burst = {"open_loop": False, "rate": BURST, "turns": 1, "stages": stages, "out": plan.out / "burst"}
-    trial = plan.model_copy(update=burst)
+    """Estimate the requests/s at the knee from how fast the service answers one burst of the mix."""
+    burst = (Stage(name="burst", seconds=1, level=1), DRAIN)
+    trial = plan.model_copy(update={"open_loop": False, "rate": BURST, "turns": 1, "stages": burst, "out": plan.out / "burst"})
     locust_run.run(trial, workers=workers)
     found, begun = samples.read(trial.out)
     done = sorted(sample.done_s for sample in found if sample.good)
     if len(done) < 2:
         raise LoadtestError(f"nothing was answered: {trial.out / samples.SAMPLES} says why; or give --knee")
-    most = round(len(done) * 0.9)  # the last ones leave cores idle
+    most = round(len(done) * 0.9)  # the last requests leave cores idle
     return GUESS_SHARE * most / (done[most - 1] - begun[0].begin_s)
 
 
 def played(plan: Plan, workers: int, root: int | None, key: str) -> list[watch.Observation]:
-    """Run it, with a bar over its stages; what was seen of the service meanwhile, and once more when it is at rest."""
+    """Run the plan with a progress bar. Returns observations of the service during the run, and one when it is at rest."""
     interval_s = max(sum(stage.seconds for stage in plan.stages) / 600, 1.0)
     begun = plan.out / samples.STAGES
     with watch.observing(root, plan.url, interval_s, key) as observations, progress(len(plan.stages) + 1) as advance:
@@ -150,7 +148,7 @@ def played(plan: Plan, workers: int, root: int | None, key: str) -> list[watch.O
 
 
 def rested(before: watch.Observation, root: int | None, url: str, key: str) -> watch.Observation:
-    """Observe the service once its clients' connections are closed, which a proxy does after some seconds; at the latest after `REST_S`."""
+    """Observe the service once its clients' connections are closed, which a proxy does after some seconds; waits at most `REST_S`."""
     fds = {process.pid: process.fds for process in before.processes}
     until = time.monotonic() + REST_S
     while True:
@@ -176,7 +174,7 @@ class Run:
 
     @property
     def _measured(self) -> list[StageFigures]:
-        return [stage for stage in self.stages if stage.name != shapes.WARM_UP]
+        return [stage for stage in self.stages if stage.name != WARM_UP]
 
     def _stage(self, name: str) -> StageFigures:
         return next(stage for stage in self.stages if stage.name == name)
@@ -211,7 +209,7 @@ class Run:
         return made
 
     def write(self, about: dict[str, Any], judged: list[Judged]) -> None:
-        """`run.json`: everything but the samples, which are in `samples.csv`, and the observations, which are in `observations.jsonl`."""
+        """Write `run.json`, which has everything except samples (in `samples.csv`), and write the observations to `observations.jsonl`."""
         found = None
         if self.knee is not None:
             found = {"rate": self.knee.rate, "stage": self.knee.stage.name, "reached": self.knee.reached, "late_ms": self.knee.late_ms}
@@ -239,7 +237,7 @@ class Run:
 
 
 def slower(now: StageFigures, before: StageFigures) -> float | None:
-    """The p99 of a stage over that of another, of the kind of client that suffers most; few requests have no p99."""
+    """Return the p99 of stage `now` divided by that of `before`, for the kind of client with the largest ratio. None without a p99."""
     many = {ALL, *(kind for kind, found in now.kinds.items() if min(found.arrivals, before.arrivals(kind)) >= ENOUGH)} - {"hostile"}
     kinds = many - {ALL} or many
     pairs = [(now.kinds[kind].p99_ms, before.kinds[kind].p99_ms) for kind in kinds]
@@ -247,7 +245,7 @@ def slower(now: StageFigures, before: StageFigures) -> float | None:
 
 
 def resident_mib(observations: Sequence[watch.Observation], stage: StageFigures) -> float | None:
-    """The most resident memory of all processes together in a stage."""
+    """Return the peak resident memory of all processes together in a stage."""
     sizes = [sum(process.rss_bytes for process in seen.processes) for seen in observations if stage.begin_s <= seen.at_s <= stage.end_s]
     most: int = max(sizes, default=0)
     return most / flatness.MiB if most else None
@@ -260,12 +258,12 @@ COLUMNS = (
 
 
 def show(run: Run, judged: list[Judged], title: str) -> None:
-    """Tables on stdout: stages and kinds, what is not flat, marks."""
+    """Print the tables: stages and kinds, series that grew, and pass criteria."""
     terminal = stdout(width=200)
     table = Table(title=title, title_justify="left")
     for heading in ("stage", "kind", *(name.replace("_", " ") for name in COLUMNS), "service cores"):
         table.add_column(heading, overflow="fold")
-    for stage in (stage for stage in run.stages if stage.name != shapes.WARM_UP):
+    for stage in (stage for stage in run.stages if stage.name != WARM_UP):
         for kind, found in stage.kinds.items():
             cores = amount(stage.service_cores) if kind == ALL and stage.service_cores is not None else ""
             table.add_row(stage.name, kind, *(cell(getattr(found, name)) for name in COLUMNS), cores, end_section=kind == ALL)

@@ -1,4 +1,4 @@
-"""Samples to numbers, stage by stage and kind by kind. Latencies are of good answers; a refusal (429) is counted apart from a failure."""
+"""Computes figures from samples, by stage and kind. Latencies are those of good answers; a refusal (429) is not a failure."""
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -7,44 +7,44 @@ from typing import Any
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from loadtest.load.plan import DRAIN
 from loadtest.load.samples import Begun, Sample
-from loadtest.load.shapes import DRAIN
 
-ALL = "all"  # every kind but the hostile one
-LATE_MS, LATE_SHARE = 50.0, 0.1  # above both, the p99 of the generator's own delay spoils a figure; the share is of the latency's p99
-_SETTLE_S = 1.0  # users come and go within about a second after a stage begins
+ALL = "all"  # every kind except the hostile one
+LATE_MS, LATE_SHARE = 50.0, 0.1  # if the generator's own p99 delay exceeds both, figures are invalid; the share is of the latency's p99
+_SETTLE_S = 1.0  # users start and stop within about a second of a stage's start
 
 
 class Figures(BaseModel):
-    """Figures of the requests due in a stage. None: no request had what is measured."""
+    """Figures of the requests due in a stage. A figure is None if no request had the measured value."""
 
     model_config = ConfigDict(frozen=True)
 
     arrivals: int
     offered_per_s: float
-    answered_per_s: float  # good answers whose last byte came within the stage
+    answered_per_s: float  # good answers whose last byte arrived within the stage
     tokens_per_s: float  # of those
     p50_ms: float | None = None
     p95_ms: float | None = None
     p99_ms: float | None = None
     max_ms: float | None = None
     refused_share: float
-    retry_after_share: float | None = None  # of the refusals
-    error_share: float  # neither a good answer nor a refusal
-    late_p99_ms: float | None = None  # the generator's own delay: if it is large, the figures are about the generator
+    retry_after_share: float | None = None  # share of refusals that had Retry-After
+    error_share: float  # share of requests with neither a good answer nor a refusal
+    late_p99_ms: float | None = None  # the generator's own delay; if large, figures reflect the generator
     first_p50_ms: float | None = None
     first_p99_ms: float | None = None
     between_p50_ms: float | None = None
     between_p99_ms: float | None = None
     longest_p99_ms: float | None = None
-    stream_tokens_per_s: float | None = None  # of the median stream
+    stream_tokens_per_s: float | None = None  # rate of the median stream
 
 
 NAMES = frozenset(Figures.model_fields)
 
 
 class StageFigures(BaseModel):
-    """The results of a stage. `cores` is processor time per second by name of the service's processes; empty if they run elsewhere."""
+    """The results of a stage. `cores` is CPU time per second by process name; it is empty if the service runs on another machine."""
 
     name: str
     level: float
@@ -77,7 +77,7 @@ class StageFigures(BaseModel):
 
 
 def by_stage(samples: Sequence[Sample], begun: Sequence[Begun]) -> list[StageFigures]:
-    """The figures of every stage but the last one, in which a run drains. The first second of a stage is not counted."""
+    """Return the figures of every stage except the last one, in which a run drains. The first second of a stage is not counted."""
     made = []
     for stage, following in pairwise(begun):
         begin_s, end_s = stage.begin_s + min(_SETTLE_S, (following.begin_s - stage.begin_s) / 2), following.begin_s
@@ -92,7 +92,7 @@ def by_stage(samples: Sequence[Sample], begun: Sequence[Begun]) -> list[StageFig
 
 
 def of(due: Sequence[Sample], done: Sequence[Sample], seconds: float) -> Figures:
-    """The figures of requests `due` within some seconds, and of good answers `done` within them."""
+    """Return the figures of the requests `due` within a period of `seconds`, and of the good answers `done` within it."""
     refused = [sample for sample in due if sample.status == 429]
     failed = [sample for sample in due if not _fine(sample) and sample.status != 429]
     good = [sample for sample in due if sample.good]
@@ -122,7 +122,7 @@ def percentile(values: Sequence[float], n: float) -> float | None:
 
 
 def _fine(sample: Sample) -> bool:
-    """A good answer; of the hostile client, whatever it deserved."""
+    """Return whether the answer is good. For the hostile client this is the expected error."""
     return sample.good or (sample.kind == "hostile" and not sample.problem)
 
 

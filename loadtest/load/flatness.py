@@ -8,30 +8,30 @@ import numpy as np
 from loadtest.load.watch import Observation, stem
 
 MiB = 2**20
-_MOST_OBSERVATIONS = 400  # the slope takes all pairs of them
+_MOST_OBSERVATIONS = 400  # limit, because the slope uses all pairs of observations
 
 
 class Allowed(NamedTuple):
-    """A series is flat when it grew by no more than `share` of its level or `amount`, whichever is larger."""
+    """The growth allowed for a series: `share` of its level or `amount`, whichever is larger."""
 
     unit: str
     share: float
     amount: float
-    scale: float = 1.0  # of the unit
+    scale: float = 1.0  # units in one displayed unit
 
 
 ALLOWED = {
-    "rss_bytes": Allowed("MiB", 0.02, 4, MiB),  # allocators keep what a burst has touched
+    "rss_bytes": Allowed("MiB", 0.02, 4, MiB),  # allocators keep memory that a burst has touched
     "threads": Allowed("threads", 0.0, 2),
 }
-# Descriptors under load are connections that clients keep, as many as the worst moment needed. What is left of them when the clients are
-# gone, beside what was there before they came, was not given back. Some are opened once, at first use.
+# Under load, descriptors are connections that clients keep, as many as the worst moment needed. Descriptors that remain when the clients
+# have left, compared with those before the load, are leaks. Some are opened once, at first use.
 FDS = Allowed("descriptors", 0.0, 8)
-LEFT = "left"  # the unit of gauges of work that is left
+LEFT = "left"  # the unit of gauges of remaining work
 
 
 class Flatness(NamedTuple):
-    """One series: its level and its growth over the time looked at, by the median of the slopes between all pairs (Theil and Sen)."""
+    """One series: its level, and its growth over the observed time by the median slope of all pairs of values (Theil and Sen)."""
 
     what: str
     unit: str
@@ -42,7 +42,7 @@ class Flatness(NamedTuple):
 
 
 def growth(at_s: Sequence[float], values: Sequence[float]) -> float:
-    """How much a series has grown from its first moment to its last, single outliers aside."""
+    """Return how much a series has grown from its first to its last time. Single outliers have no effect."""
     stride = max(len(at_s) // _MOST_OBSERVATIONS, 1)
     times, sizes = np.array(at_s[::stride], float), np.array(values[::stride], float)
     earlier, later = np.triu_indices(len(times), 1)
@@ -51,25 +51,25 @@ def growth(at_s: Sequence[float], values: Sequence[float]) -> float:
 
 
 def at_rest(before: float, after: float) -> bool:
-    """Whether descriptors of connections were given back."""
+    """Return whether descriptors of connections were closed."""
     return after - before <= FDS.amount
 
 
 def not_flat(found: Sequence[Flatness]) -> float | None:
-    """How many series of processes grew. None if no process was seen throughout, so that growth is unknown."""
+    """Return how many series of processes grew, or None if no process was observed throughout."""
     of_processes = [each for each in found if each.unit != LEFT]
     return float(sum(not each.flat for each in of_processes)) if any(each.unit == "MiB" for each in of_processes) else None
 
 
 def not_at_rest(found: Sequence[Flatness]) -> float | None:
-    """How many gauges show work left after the load. None if /metrics did not answer."""
+    """Return how many gauges show work remaining after the load, or None if /metrics did not answer."""
     gauges = [each for each in found if each.unit == LEFT]
     return float(sum(not each.flat for each in gauges)) if gauges else None
 
 
 def judge(observations: Sequence[Observation], begin_s: float, end_s: float) -> list[Flatness]:
-    """Series of every process that lived from begin to end; its descriptors in the first and the last observation; the number of processes;
-    and the gauges of the last observation, made after the load: no run, no waiting input, no request but the observation itself."""
+    """Evaluate the series of every process observed from begin to end, its descriptors in the first and the last observation, the number of
+    processes, and the last observation's gauges, taken after the load: no run, waiting input or other request may remain."""
     within = [each for each in observations if begin_s <= each.at_s <= end_s]
     made = []
     names = {process.pid: stem(process.name) for each in within for process in each.processes}

@@ -1,17 +1,17 @@
-"""The kinds of clients, as data: the user classes of `loadtest/users` and the mix of `attnserve load` take it from here."""
+"""The kinds of clients, as data. The user classes of `loadtest/users` and the mix of `attnserve load` are defined from it."""
 
 from typing import NamedTuple
 
 
 class Kind(NamedTuple):
-    """`task`: what a model must be able to do for this kind ("": anything). `share`: its weight in the default mix. `tags`: of Locust."""
+    """`task`: the task that a model must support for this kind ("": any). `share`: its weight in the default mix. `tags`: Locust's tags."""
 
     task: str
     share: int
     tags: tuple[str, ...]
 
 
-# Mostly searches, a little of everything else.
+# Mostly searches, and a little of every other kind.
 KINDS = {
     "embed": Kind("embed", 12, ("embed", "interactive")),
     "embed_batch": Kind("embed", 1, ("embed", "bulk")),

@@ -8,16 +8,16 @@ import numpy as np
 from loadtest.load.figures import StageFigures
 from loadtest.load.samples import Sample
 
-SLOWER = 5.0  # times the p95 of the first step
-ANSWERED = 0.9  # of what arrived in a step, answered in it
-LOST = 0.01  # refused or failed
+SLOWER = 5.0  # a step is overloaded if its p95 exceeds that of the first step by this factor
+ANSWERED = 0.9  # smallest share of a step's arrivals that are answered in it
+LOST = 0.01  # largest share refused or failed
 
 
 class Knee(NamedTuple):
-    """The last step before the first one that was too much. `reached` is false if no step was: the true knee is at a higher rate.
+    """The last step before the first overloaded one. `reached` is false if no step was overloaded: the true knee is at a higher rate.
 
-    `late_ms` is set if the generator itself was late in one of the two steps, by so much that it may have caused what looks like a knee.
-    Such a knee is not judged, and the ramp is repeated.
+    `late_ms` is set if the generator itself was so late in one of the two steps that this may have caused the apparent knee. Such a knee
+    is not valid, and the ramp is repeated.
     """
 
     stage: StageFigures
@@ -31,7 +31,7 @@ class Knee(NamedTuple):
 
 
 def knee(steps: Sequence[StageFigures]) -> Knee | None:
-    """The knee of a ramp's steps, lowest first. None if the first step was already too much and the generator was not late in it."""
+    """Return the knee; steps are in rising order. None if the first step was overloaded and the generator was not late in it."""
     first = steps[0].all
     below: StageFigures | None = None
     for step in steps:
@@ -47,8 +47,8 @@ def knee(steps: Sequence[StageFigures]) -> Knee | None:
 
 
 def recovery_s(samples: Sequence[Sample], since_s: float, until_s: float, normal_ms: float) -> float:
-    """Seconds from `since_s`, when too much ended, until the service is as before: in every later second nothing is refused or failed, and
-    the median of the requests due in it is at most `normal_ms`."""
+    """Return the seconds from `since_s`, the end of the overload, until the service is as before: in every later second no request is
+    refused or fails, and the median of the requests due in it is at most `normal_ms`."""
     recovered = 0.0
     for second in range(int(until_s - since_s)):
         due = [sample for sample in samples if since_s + second <= sample.due_s < since_s + second + 1 and sample.kind != "hostile"]

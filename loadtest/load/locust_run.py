@@ -1,14 +1,15 @@
-"""Locust in processes of its own: one, or a master with workers on this machine."""
+"""Runs Locust in its own processes: one, or a master with workers on this machine."""
 
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
+from loadtest.common.server import tail, terminate
 from loadtest.errors import LoadtestError
 from loadtest.load.plan import Plan
 from service.deployment.ports import free_port
@@ -19,11 +20,11 @@ _STOP_S = 20
 
 
 def run(plan: Plan, *, workers: int = 0, tick: Callable[[], None] = lambda: None) -> None:
-    """Run the plan; its samples, Locust's own tables (locust_*.csv), its page (locust.html) and its log are then in `plan.out`.
+    """Run the plan. Its samples, Locust's tables (locust_*.csv), page (locust.html) and log are then in `plan.out`.
 
-    `tick` is called a few times a second meanwhile. LoadtestError when Locust fails.
+    `tick` is called a few times per second during the run. Raises LoadtestError if Locust fails.
     """
-    plan = plan.model_copy(update={"out": plan.out.resolve()})  # absolute, since Locust's working directory is this folder
+    plan = plan.model_copy(update={"out": plan.out.resolve()})  # absolute, because Locust runs in another working directory
     plan.out.mkdir(parents=True, exist_ok=True)
     port = free_port()
     log = plan.out / "locust.log"
@@ -33,36 +34,21 @@ def run(plan: Plan, *, workers: int = 0, tick: Callable[[], None] = lambda: None
     if workers:
         leading += ["--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", str(port), "--expect-workers", str(workers)]
     following = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--worker", "--master-port", str(port)]
-    with log.open("w") as output, started(leading, output, plan.out) as master, several(following, workers, output, plan.out):
+    with log.open("w") as output, ExitStack() as running:
+        master, *_ = [running.enter_context(started(each, output, plan.out)) for each in (leading, *[following] * workers)]
         while master.poll() is None:
             tick()
             time.sleep(0.2)
     if master.returncode:
-        raise LoadtestError(f"locust ended with {master.returncode}; the end of {log}:\n" + "\n".join(log.read_text().splitlines()[-15:]))
-
-
-@contextmanager
-def several(command: list[str], count: int, output: IO[str], folder: Path) -> Iterator[None]:
-    if not count:
-        yield
-        return
-    with started(command, output, folder), several(command, count - 1, output, folder):
-        yield
+        raise LoadtestError(f"locust ended with {master.returncode}; the end of {log}:\n{tail(log)}")
 
 
 @contextmanager
 def started(command: list[str], output: IO[str], folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
-    """The process, with the run's folder as working directory: a `locust.conf` in the caller's is for plain Locust. The process is ended
-    in every case."""
+    """Start the process in the run's folder, so that a `locust.conf` in the caller's folder is not read. It is always ended."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
     process = subprocess.Popen(command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT)
     try:
         yield process
     finally:
-        if process.poll() is None:
-            process.terminate()
-            try:
-                process.wait(_STOP_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        terminate(process, _STOP_S)

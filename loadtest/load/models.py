@@ -1,14 +1,14 @@
-"""What a running service offers: its models by `/v1/models`, and what each can do by asking it once."""
+"""Finds a running service's models by `/v1/models`, and the tasks of each model by one request per task."""
 
 import json
 from http.client import HTTPException
 from typing import Any
-from urllib.error import HTTPError, URLError
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from loadtest.errors import LoadtestError
 
-# Task: path and the smallest request that a model of that kind answers.
+# Task -> path and the smallest request that a model for this task answers.
 TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "embed": ("/v1/embeddings", {"input": "a"}),
     "complete": ("/v1/completions", {"prompt": "a", "max_tokens": 1}),
@@ -18,7 +18,7 @@ TASKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def names(url: str, key: str = "") -> list[str]:
-    """The models that the service lists, aliases included. LoadtestError when there is no such service."""
+    """Return the models that the service lists, aliases included. Raises LoadtestError if there is no such service."""
     status, content = _ask(f"{url}/v1/models", None, key)
     if status != 200:
         raise LoadtestError(
@@ -28,7 +28,7 @@ def names(url: str, key: str = "") -> list[str]:
 
 
 def tasks(url: str, models: list[str], key: str = "") -> dict[str, str]:
-    """For each task the first of these models that answers it. A task without a model is left out."""
+    """Return, for each task, the first of these models that answers it. A task without a model is left out."""
     found = {}
     for task, (path, body) in TASKS.items():
         for model in models:
@@ -49,7 +49,7 @@ def _ask(url: str, body: object, key: str) -> tuple[int, str]:
     except HTTPError as error:
         with error:
             return error.code, error.read().decode(errors="replace")
-    except (URLError, OSError, HTTPException) as error:
+    except (OSError, HTTPException) as error:
         raise LoadtestError(
             f"{url} does not answer ({error}): start the service first (`make serve`), or name another with --url (of `locust`: --host)"
         ) from error

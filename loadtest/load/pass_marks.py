@@ -1,4 +1,4 @@
-"""Pass marks (`pass_marks.toml`), and the verdicts of a run."""
+"""Pass criteria (`pass_marks.toml`), and the verdicts of a run."""
 
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -11,14 +11,14 @@ from loadtest.common.report import Verdict, amount
 from loadtest.errors import LoadtestError
 from loadtest.load import figures
 from loadtest.load.figures import StageFigures
-from loadtest.load.shapes import STAGES, Shape
+from loadtest.load.plan import STAGES, Shape
 
 FILE = Path(__file__).with_name("pass_marks.toml")
-RUN = "run"  # in place of a stage: figures of the whole run
+RUN = "run"  # in place of a stage's name, for figures of the whole run
 RUN_FIGURES = frozenset(
     {"knee_reached", "p99_over_knee", "recovery_s", "p99_over_alone", "crowd_mib", "not_flat", "not_at_rest", "unanswered"}
 )
-# Figures that a run may be unable to measure, with the reason and what helps. Their marks are then not judged, which is not a pass.
+# Figures that a run may be unable to measure, with the reason and the remedy. Their criteria are then not judged, which is no pass.
 _UNSEEN = "no process of the service could be followed: run this on the service's machine, or name its first process with --pid"
 NOT_SEEN = {
     "not_flat": _UNSEEN,
@@ -29,7 +29,7 @@ NOT_SEEN = {
 
 
 class PassMark(BaseModel):
-    """One bound. `figure` is KIND.NAME of a stage's figures, or a figure of the run."""
+    """One pass criterion. `figure` is KIND.NAME of a stage's figures, or a figure of the run."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -55,8 +55,8 @@ class PassMark(BaseModel):
         return f"at most {self.at_most:g}" if self.at_most is not None else f"at least {self.at_least:g}"
 
     def judge(self, figure: float | None) -> Verdict:
-        """A missing figure is a miss, except of one kind of client, since a mix need not have every kind. What the run could not measure is
-        not judged."""
+        """Return the verdict. A missing figure fails, except one of a single kind of client, as a mix may lack the kind. A figure that
+        the run could not measure is not judged."""
         if figure is None and self.stage == RUN and self.figure in NOT_SEEN:
             return Verdict.not_judged
         if figure is None:
@@ -79,7 +79,7 @@ class Judged(NamedTuple):
 
 
 def load(file: Path, shape: Shape) -> list[PassMark]:
-    """The marks of a shape. LoadtestError on anything in the file that is not right, also for other shapes."""
+    """Return the criteria of a shape. Raises LoadtestError for any error in the file, even in another shape's criteria."""
     try:
         tables = tomllib.loads(file.read_text())
         marks = {Shape(name): [PassMark.model_validate(mark) for mark in found] for name, found in tables.items()}
@@ -93,7 +93,7 @@ def load(file: Path, shape: Shape) -> list[PassMark]:
 
 
 def judge(marks: Sequence[PassMark], stages: Sequence[StageFigures], of_run: Mapping[str, float | None]) -> list[Judged]:
-    """Each mark with its figure."""
+    """Return each criterion with its figure and verdict."""
     return [Judged(mark, figure := _figure(mark, stages, of_run), mark.judge(figure)) for mark in marks]
 
 

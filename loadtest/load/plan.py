@@ -1,15 +1,16 @@
-"""The plan of one run of Locust. It is passed to every worker as one JSON argument."""
+"""What a run of Locust sends: how the load changes over time, and the plan, which is passed to every worker as one JSON argument."""
 
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field
 
-SOURCES = 100  # independent Poisson sources that make level 1 together: a level is exact to a hundredth
+SOURCES = 100  # independent Poisson sources that together make level 1, so a level is exact to 1 %
 
 
 class Stage(BaseModel):
-    """A piece of time under one load. `level` is a multiple of the plan's rate."""
+    """A period with constant load. `level` is a multiple of the plan's rate."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -21,10 +22,10 @@ class Stage(BaseModel):
 
 
 class Plan(BaseModel):
-    """One run. In open loop `rate` is arrivals a second at level 1, in closed loop the number of clients, each with one request at a time.
+    """One run. In open loop `rate` is arrivals per second at level 1. In closed loop it is the number of clients, each with one request.
 
-    A user of Locust is a client in closed loop. In open loop it is a Poisson source of `rate` / SOURCES requests a second: sources add up
-    to a Poisson process of the sum, however Locust spreads them over workers, so its shapes mean rates.
+    In closed loop a Locust user is one client. In open loop it is a Poisson source of `rate` / SOURCES requests per second. The sources
+    add up to a Poisson process, however Locust distributes them over workers.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,10 +44,51 @@ class Plan(BaseModel):
     timeout_s: float = Field(default=120.0, gt=0, description="A request without its whole answer by then has failed.")
 
     def users(self, level: float) -> int:
-        """The number of Locust's users for a level."""
+        """Return the number of Locust users for a level."""
         return round(level * (SOURCES if self.open_loop else self.rate))
 
     @property
     def source_rate(self) -> float:
-        """Requests a second of one source."""
+        """Requests per second of one source."""
         return self.rate / SOURCES
+
+
+# Shapes: stages as (name, level, share of the time), a level being a multiple of the knee.
+WARM_UP = "warm-up"
+# No arrivals; ends when no request is open. A request still open after 60 s, which exceeds bulk work's longest wait, counts as unanswered.
+DRAIN = Stage(name="drain", seconds=60, level=0)
+
+
+class Shape(StrEnum):
+    steady = "steady"
+    ramp = "ramp"
+    spike = "spike"
+    soak = "soak"
+    overload = "overload"
+    crowd = "crowd"
+
+
+RAMP = (0.2, 0.4, 0.6, 0.8, 0.9, 1.0, 1.1, 1.25, 1.4, 1.6)
+STAGES: dict[Shape, tuple[tuple[str, float, float], ...]] = {
+    Shape.steady: ((WARM_UP, 0.5, 0.15), ("steady", 0.5, 0.85)),
+    Shape.ramp: ((WARM_UP, 0.2, 0.1), *((f"x{level:g}", level, 0.9 / len(RAMP)) for level in RAMP)),
+    Shape.spike: ((WARM_UP, 0.5, 0.1), ("before", 0.5, 0.3), ("spike", 2.0, 0.2), ("after", 0.5, 0.4)),
+    Shape.soak: ((WARM_UP, 0.5, 0.2), ("soak", 0.5, 0.8)),
+    Shape.overload: ((WARM_UP, 0.5, 0.1), ("knee", 1.0, 0.3), ("overload", 3.0, 0.3), ("recovery", 0.5, 0.3)),
+    # Long, with few requests besides the two kinds compared, as a p99 needs hundreds of arrivals of a kind (`ENOUGH` in command.py).
+    Shape.crowd: ((WARM_UP, 0.5, 0.05), ("alone", 0.5, 0.45), ("crowd", 0.5, 0.45), ("after", 0.5, 0.05)),
+}
+SECONDS = {
+    Shape.steady: 60,
+    Shape.ramp: 150,
+    Shape.spike: 60,
+    Shape.soak: 1200,
+    Shape.overload: 60,
+    Shape.crowd: 180,
+}  # default length of a run in seconds
+
+
+def stages(shape: Shape, seconds: float, *, idle: int = 1000, slow: int = 20) -> tuple[Stage, ...]:
+    """Return the stages of a run of `seconds`, without the final drain. The crowd is connected during the stage `crowd`."""
+    made = [Stage(name=name, level=level, seconds=share * seconds) for name, level, share in STAGES[shape]]
+    return (*(stage.model_copy(update={"idle": idle, "slow": slow}) if stage.name == "crowd" else stage for stage in made), DRAIN)

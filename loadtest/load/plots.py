@@ -1,4 +1,4 @@
-"""Pictures of a run: latency against rate, percentiles over time, tokens a second, and the service's processes."""
+"""Pictures of a run: latency by rate, percentiles over time, tokens per second, and the service's processes."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,11 +13,11 @@ from loadtest.load.watch import Observation
 
 MiB = 2**20
 _PERCENTILES = (50, 95, 99)
-_NAMED = 8  # processes with a line of their own, the largest ones
+_NAMED = 8  # number of largest processes with a line of their own
 
 
 def latency_by_rate(steps: Sequence[StageFigures], knee: Knee | None, file: Path, title: str) -> None:
-    """Of a ramp: what a step's arrivals waited, against the rate at which they came."""
+    """Draw a ramp's latency by the arrival rate of its steps."""
     figure, axes = _figure(1)
     offered = [step.all.offered_per_s for step in steps]
     for name in ("p50_ms", "p95_ms", "p99_ms"):
@@ -32,7 +32,7 @@ def latency_by_rate(steps: Sequence[StageFigures], knee: Knee | None, file: Path
 
 
 def percentiles_over_time(samples: Sequence[Sample], begun: Sequence[Begun], file: Path, title: str) -> None:
-    """Latency of good answers by the moment they were due, and below it how many came, were answered and were refused."""
+    """Draw the latency of good answers by due time, and below it the numbers of requests sent, answered and refused."""
     figure, (latency, rate) = _figure(2)
     start, width, bins = _bins(samples, begun)
     good = _by_bin([sample for sample in samples if sample.good and sample.kind != "hostile"], start, width, bins)
@@ -58,7 +58,7 @@ _COUNTED: tuple[tuple[str, Callable[[Sample], bool]], ...] = (
 
 
 def tokens_over_time(samples: Sequence[Sample], begun: Sequence[Begun], file: Path, title: str) -> None:
-    """Tokens read or drawn a second, kind by kind, counted when an answer is whole."""
+    """Draw the tokens read or sampled per second for each kind, counted when an answer is complete."""
     figure, (axes,) = _figure(1)
     start, width, bins = _bins(samples, begun)
     for kind in sorted({sample.kind for sample in samples if sample.tokens}):
@@ -72,7 +72,7 @@ def tokens_over_time(samples: Sequence[Sample], begun: Sequence[Begun], file: Pa
 
 
 def processes_over_time(observations: Sequence[Observation], begun: Sequence[Begun], file: Path, title: str) -> None:
-    """Resident memory of the largest processes, descriptors and threads of all together, and the service's gauges."""
+    """Draw the resident memory of the largest processes, the descriptors and threads of all processes, and the service's gauges."""
     figure, panels = _figure(4)
     start = observations[0].at_s
     pids = {process.pid: process for seen in observations for process in seen.processes}
@@ -94,7 +94,7 @@ def processes_over_time(observations: Sequence[Observation], begun: Sequence[Beg
 
 
 def _bins(samples: Sequence[Sample], begun: Sequence[Begun]) -> tuple[float, float, int]:
-    """The beginning, and how wide and how many the bins are: about 100, none under a second."""
+    """Return begin, width and number of the time bins: about 100 bins of at least a second each."""
     start = begun[0].begin_s
     seconds = max(begun[-1].begin_s, *(sample.done_s for sample in samples)) - start
     width = max(seconds / 100, 1.0)

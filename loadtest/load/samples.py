@@ -1,4 +1,4 @@
-"""One request as the client saw it; a file of them, and of the moments at which stages began."""
+"""Samples: each is one request as the client saw it. Reads and writes files of samples and of the start times of stages."""
 
 import csv
 import json
@@ -14,20 +14,20 @@ SAMPLES, STAGES = "samples.csv", "stages.jsonl"
 
 
 class Sample(NamedTuple):
-    """Times of the wall clock in seconds, durations in milliseconds. A request is due when its arrival process says so, in closed loop
-    when its client is free; its latency counts from there, so that waiting for a late generator is not hidden."""
+    """One request. Times are wall-clock seconds, durations milliseconds. A request is due at its arrival time or, in closed loop, when its
+    client is free. Latency counts from then, so the generator's own delay is included."""
 
     kind: str
     due_s: float
-    ms: float  # until the last byte of the answer, or until it was given up
-    late_ms: float  # between due and sent: the generator's own delay, contained in `ms`
-    status: int  # of HTTP; 0: no whole answer
-    tokens: int = 0  # read by the model, for streams drawn
+    ms: float  # to the answer's last byte, or until it was given up
+    late_ms: float  # from due to sent: the generator's own delay, included in `ms`
+    status: int  # HTTP status; 0 without a complete answer
+    tokens: int = 0  # tokens read by the model, or for streams sampled
     retry_after: bool = False
-    first_ms: float | None = None  # streams: until the first text
-    between_ms: float | None = None  # from first to last text, over the tokens between them
-    longest_ms: float | None = None  # the longest silence between two pieces of text
-    problem: str = ""  # why this is no good answer, whatever its status
+    first_ms: float | None = None  # streams: time to the first text
+    between_ms: float | None = None  # time from first to last text, divided by the tokens between them
+    longest_ms: float | None = None  # longest gap between two pieces of text
+    problem: str = ""  # why the answer is not good, whatever its status
 
     @property
     def good(self) -> bool:
@@ -39,7 +39,7 @@ class Sample(NamedTuple):
 
 
 class Begun(NamedTuple):
-    """A stage, when it began, and the users of Locust it asked for."""
+    """A stage, with its start time and its number of Locust users."""
 
     name: str
     level: float
@@ -63,7 +63,7 @@ def begin(folder: Path, stage: Begun) -> None:
 
 
 def read(folder: Path) -> tuple[list[Sample], list[Begun]]:
-    """Everything a run has left behind. LoadtestError when that is nothing."""
+    """Return the samples and stages of a run. Raises LoadtestError if the folder has none."""
     with (folder / SAMPLES).open(newline="") as file:
         samples = [_sample(row) for row in csv.DictReader(file)]
     begun = [Begun(**json.loads(line)) for line in (folder / STAGES).read_text().splitlines()]
@@ -73,7 +73,7 @@ def read(folder: Path) -> tuple[list[Sample], list[Begun]]:
 
 
 def _sample(row: Mapping[str, str]) -> Sample:
-    """An empty cell is a field's default."""
+    """Parse a row. An empty cell gets its field's default."""
     return _SAMPLE.validate_python({name: cell for name, cell in row.items() if cell})
 
 

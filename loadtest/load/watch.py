@@ -7,11 +7,11 @@ from contextlib import contextmanager, suppress
 from http.client import HTTPException
 from typing import NamedTuple
 from urllib.parse import urlsplit
-from urllib.request import Request, urlopen
 
 import psutil
 
 from loadtest.common import memory
+from loadtest.common.server import metrics
 
 GAUGES = ("te_queue_size", "attnserve_queue_tokens", "attnserve_active_requests", "vllm:num_requests_running", "vllm:num_requests_waiting")
 _PORTS = {"http": 80, "https": 443}
@@ -25,7 +25,7 @@ class ProcessUsage(NamedTuple):
     rss_bytes: int
     fds: int
     threads: int
-    cpu_s: float  # since it began
+    cpu_s: float  # since the process began
 
 
 class Observation(NamedTuple):
@@ -37,7 +37,7 @@ class Observation(NamedTuple):
 
 
 def service_pid(url: str) -> int | None:
-    """The first process of the service on this port: the topmost `attnserve` above the process that listens. None if the service is on
+    """Return the service's top process for this port: the topmost `attnserve` above the listening process. None if the service is on
     another machine, or if another program listens for it (`kubectl port-forward`, Docker's proxy)."""
     parts = urlsplit(url)
     port = parts.port or _PORTS[parts.scheme]
@@ -45,61 +45,45 @@ def service_pid(url: str) -> int | None:
         return None
     try:
         connections = psutil.net_connections("tcp")
-    except psutil.AccessDenied:  # on macOS only root sees those of others
+    except psutil.AccessDenied:  # on macOS only root may see other users' processes
         return None
     listening: list[int] = [each.pid for each in connections if each.status == psutil.CONN_LISTEN and each.laddr.port == port and each.pid]
     if not listening:
         return None
     found = psutil.Process(min(listening))
-    ours: list[int] = [each.pid for each in (found, *found.parents()) if memory.name(each.pid) in _OURS]
+    ours: list[int] = [each.pid for each in (found, *found.parents()) if memory.name(each) in _OURS]
     return ours[-1] if ours else None
 
 
 def observe(root: int | None, url: str, key: str = "") -> Observation:
-    """At the process `root` and all below it, and at /metrics."""
+    """Observe the process `root` and its descendants, and read /metrics."""
     now = time.time()
     return Observation(now, [] if root is None else processes(root, now), gauges(url, key))
 
 
 def processes(root: int, now: float) -> list[ProcessUsage]:
     found = []
-    for pid in memory.tree(root):
-        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
-            process = psutil.Process(pid)
-            with process.oneshot():
-                cpu = process.cpu_times()
-                sizes = (process.memory_info().rss, process.num_fds(), process.num_threads())
-                found.append(ProcessUsage(now, pid, memory.name(pid), *sizes, cpu.user + cpu.system))
+    for process in memory.tree(root):
+        with suppress(*memory.GONE), process.oneshot():
+            sizes = (process.memory_info().rss, process.num_fds(), process.num_threads())
+            found.append(ProcessUsage(now, process.pid, memory.name(process), *sizes, memory.cpu_s([process])))
     return found
 
 
 def gauges(url: str, key: str = "") -> dict[str, float]:
-    headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
-        with urlopen(Request(f"{url}/metrics", headers=headers), timeout=5) as answer:
-            text = answer.read().decode()
+        return metrics(url, GAUGES, key, timeout_s=5)
     except (OSError, HTTPException):
         return {}
-    return summed(text)
-
-
-def summed(text: str) -> dict[str, float]:
-    """Each gauge of GAUGES in a Prometheus text, summed over its labels."""
-    sums: dict[str, float] = {}
-    for line in text.splitlines():
-        name = line.partition("{")[0].partition(" ")[0]
-        if name in GAUGES:
-            sums[name] = sums.get(name, 0.0) + float(line.rpartition(" ")[2])
-    return sums
 
 
 def stem(name: str) -> str:
-    """A process's name without what it is doing, which Ray adds to those of its own."""
+    """Return a process's name without the current activity, which Ray appends to its processes' names."""
     return name.partition(".")[0] if name.startswith("ray::") else name
 
 
 def cores(observations: Sequence[Observation], begin_s: float, end_s: float) -> dict[str, float]:
-    """Processor time per second between two moments, by name, of processes that lived all the while."""
+    """Return the CPU time per second between two times, by name, of processes that existed throughout."""
     within = [each for each in observations if begin_s - 1 <= each.at_s <= end_s + 1 and each.processes]
     if len(within) < 2:
         return {}
@@ -115,7 +99,7 @@ def cores(observations: Sequence[Observation], begin_s: float, end_s: float) -> 
 
 @contextmanager
 def observing(root: int | None, url: str, interval_s: float, key: str = "") -> Iterator[list[Observation]]:
-    """A list that grows by an observation every `interval_s` seconds while the block runs."""
+    """Yield a list that grows by one observation every `interval_s` seconds during the `with` block."""
     observations: list[Observation] = [observe(root, url, key)]
     stop = threading.Event()
 

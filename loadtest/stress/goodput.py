@@ -1,8 +1,8 @@
-"""Work done under overload by closed-loop clients of every kind: `python -m loadtest.stress.goodput`.
+"""Measures the work done under overload by closed-loop clients of every kind: `python -m loadtest.stress.goodput`.
 
-Single texts, requests of 32 and of 256, attention maps and generated text, by 8 clients (about the knee), 64 and 256. Each asks again as
-soon as it is answered or refused, whatever `Retry-After` says. A token of one kind costs more than one of another, so the work done is the
-sum over kinds of their tokens a second, each as a part of what 8 clients of that kind alone are answered. The mark is 0.8 of that at 8.
+Clients send single texts, requests of 32 and of 256 texts, attention requests and text generation; there are 8 clients (about the knee),
+then 64 and 256. Each sends again as soon as it is answered or refused, ignoring `Retry-After`. A token's cost depends on the kind, so the
+work done is the sum over kinds of tokens/s divided by the tokens/s of 8 clients of that kind alone. Required: 0.8 of that at 8 clients.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,7 +21,7 @@ import typer
 
 from loadtest.common import machine
 from loadtest.common.server import attnserve
-from loadtest.common.texts import WORDS
+from loadtest.common.texts import sentence
 
 LEAST = 0.8
 _ALONE = 8  # clients
@@ -30,7 +31,7 @@ app = typer.Typer(add_completion=False)
 
 @dataclass
 class Counted:
-    """Of one kind, or of all."""
+    """Counts for one kind, or for all kinds."""
 
     answered: int = 0
     refused: int = 0
@@ -40,11 +41,8 @@ class Counted:
 
 
 def body(kind: str, draw: random.Random, encoder: str, decoder: str) -> tuple[str, dict[str, Any]]:
-    """Path and body of a request that was never sent before."""
-
-    def text(words: int) -> str:
-        return " ".join(draw.choices(WORDS, k=words))
-
+    """Return path and body of a new request."""
+    text = partial(sentence, draw)
     if kind == "attention":
         return "/v1/attention", {"model": encoder, "input": text(12), "layers": [-1], "average_heads": True}
     if kind == "text":
@@ -54,7 +52,7 @@ def body(kind: str, draw: random.Random, encoder: str, decoder: str) -> tuple[st
 
 
 async def measured(url: str, kinds: Sequence[str], clients: int, seconds: float, encoder: str, decoder: str) -> dict[str, Counted]:
-    """By kind; clients are shared out among the kinds by turns."""
+    """Run the clients, divided equally among the kinds, and return the counts by kind."""
     counts = {kind: Counted() for kind in kinds}
 
     async def one(number: int) -> None:
@@ -81,10 +79,10 @@ async def measured(url: str, kinds: Sequence[str], clients: int, seconds: float,
             else:
                 count.failed += 1
 
-    # httpx looks through all of its connections at each request: with 256 clients that takes longer than the answers.
+    # httpx scans all of its connections at each request, which with 256 clients takes longer than the answers.
     connector = aiohttp.TCPConnector(limit=0)
     async with aiohttp.ClientSession(url, connector=connector, timeout=aiohttp.ClientTimeout(120)) as http:
-        began = time.monotonic() + 0.2 * seconds  # until then it settles
+        began = time.monotonic() + 0.2 * seconds  # requests before this time are not counted
         end = began + seconds
         await asyncio.gather(*(one(number) for number in range(clients)))
     return counts
@@ -98,12 +96,12 @@ def goodput(
     clients: Annotated[str, typer.Option(help="Of each stage; the first is the knee.")] = "8,64,256",
     out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("out/goodput.json"),
 ) -> None:
-    """Start the service with shipped settings, load it, and print the work done for each kind of request."""
+    """Start the service with default settings, load it, and print the work done for each kind of request."""
     figures: dict[str, Any] = {}
     work: list[float] = []
     names = encoder.name, decoder.name
     with attnserve(encoder, encoder.name, flags=["--bundle", str(decoder)]) as server:
-        url = f"http://127.0.0.1:{server.port}"
+        url = server.address
         alone = {kind: asyncio.run(measured(url, [kind], _ALONE, seconds / 2, *names))[kind].tokens * 2 / seconds for kind in KINDS}
         print("alone: " + ", ".join(f"{kind} {rate:.0f}" for kind, rate in alone.items()) + " tokens/s")
         for count in map(int, clients.split(",")):

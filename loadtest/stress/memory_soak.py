@@ -1,12 +1,13 @@
-"""Whether memory is freed after unusual requests: `python -m loadtest.stress.memory_soak`.
+"""Measures whether memory is freed after unusual requests: `python -m loadtest.stress.memory_soak`.
 
-Long texts, attention maps, vectors of every token, the tokens of a large text, large batches: in rounds with a pause after each, in which
-the service frees memory. The mark: memory at the end is within 10 % of the beginning.
+Requests are long texts, attention maps, token embeddings, tokenization of a large text, and large batches. They are sent in rounds, with
+a pause after each for the service to free memory. Required: memory at the end is within 10 % of that at the beginning.
 """
 
 import random
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +16,7 @@ import typer
 
 from loadtest.common import memory
 from loadtest.common.server import attnserve
-from loadtest.common.texts import WORDS
+from loadtest.common.texts import sentence
 
 MOST_GROWTH = 1.10
 PAUSE_S = 8.0
@@ -23,11 +24,8 @@ app = typer.Typer(add_completion=False)
 
 
 def requests(draw: random.Random, encoder: str, long: str) -> list[tuple[str, dict[str, Any]]]:
-    """Paths and bodies of one round."""
-
-    def text(words: int) -> str:
-        return " ".join(draw.choices(WORDS, k=words))
-
+    """Return the paths and bodies of one round."""
+    text = partial(sentence, draw)
     return [
         ("/v1/embeddings", {"model": long, "input": text(5000)}),
         ("/v1/attention", {"model": encoder, "input": text(80), "average_heads": True}),
@@ -43,18 +41,18 @@ def soak(
     long: Annotated[Path, typer.Option(help="Bundle that takes long texts.")] = Path("bundles/all-MiniLM-L6-v2-linear"),
     rounds: Annotated[int, typer.Option(min=1)] = 4,
 ) -> None:
-    """Start the service with shipped settings, send unusual requests, and print its memory (PSS of all processes) after each round."""
+    """Start the service with default settings, send unusual requests, and print its memory (PSS of all processes) after each round."""
     draw = random.Random(1)
     with (
         attnserve(encoder, encoder.name, flags=["--bundle", str(long)]) as server,
-        httpx.Client(base_url=f"http://127.0.0.1:{server.port}", timeout=300) as http,
+        httpx.Client(base_url=server.address, timeout=300) as http,
     ):
 
         def held() -> float:
             time.sleep(PAUSE_S)
             return sum(process.pss_bytes for process in memory.measure(server.pid)) / 2**20
 
-        for model in (encoder.name, long.name):  # what is opened at the first request is not growth
+        for model in (encoder.name, long.name):  # resources opened at the first request are not growth
             for path in ("/v1/embeddings", "/v1/attention"):
                 http.post(path, json={"model": model, "input": "the first text", **({} if "emb" in path else {"layers": [0]})})
         begin = end = held()

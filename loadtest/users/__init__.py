@@ -1,14 +1,13 @@
 """The clients, as Locust users: one class is one kind of client. `loadtest/locustfile.py` gives them to Locust as they are, `planned.py`
 with a plan of `attnserve load`.
 
-`asking.py` has the settings that all requests of a run share, `client.py` the base class, `embeddings.py`, `rerank.py`, `streams.py` and
+`asking.py` has the settings that all requests of a run share, `client.py` the base class, `embeddings.py`, `streams.py` and
 `hostile.py` the kinds, `wire.py` and `crowd.py` idle and slow connections, `recorder.py` the samples. Only Locust's processes import this
 package.
 """
 
-from loadtest.users.embeddings import Documents, Embed, EmbedBatch, EmbedMixed
+from loadtest.users.embeddings import Documents, Embed, EmbedBatch, EmbedMixed, Rerank
 from loadtest.users.hostile import Hostile
-from loadtest.users.rerank import Rerank
 from loadtest.users.streams import Chat, Completion
 
 USERS = (Embed, EmbedBatch, EmbedMixed, Documents, Rerank, Completion, Chat, Hostile)

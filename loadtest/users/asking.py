@@ -1,4 +1,4 @@
-"""The settings that all requests of a run share: service, models, lengths of texts. From Locust's options, or from a plan."""
+"""The settings shared by all requests of a run: service, models, text lengths. They come from Locust's options or from a plan."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ from loadtest.load import models
 
 @dataclass(frozen=True)
 class Asking:
-    """`models` has the model for each task (embed, complete, chat, rerank); a task that no model can do is absent."""
+    """The settings of requests. `models` has the model for each task (embed, complete, chat, rerank); unsupported tasks are absent."""
 
     url: str
     models: Mapping[str, str]
-    seed: int | None = None  # of texts and choices; None: other ones each time
-    words: int | None = None  # of every text to embed; None: a distribution
-    max_tokens: int = 128  # of a stream
-    timeout_s: float = 120.0  # for a whole answer
+    seed: int | None = None  # seed of texts and choices; None: random
+    words: int | None = None  # length of each text to embed; None: a distribution
+    max_tokens: int = 128  # limit for a stream
+    timeout_s: float = 120.0  # for the complete answer
     key: str = ""
 
     @property
@@ -29,7 +29,7 @@ class Asking:
 
 
 def add_options(parser: LocustArgumentParser) -> None:
-    """Options of the requests, for the command line, `locust.conf`, LOADTEST_NAME in the environment, and the form of the web UI."""
+    """Add the requests' options to the command line, `locust.conf`, the environment (LOADTEST_NAME) and the web UI's form."""
     add = parser.add_argument
     add("--model", default="", env_var="LOADTEST_MODEL", help="Models to ask, separated by commas. Default: all models of the service.")
     add("--words", type=int, default=0, env_var="LOADTEST_WORDS", help="Words of every text to embed. 0: a distribution of lengths.")
@@ -46,14 +46,14 @@ def add_options(parser: LocustArgumentParser) -> None:
 
 
 def add_key(parser: LocustArgumentParser) -> None:
-    """Not in the form, whose page would carry the key. Workers get it from their master."""
+    """Add the API key's option, but not to the web form, whose page would show the key. Workers get it from their master."""
     parser.add_argument(
         "--api-key", default="", env_var="LOADTEST_API_KEY", include_in_web_ui=False, help="API key; better in LOADTEST_API_KEY."
     )
 
 
 def from_options(options: Any, host: str) -> Asking:
-    """Ask the service at `host` for its models and their tasks. Raises LoadtestError for a bad option, or if it does not answer."""
+    """Query the models and tasks of the service at `host`. Raises LoadtestError for a bad option, or if the service does not answer."""
     parts = urlsplit(host)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.path.strip("/"):
         raise LoadtestError(f"the host is {host!r}, and it has to be http://NAME:PORT or https://NAME:PORT: give it with --host")

@@ -17,19 +17,19 @@ from locust.exception import StopUser
 from loadtest.load.kinds import KINDS
 from loadtest.users.asking import Asking
 
-MOST_CONNECTIONS = 8000  # of a process; one that needs more is too slow for its arrivals
+MOST_CONNECTIONS = 8000  # limit of a process; a process that needs more is too slow for its arrivals
 _numbers: Counter[str] = Counter()
 
 
 @cache
 def http(url: str, timeout_s: float) -> HTTPClient:
-    """One pool of kept-alive connections for all users of the process."""
+    """Return a pool of kept-alive connections, shared by all users of the process."""
     return HTTPClient.from_url(url, concurrency=MOST_CONNECTIONS, network_timeout=timeout_s, connection_timeout=timeout_s)
 
 
 @dataclass
 class Answer:
-    """The outcome of one request. `problem`: why the answer is not good."""
+    """The outcome of one request. `problem` is the reason why the answer is not good."""
 
     status: int = 0
     size_bytes: int = 0
@@ -39,14 +39,14 @@ class Answer:
     between_ms: float | None = None
     longest_ms: float | None = None
     problem: str = ""
-    ms: float = 0.0  # since it was due
-    metrics: dict[str, float] = field(default_factory=dict)  # further rows of Locust's own tables
+    ms: float = 0.0  # since the request was due
+    metrics: dict[str, float] = field(default_factory=dict)  # extra rows in Locust's tables
 
 
 class Client(User):
     """One client with one request at a time. A subclass has a `kind`, and sends its request in `ask`.
 
-    The locustfile sets `asking`, which all clients share, when a test starts, before there are users.
+    The locustfile sets `asking`, which all clients share, when a test starts, before users are created.
     """
 
     abstract = True
@@ -66,7 +66,7 @@ class Client(User):
             cls.weight, cls.tasks = kind.share, [tag(*kind.tags)(request)]
 
     def on_start(self) -> None:
-        """Raises RuntimeError as `shared`, and StopUser if no model can answer this kind."""
+        """Prepare the client. Raises RuntimeError like `shared`, and StopUser if no model can answer this kind."""
         if not self.answerable(self.shared):
             raise StopUser
         assert self.environment.runner is not None
@@ -77,7 +77,7 @@ class Client(User):
 
     @property
     def shared(self) -> Asking:
-        """Raises RuntimeError if this process could not ask the service for its models."""
+        """The shared settings. Raises RuntimeError if this process could not query the service's models."""
         if Client.asking is None:
             raise RuntimeError("this process could not ask the service for its models: its log says why")
         return Client.asking
@@ -88,7 +88,7 @@ class Client(User):
 
     @classmethod
     def answerable(cls, asking: Asking) -> bool:
-        """Whether a model of the service can do what this kind of client asks for."""
+        """Return whether a model of the service supports this kind of client."""
         task = KINDS[cls.kind].task
         return not task or task in asking.models
 
@@ -97,7 +97,7 @@ class Client(User):
         self.send(time.time())
 
     def send(self, due_s: float) -> Answer:
-        """Ask, and report the outcome to Locust. Any exception is an answer with status 0."""
+        """Send one request and report the outcome to Locust. An exception counts as an answer with status 0."""
         answer = Answer()
         try:
             with gevent.Timeout(self.shared.timeout_s):
@@ -109,25 +109,25 @@ class Client(User):
         return answer
 
     def ask(self, answer: Answer) -> None:
-        """One request; fills in `answer`."""
+        """Send one request and write its outcome to `answer`."""
         raise NotImplementedError
 
     def post(self, path: str, body: Any, answer: Answer) -> HTTPSocketResponse:
-        """Send `body` as JSON, and wait for the head of the answer. The caller reads the rest."""
+        """Send `body` as JSON and wait for the head of the answer. The caller reads the rest."""
         response = self.http.request("POST", path, body=json.dumps(body).encode(), headers=self.shared.headers)
         answer.status = response.status_code
         answer.retry_after = response.get("retry-after") is not None
         return response
 
     def post_json(self, path: str, body: Any, answer: Answer) -> Any:
-        """The same, with the whole answer read; None unless its status is 200."""
+        """Send `body` as JSON and return the parsed answer, or None if its status is not 200."""
         response = self.post(path, body, answer)
         content = bytes(response.read())
         answer.size_bytes = len(content)
         return refused(content, answer) if answer.status != 200 else json.loads(content)
 
     def _tell_locust(self, answer: Answer) -> None:
-        """Report to Locust's tables. Refusals and further metrics have rows of their own; a refusal is no failure."""
+        """Report the answer to Locust's tables. Refusals and extra metrics have their own rows; a refusal is no failure."""
         fire = self.environment.events.request.fire
         name = f"{self.kind} (refused)" if answer.status == 429 else self.kind
         problem = RuntimeError(answer.problem) if answer.problem else None
@@ -137,6 +137,6 @@ class Client(User):
 
 
 def refused(content: bytes, answer: Answer) -> None:
-    """What an answer that is not 200 means: 429 is an answer, everything else a problem."""
+    """Record an answer whose status is not 200. A 429 is no problem; any other status is."""
     if answer.status != 429:
         answer.problem = f"{answer.status} {content[:200].decode(errors='replace')}"

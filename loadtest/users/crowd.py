@@ -1,4 +1,4 @@
-"""Many slow connections: idle ones send nothing, slow readers ask for a stream and read it a few bytes at a time."""
+"""Many slow connections: idle ones send nothing; slow readers request a stream and read it a few bytes at a time."""
 
 import random
 from collections.abc import Callable
@@ -12,15 +12,14 @@ from loadtest.users.asking import Asking
 from loadtest.users.wire import connect, connect_slowly
 
 _SIP_BYTES, _SIP_S = 16, 0.5
-# Each member waits for a random time, up to this, before its first connection and before each later one. HAProxy closes idle connections
-# after 10 s (service/deployment/haproxy.py), so without it a thousand would reconnect at the same moment and delay the clients
-# that are timed.
+# Upper bounds of the random times before a member's first connection and before each later one. HAProxy closes idle connections after
+# 10 s (service/deployment/haproxy.py), so without them a thousand would reconnect at once and delay the measured clients.
 _FIRST_S, _AGAIN_S = 10.0, 2.0
-_TOKENS = 128  # of a slow reader: reading them takes minutes, and generating them is little load
+_TOKENS = 128  # length of a slow reader's stream: it takes minutes to read, but little work to generate
 
 
 class Crowd:
-    """The idle connections and slow readers of a stage. A connection that the service closes is opened again."""
+    """The idle connections and slow readers of a stage. If the service closes a connection, it is reopened."""
 
     def __init__(self, asking: Asking) -> None:
         self._asking = asking
@@ -37,7 +36,7 @@ class Crowd:
     def _again_and_again(self, member: Callable[[], None], draw: random.Random) -> None:
         gevent.sleep(draw.uniform(0, _FIRST_S))
         while True:
-            with suppress(OSError):  # the service may refuse or close connections of a crowd
+            with suppress(OSError):  # the service may refuse or close these connections
                 member()
             gevent.sleep(draw.uniform(0, _AGAIN_S))
 

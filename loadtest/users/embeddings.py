@@ -1,17 +1,17 @@
-"""Clients of `/v1/embeddings`: a query at a time, batches of passages, texts of every length, long documents."""
+"""Clients of `/v1/embeddings` (a query at a time, batches of passages, texts of every length, long documents) and `/v1/rerank`."""
 
 from collections.abc import Sequence
 
-from loadtest.common import corpus, texts
-from loadtest.common.corpus import DOCUMENT, PASSAGE, QUERY
+from loadtest.common import texts
+from loadtest.common.texts import DOCUMENT, PASSAGE, QUERY
 from loadtest.users.client import Answer, Client
 
-_BATCH = 64  # more than the service takes for interactive work
-_LENGTHS = texts.MIX
+_BATCH = 64  # more than the service accepts as interactive work
+_DOCUMENTS = (5, 30)  # of a rerank
 
 
 class _Embeddings(Client):
-    """Sends the texts of `texts` in one request, asks for base64 as the openai client does, and counts the vectors that come back."""
+    """Sends the texts of `texts` in one request, requests base64 like the openai client, and counts the returned embeddings."""
 
     abstract = True
 
@@ -28,36 +28,53 @@ class _Embeddings(Client):
 
 
 class Embed(_Embeddings):
-    """A search box: one query a request (or one text of `--words` words)."""
+    """Acts like a search box: one query per request (or one text of `--words` words)."""
 
     kind = "embed"
 
     def texts(self) -> Sequence[str]:
-        return [corpus.words(self.draw, self.shared.words or QUERY.draw(self.draw))]
+        return [texts.words(self.draw, self.shared.words or QUERY.draw(self.draw))]
 
 
 class EmbedBatch(_Embeddings):
-    """An indexer: 64 passages a request."""
+    """Acts like an indexer: 64 passages per request."""
 
     kind = "embed_batch"
 
     def texts(self) -> Sequence[str]:
-        return [corpus.prose(self.draw, self.shared.words or PASSAGE.draw(self.draw)) for _ in range(_BATCH)]
+        return [texts.prose(self.draw, self.shared.words or PASSAGE.draw(self.draw)) for _ in range(_BATCH)]
 
 
 class EmbedMixed(_Embeddings):
-    """Mixed work: 1 to 8 texts of 6 to 220 words, mostly short (the lengths of the benchmark's mix)."""
+    """Sends 1 to 8 texts of 6 to 220 words, mostly short (with the lengths of the benchmark's mix)."""
 
     kind = "embed_mixed"
 
     def texts(self) -> Sequence[str]:
-        return [corpus.words(self.draw, self.draw.choice(_LENGTHS)) for _ in range(self.draw.randint(1, 8))]
+        return [texts.words(self.draw, self.draw.choice(texts.MIX)) for _ in range(self.draw.randint(1, 8))]
 
 
 class Documents(_Embeddings):
-    """Documents of 1,000 to 12,000 words, which the service tokenises whole and cuts."""
+    """Sends documents of 1,000 to 12,000 words, which the service tokenizes in full and then truncates."""
 
     kind = "documents"
 
     def texts(self) -> Sequence[str]:
-        return [corpus.prose(self.draw, DOCUMENT.draw(self.draw))]
+        return [texts.prose(self.draw, DOCUMENT.draw(self.draw))]
+
+
+class Rerank(Client):
+    """Puts the 5 to 30 passages that a first search stage found in order of a query."""
+
+    kind = "rerank"
+
+    def ask(self, answer: Answer) -> None:
+        documents = [texts.prose(self.draw, PASSAGE.draw(self.draw)) for _ in range(self.draw.randint(*_DOCUMENTS))]
+        query = texts.words(self.draw, QUERY.draw(self.draw))
+        content = self.post_json(
+            "/v1/rerank", {"model": self.model, "query": query, "documents": documents, "return_documents": False}, answer
+        )
+        if content is not None:
+            answer.tokens = content["usage"]["total_tokens"]
+            if sorted(result["index"] for result in content["results"]) != list(range(len(documents))):
+                answer.problem = f"{len(documents)} documents, and the answer is no order of them"

@@ -1,6 +1,6 @@
-"""A hostile client: each request is wrong, too large, cut off or read too slowly, and other clients must not notice.
+"""A hostile client, whose requests are invalid, too large, cut off or read too slowly. Other clients must not be affected.
 
-A good answer is the right error, in JSON. A client that hangs up expects no answer.
+A good answer is the right error, in JSON. A client that closes its connection expects no answer.
 """
 
 import json
@@ -24,7 +24,7 @@ class Hostile(Client):
         self.draw.choice(ATTACKS)(self, answer)
 
     def expect(self, path: str, body: bytes, answer: Answer, *statuses: int) -> None:
-        """The service must answer with one of these statuses or 429, and with JSON."""
+        """Send a request. The service must answer in JSON, with one of these statuses or 429."""
         response = self.http.request("POST", path, body=body, headers=self.shared.headers)
         content = bytes(response.read())
         answer.status, answer.size_bytes = response.status_code, len(content)
@@ -35,12 +35,12 @@ class Hostile(Client):
 
 
 def wrong(path: str, body: bytes, *statuses: int) -> Callable[[Hostile, Answer], None]:
-    """A request that is answered with one of these statuses."""
+    """Return an attack that sends a request to be answered with one of these statuses."""
     return lambda client, answer: client.expect(path, body, answer, *statuses)
 
 
 def huge(client: Hostile, answer: Answer) -> None:
-    """Announce a tebibyte and send 32 KiB, more than a proxy buffers. The service has to refuse at once; some proxies only hang up."""
+    """Announce a body of 1 TiB and send 32 KiB, more than a proxy buffers. The service must reject it at once; some proxies just close."""
     with connect(client.shared) as connection:
         connection.sendall(head(client.shared, "/v1/embeddings", _HUGE_BYTES) + b"{" * 32_768)
         first = connection.recv(65536)
@@ -50,7 +50,7 @@ def huge(client: Hostile, answer: Answer) -> None:
 
 
 def half_a_body(client: Hostile, answer: Answer) -> None:
-    """Hang up in the middle of the request."""
+    """Close the connection in the middle of the request."""
     with connect(client.shared) as connection:
         connection.sendall(head(client.shared, "/v1/embeddings", 1000) + b'{"input": "')
         gevent.sleep(0.05)
@@ -58,7 +58,7 @@ def half_a_body(client: Hostile, answer: Answer) -> None:
 
 
 def leaves(client: Hostile, answer: Answer) -> None:
-    """Hang up in the middle of the stream."""
+    """Close the connection in the middle of the stream."""
     with connect(client.shared) as connection:
         connection.sendall(long_answer(client.shared))
         connection.recv(200)
@@ -66,7 +66,7 @@ def leaves(client: Hostile, answer: Answer) -> None:
 
 
 def reads_slowly(client: Hostile, answer: Answer) -> None:
-    """Read the stream a few bytes at a time, then hang up."""
+    """Read the stream a few bytes at a time, then close the connection."""
     with connect_slowly(client.shared) as connection:
         for _ in range(_SLOW_READS):
             connection.recv(16)

@@ -1,8 +1,8 @@
-"""The locustfile of `attnserve load`: the same clients, which send by a plan and record a sample of every request.
+"""The locustfile of `attnserve load`: clients that send requests by a load plan and record a sample of each request.
 
     locust -f loadtest/users/planned.py --headless --plan JSON
 
-Workers get the plan from their master. Only the kinds of the plan's mix are spawned.
+Workers get the plan from their master. Only clients of the kinds in the plan's mix are spawned.
 """
 
 import sys
@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from types import new_class
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Locust puts the folder of this file there, and a worker may be anywhere
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Locust adds only this file's folder; a worker may start anywhere
 
 import gevent
 from gevent.pool import Pool
@@ -28,7 +28,7 @@ from loadtest.users.client import MOST_CONNECTIONS, Answer, Client
 from loadtest.users.crowd import Crowd
 from loadtest.users.recorder import RECORDER, Sent
 
-ON_THEIR_WAY = Pool(MOST_CONNECTIONS)  # requests are not users' greenlets: they are not cut off when Locust stops users
+ON_THEIR_WAY = Pool(MOST_CONNECTIONS)  # requests run outside users' greenlets, so Locust does not cut them off with users
 
 
 @cache
@@ -42,7 +42,7 @@ def plan_in(environment: Environment) -> Plan:
 
 
 class Planned(Client):
-    """A client that sends by the plan: in open loop a Poisson source of requests, in closed loop one request after the other."""
+    """A client that follows the plan: in open loop it is a Poisson source of requests, in closed loop it sends one after the other."""
 
     abstract = True
     wait_time = constant(0)
@@ -54,7 +54,7 @@ class Planned(Client):
         self._turns = 0
 
     def turn(self) -> None:
-        """Send the next request: in open loop at its arrival time, in closed loop when the last one is answered."""
+        """Send the next request: in open loop at its arrival time, in closed loop when the previous request has been answered."""
         if self.plan.open_loop:
             self._due_s += self.draw.expovariate(self.plan.source_rate)
             gevent.sleep(max(self._due_s - time.time(), 0))
@@ -68,7 +68,7 @@ class Planned(Client):
             gevent.sleep(self.plan.timeout_s)
 
     def send(self, due_s: float) -> Answer:
-        """As `Client.send`, and record a sample."""
+        """Send a request as `Client.send` does, and record a sample of it."""
         late_ms = max(time.time() - due_s, 0) * 1000
         number = RECORDER.sent(Sent(self.kind, due_s, late_ms))
         answer = super().send(due_s)
@@ -78,7 +78,7 @@ class Planned(Client):
 
 
 CLASSES: dict[str, type[Planned]] = {user.kind: new_class(user.__name__, (Planned, user)) for user in USERS}
-# Locust looks for classes among the names of this module.
+# Locust looks for user classes among this module's names.
 Embed, EmbedBatch, EmbedMixed, Documents, Rerank, Completion, Chat, Hostile = CLASSES.values()
 
 
@@ -109,7 +109,7 @@ def asking(plan: Plan, key: str) -> Asking:
 
 
 class Stages(LoadTestShape):
-    """The plan's stages, one after the other. The last one, in which nothing arrives, ends as soon as nothing is on its way."""
+    """Runs the plan's stages in order. The last stage has no arrivals and ends as soon as no request is in flight."""
 
     _at, _end_s = -1, 0.0
 

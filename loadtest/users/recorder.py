@@ -1,4 +1,4 @@
-"""Where samples go: into a file of the run, from this process or from workers, which send theirs with Locust's own reports."""
+"""Writes the samples of a run to a file. Workers send their samples to the master in Locust's own reports."""
 
 import time
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _FIELD = "attnserve_samples"
 
 
 class Sent(NamedTuple):
-    """A request on its way."""
+    """A request in flight."""
 
     kind: str
     due_s: float
@@ -26,7 +26,7 @@ class Sent(NamedTuple):
 
 
 class Recorder:
-    """One a process. `in_flight` counts requests on their way, those of workers as of their last report."""
+    """Records the samples of one process. `in_flight` counts its requests in flight and those in its workers' last reports."""
 
     def __init__(self) -> None:
         self._pending: list[Sample] = []
@@ -39,17 +39,17 @@ class Recorder:
         return len(self._mine) + sum(map(len, self._workers.values()))
 
     def sent(self, request: Sent) -> int:
-        """The number by which it ends."""
+        """Register a request as in flight, and return its number, which `ended` takes."""
         number = next(self._numbers)
         self._mine[number] = request
         return number
 
     def ended(self, number: int, sample: Sample) -> None:
-        if self._mine.pop(number, None):  # not one that was given up
+        if self._mine.pop(number, None):  # unless `_close` has already recorded it as lost
             self._pending.append(sample)
 
     def attach(self, environment: Environment, out: Path | None) -> None:
-        """Keep the file of a run in the folder `out`, or as a worker report to the process that does."""
+        """Write the run's samples to a file in the folder `out`. If this is a worker, send them to the master instead."""
         if isinstance(environment.runner, WorkerRunner) or out is None:
             environment.events.report_to_master.add_listener(self._report)
             return
@@ -68,7 +68,7 @@ class Recorder:
         samples.append(out, pending)
 
     def _close(self, out: Path) -> None:
-        """What is on its way at the end was not answered: samples of status 0, so that a service that swallows requests is seen."""
+        """Record requests still in flight as lost, with status 0, so that a service that never answers is noticed. Write all samples."""
         now = time.time()
         for lost in [*self._mine.values(), *(sent for told in self._workers.values() for sent in told)]:
             ms = (now - lost.due_s) * 1000

@@ -8,15 +8,15 @@ from typing import Any
 
 from geventhttpclient.response import HTTPSocketResponse
 
-from loadtest.common import corpus
-from loadtest.common.corpus import MESSAGE
+from loadtest.common import texts
+from loadtest.common.texts import MESSAGE
 from loadtest.users.client import Answer, Client, refused
 
 DONE = "[DONE]"
 
 
 class _Stream(Client):
-    """Reads a stream to its end. A stream without `[DONE]`, or with an error event, is not a good answer."""
+    """Reads a stream to its end. A stream without `[DONE]` or with an error event counts as a failure."""
 
     abstract = True
     path: str
@@ -48,17 +48,17 @@ class _Stream(Client):
 
 
 class Completion(_Stream):
-    """An editor: the beginning of a function, to be continued."""
+    """Acts like an editor: sends the beginning of a function to be completed."""
 
     kind = "completion"
     path = "/v1/completions"
 
     def prompt(self) -> dict[str, Any]:
-        return {"prompt": corpus.code(self.draw)}
+        return {"prompt": texts.code(self.draw)}
 
 
 class Chat(_Stream):
-    """A conversation of one to five messages."""
+    """Sends a conversation of one to five messages."""
 
     kind = "chat"
     path = "/v1/chat/completions"
@@ -66,11 +66,11 @@ class Chat(_Stream):
     def prompt(self) -> dict[str, Any]:
         roles = ("user", "assistant") * 2 + ("user",)
         turns = roles[: self.draw.choice((1, 1, 3, 5))]
-        return {"messages": [{"role": role, "content": corpus.prose(self.draw, MESSAGE.draw(self.draw))} for role in turns]}
+        return {"messages": [{"role": role, "content": texts.prose(self.draw, MESSAGE.draw(self.draw))} for role in turns]}
 
 
 def events(response: HTTPSocketResponse) -> Iterator[Any]:
-    """The data of each server-sent event: JSON, or `[DONE]` as the text it is. Comments are left out."""
+    """Yield the data of each server-sent event: parsed JSON, or the string `[DONE]`. Comments are skipped."""
     while line := response.readline(b"\n"):
         if line.startswith(b"data: "):
             data = bytes(line[6:]).decode().strip()
@@ -82,8 +82,8 @@ def text_of(choice: dict[str, Any]) -> str:
 
 
 def note(answer: Answer, started: float, moments: list[float]) -> None:
-    """Compute the metrics of a stream from the times of its pieces of text. A piece may have several tokens, so the time between tokens is
-    the mean over the stream (as vLLM's time per output token); the longest pause is reported beside it."""
+    """Compute a stream's metrics from the arrival times of its text chunks. A chunk may hold several tokens, so the time between tokens is
+    the mean over the stream (like vLLM's time per output token). The longest gap is reported too."""
     answer.first_ms = (moments[0] - started) * 1000
     answer.metrics["first token, ms"] = answer.first_ms
     if answer.tokens > 1 and len(moments) > 1:

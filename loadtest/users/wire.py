@@ -1,4 +1,4 @@
-"""Bare sockets, for requests that an HTTP client would not send."""
+"""Requests over plain sockets that an HTTP client would not send."""
 
 import json
 from urllib.parse import urlsplit
@@ -7,7 +7,7 @@ from gevent import socket, ssl
 
 from loadtest.users.asking import Asking
 
-LONG = 2000  # tokens of a stream that is not read to its end
+LONG = 2000  # tokens to request when the stream is not read to its end
 
 
 def connect(asking: Asking) -> socket.socket:
@@ -18,7 +18,7 @@ def connect(asking: Asking) -> socket.socket:
 
 
 def connect_slowly(asking: Asking, tokens: int = LONG) -> socket.socket:
-    """A connection with a small receive buffer, and a request for a stream on it: the service cannot send all that it generates."""
+    """Open a connection with a small receive buffer and request a stream, so that the service cannot send all that it generates."""
     connection = connect(asking)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
     connection.sendall(long_answer(asking, tokens))
@@ -26,13 +26,13 @@ def connect_slowly(asking: Asking, tokens: int = LONG) -> socket.socket:
 
 
 def head(asking: Asking, path: str, length: int) -> bytes:
-    """The head of a POST with this content-length."""
+    """Return the head of a POST request with this content-length."""
     lines = [f"POST {path} HTTP/1.1", f"Host: {urlsplit(asking.url).netloc}", f"Content-Length: {length}"]
     return "\r\n".join([*lines, *(f"{name}: {value}" for name, value in asking.headers.items()), "", ""]).encode()
 
 
 def long_answer(asking: Asking, tokens: int = LONG) -> bytes:
-    """A request for a stream of so many tokens; without a decoder, for a tenth as many vectors."""
+    """Return a request for a stream of `tokens` tokens. If no decoder is served, it requests a tenth as many embeddings instead."""
     if model := asking.models.get("complete"):
         path, asked = "/v1/completions", {"model": model, "prompt": "a", "max_tokens": tokens, "stream": True, "ignore_eos": True}
     else:

@@ -1,4 +1,5 @@
-"""`attnserve bench-generate`: text beside the bare step loop, a softmax twin and transformers, in turns; see loadtest/README.md."""
+"""`attnserve bench-generate`: compares text generation with the bare step loop, a softmax model and transformers, in turns; see
+loadtest/README.md."""
 
 from functools import partial
 from pathlib import Path
@@ -8,8 +9,8 @@ from typing import Annotated
 import typer
 
 from loadtest.bench.generation import contestants, plots
+from loadtest.bench.generation.contestants import GenerationPart, GenerationPlan
 from loadtest.bench.generation.measuring import Measuring
-from loadtest.bench.generation.plan import GenerationPart, GenerationPlan
 from loadtest.bench.generation.rows import rows
 from loadtest.bench.runner import Markdown, Measurements, Out, Rounds, Seconds, finish, manifest_of, run
 from loadtest.common import machine, wrk
@@ -34,9 +35,9 @@ def bench_generate(
     out: Out = Path("out/bench-generate"),
     markdown: Markdown = False,
 ) -> None:
-    """Measure text: the engine, the service, prefill, latency, and a constant state beside a growing one.
+    """Measure text generation: engine, service, prefill, latency, and a constant-size state against a growing KV cache.
 
-    Builds, starts and stops everything itself. Ends with 1 when a bar is missed. Leave the machine alone meanwhile.
+    Builds, starts and stops everything itself. Exits with 1 if a required value is missed. Keep the machine idle otherwise.
     """
     manifest, parts = manifest_of(bundle, "decoder"), chosen(only, GenerationPart)
     plan = GenerationPlan(

@@ -1,20 +1,49 @@
-"""Models that are built before the rounds begin, and the reasons why some could not be."""
+"""The options of a run, the models that are built before its rounds begin, and the reasons why some could not be."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from export import contract
-from loadtest.bench.generation.plan import GenerationPart, GenerationPlan
+from loadtest.in_process.shapes import ModelShape
 
-if TYPE_CHECKING:  # they import torch, which a service does not need and a load test of one neither
+if TYPE_CHECKING:  # they import torch, which neither the service nor its load tests need
     from loadtest.in_process.decoders import Pair
     from loadtest.in_process.gpt2 import Gpt2
 
-NEW_TOKENS = 256  # of each text that transformers generates
-# The contestants of each part that are built here.
+
+class GenerationPart(StrEnum):
+    engine = "engine"
+    service = "service"
+    prefill = "prefill"
+    latency = "latency"
+    sharing = "sharing"
+    transformers = "transformers"
+    paper = "paper"
+    batches = "batches"
+    flat = "flat"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationPlan:
+    """The plan of a run. `tokens` is the length of the long sequence, `memory_bytes` the limit on a batch's states or KV caches."""
+
+    bundle: Path
+    model: str
+    seconds: float
+    slots: int
+    tokens: int
+    threads: int
+    parts: frozenset[GenerationPart]
+    shapes: tuple[ModelShape, ...]
+    memory_bytes: int
+
+
+NEW_TOKENS = 256  # number of tokens of each text that transformers generates
+# The contestants built here that each part needs.
 NEEDED: dict[GenerationPart, tuple[str, ...]] = {
     GenerationPart.flat: ("bundle's twin",),
     GenerationPart.transformers: ("transformers",),
@@ -26,16 +55,16 @@ NO_CHECKPOINT = "not measured without --checkpoint, the folder that the bundle w
 
 @dataclass
 class Contestants:
-    """Besides the bundle itself."""
+    """The models to compare with the bundle."""
 
-    twin: Path | None = None  # the graph of the bundle's decoder with softmax layers
+    twin: Path | None = None  # graph of the bundle's decoder with softmax layers instead
     gpt2: "Gpt2 | None" = None
-    paper: dict[str, "Pair"] = field(default_factory=dict)  # by the name of the shape
-    left_out: dict[str, str] = field(default_factory=dict)  # why, by the name of the contestant
+    paper: dict[str, "Pair"] = field(default_factory=dict)  # shape's name -> models
+    left_out: dict[str, str] = field(default_factory=dict)  # contestant's name -> reason
 
 
 def build(plan: GenerationPlan, checkpoint: Path | None, folder: Path, show: Callable[[str], None]) -> Contestants:
-    """What the plan's parts need, as files in `folder`. Raises LoadtestError when the checkpoint is of another model."""
+    """Build the models that the plan's parts need, in `folder`. Raises LoadtestError if the checkpoint is of another model."""
     made = Contestants()
     asked = plan.parts & set(NEEDED)
     if absent := _absent("torch", "onnx", "onnxscript"):
@@ -54,7 +83,7 @@ def build(plan: GenerationPlan, checkpoint: Path | None, folder: Path, show: Cal
 
 
 def _build_like(plan: GenerationPlan, checkpoint: Path | None, folder: Path, show: Callable[[str], None], made: Contestants) -> None:
-    """What has the shape of the bundle's decoder."""
+    """Build the models that have the shape of the bundle's decoder."""
     if checkpoint is None:
         parts = plan.parts & {GenerationPart.flat, GenerationPart.transformers}
         made.left_out |= {name: NO_CHECKPOINT for part in parts for name in NEEDED[part]}
@@ -75,5 +104,5 @@ def _build_like(plan: GenerationPlan, checkpoint: Path | None, folder: Path, sho
 
 
 def _absent(*packages: str) -> str:
-    """The first of them that is not installed."""
+    """Return the first package that is not installed."""
     return next((package for package in packages if find_spec(package) is None), "")

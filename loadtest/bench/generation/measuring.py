@@ -1,32 +1,30 @@
-"""The parts of a round. In each of them the contestants take turns, so that a slow minute of the machine slows all of them down."""
+"""Measures the parts of a round. In each part the contestants take turns, so that a slow minute of the machine affects all of them."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from loadtest.bench.generation import sharing, streams
-from loadtest.bench.generation.contestants import NEW_TOKENS, Contestants
-from loadtest.bench.generation.plan import GenerationPart, GenerationPlan
+from loadtest.bench.generation import over_http
+from loadtest.bench.generation.contestants import NEW_TOKENS, Contestants, GenerationPart, GenerationPlan
 from loadtest.bench.runner import Contestant, Measurements, Step
 from loadtest.common.server import attnserve
 from loadtest.in_process import batches, engine, latency, steps
-from loadtest.in_process.long_sequences import STRETCH, long_sequences
 from loadtest.in_process.shapes import POSITIONS
-from loadtest.in_process.twin import Twin
+from loadtest.in_process.twin import STRETCH, Twin, long_sequences
 
 CHUNKS = (16, 64, 256, 1024)
-PROMPT_TOKENS = 16_384  # of the prompt that the engine is fed
-TURNS = 3  # in a round, for ratios that are near their bar: the machine's own speed changes within seconds
-TEXTS = 8  # that transformers and the engine generate at once
+PROMPT_TOKENS = 16_384  # length of the prompt for the engine
+TURNS = 3  # turns per round, for ratios near their required value: the machine's speed varies within seconds
+TEXTS = 8  # batch size of transformers and the engine
 
 
 class Measuring:
-    """A method for each part. Figures are in tokens a second (`per_s`), or in the unit that their name ends with."""
+    """Has a method for each part. Figures are in tokens per second (`per_s`), or in the unit at the end of their name."""
 
     def __init__(self, plan: GenerationPlan, built: Contestants, measured: Measurements) -> None:
         self.plan, self.built, self.measured = plan, built, measured
 
     def turns(self) -> Sequence[Contestant]:
-        """All parts in every round, then the long sequences."""
+        """Return all parts, which run in every round, then the long sequences, which run once."""
         plan = self.plan
         parts = [part for part in GenerationPart if part in plan.parts - {GenerationPart.flat}]
         rounds = Contestant(plan.model, [Step(part, getattr(self, part)) for part in parts])
@@ -53,12 +51,12 @@ class Measuring:
             note(f"{rows} runs", "engine", per_s=engine.tokens_per_s(plan.bundle, rows, seconds, plan.threads))
 
     def service(self, _: object) -> None:
-        """The engine alone is measured beside a service that is idle."""
+        """Measure the engine and the service in turns. The service is idle while the engine is measured."""
         plan, seconds, note = self.plan, self.plan.seconds / TURNS, self.measured.note
         with attnserve(plan.bundle, plan.model) as server:
             for _ in range(TURNS):
                 note("streams", "engine", per_s=engine.tokens_per_s(plan.bundle, plan.slots, seconds, plan.threads))
-                note("streams", "service", per_s=streams.tokens_per_s(replace(server, path="/v1/completions"), plan.slots, seconds))
+                note("streams", "service", per_s=over_http.tokens_per_s(replace(server, path="/v1/completions"), plan.slots, seconds))
 
     def prefill(self, _: object) -> None:
         plan, note = self.plan, self.measured.note
@@ -75,9 +73,9 @@ class Measuring:
         plan = self.plan
         with attnserve(plan.bundle, plan.model) as served:
             server = replace(served, path="/v1/completions")
-            waits = {"undisturbed": sharing.first_tokens_s(server, plan.seconds)}
-            with sharing.all_slots_taken(server, plan.slots):
-                waits["disturbed"] = sharing.first_tokens_s(server, plan.seconds)
+            waits = {"undisturbed": over_http.first_tokens_s(server, plan.seconds)}
+            with over_http.all_slots_taken(server, plan.slots):
+                waits["disturbed"] = over_http.first_tokens_s(server, plan.seconds)
         for which, found in waits.items():
             self.measured.note("first token", which, **{f"p{n}_s": latency.percentile(found, n) for n in (50, 99)})
 

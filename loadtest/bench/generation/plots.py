@@ -1,25 +1,24 @@
-"""Pictures: what a token costs along a sequence, and what a batch gives."""
+"""Draws the time per token along a sequence, and the throughput by batch size."""
 
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtest.bench.generation.contestants import Contestants
-from loadtest.bench.generation.plan import GenerationPart, GenerationPlan
+from loadtest.bench.generation.contestants import Contestants, GenerationPart, GenerationPlan
 from loadtest.bench.generation.rows import beside, best_batch, by_batch, stretches
 from loadtest.bench.runner import Measurements
 from loadtest.in_process import batches
-from loadtest.in_process.crossover import crossover, fitted
 from loadtest.in_process.shapes import ModelShape
 from loadtest.in_process.steps import Stretch
+from loadtest.in_process.twin import crossover, fitted
 
 MiB = 2**20
 OURS, TWIN = "tab:blue", "tab:red"
 
 
 def draw(plan: GenerationPlan, built: Contestants, measured: Measurements, file: Path, hardware: str) -> None:
-    """The pictures beside the JSON `file`."""
+    """Draw all pictures, and save them next to the JSON `file`."""
     if ours := stretches(measured, "bundle"):
         price_of_a_token(
             ours,
@@ -37,7 +36,8 @@ def draw(plan: GenerationPlan, built: Contestants, measured: Measurements, file:
 def price_of_a_token(
     ours: Sequence[Stretch], twins: Sequence[Stretch], file: Path, title: str, *, state_bytes: int, twin_token_bytes: float
 ) -> None:
-    """Milliseconds a token, and what its past takes, along one sequence; the twin (if any) with its line drawn on to the end of ours."""
+    """Draw the time per token and the memory of past tokens along one sequence. The line fitted to the twin (the softmax model), if
+    there is one, is extended to the end of our sequence."""
     figure = _figure(8, 6)
     time, memory = figure.subplots(2, 1, sharex=True)
     positions = [stretch.middle for stretch in ours]
@@ -71,7 +71,7 @@ def _growing(axes: Any, ours: Sequence[Stretch], twins: Sequence[Stretch]) -> No
 
 
 def batch_ladder(measured: Measurements, shapes: Sequence[ModelShape], file: Path, title: str) -> None:
-    """Tokens a second by batch, for each shape; the best of each is marked, and the last is the largest that fits."""
+    """Draw tokens per second by batch size for each shape. The best batch is marked; the last is the largest that fits in memory."""
     figure = _figure(10, 4)
     panels = figure.subplots(1, len(shapes), squeeze=False)
     for axes, shape in zip(panels[0], shapes, strict=True):
@@ -99,7 +99,7 @@ def _ms(stretches: Sequence[Stretch]) -> list[float]:
 
 
 def _figure(width: float, height: float) -> Any:
-    """An empty picture, in inches."""
+    """Create an empty figure of this size in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), layout="constrained")

@@ -1,27 +1,27 @@
-"""The rows of the report with their bars. A part that was asked for has its rows, measured or not."""
+"""Makes the report's rows with their required values. Each requested part has rows, whether it was measured or not."""
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 
+from loadtest.bench.generation.contestants import GenerationPart, GenerationPlan
 from loadtest.bench.generation.measuring import CHUNKS, TEXTS
-from loadtest.bench.generation.plan import GenerationPart, GenerationPlan
 from loadtest.bench.runner import Figure, Measurements, compare
 from loadtest.common.report import Bar, Row
 from loadtest.in_process import latency
-from loadtest.in_process.crossover import crossover, fitted
 from loadtest.in_process.shapes import POSITIONS, ModelShape
 from loadtest.in_process.steps import Stretch
+from loadtest.in_process.twin import crossover, fitted
 
-FLAT = 1.05  # the time of a token among the last thousand over one of the first
-DISTURBED = 3.0  # how much longer a token may take while a prompt is fed
-SHARED = 4.0  # how much longer a first token may take while one request has all slots
+FLAT = 1.05  # largest ratio of the time of a token at the end to one of the first thousand
+DISTURBED = 3.0  # how many times longer a token may take while a prompt is prefilled
+SHARED = 4.0  # how many times longer a first token may take while one request has all slots
 PER_S, TIMES = "tokens/s", "times as long"
 MiB, GiB = 2**20, 2**30
 
 
 def rows(plan: GenerationPlan, measured: Measurements) -> list[Row]:
-    """One row for each bar of the plan's parts, and those to compare it with."""
+    """Return a row for each required value of the plan's parts, and rows to compare it with."""
     return [row for part, made in PARTS.items() if part in plan.parts for row in made(plan, measured)]
 
 
@@ -41,7 +41,7 @@ def _service(plan: GenerationPlan, measured: Measurements) -> list[Row]:
 
 
 def _prefill(_: GenerationPlan, measured: Measurements) -> list[Row]:
-    """The bare prefill is taken at its best chunk."""
+    """Compare with the bare prefill at its best chunk length."""
     bare = {chunk: Figure("prefill", f"bare, {chunk}") for chunk in CHUNKS}
     best = max(bare, key=lambda chunk: statistics.median(bare[chunk].of(measured)))
     bar = Bar(at_least=0.8, reference=f"bare prefill in chunks of {best}")
@@ -98,7 +98,7 @@ def _paper(plan: GenerationPlan, measured: Measurements) -> list[Row]:
 
 
 def _batches(plan: GenerationPlan, measured: Measurements) -> list[Row]:
-    """Each at its own best batch."""
+    """Compare both models, each at its own best batch size."""
     made = []
     for shape in plan.shapes:
         ours, twins = (by_batch(measured, shape, who) for who in ("ours", "twin"))
@@ -115,7 +115,7 @@ def _batches(plan: GenerationPlan, measured: Measurements) -> list[Row]:
 
 
 def by_batch(measured: Measurements, shape: ModelShape, contestant: str) -> dict[int, tuple[float, ...]]:
-    """Tokens a second by batch, of "ours" or the "twin"."""
+    """Return tokens per second by batch size; `contestant` is "ours" or "twin" (the softmax model)."""
     found: dict[int, tuple[float, ...]] = {}
     for entry in measured.of(f"{shape.name} batches", contestant):
         found[entry["batch"]] = (*found.get(entry["batch"], ()), entry["per_s"])
@@ -123,12 +123,12 @@ def by_batch(measured: Measurements, shape: ModelShape, contestant: str) -> dict
 
 
 def best_batch(found: Mapping[int, Sequence[float]]) -> int:
-    """The one with the highest median."""
+    """Return the batch size with the highest median."""
     return max(found, key=lambda batch: statistics.median(found[batch]))
 
 
 def stretches(measured: Measurements, contestant: str) -> list[Stretch]:
-    """Those of the long sequence, of the "bundle" or the "bundle's twin"."""
+    """Return the measured stretches of the long sequence; `contestant` is "bundle" or "bundle's twin"."""
     found = measured.of("long sequence", contestant)
     return [Stretch(**{each.name: entry[each.name] for each in fields(Stretch)}) for entry in found]
 
@@ -164,7 +164,7 @@ def _flat(_: GenerationPlan, measured: Measurements) -> list[Row]:
 
 
 def beside(ours: Sequence[Stretch], twins: Sequence[Stretch]) -> list[Stretch]:
-    """Those of ours that took turns with the twin's."""
+    """Return our stretches that were measured in turns with the twin's."""
     return [stretch for stretch in ours if stretch.first <= twins[-1].first]
 
 

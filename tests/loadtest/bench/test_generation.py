@@ -14,20 +14,18 @@ from typer.testing import CliRunner
 from export import contract
 from loadtest.bench.generation import command, contestants, plots
 from loadtest.bench.generation.command import app
-from loadtest.bench.generation.contestants import NO_CHECKPOINT, build
+from loadtest.bench.generation.contestants import NO_CHECKPOINT, GenerationPart, GenerationPlan, build
 from loadtest.bench.generation.measuring import CHUNKS
-from loadtest.bench.generation.plan import GenerationPart, GenerationPlan
 from loadtest.bench.generation.rows import rows
 from loadtest.bench.runner import Measurements
 from loadtest.common import machine
 from loadtest.common.report import Row, Verdict
 from loadtest.errors import LoadtestError
 from loadtest.in_process import batches, engine, latency, steps
-from loadtest.in_process.crossover import Line, crossover, fitted
 from loadtest.in_process.decoders import config_of
 from loadtest.in_process.shapes import POSITIONS, SHAPES, ModelShape
 from loadtest.in_process.steps import Stretch
-from loadtest.in_process.twin import Twin
+from loadtest.in_process.twin import Line, Twin, crossover, fitted
 from tests.decoders import tiny_decoder
 
 TINY_SHAPE = ModelShape(name="MNIST", steps=20, n_layers=1, d_model=16, n_heads=2, d_feedforward=24, paper_ms=7.0, paper_times=19)

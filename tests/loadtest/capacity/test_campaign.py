@@ -16,7 +16,7 @@ from PIL import Image
 from loadtest.capacity import campaign, deep_encoder, tables
 from loadtest.capacity.campaign import RUNS, CampaignRun, Runs
 from loadtest.errors import LoadtestError
-from loadtest.load.shapes import SECONDS, Shape
+from loadtest.load.plan import SECONDS, Shape
 
 ABOUT = {"date": "2026-11-21T20:00:00Z", "cpus": 2, "cpu": "EPYC", "memory_bytes": 2**34, "commit": "0123456789abc"}
 
@@ -63,7 +63,7 @@ class Service:
     def __call__(self, encoder: Path, *_: object, **__: object) -> Iterator[Any]:
         self.on.append(campaign.cores())
         self.encoders.append(encoder.name)
-        yield SimpleNamespace(port=1)
+        yield SimpleNamespace(address="http://127.0.0.1:1")
 
 
 @pytest.fixture

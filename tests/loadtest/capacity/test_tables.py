@@ -9,8 +9,7 @@ import pytest
 from loadtest.capacity import tables
 from loadtest.errors import LoadtestError
 from loadtest.load import figures, knee
-from loadtest.load.plan import Plan
-from loadtest.load.shapes import Shape, stages
+from loadtest.load.plan import Plan, Shape, stages
 from tests.loadtest.load.made_up import begun, every, late, steps
 
 CORES = {"haproxy": 0.02, "ray::ServeReplica": 1.0, "raylet": 0.0}

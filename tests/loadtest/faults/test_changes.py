@@ -9,8 +9,7 @@ import pytest
 
 from loadtest.faults import changes, cluster
 from loadtest.load import locust_run, samples
-from loadtest.load.plan import Plan, Stage
-from loadtest.load.shapes import DRAIN, WARM_UP
+from loadtest.load.plan import DRAIN, WARM_UP, Plan, Stage
 from tests.loadtest.load.made_up import begun, every, sample
 
 GOOD = every(0.5, 1000.0, 20)

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from loadtest.common import corpus
+from loadtest.common import texts
 from loadtest.load.command import KINDS, chosen
-from loadtest.load.plan import SOURCES, Plan
-from loadtest.load.shapes import DRAIN, RAMP, Shape, stages
+from loadtest.load.plan import DRAIN, RAMP, SOURCES, Plan, Shape, stages
 
 ENCODER = {"embed": "a", "rerank": "a"}
 
@@ -70,7 +69,7 @@ def test_a_mix_that_cannot_be_is_refused(mix: str, words: str):
 def test_the_same_seed_gives_the_same_texts():
     def drawn(seed: int) -> list[str]:
         draw = random.Random(seed)
-        return [corpus.words(draw, 8), corpus.prose(draw, 50), corpus.code(draw)]
+        return [texts.words(draw, 8), texts.prose(draw, 50), texts.code(draw)]
 
     assert drawn(1) == drawn(1)
     assert drawn(1) != drawn(2)
@@ -78,25 +77,25 @@ def test_the_same_seed_gives_the_same_texts():
 
 def test_lengths_are_log_normal_within_their_bounds():
     draw = random.Random(0)
-    lengths = sorted(corpus.PASSAGE.draw(draw) for _ in range(20_000))
-    assert lengths[10_000] == pytest.approx(corpus.PASSAGE.median, rel=0.03)
+    lengths = sorted(texts.PASSAGE.draw(draw) for _ in range(20_000))
+    assert lengths[10_000] == pytest.approx(texts.PASSAGE.median, rel=0.03)
     # half of a log-normal lies within 0.674 sigma of the median's logarithm
-    assert lengths[15_000] == pytest.approx(corpus.PASSAGE.median * 2.718 ** (0.674 * corpus.PASSAGE.sigma), rel=0.05)
-    assert lengths[0] >= corpus.PASSAGE.fewest
-    assert lengths[-1] <= corpus.PASSAGE.most
+    assert lengths[15_000] == pytest.approx(texts.PASSAGE.median * 2.718 ** (0.674 * texts.PASSAGE.sigma), rel=0.05)
+    assert lengths[0] >= texts.PASSAGE.fewest
+    assert lengths[-1] <= texts.PASSAGE.most
 
 
 def test_words_follow_zipf():
-    drawn = corpus.words(random.Random(0), 200_000).split()
-    first, tenth = (drawn.count(corpus.WORDS[rank - 1]) for rank in (1, 10))
+    drawn = texts.words(random.Random(0), 200_000).split()
+    first, tenth = (drawn.count(texts.WORDS[rank - 1]) for rank in (1, 10))
     assert first / tenth == pytest.approx(10, rel=0.1)
 
 
 def test_prose_has_as_many_words_as_asked():
-    assert len(corpus.prose(random.Random(0), 123).split()) == 123
+    assert len(texts.prose(random.Random(0), 123).split()) == 123
 
 
 def test_code_is_python():
     draw = random.Random(0)
     for _ in range(200):
-        compile(corpus.code(draw), "code", "exec")
+        compile(texts.code(draw), "code", "exec")

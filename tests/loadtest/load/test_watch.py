@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from loadtest.common.server import summed
 from loadtest.load import flatness, watch
 from loadtest.load.watch import Observation, ProcessUsage
 
@@ -107,7 +108,7 @@ def test_growth_is_that_of_the_whole_time():
 
 
 def test_gauges_are_summed_over_models():
-    assert watch.summed(METRICS) == {"te_queue_size": 7.0, "vllm:num_requests_running": 2.0, "attnserve_active_requests": 1.0}
+    assert summed(METRICS, watch.GAUGES) == {"te_queue_size": 7.0, "vllm:num_requests_running": 2.0, "attnserve_active_requests": 1.0}
 
 
 def test_a_service_that_does_not_answer_has_no_gauges():

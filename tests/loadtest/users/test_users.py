@@ -14,9 +14,8 @@ from threading import Event, Thread
 import pytest
 
 from loadtest.load import locust_run, models, samples
-from loadtest.load.plan import Plan, Stage
+from loadtest.load.plan import DRAIN, Plan, Stage
 from loadtest.load.samples import Sample
-from loadtest.load.shapes import DRAIN
 from service.errors import Overloaded
 from tests.service.fakes import fake_app, fake_bundle, serve_in_thread
 from tests.service.generation_fakes import FakeGenerator, generator_app

@@ -1,23 +1,49 @@
-"""Time to first token of one client, undisturbed and while an endless request of another client has every slot."""
+"""Figures of the service over HTTP: tokens a second of many streams (read by wrk, counted by the service's own metric), and the time to the
+first token of one client, undisturbed and while an endless request of another client has every slot.
+"""
 
 import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from http.client import HTTPConnection
 from typing import Any
 
-from loadtest.common.server import Server
+from loadtest.common import wrk
+from loadtest.common.server import Server, metrics
 from loadtest.errors import LoadtestError
 
-WARM = 5  # requests before those that count
-_TAKEN = 1 << 20  # bytes read at a time from answers that are ignored
+STREAM_TOKENS = 512
+_COUNTER = "vllm:generation_tokens_total"
+WARM = 5  # warm-up requests
+_TAKEN = 1 << 20  # bytes per read of answers that are ignored
+
+
+def tokens_per_s(server: Server, streams: int, seconds: float) -> float:
+    """Return tokens per second with `streams` connections, each of which requests one streamed text after the other."""
+    bodies = [
+        _body(server, prompt=f"text {seed}", seed=seed, max_tokens=STREAM_TOKENS, ignore_eos=True).decode() for seed in range(64 * streams)
+    ]
+    with ThreadPoolExecutor(1) as pool:
+        loading = pool.submit(wrk.run, server.url, bodies, connections=streams, seconds=2 * seconds + 2)
+        time.sleep(1 + seconds / 2)
+        before, started = drawn(server), time.perf_counter()
+        time.sleep(seconds)
+        after, elapsed = drawn(server), time.perf_counter() - started
+        loading.result()
+    return (after - before) / elapsed
+
+
+def drawn(server: Server) -> float:
+    """Return the number of tokens that the service has sampled so far."""
+    return sum(metrics(server.address, [_COUNTER]).values())
 
 
 def first_tokens_s(server: Server, seconds: float) -> tuple[float, ...]:
-    """Seconds from a request to its first token, of requests one after the other, each on a connection of its own."""
+    """Measure the seconds from request to first token. Requests follow one another, each on a new connection."""
     until, waits, number = time.perf_counter() + seconds, list[float](), 0
     while number < 2 * WARM or time.perf_counter() < until:
         number += 1
@@ -27,7 +53,7 @@ def first_tokens_s(server: Server, seconds: float) -> tuple[float, ...]:
 
 @contextmanager
 def all_slots_taken(server: Server, slots: int) -> Iterator[None]:
-    """One streamed request for as many endless texts as there are slots, which is read as fast as it comes."""
+    """Keep one streamed request for as many endless texts as there are slots. The answer is read as fast as it arrives."""
     asked = _body(server, n=slots, max_tokens=1_000_000, ignore_eos=True, prompt="def endless(", seed=1)
     head = f"POST {server.path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(asked)}\r\n\r\n"
     connection = socket.create_connection(("127.0.0.1", server.port))
