@@ -1,14 +1,14 @@
-"""Which inputs share one call of the runtime.
+"""Chooses the inputs that share one call of the runtime (a batch).
 
-The first input of a batch is chosen by turn, the others by length. Clients take turns by tokens (`fairness.py`): in interactive work a turn
-is an input, in bulk work some seconds of inputs. The inputs of one client keep their order of arrival. Other inputs join the batch, nearest
-length first, as long as the padding that they add costs less than a run of their own. The cost of a run, in tokens, depends on model and
-machine (a run reads all weights once, however short the input) and is measured at start. There is no timer: a free thread draws a batch of
-the inputs that are queued then.
+The first input of a batch is chosen by turn, the others by length. Clients take turns by tokens (`fairness.py`): in the interactive
+lane a turn is one input, in the bulk lane some seconds of inputs. The inputs of one client keep their order of arrival. Other inputs
+join the batch, nearest length first, as long as the padding that they add costs less than a runtime call of their own. The fixed cost
+of a call, in tokens, is measured at start (a call reads all weights, however short the input). There is no timer: a free thread takes
+a batch of the inputs that are queued then.
 
-Interactive work passes bulk work. A bulk input is drawn when it has waited `bulk_delay_s` longer than the first interactive input and since
-the last bulk batch, or when three times `max_batch_tokens` of interactive work were drawn since. So a long bulk request delays interactive
-work by one batch every `bulk_delay_s`, under overload by one batch in four, and is never starved.
+Interactive inputs are taken before bulk inputs. But a bulk input is taken if it and the last bulk batch are more than `bulk_delay_s`
+older than the first interactive input, or if 3 `max_batch_tokens` of interactive work were taken since. So bulk work delays
+interactive work by one batch every `bulk_delay_s`, under overload by one batch in four, and is never starved.
 """
 
 import bisect
@@ -20,13 +20,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from service.encoding.request import EncodeTask, RowOrError
-from service.overload.encoder import BULK_SHARE
 from service.runtime.fairness import FairOrder
 from service.runtime.lanes import Lane
 
+BULK_SHARE = 4  # while interactive work waits, bulk work gets at least one of every BULK_SHARE tokens
+
 
 class PendingRequest:
-    """A task and its results, which arrive in any order: `results[i]` is the row of input i, or its error."""
+    """A task with its results, which arrive in any order. `results[i]` is the output row of input i, or its error."""
 
     __slots__ = ("arrived", "cancelled", "on_done", "queue_traced", "remaining", "results", "started", "task")
 
@@ -35,13 +36,13 @@ class PendingRequest:
         self.arrived = arrived
         self.results: list[Any] = [None] * len(task.inputs)
         self.remaining = len(task.inputs)
-        self.started = False  # one of its inputs was drawn
-        self.queue_traced = False  # its trace has the time in the queue
+        self.started = False  # True once one of its inputs is in a batch
+        self.queue_traced = False  # True once its trace contains the time in the queue
         self.cancelled = False
-        self.on_done: Callable[[], None] | None = None  # called after the last result, on the event loop
+        self.on_done: Callable[[], None] | None = None  # called on the event loop after the last result
 
     def overdue(self, now: float, max_unstarted_s: float) -> bool:
-        """Whether it has waited longer than that, and none of its inputs was drawn."""
+        """Return whether the request has waited longer than `max_unstarted_s` without one of its inputs being put into a batch."""
         return not self.started and now - self.arrived > max_unstarted_s
 
     def set(self, index: int, result: RowOrError) -> None:
@@ -63,12 +64,12 @@ class QueuedInput:
     lane: Lane
     arrived: float
     key: bytes
-    waiters: list[tuple[PendingRequest, int]]  # with the index that the input has in each
+    waiters: list[tuple[PendingRequest, int]]  # each request, and the input's index in it
     client: str = ""
     taken: bool = False
 
     def needed(self, now: float, max_unstarted_s: float = math.inf) -> bool:
-        """Whether a request still waits for it: not cancelled, before its deadline, and not overdue."""
+        """Return whether some request still waits for this input: one that is not cancelled, not overdue and before its deadline."""
         return any(not each.cancelled and now < each.task.deadline and not each.overdue(now, max_unstarted_s) for each, _ in self.waiters)
 
     def start(self) -> None:
@@ -78,16 +79,16 @@ class QueuedInput:
 
 @dataclass
 class BatchingQueue:
-    """Not thread-safe: its owner holds a lock. `tokens` includes cancelled inputs until they are drawn and dropped."""
+    """A queue of inputs in two lanes. Not thread-safe: its owner holds a lock. `tokens` includes cancelled inputs until their turn."""
 
     max_batch_tokens: int
     run_cost_tokens: float
     bulk_delay_s: float
-    bulk_turn_tokens: float = 0.0  # of a client's turn in bulk work; 0: a turn is an input
+    bulk_turn_tokens: float = 0.0  # size of a client's turn in the bulk lane; 0: one input is one turn
     lanes: tuple["_Lane", "_Lane"] = field(init=False)
-    bulk_began: float = -math.inf  # when a bulk batch was last drawn
-    drawn_since_bulk: int = 0  # tokens of interactive work since then
-    max_unstarted_s: float = math.inf  # an interactive request that waits longer for its first input to be drawn is dropped
+    bulk_began: float = -math.inf  # when the last bulk batch was taken
+    drawn_since_bulk: int = 0  # interactive tokens taken since then
+    max_unstarted_s: float = math.inf  # an interactive request is dropped if none of its inputs is taken within this time
 
     def __post_init__(self) -> None:
         self.lanes = _Lane(), _Lane(self.bulk_turn_tokens)
@@ -100,14 +101,14 @@ class BatchingQueue:
         return sum(lane.tokens for lane in self.lanes)
 
     def tokens_before(self, lane: Lane) -> int:
-        """Queued tokens that are drawn before an input that arrives in this lane now, not counting the few bulk batches in between."""
+        """Return the queued tokens that are taken before an input that arrives in this lane now, except the few bulk batches."""
         return self.tokens if lane == Lane.BULK else self.lanes[lane].tokens
 
     def put(self, item: QueuedInput) -> None:
         self.lanes[item.lane].put(item)
 
     def take(self, now: float) -> tuple[list[QueuedInput], list[QueuedInput]]:
-        """The next batch, removed from the queue, and the items that were dropped because no request waits for them any more."""
+        """Remove the next batch from the queue. Returns it, and the inputs that were dropped because no request waits for them."""
         dropped: list[QueuedInput] = []
         head = self._oldest(now, dropped)
         if head is None:
@@ -153,7 +154,7 @@ class BatchingQueue:
         return Lane.BULK if due < interactive.head().arrived else Lane.INTERACTIVE
 
     def _joining(self, lane: "_Lane", longest: int, count: int) -> int | None:
-        """The queued length that adds the least padding to a batch of `count` inputs padded to `longest`; None if a run costs less."""
+        """Return the queued length that adds the least padding to `count` inputs padded to `longest`, or None if none should join."""
         best, best_padding = None, self.run_cost_tokens
         for length in lane.around(longest):
             padding = longest - length if length <= longest else (length - longest) * count
@@ -163,7 +164,7 @@ class BatchingQueue:
 
 
 class _Lane:
-    """The items of one lane, ordered by turn and also by length."""
+    """The queued inputs of one lane, ordered both by turn and by length."""
 
     def __init__(self, turn_tokens: float = 0.0) -> None:
         self.size = 0
@@ -172,7 +173,7 @@ class _Lane:
         self.by_client: dict[str, int] = {}  # queued tokens; items without a client have the key ""
         self._order = FairOrder(turn_tokens)
         self._numbers = itertools.count()
-        self._by_turn: list[_Turn] = []  # a heap; an item that was taken by length stays until it is first
+        self._by_turn: list[_Turn] = []  # a heap; an input that was taken by its length stays in it until it is first
         self._by_length: dict[int, list[_Turn]] = {}  # heaps
         self._lengths: list[int] = []  # the keys of _by_length, sorted
 
@@ -197,21 +198,21 @@ class _Lane:
         return self._by_length[length][0][2]
 
     def around(self, length: int) -> Iterator[int]:
-        """The queued lengths next to `length`: the nearest that is not longer, and the nearest that is longer."""
+        """Yield the queued lengths next to `length`: the longest that is at most `length`, and the shortest that is longer."""
         at = bisect.bisect_right(self._lengths, length)
         yield from self._lengths[max(at - 1, 0) : at + 1]
 
     def ahead(self, client: str, tokens: int) -> int:
-        """Queued tokens that are drawn before the next `tokens` of a client: its own, and of each other client at most as many."""
+        """Return the queued tokens taken before the next `tokens` of a client: all its own, and of each other client at most as many."""
         own = self.by_client.get(client, 0)
         return own + sum(min(queued, own + tokens) if other else queued for other, queued in self.by_client.items() if other != client)
 
     def capped(self, most: float) -> float:
-        """Queued tokens, of no client more than `most`; items without a client count in full."""
+        """Return the number of queued tokens, counting at most `most` for each client. Inputs without a client count in full."""
         return sum(min(queued, most) if client else queued for client, queued in self.by_client.items())
 
     def take(self, item: QueuedInput) -> QueuedInput:
-        """Remove an item that is the first of its length, as the head of a lane always is."""
+        """Remove and return an input that is the first of its length, as the head of a lane always is."""
         length = len(item.ids)
         bucket = self._by_length[length]
         tag, _, first = heapq.heappop(bucket)

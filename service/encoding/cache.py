@@ -1,4 +1,4 @@
-"""A cache of computed rows, bounded in bytes. The least recently used row is removed first."""
+"""A cache of computed output rows, bounded in bytes. The least recently used row is removed first."""
 
 from collections import OrderedDict
 from hashlib import blake2b
@@ -7,13 +7,13 @@ import numpy as np
 
 from service.runtime.onnx import Array
 
-_ENTRY_BYTES = 300  # of the dictionary entry, the key and the array header, besides the numbers
+_ENTRY_BYTES = 300  # size of the dictionary entry, the key and the array header, without the numbers
 
 
 def key_of(fingerprint: str, output: str, ids: list[int], type_ids: list[int] | None) -> bytes:
-    """A hash of all that a row depends on: the model's bytes, the graph's output (with pooling and normalisation), the ids and types.
+    """Return a hash of everything that a row depends on: the model's bytes, the graph's output, ids and types.
 
-    Dimensions and number format are derived from the cached row.
+    Dimensions and number format are left out, because they are applied to the cached row.
     """
     digest = blake2b(f"{fingerprint} {output} ".encode(), digest_size=16)
     digest.update(np.array(ids, np.int32).tobytes())
@@ -23,7 +23,7 @@ def key_of(fingerprint: str, output: str, ids: list[int], type_ids: list[int] | 
 
 
 class VectorCache:
-    """Used on the event loop only."""
+    """An LRU cache of rows. Used on the event loop only."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -40,7 +40,7 @@ class VectorCache:
         return row
 
     def put(self, key: bytes, row: Array) -> None:
-        """Keep `row`, which must own its memory: a view would keep the memory of its whole batch."""
+        """Add a row. It must own its memory, because a view would keep the memory of its whole batch."""
         cost = row.nbytes + _ENTRY_BYTES
         if cost > self.max_bytes or key in self._rows:
             return

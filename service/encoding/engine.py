@@ -1,7 +1,7 @@
-"""The engine of one encoder: its queue, and the threads that compute it. No HTTP and no Ray here.
+"""The engine of one encoder: a queue, and the threads that compute the queued inputs. No HTTP and no Ray here.
 
-Requests are handled on the event loop. `concurrent_runs` threads call the runtime, and each draws its own next batch, so that no core waits
-for the event loop between two batches. One lock, held for microseconds, guards the queue and the counters that both sides use.
+Requests are handled on the event loop. `concurrent_runs` threads call the runtime. Each takes its own next batch, so that no core
+waits for the event loop between two batches. One lock, held for microseconds, guards the queue and the counters that both sides use.
 """
 
 import asyncio
@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 from export import contract
 from service.encoding.batching import PendingRequest, QueuedInput
 from service.encoding.cache import VectorCache, key_of
-from service.encoding.queue import EncoderQueue
+from service.encoding.queue import EncoderLimits, EncoderQueue
 from service.encoding.request import NO_DEADLINE, EncodeTask, RowOrError
 from service.errors import DeadlineExceeded, NotReady, Overloaded, RuntimeFailed, ServiceError
-from service.overload.encoder import EncoderLimits
 from service.runtime.lanes import Lane
 from service.runtime.offered import Offered
 from service.runtime.onnx import Array, Session, device_lost
@@ -38,9 +37,9 @@ log = logging.getLogger("attnserve")
 
 
 class EncoderEngine:
-    """Computes rows of a graph output, in batches of inputs of several requests.
+    """An engine that computes rows of a graph output. A batch contains inputs of several requests.
 
-    `start` and `run` belong to one event loop.
+    `start` and `run` must be called on the same event loop.
     """
 
     def __init__(
@@ -59,16 +58,15 @@ class EncoderEngine:
         self._metrics = metrics
         self._cache = cache
         self._tracer = tracer
-        self._changed = threading.Condition()  # guards the next three
+        self._changed = threading.Condition()  # guards the queue, its admission and `_closed`
         self.offered = Offered(metrics.offered.inc)
         self._queue = EncoderQueue(limits, self.offered)
-        self._admission = self._queue.admission
         self._closed = False
         self._device_lost = False
         self._threads: list[threading.Thread] = []
-        self._in_flight: dict[bytes, QueuedInput] = {}  # by key; event loop only
+        self._in_flight: dict[bytes, QueuedInput] = {}  # by cache key: inputs that are queued or computed; event loop only
         self._last_run_failed = False
-        self._began: dict[int, float] = {}  # by thread: when its current run began
+        self._began: dict[int, float] = {}  # by thread: when its current runtime call began
         metrics.queue_size.set_function(lambda: len(self._queue))
         metrics.queue_tokens.set_function(lambda: self._queue.tokens)
         metrics.rate.set_function(lambda: self.tokens_per_s)
@@ -76,7 +74,7 @@ class EncoderEngine:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self) -> None:
-        """Start the threads. Called on the event loop that calls `run`."""
+        """Start the threads. Call it on the event loop that calls `run`."""
         self._loop = asyncio.get_running_loop()
         for number in range(self.limits.concurrent_runs):
             thread = threading.Thread(target=self._work, name=f"runtime-{number}", daemon=True)
@@ -93,43 +91,43 @@ class EncoderEngine:
 
     @property
     def healthy(self) -> bool:
-        """Warm, every thread alive, and the last runtime call succeeded."""
+        """Whether the engine was started, every thread is alive, and the last runtime call succeeded."""
         return bool(self._threads) and self.alive and not self._last_run_failed
 
     @property
     def alive(self) -> bool:
-        """No thread has died; true before `start`."""
+        """Whether no thread has died. True before `start`."""
         return all(thread.is_alive() for thread in self._threads)
 
     @property
     def stuck_s(self) -> float:
-        """Seconds that the oldest call of the runtime has taken so far; 0 if none runs."""
+        """Seconds since the oldest current runtime call began; 0 if no call runs."""
         began = list(self._began.values())
         return time.monotonic() - min(began) if began else 0.0
 
     @property
     def queued_tokens(self) -> int:
         """Queued or running."""
-        return self._queue.tokens + self._admission.running_tokens
+        return self._queue.tokens + self._queue.running_tokens
 
     @property
     def tokens_per_s(self) -> float:
-        return self._admission.tokens_per_s
+        return self._queue.tokens_per_s
 
     def check(self, lane: Lane, client: str = "") -> None:
         """Raise QueueTooLong if the queue of this lane is too long for another request of this client."""
         with self._changed:
-            self._admission.check(lane, time.monotonic(), client)
+            self._queue.check(lane, time.monotonic(), client)
 
     def refused(self, tokens: float) -> None:
-        """Count tokens that a gateway refused, as offered load."""
+        """Add tokens that a gateway refused to the offered load."""
         self.offered.add(tokens / self.tokens_per_s)
 
     async def run(self, task: EncodeTask) -> list[RowOrError]:
-        """The row of each input, in order, or its error.
+        """Compute the task. Returns the row of each input, in order, or its error.
 
-        Raises Overloaded or NeverFits before anything is queued, DeadlineExceeded at the deadline. Cancelling the caller drops its inputs
-        from the queue.
+        Raises Overloaded or NeverFits before anything is queued, and DeadlineExceeded at the deadline. If the caller is cancelled, its
+        inputs are dropped from the queue.
         """
         if self._loop is None:
             raise NotReady("the model is still being started")
@@ -183,7 +181,7 @@ class EncoderEngine:
             else:
                 item = own[key] = QueuedInput(encoded.ids, encoded.type_ids, output, lane, now, key, [(request, index)], task.client)
                 new.append(item)
-        self._admit(new, lane, task.deadline)  # raises before anything was changed
+        self._admit(new, lane, task.deadline)  # may raise, so it comes before any change
         for item, index in joined:
             item.waiters.append((request, index))
         self._in_flight.update(own)
@@ -202,7 +200,7 @@ class EncoderEngine:
             self._changed.notify(len(items))
 
     def _deliver(self, items: Sequence[QueuedInput], rows: Sequence[RowOrError], started: float = 0.0, elapsed: float = 0.0) -> None:
-        """Give each item's row to the requests that wait for it, and to the cache. `started` and `elapsed` are those of its run."""
+        """Pass each input's row to the requests that wait for it, and to the cache. `started` and `elapsed`: of its runtime call."""
         for item, row in zip(items, rows, strict=True):
             if self._in_flight.get(item.key) is item:
                 del self._in_flight[item.key]
@@ -215,7 +213,7 @@ class EncoderEngine:
                     request.set(index, row)
 
     def _complete(self, batch: Sequence[QueuedInput], rows: Sequence[RowOrError], started: float, elapsed: float) -> None:
-        """Deliver the rows of a run, then update the metrics."""
+        """Deliver the rows of a runtime call, then update the metrics."""
         self._deliver(batch, rows, started, elapsed)
         tokens, padded = sum(len(item.ids) for item in batch), max(len(item.ids) for item in batch) * len(batch)
         metrics = self._metrics
@@ -229,7 +227,7 @@ class EncoderEngine:
             self._tracer.batch(batch, rows, started, elapsed)
 
     def _drop(self, items: Sequence[QueuedInput]) -> None:
-        """Fail the waiters of dropped items. A waiter that joined while its item was being dropped is requeued."""
+        """Fail the requests that wait for dropped inputs. If a request joined an input during its drop, the input is queued again."""
         now = time.monotonic()
         for item in items:
             waiting = [(each, index) for each, index in item.waiters if not each.cancelled and now < each.task.deadline]
@@ -242,13 +240,11 @@ class EncoderEngine:
             item.waiters = [waiter for waiter in item.waiters if waiter not in overdue]
             self._deliver([item], [DeadlineExceeded("the request's deadline passed while it was queued")])
             item.waiters = overdue
-            self._deliver(
-                [item], [Overloaded("Model is overloaded: it took too long to begin", retry_after_s=self._admission.short_queue_s)]
-            )
+            self._deliver([item], [Overloaded("Model is overloaded: it took too long to begin", retry_after_s=self._queue.short_queue_s)])
             if alive:
                 again = dataclasses.replace(item, waiters=alive, taken=False)
                 with self._changed:
-                    closed = self._closed  # `stop` has emptied the queue for the last time
+                    closed = self._closed  # if so, `_close` has already emptied the queue
                     if not closed:
                         self._queue.put(again)
                         self._changed.notify()
@@ -278,12 +274,12 @@ class EncoderEngine:
                 with self._changed:
                     self._queue.ended(draw, elapsed, answered=any(not isinstance(row, ServiceError) for row in rows))
                 self._post(self._complete, batch, rows, started, elapsed)
-            if self._device_lost:  # for this process: `alive` becomes false, so the process is replaced
+            if self._device_lost:  # end this thread: `alive` becomes false, so the process is replaced
                 self._post(self._close)
                 return
 
     def _run(self, batch: list[QueuedInput], alone: bool) -> Sequence[RowOrError]:
-        """One runtime call. An error, or a row that must not be sent, fails only the inputs of this batch."""
+        """Make one runtime call. An error fails only the inputs of this batch, and an invalid row only its own input."""
         outputs = sorted({item.output for item in batch})
         typed = [item.type_ids for item in batch if item.type_ids is not None]
         try:
@@ -292,18 +288,18 @@ class EncoderEngine:
             lengths = [len(item.ids) for item in batch]
             fit = {name: _may_be_sent(name, array, lengths) for name, array in arrays.items()}
             rows = [self._row(item, arrays[item.output][at], fit[item.output][at]) for at, item in enumerate(batch)]
-        except BaseException as error:  # also SystemExit: if this thread ended, queued items would wait forever
+        except BaseException as error:  # also SystemExit, because without this thread queued inputs would wait forever
             self._last_run_failed = True
             self._device_lost |= device_lost(error)
             traced = traces(each.task.traceparent for item in batch for each, _ in list(item.waiters))  # the event loop may add waiters
             log.exception("run failed", extra={"inputs": len(batch), "tokens": sum(len(item.ids) for item in batch), **traced})
-            # One exception object per request, since raising it sets its traceback.
+            # Each input gets its own exception object, because raising an exception changes its traceback.
             return [RuntimeFailed(f"the runtime failed on a batch of {len(batch)}; the log says why") for _ in batch]
         self._last_run_failed = False
         return rows
 
     def _row(self, item: QueuedInput, row: Array, fit: bool) -> RowOrError:
-        """A copy of an item's own row, without padding, so that the memory of its batch is freed."""
+        """Return a copy of the input's row without padding, so that the batch's memory is freed, or an error unless `fit`."""
         if not fit:
             self._metrics.bad_outputs.inc()
             return RuntimeFailed("the model's output for this input is not finite or has no length; it was withheld")
@@ -311,7 +307,7 @@ class EncoderEngine:
 
     def _post(self, callback: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed, and no caller waits
+        with contextlib.suppress(RuntimeError):  # raised if the loop is closed, and then no caller waits
             self._loop.call_soon_threadsafe(callback, *arguments)
 
 
@@ -330,9 +326,9 @@ def _expire(done: "asyncio.Future[None]") -> None:
 
 
 def _may_be_sent(output: str, array: Array, lengths: Sequence[int]) -> NDArray[np.bool_]:
-    """(B,) bool: whether a row may be sent: without NaN and Inf, no vector of length 0, and of length 1 if normalised."""
+    """Return for each row, (B,) bool, whether it may be sent: no NaN or Inf, no vector of length 0, and length 1 if normalised."""
     flat = array.reshape(len(array), -1)
-    squares: Array = np.einsum("bd,bd->b", flat, flat)  # NaN and Inf reach the sum
+    squares: Array = np.einsum("bd,bd->b", flat, flat)  # a NaN or Inf shows in the sum
     if output == contract.EMBEDDING:
         fit: NDArray[np.bool_] = np.abs(squares - 1) < 1e-2
     else:

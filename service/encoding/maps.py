@@ -1,4 +1,4 @@
-"""Attention weights of a text, from a bundle's attention graph: one text at a time, on a thread apart from the engines."""
+"""Computes the attention weights of a text with a bundle's attention graph, one text at a time, on a thread of its own."""
 
 import asyncio
 import logging
@@ -17,22 +17,22 @@ from service.runtime.onnx import Array, in_a_line, shrinking
 
 log = logging.getLogger("attnserve")
 
-_MOST_WAITING = 8  # texts, of all models; each takes milliseconds
+_MOST_WAITING = 8  # waiting texts of all models together; each takes milliseconds
 _RETRY_AFTER_S = 1.0
 
 
 class AttentionMaps:
-    """The attention graphs of one process. A graph is opened for its first text. One thread runs them, one text at a time."""
+    """The attention graphs of one process. A graph is opened for the first text that needs it. One thread computes text by text."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="maps")
-        self._sessions: dict[str, Any] = {}  # by the bundle's fingerprint; used by the thread only
-        self._waiting = 0  # used on the event loop only
+        self._sessions: dict[str, Any] = {}  # ONNX sessions by the bundle's fingerprint; used by the thread only
+        self._waiting = 0  # number of waiting texts; used on the event loop only
 
     async def of(
         self, bundle: Path, manifest: contract.Manifest, ids: Sequence[int], layers: Sequence[int], deadline: float = NO_DEADLINE
     ) -> list[Array]:
-        """(H, N, N) for each of these layers. Raises Overloaded, DeadlineExceeded, RuntimeFailed."""
+        """Return the attention weights (H, N, N) of each of these layers. Raises Overloaded, DeadlineExceeded, RuntimeFailed."""
         if self._waiting >= _MOST_WAITING:
             raise Overloaded(f"{self._waiting} texts wait for their attention already, which is the most", retry_after_s=_RETRY_AFTER_S)
         self._waiting += 1
@@ -45,7 +45,7 @@ class AttentionMaps:
             self._waiting -= 1
 
     def close(self) -> None:
-        """Finish the current text, and start no other."""
+        """Finish the current text and cancel the waiting texts."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, bundle: Path, manifest: contract.Manifest, ids: Sequence[int], layers: Sequence[int]) -> list[Array]:
@@ -67,7 +67,7 @@ class AttentionMaps:
 
 
 def check_maps(bundle: Path, manifest: contract.Manifest) -> None:
-    """Run the attention graph with two tokens. BundleError if its outputs are not as in the manifest."""
+    """Run the attention graph with two tokens. Raises BundleError if an output is not finite or not of the manifest's shape."""
     if manifest.attention_graph is None:
         return
     graph = bundle / manifest.attention_graph.file
@@ -86,7 +86,7 @@ def _opened(bundle: Path, manifest: contract.Manifest, *, optimised: bool = True
 
     assert manifest.attention_graph is not None
     options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1  # the engines have threads of their own
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # leaves the other cores to the engines
     options.log_severity_level = 3
     if not optimised:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

@@ -1,21 +1,45 @@
-"""The queue of one engine: requests enter by admission, and leave in batches. No thread and no clock: the owner passes the time."""
+"""The queue of one encoder: requests enter by admission, and leave in batches, which are short under overload.
 
+No thread and no clock: the owner holds a lock and passes the time, so a test can simulate everything.
+"""
+
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from service.encoding.batching import BatchingQueue, QueuedInput
-from service.overload.encoder import EncoderAdmission, EncoderLimits
+from service.encoding.batching import BULK_SHARE, BatchingQueue, QueuedInput
+from service.errors import DeadlineExceeded, NeverFits, Overloaded, QueueTooLong
+from service.overload.queue_bound import QueueBound
 from service.runtime.lanes import Lane
+from service.runtime.moving_average import averaged
 from service.runtime.offered import Offered
 
-# A client's turn of bulk work, as a part of the tokens that are computed in `max_bulk_wait_s`. A request of at most one turn is computed
-# whole before the next one.
+# The size of a client's turn in the bulk lane, as a share of the tokens that are computed in `max_bulk_wait_s`. A request that fits
+# into one turn is computed completely before the next request.
 _BULK_TURN = 1 / 8
+_SHORT_QUEUE = 0.25  # of `max_batch_tokens`: keeps every thread busy, and fits into one short run
+_SHORT_RUN = 0.5  # of `max_batch_tokens`: a run under overload, so that an admitted request waits for one short run and for its own
+_UNSTARTED_QUEUES = 3.0  # short queues: a request that waits longer was queued before the bound was so low, and is dropped
+_SMALL = 1 / 8  # of `max_batch_tokens`: queued tokens of one client beyond this do not delay a new client
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderLimits:
+    """Bounds of one engine, all in tokens or seconds. `tokens_per_s` and `run_cost_tokens` are as measured at start."""
+
+    max_queue_tokens: int = 524_288
+    max_batch_tokens: int = 512
+    run_cost_tokens: float = 16.0
+    tokens_per_s: float = 5_000.0
+    bulk_delay_s: float = 2.0
+    concurrent_runs: int = 1
+    max_wait_s: float = 1.0
+    max_bulk_wait_s: float = 30.0
 
 
 @dataclass(frozen=True)
 class Draw:
-    """A batch for one run, the items dropped on the way to it, and whether the run is alone or leaves others in the queue."""
+    """A batch for one runtime call, and the inputs dropped while it was taken. `alone`: no other call runs and the queue is empty."""
 
     batch: list[QueuedInput]
     dropped: list[QueuedInput]
@@ -28,29 +52,136 @@ class Draw:
 
 
 class EncoderQueue(BatchingQueue):
-    """Used by one thread at a time: its owner holds a lock."""
+    """Admits requests, in tokens and in time, and measures the rate at which they are computed. Used by one thread at a time."""
 
     def __init__(self, limits: EncoderLimits, offered: Offered | None = None) -> None:
         turn_tokens = _BULK_TURN * limits.max_bulk_wait_s * limits.tokens_per_s
         super().__init__(limits.max_batch_tokens, limits.run_cost_tokens, limits.bulk_delay_s, turn_tokens)
-        self.admission = EncoderAdmission(limits, self, offered or Offered())
+        self._limits = limits
+        self._offered = offered or Offered()
+        self.tokens_per_s = limits.tokens_per_s  # of all concurrent runs, moving average
+        self.running = self.running_tokens = 0  # runs, and their tokens
+        self._bounds = QueueBound(limits.max_wait_s), QueueBound(limits.max_bulk_wait_s)  # by lane
+        self._request_tokens = [0.0, 0.0]  # of a request, by lane, moving average
+        # Bulk work gets what interactive work leaves: seconds between two of its tokens, moving average, and when the last one was drawn.
+        self._bulk_token_s = 0.0
+        self._bulk_drawn = 0.0
+
+    @property
+    def short_queue_s(self) -> float:
+        """The bound of a queue under overload."""
+        return _SHORT_QUEUE * self._limits.max_batch_tokens / self.tokens_per_s
+
+    def check(self, lane: Lane, now: float, client: str) -> None:
+        """Raise QueueTooLong if the queue of this lane is too long for another request of this client, before its tokens are known."""
+        tokens = self._request_tokens[lane]
+        try:
+            self._check_wait(lane, now, client, 1, arriving=tokens)
+        except QueueTooLong:
+            self._count_refusal(tokens)
+            raise
 
     def enter(self, items: Sequence[QueuedInput], lane: Lane, now: float, deadline: float) -> None:
-        """Queue all inputs of one request, or none: see `EncoderAdmission.admit`."""
+        """Queue all inputs of one request, or raise Overloaded, NeverFits or DeadlineExceeded."""
         if items:
-            self.admission.admit(sum(len(item.ids) for item in items), lane, now, items[0].client, deadline)
+            self._admit(sum(len(item.ids) for item in items), lane, now, items[0].client, deadline)
         for item in items:
             self.put(item)
 
     def draw(self, now: float) -> Draw:
-        """The next batch. `ended` is called when its run ends."""
-        self.max_batch_tokens, self.max_unstarted_s = self.admission.batch_bounds(now)
+        """Take the next batch from the queue. Call `ended` when its runtime call ends."""
+        self.max_batch_tokens, self.max_unstarted_s = self._limits.max_batch_tokens, math.inf
+        if self._bounds[Lane.INTERACTIVE].overloaded(now):
+            self.max_batch_tokens = int(self._limits.max_batch_tokens * _SHORT_RUN)
+            self.max_unstarted_s = _UNSTARTED_QUEUES * self.short_queue_s
         batch, dropped = self.take(now)
-        draw = Draw(batch, dropped, alone=not self.admission.running and not len(self), leaves_some=len(self) > 0)
+        draw = Draw(batch, dropped, alone=not self.running and not len(self), leaves_some=len(self) > 0)
         if batch:
-            self.admission.started(draw.tokens, batch[0].lane, now)
+            tokens, lane = draw.tokens, batch[0].lane
+            self.running += 1
+            self.running_tokens += tokens
+            self._bounds[lane].arrivals.started(tokens / self.tokens_per_s)
+            if lane == Lane.BULK:
+                self._bulk_token_s = averaged(self._bulk_token_s, (now - self._bulk_drawn) / tokens)
+                self._bulk_drawn = now
         return draw
 
     def ended(self, draw: Draw, seconds: float, *, answered: bool) -> None:
-        """The run of this batch took so long. Unless `answered`, it failed."""
-        self.admission.ended(draw.tokens, seconds, measured=answered, queue_left=draw.leaves_some)
+        """The run of this batch took so long. Unless `answered`, the rate stays as it is: a run that fails may end at once."""
+        rate = self.running * draw.tokens / seconds
+        if answered and (draw.leaves_some or rate > self.tokens_per_s):  # a run that is short by chance can raise the rate but not lower it
+            self.tokens_per_s = averaged(self.tokens_per_s, rate)
+        self.running -= 1
+        self.running_tokens -= draw.tokens
+
+    def _admit(self, tokens: int, lane: Lane, now: float, client: str, deadline: float) -> None:
+        if tokens > (limit := self._limits.max_queue_tokens):
+            raise NeverFits(f"the request has {tokens} tokens and the queue holds {limit}: send it in parts")
+        if (left_s := deadline - now) <= 0:
+            raise DeadlineExceeded("the request's deadline passed before it was queued")
+        self._request_tokens[lane] = averaged(self._request_tokens[lane], tokens)
+        try:
+            self._check_wait(lane, now, client, tokens, arriving=tokens)
+            self._count_arrival(lane, now, tokens)
+            self._check_room(tokens, lane, left_s)
+        except Overloaded:
+            self._count_refusal(tokens)
+            raise
+        self._offered.add(tokens / self.tokens_per_s)
+        if lane == Lane.BULK and not self.lanes[lane].tokens:
+            self._bulk_token_s, self._bulk_drawn = 1 / self.tokens_per_s, now
+
+    def _check_wait(self, lane: Lane, now: float, client: str, tokens: int, *, arriving: float) -> None:
+        """QueueTooLong for a request of so many tokens. If every client is refused, `arriving` tokens count as arrived."""
+        bound, queue = self._bounds[lane], self.lanes[lane]
+        before = self.tokens_before(lane)
+        queue_s = before / self.tokens_per_s
+        if lane == Lane.BULK:
+            queue_s = max(queue_s, queue.tokens * self._bulk_pace_s(now))
+        if queue_s <= bound.bound_s(now, self.short_queue_s):  # the clients need not be compared
+            return
+        if client:
+            ahead = queue.ahead(client, tokens)
+            queue_s = (before - queue.tokens + ahead) / self.tokens_per_s
+            if lane == Lane.BULK:
+                queue_s = max(queue_s, ahead * self._bulk_pace_s(now))
+        for_all = self._too_long_for_all(lane, now)
+        try:
+            bound.check(now, queue_s, self.short_queue_s, for_all=for_all)
+        except QueueTooLong:
+            if for_all:
+                self._count_arrival(lane, now, arriving)
+            raise
+
+    def _too_long_for_all(self, lane: Lane, now: float) -> bool:
+        """Whether a small request of a new client would wait too long as well. Otherwise only a few clients ask for too much."""
+        waits_s = self.lanes[lane].capped(_SMALL * self._limits.max_batch_tokens) / self.tokens_per_s
+        return waits_s > self._bounds[lane].bound_s(now, self.short_queue_s)
+
+    def _check_room(self, tokens: int, lane: Lane, left_s: float) -> None:
+        """Overloaded if there is no room for so many tokens, or not enough time."""
+        limit, queued = self._limits.max_queue_tokens, self.tokens
+        if (excess := queued + tokens - limit) > 0:
+            raise Overloaded(
+                f"Model is overloaded: {queued} of {limit} tokens are queued and the request has {tokens}",
+                retry_after_s=excess / self.tokens_per_s,
+            )
+        if (wait_s := (self.tokens_before(lane) + self.running_tokens) / self.tokens_per_s) > left_s:
+            raise Overloaded(
+                f"Model is overloaded: the queue needs about {wait_s:.2f} s and the request gives it {left_s:.2f} s",
+                retry_after_s=wait_s - left_s,
+            )
+
+    def _bulk_pace_s(self, now: float) -> float:
+        """Seconds per queued token of bulk work: as measured, and under an overload of interactive work no less than by the
+        guaranteed share, since the measured pace follows an overload only slowly."""
+        least = BULK_SHARE / self.tokens_per_s if self._bounds[Lane.INTERACTIVE].overloaded(now) else 0.0
+        return max(self._bulk_token_s, least)
+
+    def _count_arrival(self, lane: Lane, now: float, tokens: float) -> None:
+        if lane == Lane.INTERACTIVE:  # bulk work may arrive far faster than it is done: its long queue is meant for that
+            self._bounds[lane].arrivals.arrived(now, tokens / self.tokens_per_s)
+
+    def _count_refusal(self, tokens: float) -> None:
+        if self._offered.counts_refusals:
+            self._offered.add(tokens / self.tokens_per_s)

@@ -1,4 +1,4 @@
-"""A request to an encoder and its answer: `EncodeRequest` in a client's terms, `EncodeTask` the same as token ids for an engine."""
+"""A request to an encoder and its answer. `EncodeRequest` has a client's inputs, `EncodeTask` has token ids for an engine."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -13,37 +13,37 @@ from service.tokenization.texts import Cut, Cutting, Encoded, Input
 NO_DEADLINE = math.inf
 
 RowOrError = Array | ServiceError
-OnRow = Callable[[int, RowOrError], None]  # is given the index of an input and its row, as soon as that is computed
+OnRow = Callable[[int, RowOrError], None]  # called with an input's index and row, as soon as the row is computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodeRequest:
-    """Inputs, and the rows to compute for them. `Model.answer` runs it, with the deadline, client and lane of a `Call`.
+    """A client's inputs, and the output to compute for them. `Model.answer` runs it with the deadline, client and lane of a `Call`.
 
-    The last three bound the size of the answer before it is computed.
+    The last three fields give the size of the answer, which is checked before anything is computed.
     """
 
     inputs: Sequence[Input]
-    output: str | None = None  # of the graph; None: the model's default
-    cut: Cut | None = None  # None: by the setting `auto_truncate`
+    output: str | None = None  # name of the graph's output; None: the model's default
+    cut: Cut | None = None  # how to shorten long inputs; None: by the setting `auto_truncate`
     prompt: str | None = None  # put before each text; None: the model's default
-    row_width: int | None = None  # numbers of each row in the answer; None: all
-    number_bytes: float = NUMBER_BYTES  # of each number in the answer
-    padded: bool = False  # every row has as many tokens as the longest
+    row_width: int | None = None  # how many numbers of each row are sent; None: all
+    number_bytes: float = NUMBER_BYTES  # size of a number in the answer
+    padded: bool = False  # each row is padded to the longest
 
 
 @dataclass(slots=True, kw_only=True)
 class EncodeTask:
-    """Token ids, and the rows to compute for them, by an engine of this process or of a pool.
+    """Token ids, and the output that an engine computes for them, in this process or in a pool.
 
-    A row is float32: (D,) of a vector, (N, D) of token vectors, (L,) of logits.
+    A row of the output is float32: (D,) of a vector, (N, D) of token vectors, (L,) of L logits.
     """
 
     inputs: Sequence[Encoded]
     output: str
     lane: Lane = Lane.INTERACTIVE
     deadline: float = NO_DEADLINE  # in `time.monotonic()` seconds
-    client: str = ""  # takes its share of the queue; "": counts as all clients
+    client: str = ""  # gets a fair share of the queue; "": no share of its own; its tokens count in full
     traceparent: str | None = None  # None: not traced
     use_cache: bool = True
     spent: Spent = field(default_factory=Spent)  # added to
@@ -56,14 +56,14 @@ class EncodeTask:
 
 @dataclass(frozen=True)
 class EncodeAnswer:
-    """The rows of one request, in the order of its inputs. A row is an error only if the request asked for errors by item."""
+    """The rows of one request, in the order of its inputs. A row is an error only if `call.item_errors` is set."""
 
     rows: list[RowOrError]
     encoded: list[Encoded | ServiceError]
 
     @property
     def n_tokens(self) -> int:
-        """Tokens of all inputs, cached ones included."""
+        """The number of tokens of all inputs, cached inputs included."""
         return sum(len(item.ids) for item in self.encoded if isinstance(item, Encoded))
 
     @property

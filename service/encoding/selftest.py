@@ -1,4 +1,4 @@
-"""The self-test of a bundle before it is served, by its golden vectors, and its rate on this machine."""
+"""The self-test of a bundle with its golden vectors before it is served, and a measurement of its speed on this machine."""
 
 import statistics
 import time
@@ -12,15 +12,15 @@ from service.errors import ServiceError
 from service.runtime.onnx import Array, Session, in_a_line
 from service.tokenization.texts import Cut, TextEncoder
 
-_SHORT, _LONG, _MANY = 16, 64, 8  # tokens of a short and a longer input, inputs of a batch
+_SHORT, _LONG, _MANY = 16, 64, 8  # tokens of a short input and of a long input, and inputs in a batch
 _ANY_TOKEN = 0
-_LONGEST, _BEGIN_S = 2_048, 0.05  # an input beyond the model's positions fails at once, so a good one need not be computed to its end
-_LEAST_RUNS, _MOST_RUNS, _ENOUGH_S = 3, 7, 0.1  # for each measurement: a slow model needs fewer, and they delay the start
+_LONGEST, _BEGIN_S = 2_048, 0.05  # a too long input fails at once, so the run is stopped after 0.05 s
+_LEAST_RUNS, _MOST_RUNS, _ENOUGH_S = 3, 7, 0.1  # runs per measurement, and seconds after which no more runs are made
 
 
 @dataclass(frozen=True)
 class SelfTest:
-    """How close this process comes to the golden rows: the lowest cosine, or the largest error of a logit."""
+    """How close this process's outputs are to the golden rows: the lowest cosine, or the largest error of a logit."""
 
     n_texts: int
     min_cosine: float | None
@@ -29,15 +29,15 @@ class SelfTest:
 
 @dataclass(frozen=True)
 class MeasuredRate:
-    """The speed of a run on one core. `run_cost_tokens`: so many tokens of padding cost as much as the fixed cost of a run."""
+    """The speed of one core. `run_cost_tokens`: the fixed cost of a call, as the number of padding tokens that cost the same time."""
 
     tokens_per_s: float
     run_cost_tokens: float
 
 
 def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, session: Session) -> SelfTest:
-    """Run the golden inputs, and every other output once. BundleError if a row differs by more than the bundle allows."""
-    golden = contract.read_golden(bundle)
+    """Compute the golden inputs, and every output once. Raises BundleError if a row differs by more than the bundle allows."""
+    golden = contract.read_golden(bundle, contract.Golden)
     output, bound = manifest.traits.output, manifest.traits.golden_bound
     if getattr(golden, bound) is None:
         raise contract.BundleError(f"{bundle / contract.GOLDEN} has no {bound}, by which a bundle of kind {manifest.kind} is judged")
@@ -46,7 +46,7 @@ def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, 
     inputs = list(golden.texts) if golden.pairs is None else list(zip(golden.texts, golden.pairs, strict=True))
     ids, types = [], []
     for item in inputs:
-        # A golden text may be empty, which `encode` refuses in a request: so its ids come from the tokenizer directly.
+        # A golden text may be empty, but `encode` refuses an empty text, so this text's ids come from the tokenizer directly.
         (encoded,) = texts.encode([item or texts.tokenizer.encode("").ids], cut=Cut())
         if isinstance(encoded, ServiceError):
             raise contract.BundleError(f"{bundle / contract.GOLDEN}: {item!r} cannot be encoded: {encoded}")
@@ -71,7 +71,7 @@ def check_golden(bundle: Path, manifest: contract.Manifest, texts: TextEncoder, 
 
 
 def _check_served(bundle: Path, manifest: contract.Manifest, session: Session, ids: list[int], types: list[int]) -> None:
-    """Compute every output once, and begin an input of the greatest length. BundleError if one fails."""
+    """Compute every output once, and start an input of the greatest length. Raises BundleError if one of these fails."""
     sizes = {"B": 1, "N": len(ids)}
     named = [tensor.name for tensor in manifest.graph.outputs]
     made = session.run(named, [ids], [types], alone=True)
@@ -93,9 +93,9 @@ def _check_served(bundle: Path, manifest: contract.Manifest, session: Session, i
 
 
 def measure_rate(session: Session, output: str, max_tokens: int) -> MeasuredRate:
-    """Three measurements, each the median of a few runs: one short input, many short ones, and many short ones with a longer one.
+    """Measure the speed by three medians of a few runs: one short input, many short inputs, and many short inputs with a longer one.
 
-    The third gives the cost of padding, which in a graph that packs its tokens is the cost in the attention only.
+    The third gives the cost of padding. In a graph that packs its tokens, this is the cost in the attention only.
     """
     short, long = min(_SHORT, max_tokens), min(_LONG, max_tokens)
     one, many = _median_s(session, output, [short]), _median_s(session, output, [short] * _MANY)
@@ -104,7 +104,7 @@ def measure_rate(session: Session, output: str, max_tokens: int) -> MeasuredRate
     ragged = [long] + [short] * (_MANY - 1)
     padding = max(long * len(ragged) - sum(ragged), 1)
     per_padding_s = (_median_s(session, output, ragged) - run_cost_s - sum(ragged) * per_token_s) / padding
-    # A cost near zero is noise, and would put inputs of any lengths into one batch.
+    # A measured cost near zero is noise. With it, inputs of very different lengths would share a batch.
     price_s = min(max(per_padding_s, per_token_s / 10), per_token_s)
     return MeasuredRate(tokens_per_s=1 / per_token_s, run_cost_tokens=min(run_cost_s / price_s, 1024.0))
 

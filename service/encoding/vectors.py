@@ -1,7 +1,7 @@
-"""The forms a vector is sent in: cut to fewer dimensions, renormalised, then as floats, bytes or bits.
+"""Converts a vector to the form in which it is sent: cut to fewer dimensions, renormalised, then written as floats, bytes or bits.
 
-Quantised forms follow sentence-transformers where it needs no calibration (bits), and scale each vector by its own largest component where
-it would (int8, uint8): cosines between such vectors stay within about 1e-3 of the float ones, whatever the model.
+The bit formats follow sentence-transformers. The int8 and uint8 formats of sentence-transformers need calibration; here each vector is
+scaled by its own largest component instead. Cosines between such vectors differ from the float ones by at most about 1e-3.
 """
 
 import base64
@@ -17,7 +17,7 @@ Form = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
 
 
 def cut(row: Array, dimensions: int | None, *, normalize: bool) -> Array:
-    """The first `dimensions` numbers of a (D,) vector, brought back to length 1 when `normalize`."""
+    """Return the first `dimensions` numbers of a (D,) vector, scaled to length 1 if `normalize`."""
     if dimensions is None or dimensions == len(row):
         return row
     part = row[:dimensions]
@@ -42,10 +42,10 @@ def _int8(row: Array) -> Array:
     return scaled
 
 
-# About the bytes of each number in JSON.
+# Approximate bytes of each number in JSON.
 NUMBER_BYTES: dict[Form, float] = {"float": 12, "base64": 16 / 3, "int8": 5, "uint8": 4, "binary": 5 / 8, "ubinary": 4 / 8}
 
-# Array results are serialised by orjson as they are.
+# The arrays are serialised by orjson without conversion to lists.
 FORMS: dict[Form, Callable[[Array], Any]] = {
     "float": lambda row: row,
     "base64": lambda row: base64.b64encode(row.astype("<f4", copy=False).tobytes()).decode(),

@@ -12,16 +12,16 @@ These rules apply to a request in this order. A file without a folder is in this
 | 429 for the body that waits longest for its next bytes, when too many wait | 1,024 bodies | `uploads.py` |
 | 408 for a body that stops, or is too slow | `body_grace_s`, `min_body_bytes_per_s` | `uploads.py` |
 | 413 for a body or an answer that is too large | `max_body_bytes`, `max_answer_bytes` | `http/edge.py`, `call.py` |
-| 413 for an encoding that never fits into the queue | tokens > `max_queue_tokens` | `encoder.py` |
-| 429 for an encoding when the queue is too long | tokens before it / rate > bound | `encoder.py`, `queue_bound.py` |
-| 429 for an encoding when there is no room in the queue | queued + own tokens > `max_queue_tokens` | `encoder.py` |
-| 429 for an encoding that would miss its deadline | tokens before it / rate > time left | `encoder.py` |
+| 413 for an encoding that never fits into the queue | tokens > `max_queue_tokens` | `encoding/queue.py` |
+| 429 for an encoding when the queue is too long | tokens before it / rate > bound | `encoding/queue.py`, `queue_bound.py` |
+| 429 for an encoding when there is no room in the queue | queued + own tokens > `max_queue_tokens` | `encoding/queue.py` |
+| 429 for an encoding that would miss its deadline | tokens before it / rate > time left | `encoding/queue.py` |
 | 429 at a gateway, as a pool has just refused a request | 0.05 s since then | `refusals.py` |
 | 429 for a text when the wait for a slot would be, or is, too long | wait > `max_wait_s` | `generation/admission.py` |
 | 429 for a text when too many wait; the client with most of them loses its newest | 256 runs | `generation/admission.py` |
 | the same two for an encoder-decoder, by rows | `max_wait_s`; 256 inputs | `seq2seq/admission.py` |
 | 429 for an attention map when too many wait | 8 texts | `encoding/maps.py` |
-| 429 for an encoding that is queued, and dropped under overload | not started after 3 short queues | `encoder.py` |
+| 429 for an encoding that is queued, and dropped under overload | not started after 3 short queues | `encoding/queue.py` |
 | 504 for a request that is not answered at its deadline | `request_timeout_s`, `x-request-timeout-ms` | each engine |
 | a delay of each 429 for a long queue, 1 s at most | (refusals per second) / 200, in seconds | `refusals.py` |
 
@@ -39,6 +39,6 @@ its own. A request that waits for three short queues before its first input is d
 **Clients** share a queue. The tokens before a request are those of its own client, and of each other client no more than those. So a client
 that sends without pause is refused while others are admitted, and such refusals are no sign of overload.
 
-Read in this order: `queue_bound.py` (the bound of one queue, and whether it is overloaded), `encoder.py` (admission to an encoder's queue),
-`refusals.py` (requests that are read late, and the delay of refusals), `byte_shares.py` and `uploads.py` (memory of bodies and answers).
+Read in this order: `queue_bound.py` (the bound of one queue, and whether it is overloaded), `refusals.py` (requests that are read late, and
+the delay of refusals), `byte_shares.py` and `uploads.py` (memory of bodies and answers).
 """

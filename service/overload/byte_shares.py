@@ -1,7 +1,8 @@
-"""Memory of bodies or of large answers, in bytes, divided among clients.
+"""Divides the memory for bodies, or for large answers, among clients. Sizes are in bytes.
 
-A client may hold as many bytes as are free, and one request as many as its client has left. So there is always room for another client, and
-for a small request of the same client. (Choudhury and Hahne, Dynamic queue length thresholds for shared-memory packet switches, 1998.)
+A request gets more bytes if all bytes of its client, plus those of the request (which so count twice), are at most what then stays free. So
+there is always room for another client, and for a small request of the same client. A request that holds bytes alone may use the whole
+limit. (Choudhury and Hahne, Dynamic queue length thresholds for shared-memory packet switches, 1998.)
 """
 
 from collections.abc import Callable
@@ -12,7 +13,7 @@ _RETRY_AFTER_S = 1.0
 
 
 class ByteShares:
-    """`what` names the bytes in errors; `limit` returns the limit of their sum. Used on the event loop only."""
+    """A limit on bytes that clients share. `limit` returns it, and `what` names the bytes in errors. Used on the event loop only."""
 
     def __init__(self, what: str, limit: Callable[[], int]) -> None:
         self.used = 0
@@ -21,7 +22,7 @@ class ByteShares:
         self._by_host: dict[str, int] = {}
 
     def take(self, host: str, size: int, held: int = 0) -> None:
-        """Take `size` more bytes for a request of `host` that holds `held`. Raises Overloaded, and takes none, over the share."""
+        """Reserve `size` more bytes for a request of `host` that has `held`. Raises Overloaded, and reserves nothing, above the share."""
         limit = self._limit()
         free = limit - self.used - size
         hosts = self._by_host.get(host, 0) + size
@@ -36,7 +37,7 @@ class ByteShares:
         self._by_host[host] = hosts
 
     def give(self, host: str, size: int) -> None:
-        """Return bytes that were taken."""
+        """Release bytes that `take` reserved."""
         if size:
             self.used -= size
             self._by_host[host] -= size

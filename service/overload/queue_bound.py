@@ -1,9 +1,9 @@
-"""How long one queue may be, and when it is overloaded. The caller passes the time, in seconds of one clock.
+"""The bound on one queue's length, and the detection of overload. The caller passes the time, in seconds of one clock.
 
-A queue absorbs bursts, which may wait `max_wait_s`. A queue that reaches this bound shows an overload, and its length then only delays
-every request. So from a refusal on, until `_CALM_S` have passed without one, the queue is bounded to what keeps the runtime busy. (The idea
-is CoDel's: Nichols and Jacobson, ACM Queue 10(5), 2012; for servers: Maurer, ACM Queue 13(8), 2015.) The same bound holds during a
-sustained overload, which is detected before the queue is that long.
+A queue absorbs bursts, whose requests may wait up to `max_wait_s`. If a queue reaches this bound, it is overloaded, and its length only
+delays every request. So from a refusal until `_CALM_S` have passed without another, the bound is the length that keeps the runtime busy.
+(The idea is CoDel's: Nichols and Jacobson, ACM Queue 10(5), 2012; for servers: Maurer, ACM Queue 13(8), 2015.) The same bound applies
+during a sustained overload, which is detected before the queue is that long.
 """
 
 import math
@@ -17,15 +17,15 @@ _EXCESS, _WINDOWS, _WINDOW_S, _WINDOW_REQUESTS = 1.5, 3, 0.1, 10
 
 
 class ArrivalRate:
-    """Compares the work that arrives with the work that is started. Clients that wait for their answers cannot exceed it for long."""
+    """Compares the work that arrives with the work that is started. Clients that wait for each answer cannot send more for long."""
 
     def __init__(self) -> None:
-        self._since = -math.inf  # begin of the current window
+        self._since = -math.inf  # start of the current window
         self._requests, self._arrived_s, self._started_s = 0, 0.0, 0.0  # in it
-        self._excessive_windows = 0  # consecutive, before it
+        self._excessive_windows = 0  # consecutive ones before the current window
 
     def arrived(self, now: float, work_s: float) -> None:
-        """Count a request, admitted or refused, whose work takes the runtime `work_s`."""
+        """Count a request that arrived, admitted or refused. Its work takes the runtime `work_s` seconds."""
         if now - self._since > _CALM_S:
             self._begin(now)
             self._excessive_windows = 0
@@ -37,11 +37,11 @@ class ArrivalRate:
             self._begin(now)
 
     def started(self, work_s: float) -> None:
-        """Count work that the runtime has started."""
+        """Count `work_s` seconds of work that the runtime has started."""
         self._started_s += work_s
 
     def excessive(self, now: float) -> bool:
-        """Whether the overload is sustained."""
+        """Return whether there is a sustained overload now."""
         return self._excessive_windows >= _WINDOWS and now - self._since <= _CALM_S
 
     def _begin(self, now: float) -> None:
@@ -57,20 +57,20 @@ class QueueBound:
         self._refused = -math.inf  # when the queue was last too long for every client
 
     def bound_s(self, now: float, short_queue_s: float) -> float:
-        """The current bound. `short_queue_s` of work keep the runtime busy: the bound under overload."""
+        """Return the current bound in seconds. Under overload it is at most `short_queue_s`, the work that keeps the runtime busy."""
         return min(short_queue_s, self._max_wait_s) if self.overloaded(now) else self._max_wait_s
 
     def overloaded(self, now: float) -> bool:
         return now - self._refused < _CALM_S or self.arrivals.excessive(now)
 
     def check(self, now: float, queue_s: float, short_queue_s: float, *, for_all: bool = True) -> None:
-        """Raise QueueTooLong if `queue_s` of queued work exceeds the current bound. An empty queue always admits.
+        """Raise QueueTooLong if `queue_s` seconds of queued work exceed the current bound. An empty queue always admits.
 
-        `for_all`: the queue is too long for every client, not for this one alone, so the refusal is a sign of overload.
+        `for_all`: the queue is too long for every client, not only for this one, so the refusal is a sign of overload.
         """
         bound_s = self.bound_s(now, short_queue_s)
         if queue_s > bound_s:
-            if for_all and not self.arrivals.excessive(now):  # a sustained overload ends when arrivals fall, whatever is refused
+            if for_all and not self.arrivals.excessive(now):  # a sustained overload ends only when arrivals fall
                 self._refused = now
             raise QueueTooLong(
                 f"Model is overloaded: the queue needs about {queue_s:.2f} s and may need {bound_s:.2f} s",

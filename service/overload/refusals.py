@@ -1,23 +1,23 @@
-"""Refusals around the queues: of requests that were read late, at gateways whose pool has just refused, and their delay."""
+"""Refusals outside the queues: of requests that were read late, or that a pool has just refused. Also the delay of refusals."""
 
 import math
 
 from service.errors import Overloaded, QueueTooLong
 from service.runtime.lanes import Lane
 
-_UNDELAYED_PER_S, _MOST_DELAY_S = 200.0, 1.0  # this many refusals a second are delayed by one second
-_REPEATED_S = 0.05  # how long a gateway repeats a refusal: less than the replicas' queues hold by then
+_UNDELAYED_PER_S, _MOST_DELAY_S = 200.0, 1.0  # refusals per second that are delayed by one second; the longest delay
+_REPEATED_S = 0.05  # seconds that a gateway repeats a refusal; the replicas' queues last longer
 
 
 class ReadDelay:
-    """Refuses requests that wait too long before this process reads them. Some may be late after a pause, but not all of them for long."""
+    """Refuses requests that waited too long before this process read them, if all recent requests did. A short pause delays only a few."""
 
     def __init__(self, max_wait_s: float) -> None:
         self._max_wait_s = max_wait_s
         self._late_since = math.inf
 
     def check(self, now: float, waited_s: float) -> None:
-        """Raise Overloaded for a request that waited longer than `max_wait_s`, if every request of the last `max_wait_s` did."""
+        """Raise Overloaded if this request waited longer than `max_wait_s`, as did every request of the last `max_wait_s`."""
         if waited_s <= self._max_wait_s:
             self._late_since = math.inf
             return
@@ -30,17 +30,17 @@ class ReadDelay:
 
 
 class PoolRefusals:
-    """The last refusal of a pool in each lane. A gateway repeats it for a moment, which saves the work of tokenising the next requests."""
+    """The last refusal of a pool in each lane. A gateway repeats it for a moment, so that it need not tokenise the next requests."""
 
     def __init__(self) -> None:
         self._last: dict[Lane, tuple[float, QueueTooLong]] = {}
 
     def note(self, lane: Lane, now: float, refusal: QueueTooLong) -> None:
-        """No replica took the request; one of them gave this reason."""
+        """Record that no replica admitted a request. `refusal` is the error of one of them."""
         self._last[lane] = now, refusal
 
     def current(self, lane: Lane, now: float) -> QueueTooLong | None:
-        """A copy of the last refusal, for as long as it is repeated."""
+        """Return a copy of the last refusal if it is recent enough to be repeated, else None."""
         at, refusal = self._last.get(lane, (-math.inf, None))
         if refusal is None or now - at >= min(refusal.retry_after_s, _REPEATED_S):
             return None
@@ -48,10 +48,10 @@ class PoolRefusals:
 
 
 class RefusalDelay:
-    """How long a refusal is delayed: the longer, the more refusals there are.
+    """Computes the delay of refusals: the more refusals per second, the longer the delay.
 
-    A client that retries at once, whatever `Retry-After` says, costs half a millisecond each time, on the cores that compute. With the
-    delay, each such client is refused about once a second.
+    A client that ignores `Retry-After` and retries at once costs half a millisecond of CPU each time. With the delay, each such client is
+    refused about once a second.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class RefusalDelay:
         self._rate = 0.0  # refusals per second, moving average over one second
 
     def delay_s(self, now: float) -> float:
-        """The delay of a refusal that is made now, in seconds."""
+        """Count a refusal that is made now, and return its delay in seconds."""
         self._rate = self._rate * math.exp(min(self._at - now, 0.0)) + 1
         self._at = now
         return min(self._rate / _UNDELAYED_PER_S, _MOST_DELAY_S)

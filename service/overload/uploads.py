@@ -1,8 +1,8 @@
-"""Request bodies that are being received: each must make progress, and their number is bounded.
+"""Limits on the request bodies that are being received: each must make progress, and their number is bounded.
 
-A body may pause for `body_grace_s`. Received bytes extend its deadline at `min_body_bytes_per_s`, to at most `body_grace_s` from now. So
-neither a body that stops after 32 MiB nor a slow one keeps its memory and its connection. If there are too many, the body that has waited
-longest for its next bytes is refused.
+A body may pause for `body_grace_s`. Each byte extends its deadline by 1 / `min_body_bytes_per_s`, to at most `body_grace_s` from now. So
+neither a body that stops after 32 MiB nor a slow one keeps its memory and its connection. If there are too many bodies, the one that has
+waited longest for its next bytes is refused.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ _SWEEP_S = 0.25
 
 
 class Uploads:
-    """The bodies of one event loop. One timer checks all, so a body that arrives with its headers costs one dictionary entry."""
+    """The bodies that one event loop receives. One timer checks all, so a body that arrives with its headers costs one dictionary entry."""
 
     def __init__(self) -> None:
         self._open: dict[Upload, None] = {}  # in the order of their last bytes, oldest first
@@ -27,7 +27,7 @@ class Uploads:
         return len(self._open)
 
     def begin(self, settings: Settings) -> "Upload":
-        """A context manager around reading one body, in the current task."""
+        """Return a context manager for reading one body in the current task."""
         return Upload(self, settings)
 
     def add(self, upload: "Upload") -> None:
@@ -42,7 +42,7 @@ class Uploads:
             self._sweep_at(time.monotonic() + _SWEEP_S)
 
     def again(self, upload: "Upload") -> None:
-        """Bytes arrived: move the body to the end of the order."""
+        """Move a body of which bytes arrived to the end of the order."""
         if self._open.pop(upload, 0) is None:
             self._open[upload] = None
 
@@ -54,7 +54,7 @@ class Uploads:
 
     def _sweep(self, due: float) -> None:
         now = time.monotonic()
-        # Not `now`: bytes that arrived while the loop was blocked are not read yet.
+        # `due` instead of `now`, because bytes that arrived while the loop was blocked are not read yet.
         for upload in [each for each in self._open if each.deadline < due]:
             upload.end(upload.too_slow())
         if self._open:
@@ -64,7 +64,7 @@ class Uploads:
 
 
 class Upload:
-    """One body being received. `end` raises its error inside the `with` block."""
+    """One body that is being received. `end(error)` raises the error inside the `with` block."""
 
     __slots__ = ("_error", "_settings", "_task", "_uploads", "bytes", "deadline")
 
@@ -88,7 +88,7 @@ class Upload:
                 raise self._error from None
 
     def came(self, size: int) -> None:
-        """`size` more bytes arrived, and more are to come."""
+        """Record `size` more bytes of a body that is not complete, and extend its deadline."""
         self.bytes += size
         if size:
             bought = self.deadline + size / self._settings.min_body_bytes_per_s

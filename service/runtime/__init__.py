@@ -1,6 +1,6 @@
-"""What all engines share. No model and no HTTP here.
+"""Modules that all engines use. They depend neither on a model nor on HTTP.
 
-Read in this order: `onnx.py` (one call of ONNX Runtime), `budget.py` (the CPUs it may use), `side_by_side.py` (several calls at once),
-`engine_protocol.py` (what an engine offers), `lanes.py` and `fairness.py` (the order of work), `offered.py` (the load),
-`moving_average.py`, `memory.py` (freed memory goes back to the system), `timer.py`.
+Read in this order: `onnx.py` (calls of ONNX Runtime), `budget.py` (the CPUs that this process may use), `side_by_side.py` (concurrent
+calls), `engine_protocol.py` (the methods of an engine), `lanes.py` and `fairness.py` (the order of work), `offered.py` (the load),
+`moving_average.py`, `memory.py` (returns freed memory to the system), `timer.py`.
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, kw_only=True)
 class CpuBudget:
-    """`cpus` of the affinity mask and the cgroup quota, and the threads of runtime and tokenizer that share them."""
+    """The number of CPUs (affinity mask and cgroup quota), and of the runtime and tokenizer threads that share them."""
 
     cpus: int
     runtime_threads: int
@@ -16,9 +16,9 @@ class CpuBudget:
 
 
 def share_out(cpus: int, *, runtime_threads: int | None = None) -> CpuBudget:
-    """One CPU in eight goes to bulk tokenisation, the rest to the runtime.
+    """Assign one CPU in eight to tokenising bulk work, and the rest to the runtime.
 
-    Below eight CPUs tokenisation has none of its own: it takes little time, and its core would mostly be idle.
+    With fewer than eight CPUs the tokenizer's thread has no CPU of its own, which would mostly be idle.
     """
     tokenizer_threads = cpus // 8
     threads = runtime_threads or max(cpus - tokenizer_threads, 1)
@@ -26,14 +26,14 @@ def share_out(cpus: int, *, runtime_threads: int | None = None) -> CpuBudget:
 
 
 def available_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """CPUs of the affinity mask, lowered to the cgroup's quota (v2 `cpu.max`, v1 `cpu.cfs_quota_us`), at least 1."""
+    """Return the number of CPUs in the affinity mask, at most the cgroup's quota (v2 `cpu.max`, v1 `cpu.cfs_quota_us`), at least 1."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _quota(cgroup)
     return max(1, min(cpus, round(quota)) if quota else cpus)
 
 
 def _quota(cgroup: Path) -> float | None:
-    """The quota in CPUs; None if there is none."""
+    """Return the quota in CPUs, or None if there is none."""
     with suppress(OSError, ValueError):
         limit, period = (cgroup / "cpu.max").read_text().split()
         return None if limit == "max" else int(limit) / int(period)

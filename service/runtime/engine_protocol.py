@@ -1,4 +1,4 @@
-"""The methods that every engine has, in this process or in a pool of replicas."""
+"""The interface of all engines, whether they run in this process or in a pool of replicas."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ from service.runtime.offered import Offered
 
 
 class Engine(Protocol):
-    """`start` is called on the event loop of the engine's callers. `refused` counts tokens or runs that a gateway refused for it."""
+    """An engine. Call `start` on the event loop that uses it. `refused` counts tokens or runs that a gateway refused for it."""
 
     @property
     def healthy(self) -> bool: ...

@@ -1,11 +1,11 @@
-"""Fair queueing: an order in which clients share a server that handles one piece of work at a time.
+"""Fair queueing: the order in which clients share a server that handles one piece of work at a time.
 
-The next work is the one that would finish first if all clients were served in parallel, and the work of each client in sequence. So small
-work passes large work, and a client that sends without pause does not block the others. (Self-clocked fair queueing: Golestani,
+The next piece is the one that would finish first if all clients were served in parallel, and the pieces of each client in sequence. So
+small pieces overtake large ones, and a client that sends without pause does not block the others. (Self-clocked fair queueing: Golestani,
 INFOCOM 1994.)
 
-If a turn size is set, each client gets turns of so much work, and work of one turn is served in order of arrival. So of several large
-requests the first ends early; without turns all would end at the same time.
+If a turn size is set, the finish times are rounded up to its multiples, and equal ones are served in order of arrival. So the first of
+several large requests ends early. Without turns all of them would end at about the same time.
 """
 
 import math
@@ -14,22 +14,22 @@ _MOST_REMEMBERED = 256
 
 
 class FairOrder:
-    """Assigns a tag to each work: the smallest tag is next. Not thread-safe."""
+    """Assigns a tag to each piece of work. The piece with the smallest tag is next. Not thread-safe."""
 
     def __init__(self, turn: float = 0.0) -> None:
-        """`turn`: the size of a turn, in the unit of `tag`'s sizes. 0: each work is a turn of its own."""
+        """`turn`: tags are rounded up to multiples of it. It has the unit of `tag`'s sizes. 0: tags are not rounded."""
         self._turn = turn
         self._now = 0.0
-        self._ends: dict[str, float] = {}  # by client: its last tag
+        self._ends: dict[str, float] = {}  # by client: its last tag, before rounding, before rounding
         self._prune_at = _MOST_REMEMBERED
 
     def tag(self, client: str, size: float) -> float:
-        """The tag of work of this size that arrives now."""
+        """Return the tag of a client's work of this size that arrives now."""
         end = self._ends[client] = max(self._now, self._ends.get(client, 0.0)) + size
         return math.ceil(end / self._turn) * self._turn if self._turn else end
 
     def served(self, tag: float) -> None:
-        """The work with this tag was taken."""
+        """Record that the work with this tag is being served."""
         self._now = max(self._now, tag)
         if len(self._ends) > self._prune_at:  # a client without waiting work needs no entry
             self._ends = {client: end for client, end in self._ends.items() if end > self._now}

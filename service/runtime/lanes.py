@@ -1,11 +1,11 @@
-"""The two lanes of every queue, and the time that a request spent queued and computed."""
+"""The two lanes of every queue, and the times for which a request was queued and computed."""
 
 from dataclasses import dataclass
 from enum import IntEnum
 
 
 class Lane(IntEnum):
-    """Interactive work passes bulk work."""
+    """The priority of a request. Interactive requests overtake bulk requests."""
 
     INTERACTIVE = 0
     BULK = 1

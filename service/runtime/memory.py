@@ -9,12 +9,12 @@ import threading
 import time
 from collections.abc import Callable
 
-LARGE_BYTES, LARGE_TOKENS = 1_000_000, 2_048  # pages are released after so many bytes of all requests, or tokens of one
-_LEAST_S = 5.0  # between two releases: one takes milliseconds, and pages that are needed again must be allocated again
+LARGE_BYTES, LARGE_TOKENS = 1_000_000, 2_048  # releases follow when bodies and answers hold more bytes, or one request has more tokens
+_LEAST_S = 5.0  # seconds between two releases: each takes milliseconds, and released pages may have to be allocated again
 
 
 class Release:
-    """Releases pages at most once in `_LEAST_S`, and once after the last call of `request`. Thread-safe."""
+    """Releases freed pages at most once in `_LEAST_S` seconds, and once after the last call of `request`. Thread-safe."""
 
     def __init__(self, trim: Callable[[], None] | None = None) -> None:
         self._trim = trim or _malloc_trim()
@@ -23,7 +23,7 @@ class Release:
         self._last = -_LEAST_S
 
     def request(self) -> None:
-        """Release pages soon: a large object was freed, or is about to be."""
+        """Schedule a release of freed pages. Call it when a large object has been freed or soon will be."""
         with self._lock:
             if self._timer is None:
                 self._timer = threading.Timer(max(self._last + _LEAST_S - time.monotonic(), 1.0), self._release)
@@ -38,7 +38,7 @@ class Release:
 
 
 def _malloc_trim() -> Callable[[], None]:
-    """glibc's `malloc_trim(0)`; with another C library a function that does nothing."""
+    """Return glibc's `malloc_trim(0)`, or with another C library a function that does nothing."""
     try:
         trim = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError):

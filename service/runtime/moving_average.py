@@ -1,8 +1,8 @@
 """A moving average of recent measurements."""
 
-_MEMORY = 0.9  # weight of the past
+_MEMORY = 0.9  # weight of the previous average
 
 
 def averaged(average: float, value: float) -> float:
-    """The average with one more value. An average of 0 has no values yet."""
+    """Return the moving average after one more value. An average of 0 means that there was no value before."""
     return value if not average else _MEMORY * average + (1 - _MEMORY) * value

@@ -1,11 +1,11 @@
-"""The offered load of an engine: the work that is asked of it, as a share of its capacity. Pools are scaled by it.
+"""The offered load of an engine: the work of all requests for it, as a share of its capacity. Pools are scaled by this load.
 
 Refused work counts as much as admitted work. Under overload an engine works at capacity and refuses the rest, so neither its throughput nor
 its queue shows how many replicas are needed.
 
-Work is counted once, as far as that is possible. Before a pool, a gateway retries a refused request on a second replica. So the gateway
-counts the refusal if no replica admits the request, and the replicas count none (`counts_refusals`). A request that a client sends again
-after a refusal counts again, so retries raise the measured load, until there are enough replicas and none is refused.
+Each request is counted once, as far as possible. A gateway retries a request that one replica of a pool refused on a second replica. So the
+gateway counts a refusal if no replica admits the request, and replicas count none (`counts_refusals` is False). A request that a client
+sends again after a refusal counts again, so retries raise the measured load, until there are enough replicas and none is refused.
 """
 
 import contextlib
@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterator
 
 from service.errors import Overloaded
 
-_MEMORY = 0.99  # weight of the past in the mean time that a run holds its slot, updated at each run that begins
+_MEMORY = 0.99  # weight of earlier runs in the mean time that a run holds its slot; applied when a run begins
 
 
 class Offered:
-    """Seconds of work that one engine was asked for. Thread-safe."""
+    """The seconds of work that were requested of one engine, whether admitted or refused. Thread-safe."""
 
     def __init__(self, count: Callable[[float], object] = lambda work_s: None) -> None:
-        """`count` gets the same seconds: the `inc` of a Prometheus counter, whose rate is the load."""
+        """`count` is called with the seconds of each addition, such as `inc` of a Prometheus counter, whose rate is the load."""
         self.counts_refusals = True
         self._count = count
         self._lock = threading.Lock()
@@ -29,12 +29,12 @@ class Offered:
         self._then: tuple[float, float] | None = None  # time of the last `load`, and the total then
 
     def add(self, work_s: float) -> None:
-        """Count work that takes the whole engine `work_s`."""
+        """Count work that occupies the whole engine for `work_s` seconds."""
         with self._lock:
             self._add(work_s)
 
     def load(self, now: float) -> float:
-        """Work since the last call, divided by the time since then: 1 is the engine's capacity. 0 at the first call."""
+        """Return the work since the last call, divided by the time since then. 1 is the engine's capacity. The first call returns 0."""
         with self._lock:
             then, total_s = self._then or (now, self._total_s)
             if self._then is None or now > then:
@@ -47,20 +47,20 @@ class Offered:
 
 
 class OfferedSlots(Offered):
-    """The load of an engine whose runs hold slots: the slots that are held, and those that refused runs would have held.
+    """The load of an engine whose runs hold slots: the slots that are held, and the slots that refused runs would have held.
 
     A refused run is assumed to hold its slot as long as recent runs did. A run that waits for a slot counts once it has the slot or is
-    refused: the number of waiting runs depends on how long they may wait, not on how many arrive.
+    refused, because the number of waiting runs depends on how long they may wait, not on how many arrive.
     """
 
     def __init__(self, slots: int, count: Callable[[float], object] = lambda work_s: None) -> None:
         super().__init__(count)
         self._slots = slots
         self._held, self._since = 0, 0.0
-        self._begun = self._held_s = 0.0  # runs that began, and slot-seconds of all runs; older ones weigh less
+        self._begun = self._held_s = 0.0  # runs that began, and slot-seconds of runs; both decay with each run
 
     def hold(self, now: float, slots: int) -> None:
-        """From now on so many slots are held."""
+        """Record that `slots` slots are held from now on."""
         with self._lock:
             self._hold(now, slots)
 
@@ -70,19 +70,19 @@ class OfferedSlots(Offered):
         return super().load(now)
 
     def begin(self, slots: int = 1) -> None:
-        """A run got its slots."""
+        """Record that a run got its slots."""
         with self._lock:
             memory = _MEMORY**slots
             self._begun, self._held_s = memory * self._begun + slots, memory * self._held_s
 
     def refuse(self, slots: float = 1) -> None:
-        """Runs of so many slots were refused."""
+        """Count refused runs, which need `slots` slots together."""
         with self._lock:
             self._add(slots * self._held_s / max(self._begun, 1) / self._slots)
 
     @contextlib.contextmanager
     def refusing(self, slots: int) -> Iterator[None]:
-        """Count an Overloaded that is raised in this block, unless a gateway counts it."""
+        """Count a refusal if the block raises Overloaded, unless a gateway counts refusals."""
         try:
             yield
         except Overloaded:

@@ -1,4 +1,4 @@
-"""One call of ONNX Runtime: token ids of a batch in, named outputs out."""
+"""Opens graphs in ONNX Runtime and runs them: from the token ids of a batch to named outputs."""
 
 import logging
 import re
@@ -25,33 +25,33 @@ Opened = TypeVar("Opened")
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 DEVICES = {CPU: "cpu", CUDA: "cuda"}  # ONNX Runtime's name of each provider's device
 
-_USUAL_TOKENS = 1024  # of a run, padding included; only a single long text is larger
+_USUAL_TOKENS = 1024  # tokens of a run, padding included; only one long text has more
 
 _CUDA_FAILURE = re.compile(r"CUDA failure (\d+)")
-# The values of cudaError_t after which, by their description, the process must be terminated: errors of memory, hardware or a launch.
+# Values of cudaError_t after which, by CUDA's documentation, the process must be terminated: memory, hardware or launch errors.
 _STICKY = frozenset({214, 220, 226, 700, 702, 709, 710, *range(714, 720), 999})
 
 
 class SettingsConflict(AttnserveError, ValueError):
-    """The machine cannot do what the settings ask for. The message names the setting to change."""
+    """The machine does not support what the settings require. The message names the setting to change."""
 
 
 class Session(Protocol):
-    """An encoder's graph in a runtime. `run` is called from several threads at once."""
+    """An encoder's graph, opened in a runtime. Several threads call `run` at once."""
 
     provider: str
 
     def run(
         self, outputs: Sequence[str], ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None, *, alone: bool = True
     ) -> dict[str, Array]:
-        """B inputs of up to N tokens -> each named output, B rows in the order of the inputs; blocks until done.
+        """Compute each named output of B inputs of up to N tokens: B rows, in the order of the inputs. Blocks until done.
 
-        `alone`: no other run is in progress or queued, so this one may use every core.
+        `alone`: no other run is in progress or queued, so this run may use every core.
         """
         ...
 
     def begin(self, ids: list[int], *, within_s: float) -> None:
-        """Run one input for a limited time. Raises the runtime's error if it fails within that time."""
+        """Run one input, and stop the run after `within_s` seconds. Raises the runtime's error if the run fails before."""
         ...
 
 
@@ -63,10 +63,10 @@ def open_graph(
     gpu_memory_gib: float | None = None,
     promised: contract.Graph | None = None,
 ) -> "ort.InferenceSession":
-    """Open a file, or a graph that the service made. Threads spin during a call and stop at its end, so that HTTP has the cores between.
+    """Open a file, or a graph that the service made. Threads spin during a call and stop at its end, which leaves the cores to HTTP.
 
-    Raises BundleError for a file that is no graph, or whose tensors differ from `promised`. Raises SettingsConflict if `provider` is not
-    available: by itself, an ONNX Runtime with CUDA computes on the CPU without an error if a driver, device or library is missing.
+    Raises BundleError if the file is no graph, or if its tensors differ from `promised`. Raises SettingsConflict if `provider` is not
+    available. (ONNX Runtime alone would compute on the CPU without an error if a CUDA driver, device or library is missing.)
     """
     import onnxruntime as ort
 
@@ -77,7 +77,7 @@ def open_graph(
     options.log_severity_level = 3
     asked = [(provider, cuda_options(gpu_memory_gib) if provider == CUDA else {})]
     if provider == CUDA:
-        ort.preload_dlls()  # those in the packages of onnxruntime-gpu[cuda,cudnn], which the dynamic loader does not search
+        ort.preload_dlls()  # loads the libraries of onnxruntime-gpu[cuda,cudnn], which the dynamic loader does not find
     try:
         session = ort.InferenceSession(graph, options, providers=asked, enable_fallback=0)
     except Exception as error:  # ONNX Runtime's errors have no other common base class
@@ -94,7 +94,7 @@ def open_graph(
 
 
 def in_a_line(error: BaseException) -> str:
-    """The message of a library's error in one line of at most 300 characters."""
+    """Return the message of a library's error as one line of at most 300 characters."""
     return " ".join(str(error).split())[:300] or type(error).__name__
 
 
@@ -120,11 +120,11 @@ _TYPES = {"tensor(int64)": "int64", "tensor(float)": "float32"}
 
 
 def cuda_options(memory_gib: float | None) -> dict[str, str]:
-    """Options of the CUDA provider. `memory_gib`: memory limit of one session, for weights and activations; None: no limit."""
+    """Return the options of the CUDA provider. `memory_gib` limits one session's weights and activations; None means no limit."""
     options = {
-        # By default the arena doubles each time it grows, and takes memory that it does not use from other processes.
+        # By default the arena doubles each time it grows, and reserves unused memory that other processes may need.
         "arena_extend_strategy": "kSameAsRequested",
-        # The golden vectors of an fp32 bundle are checked to fp32's precision. Export in fp16 to use tensor cores.
+        # TF32 is off: the golden vectors of an fp32 bundle are checked to fp32's precision. Export in fp16 to use tensor cores.
         "use_tf32": "0",
     }
     if memory_gib is not None:
@@ -141,16 +141,16 @@ def _no_provider(graph: Path | bytes, provider: str, why: str) -> SettingsConfli
 
 
 class OnnxSession:
-    """A bundle's graph in ONNX Runtime, opened twice over the same mapped weights.
+    """A bundle's graph in ONNX Runtime, opened twice (one thread, all threads) over the same mapped weights.
 
-    Under load every run has one core, and there is a run for each core, so no thread waits for another after an operator. A run that is
-    alone uses `threads` threads. They spin between operators, since no other run needs the cores, and stop at the end of the run.
+    Under load each run has one thread and one core, so no thread waits for another after an operator. A run that is alone uses `threads`
+    threads. They spin between operators, since no other run needs the cores, and stop at the end of the run.
     """
 
     def __init__(
         self, bundle: Path, manifest: contract.Manifest, *, threads: int, provider: str = "auto", gpu_memory_gib: float | None = None
     ) -> None:
-        """`provider`: "cuda" needs a GPU, or raises SettingsConflict; "auto" uses one if available. The attribute has the choice."""
+        """`provider`: "cuda" raises SettingsConflict without a GPU; "auto" uses a GPU if there is one. `self.provider` is the result."""
         graph = bundle / manifest.graph.file
 
         def opened(chosen: str) -> tuple[str, "ort.InferenceSession"]:
@@ -173,7 +173,7 @@ class OnnxSession:
     def begin(self, ids: list[int], *, within_s: float) -> None:
         import onnxruntime as ort
 
-        options = shrinking() if self.provider == CPU else ort.RunOptions()  # release the memory of a long input after the run
+        options = shrinking() if self.provider == CPU else ort.RunOptions()  # releases the memory of a long input after the run
         end = threading.Timer(within_s, setattr, (options, "terminate", True))
         end.start()
         try:
@@ -195,7 +195,7 @@ class OnnxSession:
 def pad(
     ids: Sequence[list[int]], type_ids: Sequence[list[int]] | None, pad_id: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64] | None]:
-    """Right-padded (B, N) ids, mask and types; N is the longest input."""
+    """Return ids, attention mask and type ids, (B, N), padded on the right. N is the length of the longest input."""
     longest = max(map(len, ids))
     if all(len(row) == longest for row in ids):
         input_ids = np.array(ids, np.int64)
@@ -212,7 +212,7 @@ def pad(
 
 
 def shrinking() -> "ort.RunOptions":
-    """Options of a run after which the arena returns the memory that it grew by: 750 MB for a text of 8,192 tokens."""
+    """Return options of a run after which the arena frees the memory by which it grew: 750 MB for a text of 8,192 tokens."""
     import onnxruntime as ort
 
     options = ort.RunOptions()
@@ -221,7 +221,7 @@ def shrinking() -> "ort.RunOptions":
 
 
 def with_provider(wanted: str, model: str, opened: Callable[[str], Opened]) -> Opened:
-    """Call `opened` with the chosen provider. With "auto", a GPU that raises SettingsConflict is replaced by the CPU, with a warning."""
+    """Return `opened(provider)` for the chosen provider. With "auto", if the GPU raises SettingsConflict, warn and use the CPU."""
     import onnxruntime as ort
 
     one_runtime()
@@ -244,7 +244,7 @@ def choose_provider(wanted: str, available: Sequence[str]) -> str:
 
 
 def check_install(wanted: str) -> None:
-    """Raise SettingsConflict for conflicts of `provider` that are known before a graph is opened."""
+    """Raise SettingsConflict if `provider` cannot be used, as far as that is known before a graph is opened."""
     one_runtime()
     if wanted == "cuda":  # otherwise onnxruntime, which is slow to import, is not needed here
         import onnxruntime as ort
@@ -261,16 +261,16 @@ def stays_on_the_cpu(model: str, wanted: str) -> None:
 
 
 def device_lost(error: BaseException) -> bool:
-    """Whether this process can no longer use its device: after some CUDA errors every later call fails with the same error.
+    """Return whether this process can no longer use its device. After some CUDA errors every later call fails with the same error.
 
-    ONNX Runtime writes them as `CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; ..`. Out of memory is not among them.
+    ONNX Runtime reports them as `CUDA failure 700: an illegal memory access was encountered ; GPU=0 ; ..`. Out of memory is no such error.
     """
     found = _CUDA_FAILURE.search(str(error))
     return found is not None and int(found[1]) in _STICKY
 
 
 def one_runtime() -> None:
-    """Raise SettingsConflict if onnxruntime and onnxruntime-gpu are both installed: they have the same module, and the later one wins."""
+    """Raise SettingsConflict if onnxruntime and onnxruntime-gpu are both installed, since both install the same module."""
     if _installed("onnxruntime") and _installed("onnxruntime-gpu"):
         raise SettingsConflict(
             "onnxruntime and onnxruntime-gpu are both installed and overwrite each other. Keep one: "

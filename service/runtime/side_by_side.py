@@ -1,4 +1,4 @@
-"""Runs several calls that release the GIL at the same time, on threads that wait for them."""
+"""Runs several calls at the same time on waiting threads. The calls must release the GIL."""
 
 import threading
 import weakref
@@ -11,11 +11,11 @@ Call = Callable[[], None]
 class SideBySide:
     """Makes several calls at once, the first on the caller's own thread. Used by one thread.
 
-    This is no `ThreadPoolExecutor` because waking a thread by the lock and condition of a future takes a fifth of a decode step.
+    It is not a `ThreadPoolExecutor`, because waking a thread by the lock and condition of a future takes a fifth of a decode step.
     """
 
     def __init__(self, width: int) -> None:
-        """For up to `width` calls."""
+        """`width` is the largest number of concurrent calls."""
         self._calls: list[SimpleQueue[Call | None]] = [SimpleQueue() for _ in range(width - 1)]
         self._ended: SimpleQueue[BaseException | None] = SimpleQueue()
         for number, calls in enumerate(self._calls):

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 class ResettableTimer:
-    """Calls `callback` on the event loop. A reset is an assignment: the loop's own timer is created once, and moved when it fires early."""
+    """Calls `callback` on the event loop. A reset is only an assignment: if the loop's own timer fires too early, it is started again."""
 
     def __init__(self, callback: Callable[[], None]) -> None:
         self._callback = callback
@@ -24,7 +24,7 @@ class ResettableTimer:
         self._at = math.inf
 
     def stop(self) -> None:
-        """Clear the timer for good."""
+        """Clear the timer permanently."""
         self.clear()
         if self._timer is not None:
             self._timer.cancel()

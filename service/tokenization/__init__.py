@@ -1,1 +1,1 @@
-"""Text to token ids: `tokenizer_file.py` opens a bundle's tokenizer, `texts.py` encodes and cuts, `threads.py` does so on threads."""
+"""Converts text to token ids: `tokenizer_file.py` opens a tokenizer, `texts.py` tokenises and truncates, `threads.py` has the threads."""

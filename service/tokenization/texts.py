@@ -1,8 +1,8 @@
-"""Text -> token ids, with the number of tokens before and after truncation.
+"""Converts text to token ids, and counts the tokens before and after truncation.
 
-The `tokenizers` library tokenises. Truncation is done here, on the ids, because a request may set its own length and side, and its answer
-has the number of tokens before it. (The library's own truncation keeps all pieces, and of a pair all combinations of them: gigabytes, for
-two texts of some 10,000 words.)
+The `tokenizers` library tokenises. Truncation is done here, on the ids, because each request may set its own length and side, and the
+answer reports the number of tokens before truncation. (The library's own truncation keeps all cut pieces, and for a pair all combinations
+of them: gigabytes, for two texts of some 10,000 words.)
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ class Cutting:
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """How an input that is too long is truncated. `side` is the end that loses tokens; "none" raises InputTooLong."""
+    """The truncation of inputs that are too long. `side` is the end that loses tokens; with "none" such an input raises InputTooLong."""
 
     side: Side = "right"
     max_tokens: int | None = None
@@ -73,7 +73,7 @@ class TextEncoder:
         self._single, self._pair = self._layout(pair=False), self._layout(pair=True)
 
     def prompt(self, name: str | None, text: str | None = None) -> str:
-        """The text put before every input: `text`, or the checkpoint's prompt of this name."""
+        """Return the prompt that is put before every input: `text`, or the checkpoint's prompt of this name."""
         if text is not None:
             return text
         if not name:
@@ -95,7 +95,7 @@ class TextEncoder:
             return self._text(item, index, limit, side, prompt)
         except ServiceError as error:
             return error
-        except TypeError:  # of `tokenizers`, for text that is not valid Unicode
+        except TypeError:  # `tokenizers` raises it for text that is not valid Unicode
             if not _has_lone_surrogate([prompt, item] if isinstance(item, str) else [str(text) for text in item]):
                 raise
             return TokenizationFailed(
@@ -116,7 +116,7 @@ class TextEncoder:
                 raise EmptyInput(f"input {index} cannot be empty", param="input")
             (encoding,) = self.tokenizer.encode_batch_fast([item])
         n_tokens = len(encoding)
-        if not n_tokens:  # white space, in a tokenizer without special tokens
+        if not n_tokens:  # white space, if the tokenizer adds no special tokens
             raise EmptyInput(f"input {index} has no tokens", param="input")
         ids, type_ids = encoding.ids, encoding.type_ids if self._pair_types else None
         if n_tokens > limit:
@@ -127,7 +127,7 @@ class TextEncoder:
         return Encoded(ids, type_ids, n_tokens)
 
     def _ids(self, ids: TokenIds, index: int, limit: int, side: Side, prompt: str) -> Encoded:
-        """Ids are used unchanged, special tokens included, as in text-embeddings-inference."""
+        """Encode an input of token ids. They are used unchanged, special tokens included, as in text-embeddings-inference."""
         if not ids:
             raise EmptyInput(f"input {index} cannot be empty", param="input")
         if prompt:
@@ -153,7 +153,7 @@ class TextEncoder:
             )
 
     def _cut(self, row: list[int], n_first: int | None, limit: int, side: Side) -> list[int]:
-        """A row of an encoding, truncated to `limit`. `n_first` is the length of a pair's first text. Special tokens are always kept."""
+        """Truncate a row of an encoding to `limit`. `n_first`: tokens of a pair's first text, or None. Special tokens are always kept."""
         layout = self._single if n_first is None else self._pair
         n_texts = len(row) - layout.count(None)
         room = max(limit - layout.count(None), 0)
@@ -169,7 +169,7 @@ class TextEncoder:
         return left
 
     def _layout(self, *, pair: bool) -> tuple[int | None, ...]:
-        """The places of special tokens and texts: `(None, 0, None, 1, None)` is `[CLS] first [SEP] second [SEP]`."""
+        """Return the order of special tokens (None) and texts: `(None, 0, None, 1, None)` is `[CLS] first [SEP] second [SEP]`."""
         n = len(self.tokenizer.encode("a", add_special_tokens=False))
         if not n:
             raise ValueError("the tokenizer makes no token of 'a', so where its special tokens stand cannot be seen")
@@ -186,7 +186,7 @@ class TextEncoder:
 
 
 def size_of(item: Input) -> int:
-    """Characters of a text or of both of a pair, or token ids."""
+    """Return the size of an input: the characters of a text or of both texts of a pair, or the number of token ids."""
     return len(item[0]) + len(item[1]) if isinstance(item, tuple) else len(item)
 
 
@@ -195,7 +195,7 @@ def _has_lone_surrogate(texts: Sequence[str]) -> bool:
 
 
 def longest_first(n_a: int, n_b: int, room: int) -> tuple[int, int]:
-    """The tokens to keep of each text of a pair: the longer text is cut until both are equal, then both, as in `tokenizers`."""
+    """Return how many tokens to keep of each text of a pair. The longer text is cut until both are equal, then both, as in `tokenizers`."""
     short, long = sorted((n_a, n_b))
     if short + long <= room:
         return n_a, n_b

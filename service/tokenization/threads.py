@@ -16,7 +16,7 @@ from service.runtime.fairness import FairOrder
 
 Result = TypeVar("Result")
 
-LONG_CHARACTERS = 120_000  # more than several short texts that are tokenised together
+LONG_CHARACTERS = 120_000  # larger work is long; several short texts in one call have fewer
 _Work = tuple[float, int, Callable[[], Any], "Future[Any]"]
 
 
@@ -34,7 +34,7 @@ class Tokenizers:
         self._started = False
 
     async def run(self, work: Callable[[], Result], *, size: int, client: str = "") -> Result:
-        """The result of `work`, which runs on one of the threads. `size` in characters."""
+        """Run `work` on one of the threads and return its result. `size` is in characters."""
         future: Future[Result] = Future()
         with self._changed:
             if not self._started:
@@ -47,7 +47,7 @@ class Tokenizers:
         return await asyncio.wrap_future(future)
 
     def close(self) -> None:
-        """Running work finishes; queued work never starts."""
+        """Stop the threads. Running work finishes; queued work is cancelled."""
         with self._changed:
             self._closed = True
             for _, _, _, future in itertools.chain(*self._waiting):
@@ -55,7 +55,7 @@ class Tokenizers:
             self._changed.notify_all()
 
     def _next(self) -> int | None:
-        """The index of the heap with the smallest tag. Long work is next only if no other long work is running."""
+        """Return the index of the heap with the smallest tag, or None. Long work is next only if no other long work is running."""
         short, long = self._waiting
         if long and not self._long_running and (not short or long[0] < short[0]):
             return 1

@@ -1,8 +1,8 @@
-"""Opens a bundle's tokenizer. Its file comes from a checkpoint, and it must terminate for every text.
+"""Opens a bundle's tokenizer. The file comes from a checkpoint, so it is refused if tokenising some text could take too long.
 
 The library matches patterns with Oniguruma, which backtracks, and after ten million steps panics with an error that is not an `Exception`.
-A pattern that could need so many steps is refused by its form: a repeated group with a choice in it, consecutive open repetitions, or many
-consecutive choices. No published tokenizer has any of these.
+A pattern that could need so many steps is refused by its form: a repeated group that contains alternatives, several consecutive unbounded
+repetitions, or many consecutive alternatives. No published tokenizer has any of these.
 """
 
 import json
@@ -18,19 +18,19 @@ from export import contract
 from service.errors import TokenizationFailed
 from service.runtime.onnx import in_a_line
 
-MOST_OPEN = 3  # consecutive open repetitions
-MOST_FAILING = 1  # of these before a part that may not match: matching at one place costs the text's length to this power
-MOST_WAYS = 1_000  # to match at one place; all are tried if the rest of the pattern does not match
-LARGE_REPEAT = 32  # a repetition of more times counts as open
-# Characters that a part of the tokenizer may make from one. In a normalizer, the library keeps 17 bytes for each.
+MOST_OPEN = 3  # consecutive unbounded repetitions
+MOST_FAILING = 1  # unbounded repetitions before a part that may not match: each multiplies the cost by the text's length
+MOST_WAYS = 1_000  # ways to match at one position; all are tried if the rest of the pattern does not match
+LARGE_REPEAT = 32  # a repetition with a higher maximum counts as unbounded
+# The most characters that a part of the tokenizer may make from one. In a normalizer, the library keeps 17 bytes for each.
 MOST_GROWTH = {"normalizer": 16, "pre_tokenizer": 16, "post_processor": 16, "decoder": 4}
 MOST_ADDED = 1_000  # special tokens that a template may put around a text
 
 
 def open_tokenizer(path: Path, vocab_size: int, *, allow_special_tokens: bool = False) -> Tokenizer:
-    """Open a tokenizer, without truncation and padding. BundleError for an invalid file, or one with tokens that the model lacks.
+    """Open a tokenizer, without truncation and padding. Raises BundleError if the file is invalid or has ids that the model lacks.
 
-    Unless special tokens are allowed, `[SEP]` in an input is plain letters and no separator.
+    Unless special tokens are allowed, `[SEP]` in an input is encoded as ordinary text.
     """
     text = contract.read_text(path.parent, path.name, most_bytes=contract.MOST_TOKENIZER_BYTES)
     try:
@@ -48,7 +48,7 @@ def open_tokenizer(path: Path, vocab_size: int, *, allow_special_tokens: bool = 
         raise
     except RecursionError:
         raise contract.BundleError(f"{path} cannot be read: it is nested too deeply. Export the bundle again.") from None
-    except BaseException as error:  # the library's errors have no other base class than `Exception`, and its panics not even that
+    except BaseException as error:  # the library raises plain `Exception`; a panic is no `Exception`
         if not isinstance(error, Exception) and not panicked(error):
             raise
         raise contract.BundleError(f"{path} cannot be read: {in_a_line(error)}. Export the bundle again.") from error
@@ -60,7 +60,7 @@ def open_tokenizer(path: Path, vocab_size: int, *, allow_special_tokens: bool = 
 
 
 def check_form(file: Path) -> None:
-    """Refuse the tokenizer of a checkpoint by its form, before an export uses it. Other errors of the file are found when it is read.
+    """Check the patterns and templates of a checkpoint's tokenizer before an export. Other errors of the file are found when it is read.
 
     Raises BundleError, as `open_tokenizer` would when the bundle is served.
     """
@@ -75,19 +75,19 @@ def check_form(file: Path) -> None:
 
 
 def token_ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:
-    """The ids of a text. `Tokenizer.encode` would hold the GIL, and block the event loop: 0.6 s for a million characters."""
+    """Return the ids of a text. `Tokenizer.encode` would hold the GIL, and block the event loop for 0.6 s per million characters."""
     (encoding,) = tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
     return list(encoding.ids)
 
 
 def text_of(tokenizer: Tokenizer, ids: list[int], *, skip_special_tokens: bool = False) -> str:
-    """The text of token ids. `Tokenizer.decode` would hold the GIL."""
+    """Return the text of token ids. `Tokenizer.decode` would hold the GIL."""
     (text,) = texts_of(tokenizer, [ids], skip_special_tokens=skip_special_tokens)
     return text
 
 
 def texts_of(tokenizer: Tokenizer, lists: list[list[int]], *, skip_special_tokens: bool = False) -> list[str]:
-    """The text of each list of token ids. TokenizationFailed for ids at which the tokenizer's decoder panics."""
+    """Return the text of each list of token ids. Raises TokenizationFailed for ids at which the tokenizer's decoder panics."""
     try:
         texts: list[str] = tokenizer.decode_batch(lists, skip_special_tokens=skip_special_tokens)
     except BaseException as error:
@@ -98,13 +98,13 @@ def texts_of(tokenizer: Tokenizer, lists: list[list[int]], *, skip_special_token
 
 
 def bytes_of(tokenizer: Tokenizer, lists: list[list[int]]) -> int:
-    """About the bytes of the text of these ids, before it is decoded. The decoder may enlarge it by `MOST_GROWTH`."""
+    """Estimate the size in bytes of the text of these ids without decoding it. The decoder may enlarge it by `MOST_GROWTH`."""
     counts = Counter(token_id for ids in lists for token_id in ids)
     return sum(count * len((tokenizer.id_to_token(token_id) or "").encode()) for token_id, count in counts.items())
 
 
 def _hide_pieces(tokenizer: Tokenizer, described: Any) -> None:
-    """Rename special tokens that text could match in the vocabulary, as with SentencePiece, to random names."""
+    """Give random names in the vocabulary to special tokens that text could match, as it can with SentencePiece."""
     added = {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items() if token.special}
     found = {
         content
@@ -129,7 +129,7 @@ def _hide_pieces(tokenizer: Tokenizer, described: Any) -> None:
 
 
 def panicked(error: BaseException) -> bool:
-    """Whether the library panicked, as it does when a pattern takes too many steps."""
+    """Return whether the library panicked, as it does when a pattern takes too many steps."""
     return type(error).__module__ == "pyo3_runtime"
 
 
@@ -151,7 +151,7 @@ def _problems(described: Any) -> Iterator[str]:
 
 
 def _problems_of_template(template: dict[str, Any]) -> Iterator[str]:
-    """Problems of a template of special tokens. Templates that the library refuses are not checked."""
+    """Yield the problems of a template of special tokens. A template that the library refuses is not checked."""
     special = template.get("special_tokens")
     for name in ("single", "pair"):
         pieces = [piece for piece in template.get(name) or () if isinstance(piece, dict)]
@@ -175,29 +175,29 @@ def _objects(value: Any) -> Iterator[dict[str, Any]]:
 
 
 class _Group:
-    """A group of a pattern, up to the current position."""
+    """A group of a pattern, parsed up to the current position."""
 
     def __init__(self) -> None:
-        self.chooses = False  # it can match one place in more than one way
-        self.opened = 0  # open repetitions in the present branch
-        self.most = 0  # in any branch
-        self.failing = 0  # open repetitions before something that may be missing: how often the text's length is tried at one place
-        self._others = 0  # ways to match one place, of the branches before
-        self._ways = 1  # of this branch, less its last part
-        self._last = 1  # of the last part
+        self.chooses = False  # whether it can match at one position in several ways
+        self.opened = 0  # unbounded repetitions in the current branch
+        self.most = 0  # the most unbounded repetitions of a branch
+        self.failing = 0  # unbounded repetitions before a part that may not match (see MOST_FAILING)
+        self._others = 0  # ways to match at one position, of the earlier branches
+        self._ways = 1  # ways of this branch without its last part
+        self._last = 1  # ways of the last part
 
     @property
     def ways(self) -> int:
-        """To match one place, open repetitions not counted."""
+        """The number of ways to match at one position. Unbounded repetitions are not counted."""
         return min(self._others + self._ways * self._last, _OPEN)
 
     def part(self, ways: int = 1, failing: int = 0, *, needed: bool) -> None:
-        """Another part of the branch, with its own `ways` and `failing`."""
+        """Add a part to the branch. `ways` and `failing` are those of the part. `needed`: it occurs at least once."""
         self._ways, self._last = min(self._ways * self._last, _OPEN), ways
         self.failing = max(self.failing, failing + needed * self.opened)
 
     def repeat(self, least: int, most: int) -> None:
-        """The last part, so many times."""
+        """Repeat the last part `least` to `most` times."""
         self._last = min(sum(self._last**times for times in range(min(least, most), max(least, most) + 1)), _OPEN)
 
     def branch(self) -> None:
@@ -210,9 +210,9 @@ class _Group:
 
 
 def _problem(pattern: str) -> str | None:
-    """Why a pattern may take too many steps, as the end of a sentence; None if it does not."""
+    """Return why a pattern may take too many steps, as the end of a sentence, or None if it does not."""
     groups = [_Group()]
-    last: _Group | None = None  # the group that has just ended, if one has
+    last: _Group | None = None  # the group that ended just before `at`, or None
     at = 0
     while at < len(pattern):
         letter = pattern[at]
@@ -232,7 +232,7 @@ def _problem(pattern: str) -> str | None:
             if pattern.startswith(("(?~", "(?("), at):
                 return "has a condition"
             groups.append(_Group())
-            at += len("(?") if pattern.startswith("(?", at) else 1  # this `?` is no repetition
+            at += len("(?") if pattern.startswith("(?", at) else 1  # the `?` of `(?` is no repetition
             last = None
             continue
         if letter == ")" and len(groups) > 1:
@@ -253,7 +253,7 @@ def _problem(pattern: str) -> str | None:
                 groups[-1].repeat(least, most)
             groups[-1].chooses |= least != most
             at += length
-            if pattern[at : at + 1] in ("?", "+") and letter != "{":  # lazy or possessive
+            if pattern[at : at + 1] in ("?", "+") and letter != "{":  # a lazy or possessive repetition
                 at += 1
             elif _repetition(pattern, at) and most > 1:
                 return "repeats a repetition"
@@ -277,7 +277,7 @@ def _problem(pattern: str) -> str | None:
 
 
 def _is_needed(pattern: str, end: int) -> bool:
-    """Whether the part of a pattern that ends there must be in the text at least once."""
+    """Return whether the part of a pattern that ends at `end` must occur at least once."""
     repeated = _repetition(pattern, end)
     return repeated is None or repeated[0] > 0
 
@@ -286,7 +286,7 @@ _OPEN = 10**9
 
 
 def _repetition(pattern: str, at: int) -> tuple[int, int, int] | None:
-    """(least, most, characters) of the repetition at this position; None if there is none."""
+    """Return (least, most, characters) of the repetition at this position, or None if there is none."""
     simple = {"*": (0, _OPEN, 1), "+": (1, _OPEN, 1), "?": (0, 1, 1)}.get(pattern[at : at + 1])
     if simple is not None or pattern[at : at + 1] != "{":
         return simple
@@ -299,7 +299,7 @@ def _repetition(pattern: str, at: int) -> tuple[int, int, int] | None:
 
 
 def _after_class(pattern: str, at: int) -> int:
-    """The position after `[..]`, with nested classes."""
+    """Return the position after the character class `[..]` at `at`, which may contain nested classes."""
     depth = 0
     while at < len(pattern):
         letter = pattern[at]
@@ -308,7 +308,7 @@ def _after_class(pattern: str, at: int) -> int:
         elif letter == "[":
             depth += 1
             at += pattern.startswith("^", at + 1)
-            at += pattern.startswith("]", at + 1)  # the first `]` is a character of the class
+            at += pattern.startswith("]", at + 1)  # a `]` directly after `[` is a character of the class
         elif letter == "]":
             depth -= 1
             if not depth:

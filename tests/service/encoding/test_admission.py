@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from service.encoding.batching import PendingRequest, QueuedInput
-from service.encoding.queue import Draw, EncoderQueue
+from service.encoding.queue import Draw, EncoderLimits, EncoderQueue
 from service.encoding.request import EncodeTask
 from service.errors import DeadlineExceeded, NeverFits, Overloaded, QueueTooLong
-from service.overload.encoder import EncoderLimits
 from service.runtime.lanes import Lane
 from service.tokenization.texts import Encoded
 
@@ -148,9 +147,9 @@ def test_bulk_work_may_come_far_faster_than_it_is_done() -> None:
     queue = EncoderQueue(LIMITS)
     work = items(32, Lane.BULK, length=128)
     for number in range(60):
-        queue.admission.check(Lane.BULK, number / 120, "")
+        queue.check(Lane.BULK, number / 120, "")
         queue.enter(work, Lane.BULK, number / 120, math.inf)
-    queue.admission.check(Lane.INTERACTIVE, 0.5, "")
+    queue.check(Lane.INTERACTIVE, 0.5, "")
 
 
 # One request after the other ----------------------------------------------------------------------------------------------------------
@@ -165,7 +164,7 @@ def test_the_wait_is_that_of_the_lane() -> None:
     queue.enter(items(1, Lane.BULK, length=5000), Lane.BULK, 0, math.inf)
     queue.enter(items(1, length=1001), Lane.INTERACTIVE, 0, math.inf)
     with pytest.raises(QueueTooLong, match=r"needs about 1.00 s and may need 1.00 s"):
-        queue.admission.check(Lane.INTERACTIVE, 0, "")
+        queue.check(Lane.INTERACTIVE, 0, "")
 
 
 def test_a_bulk_request_of_any_size_is_taken_into_an_empty_queue_and_waits_its_turn_in_another() -> None:
@@ -188,7 +187,7 @@ def test_bulk_work_waits_by_how_fast_bulk_work_was_drawn() -> None:
         queue.ended(queue.draw(now), 0.1, answered=True)
     assert queue.lanes[Lane.BULK].tokens == 2000
     with pytest.raises(QueueTooLong, match=r"needs about 3\d.\d\d s and may need 30.00 s"):
-        queue.admission.check(Lane.BULK, 100, "")
+        queue.check(Lane.BULK, 100, "")
 
 
 def test_where_interactive_work_is_refused_bulk_work_has_its_share_all_the_same() -> None:
@@ -255,13 +254,13 @@ def test_a_client_that_fills_the_queue_neither_delays_others_nor_has_them_refuse
     queue = make()
     queue.enter(sent("greedy", 500), Lane.INTERACTIVE, 0, math.inf)  # of six seconds
     for n in range(24):
-        queue.admission.check(Lane.INTERACTIVE, 0, f"small-{n}")
+        queue.check(Lane.INTERACTIVE, 0, f"small-{n}")
         queue.enter(sent(f"small-{n}", 1), Lane.INTERACTIVE, 0, math.inf)
     with pytest.raises(QueueTooLong):
-        queue.admission.check(Lane.INTERACTIVE, 0, "greedy")
+        queue.check(Lane.INTERACTIVE, 0, "greedy")
     with pytest.raises(QueueTooLong):
         queue.enter(sent("greedy too", 500), Lane.INTERACTIVE, 0, math.inf)
-    queue.admission.check(Lane.INTERACTIVE, 0, "one more")  # nor do refusals of the greedy count as an overload
+    queue.check(Lane.INTERACTIVE, 0, "one more")  # nor do refusals of the greedy count as an overload
     drawn: list[str] = []
     while len(set(drawn)) < 25:
         drawn += [item.client for item in queue.draw(0).batch]
@@ -278,7 +277,7 @@ def test_with_many_clients_an_overload_is_one() -> None:
             refused += 1
     assert refused > 100
     with pytest.raises(QueueTooLong, match=r"may need 0.03 s"):
-        queue.admission.check(Lane.INTERACTIVE, 0.1, "another")
+        queue.check(Lane.INTERACTIVE, 0.1, "another")
 
 
 def test_what_one_client_sent_is_drawn_in_its_order() -> None:
@@ -297,7 +296,7 @@ def test_a_request_that_was_begun_is_not_dropped_for_its_wait() -> None:
     queue.enter(items(1, length=1000), Lane.INTERACTIVE, 0, math.inf)
     assert queue.draw(0).batch == one[:1]
     with pytest.raises(QueueTooLong):
-        queue.admission.check(Lane.INTERACTIVE, 2.0, "")
+        queue.check(Lane.INTERACTIVE, 2.0, "")
     draw = queue.draw(2.0)
     assert (draw.batch, draw.dropped) == (one[1:], [])
     draw = queue.draw(2.0)
@@ -310,17 +309,17 @@ def test_a_rate_that_was_measured_too_low_is_found_out_by_the_few_that_are_taken
     for now in range(60):
         queue.enter(items(1), Lane.INTERACTIVE, now, math.inf)
         queue.ended(queue.draw(now), 0.01, answered=True)
-    assert queue.admission.tokens_per_s == pytest.approx(LENGTH / 0.01, rel=0.01)
+    assert queue.tokens_per_s == pytest.approx(LENGTH / 0.01, rel=0.01)
 
 
 def test_a_run_that_took_all_there_was_does_not_lower_the_rate() -> None:
     queue = make()
     queue.enter(items(1, length=1), Lane.INTERACTIVE, 0, math.inf)
     queue.ended(queue.draw(0), 1.0, answered=True)
-    assert queue.admission.tokens_per_s == 1000
+    assert queue.tokens_per_s == 1000
     queue.enter(items(3, length=90), Lane.INTERACTIVE, 0, math.inf)
     queue.ended(queue.draw(0), 1.0, answered=True)
-    assert queue.admission.tokens_per_s == pytest.approx(0.9 * 1000 + 0.1 * 90)
+    assert queue.tokens_per_s == pytest.approx(0.9 * 1000 + 0.1 * 90)
 
 
 def test_nothing_is_queued_of_a_request_that_is_refused() -> None:

@@ -13,9 +13,9 @@ import pytest
 from export import contract
 from service.encoding.cache import VectorCache
 from service.encoding.engine import EncoderEngine
+from service.encoding.queue import EncoderLimits
 from service.encoding.request import EncodeTask
 from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed
-from service.overload.encoder import EncoderLimits
 from service.runtime.lanes import Lane
 from service.runtime.onnx import Array
 from service.telemetry.metrics import Metrics, ModelMetrics

@@ -25,6 +25,8 @@ from tests.service.fakes import fake_bundle
 from tests.service.live import LiveService
 from tests.service.pool_fakes import Loopback
 
+pytestmark = pytest.mark.export
+
 SAME = 1e-4  # float32 on both sides, sums in another order
 TEXT = "the cat"
 
@@ -39,7 +41,6 @@ def from_torch(bundle: Path, ids: list[int]) -> list[np.ndarray]:
     return [each.A.numpy() for each in attention_maps(encoder, torch.tensor([ids]))]
 
 
-@pytest.mark.export
 async def test_a_graph_is_opened_at_its_first_text_and_gives_what_torch_gives(bundle: Path) -> None:
     maps, manifest = AttentionMaps(), contract.verify(bundle)
     assert not maps._sessions

@@ -16,6 +16,8 @@ from service.settings import Settings
 from tests.bundles import tiny_encoder_bundle
 from tests.service.test_hostile_bundles import nothing, rewritten
 
+pytestmark = pytest.mark.export
+
 
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -47,7 +49,6 @@ def spoil(graph: Path, output: str) -> None:
     onnx.save(model, graph)
 
 
-@pytest.mark.export
 @pytest.mark.parametrize("output", [contract.EMBEDDING, contract.POOLED, contract.TOKEN_EMBEDDINGS])
 def test_every_output_that_a_route_may_ask_for_is_asked_for(encoder: Path, tmp_path: Path, output: str) -> None:
     bundle = copied(encoder, tmp_path)

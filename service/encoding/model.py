@@ -1,0 +1,215 @@
+"""A served encoder, reranker or classifier. `Model.answer` computes the vectors and scores of all dialects."""
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from tokenizers import Tokenizer
+
+from export import contract
+from service.call import Call, expect
+from service.encoding.queue import EncoderLimits
+from service.encoding.request import EncodeAnswer, EncodeRequest, EncodeTask, OnRow, RowOrError
+from service.encoding.selftest import SelfTest
+from service.errors import BatchTooLarge, DeadlineExceeded, EmptyInput, InputTooLong, NeverFits, NotReady, Overloaded, ServiceError
+from service.overload.byte_shares import ByteShares
+from service.runtime.engine_protocol import Engine
+from service.runtime.lanes import Lane
+from service.settings import Settings
+from service.telemetry.metrics import Metrics, ModelMetrics
+from service.tokenization.texts import Cut, Encoded, Input, TextEncoder, size_of
+from service.tokenization.threads import LONG_CHARACTERS, Tokenizers
+
+# Up to this many characters are tokenised on the event loop, since a switch to another thread would take longer.
+_INLINE_CHARACTERS = 4_000
+_PIECE_CHARACTERS = 100_000
+
+
+class Encoder(Engine, Protocol):
+    """The interface of an encoder's engine, in this process or in a pool; see `service/encoding/engine.py`."""
+
+    limits: EncoderLimits
+
+    def check(self, lane: Lane, client: str = ...) -> None: ...
+
+    async def run(self, task: EncodeTask) -> list[RowOrError]: ...
+
+    async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None: ...
+
+
+class Model:
+    """A loaded model that computes vectors or scores. Every route computes them by `answer`."""
+
+    engine: Encoder
+    provider: str  # of ONNX Runtime
+    selftest: SelfTest
+    chat_prompts = None
+
+    def __init__(
+        self,
+        bundle: Path,
+        manifest: contract.Manifest,
+        settings: Settings,
+        metrics: Metrics,
+        tokenizers: Tokenizers,
+        answer_shares: ByteShares,
+    ) -> None:
+        self.bundle = bundle
+        self.manifest = manifest
+        self.name = manifest.name
+        self.settings = settings
+        self.metrics = ModelMetrics(metrics, self.name)
+        self.texts = TextEncoder(
+            bundle / contract.TOKENIZER,
+            max_tokens=manifest.limits.max_tokens,
+            vocab_size=manifest.limits.vocab_size,
+            pair_types=any(tensor.name == contract.TOKEN_TYPE_IDS for tensor in manifest.graph.inputs),
+            prompts=manifest.prompts,
+            default_prompt=manifest.default_prompt,
+            allow_special_tokens=settings.allow_special_tokens,
+        )
+        self._tokenizers = tokenizers
+        self._answers = answer_shares
+
+    @property
+    def output(self) -> str:
+        """The name of the graph output that is computed by default."""
+        return self.manifest.traits.output
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.texts.tokenizer
+
+    def described(self) -> dict[str, Any]:
+        """Return, as JSON values, the properties of this model that a gateway cannot read from the bundle."""
+        selftest = {name: value for name, value in asdict(self.selftest).items() if value is None or math.isfinite(value)}
+        return {"selftest": selftest, "limits": asdict(self.engine.limits)}
+
+    async def probe(self, deadline: float) -> None:
+        """Run the model on a short text. Raises the engine's error if the run fails."""
+        encoded = self.texts.encode(["ready?"], cut=Cut())
+        await self.engine.probe([item for item in encoded if isinstance(item, Encoded)], self.output, deadline)
+
+    def vector_output(self, normalize: bool) -> str:
+        return contract.EMBEDDING if normalize else contract.POOLED
+
+    async def answer(self, request: EncodeRequest, call: Call, on_row: OnRow | None = None) -> EncodeAnswer:
+        """Compute a row (a vector or scores) for each input. Raises the first error, or returns errors as rows if `call.item_errors`.
+
+        Calls `on_row` with each row as soon as it is computed, and at the end with the errors of inputs that could not be tokenised.
+        """
+        call.model = self.name
+        inputs, output = request.inputs, request.output or self.output
+        self.check_size(len(inputs))
+        lane = call.lane if call.lane is not None else Lane.BULK if len(inputs) > self.settings.bulk_inputs else Lane.INTERACTIVE
+        call.bulk |= lane == Lane.BULK
+        self.engine.check(lane, call.client)  # before tokenising, which costs time
+        encoded = await self._encode(inputs, call, request.cut or self.default_cut(), request.prompt)
+        good = [(at, item) for at, item in enumerate(encoded) if isinstance(item, Encoded)]
+        rows: list[RowOrError] = [item if isinstance(item, ServiceError) else NotReady("not computed") for item in encoded]
+        _raise_first(encoded, call)
+        answer = EncodeAnswer(rows, encoded)
+        call.report(answer.truncated)
+        self._expect(call, request, output, [len(item.ids) for _, item in good])
+        call.tokens += answer.n_tokens  # counted before the run, so that a client that disconnects from a stream is charged too
+        task = EncodeTask(
+            inputs=[item for _, item in good],
+            output=output,
+            lane=lane,
+            deadline=call.deadline,
+            client=call.client,
+            traceparent=call.traceparent,
+            spent=call.spent,
+            on_row=on_row and (lambda index, row: on_row(good[index][0], row)),
+        )
+        try:
+            computed = await self.engine.run(task)
+        except (Overloaded, NeverFits, NotReady):
+            call.tokens -= answer.n_tokens
+            raise
+        _raise_first(computed, call)
+        for (at, _), row in zip(good, computed, strict=True):
+            rows[at] = row
+        if on_row:  # last, so that a request is admitted or refused before its first line is sent
+            for at, item in enumerate(encoded):
+                if isinstance(item, ServiceError):
+                    on_row(at, item)
+        return answer
+
+    def _expect(self, call: Call, request: EncodeRequest, output: str, lengths: Sequence[int]) -> None:
+        """Reserve memory for the answer to inputs of these lengths, in tokens."""
+        shape = next((tensor.shape for tensor in self.manifest.graph.outputs if tensor.name == output), ())
+        width = request.row_width or (shape[-1] if shape and isinstance(shape[-1], int) else self.manifest.width or 1)
+        rows, each = len(lengths), "inputs"
+        if len(shape) > 2:
+            rows, each = (len(lengths) * max(lengths, default=0), "padded tokens") if request.padded else (sum(lengths), "tokens")
+        what = f"{rows} {each} of {width} numbers"
+        expect(call, rows * width * request.number_bytes, self.settings.max_answer_bytes, self._answers, what)
+
+    def default_cut(self, truncate: bool | None = None) -> Cut:
+        """Return the truncation for a request whose `truncate` is true, false or absent (None)."""
+        wanted = self.settings.auto_truncate if truncate is None else truncate
+        return Cut(side="right" if wanted else "none")
+
+    def check_size(self, size: int) -> None:
+        """Raise EmptyInput or BatchTooLarge if a request may not have `size` inputs."""
+        if not size:
+            raise EmptyInput("`input` cannot be empty", param="input")
+        if size > self.settings.max_client_batch:
+            raise BatchTooLarge(
+                f"batch size {size} > maximum allowed batch size {self.settings.max_client_batch}; send it in parts", param="input"
+            )
+
+    async def _encode(self, inputs: Sequence[Input], call: Call, cut: Cut, prompt: str | None) -> list[Encoded | ServiceError]:
+        started = time.monotonic()
+        prefix = self.texts.default_prompt if prompt is None else prompt
+        if prompt is None and prefix and any(isinstance(item, list) for item in inputs):
+            prefix = ""  # the default prompt is not put before token ids; a requested prompt would be an error
+        characters = sum(map(size_of, inputs))
+        call.characters += characters
+        if characters <= _INLINE_CHARACTERS:
+            encoded = self.texts.encode(inputs, cut=cut, prompt=prefix)
+        else:
+            encoded = []
+            for first, piece in self._pieces(inputs):
+                if time.monotonic() > call.deadline:
+                    raise DeadlineExceeded("the request's deadline passed while its inputs were tokenised")
+                encode = partial(self.texts.encode, piece, cut=cut, prompt=prefix, first=first)
+                encoded += await self._tokenizers.run(encode, size=sum(map(size_of, piece)), client=call.client)
+        elapsed = time.monotonic() - started
+        call.tokenization_s += elapsed
+        self.metrics.tokenization.observe(elapsed)
+        for item in encoded:
+            if isinstance(item, Encoded):
+                self.metrics.input_length.observe(len(item.ids))
+                if item.truncated:
+                    self.metrics.truncated.inc()
+        return encoded
+
+    def _pieces(self, inputs: Sequence[Input]) -> Iterator[tuple[int, Sequence[Input]]]:
+        """Split the inputs into pieces of about `_PIECE_CHARACTERS`, each with its first input's index. Other work runs in between."""
+        first, characters = 0, 0
+        for at, item in enumerate(inputs):
+            size, limit = size_of(item), self.settings.max_input_characters
+            if size > limit:
+                raise InputTooLong(f"input {at} has {size} characters and the most is {limit}: send it in parts", param="input")
+            if characters and characters + size > LONG_CHARACTERS:  # a long text is a piece of its own
+                yield first, inputs[first:at]
+                first, characters = at, 0
+            characters += size
+            if characters > _PIECE_CHARACTERS:
+                yield first, inputs[first : at + 1]
+                first, characters = at + 1, 0
+        if first < len(inputs):
+            yield first, inputs[first:]
+
+
+def _raise_first(results: Sequence[object], call: Call) -> None:
+    """Raise the first error among the results, unless `call.item_errors` asks for errors in the rows."""
+    for result in results:
+        if isinstance(result, ServiceError) and not call.item_errors:
+            raise result.with_traceback(None)  # requests with an equal input share one error object
