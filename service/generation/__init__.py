@@ -5,5 +5,5 @@ memory of many sequences), `device.py` and `row_copies.py` (both on a GPU), `sam
 may leave), `run.py` (one run, seen by its caller), `snapshot.py` (a run and its state as values), `submission.py` and `admission.py` (the
 queue), `step_engine.py` (the life of an engine, which `service/seq2seq/` shares), `sequence.py` (one run, seen by the engine), `prefill.py`
 with `price.py`, and `running.py` (the runs that are fed and that draw), `engine.py` (the step loop over these), `selftest.py`, `chat/`
-(conversations to prompts) and `model.py` (a served decoder), `runs.py` (the runs of one request).
+(conversations to prompts) and `model.py` (a served model), `runs.py` (the runs of one request).
 """

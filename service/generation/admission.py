@@ -1,11 +1,11 @@
-"""The queue between the event loop and an engine's thread: jobs that wait for slots, their order, cancellations, requests for snapshots.
+"""The queue between the event loop and an engine's thread: jobs that wait for slots, cancellations and snapshot requests.
 
-Slots are shared by client, and within a client by request. Free slots go to the client with the fewest. If none is free and jobs can be
-set aside, a client that has two more than the waiting one gives one back at once; a client that has one more gives it back after a
-quantum. So slots rotate if there are more clients, or more requests of a client, than slots, and a run without competition keeps its slot.
-Requests that never had a slot and those that gave one back alternate, so neither kind starves the other.
+Slots are shared by client, and within a client by request. A free slot goes to the client with the fewest. If no slot is free and jobs
+can be set aside, a client with two slots more than the waiting client gives one back at once, and a client with one more after a
+quantum of tokens. So slots rotate if there are more clients, or more requests of a client, than slots, and a run without competition
+keeps its slot. Requests that never had a slot and requests that gave one back are chosen alternately, so that neither kind starves.
 
-One lock protects all of it, and is held for microseconds.
+One lock, held for microseconds, protects the whole queue.
 """
 
 import asyncio
@@ -24,44 +24,44 @@ from service.generation.submission import J, Submission
 from service.overload.queue_bound import QueueBound
 from service.runtime.lanes import Lane
 
-_BACKLOG = 16  # times `max_waiting`: limit on jobs without slots, of requests that have started
-_LEAST_HELD = 16  # tokens that a bulk run draws before it gives way to interactive work
-_TRIED = 8  # requests at the front for which a slot is sought
+_BACKLOG = 16  # limit, in multiples of `max_waiting`, for waiting jobs of requests that have started
+_LEAST_HELD = 16  # tokens that a bulk run computes before an interactive run may take its slot
+_TRIED = 8  # number of waiting requests that are tried when a slot must be freed
 
 
 @dataclass(frozen=True, kw_only=True)
 class QueueLimits:
-    """Bounds of one engine and its queue."""
+    """Limits of one engine and its queue."""
 
-    slots: int = 32  # sequences computed at the same time; a beam of K outputs has up to K
-    max_waiting: int = 256  # jobs of requests that have not started
-    max_waiting_tokens: float = math.inf  # of their prompts
-    max_wait_s: float = 1.0  # of an interactive request for its first slots
+    slots: int = 32  # sequences computed at the same time; a search with K beams needs K
+    max_waiting: int = 256  # waiting jobs of requests that have not started
+    max_waiting_tokens: float = math.inf  # tokens of the prompts of these jobs
+    max_wait_s: float = 1.0  # longest wait of an interactive request for its first slots
     max_bulk_wait_s: float = 30.0
-    bulk_delay_s: float = 2.0  # how long interactive requests may pass a bulk request
-    unread_s: float = math.inf  # a run is ended if its client does not read its text for so long
+    bulk_delay_s: float = 2.0  # how long interactive requests are preferred to a waiting bulk request
+    unread_s: float = math.inf  # a run is ended if its client reads no text for this long
 
 
 class Turn(NamedTuple, Generic[J]):
-    """A job that gets slots, and the job that gives them up; None if enough are free."""
+    """A job that gets slots, and the job that is set aside for it, or None if enough slots are free."""
 
     job: J
     instead_of: J | None
 
 
 class Wanted(NamedTuple):
-    """A snapshot that a caller waits for."""
+    """A caller's request for a snapshot of a run."""
 
     future: "asyncio.Future[Snapshot]"
-    ends: bool  # whether the run ends with it
+    ends: bool  # True: the run ends when the snapshot is made
 
 
 class Holding(NamedTuple):
-    """Slots, as the event loop sees them."""
+    """The number of slots, and how many each client holds, as known on the event loop."""
 
     slots: int
     by_client: Mapping[str, int]
-    turn_s: float  # the longest time that a job keeps its slots while others wait
+    turn_s: float  # estimated time that a job keeps its slots while others wait
 
     @property
     def free(self) -> int:
@@ -69,42 +69,42 @@ class Holding(NamedTuple):
 
 
 class Admission(Generic[J]):
-    """Requests in two lanes, with a bound on their jobs, on the tokens of their prompts and on how long each waits for its first slots."""
+    """A queue of requests in two lanes. It limits their jobs, the tokens of their prompts and the wait of each for its first slots."""
 
     def __init__(self, limits: QueueLimits) -> None:
         self._limits = limits
         self._max_wait_s = {Lane.INTERACTIVE: limits.max_wait_s, Lane.BULK: limits.max_bulk_wait_s}
         self._bounds = {lane: QueueBound(bound_s) for lane, bound_s in self._max_wait_s.items()}
         self._changed = threading.Condition()
-        self._submissions: dict[Submission[J], None] = {}  # those with a job without slots, in order of arrival
-        self._waiting = 0  # the number of these jobs
+        self._submissions: dict[Submission[J], None] = {}  # the requests with waiting jobs, in the order in which they were queued
+        self._waiting = 0  # number of waiting jobs
         self._turns = 0
         self._cancelled: set[Run] = set()
         self._wanted: dict[Run, Wanted] = {}
         self._closed = False
-        self.aside = 0  # jobs that gave back their slots
-        self.arrived = False  # whether a request arrived since the thread last looked
+        self.aside = 0  # waiting jobs that were set aside
+        self.arrived = False  # whether a request arrived since the last call of `turn`
 
     def __len__(self) -> int:
-        """Jobs that wait for slots."""
+        """Return the number of waiting jobs."""
         return self._waiting
 
     @property
     def slots(self) -> int:
-        """Slots that are waited for."""
+        """The number of slots that the waiting jobs need."""
         with self._changed:
             return sum(submission.slots for submission in self._submissions)
 
     # On the event loop -----------------------------------------------------------------------------------------------------------------
 
     def check(self, client: str, lane: Lane, now: float, holding: Holding, slots: int = 1) -> None:
-        """Raise QueueTooLong if a request of this client would wait too long for its first `slots`, behind the requests before it."""
+        """Raise QueueTooLong if a new request of this client would wait too long for its first `slots` slots."""
         with self._changed:
             wait_s = self._wait_s(client, lane, holding, slots)
         self._bounds[lane].check(now, wait_s, math.inf)
 
     def _wait_s(self, client: str, lane: Lane, holding: Holding, slots: int) -> float:
-        """An estimate for jobs of one slot each, which take turns."""
+        """Estimate the seconds until a new request gets its first slot, if every job needs one slot and jobs take turns."""
         before = Counter(each.client for each in self._submissions if each.lane <= lane and not each.begun)
         behind = Counter(each.client for each in self._submissions if each.lane <= lane and each.begun)
         wanted = Counter(holding.by_client)
@@ -114,17 +114,17 @@ class Admission(Generic[J]):
             return 0.0
         wanted[client] += 1
         share = fair_share(wanted, holding.slots)[client]
-        if share >= 1:  # whatever others have, it gets these
+        if share >= 1:  # the client gets this share, however many slots others ask for
             ahead, shared = max(before[client] - max(int(share) - holding.by_client.get(client, 0), 0), 0), share
-            ahead += min(behind[client], ahead)  # which take turns with them
+            ahead += min(behind[client], ahead)  # started requests take turns with new requests
         else:
             ahead, shared = sum(min(count, before[client] + 1) for count in before.values()), holding.slots
             ahead += min(behind.total(), ahead)
         return ahead * holding.turn_s / shared
 
     def queue(self, submission: Submission[J], *, retry_after_s: float) -> list[Submission[J]]:
-        """Queue a request with all its jobs. Returns the requests that it replaces: their client has more jobs here. An empty queue admits
-        any request. Raises Overloaded if there is no room, and NotReady if the engine is closed."""
+        """Queue a request with all its jobs. Returns the requests that it replaces, because their client has more jobs in the queue.
+        An empty queue admits any request. Raises Overloaded if there is no room, and NotReady if the engine is closed."""
         with self._changed:
             if self._closed:
                 raise stopping()
@@ -160,13 +160,13 @@ class Admission(Generic[J]):
         return f"{waiting} requests with {tokens} prompt tokens wait for a slot"
 
     def cancel(self, run: Run) -> None:
-        """The client no longer wants this run."""
+        """Cancel a run. The engine's thread ends it before the next step."""
         with self._changed:
             self._cancelled.add(run)
             self._changed.notify()
 
     def want(self, run: Run, wanted: Wanted) -> None:
-        """Ask for a run's snapshot. InvalidRequest if another caller waits for one already, NotReady if the engine is closed."""
+        """Request a snapshot of a run. Raises InvalidRequest if one is being made already, and NotReady if the engine is closed."""
         with self._changed:
             if self._closed:
                 raise stopping()
@@ -183,22 +183,22 @@ class Admission(Generic[J]):
     # On the thread ---------------------------------------------------------------------------------------------------------------------
 
     def wait(self, *, busy: bool) -> bool:
-        """Wait for work; do not wait if `busy`. False if it is closed."""
+        """Wait until there is work, or return at once if `busy`. Returns False if the queue is closed."""
         with self._changed:
             while not (busy or self._closed or self._cancelled or self._wanted or self._waiting):
                 self._changed.wait()
             return not self._closed
 
     def cancelled(self) -> set[Run]:
-        """The runs that were cancelled since the last call."""
-        if not self._cancelled:  # one look without the lock a step: what comes now is seen at the next
+        """Return the runs that were cancelled since the last call."""
+        if not self._cancelled:  # read without the lock; a cancellation that is missed now is seen at the next step
             return set()
         with self._changed:
             cancelled, self._cancelled = self._cancelled, set()
         return cancelled
 
     def wanted(self) -> dict[Run, Wanted]:
-        """The snapshots that were asked for since the last call."""
+        """Return the snapshots that were requested since the last call, by run."""
         if not self._wanted:
             return {}
         with self._changed:
@@ -210,10 +210,11 @@ class Admission(Generic[J]):
             return [job for each in self._submissions for job in (*each.aside, *each.fresh)]
 
     def turn(self, now: float, holders: Sequence[J], *, free: int, quantum: int | None = None, room: bool = False) -> Turn[J] | None:
-        """The job that is next, if the `free` slots are enough for it. It is not passed by smaller jobs, which would starve it.
+        """Remove and return the next job, and the job to be set aside for it if no slot is free. Smaller jobs do not overtake the next
+        job.
 
-        `holders` have slots. They keep them for `quantum` tokens while others wait, unless their client has far more than its share; None:
-        until they end. `room`: one more job may be set aside.
+        `holders` are the jobs that have slots. Each keeps them for `quantum` tokens while others wait (None: until it ends), unless
+        its client has far more than its share. `room`: one more job may be set aside. Returns None if no job can get slots now.
         """
         with self._changed:
             self.arrived = False
@@ -250,7 +251,7 @@ class Admission(Generic[J]):
             return None
 
     def _lane(self, submission: Submission[J], now: float) -> Lane:
-        """The lane of a request; bulk work that has been passed for long enough counts as interactive."""
+        """Return the lane of a request. Bulk work that has waited longer than `bulk_delay_s` counts as interactive."""
         return Lane.INTERACTIVE if now - submission.since > self._limits.bulk_delay_s else submission.lane
 
     def _gives_way(
@@ -284,7 +285,7 @@ class Admission(Generic[J]):
             self.aside += 1
 
     def overdue(self, now: float) -> list[tuple[Submission[J], QueueTooLong]]:
-        """Remove and return requests that had no slots for longer than they may wait, with their errors."""
+        """Remove and return, with their errors, the requests that have waited too long for their first slots."""
         with self._changed:
             late = [each for each in self._submissions if not each.begun and now - each.submitted > self._max_wait_s[each.lane]]
             for each in late:
@@ -292,7 +293,7 @@ class Admission(Generic[J]):
         return [(each, _too_late(now - each.submitted, self._max_wait_s[each.lane])) for each in late]
 
     def remove(self, job: J) -> None:
-        """Does nothing for a job that does not wait."""
+        """Remove a job from the queue. Does nothing if the job is not in the queue."""
         with self._changed:
             submission = job.submission
             if job in (where := submission.aside if job.aside else submission.fresh):
@@ -322,7 +323,7 @@ class Admission(Generic[J]):
 
 
 def fair_share(wanted: Mapping[str, int], slots: int) -> dict[str, float]:
-    """Fair slots of each client: as many as it wants, unless a client that wants more has fewer."""
+    """Divide the slots by max-min fairness: a client gets the slots that it wants, or an equal share of what smaller clients leave."""
     shares: dict[str, float] = {}
     left = float(slots)
     for at, (client, count) in enumerate(sorted(wanted.items(), key=lambda each: each[1])):

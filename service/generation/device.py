@@ -1,6 +1,6 @@
-"""A decoder on a GPU: its states stay there, and only tokens go and logits come.
+"""Runs a decoder on a GPU. The states stay in GPU memory; a step copies only tokens to the GPU and logits from it.
 
-The code asks ONNX Runtime for "the device" of a provider and nothing else, so tests run all of it on the device that the CPU is.
+The code works with the device of any ONNX Runtime provider, so tests run all of it with the CPU as the device.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,14 +14,14 @@ from service.generation.row_copies import RowCopies
 from service.generation.session import Ids, Logits, OnnxStepSession, StepSession, Tensor, beginning
 from service.runtime.onnx import CUDA, DEVICES, SettingsConflict, open_graph, with_provider
 
-_SETS = 4  # of states of all slots, at most: two of the running sequences, and two of as many prompts in prefill
+_SETS = 4  # most sets of states of all slots: two of the running sequences, and two of as many prompts in prefill
 
 
 def open_steps(
     bundle: Path, manifest: contract.Manifest, *, threads: int, provider: str, slots: int, gpu_memory_gib: float | None
 ) -> StepSession[Any]:
-    """`provider` "cuda": on a GPU, or SettingsConflict; "auto": on a GPU where one can be had. The states of `slots` are within
-    `gpu_memory_gib`."""
+    """Open the step graph. `provider` "cuda" raises SettingsConflict if no GPU is usable, "auto" then uses the CPU. The states of
+    `slots` sequences count towards `gpu_memory_gib`."""
 
     def opened(chosen: str) -> StepSession[Any]:
         if chosen == CUDA:
@@ -32,7 +32,7 @@ def open_steps(
 
 
 def left_of(gpu_memory_gib: float | None, manifest: contract.Manifest, slots: int) -> float | None:
-    """What is left for weights and work once all slots have their states. SettingsConflict where that is nothing."""
+    """Return the GiB left for weights and computation besides the states of all slots. Raises SettingsConflict if nothing is left."""
     assert manifest.decoder is not None
     if gpu_memory_gib is None:
         return None
@@ -46,7 +46,7 @@ def left_of(gpu_memory_gib: float | None, manifest: contract.Manifest, slots: in
 
 
 class DeviceStates:
-    """A tensor (B, ...) on the device for each state tensor. Unused rows hold arbitrary numbers."""
+    """The states of B sequences on the device: a tensor (B, ...) for each state tensor. Unused rows contain arbitrary numbers."""
 
     def __init__(self, decoder: contract.Decoder, rows: int, copies: RowCopies, device: str) -> None:
         import onnxruntime as ort
@@ -71,18 +71,18 @@ class DeviceStates:
         return states
 
     def addresses(self, row: int) -> list[int]:
-        """Of a row in each tensor."""
+        """Return the device address of this row in each tensor."""
         return [tensor.data_ptr() + row * size for tensor, size in zip(self._tensors, self._row_bytes, strict=True)]
 
 
 class DeviceStepSession:
     """A bundle's step graph on the device of `provider`.
 
-    A step has 1, 2, 4, 8, .. rows, so that its shapes repeat: unused rows at the end are fed a token too.
+    The rows of a step are rounded up to 1, 2, 4, 8, .. so that few shapes occur. Unused rows at the end are fed a token too.
     """
 
     def __init__(self, bundle: Path, manifest: contract.Manifest, *, gpu_memory_gib: float | None = None, provider: str = CUDA) -> None:
-        """`gpu_memory_gib` bounds weights and work; states are beside it. SettingsConflict where the provider cannot be had."""
+        """`gpu_memory_gib`: limit for weights and computation, without states. Raises SettingsConflict if the GPU cannot be used."""
         assert manifest.decoder is not None
         self.decoder = manifest.decoder
         self.vocab_size = manifest.limits.vocab_size
@@ -94,7 +94,7 @@ class DeviceStepSession:
         self._copies = RowCopies(self.decoder, provider)
         places = zip(self._session.get_inputs(), self._session.get_input_memory_infos(), strict=True)
         elsewhere = [node.name for node, place in places if node.name.startswith("state_") and place.name.lower() != self._device]
-        if elsewhere:  # bound to a device's memory, it would be copied from there once, and never again
+        if elsewhere:  # such an input would be copied from the device once, at binding, and never again
             raise SettingsConflict(
                 f"{graph}: {provider} has no kernel for what reads {', '.join(elsewhere)}, so its states cannot stay on the device: "
                 "set provider=auto, which computes such a model on the CPU."
@@ -124,9 +124,9 @@ class DeviceStepSession:
         binding.bind_output(contract.STEP_LOGITS, "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         fed = {contract.TOKENS: tokens, **({contract.POSITIONS: positions} if self.decoder.takes_positions else {})}
 
-        def call(_: object = (states, out, logits)) -> None:  # a binding keeps no memory alive
+        def call(_: object = (states, out, logits)) -> None:  # holds the memory, because a binding does not
             for name, array in fed.items():
-                binding.bind_cpu_input(name, array)  # which is when it is copied to a device that is not the host
+                binding.bind_cpu_input(name, array)  # copies the array to the device, unless that is the CPU
             binding.synchronize_inputs()
             session.run_with_iobinding(binding)
 

@@ -1,8 +1,8 @@
-"""A decoder's engine: one decode step for all running sequences, then one prefill chunk, and again.
+"""A decoder's engine. It alternates between a decode step for all running sequences and a chunk of prefill.
 
 `step_engine.py` has all that does not depend on how tokens are computed. Here are prompts, states, sampling and snapshots.
 
-Speculative decoding would sit in `_step`: the graph gives logits at any positions, and a step's old states stay until the next one.
+Speculative decoding would belong in `_step`: the graph gives logits at any positions, and a step's old states stay until the next one.
 """
 
 import asyncio
@@ -35,19 +35,19 @@ from service.telemetry.usage import Usage
 if TYPE_CHECKING:
     from service.telemetry.tracing import Tracer
 
-_QUANTUM = (4, 128)  # tokens, at least and at most, for which a run keeps its slot while others wait
-_QUANTA = 4  # in `max_wait_s`, as far as these allow it
+_QUANTUM = (4, 128)  # least and most tokens for which a run keeps its slot while others wait
+_QUANTA = 4  # number of quanta in `max_wait_s`, within these limits
 
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorLimits(QueueLimits):
-    """Bounds of one engine."""
+    """Limits of one decoder's engine."""
 
     max_waiting_tokens: float = 262_144
     max_prompt_tokens: int = 131_072
     unread_s: float = 60.0
-    max_aside: int = 256  # runs that have given back their slot and wait for another
-    max_aside_bytes: int = 256 * 2**20  # of their states; at least the bytes of all slots' states
+    max_aside: int = 256  # runs that gave back their slot and wait for another
+    max_aside_bytes: int = 256 * 2**20  # for the states of these runs; raised to the size of all slots' states
 
 
 class GeneratorEngine(StepEngine[Sequence]):
@@ -75,7 +75,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         state_bytes = session.decoder.state_bytes
         aside_bytes = max(limits.max_aside_bytes, limits.slots * state_bytes)
         self._max_aside = min(limits.max_aside, aside_bytes // (state_bytes + 4 * session.vocab_size))
-        # The thread's own.
+        # Used by the engine's thread only.
         self._running = Running(session, limits.slots)
         self._prefill = Prefill(session)
         self._masks = Masks(session.vocab_size)
@@ -101,7 +101,7 @@ class GeneratorEngine(StepEngine[Sequence]):
             await asyncio.to_thread(self._grammars.matcher, grammar)
 
     def _turn_s(self, holders: list[Sequence]) -> float:
-        """A quantum, or until it ends if no run can be set aside."""
+        """Estimate how long a run keeps its slot while others wait: one quantum, or until it ends if no run can be set aside."""
         if self._admission.aside < self._max_aside:
             return min(self._run_s, self._quantum * self._step_s) if self._step_s else self._run_s
         return super()._turn_s(holders)
@@ -110,23 +110,23 @@ class GeneratorEngine(StepEngine[Sequence]):
         return self._run_s / self.limits.slots + self._prefill.price.of(submission.tokens)
 
     def resume(self, snapshot: Snapshot) -> Run:
-        """Continue a run from its snapshot, made here or elsewhere, without sending its tokens again. Raises what `submit` does."""
+        """Continue a run from a snapshot made by any engine, without sending its tokens again. Raises what `submit` raises."""
         return self._submitted(self._job(snapshot.request, new_submission(snapshot.request), Once(), snapshot))
 
     async def snapshot(self, run: Run) -> Snapshot:
-        """A copy of a run between two steps; the run continues. Raises what `take` does."""
+        """Return a snapshot of a run between two steps. The run continues. Raises what `take` raises."""
         return await self._want(run, ends=False)
 
     async def take(self, run: Run) -> Snapshot:
-        """End a run between two steps, after the deltas until then, and return its snapshot.
+        """End a run between two steps and return its snapshot. Earlier tokens are delivered first.
 
-        Raises InvalidRequest if the run has ended or another snapshot of it is being made, NotReady if the engine stops.
+        Raises InvalidRequest if the run has ended or another snapshot of it is being made, and NotReady if the engine stops.
         """
         snapshot = self._want(run, ends=True)
         try:
             return await snapshot
         finally:
-            run.cancel()  # its reader sees the end, and no run continues for a caller that has left
+            run.cancel()  # ends the run for its reader, and if this caller is cancelled also in the engine
 
     def _want(self, run: Run, *, ends: bool) -> "asyncio.Future[Snapshot]":
         assert self._loop is not None
@@ -244,7 +244,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         return State(tensors=tuple(tensors), position=sequence.position, logits=logits, fingerprint=self._session.fingerprint)
 
     def _set_aside(self, sequence: Sequence, now: float) -> None:
-        """Take its slot for another run. Its state is kept, and it continues from there later."""
+        """Free the slot of a run for another run. The state is kept, so that the run can continue from it later."""
         if sequence in self._running.sequences:
             self._hold(sequence)
             self._admission.set_aside(sequence, now)
@@ -256,16 +256,16 @@ class GeneratorEngine(StepEngine[Sequence]):
             self._prefill.set_aside(sequence)
 
     def _hold(self, sequence: Sequence) -> None:
-        """Remove it from the rows that draw, and keep its state."""
+        """Remove a run from the decode batch and keep its state."""
         sequence.state = self._state(sequence, *self._running.copy(sequence))
         self._running.remove(sequence)
-        if sequence in self._back:  # it has drawn nothing since
+        if sequence in self._back:  # it has drawn no token since it got its slot back
             self._back.remove(sequence)
         elif sequence.run.usage.first_token is not None:
             sequence.drew = self._drew
 
     def _go_on(self, sequence: Sequence) -> None:
-        """Give a row to a run whose prompt is done, from the state that was kept."""
+        """Add a run whose prompt is done to the decode batch, with the state that was kept."""
         state, sequence.state = sequence.state, None
         assert state is not None
         assert state.logits is not None
@@ -274,12 +274,12 @@ class GeneratorEngine(StepEngine[Sequence]):
             self._back.append(sequence)
 
     def _gather(self) -> bool:
-        """Whether a step can run: runs whose masks are ready take part, and the others wait unchanged for a later step."""
+        """Return whether a decode step can run. Runs whose masks are ready take part; the others wait unchanged for a later step."""
         for sequence in [each for each in self._late if is_there(each)]:
             self._late.remove(sequence)
             self._guarded(partial(self._go_on, sequence), [sequence])
         late = self._masks.late(self._running.sequences)
-        if len(late) == len(self._running):  # no run could take part in it now
+        if len(late) == len(self._running):  # no run can take part in a step now
             if not len(self._running) and self._late and not len(self._prefill):
                 self._masks.wait_for_one(self._late)
             return False
@@ -292,7 +292,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         self._late.append(sequence)
 
     def _place(self, sequence: Sequence) -> None:
-        """Move the run's states to where the graph runs."""
+        """Give a run its slot: in the decode batch if its prompt is done, else in the prefill."""
         if sequence.mask is None:
             self._masks.begin(sequence)
         if not sequence.left_of_prompt:
@@ -304,7 +304,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         sequence.placed_at = sequence.position
 
     def _feed_some(self) -> None:
-        """Pieces of prompts, as many tokens of them as may pass before the next step."""
+        """Feed pieces of prompts until the token budget before the next decode step is used up."""
         budget = self._prefill.budget(self._step_s if len(self._running) else None)
         while budget > 0 and len(self._prefill):
             prompts, size = self._prefill.next(budget)
@@ -312,7 +312,7 @@ class GeneratorEngine(StepEngine[Sequence]):
             budget -= self._prefill.cost(prompts, size)
 
     def _feed(self, prompts: list[Prompt], size: int) -> None:
-        """Feed a piece of each prompt. When a prompt is done its runs start to draw, or wait if they have no slot now."""
+        """Feed a piece of each prompt. When a prompt is done, its runs join the decode batch, or wait if they have no slot now."""
         before = sum(prompt.left for prompt in prompts)
         for fed in self._prefill.feed(prompts, size):
             copied = fed.states.slots.state(fed.states.at) if any(each.aside for each in fed.sequences) else []
@@ -329,9 +329,9 @@ class GeneratorEngine(StepEngine[Sequence]):
         self._last_call_failed = False
 
     def _step(self) -> None:
-        """One token for every running sequence: draw it, publish it, and feed those that continue."""
+        """Draw one token for every running sequence, publish it, and feed it to the sequences that continue."""
         self._draw()
-        self._publish()  # before the graph runs, so that the loop sends while it does
+        self._publish()  # before the graph runs, so that the event loop sends tokens meanwhile
         if len(self._running):
             started = time.perf_counter()
             self._running.step()
@@ -339,7 +339,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         self._last_call_failed = False
 
     def _draw(self) -> None:
-        """Draw and publish the next token of every row. Sequences that end with it, or have none, are removed."""
+        """Draw and emit the next token of every row. Remove sequences that end with it or for which no token is possible."""
         sequences, now, n_first = list(self._running.sequences), time.monotonic(), 0
         drawn = self._running.draw()
         for row, (sequence, token_id) in enumerate(zip(sequences, drawn.token_ids.tolist(), strict=True)):
@@ -359,7 +359,7 @@ class GeneratorEngine(StepEngine[Sequence]):
                 self._running.remove(sequence)
             else:
                 self._masks.begin(sequence)
-        for sequence in self._back:  # which drew before they gave their slots back
+        for sequence in self._back:  # their last token was drawn before they gave their slots back
             self.metrics.between_tokens_s.observe(now - sequence.drew, 1)
             n_first += 1
         self._back.clear()
@@ -369,7 +369,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         self._drew = now
 
     def _hand_over(self, wanted: Wanted, what: Snapshot | ServiceError) -> None:
-        self._publish()  # the tokens that are in the snapshot
+        self._publish()  # first the tokens that the snapshot contains
         self._post(_settle, wanted.future, what)
 
     def _end(self) -> None:

@@ -1,6 +1,6 @@
-"""A served decoder: its bundle, its tokenizer, its engine."""
+"""A served decoder or encoder-decoder: its bundle, its tokenizer, its engine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +19,7 @@ from service.tokenization.tokenizer_file import open_tokenizer, text_of, token_i
 
 
 class Generating(Engine, Protocol):
-    """What a decoder or an encoder-decoder needs of its engine, wherever that is; see `engine.py` and `service/seq2seq/engine.py`."""
+    """The engine of a decoder or an encoder-decoder, local or in a pool; see `engine.py` and `service/seq2seq/engine.py`."""
 
     @property
     def provider(self) -> str: ...
@@ -35,53 +35,35 @@ class Generating(Engine, Protocol):
     async def probe(self, deadline: float) -> None: ...
 
 
-class GeneratorModel:
-    """One decoder bundle, loaded and tested. `engine` continues token ids; this turns text into ids and back."""
+class Generator:
+    """One bundle of a model that writes texts, loaded and tested. `engine` continues token ids; this turns text into ids and back."""
 
-    def __init__(
-        self,
-        bundle: Path,
-        manifest: contract.Manifest,
-        settings: Settings,
-        metrics: Metrics,
-        open_engine: Callable[["GeneratorModel"], Generating],
-    ) -> None:
-        assert manifest.decoder is not None
+    engine: Generating
+    chat_prompts: ChatPrompts | None = None
+
+    def __init__(self, bundle: Path, manifest: contract.Manifest, settings: Settings, metrics: Metrics) -> None:
         self.bundle = bundle
         self.manifest = manifest
         self.name = manifest.name
-        self.eos_token_ids = manifest.decoder.eos_token_ids
-        self.max_context = min(settings.max_prompt_tokens, manifest.decoder.n_positions or settings.max_prompt_tokens)
-        file = bundle / contract.TOKENIZER
-        vocab_size, allowed = manifest.limits.vocab_size, settings.allow_special_tokens
-        self.tokenizer: Tokenizer = open_tokenizer(file, vocab_size, allow_special_tokens=allowed)
-        self.vocabulary = Vocabulary(file)
-        self.chat_prompts: ChatPrompts | None = None
-        if (template := self._template(bundle, manifest.decoder)) is not None:
-            specials = self.tokenizer if allowed else open_tokenizer(file, vocab_size, allow_special_tokens=True)
-            self.chat_prompts = ChatPrompts(template, self.tokenizer, specials)
+        self.max_context = manifest.limits.max_tokens
+        self.tokenizer = self._open_tokenizer(allow_special_tokens=settings.allow_special_tokens)
+        self.vocabulary = Vocabulary(bundle / contract.TOKENIZER)
         self.metrics = GeneratorMetrics(metrics, self.name)
-        self.engine = open_engine(self)
+
+    def _open_tokenizer(self, *, allow_special_tokens: bool) -> Tokenizer:
+        return open_tokenizer(self.bundle / contract.TOKENIZER, self.manifest.limits.vocab_size, allow_special_tokens=allow_special_tokens)
 
     @property
     def provider(self) -> str:
-        """Of ONNX Runtime: where its engine computes."""
+        """The ONNX Runtime provider that the engine computes with."""
         return self.engine.provider
 
-    def _template(self, bundle: Path, decoder: contract.Decoder) -> ChatTemplate | None:
-        if decoder.chat_template is None:
-            return None
-        source = contract.read_text(bundle, decoder.chat_template, most_bytes=contract.MOST_TEMPLATE_BYTES)
-        bos, eos = decoder.bos_token_id, next(iter(decoder.eos_token_ids), None)
-        bos_token, eos_token = ("" if at is None else self.vocabulary[at].decode(errors="replace") for at in (bos, eos))
-        return ChatTemplate(source, model=self.name, bos_token=bos_token, eos_token=eos_token)
-
     def described(self) -> dict[str, Any]:
-        """What a gateway needs to know of this model beside its bundle: nothing."""
+        """Return the properties that a gateway needs besides the bundle: none."""
         return {}
 
     async def probe(self, deadline: float) -> None:
-        """Compute something short. Raises what the engine raises."""
+        """Generate one token, to test the engine. Raises the engine's error."""
         await self.engine.probe(deadline)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -89,3 +71,24 @@ class GeneratorModel:
 
     def decode(self, ids: list[int]) -> str:
         return text_of(self.tokenizer, ids)
+
+
+class DecoderModel(Generator):
+    """A decoder, with its chat template if it has one."""
+
+    def __init__(self, bundle: Path, manifest: contract.Manifest, settings: Settings, metrics: Metrics) -> None:
+        super().__init__(bundle, manifest, settings, metrics)
+        assert manifest.decoder is not None
+        self.eos_token_ids = manifest.decoder.eos_token_ids
+        self.max_context = min(settings.max_prompt_tokens, manifest.decoder.n_positions or settings.max_prompt_tokens)
+        if (template := self._template(manifest.decoder)) is not None:
+            specials = self.tokenizer if settings.allow_special_tokens else self._open_tokenizer(allow_special_tokens=True)
+            self.chat_prompts = ChatPrompts(template, self.tokenizer, specials)
+
+    def _template(self, decoder: contract.Decoder) -> ChatTemplate | None:
+        if decoder.chat_template is None:
+            return None
+        source = contract.read_text(self.bundle, decoder.chat_template, most_bytes=contract.MOST_TEMPLATE_BYTES)
+        bos, eos = decoder.bos_token_id, next(iter(decoder.eos_token_ids), None)
+        bos_token, eos_token = ("" if at is None else self.vocabulary[at].decode(errors="replace") for at in (bos, eos))
+        return ChatTemplate(source, model=self.name, bos_token=bos_token, eos_token=eos_token)

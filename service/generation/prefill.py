@@ -1,8 +1,8 @@
-"""Prefill: prompts are fed in pieces, short ones together, and equal ones of a client once.
+"""Prefill: feeds prompts to the model in pieces. Short prompts share a call, and equal prompts of a client are fed once.
 
-A piece takes about as long as one decode step, so streams are hardly delayed. Pieces go alternately to the client that has been fed least
-(its oldest prompt first) and to the prompt that is nearest its end: a long prompt neither blocks short ones nor starves, and many prompts
-of one client do not delay those of others.
+A piece takes about as long as one decode step, so streams are hardly delayed. Pieces alternate between the client with the fewest
+tokens fed (its oldest prompt first) and the prompt with the fewest tokens left. So a long prompt neither blocks short prompts nor
+starves, and many prompts of one client do not delay those of others.
 """
 
 import time
@@ -21,25 +21,25 @@ from service.generation.sequence import Sequence
 from service.generation.session import Ids, Logits, StepSession, Tensor, beginning
 from service.generation.slots import Row, Slots
 
-LEAST_PIECE, _MOST_PIECE = 16, 1024  # tokens of prompts in one call
-_PIECE_STEPS = 1.0  # how many decode steps a piece may take the time of, while others stream
-_LEAST_WITH_LOGPROBS, _WITH_LOGPROBS = 4, 64  # tokens of a piece with logits of every position: V numbers each
+LEAST_PIECE, _MOST_PIECE = 16, 1024  # least and most prompt tokens in one call
+_PIECE_STEPS = 1.0  # time of a piece, in decode steps, while other runs are decoding
+_LEAST_WITH_LOGPROBS, _WITH_LOGPROBS = 4, 64  # least and most tokens of a piece with logits (V,) at every position
 
 
 @dataclass(eq=False)
 class Prompt:
-    """Tokens to feed for one run, or for several runs of a client with the same prompt."""
+    """A prompt to feed, for one run or for several runs of a client with the same prompt."""
 
     tokens: tuple[int, ...]
     client: str
     order: int  # of arrival
-    shared: bool  # it begins with an empty state, so that other runs may join
-    position: int = 0  # tokens that its state has seen
-    fed: int = 0  # those of them that are of `tokens`
+    shared: bool  # it begins with an empty state, so other runs with this prompt may join
+    position: int = 0  # number of tokens that its state was computed from
+    fed: int = 0  # number of `tokens` that were fed
     sequences: list[Sequence] = field(default_factory=list)
-    slots: "Slots[Prompt] | None" = None  # one row; None: nothing was fed yet, or it is set aside
+    slots: "Slots[Prompt] | None" = None  # one row with its state; None: nothing was fed yet, or it is set aside
     resting: Several[Tensor] | None = None  # its state tensors, each without B, while none of its runs has a slot
-    before: NDArray[np.float32] | None = None  # logits (V,) of the last token fed, where log-probabilities need them
+    before: NDArray[np.float32] | None = None  # logits (V,) after the last token fed, if log-probabilities are requested
 
     @property
     def left(self) -> int:
@@ -47,7 +47,7 @@ class Prompt:
 
     @property
     def scored(self) -> Sequence | None:
-        """The first run that asks for the log-probabilities of the prompt, if any does. All such runs ask for `n_top` alternatives."""
+        """The first run that requests log-probabilities of the prompt, or None. All such runs request `n_top` alternatives."""
         return next((sequence for sequence in self.sequences if sequence.request.prompt_logprobs is not None), None)
 
     @property
@@ -56,13 +56,13 @@ class Prompt:
 
     @property
     def wanted(self) -> bool:
-        """By a run that has a slot."""
+        """Whether one of its runs has a slot."""
         return not all(sequence.aside for sequence in self.sequences)
 
 
 @dataclass(frozen=True)
 class Fed:
-    """A prompt that is done: its runs, where their state is, and the logits (V,) of their first token."""
+    """A prompt that was fed to its end: its runs, the row with their state, and the logits (V,) of their first token."""
 
     sequences: list[Sequence]
     states: Row
@@ -70,31 +70,31 @@ class Fed:
 
 
 class Prefill:
-    """Prompts being fed, in order of arrival, and prompts set aside with their runs."""
+    """The prompts that are being fed, and the prompts of runs that are set aside."""
 
     def __init__(self, session: StepSession[Any]) -> None:
         self._session = session
         self._prompts: list[Prompt] = []
         self._resting: list[Prompt] = []
-        self._fed: dict[str, int] = {}  # tokens of each client that has a prompt here
+        self._fed: dict[str, int] = {}  # tokens fed for each client that has a prompt here
         self._turn = 0
-        self.price = Price()  # of a call
-        self._price_told = Price()  # of one that gives the log-probabilities of its tokens
+        self.price = Price()  # time of a call
+        self._price_told = Price()  # time of a call that also computes log-probabilities of its tokens
 
     def __len__(self) -> int:
-        """Runs that have a slot."""
+        """Return the number of runs that have a slot."""
         return len(self.sequences) if self._prompts else 0
 
     @property
     def sequences(self) -> list[Sequence]:
-        """Those that have a slot."""
+        """The runs that have a slot."""
         return [sequence for prompt in self._prompts for sequence in prompt.sequences if not sequence.aside]
 
     def __contains__(self, sequence: Sequence) -> bool:
         return any(sequence in prompt.sequences for prompt in (*self._prompts, *self._resting))
 
     def add(self, sequence: Sequence) -> None:
-        """Start the run's prompt, or continue it, at the run's state."""
+        """Begin to feed the run's prompt, or continue it from the run's state."""
         request, state, before = sequence.request, sequence.state, sequence.before
         sequence.state = sequence.before = None
         begun = sequence.position > 0
@@ -112,11 +112,11 @@ class Prefill:
         self._wake(prompt)
 
     def set_aside(self, sequence: Sequence) -> None:
-        """The run, already marked as set aside, has lost its slot: its prompt is no longer fed for it alone."""
+        """Stop feeding the run's prompt unless another run with a slot needs it. The run is already marked as set aside."""
         self._rest(self._of(sequence))
 
     def back(self, sequence: Sequence) -> None:
-        """It has one again."""
+        """Continue to feed the prompt of a run that has a slot again."""
         self._wake(self._of(sequence))
 
     def remove(self, sequence: Sequence) -> None:
@@ -130,7 +130,7 @@ class Prefill:
             self._forget_fed()
 
     def copy(self, sequence: Sequence) -> tuple[Several[Tensor], NDArray[np.float32] | None]:
-        """Copies of the run's state tensors, each without B, and the logits (V,) that log-probabilities of the rest of the prompt need."""
+        """Return copies of the run's state tensors, each without B, and the last logits (V,) if log-probabilities need them."""
         prompt = self._of(sequence)
         before = None if sequence.request.prompt_logprobs is None else prompt.before
         if prompt.slots is None:
@@ -154,7 +154,7 @@ class Prefill:
                 prompt.slots, prompt.resting = slots, None
             self._resting.remove(prompt)
             self._prompts.append(prompt)
-            self._fed.setdefault(prompt.client, min(self._fed.values(), default=0))  # earlier tokens do not count against it
+            self._fed.setdefault(prompt.client, min(self._fed.values(), default=0))  # a client that returns begins with the least
 
     def _forget_fed(self) -> None:
         here = {prompt.client for prompt in self._prompts}
@@ -168,7 +168,7 @@ class Prefill:
         return max(LEAST_PIECE, min(_MOST_PIECE, int(tokens)))
 
     def next(self, budget: int) -> tuple[list[Prompt], int]:
-        """Whose turn it is, and how many tokens of each: a piece of one, or several that end with it."""
+        """Return the prompts of the next call and the tokens to feed of each: a piece of one prompt, or several prompts to the end."""
         self._turn += 1
         by_age = self._turn % 2
         first = min(self._prompts, key=lambda prompt: (self._fed[prompt.client], prompt.order) if by_age else (prompt.left, 0))
@@ -181,21 +181,21 @@ class Prefill:
         return together, max(prompt.left for prompt in together)
 
     def _told_size(self, budget: int) -> int:
-        """Tokens of a prompt with log-probabilities that take as long as `budget` tokens of one without."""
+        """Return how many tokens of a prompt with log-probabilities take as long as `budget` tokens of a prompt without."""
         price = self._price_told
         if not price.token_s:
             return LEAST_PIECE
         return max(_LEAST_WITH_LOGPROBS, min(int((self.price.of(budget) - price.call_s) / price.token_s), _WITH_LOGPROBS, budget))
 
     def cost(self, prompts: list[Prompt], size: int) -> int:
-        """The tokens that such a call takes out of a budget."""
+        """Return the number of tokens by which a call with these prompts reduces the budget."""
         tokens = max(len(prompts) * size, LEAST_PIECE) + int(self.price.call_tokens)
         if prompts[0].n_top is None or not self.price.token_s:
             return tokens
         return max(tokens, int(self._price_told.of(size) / self.price.token_s))
 
     def feed(self, prompts: list[Prompt], size: int) -> list[Fed]:
-        """Each prompt `size` tokens further, or to its end where that is nearer. Those that are done are given, and gone."""
+        """Feed `size` tokens of each prompt, or fewer if it ends before. Prompts that are done are removed and returned."""
         started = time.perf_counter()
         slots = self._slots_of(prompts)
         lengths: Ids = np.array([min(size, prompt.left) for prompt in prompts], np.int64)
@@ -203,7 +203,7 @@ class Prefill:
         for row, (prompt, length) in enumerate(zip(prompts, lengths, strict=True)):
             tokens[row, :length] = prompt.tokens[prompt.fed : prompt.fed + length]
         slots.check(prompts, [prompt.position for prompt in prompts])
-        every = prompts[0].n_top is not None  # and then it is alone
+        every = prompts[0].n_top is not None  # logits at every position; such a prompt is fed alone
         wanted: Ids = np.arange(size, dtype=np.int64)[None] if every else lengths[:, None] - 1
         logits = self._session.run(tokens, lengths, slots.positions[: len(prompts)], wanted, *slots.sets)
         slots.stepped(lengths)
@@ -227,10 +227,10 @@ class Prefill:
         return done
 
     def _under_way(self, sequence: Sequence) -> Prompt | None:
-        """An equal prompt of the same client that is being fed. Never another client's: the speed would reveal what it asked."""
+        """Return an equal prompt of the same client that is being fed. Sharing between clients would reveal a prompt by its speed."""
         asked = sequence.request
         for each in (*self._prompts, *self._resting):
-            scores = asked.prompt_logprobs in (None, each.n_top)  # else it needs other scores than this prompt gives
+            scores = asked.prompt_logprobs in (None, each.n_top)  # else it needs log-probabilities that this prompt does not get
             if each.shared and scores and each.client == asked.client and each.tokens == asked.prompt:
                 return each
         return None
@@ -239,7 +239,7 @@ class Prefill:
         return next(prompt for prompt in (*self._prompts, *self._resting) if sequence in prompt.sequences)
 
     def _slots_of(self, prompts: list[Prompt]) -> Slots[Prompt]:
-        """A single prompt keeps its state from piece to piece; several begin and end with this call."""
+        """Return the slots for a call. A single prompt keeps its state for its next piece; several prompts end with this call."""
         if len(prompts) == 1 and prompts[0].slots is not None:
             return prompts[0].slots
         slots: Slots[Prompt] = Slots(self._session, len(prompts))
@@ -251,12 +251,12 @@ class Prefill:
 
 
 def _short(prompt: Prompt, size: int) -> bool:
-    """It has not begun, and a piece of this size is all of it."""
+    """Return whether the prompt has not begun and can be fed in one piece of this size, without log-probabilities."""
     return prompt.slots is None and prompt.n_top is None and prompt.left <= size
 
 
 def _tell(prompt: Prompt, piece: list[int], logits: Logits) -> None:
-    """The log-probability of each token of the piece, under the logits (N, V) of the one before it."""
+    """Add the log-probability of each token of the piece to the runs. `logits` (N, V): the logits after each of these tokens."""
     rows, tokens = (logits[:-1], piece[1:]) if prompt.before is None else (np.concatenate([prompt.before[None], logits[:-1]]), piece)
     logprobs = PromptLogprobs([None] if prompt.before is None else [], logprobs_of(rows, tokens, prompt.n_top or 0))
     for sequence in prompt.sequences:

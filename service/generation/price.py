@@ -1,18 +1,18 @@
-"""The time of a call of the step graph: a fixed part, and a part for each of its tokens."""
+"""The time of a call of the step graph, as a fixed cost and a cost per token."""
 
 import math
 
-_MEMORY = 0.95  # weight of the past, at each call
-_CALL_TOKENS = 16.0  # the fixed part in tokens, until calls of several sizes were measured
-_WEIGHT = 0.05  # of that ratio, relative to one measured call
-_SPREAD = 0.25  # of the sizes, relative to their mean: with less, the two parts cannot be separated
-_OUTLIER = 4.0  # times the expected time: longer calls were delayed by other work
+_MEMORY = 0.95  # weight of earlier calls, at each call
+_CALL_TOKENS = 16.0  # fixed cost in tokens that is assumed until calls of several sizes were measured
+_WEIGHT = 0.05  # weight of the assumed ratio, relative to one measured call
+_SPREAD = 0.25  # least relative spread of the calls' sizes for which the two costs can be separated
+_OUTLIER = 4.0  # a longer call than this many times the expected time was delayed by other work
 
 
 class Price:
-    """`call_s + tokens * token_s`, fitted by least squares to recent calls. Both are 0 before the first call.
+    """The expected time `call_s + tokens * token_s` of a call, fitted by least squares to recent calls. Both are 0 at first.
 
-    Calls of one size cannot separate the two parts: their ratio is then kept.
+    Calls of one size cannot separate the two costs, so their ratio is then kept.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Price:
 
     @property
     def call_tokens(self) -> float:
-        """The fixed part of a call, in tokens."""
+        """The fixed cost of one call, as the number of tokens that cost the same time."""
         return self.call_s / self.token_s if self.token_s else 0.0
 
     def paid(self, tokens: int, seconds: float) -> None:

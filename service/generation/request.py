@@ -1,4 +1,4 @@
-"""What a caller asks of the engine and what comes back, piece by piece."""
+"""The request to a generation engine, and the pieces of its answer."""
 
 import math
 from collections.abc import Mapping
@@ -15,9 +15,9 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How a token is drawn. The defaults draw from the model's own distribution.
+    """The parameters for drawing a token. The defaults draw from the model's own distribution.
 
-    `seed` and the token's position decide the draw, in any replica and any batch: same seed, same tokens.
+    The random number depends only on `seed` and the token's position, so a seed gives the same tokens in any replica and batch.
     """
 
     seed: int
@@ -26,8 +26,8 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     typical_p: float = 1.0
-    repetition_penalty: float = 1.0  # over prompt and completion (Keskar et al. 2019)
-    frequency_penalty: float = 0.0  # over the completion
+    repetition_penalty: float = 1.0  # counts prompt and completion (Keskar et al. 2019)
+    frequency_penalty: float = 0.0  # counts the completion only
     presence_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     allowed_token_ids: tuple[int, ...] = ()  # (): all
@@ -39,54 +39,54 @@ class Grammar:
 
     kind: Literal["json_schema", "regex", "lark"]
     source: str
-    param: str = field(default="grammar", compare=False)  # what it is called in the caller's body, for errors that are about it
+    param: str = field(default="grammar", compare=False)  # name of the field in the client's body, for error messages
 
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """One sequence to continue. Checked against the model's vocabulary and limits by `GeneratorEngine.submit`."""
+    """A request to continue one sequence. `GeneratorEngine.submit` checks it against the model's vocabulary and limits."""
 
     prompt: tuple[int, ...]  # at least one token
     sampling: Sampling
     max_tokens: int
-    min_tokens: int = 0  # no end of text and no stop token before so many, and no stop string in their text
+    min_tokens: int = 0  # fewer tokens than this are not ended by an end of text, stop token or stop string
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     include_stop: bool = False  # leave the stop string in the text
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     top_logprobs: int | None = None  # None: no log-probabilities; 0: of the drawn token alone
-    prompt_logprobs: int | None = None  # the same for each token of the prompt but the first
+    prompt_logprobs: int | None = None  # as `top_logprobs`, for each prompt token but the first
     grammar: Grammar | None = None
     lane: Lane = Lane.INTERACTIVE
     deadline: float = math.inf  # time.monotonic()
-    traceparent: str | None = None  # W3C, of the request that asks for this; None: not traced
-    client: str = ""  # owner of the share of slots; equal prompts are read once within a client, never across clients
+    traceparent: str | None = None  # W3C traceparent of the API request; None: not traced
+    client: str = ""  # gets a share of the slots; equal prompts of one client are fed once
 
     @property
     def slots(self) -> int:
-        """Slots of the engine that it takes."""
+        """The number of the engine's slots that the request needs."""
         return 1
 
     @property
     def outputs(self) -> int:
-        """Runs that answer it."""
+        """The number of runs that answer the request."""
         return 1
 
 
 class TokenLogprob(NamedTuple):
-    """A token, its natural log-probability under the model (before temperature and filters), and the likeliest others, best first."""
+    """A token, its natural log-probability under the model (before temperature and filters), and the likeliest tokens, best first."""
 
     token_id: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
-    rank: int | None = None  # 1: no token is likelier; known for tokens of a prompt
+    rank: int | None = None  # 1: no token is likelier; set only for prompt tokens
 
 
 class Delta(NamedTuple):
-    """What is new since the last one. Text may lag behind tokens: it waits while it might become a stop string or half a character.
+    """The output of a run since the previous delta. Text is held back while it might become a stop string or is half a character.
 
-    The last delta has a `finish_reason`; `stop_reason` is the stop string or token id that ended it, None for end of text.
+    The last delta has a `finish_reason`. `stop_reason` is the stop string or token id that ended the run, None for end of text.
     """
 
     text: str
@@ -97,7 +97,7 @@ class Delta(NamedTuple):
 
 
 class Token(NamedTuple):
-    """One token of a run whose text the engine does not need: the reader of the run turns it into text."""
+    """One token of a run. The engine does not need its text; the reader of the run converts it to text."""
 
     token_id: int
     logprob: TokenLogprob | None = None
@@ -105,7 +105,7 @@ class Token(NamedTuple):
 
 
 class Attention(NamedTuple):
-    """What each token of an encoder-decoder's output was written from: T tokens, (T, N), N the length of the source."""
+    """The attention weights of an encoder-decoder's output, (T, N): for each of T output tokens, over the N tokens of the source."""
 
     token_ids: tuple[int, ...]
     weights: NDArray[np.float32]

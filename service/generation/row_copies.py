@@ -1,8 +1,8 @@
-"""Copies of single rows of states, wherever they are: a graph that changes nothing, run over addresses.
+"""Copies single rows of state tensors between host and device memory.
 
-ONNX Runtime's Python copies no part of a tensor, but it binds inputs and outputs to any address. So a graph of one Identity for each state
-tensor, whose inputs are a row here and whose outputs are a row there, is a copy on the device itself, from the host or to it. The
-protobuf of the graph is encoded by hand, because the service does not depend on `onnx`.
+ONNX Runtime's Python API cannot copy a part of a tensor, but it can bind inputs and outputs to any address. So a graph with one Identity
+node for each state tensor copies a row on the device, from the host or to the host: the source row is bound as input, the target row as
+output. The graph's protobuf is encoded by hand, because the service does not depend on `onnx`.
 """
 
 from collections.abc import Sequence
@@ -13,21 +13,21 @@ from export import contract
 from service.generation.session import Tensor
 from service.runtime.onnx import DEVICES, open_graph
 
-Place = Tensor | int  # of one state tensor of one row: an array on the host, or an address on the device
+Place = Tensor | int  # one state tensor of one row: an array on the host, or an address on the device
 
 _ELEMENT_TYPES = {"float32": 1, "int64": 7}  # onnx.TensorProto.DataType
 _IR_VERSION, _OPSET = 8, 13
 
 
 class RowCopies:
-    """Copies rows of one decoder's states to, from and on the device of `provider`."""
+    """Copies rows of one decoder's states within the device of `provider`, or between it and the host."""
 
     def __init__(self, decoder: contract.Decoder, provider: str) -> None:
         self._states, self._device = decoder.states, DEVICES[provider]
         self._session = open_graph(identities(decoder), threads=1, provider=provider)
 
     def __call__(self, sources: Sequence[Place], targets: Sequence[Place]) -> None:
-        """Each source into its target, in the order of the decoder's states. Arrays are C-contiguous."""
+        """Copy each source into its target, in the order of the decoder's states. Arrays are C-contiguous."""
         binding = self._session.io_binding()
         for state, source, target in zip(self._states, sources, targets, strict=True):
             dtype = np.dtype(state.dtype).type
@@ -42,7 +42,7 @@ class RowCopies:
 
 
 def identities(decoder: contract.Decoder) -> bytes:
-    """The model: an Identity for each state tensor, of any shape."""
+    """Return an ONNX model with one Identity node for each state tensor, of any shape, as protobuf bytes."""
     graph = [_field(2, b"rows")]
     for state in decoder.states:
         graph.append(_field(1, _field(1, state.name.encode()) + _field(2, state.output.encode()) + _field(4, b"Identity")))
@@ -52,7 +52,7 @@ def identities(decoder: contract.Decoder) -> bytes:
 
 
 def _field(number: int, value: int | bytes) -> bytes:
-    """One field of a protobuf message."""
+    """Encode one field of a protobuf message."""
     if isinstance(value, int):
         return _varint(number << 3) + _varint(value)
     return _varint(number << 3 | 2) + _varint(len(value)) + value

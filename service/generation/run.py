@@ -1,4 +1,4 @@
-"""The caller's end of one generation: deltas come out of it as they are made, and leaving it ends the work."""
+"""The caller's end of one generation. Iterating over a run gives its deltas as they are made; leaving its context cancels it."""
 
 import asyncio
 import math
@@ -14,37 +14,38 @@ from service.telemetry.usage import Usage
 
 
 class Run:
-    """`async with engine.submit(request) as run: async for delta in run: ...`. Lives on one event loop.
+    """`async with engine.submit(request) as run: async for delta in run: ...`. All methods are called on one event loop.
 
-    Deltas that were not taken yet are joined into one, so a slow reader holds no more than its own completion.
+    Unread deltas are joined into one, so a slow reader never causes more to be stored than its own completion.
     """
 
     def __init__(self, request: GenerationRequest, usage: Usage, cancel: Callable[["Run"], None], text: TextStream | None = None) -> None:
-        """`text`: of the tokens that come as such."""
+        """`text` decodes the tokens that the engine sends as a `Token`, without text. None: the engine sends deltas with text."""
         self.request = request
         self.usage = usage
         self.prompt_logprobs = PromptLogprobs()  # one for each prompt token, None for the first; complete with the first delta
-        self.attention: Attention | None = None  # where it was asked for; there with the last delta
+        self.attention: Attention | None = None  # if requested; complete with the last delta
         self.cancelled = False
-        self.unread_since: float | None = None  # when the first of what waits to be taken was made
+        self.unread_since: float | None = None  # when the first unread token was made
         self._cancel = cancel
         self._text = text
         self._waiting: list[Token | Delta] = []
-        self._unread = 0  # tokens of these
-        self.most_unread: float = math.inf  # tokens: a run with more unread ones is ended
+        self._unread = 0  # number of tokens in `_waiting`
+        self.most_unread: float = math.inf  # tokens: the run fails if more are unread
         self._error: ServiceError | None = None
-        self._ended = False  # nothing comes after what waits now
+        self._ended = False  # nothing will follow what is in `_waiting`
         self._something = asyncio.Event()
         self._tell: Callable[[bool], None] = lambda ended: self._something.set()
 
     def listen(self, tell: Callable[[bool], None]) -> None:
-        """`tell` is called, on the event loop, when there is something to take, and with True when nothing comes after it."""
+        """Have `tell` called, on the event loop, when there is something to `take`. Its argument is True if nothing will follow."""
         self._tell = tell
 
     def take(self, most_tokens: int | None = None) -> Delta | None:
-        """The tokens made since the last call; the last delta has a finish reason. Then raises the run's error, if it has one.
+        """Return the tokens made since the last call, or None. The last delta has a finish reason. If the run failed, raise its error
+        once all tokens were taken.
 
-        At most `most_tokens` at a time, since what is taken together is written together.
+        At most `most_tokens` are returned at a time, because the caller writes them in one piece.
         """
         waiting = self._first(most_tokens)
         if not waiting and self._error is not None:
@@ -53,7 +54,7 @@ class Run:
         return self._read(waiting) if waiting else None
 
     def cancel(self) -> None:
-        """Give the run up: its slot is free within one step. What was already made can still be read."""
+        """Cancel the run. Its slot becomes free within one step. Tokens already made can still be read."""
         if not self.cancelled:
             self.cancelled = True
             if not self._ended:
@@ -71,7 +72,7 @@ class Run:
         return self
 
     async def __anext__(self) -> Delta:
-        """The next delta, for a caller that reads only this run; the end if the run was cancelled."""
+        """Wait for the next delta, for a caller that reads only this run. The iteration ends when the run has ended or was cancelled."""
         while (delta := self.take()) is None:
             if self._ended:
                 raise StopAsyncIteration
@@ -103,18 +104,18 @@ class Run:
             self._tell(True)
 
     def said(self, token_ids: Iterable[int]) -> None:
-        """These tokens of the run were read elsewhere."""
+        """Feed tokens that the caller has read before (from the run's snapshot) to the text decoder, without returning their text."""
         if self._text is not None:
             self._text.push_all(token_ids)
 
     def _first(self, most_tokens: int | None) -> list[Token | Delta]:
-        """A delta from the unread tokens."""
+        """Remove and return the first unread tokens: about `most_tokens`, or all for None."""
         waiting = self._waiting
         if most_tokens is None or self._unread <= most_tokens:
             self._waiting, self._unread = [], 0
             return waiting
         size = number = 0
-        while size < most_tokens:  # less than what waits
+        while size < most_tokens:  # fewer than are unread
             made = waiting[number]
             size += len(made.token_ids) if isinstance(made, Delta) else 1
             number += 1
@@ -122,7 +123,7 @@ class Run:
         return waiting[:number]
 
     def _read(self, waiting: list[Token | Delta]) -> Delta:
-        """As one delta. Where tokens come, a delta is the end."""
+        """Join tokens and deltas into one delta. If the engine sends tokens, only the last item can be a delta."""
         deltas = [made for made in waiting if isinstance(made, Delta)]
         if self._text is None:
             return join(deltas)
@@ -136,7 +137,7 @@ class Run:
 
 
 def join(deltas: Sequence[Delta]) -> Delta:
-    """Deltas of a run, one after the other, as one."""
+    """Join consecutive deltas of one run into one."""
     return Delta(
         "".join(delta.text for delta in deltas),
         tuple(token_id for delta in deltas for token_id in delta.token_ids),

@@ -1,4 +1,4 @@
-"""The runs that draw: one row for each in the states, the logits, the sampler and the drawn tokens, the rows in use in front."""
+"""The runs that are generating. Each has a row in the states, the logits, the sampler and the drawn tokens; used rows come first."""
 
 from collections.abc import Callable
 from collections.abc import Sequence as Several
@@ -16,24 +16,24 @@ from service.generation.slots import Row, Slots
 
 
 class Running:
-    """`draw` a token for every row, `remove` the rows that end with it, `step` the others: logits for the next draw."""
+    """The rows of generating runs. In each step: `draw` a token for every row, `remove` finished rows, `step` to get the next logits."""
 
     def __init__(self, session: StepSession[Any], size: int) -> None:
         self.sequences: list[Sequence] = []  # by row
         self._session = session
         self._slots: Slots[Sequence] = Slots(session, size)
-        self._batches = [min(session.batch(rows), size) for rows in range(size + 1)]  # rows of a step, by how many are in use
+        self._batches = [min(session.batch(rows), size) for rows in range(size + 1)]  # batch size of a step, by number of rows in use
         self._sampler = Sampler(session.vocab_size, size)
-        self._logits = np.zeros((size, session.vocab_size), np.float32)  # of each row's next token
-        self._tokens: Ids = np.zeros((size, 1), np.int64)  # drawn, and not yet fed
+        self._logits = np.zeros((size, session.vocab_size), np.float32)  # for each row's next token
+        self._tokens: Ids = np.zeros((size, 1), np.int64)  # drawn but not yet fed to the model
         self._ones, self._zeros = np.ones(size, np.int64), np.zeros((size, 1), np.int64)
-        self._calls: dict[tuple[int, bool], Callable[[], None]] = {}  # by how many rows it has, and which memory is in front
+        self._calls: dict[tuple[int, bool], Callable[[], None]] = {}  # by batch size and `Slots.flipped`
 
     def __len__(self) -> int:
         return len(self.sequences)
 
     def join(self, sequence: Sequence, states: Several[Tensor] | Row, logits: NDArray[np.float32]) -> None:
-        """A row for a run whose next token has these logits (V,)."""
+        """Add a row for a run. `logits` (V,) are those of its next token."""
         row = self._slots.add(sequence, states, sequence.position)
         self.sequences.append(sequence)
         self._logits[row] = logits
@@ -51,12 +51,12 @@ class Running:
         self.sequences.pop()
 
     def copy(self, sequence: Sequence) -> tuple[list[Tensor], NDArray[np.float32]]:
-        """Copies of a row between two steps: its state tensors, each without B, and the logits (V,) of its next token."""
+        """Return copies of a run's state tensors, each without B, and of the logits (V,) of its next token. Call it between two steps."""
         row = self.sequences.index(sequence)
         return self._slots.state(row), self._logits[row].copy()
 
     def draw(self) -> Drawn:
-        """The next token of every row. The masks of grammars must be ready."""
+        """Sample the next token of every row. The grammar masks must be ready."""
         masks = {row: sequence.mask.result() for row, sequence in enumerate(self.sequences) if sequence.mask is not None}
         rows = len(self.sequences)
         drawn = self._sampler.draw(self._logits[:rows], masks=masks, banned=[sequence.banned for sequence in self.sequences])
@@ -64,14 +64,14 @@ class Running:
         return replace(drawn, failures={row: self._why(row, error) for row, error in drawn.failures.items()}) if drawn.failures else drawn
 
     def _why(self, row: int, error: ServiceError) -> ServiceError:
-        """The error of a row without a possible token; a grammar explains it better."""
+        """Return the error of a row for which no token could be drawn. If its grammar failed, the error has the grammar's reason."""
         matcher = self.sequences[row].matcher
         if matcher is None or not isinstance(error, InvalidRequest) or (failure := matcher.failure) is None:
             return error
         return InvalidRequest(f"the grammar cannot be followed any further: {failure}", param="grammar")
 
     def step(self) -> None:
-        """Feed every row the token it drew."""
+        """Feed every row the token that was drawn for it."""
         used = len(self.sequences)
         rows = self._batches[used]
         self._slots.check(self.sequences, [sequence.position for sequence in self.sequences])

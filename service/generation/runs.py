@@ -1,80 +1,31 @@
-"""The runs of one request, read together: n choices for each of its prompts. The first error ends all of them."""
+"""Reads the runs of one request together: n choices for each of its prompts. The first error ends all of them."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
 
-from tokenizers import Tokenizer
-
-from export import contract
 from service.call import Call
 from service.errors import NotReady, ServiceError
-from service.generation.chat.prompt import ChatPrompts
-from service.generation.request import Attention, Delta, GenerationRequest, TokenLogprob
-from service.generation.run import join
-from service.generation.text import Vocabulary
+from service.generation.model import Generator
+from service.generation.request import Delta, GenerationRequest
+from service.generation.run import Run, join
 from service.runtime.timer import ResettableTimer
-from service.telemetry.usage import Usage
 
-_UNHURRIED_S = 0.25  # between two reads of an answer without streaming
-_PIECE_TOKENS = 256  # read at a time: they are written together, and that holds the event loop
-
-
-class Run(Protocol):
-    """One generation; see `service/generation/run.py`."""
-
-    request: GenerationRequest
-    usage: Usage
-    most_unread: float
-    attention: Attention | None
-
-    @property
-    def prompt_logprobs(self) -> Sequence[TokenLogprob | None]: ...
-
-    def listen(self, tell: Callable[[bool], None]) -> None: ...
-
-    def take(self, most_tokens: int | None = None) -> Delta | None: ...
-
-    def cancel(self) -> None: ...
-
-
-class Engine(Protocol):
-    async def open(self, requests: Sequence[GenerationRequest], key: str) -> Sequence[Run]: ...
-
-
-class Generator(Protocol):
-    """What the routes need of a decoder; see `service/generation/model.py`."""
-
-    name: str
-    manifest: contract.Manifest
-    tokenizer: Tokenizer
-    vocabulary: Vocabulary
-    chat_prompts: ChatPrompts | None
-
-    def __hash__(self) -> int: ...
-
-    @property
-    def engine(self) -> Engine: ...
-
-    @property
-    def max_context(self) -> int | None: ...
-
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
-
-    def decode(self, ids: list[int]) -> str: ...
+_UNHURRIED_S = 0.25  # minimum interval between two reads of a response that is not streamed
+_PIECE_TOKENS = 256  # most tokens per read: they are written in one piece, which blocks the event loop
 
 
 class Runs:
-    """Submits all requests or none; `take` until `done`, then or before that `close`. `n` runs in a row share a prompt."""
+    """The runs of one request: all are submitted or none. Call `take` until `done`, and `close` at the end or earlier. Each `n` consecutive
+    runs share a prompt."""
 
     @classmethod
     async def submit(
         cls, model: Generator, requests: Sequence[GenerationRequest], call: Call, *, n: int, prompt_field: str, stream: bool
     ) -> "Runs":
-        """Queue all of them. `prompt_field` is what the prompt is called in the caller's body, for errors that are about it.
+        """Queue the runs of all requests. `prompt_field` is the name of the prompt in the client's body, for error messages.
 
-        `stream`: whether the answer will be one, of which a tenant may have so many at the same time.
+        `stream` means that the response is streamed, so it counts against the tenant's limit of concurrent streams.
         """
         call.model = model.name
         if stream:
@@ -90,7 +41,7 @@ class Runs:
         except ServiceError as error:
             if error.param == "prompt":
                 error.param = prompt_field
-            elif error.param == "grammar" and (grammar := requests[0].grammar) is not None:  # which all of them share
+            elif error.param == "grammar" and (grammar := requests[0].grammar) is not None:  # all requests share it
                 error.param = grammar.param
             raise
         made = cls(runs, call, n=n)
@@ -98,7 +49,7 @@ class Runs:
         return made
 
     def __init__(self, runs: Sequence[Run], call: Call, *, n: int) -> None:
-        """Of runs that were queued. See `submit`."""
+        """Wrap runs that are already queued. See `submit`."""
         self._call = call
         self._n = n
         self._loop = asyncio.get_running_loop()
@@ -107,13 +58,13 @@ class Runs:
 
     def _listen_to(self, runs: Sequence[Run]) -> None:
         self.runs = runs
-        self._left = len(runs)  # runs whose end was not read yet
+        self._left = len(runs)  # runs that were not read to their end
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._there = self._ending = False  # whether a run has unread deltas, and whether one of them is an end
-        self._not_before = 0.0  # the time from which deltas may be read, unless one is an end
+        self._there = self._ending = False  # a run has unread deltas; one of these is its last
+        self._not_before = 0.0  # when deltas may be read next; a run's last delta is read at once
         self._later: asyncio.TimerHandle | None = None
-        self._first = 0  # the index of the run that is read first
+        self._first = 0  # index of the run that is read first
         self._quiet = ResettableTimer(self._wake)
         for run in self.runs:
             run.listen(self._told)
@@ -123,15 +74,16 @@ class Runs:
         return not self._left
 
     def bound_unread(self, tokens: float) -> None:
-        """End the runs if they have more than so many unread tokens together."""
+        """Limit the unread tokens to `tokens`, shared equally by the runs. A run that exceeds its share fails with Overloaded."""
         for run in self.runs:
             run.most_unread = tokens / len(self.runs)
 
     async def take(self, timeout_s: float | None = None, interval_s: float = 0.0) -> list[tuple[int, Delta]]:
-        """The new deltas of each run, with its index; empty when the time is up. Raises the error of a run, after its deltas.
+        """Wait for new deltas and return them with the index of their run; an empty list after `timeout_s`. Raises the first error of
+        a run, after the deltas before it.
 
-        Deltas that arrive less than `interval_s` after the last call wait for more, unless one is an end. Many tokens are read in pieces,
-        and other tasks run in between.
+        Until `interval_s` after the last call, deltas are gathered, unless a run has ended. At most `_PIECE_TOKENS` or so are returned at
+        a time, so that other tasks can run in between.
         """
         taken: list[tuple[int, Delta]] = []
         if self._error is None:
@@ -146,9 +98,9 @@ class Runs:
         return taken
 
     async def read(self, begin: Callable[[], object], add: Callable[[int, Delta], object]) -> None:
-        """Read every run to its end: call `begin`, then `add` with each index and delta.
+        """Read every run to its end: call `begin`, then `add` with the run's index for each delta.
 
-        If their replica is lost, another one restarts them, once only: the request itself may have ended the replica.
+        If the replica of the runs is lost, restart them on another one, once only, because the request itself may have crashed it.
         """
         try:
             try:
@@ -168,7 +120,7 @@ class Runs:
                 add(index, delta)
 
     async def all(self) -> list[Delta]:
-        """Read every run to its end. Returns one delta for each."""
+        """Read every run to its end, and return one delta for each run."""
         made: list[list[Delta]] = []
 
         def begin() -> None:
@@ -178,7 +130,7 @@ class Runs:
         return [join(deltas) for deltas in made]
 
     def close(self) -> None:
-        """Cancel unfinished runs, and account for the tokens until now."""
+        """Cancel unfinished runs, and record the tokens used so far in the call's accounting."""
         self._quiet.stop()
         if self._later is not None:
             self._later.cancel()
@@ -189,7 +141,7 @@ class Runs:
 
     @property
     def prompt_tokens(self) -> int:
-        """Of each prompt once, however many choices it has."""
+        """Number of prompt tokens. Each prompt counts once, however many choices it has."""
         return sum(run.usage.prompt_tokens for run in self.runs[:: self._n])
 
     @property
@@ -213,7 +165,7 @@ class Runs:
                     self._left -= delta.finish_reason is not None
             except Exception as error:
                 self._error = self._error or error
-            if left <= 0:  # there may be more
+            if left <= 0:  # this run may have more
                 self._first = (index + 1) % len(self.runs)
                 self._there = self._ending = True
                 break
@@ -232,13 +184,13 @@ class Runs:
         self._quiet.clear()
 
     def _told(self, ended: bool) -> None:
-        """Called by a run with new deltas."""
+        """Note that a run has new deltas. The run calls this; `ended` is True after its last delta."""
         self._there = True
         self._ending |= ended
         self._look()
 
     def _look(self) -> None:
-        """Wake the reader if it may read now; else set a timer."""
+        """Wake the reader if there are deltas that it may read now. If it may read them only later, set a timer."""
         if self._there:
             left_s = 0.0 if self._ending else self._not_before - self._loop.time()
             if left_s <= 0:

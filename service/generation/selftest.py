@@ -1,4 +1,4 @@
-"""What a decoder's bundle must show before it is served: the logits it gave at export, for prompts and for what follows them."""
+"""Tests a decoder's bundle before it is served: the logits for golden prompts and continuations must be those of the export."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,9 +12,9 @@ from service.generation.slots import Slots
 
 
 def check_golden(bundle: Path, session: StepSession[Any], encode: Callable[[str], Sequence[int]] | None = None) -> None:
-    """Feed the golden prompts, then their continuations token by token. BundleError if a logit differs by more than the bundle allows,
-    or if the tokenizer's `encode` gives other tokens for a prompt."""
-    golden = contract.read_decoder_golden(bundle)
+    """Feed the golden prompts, then their continuations token by token. Raises BundleError if a logit differs by more than the bundle
+    allows, or if the tokenizer's `encode` gives other tokens for a prompt."""
+    golden = contract.read_golden(bundle, contract.DecoderGolden)
     for ids in (*golden.token_ids, *golden.continuations, *golden.top_token_ids):
         if max(ids, default=0) >= session.vocab_size:
             raise contract.BundleError(f"{bundle / contract.GOLDEN} has a token {max(ids)}, and the model {session.vocab_size}")
@@ -35,7 +35,7 @@ def check_golden(bundle: Path, session: StepSession[Any], encode: Callable[[str]
 
 
 def _fed(session: StepSession[Any], tokens: tuple[int, ...], slots: Slots[str]) -> Logits:
-    """The logits (V,) after these tokens."""
+    """Feed the tokens, and return the logits (V,) after the last one."""
     length = np.array([len(tokens)], np.int64)
     logits = session.run(np.array([tokens], np.int64), length, slots.positions, length[None] - 1, *slots.sets)
     slots.stepped(length)

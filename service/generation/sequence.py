@@ -1,4 +1,4 @@
-"""One run inside the engine: how far it is, and what of its text may leave."""
+"""One run inside the engine: its progress, and the text of it that can be sent."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -17,25 +17,25 @@ from service.generation.text import TextStream
 
 @dataclass(eq=False)
 class Sequence:
-    """A run that the engine works on. Used by the engine's thread alone."""
+    """A run inside the engine. Only the engine's thread uses it."""
 
     run: Run
-    stops: TextStream | None  # the text, if stop strings may end it; otherwise the reader of the run makes it
+    stops: TextStream | None  # decodes the text if a stop string may end it; None: the run's reader decodes it
     matcher: Matcher | None
-    ends: frozenset[int]  # token ids that end it
+    ends: frozenset[int]  # token ids that end the run
     order: int  # of arrival
     submission: "Submission[Sequence]"
-    n_positions: int | None = None  # tokens that the model has positions for; None: any number
-    edits: Edits | None = None  # changes to its logits
-    start: int = 0  # the position of its state when its prompt began
-    position: int = 0  # tokens that its state has seen
-    fed: int = 0  # tokens of its prompt that its state has seen
-    placed_at: int = 0  # the position at which it got its slot
-    aside: bool = False  # it had a slot, gave it back, and waits for another
-    state: State | None = None  # while it is in no row and in no prompt of the prefill; None: that of an empty sequence
-    before: Logits | None = None  # (V,) of the next prompt token, if it was restored with log-probabilities to come
-    mask: Future[Words] | None = None  # the grammar's next tokens; None: no grammar, or no slot yet
-    drew: float = 0.0  # when it last drew a token before that, by the engine's clock
+    n_positions: int | None = None  # maximum number of positions of the model; None: unlimited
+    edits: Edits | None = None  # changes to its logits, or None
+    start: int = 0  # position of the state at which its prompt begins
+    position: int = 0  # tokens fed to its state
+    fed: int = 0  # tokens of its prompt fed to its state
+    placed_at: int = 0  # position when it got its slot
+    aside: bool = False  # it was preempted and waits for a slot
+    state: State | None = None  # while it has no row and is not being prefilled; None: the empty state
+    before: Logits | None = None  # (V,) for the next prompt token, if restored while prompt log-probabilities are due
+    mask: Future[Words] | None = None  # mask of the next token; None: no grammar, or no slot yet
+    drew: float = 0.0  # time of its previous token, by the engine's clock
     completion: list[int] = field(default_factory=list)
     request: GenerationRequest = field(init=False)
     slots: ClassVar = 1
@@ -49,7 +49,7 @@ class Sequence:
 
     @property
     def most(self) -> int:
-        """Tokens that may be drawn. The last of them is not fed, and so needs no position."""
+        """The most tokens that may be drawn. The last token is not fed, so it needs no position."""
         asked = self.request.max_tokens
         return asked if self.n_positions is None else min(asked, self.n_positions - self.start - len(self.request.prompt) + 1)
 
@@ -59,16 +59,16 @@ class Sequence:
 
     @property
     def gone_on(self) -> int:
-        """Tokens that its state has seen since it got its slot."""
+        """Tokens fed to its state since it got its slot."""
         return self.position - self.placed_at
 
     @property
     def banned(self) -> tuple[int, ...]:
-        """Tokens that must not come yet."""
+        """Token ids that may not be drawn now: the end tokens, until `min_tokens` were drawn."""
         return tuple(self.ends) if len(self.completion) < self.request.min_tokens else ()
 
     def accept(self, token_id: int, logprob: TokenLogprob | None) -> Token | Delta:
-        """The token was drawn: what may be said now."""
+        """Append a drawn token, and return what can be sent now: a token, or a delta if the engine decodes the text."""
         self.completion.append(token_id)
         if token_id in self.ends:
             by_id = token_id in self.request.stop_token_ids
@@ -93,7 +93,7 @@ class Sequence:
         self.run.usage.completion_tokens = len(snapshot.completion)
 
     def _watched(self, stops: TextStream, token: Token) -> Delta:
-        """The token's text, as far as it may leave; a stop string ends the run."""
+        """Return the text that can be sent after this token. A stop string ends the run."""
         token_id, logprob, finish = token
         text = stops.push(token_id, may_stop=len(self.completion) > self.request.min_tokens)
         if stops.stopped is not None:
@@ -104,6 +104,6 @@ class Sequence:
 
 
 def _complete(matcher: Matcher, token_id: int) -> bool:
-    """The grammar has had this token, and takes no other."""
+    """Advance the grammar by this token, and return whether the text is complete."""
     matcher.advance(token_id)
     return matcher.finished

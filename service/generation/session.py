@@ -1,6 +1,6 @@
-"""One call of a decoder's step graph: tokens and states in, logits and new states out, without a copy of either.
+"""Runs a decoder's step graph: tokens and states in, logits and new states out, without copies.
 
-`StepSession` and `States` are all that the engine knows of where a decoder computes. Here is their form on CPUs; `device.py` has the other.
+The engine uses only the protocols `StepSession` and `States`. Their CPU implementation is here, that for other devices in `device.py`.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,26 +19,26 @@ from service.runtime.side_by_side import SideBySide
 if TYPE_CHECKING:
     import onnxruntime as ort
 
-Tensor = NDArray[Any]  # of one state tensor, on the host
+Tensor = NDArray[Any]  # one state tensor, on the host
 Ids = NDArray[np.int64]
 Logits = NDArray[np.float32]
 
-LEAST_ROWS = 4  # for each core; with fewer, to wake the cores takes longer than what they share (docs/log.md, 2026-11-21)
+LEAST_ROWS = 4  # per core; with fewer rows, waking the cores costs more than it saves (docs/log.md, 2026-11-21)
 
 
 class States(Protocol):
-    """The states of so many sequences, row by row, in the memory that their session computes in."""
+    """The states of a number of sequences, by row, in the memory that the session computes in."""
 
     def put(self, row: int, states: Sequence[Tensor] | None) -> None:
-        """Into a row: these, each without B; None: those of a sequence that has not begun."""
+        """Copy state tensors, each without B, into a row; None: reset the row to the initial state."""
         ...
 
     def copy(self, row: int, source: Self, of: int) -> None:
-        """Into a row: row `of` of `source`, another one or other memory of the same session."""
+        """Copy row `of` of `source`, which may be `self` or other states of the same session, into `row`."""
         ...
 
     def read(self, row: int) -> list[Tensor]:
-        """A copy of a row, each without B."""
+        """Return a copy of a row's state tensors, each without B."""
         ...
 
 
@@ -46,7 +46,7 @@ S = TypeVar("S", bound=States)
 
 
 class StepSession(Protocol[S]):
-    """What the engine needs of a runtime. Calls come from one thread."""
+    """The interface that the engine needs of a runtime. Call it from one thread only."""
 
     decoder: contract.Decoder
     vocab_size: int
@@ -54,19 +54,20 @@ class StepSession(Protocol[S]):
     provider: str  # of ONNX Runtime
 
     def states(self, rows: int) -> S:
-        """Memory for so many rows, without an owner."""
+        """Allocate states for this number of rows."""
         ...
 
     def batch(self, rows: int) -> int:
-        """How many rows a step for so many sequences should have: more where shapes that repeat are worth spare rows at the end."""
+        """Return the batch size to use for this number of sequences. It is larger where repeating a shape is worth some unused rows."""
         ...
 
     def bind(self, tokens: Ids, lengths: Ids, positions: Ids, wanted: Ids, states: S, out: S, logits: Logits) -> Callable[[], None]:
-        """A call that feeds each row its first `lengths[b]` tokens: (B, N), (B,), (B,), (B, M), B rows of `states` -> logits (B, M, V).
+        """Return a function that feeds row b its first `lengths[b]` tokens: tokens (B, N), lengths and positions (B,), the indices `wanted`
+        (B, M) whose logits are computed, and B rows of `states` -> logits (B, M, V).
 
-        It reads `tokens` and `positions` and writes `logits` in place, as often as it is called; the arrays are C-contiguous. `lengths` and
-        `wanted` stay as they are. The new states go into `out`, which is other memory than `states`. `positions[b]` is how many tokens the
-        row has had before.
+        Each call reads `tokens` and `positions` and writes `logits` in place; the arrays are C-contiguous. `lengths` and `wanted` must not
+        change. The new states are written to `out`, which may not share memory with `states`. `positions[b]` counts the tokens fed to the
+        row before.
         """
         ...
 
@@ -76,12 +77,12 @@ class StepSession(Protocol[S]):
 
 
 def beginning(decoder: contract.Decoder) -> list[Tensor]:
-    """The states of a sequence that has not begun, each without B."""
+    """Return the state tensors of an empty sequence, each without B."""
     return [np.zeros(state.shape, state.dtype) for state in decoder.states]
 
 
 class HostStates:
-    """Arrays (B, ...), one for each state tensor."""
+    """States in host memory: an array (B, ...) for each state tensor."""
 
     def __init__(self, decoder: contract.Decoder, rows: int) -> None:
         self.arrays: list[Tensor] = [np.zeros((rows, *state.shape), state.dtype) for state in decoder.states]
@@ -99,16 +100,16 @@ class HostStates:
 
 
 class OnnxStepSession:
-    """A bundle's step graph in ONNX Runtime on the CPU, with every input and output bound to memory of the caller's.
+    """A bundle's step graph in ONNX Runtime on the CPU. Inputs and outputs are bound to the caller's memory.
 
-    It is opened twice over the same weights. A call of few rows is spread over `threads`. The rows of a larger one are shared out among
-    them, so that the cores wait for each other once a step and not at every operator.
+    The graph is opened twice, with shared weights. A call with few rows uses one session with `threads` threads. The rows of a larger call
+    are divided among single-threaded calls, so that the cores synchronise once per step and not at every operator.
     """
 
     provider = CPU
 
     def __init__(self, bundle: Path, manifest: contract.Manifest, *, threads: int, share_out: bool = True) -> None:
-        """`share_out` False: every call is one of the runtime's, spread over `threads`."""
+        """`share_out` False: rows are never divided, so every call is one call of the runtime on `threads` threads."""
         one_runtime()
         assert manifest.decoder is not None
         self.decoder = manifest.decoder
@@ -159,7 +160,7 @@ class OnnxStepSession:
         out: Sequence[Tensor],
         logits: Logits,
     ) -> Callable[[], None]:
-        """One call of the runtime."""
+        """Bind the arrays, and return a function that makes one call of the runtime."""
         binding = session.io_binding()
         inputs: dict[str, Tensor] = {contract.TOKENS: tokens, contract.LENGTHS: lengths, contract.WANTED: wanted}
         if self.decoder.takes_positions:
@@ -172,7 +173,7 @@ class OnnxStepSession:
             outputs[state.output] = after
         for name, array in outputs.items():
             binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        bound = (inputs, list(states), outputs)  # the binding itself keeps nothing alive
+        bound = (inputs, list(states), outputs)  # kept, because the binding holds no references
 
         def call(_: object = bound) -> None:
             session.run_with_iobinding(binding)

@@ -1,7 +1,7 @@
-"""Memory for the states of many sequences, bound to the step graph as it is.
+"""Memory for the states of many sequences, bound directly to the step graph.
 
-Two sets of states: a step reads one and writes the other, then they change places, so no state is copied between steps. Rows in use are the
-first ones, so a batch is a view. A row that leaves is filled with the last one: the one copy there is, once a sequence.
+There are two sets of states: a step reads one set and writes the other, then they are swapped, so no step copies states. The rows in use
+are the first ones, so a batch is a view. When a row is freed, the last row is copied into its place: the only copy for a sequence.
 """
 
 from collections.abc import Sequence
@@ -16,25 +16,25 @@ Owner = TypeVar("Owner")
 
 
 class WrongOwner(RuntimeError):
-    """A row is not at the position that its owner expects: it has another run's state, or a step was lost."""
+    """The position of a row is not the one that its owner expects: the row has another run's state, or a step was lost."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of other slots. Valid until those slots are used again."""
+    """A reference to a row of other slots. Valid until those slots are used again."""
 
     slots: "Slots[Any]"
     at: int
 
 
 class Slots(Generic[Owner]):
-    """Up to `size` rows, each with its owner and the number of tokens that its state has seen."""
+    """Up to `size` rows of states, each with its owner and its position (the number of tokens fed to it)."""
 
     def __init__(self, session: StepSession[Any], size: int) -> None:
         self.size = size
         self.owners: list[Owner] = []
         self.positions: Ids = np.zeros(size, np.int64)
-        self.flipped = False  # which of the two sets of memory is in front
+        self.flipped = False  # toggled each time the two sets are swapped
         self._front: States = session.states(size)
         self._back: States = session.states(size)
 
@@ -42,7 +42,7 @@ class Slots(Generic[Owner]):
         return len(self.owners)
 
     def add(self, owner: Owner, states: Sequence[Tensor] | Row | None = None, position: int = 0) -> int:
-        """A row for `owner`: zeroed, or with a copy of `states` (each without B), which have seen `position` tokens."""
+        """Add a row for `owner`: the empty state, or a copy of `states` (each without B) at `position`. Returns the row's index."""
         assert len(self.owners) < self.size
         row = len(self.owners)
         if isinstance(states, Row):
@@ -54,7 +54,7 @@ class Slots(Generic[Owner]):
         return row
 
     def remove(self, row: int) -> int | None:
-        """Free a row. Returns the row that was moved into its place, None if it was the last."""
+        """Free a row. Returns the index of the row that was moved into its place, or None if it was the last row."""
         last = len(self.owners) - 1
         if row != last:
             self._front.copy(row, self._front, last)
@@ -64,22 +64,22 @@ class Slots(Generic[Owner]):
         return last if row != last else None
 
     def state(self, row: int) -> list[Tensor]:
-        """A copy of a row's states, each without B."""
+        """Return a copy of a row's state tensors, each without B."""
         return self._front.read(row)
 
     @property
     def sets(self) -> tuple[Any, Any]:
-        """The states that a step reads, and those that it writes: of the session's own kind, the rows in use in front."""
+        """The states that the next step reads, and the states that it writes, of the session's own type. The rows in use come first."""
         return self._front, self._back
 
     def stepped(self, lengths: Ids) -> None:
-        """The graph has written new states for the rows in use: they are the states from now on."""
+        """Swap the two sets of states after a step that fed `lengths` tokens to the rows in use, and advance their positions."""
         self._front, self._back = self._back, self._front
         self.flipped = not self.flipped
         self.positions[: len(self.owners)] += lengths
 
     def check(self, owners: Sequence[Owner], positions: Sequence[int]) -> None:
-        """WrongOwner unless every row in use is what its owner takes it for."""
+        """Raise WrongOwner unless each row in use has the expected owner and position."""
         if self.owners == owners and self.positions[: len(owners)].tolist() == positions:
             return
         for row, (owner, position) in enumerate(zip(self.owners, positions, strict=True)):

@@ -1,7 +1,7 @@
-"""A run between two steps, as a value: any engine of the same bundle, in any process, continues it with the same tokens.
+"""A run between two steps as a value: any engine of the same bundle, in any process, can resume it and emits the same tokens.
 
-`State` is what the decoder has computed, `Snapshot` is a state with the request and the tokens drawn for it. A request may begin at the
-state of earlier tokens. So the position of a state (tokens that it has seen) and the index into the request's prompt are two numbers.
+A `State` is the result of feeding tokens to the decoder. A `Snapshot` is a state with the request and the tokens drawn for it. A request
+may begin at the state of earlier tokens, so a state's position (tokens fed to it) may differ from the index into the request's prompt.
 """
 
 import dataclasses
@@ -23,15 +23,15 @@ from service.generation.session import Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """What a decoder has computed from the tokens of one sequence. The arrays may be shared and are never changed."""
+    """The state of a decoder after the tokens of one sequence. The arrays may be shared and are never changed."""
 
     tensors: tuple[Tensor, ...]  # each without B, in the order of the decoder's states
-    position: int  # tokens that the tensors have seen
-    logits: NDArray[np.float32] | None  # (V,) of the next token; None if no call gave them
-    fingerprint: str  # of the bundle: tensors of another one may have the same shapes and another meaning
+    position: int  # number of tokens fed to it
+    logits: NDArray[np.float32] | None  # (V,) for the next token; None if they were not computed
+    fingerprint: str  # of the bundle: another bundle's states may have the same shapes
 
     def check(self, decoder: contract.Decoder, vocab_size: int, fingerprint: str) -> None:
-        """Raise InvalidRequest if this cannot be a state of the model."""
+        """Raise InvalidRequest if this is not a valid state of the model."""
         if self.fingerprint != fingerprint:
             raise InvalidRequest(
                 f"the state is of the bundle with fingerprint {self.fingerprint[:12]!r} and this model's is {fingerprint[:12]!r}: "
@@ -55,19 +55,19 @@ class State:
 
 @dataclass(frozen=True, kw_only=True)
 class Snapshot:
-    """A run between two steps. Everything that is not here follows from it: penalties, random numbers (by seed and position), text that is
-    held back, and the progress of a grammar."""
+    """A run between two steps. All else can be derived from it: penalties, random numbers (by seed and position), text that is held back,
+    and the position in a grammar."""
 
     request: GenerationRequest
     state: State
     completion: tuple[int, ...] = ()
     start: int = 0  # position of the state at which the request's prompt began
-    fed: int = 0  # tokens of the request's prompt that the state has seen
-    prompt_logprobs: Sequence[TokenLogprob | None] = ()  # of these tokens, if requested
-    before: NDArray[np.float32] | None = None  # (V,) logits of the prompt's next token, if its log-probabilities were requested
+    fed: int = 0  # tokens of the request's prompt fed to the state
+    prompt_logprobs: Sequence[TokenLogprob | None] = ()  # of the `fed` tokens, if requested
+    before: NDArray[np.float32] | None = None  # (V,) logits for the next prompt token, if its log-probability was requested
 
     def check(self, decoder: contract.Decoder, vocab_size: int, fingerprint: str) -> None:
-        """Raise InvalidRequest if this cannot be a run of the model."""
+        """Raise InvalidRequest if this is not a valid snapshot of a run of the model."""
         self.state.check(decoder, vocab_size, fingerprint)
         _check_logits("before", self.before, vocab_size)
         prompt, drawn, position = len(self.request.prompt), len(self.completion), self.state.position
@@ -87,8 +87,8 @@ class Snapshot:
             raise InvalidRequest(f"the log-probabilities of {len(self.prompt_logprobs)} tokens are none of a prompt read up to {self.fed}")
 
     def pack(self) -> bytes:
-        """Safetensors: the tensors, and one more tensor that holds the other fields as JSON. The deadline is left out, because it is a
-        moment of this process."""
+        """Serialise as safetensors: the tensors, and one more that holds the other fields as JSON. The deadline is left out, because it is
+        a time of this process's clock."""
         state = self.state
         tensors = {f"state_{at}": tensor for at, tensor in enumerate(state.tensors)}
         optional = {"logits": state.logits, "before": self.before}
@@ -108,7 +108,7 @@ class Snapshot:
 
     @classmethod
     def unpack(cls, packed: bytes) -> "Snapshot":
-        """Raise InvalidRequest for bytes that `pack` did not give. `check` tests whether they are of this model."""
+        """Read bytes made by `pack`. Raises InvalidRequest for any other bytes. `check` tests whether the snapshot fits the model."""
         try:
             tensors = load(packed)
             fields = _Fields.model_validate_json(tensors.pop("fields").tobytes())

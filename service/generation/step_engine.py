@@ -1,7 +1,7 @@
-"""The life of an engine that makes text step by step on one thread: start, queue, slots, cancellation, deadlines, delivery, failure, stop.
+"""The base of engines that generate text step by step on one thread: start, queue, slots, cancellation, deadlines, delivery, errors, stop.
 
-A decoder's engine and an encoder-decoder's add the computation. Callers live on the event loop; the runtime and the jobs belong to the
-thread. They meet in `Admission`, and the tokens of a step go back to the loop in one call. Jobs join and leave between two steps.
+Subclasses for decoders and encoder-decoders add the computation. Callers run on the event loop. Jobs and runtime calls belong to the
+thread. Both sides use `Admission`, and the tokens of a step are sent to the loop in one call. Jobs start and end between two steps.
 """
 
 import asyncio
@@ -35,22 +35,22 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("attnserve")
 
-_LOOK = 8  # steps between two checks whether a waiting job gets the slots of another one
-_LONG_PROMPT = 4096  # tokens: after checking so many, other tasks of the event loop run
+_LOOK = 8  # steps between two checks whether a running job is preempted for a waiting one
+_LONG_PROMPT = 4096  # tokens: after checking more than this many, other tasks of the event loop run
 
 
 @dataclass
 class Once:
-    """Work that is shared by all jobs of a submission, by object identity: checked ids and arrays made from them."""
+    """Results shared by all jobs of a submission, by `id()` of their source: which ids were checked, and arrays made from ids."""
 
     checked: set[int] = field(default_factory=set)
     made: dict[int, NDArray[Any]] = field(default_factory=dict)
 
 
 class StepEngine(ABC, Generic[J]):
-    """Base of the engines. `start`, `open` and `submit` belong to one event loop."""
+    """Base of the engines. Call `start`, `open` and `submit` on the same event loop."""
 
-    sweep_s = 0.02  # between two looks at deadlines
+    sweep_s = 0.02  # minimum interval between two checks of deadlines
     kind_of_request: type[GenerationRequest] = GenerationRequest
 
     def __init__(
@@ -64,7 +64,7 @@ class StepEngine(ABC, Generic[J]):
         metrics: GeneratorMetrics,
         tracer: "Tracer | None",
     ) -> None:
-        """`run_s`: how long a job holds its slots, before the first one has ended."""
+        """`run_s`: the assumed time that a job holds its slots, until the first job has ended."""
         self.provider = provider
         self.metrics = metrics
         self.offered = OfferedSlots(limits.slots, metrics.offered.inc)
@@ -76,15 +76,15 @@ class StepEngine(ABC, Generic[J]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._last_call_failed = False
-        self._began: float | None = None  # the runtime's call
-        # The thread's own.
+        self._began: float | None = None  # start of the runtime call in progress
+        # Used by the thread only.
         self._steps = 0
         self._swept = 0.0
         self._emitted: list[tuple[Run, Token | Delta | ServiceError]] = []
         metrics.slots.set(limits.slots)
 
     def start(self) -> None:
-        """Start the thread. Call it on the callers' event loop."""
+        """Start the engine's thread. Call it on the callers' event loop."""
         self._loop = asyncio.get_running_loop()
         self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
         self._thread.start()
@@ -93,7 +93,7 @@ class StepEngine(ABC, Generic[J]):
         self.metrics.ready.set(1)
 
     async def stop(self) -> None:
-        """End every run with NotReady, then the thread."""
+        """End every run with NotReady, and stop the thread."""
         self._admission.close()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
@@ -101,12 +101,12 @@ class StepEngine(ABC, Generic[J]):
 
     @property
     def pending(self) -> int:
-        """Slots that are held or waited for."""
+        """Number of slots that jobs hold or wait for."""
         return self._held + self._admission.slots
 
     @property
     def full(self) -> bool:
-        """No slot is free for one more run."""
+        """Whether one more run would have to wait for a slot."""
         return self.pending >= self.limits.slots
 
     @property
@@ -115,7 +115,7 @@ class StepEngine(ABC, Generic[J]):
 
     @property
     def healthy(self) -> bool:
-        """Started, alive, and the last call of the runtime succeeded."""
+        """Whether the thread runs and the last call of the runtime succeeded."""
         return self._thread is not None and self.alive and not self._last_call_failed
 
     @property
@@ -125,13 +125,13 @@ class StepEngine(ABC, Generic[J]):
         return 0.0 if began is None else time.monotonic() - began
 
     def refused(self, runs: float) -> None:
-        """Count runs that a gateway has refused for this engine or another replica of it."""
+        """Count runs that a gateway has rejected because no replica could accept them."""
         self.offered.refuse(runs)
 
     # On the event loop -----------------------------------------------------------------------------------------------------------------
 
     async def open(self, requests: Iterable[GenerationRequest], key: str = "") -> list[Run]:
-        """Queue all runs of one API request or none. `key` is the request's session, which one engine has no use for.
+        """Queue all runs of one API request or none. `key` is the request's session. A single engine ignores it.
 
         Raises InvalidRequest (also InputTooLong), Overloaded, DeadlineExceeded or NotReady.
         """
@@ -147,15 +147,15 @@ class StepEngine(ABC, Generic[J]):
                 tokens = await asyncio.sleep(0, 0)
             submission.fresh.append(self._job(request, submission, once))
         runs = [run for job in submission.fresh for run in job.runs]
-        self._queue(submission)  # from here on, the thread takes jobs out of the submission
+        self._queue(submission)  # from here on, the thread may remove jobs from the submission
         return runs
 
     def submit(self, request: GenerationRequest) -> Run:
-        """Queue one run, however long it would wait. Raises what `open` does, with nothing queued."""
+        """Queue one run, however long it will wait. Raises the same errors as `open`; nothing is queued then."""
         return self._submitted(self._job(request, new_submission(request), Once()))
 
     async def probe(self, deadline: float) -> None:
-        """Make one token. Raises the ServiceError that prevents it."""
+        """Generate one token. Raises the ServiceError that prevents it."""
         request = self.kind_of_request(prompt=(0,), sampling=Sampling(seed=0), max_tokens=1, deadline=deadline)
         async for _ in self.submit(request):
             pass
@@ -169,20 +169,20 @@ class StepEngine(ABC, Generic[J]):
         self._admission.check(client, lane, time.monotonic(), Holding(self.limits.slots, held, self._turn_s(holders)), slots)
 
     def _turn_s(self, holders: list[J]) -> float:
-        """How long a job holds its slots while others wait. Unfinished jobs count with their age."""
+        """Estimate how long a job holds its slots while others wait. Running jobs count with their current age."""
         now = time.monotonic()
         ages = [now - (holder.runs[0].usage.started or now) for holder in holders]
         return max(self._run_s, sum(ages) / max(len(ages), 1))
 
     async def _prepare(self, requests: list[GenerationRequest]) -> None:
-        """Slow work before requests are queued."""
+        """Do slow work for requests before they are queued."""
 
     @abstractmethod
     def _job(self, request: GenerationRequest, submission: Submission[J], once: Once) -> J:
-        """Create the job of a request, after `_check_queueable` and checks of its own."""
+        """Create the job of a request, after `_check_queueable` and further checks."""
 
     def _check_queueable(self, request: GenerationRequest) -> None:
-        """Raise what any engine does for a request that it cannot queue."""
+        """Raise an error if no engine could queue this request."""
         if self._loop is None:
             raise NotReady("the model is still being started")
         if not request.prompt:
@@ -192,7 +192,7 @@ class StepEngine(ABC, Generic[J]):
 
     @abstractmethod
     def _retry_after_s(self, submission: Submission[J]) -> float:
-        """When a request that finds no room may come back, in seconds."""
+        """Return after how many seconds a request that finds the queue full should be retried."""
 
     def _submitted(self, job: J) -> Run:
         job.submission.fresh.append(job)
@@ -219,7 +219,7 @@ class StepEngine(ABC, Generic[J]):
     @property
     @abstractmethod
     def _held(self) -> int:
-        """Slots that are held."""
+        """Number of slots held by jobs."""
 
     @property
     @abstractmethod
@@ -228,12 +228,12 @@ class StepEngine(ABC, Generic[J]):
 
     @property
     def _quantum(self) -> int | None:
-        """Tokens for which a job keeps its slots while others wait; None: until it ends."""
+        """Number of tokens for which a job keeps its slots while others wait; None: until the job ends."""
         return None
 
     @property
     def _room(self) -> bool:
-        """One more job may be set aside."""
+        """Whether one more job may be preempted."""
         return False
 
     @abstractmethod
@@ -241,19 +241,19 @@ class StepEngine(ABC, Generic[J]):
         """Give slots to a job."""
 
     def _set_aside(self, job: J, now: float) -> None:
-        """Take the slots of a job for another one, and queue it."""
+        """Preempt a job: free its slots for another job, and queue it again."""
         raise NotImplementedError
 
     @abstractmethod
     def _compute(self) -> None:
-        """A step for the jobs that hold slots, with every call of the runtime in `_guarded`."""
+        """Run one step for the jobs that hold slots. Subclasses make every runtime call in `_guarded`."""
 
     @abstractmethod
     def _forget(self, job: J) -> None:
-        """Free the slots of a job, if it holds any, after it has left the queue."""
+        """Free the slots of a job, if it holds any, once it has left the queue."""
 
     def _after_failure(self, jobs: list[J]) -> None:
-        """Free the slots of the jobs of a failed call."""
+        """Free the slots of the jobs in a failed call."""
         for job in jobs:
             self._remove(job)
 
@@ -268,35 +268,35 @@ class StepEngine(ABC, Generic[J]):
                 self._compute()
                 self.offered.hold(time.monotonic(), self._held)
                 self._publish()
-        except BaseException:  # a fault of this code, or the device is lost; `alive` has the replica replaced
+        except BaseException:  # a bug, or a lost device; `alive` is then False, so the replica is replaced
             log.exception("the engine's thread has died")
             self._admission.close()
         self._end()
 
     def _end(self) -> None:
-        """Fail all runs, since the engine stops."""
+        """Fail all runs, because the engine stops."""
         self._fail([*self._admission.waiting(), *self._holders], stopping())
         self._publish()
 
     def _guarded(self, call: Callable[[], None], jobs: Iterable[J]) -> None:
-        """Call the runtime. An error fails the jobs that took part."""
+        """Call the runtime. If it raises an error, the jobs of the call fail."""
         jobs = list(jobs)
         self._began = time.monotonic()
         try:
             call()
-        except BaseException as error:  # not even SystemExit may end this thread: all callers would wait forever
+        except BaseException as error:  # even SystemExit, since callers would wait forever if the thread ended
             log.exception("step failed", extra={"runs": len(jobs), **traces(job.request.traceparent for job in jobs)})
             told = error if isinstance(error, RuntimeFailed) else RuntimeFailed("the runtime failed; the log says why")
-            self._last_call_failed = told is not error  # else it is about logits
+            self._last_call_failed = told is not error  # a RuntimeFailed concerns only the logits
             self._fail(jobs, told)
             self._after_failure(jobs)
             if device_lost(error):
-                raise  # which ends this thread: the process can compute nothing more
+                raise  # and end the thread: the process cannot compute any more
         finally:
             self._began = None
 
     def _sweep(self) -> None:
-        """Handle cancellations; every `sweep_s` also expire deadlines and unread runs."""
+        """Remove cancelled jobs. Every `sweep_s`, also fail runs whose deadline has passed or whose text is not read."""
         now = time.monotonic()
         cancelled = self._admission.cancelled()
         if not (cancelled or now - self._swept > self.sweep_s):
@@ -318,7 +318,7 @@ class StepEngine(ABC, Generic[J]):
         self._forget(job)
 
     def _admit(self) -> None:
-        """Give slots to the jobs that are next. If all are held, look at waiting jobs only after an arrival, and every few steps."""
+        """Give slots to the next jobs. If no slot is free, the queue is checked only after an arrival and every `_LOOK` steps."""
         if not len(self._admission):
             return
         free = self.limits.slots - self._held
@@ -341,8 +341,8 @@ class StepEngine(ABC, Generic[J]):
                 self.metrics.queue_s.observe(now - usage.submitted)
 
     def _refuse_overdue(self) -> None:
-        """Refuse requests that waited too long for their first slots, after slots were given out: a request that finds an idle engine has
-        not waited."""
+        """Reject requests that waited too long for their first slots. Called after `_admit`, so that a request that arrives at an idle
+        engine is never rejected."""
         now = time.monotonic()
         if now - self._swept > self.sweep_s:
             self._swept = now
@@ -353,13 +353,13 @@ class StepEngine(ABC, Generic[J]):
     # What runs get ---------------------------------------------------------------------------------------------------------------------
 
     def _fail(self, jobs: Iterable[J], error: ServiceError) -> None:
-        """End the runs of these jobs that have not ended."""
+        """End the unfinished runs of these jobs with an error."""
         for run in (run for job in jobs for run in job.runs):
             if run.usage.finished is None:
                 self._emit(run, error)
 
     def _emit(self, run: Run, made: Token | Delta | ServiceError) -> None:
-        """Have `made` delivered by the next `_publish`."""
+        """Add a token, delta or error of a run to what the next `_publish` delivers."""
         if isinstance(made, ServiceError):
             self._finished(run, "error")
         elif made.finish_reason is not None:
@@ -372,12 +372,12 @@ class StepEngine(ABC, Generic[J]):
         self._trace(run, reason)
 
     def _trace(self, run: Run, reason: str) -> None:
-        """A run has ended: its trace is written on the loop, not between two steps."""
+        """Write the trace of a run that has ended, on the event loop, so that it does not delay the next step."""
         if self._tracer is not None and run.request.traceparent is not None:
             self._post(self._tracer.generation, run.request.traceparent, run.usage, reason)
 
     def _ended(self, job: J, now: float) -> None:
-        """Count how long a job that has come to its end held its slots."""
+        """Update the average time that jobs hold their slots, by a job that has ended."""
         self._run_s = averaged(self._run_s, now - (job.runs[0].usage.started or now))
 
     def _publish(self) -> None:
@@ -386,9 +386,9 @@ class StepEngine(ABC, Generic[J]):
             self._post(_deliver, emitted)
 
     def _post(self, callback: Callable[..., None], *arguments: Any) -> None:
-        """Call a function on the loop, from either side."""
+        """Call a function on the event loop, from any thread."""
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop is closed: no caller waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits any more
             self._loop.call_soon_threadsafe(callback, *arguments)
 
 

@@ -1,4 +1,4 @@
-"""What an engine's queue holds: jobs, grouped by the API request that submitted them."""
+"""The contents of an engine's queue: jobs, grouped by the API request that submitted them."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ from service.runtime.lanes import Lane
 
 
 class Job(Protocol):
-    """Runs that are computed together and hold their slots together: one sequence, or all outputs of one source."""
+    """Runs that are computed together and share their slots: one sequence, or all outputs of one source."""
 
-    aside: bool  # it had slots, gave them back, and waits for others
+    aside: bool  # it was preempted and waits for slots
 
     @property
     def request(self) -> GenerationRequest: ...
@@ -29,7 +29,7 @@ class Job(Protocol):
 
     @property
     def left_of_prompt(self) -> int:
-        """Tokens to feed before it draws."""
+        """Prompt tokens to feed before its first token is drawn."""
         ...
 
     @property
@@ -43,25 +43,25 @@ J = TypeVar("J", bound=Job)
 
 @dataclass(eq=False)
 class Submission(Generic[J]):
-    """The jobs of one API request that have no slots, in the order in which they get some: jobs that had some before come first."""
+    """The jobs of one API request that wait for slots, in the order in which they get them: preempted jobs first."""
 
     client: str
     lane: Lane
     submitted: float  # time.monotonic()
-    since: float  # when it was submitted, and then when one of its jobs last got slots or gave them back
+    since: float  # when it was submitted, or when one of its jobs last got or lost slots
     fresh: deque[J] = field(default_factory=deque)
     aside: deque[J] = field(default_factory=deque)
-    begun: bool = False  # one of its jobs has had slots
+    begun: bool = False  # whether any of its jobs has had slots
 
     def __len__(self) -> int:
         return len(self.fresh) + len(self.aside)
 
     @property
     def slots(self) -> int:
-        """Slots that its jobs wait for."""
+        """Number of slots that its jobs wait for."""
         return sum(job.slots for job in (*self.fresh, *self.aside))
 
     @property
     def tokens(self) -> int:
-        """Prompt tokens to feed; a prompt that several jobs share is fed once."""
+        """Number of prompt tokens to feed. A prompt shared by several jobs is fed once."""
         return sum({id(job.request.prompt): job.left_of_prompt for job in self.fresh}.values())

@@ -1,4 +1,4 @@
-"""From tokens to text that may leave: whole characters only, and nothing that might yet become a stop string."""
+"""Decodes tokens to text that can be sent: whole characters only, and nothing that might be the beginning of a stop string."""
 
 import codecs
 import heapq
@@ -15,26 +15,26 @@ from export.contract import BundleError
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _METASPACE = "▁"
-_WIDEST = 21  # tokens: as many as a place has with its log-probabilities
+_WIDEST = 21  # tokens: the most that one position has with its top log-probabilities
 
 
 class Vocabulary:
-    """The bytes of every token, from a `tokenizers` file whose decoder is byte-level (GPT-2), metaspace with byte-fallback, or
-    none but putting tokens together.
+    """The bytes of every token, from a `tokenizers` file. Its decoder is byte-level (GPT-2), metaspace with byte-fallback, or plain
+    concatenation.
 
-    Bytes do not depend on their place: a decoder that would take away the blank before the first word of a text leaves it here, because
-    what is decoded is the continuation of another text.
+    A token's bytes do not depend on its position. Some decoders drop the space before a text's first word; here it is kept, because
+    the decoded text continues a prompt.
 
-    `widest` and `widest_with_bytes`: how many bytes tokens can take in an answer, see `_widest`.
+    `widest` and `widest_with_bytes`: how many bytes tokens can take in a response, see `_widest`.
     """
 
     def __init__(self, tokenizer_file: Path) -> None:
-        """BundleError for a tokenizer whose tokens have no bytes of their own."""
+        """Raises BundleError if the tokenizer's decoder is of no kind for which each token has bytes of its own."""
         described: dict[str, Any] = orjson.loads(tokenizer_file.read_bytes())
         bytes_of = _reader(described.get("decoder"), tokenizer_file.name)
         self._bytes: dict[int, bytes] = {}
         vocabulary: Any = described["model"]["vocab"]
-        if isinstance(vocabulary, list):  # Unigram: pieces with their scores, in the order of their ids
+        if isinstance(vocabulary, list):  # Unigram: pieces with their scores, in order of id
             vocabulary = {piece: token_id for token_id, (piece, _) in enumerate(vocabulary)}
         added = {token["id"]: token for token in described.get("added_tokens", ())}
         for token, token_id in vocabulary.items():
@@ -46,19 +46,19 @@ class Vocabulary:
         self.widest, self.widest_with_bytes = _widest(self._bytes.values())
 
     def text(self, token_id: int) -> str | None:
-        """Of a token that is whole characters."""
+        """Return the text of a token that consists of whole characters, else None."""
         return self._texts.get(token_id)
 
     def __getitem__(self, token_id: int) -> bytes:
-        """Of an id that the model has and the tokenizer has not: nothing."""
+        """Return a token's bytes; b"" for an id that the model has but the tokenizer does not."""
         return self._bytes.get(token_id, b"")
 
 
 class TextStream:
-    """The text of one run. What the pushes and `finish` return, one after the other, is the whole text up to the stop string.
+    """The text of one run. The results of all `push` calls and `finish`, joined, are the whole text up to the stop string.
 
-    The stop string is the one that is complete first, and of those that end together the longest, however the tokens cut the text. One
-    that is complete before it may end the run is text like any other.
+    The run ends at the stop string that is complete first, or at the longest if several end at the same character, however the text is
+    divided into tokens. A stop string that is complete while stopping is not yet allowed is ordinary text.
     """
 
     def __init__(self, vocabulary: Vocabulary, *, stop: tuple[str, ...], include_stop: bool, skip_special_tokens: bool) -> None:
@@ -69,12 +69,13 @@ class TextStream:
         self._include_stop = include_stop
         self._skip_special_tokens = skip_special_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._in_character = False  # the decoder has the beginning of one
+        self._in_character = False  # the decoder holds an incomplete character
         self._held = ""
         self.stopped: str | None = None
 
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
-        """The text that may leave now, often none. After a stop string there is no more; without `may_stop` none ends with this token."""
+        """Return the text that can be sent now, often "". After a stop string it is always "". `may_stop` False: this token cannot
+        stop."""
         if self._skip_special_tokens and token_id in self._vocabulary.special:
             return ""
         text = None if self._in_character else self._vocabulary.text(token_id)
@@ -84,11 +85,11 @@ class TextStream:
         return self._release(text, may_stop=may_stop) if self._stop else text
 
     def push_all(self, token_ids: Iterable[int]) -> str:
-        """The same for several tokens."""
+        """Push several tokens, and return the text that can be sent now."""
         return "".join([self.push(token_id) for token_id in token_ids])
 
     def finish(self) -> str:
-        """What was held back, since nothing comes after it. A character that is not complete becomes U+FFFD."""
+        """Return the text that was held back, at the end of the run. An incomplete character becomes U+FFFD."""
         text = self._release(self._decoder.decode(b"", final=True), may_stop=True) + self._held
         self._held = ""
         return text
@@ -108,13 +109,14 @@ class TextStream:
         return text[:held]
 
     def _ending_in(self, text: str, *, since: int) -> Iterator[tuple[int, int, str]]:
-        """(end, -length, stop string) of each that ends beyond `since`, at its first place there."""
+        """Yield (end, -length, stop string) for the first occurrence of each stop string that ends after `since`."""
         for string in self._stop:
             if (start := text.find(string, max(0, since - len(string) + 1))) >= 0:
                 yield start + len(string), -len(string), string
 
     def _begin_of_stop(self, text: str) -> int:
-        """Where the longest end of the text begins that is also the beginning of a stop string; its length if there is none."""
+        """Return the index of the longest suffix of the text with which a stop string begins, or the text's length if there is
+        none."""
         for start in range(max(0, len(text) - self._longest + 1), len(text)):
             if text[start] in self._first_letters and any(string.startswith(text[start:]) for string in self._stop):
                 return start
@@ -122,9 +124,9 @@ class TextStream:
 
 
 def _widest(pieces: Iterable[bytes]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The bytes of the widest tokens written in JSON, widest first: as a string, and as a string and a list of numbers.
+    """Return the sizes in bytes of the largest tokens in JSON, descending: first as a string, then as a string and a list of bytes.
 
-    A token that is part of a character is written as a replacement character or as `bytes:\\xc3`, whichever is wider.
+    A token with an incomplete character is written as a replacement character or as `bytes:\\xc3`; the larger size counts.
     """
     widths = []
     for piece in pieces:
@@ -143,7 +145,7 @@ def _is_text(piece: bytes) -> bool:
 
 
 def _whole(pieces: Mapping[int, bytes]) -> dict[int, str]:
-    """The texts of those that are whole characters."""
+    """Return the texts of the tokens that consist of whole characters, by id."""
     texts: dict[int, str] = {}
     for token_id, content in pieces.items():
         with suppress(UnicodeDecodeError):
@@ -152,7 +154,7 @@ def _whole(pieces: Mapping[int, bytes]) -> dict[int, str]:
 
 
 def _reader(decoder: Any, file: str) -> Callable[[str], bytes]:
-    """How the decoder of a tokenizer file turns one token into bytes."""
+    """Return a function that decodes one token of the tokenizer file to bytes."""
     steps = decoder["decoders"] if decoder and decoder["type"] == "Sequence" else [decoder] if decoder else []
     kinds = {step["type"] for step in steps}
     if kinds == {"ByteLevel"}:
@@ -167,7 +169,7 @@ def _reader(decoder: Any, file: str) -> Callable[[str], bytes]:
 
 
 def _letters_bytes(alphabet: Mapping[str, int], token: str) -> bytes:
-    """A token that is not written in the alphabet stands for its own text, as in `tokenizers`."""
+    """Decode a token with a byte alphabet. A token with other letters is its own text, as in `tokenizers`."""
     if all(letter in alphabet for letter in token):
         return bytes(alphabet[letter] for letter in token)
     return token.encode()
@@ -179,7 +181,8 @@ def _piece_bytes(piece: str) -> bytes:
 
 
 def _byte_alphabet() -> Mapping[str, int]:
-    """GPT-2's letter for each byte: itself where it prints, else the next letter from U+0100 on (Radford et al. 2019)."""
+    """Return GPT-2's letter for each byte: the character itself if printable, else the next letter from U+0100 on (Radford et al.
+    2019)."""
     printing = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printing]
     return {**{chr(byte): byte for byte in printing}, **{chr(256 + at): byte for at, byte in enumerate(others)}}

@@ -1,4 +1,4 @@
-"""How long a source waits for its rows, and the words of a full queue. All else is as for decoders."""
+"""Estimates how long a source waits for its rows, and words the error of a full queue. All else is as for decoders."""
 
 from collections import Counter
 
@@ -8,10 +8,10 @@ from service.seq2seq.batch import Source
 
 
 class SourceAdmission(Admission[Source]):
-    """A queue of sources, which keep their rows until they are written."""
+    """A queue of sources. A source keeps its rows until its outputs are complete."""
 
     def _wait_s(self, client: str, lane: Lane, holding: Holding, slots: int) -> float:
-        """Until the rows were given out that come first: those of the client's own sources, and as many of each other client."""
+        """Estimate the seconds until the rows ahead are freed: those of the client's own sources, and as many of each other client."""
         by_client = Counter[str]()
         for each in self._submissions:
             if each.lane <= lane:

@@ -1,4 +1,4 @@
-"""The rows of all searches that are under way, side by side in one set of arrays, each at its own step."""
+"""The rows of all running searches, batched in one set of arrays, each search at its own step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from service.seq2seq.session import Rows, Tensors, WritingSession
 
 @dataclass(eq=False)
 class Source:
-    """One source, the search for its outputs, and the runs that get them."""
+    """One source, the search for its outputs, and the runs that receive them."""
 
     request: WritingRequest
     runs: Sequence[Run]
     search: Search
     submission: "Submission[Source]"
     aside: bool = False
-    gone_on: int = 0  # it keeps its rows until its search is over
+    gone_on: int = 0  # always 0: a source is never preempted
 
     @property
     def slots(self) -> int:
@@ -34,7 +34,7 @@ class Source:
 
 
 class Batch:
-    """`sources` in the order of their rows; each has as many rows as its search goes on with."""
+    """`sources` in the order of their rows. Each has one row for every unfinished output of its search."""
 
     def __init__(self, session: WritingSession) -> None:
         self.sources: list[Source] = []
@@ -46,13 +46,13 @@ class Batch:
         return sum(len(source.search.alive) for source in self.sources)
 
     def join(self, sources: Sequence[Source]) -> None:
-        """Read the sources, and append their rows."""
+        """Encode the sources, and append their rows."""
         new = self._session.read([list(source.request.prompt) for source in sources])
         self._rows = new if self._rows is None else _joined(self._rows, new)
         self.sources += sources
 
     def step(self) -> None:
-        """One token for every row. A source whose search is over has no rows any more, and stays until `leave`."""
+        """Generate one token for every row. A source whose search has finished has no rows left, but remains until `leave`."""
         assert self._rows is not None
         previous = np.array([token for source in self.sources for token in source.search.previous], np.int64)
         made = self._session.step(previous, self._rows)
@@ -68,7 +68,7 @@ class Batch:
         self._keep(kept, at)
 
     def leave(self, source: Source) -> None:
-        """Remove a source and the rows that it still has."""
+        """Remove a source and its remaining rows."""
         gone = self.sources.index(source)
         before = sum(len(each.search.alive) for each in self.sources[:gone])
         total, own = self.n_rows, len(source.search.alive)
@@ -76,7 +76,7 @@ class Batch:
         self._keep([*range(before), *range(before + own, total)], total)
 
     def _keep(self, rows: list[int], total: int) -> None:
-        """These rows, in this order, of all that there were; as wide as the longest source among them."""
+        """Keep only these of the `total` rows, in this order, and cut the padding to the longest remaining source."""
         if not rows:
             self._rows = None
         elif rows != list(range(total)) and self._rows is not None:
@@ -96,7 +96,7 @@ def _joined(one: Rows, other: Rows) -> Rows:
 
 
 def _widened(values: NDArray[np.generic], N: int) -> NDArray[np.generic]:
-    """(R, n, ..) -> (R, N, ..), padded with zeros."""
+    """Pad with zeros along the second axis: (R, n, ..) -> (R, N, ..)."""
     return np.pad(values, [(0, 0), (0, N - values.shape[1]), *[(0, 0)] * (values.ndim - 2)])
 
 

@@ -1,6 +1,7 @@
-"""An encoder-decoder's engine: one step for all rows, and between two steps sources join and leave.
+"""An encoder-decoder's engine: one step for all rows. Sources start and end between two steps.
 
-`service/generation/step_engine.py` has all that does not depend on how tokens are computed. Here are sources and their searches.
+`service/generation/step_engine.py` has everything that does not depend on how tokens are computed. This module adds the sources and
+their searches.
 """
 
 import time
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 
 
 class WritingEngine(StepEngine[Source]):
-    """Writes the outputs of sources. A slot is a row of the step."""
+    """Generates the outputs of sources. A slot is a row of the step."""
 
-    sweep_s = 0.0  # a step takes much longer than a look at all sources
+    sweep_s = 0.0  # check at every step, which takes much longer than the check
     kind_of_request = WritingRequest
 
     def __init__(
@@ -47,9 +48,9 @@ class WritingEngine(StepEngine[Source]):
         admission = SourceAdmission(limits)
         super().__init__("writer", limits, admission, provider=CPU, run_s=0.1, metrics=metrics, tracer=tracer)
         self._session, self._vocabulary = session, vocabulary
-        # The thread's own.
+        # Used by the thread only.
         self._batch = Batch(session)
-        self._placed: list[Source] = []  # sources that have rows and were not read yet
+        self._placed: list[Source] = []  # sources that have slots but are not encoded yet
         self._stepped = 0.0
 
     @property
@@ -58,7 +59,7 @@ class WritingEngine(StepEngine[Source]):
 
     @property
     def _held(self) -> int:
-        """A beam counts with all rows that it may come to have."""
+        """Number of slots held. A beam search counts with all rows that it may use."""
         return sum(source.slots for source in self._holders)
 
     # On the event loop -----------------------------------------------------------------------------------------------------------------
@@ -109,7 +110,7 @@ class WritingEngine(StepEngine[Source]):
             self._batch.leave(job)
 
     def _after_failure(self, jobs: list[Source]) -> None:
-        """A step is of all sources, and its rows cannot be trusted any more."""
+        """Drop the whole batch if one of its sources was in the failed call: a step computes all rows together."""
         if set(self._batch.sources) & set(jobs):
             self._batch = Batch(self._session)
 
@@ -137,7 +138,7 @@ class WritingEngine(StepEngine[Source]):
         self._last_call_failed = False
 
     def _write(self, source: Source, found: list[Path], now: float) -> None:
-        """Emit the new tokens of each output: one if the search is greedy, all if it was a beam."""
+        """Emit the new tokens of each output: at most one for greedy search, all of them at the end of a beam search."""
         for run, path in zip(source.runs, found, strict=True):
             made = run.usage.completion_tokens
             logprobs = path.logprobs or (None,) * len(path.tokens)

@@ -1,4 +1,4 @@
-"""What a caller asks of the engine."""
+"""A request to the engine of an encoder-decoder."""
 
 from dataclasses import dataclass
 
@@ -7,18 +7,18 @@ from service.generation.request import GenerationRequest
 
 @dataclass(frozen=True, kw_only=True)
 class WritingRequest(GenerationRequest):
-    """One source, `n` outputs of it, best first. `n` runs are its answer: a greedy one comes token by token, a beam's all at its end.
+    """One source and its `n` best outputs, best first, one run each. Greedy output arrives token by token, beam output all at the end.
 
-    The likeliest output is written and nothing is drawn: of what it inherits, what says how to draw or when to stop does not count.
+    The most likely output is generated and nothing is sampled, so the inherited sampling and stop settings have no effect.
     """
 
     n: int = 1
-    beams: int = 1  # outputs that are followed side by side, at least n; 1 is greedy
+    beams: int = 1  # beam width, at least n; 1 is greedy search
     attention: bool = False
 
     @property
     def slots(self) -> int:
-        """The rows that its beam may come to have."""
+        """The most rows that its search may use."""
         return self.beams
 
     @property

@@ -1,7 +1,7 @@
-"""The outputs of one source, likeliest first: greedy where one is followed, else a beam.
+"""Searches the most likely outputs of one source: greedy search for one beam, else beam search.
 
-A beam's outputs are ranked by log p / length, the end counted in the length: the mean log-probability of a token. One that has ended keeps
-its place as long as no K others are better; the search is over when none goes on. The same as `models/encoder_decoder/search.py`.
+Outputs are ranked by log p / length, the mean log-probability of a token, end token included. A finished output is kept until K others
+are better. The search ends when no output is unfinished. The algorithm is that of `models/encoder_decoder/search.py`.
 """
 
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from service.generation.request import FinishReason, TokenLogprob
 
-Weights = NDArray[np.float32]  # (N,), what of a source one token was written from
+Weights = NDArray[np.float32]  # (N,): attention weights of one token over the source
 
 
 @dataclass(frozen=True)
 class Path:
-    """One output, as far as it is."""
+    """One output of a search, finished or not."""
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
@@ -30,12 +30,12 @@ class Path:
 
 
 class Search:
-    """K outputs, followed side by side: `alive` are those that go on, a row of the batch each, in their order."""
+    """A search for K outputs. `alive` are the unfinished outputs, in the order of their rows in the batch."""
 
     def __init__(
         self, *, beams: int, length: int, max_tokens: int, begin_token_id: int, end_token_id: int, top_logprobs: int | None
     ) -> None:
-        """`length` is that of the source."""
+        """`length`: number of tokens of the source."""
         self.alive: list[Path] = [Path()]
         self._ended: list[Path] = []
         self._beams, self._length, self._max_tokens = beams, length, max_tokens
@@ -43,16 +43,16 @@ class Search:
 
     @property
     def previous(self) -> list[int]:
-        """The last token of each that goes on."""
+        """The last token of each unfinished output."""
         return [path.tokens[-1] if path.tokens else self._begin for path in self.alive]
 
     @property
     def found(self) -> list[Path]:
-        """All of them, best first."""
+        """All outputs, finished and unfinished, best first."""
         return sorted((*self._ended, *self.alive), key=lambda path: -path.score)
 
     def advance(self, logits: NDArray[np.float32], attention: NDArray[np.float32]) -> list[int]:
-        """One token more of each: (R, V), (R, N) -> which of the R rows each of `alive` now goes on from."""
+        """Extend the outputs by one token: (R, V), (R, N) -> for each output now in `alive`, the row of the output that it extends."""
         scores = logits.astype(np.float64)
         scores -= scores.max(axis=1, keepdims=True)
         log_p = scores - np.log(np.exp(scores).sum(axis=1, keepdims=True))  # (R, V)

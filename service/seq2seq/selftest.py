@@ -1,4 +1,4 @@
-"""What an encoder-decoder's bundle must show before it is served: the logits it gave at export, step by step."""
+"""Tests an encoder-decoder's bundle before it is served: the logits of each step must be those of the export."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,9 +10,9 @@ from service.seq2seq.session import WritingSession
 
 
 def check_golden(bundle: Path, session: WritingSession, encode: Callable[[str], Sequence[int]]) -> None:
-    """Read the golden sources and write their outputs. BundleError if a logit differs by more than the bundle allows, or if the
-    tokenizer's `encode` gives other tokens for a source."""
-    golden = contract.read_encoder_decoder_golden(bundle)
+    """Encode the golden sources and decode their outputs. Raises BundleError if a logit differs by more than the bundle allows, or if
+    the tokenizer's `encode` gives other tokens for a source."""
+    golden = contract.read_golden(bundle, contract.EncoderDecoderGolden)
     for text, ids in zip(golden.texts, golden.token_ids, strict=True):
         if tuple(encode(text)) != ids:
             raise contract.BundleError(f"{bundle}: self-test failed, the tokenizer makes other tokens of {text!r:.80} than at export")

@@ -1,4 +1,4 @@
-"""The two graphs of an encoder-decoder: sources in, memory and states out; then a token for every row, step by step."""
+"""Runs the two graphs of an encoder-decoder: the encoder returns memory and states, then each step computes a token for every row."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ Tensors = dict[str, NDArray[np.float32]]
 
 @dataclass
 class Rows:
-    """R rows between two steps: the mask (R, N), memory tensors (R, N, ..) and states (R, ..), by the graphs' names."""
+    """R rows between two steps: mask (R, N), memory tensors (R, N, ..) and states (R, ..), keyed by their names in the graphs."""
 
     mask: Ids
     memory: Tensors
@@ -29,7 +29,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Step:
-    """What one step gave: (R, V), (R, N), and the states after it."""
+    """The result of one step: logits (R, V), attention weights (R, N), and the new states."""
 
     logits: NDArray[np.float32]
     attention: NDArray[np.float32]
@@ -37,23 +37,23 @@ class Step:
 
 
 class WritingSession(Protocol):
-    """What the engine needs of a runtime. Calls come from one thread."""
+    """The interface that the engine needs of a runtime. Call it from one thread only."""
 
     both: contract.EncoderDecoder
     vocab_size: int
     max_source: int
 
     def read(self, sources: Sequence[list[int]]) -> Rows:
-        """Rows that have written nothing."""
+        """Encode the sources. Returns their rows, with no output token yet."""
         ...
 
     def step(self, previous: Ids, rows: Rows) -> Step:
-        """The token before, (R,) -> what follows it. `rows` is left as it was."""
+        """Feed the previous token of each row, (R,), and return the logits that follow. `rows` is not changed."""
         ...
 
 
 class OnnxWritingSession:
-    """A bundle's graphs in ONNX Runtime, on the CPU whatever `provider` is."""
+    """A bundle's graphs in ONNX Runtime, always on the CPU, whatever `provider` is."""
 
     def __init__(self, bundle: Path, manifest: contract.Manifest, *, threads: int, provider: str = "auto") -> None:
         one_runtime()

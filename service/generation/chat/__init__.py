@@ -1,2 +1,2 @@
-"""Conversations to prompts: `template.py` renders a checkpoint's template in a process of its own (`template_child.py`), `prompt.py`
-encodes what it gives, with special tokens from the template alone."""
+"""Converts conversations to prompts. `template.py` renders a checkpoint's template in a separate process (`template_child.py`), and
+`prompt.py` encodes the rendered prompt so that special tokens come only from the template."""

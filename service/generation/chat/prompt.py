@@ -1,12 +1,12 @@
-"""Prompts of conversations, in which special tokens come from the template alone and all that a client wrote is text.
+"""Encodes conversations so that special tokens come only from the template, and everything that a client wrote is plain text.
 
-A template writes `<|im_end|>` where a message ends. A client that writes the same letters must not end one. Before the template sees the
-messages, the first letter of every special token in them is replaced by a stand-in, a code point that is no character. Every special token
-in the rendered prompt then comes from the template. The stand-ins become letters again when the texts between are tokenised.
+A template writes `<|im_end|>` at the end of a message. A client that writes these letters must not end a message. So before the
+template gets the messages, the first letter of every special token in them is replaced by a stand-in, a code point that is no
+character. When the text between the special tokens is tokenised, the stand-ins become letters again.
 
-A template can also assemble a special token from text: two fields side by side, or a filter that changes letters. So a second rendering has
-stand-ins for every letter with which a special token begins. If its special tokens differ from those of the first, the second one is used:
-the template may miss a text that it searches for in the messages, but no special token can be smuggled in.
+A template can also assemble a special token from text, with two fields in sequence or a filter that changes letters. So a second
+rendering has stand-ins for every letter with which a special token begins. If its special tokens differ from those of the first, it is
+used. Then the template may not find a text that it searches for in the messages, but no client can insert a special token.
 """
 
 import asyncio
@@ -19,11 +19,13 @@ from tokenizers import Tokenizer
 from service.generation.chat.template import ChatTemplate, Message
 from service.tokenization.tokenizer_file import token_ids
 
-_STAND_INS = [*range(0xFDD0, 0xFDF0), *range(0x10F000, 0x10FF00)]  # noncharacters of Unicode, then of a private plane
+_STAND_INS = [*range(0xFDD0, 0xFDF0), *range(0x10F000, 0x10FF00)]  # noncharacters of Unicode, then private-use characters
 
 
 class ChatPrompts:
-    """One decoder's. `texts` reads everything as text, `specials` finds special tokens. The same one for both lets clients write them."""
+    """The chat prompts of one decoder. `texts` encodes special tokens as plain text, `specials` as special tokens.
+
+    If both are the same tokenizer, clients may write special tokens."""
 
     def __init__(self, template: ChatTemplate, texts: Tokenizer, specials: Tokenizer) -> None:
         self._template, self._texts, self._specials = template, texts, specials
@@ -38,10 +40,10 @@ class ChatPrompts:
     async def prompt(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool = True
     ) -> str:
-        """The prompt with its stand-ins, for `encode`. Raises InvalidRequest and Overloaded, as the template does."""
+        """Render the prompt, with stand-ins, for `encode`. Raises what `ChatTemplate.prompt` raises: InvalidRequest and Overloaded."""
 
         async def rendered(change: Callable[[str], str]) -> str:
-            # The arguments of calls can be hundreds of thousands of values: not on the event loop.
+            # The arguments of tool calls can contain hundreds of thousands of values, so this is not done on the event loop.
             told, its_tools = await asyncio.to_thread(lambda: (_changed(messages, change), tools and _changed(tools, change)))
             return await self._template.prompt(told, tools=its_tools, add_generation_prompt=add_generation_prompt)
 
@@ -65,7 +67,7 @@ class ChatPrompts:
         self._template.close()
 
     def encode(self, prompt: str) -> list[int]:
-        """The ids of a prompt made by `prompt`. No special tokens are added: the template has written them."""
+        """Return the token ids of a prompt made by `prompt`. No special tokens are added, because the template has written them."""
         if not self._stood_in.search(prompt):
             return token_ids(self._specials, prompt, add_special_tokens=False)
         ids: list[int] = []
@@ -80,7 +82,7 @@ class ChatPrompts:
 
 
 def _changed(value: Any, change: Callable[[str], str]) -> Any:
-    """The value with every text in it changed, names included. Roles come from a fixed list and stay unchanged."""
+    """Apply `change` to every string in a value, names included. Roles come from a fixed list and stay unchanged."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):

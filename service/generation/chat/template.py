@@ -1,8 +1,8 @@
-"""Messages to a prompt, by the Jinja template that came with a checkpoint.
+"""Renders messages to a prompt with the Jinja template of a checkpoint.
 
-A template is code by the author of a checkpoint and works on input from clients. So it is compiled and rendered in a process of its own
-(`template_child.py`), whose CPU time and memory the kernel limits. When a template reaches a limit, that request gets an error and the next
-one a new process. Nothing of it runs on the event loop.
+A template is code by the author of a checkpoint and works on input from clients. So it is compiled and rendered in a process of its
+own (`template_child.py`), whose CPU time and memory the kernel limits. When a template reaches a limit, that request gets an error and
+the next request gets a new process. The template never runs on the event loop.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ MAX_CHARACTERS = 16 * 1024 * 1024
 MAX_S = 2.0
 MEMORY_BYTES = 512 * 1024 * 1024
 
-_PATIENCE_S = 20.0  # wall-clock limit: the process may get little CPU time beside other work
-_MOST_WAITING = 1_000  # requests for one template; rendering takes a fraction of a millisecond
+_PATIENCE_S = 20.0  # added to the CPU limit to get a wall-clock limit, because other work may slow the process down
+_MOST_WAITING = 1_000  # requests that may wait for one template; rendering takes a fraction of a millisecond
 _RETRY_AFTER_S = 1.0
-_ENVIRONMENT = ("TZ", "LD_LIBRARY_PATH")  # the only variables that the process inherits: keys and addresses stay out
+_ENVIRONMENT = ("TZ", "LD_LIBRARY_PATH")  # the only environment variables of the process, so it has no keys
 _PIECE_BYTES = 1 << 20
 _PROBE = [{"role": "user", "content": "Hello"}]
 
@@ -38,7 +38,7 @@ Message = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """One template. `bos_token` and `eos_token` are its variables of these names; `model` names it in errors."""
+    """A chat template. `bos_token` and `eos_token` are variables of the template; `model` is the model's name in errors."""
 
     def __init__(
         self,
@@ -50,15 +50,15 @@ class ChatTemplate:
         max_characters: int = MAX_CHARACTERS,
         max_s: float = MAX_S,
     ) -> None:
-        """ValueError for a template that does not compile, or that reaches a limit of time, memory or length with one short message."""
+        """Raises ValueError if the template does not compile, or reaches a limit of time, memory or length with one short message."""
         self._name = f"the chat template of model {model}" if model else "the chat template"
-        self._max_s, self._max_bytes = max_s, 6 * max_characters + _PIECE_BYTES  # a character of JSON has six bytes at most
+        self._max_s, self._max_bytes = max_s, 6 * max_characters + _PIECE_BYTES  # a character takes at most six bytes in JSON
         tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._first = _frame({"source": source, "tokens": tokens, "max_characters": max_characters})
         self._knows_developer = "developer" in source
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="chat-template")
-        self._waiting = 0  # of the event loop
-        self._lock = threading.Lock()  # around the child
+        self._waiting = 0  # requests that wait for the thread; event loop only
+        self._lock = threading.Lock()  # held while the child is used
         self._child: _Child | None = None
         try:
             self.takes_tools = bool(self._ask(None)["takes_tools"])
@@ -72,7 +72,7 @@ class ChatTemplate:
     async def prompt(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool = True
     ) -> str:
-        """`render` on the template's own thread. Overloaded if too many requests wait for it."""
+        """Call `render` on the template's own thread. Raises Overloaded if too many requests wait for it."""
         if self._waiting >= _MOST_WAITING:
             raise Overloaded(f"{self._waiting} requests wait for {self._name}, which is the most", retry_after_s=_RETRY_AFTER_S)
         self._waiting += 1
@@ -86,9 +86,9 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], *, tools: Sequence[Mapping[str, Any]] | None = None, add_generation_prompt: bool = True
     ) -> str:
-        """The prompt, its special tokens written out. Blocks. InvalidRequest with the template's own words where it refuses the messages.
+        """Return the prompt with special tokens as text. Blocks. Raises InvalidRequest if the template refuses the messages.
 
-        `developer` is what OpenAI calls the system's role now: a template that has not heard of it is told `system`.
+        OpenAI's API now calls the system role `developer`. A template without this word gets `system`.
         """
         try:
             prompt: str = self._ask(_frame(self._variables(messages, tools, add_generation_prompt)))["prompt"]
@@ -98,10 +98,10 @@ class ChatTemplate:
         return prompt
 
     def close(self) -> None:
-        """End its process. A rendering in progress fails; a later one starts another process."""
+        """End the process. A rendering in progress fails; a later rendering starts another process."""
         if (child := self._child) is not None:
             child.kill()
-            with self._lock:  # the pipes belong to the thread that asks
+            with self._lock:  # wait until no other thread uses the pipes
                 child.end()
 
     def _variables(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None, add_generation_prompt: bool) -> Any:
@@ -109,7 +109,7 @@ class ChatTemplate:
         return {"messages": known, "tools": list(tools) if tools else None, "add_generation_prompt": add_generation_prompt}
 
     def _ask(self, question: bytes | None) -> dict[str, Any]:
-        """The answer to a frame; None: only compile. Raises _Refused if there is no answer; the next frame starts a new process."""
+        """Send a frame and return the answer, or only compile if None. Starts a process if needed. Raises _Refused without an answer."""
         with self._lock:
             if self._child is None or self._child.ended:
                 self._child = _Child(self._max_s, self._max_bytes)
@@ -121,11 +121,11 @@ class ChatTemplate:
 
 
 class _Refused(Exception):
-    """Why there is no prompt: the end of a sentence about the template."""
+    """The template returned no prompt. The message completes a sentence whose subject is the template."""
 
 
 class _Child:
-    """The process. One thread asks at a time."""
+    """The process of one template. Only one thread may use it at a time."""
 
     def __init__(self, max_s: float, max_bytes: int) -> None:
         self.ended = False
@@ -138,17 +138,17 @@ class _Child:
             bufsize=0,
             cwd="/",
             env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
-            start_new_session=True,  # Ctrl-C is for the service, which finishes what it accepted
+            start_new_session=True,  # so Ctrl-C reaches only the service, which finishes accepted requests
         )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._into, self._out_of = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._into, False)
-        # Closes it also if `close` is never called: at exit, or by the garbage collector.
+        # Ends the process also if `close` is never called: at exit, or by the garbage collector.
         self._finalizer = weakref.finalize(self, _end, self._process)
 
     def ask(self, frame: bytes) -> dict[str, Any]:
-        """Raises _Refused if the process refuses or has ended."""
+        """Send a frame and return its answer. Raises _Refused if the process refuses, has ended or takes too long."""
         until = time.monotonic() + self._max_s + _PATIENCE_S
         try:
             self._send(frame, until)
@@ -171,7 +171,7 @@ class _Child:
         self._finalizer()
 
     def _cause(self) -> str:
-        """Why the process ended: SIGPROF is its CPU limit, SIGKILL our timeout, and anything else its memory limit."""
+        """Explain why the process ended. SIGPROF means its CPU limit, SIGKILL our timeout, and anything else its memory limit."""
         if self._process.returncode in (-signal.SIGPROF, -signal.SIGKILL):
             return f"it took more than {self._max_s:g} s"
         return f"it needs more than {MEMORY_BYTES >> 20} MiB"

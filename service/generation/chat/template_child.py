@@ -1,13 +1,13 @@
-"""The process in which one chat template is compiled and rendered: a template is code, and may loop or fill memory.
+"""A process that compiles and renders one chat template. A template is code, so it may loop forever or fill the memory.
 
-Run as a file by `template.py`, with nothing but Jinja imported. It reads frames from its standard input and answers each on
-its standard output; a frame is its length in eight bytes, then JSON. The first request is {"source", ..}, each later one the variables of
-a rendering. An answer is {"takes_tools"}, {"prompt"}, or {"refused"} with the reason. A process that ends instead of answering has used up
-its time. The kernel sets the limits: memory for the whole process, CPU time for each request. The end of the input
-ends the process.
+`template.py` runs this file, which imports only Jinja and the standard library. It reads frames from standard input and answers each
+on standard output. A frame is a length in eight bytes, then JSON. The first request is {"source", ..}, and each later request contains
+the variables of a rendering. An answer is {"takes_tools"}, {"prompt"}, or {"refused"} with the reason. The kernel limits the memory of
+the process and the CPU time of each request. A process that ends without an answer has reached a limit. It ends at the end of its
+input.
 
-A template may use what `transformers` gives it (`apply_chat_template`): `messages`, `tools`, `add_generation_prompt`, the special
-tokens, `raise_exception`, `strftime_now`, `tojson`, loop controls, blocks trimmed.
+A template may use what `transformers` offers in `apply_chat_template`: `messages`, `tools`, `add_generation_prompt`, the special
+tokens, `raise_exception`, `strftime_now`, `tojson`, loop controls, trimmed blocks.
 """
 
 import json
@@ -23,11 +23,11 @@ import jinja2.meta
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-REASON_CHARACTERS = 1_000  # of a template's own words in a refusal
+REASON_CHARACTERS = 1_000  # longest error message of a template in a refusal
 
 
 class _Refused(Exception):
-    """The template refused, or reached a limit."""
+    """The template does not compile, refused the messages, or reached a limit."""
 
 
 class Template:
@@ -58,7 +58,7 @@ class Template:
         except RecursionError:
             raise _Refused("was stopped: it calls itself too deeply") from None
         except (jinja2.TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RuntimeError) as error:
-            # The template's code runs on a client's input, so any error in it is about the messages.
+            # The template's code runs on a client's input, so any error in it is reported as an error of the messages.
             raise _Refused(f"does not take these messages: {error}") from error
         return "".join(pieces)
 
@@ -70,7 +70,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own `tojson` escapes HTML, which prompts must not."""
+    """Convert a value to JSON. Jinja's own `tojson` escapes HTML characters, which would change the prompt."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -83,7 +83,7 @@ def _strftime_now(form: str) -> str:
 
 
 def main(memory_bytes: int, cpu_s: float) -> None:
-    """Answer requests until the input ends. The first one is the source."""
+    """Answer requests until the input ends. The first request contains the template's source."""
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     for nothing in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):
         resource.setrlimit(nothing, (0, 0))
@@ -100,7 +100,7 @@ def main(memory_bytes: int, cpu_s: float) -> None:
         return {"prompt": template.render(question)}
 
     while (question := read(source)) is not None:
-        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # CPU time; then SIGPROF ends the process
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # SIGPROF ends the process after this CPU time
         answer = _answer(compiled if template is None else rendered, question, memory_bytes)
         signal.setitimer(signal.ITIMER_PROF, 0)
         write(sink, answer)
@@ -117,7 +117,7 @@ def _answer(work: Callable[[dict[str, Any]], dict[str, Any]], question: bytes, m
 
 
 def read(source: BinaryIO) -> bytes | None:
-    """The next frame; None at the end."""
+    """Read the next frame. Returns None at the end of the input."""
     size = source.read(8)
     if len(size) < 8:
         return None

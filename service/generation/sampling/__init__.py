@@ -1,2 +1,2 @@
-"""Logits to tokens: `sampler.py` for all running rows, `drawing.py` one token of each, `random.py` its random number, `grammar.py` and
-`masks.py` which tokens may be drawn, `prompt_logprobs.py`."""
+"""Samples tokens from logits: `sampler.py` for all running rows, `drawing.py` (one token for each row), `random.py` (the random
+numbers), `grammar.py` and `masks.py` (which tokens a grammar allows), `prompt_logprobs.py` (log-probabilities of prompts)."""

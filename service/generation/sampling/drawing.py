@@ -1,7 +1,7 @@
-"""From scores to one token a row: softmax under a temperature, cut to the likeliest, inverted at one uniform number.
+"""Draws one token per row from its scores: softmax with temperature, truncation, then inversion of the CDF at a uniform random number.
 
-Pure functions on R rows of V scores. What a row gets is the same to the bit whichever rows stand beside it: every sum runs within its row,
-in an order that depends on V alone. Scores may be -inf (never drawn); the peak of every row must be finite.
+Pure functions on R rows of V scores. A row's result is bit-identical in any batch, because every sum runs within its row, in an order that
+depends on V alone. Scores may be -inf (never drawn); the maximum of every row, its peak, must be finite.
 """
 
 import threading
@@ -15,23 +15,23 @@ Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
 Ids = NDArray[np.int64]
 
-_DEPTH = 64  # rows of the table that a distribution is folded into, to be summed by columns first
-_TOURNAMENT = 16  # scores of which only the best counts, where a bound on the k-th largest is looked for
-_PIECE = 2**18  # scores, 1 MB: what a core's cache holds
-_FAINTEST = 16  # tokens 2**16 times less likely than the likeliest are not told apart in the search for a nucleus
-_NARROW = 1024  # rows with at most so many candidates are sorted, all in one batch
-_BINS = 4096  # of a histogram of keys, for rows too wide to sort
-_DEEPEST = np.float32(128)  # below the peak; exp(-_DEEPEST) is 0
+_DEPTH = 64  # a row's weights are reshaped to (_DEPTH, W / _DEPTH), whose columns are summed first
+_TOURNAMENT = 16  # scores in a group; the maxima of the groups give a lower bound of the k-th largest score
+_PIECE = 2**18  # scores (1 MB) that fit into a core's cache
+_FAINTEST = 16  # the nucleus search does not distinguish tokens less than 2**-16 as likely as the likeliest
+_NARROW = 1024  # rows with at most this many candidates are sorted together in one batch
+_BINS = 4096  # bins of the histogram of keys, for rows with more candidates
+_DEEPEST = np.float32(128)  # largest distance below the peak; exp(-_DEEPEST) is 0
 _LEAST = np.nextafter(0.0, 1.0)
 _TINY = np.finfo(np.float32).tiny
 _HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
 _ONES = np.ones((1, _DEPTH), np.float32)
-_BEHIND_ALL = np.uint64(0x7F800000_FFFFFFFF)  # the key of a candidate at distance +inf with the last id
+_BEHIND_ALL = np.uint64(0x7F800000_FFFFFFFF)  # sorts last: the key of a token at distance +inf, with the largest id
 
 
 class Truncation(NamedTuple):
-    """What is left of each row's distribution, (R,) each, in the order in which it is applied. 0, 1, 0 and 1 leave all."""
+    """The truncation parameters of each row, (R,) each, in the order of application. 0, 1, 0 and 1 truncate nothing."""
 
     top_k: Ids
     top_p: Doubles
@@ -43,25 +43,25 @@ class Truncation(NamedTuple):
 
 
 def pieces(rows: NDArray[np.intp], n_tokens: int) -> Iterator[NDArray[np.intp]]:
-    """Rows of a batch in groups that are best worked on together."""
+    """Split rows of a batch into groups whose scores fit into a core's cache."""
     size = max(1, _PIECE // n_tokens)
     for at in range(0, len(rows), size):
         yield rows[at : at + size]
 
 
 def rows_of(scores: Floats, rows: NDArray[np.intp]) -> Floats:
-    """These rows, (R,) ascending, R > 0: a view where they stand together."""
+    """Return the scores of these rows, (R,) ascending, R > 0. The result is a view if the rows are adjacent, else a copy."""
     first, last = int(rows[0]), int(rows[-1])
     return scores[first : last + 1] if last - first + 1 == len(rows) else scores[rows]
 
 
 def draw(scores: Floats, peaks: Floats, temperature: Floats, uniforms: Doubles) -> Ids:
-    """(R, V), (R,), (R,), (R,) -> (R,) tokens of softmax(scores / temperature)."""
+    """Draw tokens from softmax(scores / temperature): (R, V), (R,), (R,), (R,) -> (R,)."""
     return _drawn_from(_weights(scores, peaks, temperature), uniforms)
 
 
 def draw_truncated(scores: Floats, peaks: Floats, temperature: Floats, truncation: Truncation, uniforms: Doubles) -> Ids:
-    """The same from what `truncation` leaves of each row."""
+    """Draw tokens from softmax(scores / temperature) after truncation: (R, V), (R,), (R,), (R,) each, (R,) -> (R,)."""
     bounds, totals = _bounds(scores, peaks, temperature, truncation)
     narrow = np.count_nonzero(scores >= bounds[:, None], axis=1) <= _NARROW
     token_ids = np.empty(len(scores), np.int64)
@@ -86,19 +86,19 @@ def draw_truncated(scores: Floats, peaks: Floats, temperature: Floats, truncatio
 
 
 def log_totals(scores: Floats, peaks: Floats) -> Doubles:
-    """(R, V), (R,) -> (R,): log of the sum of exp(scores - peak)."""
+    """Log of the sum of exp(scores - peak): (R, V), (R,) -> (R,)."""
     return np.log(_totals(_weights(scores, peaks, np.ones_like(peaks))))
 
 
 def largest(scores: Floats, peaks: Floats, k: Ids) -> tuple[Floats, Ids]:
-    """(R, V), (R,), (R,) -> (R, K >= max k) distances below the peak and token ids, largest scores first, the lower id first where two are
-    equal. A row has at least its own k, or all it has; what fills it up is infinitely far below."""
+    """Find the k largest scores of each row: (R, V), (R,), (R,) -> distances below the peak and token ids, (R, K) each, K >= max k. Order:
+    descending score, then id. A row has at least its own k entries, or V, and is padded with distance inf."""
     return _sorted(*_above(scores, peaks, _bounds_of_largest(_leaders(scores), k)))
 
 
 def _drawn_from(table: Floats, uniforms: Doubles) -> Ids:
-    """(R, W) weights, W a multiple of _DEPTH, (R,) -> (R,): draw a column of the folded distribution, then a token of that column. A
-    cumulative sum over V would cost more than all other steps."""
+    """Draw a token from each row of weights: (R, W), (R,) -> (R,), W a multiple of _DEPTH. First a column of the table (_DEPTH, W / _DEPTH)
+    is drawn, then a token in it: a cumulative sum over V would cost more than all other steps."""
     columns = np.cumsum(_columns(table), axis=1, dtype=np.float64)
     column, rest = _locate(columns, uniforms * columns[:, -1])
     folded = table.reshape(len(table), _DEPTH, -1)
@@ -109,7 +109,7 @@ def _drawn_from(table: Floats, uniforms: Doubles) -> Ids:
 
 
 def _weights(scores: Floats, peaks: Floats, temperature: Floats) -> Floats:
-    """exp((scores - peak) / temperature), rows filled up with 0 to W, a multiple of _DEPTH: (R, W). For use until the next call."""
+    """Compute exp((scores - peak) / temperature), (R, W), padded with 0 to a multiple W of _DEPTH. The next call overwrites the result."""
     n_rows, n_tokens = scores.shape
     table = _scratch(n_rows * _DEPTH * -(-n_tokens // _DEPTH)).reshape(n_rows, -1)
     table[:, n_tokens:] = 0
@@ -125,7 +125,7 @@ _kept = threading.local()
 
 
 def _scratch(size: int) -> Floats:
-    """Memory of this thread for so many numbers: new memory for every draw would be mapped in page by page, at the price of the rest."""
+    """Return this thread's buffer of `size` floats. A new buffer for every draw would cost as much in page faults as all the rest."""
     table: Floats | None = getattr(_kept, "table", None)
     if table is None or table.size < size:
         table = _kept.table = np.empty(size, np.float32)
@@ -133,21 +133,22 @@ def _scratch(size: int) -> Floats:
 
 
 def _columns(weights: Floats) -> Floats:
-    """(R, W) -> (R, W / _DEPTH): the sums of a table's columns. As a product, which is four times as fast as `sum(axis=1)`."""
+    """Sum the columns of each row's table: (R, W) -> (R, W / _DEPTH). A matrix product is four times as fast as `sum(axis=1)`."""
     folded = weights.reshape(len(weights), _DEPTH, -1)
     sums: Floats = np.matmul(_ONES, folded)[:, 0]
     return sums
 
 
 def _totals(weights: Floats) -> Doubles:
-    """(R, W), W a multiple of _DEPTH -> (R,): the sum of each row."""
+    """Sum each row: (R, W) -> (R,), W a multiple of _DEPTH."""
     return np.cumsum(_columns(weights), axis=1, dtype=np.float64)[:, -1]
 
 
 def _locate(cumulative: Doubles, targets: Doubles) -> tuple[NDArray[np.intp], Doubles]:
-    """(R, K), (R,) -> (R,), (R,): the first place of each row where the sum is above the target, and how far the target reaches into it.
+    """Find the first index of each row whose cumulative sum exceeds the target, and by how much the target exceeds the sum before it:
+    (R, K), (R,) -> (R,), (R,).
 
-    Rounding may carry a target to the end of the row or beyond it; it is kept below, so that no place of weight 0 is ever chosen.
+    Rounding may raise a target to the row's total or beyond; it is clipped below the total, so no index of weight 0 is ever chosen.
     """
     targets = np.minimum(targets, np.nextafter(cumulative[:, -1], 0))
     place = (cumulative <= targets[:, None]).sum(axis=1)
@@ -156,8 +157,8 @@ def _locate(cumulative: Doubles, targets: Doubles) -> tuple[NDArray[np.intp], Do
 
 
 def _bounds(scores: Floats, peaks: Floats, temperature: Floats, truncation: Truncation) -> tuple[Floats, Doubles]:
-    """(R,) scores under which nothing survives, since sorting a whole vocabulary is dear; and what each row weighs where top_p must know it
-    (elsewhere 0)."""
+    """Return a lower bound of the scores that survive truncation (R,), so that fewer are sorted, and each row's total weight where top_p
+    needs it, else 0."""
     top_k, top_p, min_p, _ = truncation
     bounds = np.full(len(scores), -np.inf, np.float32)
     totals = np.zeros(len(scores))
@@ -170,22 +171,23 @@ def _bounds(scores: Floats, peaks: Floats, temperature: Floats, truncation: Trun
         totals[nucleus] = _totals(weights)
         lightest = _lightest_within(weights, top_p[nucleus] * totals[nucleus])
         bounds[nucleus] = _score_of(lightest, peaks[nucleus], temperature[nucleus])
-    floor = np.flatnonzero((top_k == 0) & (min_p > 0))  # of the k likeliest, top_p must have counted what min_p drops
+    floor = np.flatnonzero((top_k == 0) & (min_p > 0))  # with top_k, min_p must not cut first: top_p counts the tokens that min_p drops
     if floor.size:
         bounds[floor] = np.maximum(bounds[floor], _score_of(min_p[floor], peaks[floor], temperature[floor]))
     return bounds, totals
 
 
 def _score_of(weight: Doubles, peaks: Floats, temperature: Floats) -> Floats:
-    """A score that weighs a little less than `weight`: little, but more than all roundings; -inf for 0."""
+    """Return a score whose weight is slightly below `weight`, by more than all rounding errors; -inf for weight 0."""
     with np.errstate(divide="ignore"):
         score = peaks + temperature * (np.log(weight) - 1e-3) - 1e-5 * np.abs(peaks)
     return score.astype(np.float32)
 
 
 def _lightest_within(weights: Floats, mass: Doubles) -> Doubles:
-    """(R, W) weights of at most 1, (R,) -> (R,): a power of two such that the weights not below it sum to `mass` or more; else 0."""
-    low, high = np.zeros(len(weights), np.int64), np.full(len(weights), _FAINTEST)  # exponents: found too heavy, not known to be too heavy
+    """Find the largest power of two such that the weights that reach it sum to `mass` or more, 0 if only 2**-_FAINTEST or less suffices:
+    (R, W) weights of at most 1, (R,) -> (R,)."""
+    low, high = np.zeros(len(weights), np.int64), np.full(len(weights), _FAINTEST)  # exponents: at `low` the sum is too small
     while (low + 1 < high).any():
         middle = (low + high) // 2
         covered = _totals(weights * (weights >= np.ldexp(np.float32(1), -middle)[:, None])) >= mass
@@ -194,7 +196,8 @@ def _lightest_within(weights: Floats, mass: Doubles) -> Doubles:
 
 
 def _leaders(scores: Floats) -> Floats:
-    """(R, V) -> (R, W), W about V / _TOURNAMENT, ascending: the best of each group of scores. Its k-th largest is at most the row's."""
+    """Return the maximum of each group of _TOURNAMENT scores, ascending: (R, V) -> (R, W), W about V / _TOURNAMENT. The k-th largest
+    maximum is at most the row's k-th largest score."""
     n_rows, n_tokens = scores.shape
     width = n_tokens // _TOURNAMENT
     grouped = scores[:, : width * _TOURNAMENT].reshape(n_rows, _TOURNAMENT, width).max(axis=1)
@@ -204,7 +207,7 @@ def _leaders(scores: Floats) -> Floats:
 
 
 def _bounds_of_largest(leaders: Floats, k: Ids) -> Floats:
-    """(R, W), (R,) -> (R,): at least k scores of the row are not below it; -inf for k = 0 and where there are too few leaders to say."""
+    """Return a bound that at least k scores of the row reach: (R, W), (R,) -> (R,); -inf if k = 0 or k > W."""
     width = leaders.shape[1]
     known = (k > 0) & (k <= width)
     place = width - np.where(known, k, 1)
@@ -212,8 +215,8 @@ def _bounds_of_largest(leaders: Floats, k: Ids) -> Floats:
 
 
 def _above(scores: Floats, peaks: Floats, bounds: Floats) -> tuple[Floats, Ids, NDArray[np.intp]]:
-    """(R, V), (R,), (R,) -> of the scores not below the bounds, row after row, the distances below the peak and the ids; and how many of
-    them each row has, (R,)."""
+    """Select the scores that reach the bounds: (R, V), (R,), (R,) -> distances below the peak and token ids, row after row in flat arrays,
+    and the number of them in each row, (R,)."""
     n_rows, n_tokens = scores.shape
     if np.isneginf(bounds).all():
         return (peaks[:, None] - scores).ravel(), np.tile(np.arange(n_tokens), n_rows), np.full(n_rows, n_tokens)
@@ -225,9 +228,9 @@ def _above(scores: Floats, peaks: Floats, bounds: Floats) -> tuple[Floats, Ids, 
 
 
 def _sorted(distances: Floats, token_ids: Ids, sizes: NDArray[np.intp]) -> tuple[Floats, Ids]:
-    """What `_above` gives, as (R, K) each, K the largest size: in every row the nearest first, then by id; filled up with distance inf.
+    """Sort the result of `_above` by distance, then id, in each row: (R, K) each, K the largest size, padded with distance inf.
 
-    Distance and id are sorted as one integer: the bits of floats that are not negative are in the order of their values.
+    Distance and id are sorted as one integer, since the bits of non-negative floats have the same order as their values.
     """
     near = distances.view(np.uint32).astype(np.uint64) << _HALF | token_ids.astype(np.uint64)
     if len(sizes) == 1:
@@ -241,7 +244,7 @@ def _sorted(distances: Floats, token_ids: Ids, sizes: NDArray[np.intp]) -> tuple
 
 
 def _survivors(weights: Doubles, totals: Doubles, truncation: Truncation) -> NDArray[np.bool_]:
-    """(R, K) weights, largest first -> which of them top_k, top_p and min_p leave: always a beginning of the row, never empty."""
+    """Return the mask of the weights (R, K), largest first, that top_k, top_p and min_p keep: a non-empty prefix of each row."""
     top_k, top_p, min_p, _ = truncation
     kept: NDArray[np.bool_] = (np.arange(weights.shape[1]) < top_k[:, None]) | (top_k == 0)[:, None]
     cumulative = np.cumsum(weights * kept, axis=1)
@@ -252,7 +255,7 @@ def _survivors(weights: Doubles, totals: Doubles, truncation: Truncation) -> NDA
 
 
 def _typical(weights: Doubles, typical_p: Doubles) -> None:
-    """Sets to 0, in place, all but the tokens whose surprise is nearest to the entropy, as many as it takes to weigh `typical_p`.
+    """Set to 0, in place, all weights but those whose surprise is nearest to the entropy and that sum to `typical_p`.
 
     Meister, Pimentel, Wiher, Cotterell 2023, "Locally typical sampling", arXiv:2202.00666.
     """
@@ -271,9 +274,10 @@ def _typical(weights: Doubles, typical_p: Doubles) -> None:
 
 
 def truncate_unsorted(weights: Floats, depths: Floats, total: float, truncation: Truncation) -> None:
-    """Set the weights that the truncation of one row drops to 0, in place. Weights and depths below the peak are (V,), by token id.
+    """Set to 0, in place, the weights of one row that truncation drops. Weights and `depths` (distances below the peak, divided by the
+    temperature) are (V,), by token id.
 
-    The same as `_survivors` and `_typical`, without sorting, which takes up to 10 ms for a large vocabulary.
+    The result is that of `_survivors` and `_typical`, but without sorting, which takes up to 10 ms for a large vocabulary.
     """
     top_k, (top_p, min_p, typical_p) = int(truncation.top_k[0]), (float(each[0]) for each in truncation[1:])
     if 0 < top_k < len(depths):
@@ -284,24 +288,24 @@ def truncate_unsorted(weights: Floats, depths: Floats, total: float, truncation:
         weights *= _nearest(depths, weights, top_p * (total or float(weights.sum(dtype=np.float64))))
     if min_p > 0:
         weights *= weights >= min_p
-    if typical_p < 1:  # surprise is depth + a constant, so its distance to the entropy is that of a depth to the mean depth
+    if typical_p < 1:  # surprise is depth + a constant: distance to the entropy is distance to the mean depth
         mass = float(weights.sum(dtype=np.float64))
         mean = np.float32((weights * depths).sum(dtype=np.float64) / mass)
         weights *= _nearest(np.abs(depths - mean), weights, typical_p * mass)
 
 
 def _the_first(members: NDArray[np.bool_], count: int) -> NDArray[np.bool_]:
-    """(V,) -> (V,): the first `count` of the members."""
+    """Keep only the first `count` True values of a mask: (V,) -> (V,)."""
     kept = np.zeros_like(members)
     kept[np.flatnonzero(members)[:count]] = True
     return kept
 
 
 def _nearest(keys: Floats, weights: Floats, mass: float) -> NDArray[np.bool_]:
-    """(V,), (V,) -> (V,): the mask of elements with less than `mass` before them in the order of keys, ties by index. It always has the
-    first element, and the first with a weight above 0.
+    """Return the mask of the elements whose predecessors, in the order of keys then index, weigh less than `mass`: (V,), (V,) -> (V,). It
+    always includes the first element, and the first of weight above 0.
 
-    A histogram of equally wide bins takes the place of a sort; only the bin in which the mass is reached is looked into, by recursion.
+    A histogram with bins of equal width replaces sorting. Only the bin in which the sum reaches `mass` is split further, by recursion.
     """
     mass = max(mass, _LEAST)
     low, high = keys.min(), keys.max()

@@ -1,8 +1,8 @@
-"""Which tokens may come next, where the text must belong to a language: JSON of a schema, a regular expression, a context-free grammar.
+"""Computes which tokens may come next when the text must match a grammar: a JSON schema, a regular expression or a context-free grammar.
 
-The library is llguidance (github.com/guidance-ai/llguidance): an Earley parser over a lexer of regex derivatives, and masks from a trie
-of the vocabulary. No input is trusted: the source, the library's work and the time are bounded, and its recursion has a stack of its
-own.
+The library is llguidance (github.com/guidance-ai/llguidance): an Earley parser over a lexer of regex derivatives, with masks computed from
+a trie of the vocabulary. Grammars are untrusted input: their size, the library's work and its time are bounded, and it runs on a thread
+with a large stack, because it is recursive.
 """
 
 import math
@@ -25,15 +25,15 @@ from service.generation.request import Grammar
 
 Words = NDArray[np.int32]  # (ceil(V / 32),): bit i of word w is token 32 w + i, 1 = allowed
 
-# The library's work can grow with the square of a source or faster: '.*' repeated for 4 KB takes seconds, for 16 KB half a minute.
+# Compile time can grow with the square of a source's size or faster: '.*' repeated takes seconds for 4 KB, half a minute for 16 KB.
 MAX_SOURCE_BYTES: Final = {"json_schema": 65536, "regex": 4096, "lark": 8192}
-MAX_PATTERN_BYTES: Final = 4096  # of all regular expressions of a schema together
-MAX_MULTIPLE: Final = 10_000  # the least common multiple of a schema's multipleOf: the library makes a state for each remainder
+MAX_PATTERN_BYTES: Final = 4096  # total of all regular expressions in a schema
+MAX_MULTIPLE: Final = 10_000  # limit of the least common multiple of a schema's multipleOf: there is a lexer state for each remainder
 COMPILE_S: Final = 5.0
-MASK_S: Final = 0.001  # of CPU for a mask, on average; a tenth of it is usual
-BURST_S: Final = 0.05  # allowed on top of that, once for all masks, since each state of the lexer is made only once
-_TRIED = 8  # tokens that are tried when a grammar is compiled
-_STACK_BYTES = 256 << 20  # it recurses along chains of rules, 4 KB or less a link; a page that is not touched costs nothing
+MASK_S: Final = 0.001  # CPU time per mask, on average; a tenth of it is usual
+BURST_S: Final = 0.05  # CPU time allowed on top, once per grammar, because each lexer state is built only once
+_TRIED = 8  # tokens that are fed as a test when a grammar is compiled
+_STACK_BYTES = 256 << 20  # the library recurses along chains of rules, with up to 4 KB per level; untouched pages use no memory
 _MAX_CACHED = 32
 _NAMES: Final = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "Lark grammar"}
 
@@ -42,11 +42,11 @@ _LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,
     step_lexer_fuel=200_000,
     step_max_items=20_000,
-    max_lexer_states=20_000,  # 1 to 2 kB each
+    max_lexer_states=20_000,  # 1 to 2 KB each
     max_grammar_size=200_000,
     verbose_errors=False,
 )
-# Without an end to it, a model that has nothing to say fills a run with line breaks.
+# Without a limit, a model that has nothing more to write fills a run with line breaks.
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{1,40}"
 
 
@@ -64,7 +64,7 @@ class Cost:
 
     @property
     def too_high(self) -> bool:
-        """Whether the grammar is too expensive. Masks are computed on the cores that run the graph."""
+        """Whether the grammar costs too much CPU time. Masks are computed on the same cores as the graph."""
         return self.spent_s > BURST_S + MASK_S * self.masks
 
     def __str__(self) -> str:
@@ -73,17 +73,17 @@ class Cost:
 
 
 class Matcher:
-    """The position of one run in its grammar. Its methods do not raise: a failed matcher allows no token, and `failure` has the reason."""
+    """The position of one run in its grammar. No method raises: after an error no token is allowed, and `failure` returns the reason."""
 
     def __init__(self, compiled: LLMatcher, mask_words: int, cost: Cost) -> None:
         self._matcher = compiled
         self._own = np.zeros(mask_words, np.int32)
         self._cost = cost
-        self._refused: str | None = None  # why no mask was computed
+        self._refused: str | None = None  # why no mask is computed, or None
 
     def mask(self, out: Words) -> None:
-        """Fills the words with what may come next: an end of text where the language allows one."""
-        out[:] = 0  # ids that the model has and the tokenizer has not
+        """Write the mask of the allowed next tokens to `out`. It includes the end tokens where the text may end."""
+        out[:] = 0  # also for ids that the model has but not the tokenizer
         if self._cost.too_high:
             self._refused = str(self._cost)
             return
@@ -95,17 +95,17 @@ class Matcher:
             out[:shared] = self._own[:shared]
 
     def advance(self, *token_ids: int) -> None:
-        """These tokens came next. The tokens of a whole completion bring a fresh matcher to where the first one was."""
+        """Advance by tokens that were drawn. With the tokens of a whole completion, a new matcher resumes that run's position."""
         self._matcher.consume_tokens(list(token_ids))
 
     @property
     def finished(self) -> bool:
-        """The text belongs to the language, and nothing can be added to it."""
+        """Whether the text matches the grammar and cannot be continued."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     @property
     def failure(self) -> str | None:
-        """Why no token is allowed any more: one came that does not belong here, or the grammar is too complex to follow."""
+        """Why no further token is allowed, or None: a token did not match the grammar, or the grammar is too expensive to follow."""
         if self._matcher.is_error():
             return _reason(self._matcher)
         return self._refused
@@ -115,7 +115,7 @@ class Grammars:
     """Compiles grammars for one tokenizer and keeps the last few. Thread-safe."""
 
     def __init__(self, tokenizer_file: Path, eos_token_ids: tuple[int, ...]) -> None:
-        """BundleError if the library cannot read the tokenizer. A model without an end of text has no grammars: each is refused."""
+        """Raises BundleError if the library cannot read the tokenizer. Without end tokens, every grammar gets InvalidRequest."""
         self._tokenizer: LLTokenizer | None = None
         if eos_token_ids:
             try:
@@ -127,10 +127,10 @@ class Grammars:
         self._compiling = threading.Lock()
 
     def matcher(self, grammar: Grammar) -> Matcher:
-        """At the beginning of the language. InvalidRequest for a source that is wrong, too large or too complex, Overloaded while others
-        are being compiled.
+        """Return a matcher at the start of the grammar. A grammar that is not cached is compiled: usually some ms, COMPILE_S at most.
 
-        A grammar that is not known yet is compiled, for milliseconds as a rule and COMPILE_S at most.
+        Raises InvalidRequest if the source is wrong, too large or too complex, and Overloaded if other grammars are being compiled for
+        too long.
         """
         if self._tokenizer is None:
             raise InvalidRequest("this model has no end of text, so no grammar can be followed to its end", param="grammar")
@@ -150,7 +150,7 @@ class Grammars:
         return Matcher(matcher.deep_copy(), _words(self._tokenizer), cost)
 
     def _compile(self, grammar: Grammar, tokenizer: LLTokenizer) -> tuple[LLMatcher, Cost]:
-        """Compile one grammar at a time, each on a thread of its own: for its stack, and because the library cannot be interrupted."""
+        """Compile one grammar at a time, on a new thread, because it needs a large stack and the library cannot be interrupted."""
         name, source = _NAMES[grammar.kind], _checked(grammar)
         done: list[LLMatcher] = []
         cost = Cost()
@@ -186,7 +186,7 @@ def _words(tokenizer: LLTokenizer) -> int:
 
 
 def _try(matcher: Matcher, mask: Words) -> None:
-    """Follow a few tokens, so that a grammar that is expensive from the start is refused before a run waits for it."""
+    """Feed a few allowed tokens, so that a grammar that is expensive from the start is rejected before a run uses it."""
     for _ in range(_TRIED):
         allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
         if not len(allowed):
@@ -196,7 +196,7 @@ def _try(matcher: Matcher, mask: Words) -> None:
 
 
 def _started(work: Callable[[], None]) -> threading.Thread:
-    """A thread with a large stack. A thread that another one starts in the same moment may get one too, which costs it nothing."""
+    """Start a thread with a large stack. A thread started elsewhere at the same moment may get a large stack too, which is harmless."""
     thread = threading.Thread(target=work, name="grammar", daemon=True)
     usual = threading.stack_size(_STACK_BYTES)
     try:
@@ -207,7 +207,7 @@ def _started(work: Callable[[], None]) -> threading.Thread:
 
 
 def _checked(grammar: Grammar) -> str:
-    """The grammar in the library's own form, once it is known to be of a size that can be compiled."""
+    """Check the size of the grammar, and return it in the library's own format."""
     name, source = _NAMES[grammar.kind], grammar.source
     try:
         size, limit = len(source.encode()), MAX_SOURCE_BYTES[grammar.kind]
@@ -218,18 +218,18 @@ def _checked(grammar: Grammar) -> str:
     if grammar.kind == "regex":
         return LLMatcher.grammar_from_regex(source)
     if grammar.kind == "lark":
-        # Both would bring a schema past the checks below.
+        # Both would let a schema avoid the checks below.
         if "%json" in source or source.lstrip().startswith("{"):
             raise InvalidRequest("a Lark grammar may not hold a JSON schema here: send it as one", param="grammar")
         return LLMatcher.grammar_from_lark(source)
     try:
         return LLMatcher.grammar_from_json_schema(_checked_schema(source), defaults={"whitespace_pattern": _WHITESPACE})
-    except (ValueError, orjson.JSONEncodeError) as error:  # the second: nested too deeply
+    except (ValueError, orjson.JSONEncodeError) as error:  # JSONEncodeError: nested too deeply
         raise InvalidRequest(f"the JSON schema cannot be used: {error}", param="grammar") from error
 
 
 def _checked_schema(source: str) -> str:
-    """The schema as it was read here, so that the library cannot read another one."""
+    """Check a JSON schema, and return it serialised again, so that the library cannot parse it differently from the checks."""
     try:
         schema = orjson.loads(source)
     except orjson.JSONDecodeError as error:
@@ -256,7 +256,7 @@ def _checked_schema(source: str) -> str:
 
 
 def _members(value: object) -> Iterator[tuple[str, object]]:
-    """Every key and value of every object inside, however deep: without recursion, since the depth is the sender's."""
+    """Yield every key and value of all nested objects. It does not recurse, because the client chooses the depth."""
     waiting = [value]
     while waiting:
         inner = waiting.pop()
@@ -268,6 +268,6 @@ def _members(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _reason(matcher: LLMatcher) -> str:
-    """The library's error message, without a dump of its state."""
+    """Return the library's error message, without its dump of internal state."""
     said = matcher.get_error().split("\n<state>")[0].replace("<non-verbose/>", "").strip()
     return said if len(said) <= 500 else said[:500] + "…"

@@ -1,4 +1,4 @@
-"""The masks of grammars, computed on separate threads while the graph runs, so that a slow grammar delays only its own runs."""
+"""Computes grammar masks on separate threads while the graph runs, so that a slow grammar delays only its own runs."""
 
 import os
 from collections.abc import Iterable
@@ -10,19 +10,19 @@ import numpy as np
 from service.generation.sampling.grammar import Matcher, Words
 from service.generation.sequence import Sequence
 
-WAIT_S: Final = 0.005  # for all masks of a step: the longest delay that grammars cause for other runs
-_THREADS = max(2, min(4, (os.cpu_count() or 1) // 2))  # the library computes without the interpreter's lock
+WAIT_S: Final = 0.005  # per step, for all masks: the longest delay that grammars cause for other runs
+_THREADS = max(2, min(4, (os.cpu_count() or 1) // 2))  # the library releases the GIL
 
 
 class Masks:
-    """Call `begin` when a run's grammar has advanced, and `late` before the next draw. For one engine's thread."""
+    """The masks of one engine, for its thread alone. Call `begin` when a run's grammar has advanced, and `late` before the next draw."""
 
     def __init__(self, vocab_size: int) -> None:
         self._words = -(-vocab_size // 32)
-        self._pool = ThreadPoolExecutor(_THREADS, "mask")  # which starts no thread before the first mask
+        self._pool = ThreadPoolExecutor(_THREADS, "mask")  # starts no thread before the first mask
 
     def begin(self, sequence: Sequence) -> None:
-        """Start computing the mask of this run's next token, if it has a grammar. Its matcher must not change until that is done."""
+        """Start computing the mask of this run's next token, if it has a grammar. Do not use its matcher until the mask is done."""
         if sequence.matcher is not None:
             sequence.mask = self._pool.submit(_mask_of, sequence.matcher, self._words)
 
@@ -35,16 +35,16 @@ class Masks:
         return [sequence for sequence in late if not is_there(sequence)]
 
     def wait_for_one(self, sequences: Iterable[Sequence]) -> None:
-        """Wait up to WAIT_S for the first of their masks, when no run can take part in a step."""
+        """Wait up to WAIT_S until any of these masks is ready. Call it if no run can take part in a step."""
         wait([sequence.mask for sequence in sequences if sequence.mask is not None], WAIT_S, FIRST_COMPLETED)
 
     def close(self) -> None:
-        """Cancel the masks that have not started."""
+        """Cancel the computations that have not started."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
 def is_there(sequence: Sequence) -> bool:
-    """Whether the run can draw its next token."""
+    """Whether the run's mask is ready, or it needs none, so that its next token can be drawn."""
     return sequence.mask is None or sequence.mask.done()
 
 

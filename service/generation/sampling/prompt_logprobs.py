@@ -1,6 +1,6 @@
-"""Log-probabilities of a prompt's tokens, kept as arrays until they are written.
+"""Log-probabilities of a prompt's tokens, stored as arrays until they are written to a response.
 
-As Python objects, 20 alternatives of 20,000 tokens are 50 MB, and the engine's thread would have to make them between two steps.
+As Python objects, 20 alternatives for each of 20,000 tokens take 50 MB, and the engine's thread would create them between two steps.
 """
 
 import math
@@ -17,14 +17,14 @@ from service.generation.request import TokenLogprob
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Told:
-    """Log-probabilities of M tokens with K alternatives each, the likeliest first."""
+    """The log-probabilities of M tokens, with K alternatives each, likeliest first."""
 
     token_ids: NDArray[np.int32]  # (M,)
     logprobs: NDArray[np.float64]  # (M,)
     ranks: NDArray[np.int32]  # (M,)
     top_ids: NDArray[np.int32]  # (M, K)
     top_distances: NDArray[np.float32]  # (M, K) below the largest logit
-    totals: NDArray[np.float64]  # (M,): an alternative's log-probability is -distance - total
+    totals: NDArray[np.float64]  # (M,): log-probability of an alternative = -distance - total
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -43,16 +43,16 @@ Part = Told | Sequence[TokenLogprob | None]
 
 
 class PromptLogprobs(Sequence[TokenLogprob | None]):
-    """One entry for each token, None for the first. Entries are made when they are read."""
+    """The log-probabilities of a prompt: one entry for each token, None for the first. Entries are created when they are read."""
 
     def __init__(self, *parts: Part) -> None:
         self._parts: list[Part] = []
-        self._ends: list[int] = []  # the number of entries up to the end of each part
+        self._ends: list[int] = []  # for each part, the number of entries up to its end
         for part in parts:
             self.extend(part)
 
     def extend(self, part: Part) -> None:
-        """Append a part, which is not changed and may be shared."""
+        """Append a part. It is never changed, so it may be shared with others."""
         if isinstance(part, PromptLogprobs):
             for each in list(part._parts):
                 self.extend(each)

@@ -1,24 +1,24 @@
-"""Counter-based random numbers: the number at (seed, position) is always the same, in any batch and any process.
+"""Counter-based random numbers: the number for a (seed, position) is the same in any batch and any process.
 
-Philox4x32-10: ten rounds of multiplication and exclusive or turn a counter into four random words under a key.
+Philox4x32-10: ten rounds of multiplication and XOR turn a counter into four random 32-bit words, under a key.
 Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3", section 3.3; the constants are those of Random123.
 """
 
 import numpy as np
 from numpy.typing import NDArray
 
-Words = NDArray[np.uint64]  # 32-bit words; the upper half of each is zero
+Words = NDArray[np.uint64]  # 32-bit words, stored in 64 bits
 
 _ROUNDS = 10
 _LOW = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
-_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)  # of words 0 and 2
-_WEYL = np.array([[0x9E3779B9], [0xBB67AE85]], np.uint64)  # what each round adds to the key: the golden ratio, and sqrt(3) - 1
+_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], np.uint64)  # of counter words 0 and 2
+_WEYL = np.array([[0x9E3779B9], [0xBB67AE85]], np.uint64)  # added to the key each round: golden ratio, sqrt(3) - 1
 _KEY_STEPS = np.arange(_ROUNDS, dtype=np.uint64)[:, None, None] * _WEYL  # (rounds, 2, 1)
 
 
 def uniform(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """(B,), (B,) -> (B,) in [0, 1), 53 bits each. The seed is the key, the position the counter."""
+    """Uniform random numbers in [0, 1) with 53 bits: (B,), (B,) -> (B,). The seed is the key, the position is the counter."""
     counter = np.zeros((4, len(positions)), np.uint64)
     counter[0], counter[1] = positions & _LOW, positions >> _HALF
     words = philox(counter, np.stack([seeds & _LOW, seeds >> _HALF]))
@@ -27,18 +27,18 @@ def uniform(seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray
 
 
 def philox(counter: Words, key: Words) -> Words:
-    """(4, B), (2, B) -> (4, B), words of 32 bits."""
+    """Apply Philox4x32-10 to counters under keys: (4, B), (2, B) -> (4, B), words of 32 bits."""
     multiplied, added = counter[0::2], counter[1::2]  # words 0 and 2, words 1 and 3: (2, B) each
     for round_key in (key + _KEY_STEPS) & _LOW:
-        product = (multiplied * _MULTIPLIERS)[::-1]  # crosswise: the product of word 2 goes to words 0 and 1
+        product = (multiplied * _MULTIPLIERS)[::-1]  # reversed: the product of word 2 forms new words 0 and 1
         multiplied, added = product >> _HALF ^ added ^ round_key, product & _LOW
     return np.stack([multiplied, added], axis=1).reshape(4, -1)
 
 
 class UniformCache:
-    """`uniform` for rows that walk from position to position: computed for many at once and kept.
+    """Caches `uniform` for rows whose positions increase one by one: the numbers of a block of positions are computed together.
 
-    What is kept of a row names its seed and its block of positions, so a row that holds another run now is noticed and computed afresh.
+    A cached row is stored with its seed and block number, so it is recomputed if the row now belongs to another run.
     """
 
     BLOCK = 64  # positions
@@ -46,10 +46,10 @@ class UniformCache:
     def __init__(self, rows: int) -> None:
         self._numbers = np.zeros((rows, self.BLOCK))
         self._seeds = np.zeros(rows, np.uint64)
-        self._blocks = np.full(rows, 2**64 - 1, np.uint64)  # a block that no position is in: none is kept yet
+        self._blocks = np.full(rows, 2**64 - 1, np.uint64)  # 2**64 - 1 is no valid block: nothing is cached yet
 
     def at(self, rows: NDArray[np.intp], seeds: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.float64]:
-        """(R,) each -> (R,): of each of these rows the number at its seed and position."""
+        """Return the number of each row at its seed and position: (R,) each -> (R,)."""
         blocks, offsets = np.divmod(positions, np.uint64(self.BLOCK))
         stale = (self._blocks[rows] != blocks) | (self._seeds[rows] != seeds)
         if stale.any():

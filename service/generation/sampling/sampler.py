@@ -1,7 +1,7 @@
-"""From logits to tokens, for all running rows at once: each with its own parameters, its own history, its own random numbers.
+"""Samples tokens from logits for all running rows at once. Each row has its own parameters, history and random numbers.
 
-The steps, in the order of vLLM and Hugging Face: logit_bias and allowed ids; penalties; grammar and tokens that must not come yet;
-temperature; top_k, top_p, min_p, typical_p; one draw. Log-probabilities are of the model itself, before all of these.
+The order of steps is that of vLLM and Hugging Face: logit_bias and allowed ids; penalties; grammar masks and banned tokens; temperature;
+top_k, top_p, min_p, typical_p; one draw. Reported log-probabilities are those of the unmodified logits.
 """
 
 import math
@@ -19,7 +19,7 @@ from service.generation.sampling.grammar import Words
 from service.generation.sampling.prompt_logprobs import PromptLogprobs, Told
 from service.generation.sampling.random import UniformCache
 
-COLDEST: Final = 1e-5  # a temperature below it is 0, as in vLLM: dividing by it would overflow
+COLDEST: Final = 1e-5  # a lower temperature counts as 0, as in vLLM, because dividing by it would overflow
 
 _ROW = np.dtype(
     [
@@ -30,7 +30,7 @@ _ROW = np.dtype(
         ("top_p", np.float64),
         ("min_p", np.float64),
         ("typical_p", np.float64),
-        ("truncated", np.bool_),  # by any of the four above
+        ("truncated", np.bool_),  # whether one of top_k, top_p, min_p, typical_p is in use
         ("repetition_penalty", np.float32),
         ("frequency_penalty", np.float32),
         ("presence_penalty", np.float32),
@@ -41,20 +41,20 @@ _ROW = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What one call of `Sampler.draw` gave. A row that failed has the token id -1 and stays where it was."""
+    """The result of one call of `Sampler.draw`. A row that failed has token id -1, and its position does not advance."""
 
     token_ids: Ids  # (B,)
-    logprobs: Mapping[int, TokenLogprob]  # of the rows that asked
+    logprobs: Mapping[int, TokenLogprob]  # of the rows that requested them
     failures: Mapping[int, ServiceError]
 
 
 class Sampler:
-    """The parameters and counts of up to `slots` rows. The rows in use stand at the front. Not thread-safe."""
+    """The parameters and token counts of up to `slots` rows. The rows in use are the first ones. Not thread-safe."""
 
     def __init__(self, vocab_size: int, slots: int) -> None:
         self._vocab_size = vocab_size
         self._rows = np.zeros(slots, _ROW)
-        self._edits: list[Edits | None] = [None] * slots  # None: the row's logits are taken as they are
+        self._edits: list[Edits | None] = [None] * slots  # None: the row's logits are not edited
         self._uniforms = UniformCache(slots)
         self._scores = np.empty((slots, vocab_size), np.float32)
 
@@ -67,12 +67,13 @@ class Sampler:
         completion: Sequence[int] = (),
         top_logprobs: int | None = None,
     ) -> None:
-        """Begin a run in this row, or go on with one that has drawn `completion`."""
+        """Start a run in this row, or resume a run that has drawn `completion`."""
         edits = Edits.of(sampling, self._vocab_size, prompt, completion)
         self.go_on(row, sampling, edits, position=len(prompt) + len(completion), top_logprobs=top_logprobs)
 
     def go_on(self, row: int, sampling: Sampling, edits: "Edits | None", *, position: int, top_logprobs: int | None) -> None:
-        """The same with what `Edits.of` gave, at no cost by the length of prompt and completion. `edits` counts on."""
+        """Like `put`, with the result of `Edits.of`, so the cost does not depend on the length of prompt and completion. `edits` is
+        updated by later draws."""
         self._edits[row] = edits
         self._rows[row] = (
             sampling.seed,
@@ -90,19 +91,19 @@ class Sampler:
         )
 
     def move(self, source: int, target: int) -> None:
-        """`target` becomes what `source` was; `source` is free."""
+        """Move the run of row `source` to row `target`. `source` is then free."""
         self._rows[target] = self._rows[source]
         self._edits[target], self._edits[source] = self._edits[source], None
 
     def draw(self, logits: Floats, *, masks: Mapping[int, Words] | None = None, banned: Sequence[Sequence[int]] = ()) -> Drawn:
-        """A token for each of the first B rows, which then stand one position further. `logits` (B, V) are left as they are.
+        """Draw a token for each of the first B rows, and advance their positions by one. `logits` (B, V) are not changed.
 
-        `masks`: by row the words of a bitmask, 1 = allowed. `banned`: for each row the ids that may not be drawn now.
+        `masks` maps rows to bitmasks of allowed tokens (1 = allowed). `banned` has for each row the ids that may not be drawn now.
         """
         failures: dict[int, ServiceError] = {}
         with np.errstate(over="ignore", invalid="ignore"):
             scores = self._edited(logits, masks or {}, banned)
-            token_ids = scores.argmax(axis=1)  # the first of equals; a NaN, if there is one
+            token_ids = scores.argmax(axis=1)  # the first maximum, or NaN if there is one
             peaks = _at(scores, token_ids)
             drawable = np.isfinite(peaks)
             if scores is not logits:
@@ -116,7 +117,7 @@ class Sampler:
         return Drawn(token_ids, logprobs, failures)
 
     def _edited(self, logits: Floats, masks: Mapping[int, Words], banned: Sequence[Sequence[int]]) -> Floats:
-        """The logits themselves if no row changes any; else a copy with what each row changes."""
+        """Apply each row's biases, penalties, mask and banned ids to a copy of the logits. Without any, return the logits themselves."""
         edits = [(row, edit) for row, edit in enumerate(self._edits[: len(logits)]) if edit is not None]
         if not (edits or masks or any(banned)):
             return logits
@@ -133,7 +134,8 @@ class Sampler:
         return scores
 
     def _penalise(self, scores: Floats, seen: list[tuple[int, "_Counts"]]) -> None:
-        """Repetition as in CTRL (Keskar et al. 2019, section 4.1), for scores of either sign; the other two as in OpenAI's API."""
+        """Apply the penalties in place: repetition as in CTRL (Keskar et al. 2019, section 4.1), for scores of either sign; frequency and
+        presence as in OpenAI's API."""
         if not seen:
             return
         row = np.repeat([row for row, _ in seen], [len(counts.token_ids) for _, counts in seen])
@@ -146,7 +148,7 @@ class Sampler:
         scores[row, token_id] = score
 
     def _draw_at_random(self, scores: Floats, peaks: Floats, drawable: NDArray[np.bool_], token_ids: Ids) -> None:
-        """Replaces, in place, the likeliest token by a drawn one where there is a temperature."""
+        """Replace the most likely token by a random draw, in place, in rows with temperature > 0."""
         rows = self._rows[: len(scores)]
         warm = drawable & (rows["temperature"] > 0)
         if not warm.any():
@@ -187,9 +189,9 @@ class Sampler:
 
 
 def logprobs_of(logits: Floats, token_ids: Sequence[int], n_top: int) -> PromptLogprobs:
-    """(M, V), M ids -> what the model gave each of these tokens, with its rank, and its `n_top` likeliest.
+    """Return each token's log-probability and rank, and the `n_top` most likely alternatives: (M, V), M ids -> M entries.
 
-    A token that the model itself excludes has -inf. RuntimeFailed if logits are not finite.
+    A token whose logit is -inf has log-probability -inf. Raises RuntimeFailed if a row's largest logit is not finite.
     """
     if not np.isfinite(logits.max(axis=1)).all():
         raise RuntimeFailed("the model's logits of the prompt are not finite")
@@ -207,7 +209,7 @@ def logprobs_of(logits: Floats, token_ids: Sequence[int], n_top: int) -> PromptL
     return told
 
 
-_RANGES: Final = {  # of numeric fields: every dialect accepts less than this, and no value within it can fail in a draw
+_RANGES: Final = {  # of numeric fields: no API dialect accepts more, and no value in the range can make a draw fail
     "seed": (0, 2**64 - 1),
     "top_k": (0, 2**31 - 1),
     "temperature": (0, 100),
@@ -221,7 +223,8 @@ _RANGES: Final = {  # of numeric fields: every dialect accepts less than this, a
 
 
 def check_sampling(sampling: Sampling, vocab_size: int, checked: set[int] | None = None) -> None:
-    """InvalidRequest, with `param`, for values that no model of this vocabulary accepts. `checked`: identities of checked ids."""
+    """Raise InvalidRequest, with `param`, for values that are invalid for this vocabulary. `checked` holds the `id()` of collections of
+    token ids that were checked before."""
     for name, (low, high) in _RANGES.items():
         value = getattr(sampling, name)
         kind = int if name in ("seed", "top_k") else int | float
@@ -240,21 +243,21 @@ def check_sampling(sampling: Sampling, vocab_size: int, checked: set[int] | None
 
 
 def check_ids(token_ids: Collection[int], vocab_size: int, name: str) -> None:
-    """InvalidRequest unless all of them are in the vocabulary."""
+    """Raise InvalidRequest unless all ids are in the vocabulary."""
     if token_ids and ((worst := max(token_ids)) >= vocab_size or (worst := min(token_ids)) < 0):
         raise InvalidRequest(f"token id {worst} of {name} is outside this model's vocabulary of {vocab_size}", param=name)
 
 
 @dataclass(slots=True)
 class _Counts:
-    """How often each token was drawn; 0 for those that only the prompt has. The arrays are replaced when they grow."""
+    """How often each token was drawn: 0 for tokens that are only in the prompt. The arrays are replaced when they grow."""
 
     token_ids: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
     counts: Ids = field(default_factory=lambda: np.zeros(0, np.int64))
 
     @classmethod
     def of(cls, seen: NDArray[np.bool_] | None, completion: Sequence[int], vocab_size: int) -> "_Counts":
-        """`seen` (V,): the prompt's tokens, as a table: sorting a prompt of 100,000 tokens takes 40 ms."""
+        """Count the tokens. `seen` (V,) marks the prompt's tokens: sorting a prompt of 100,000 tokens instead would take 40 ms."""
         drawn = np.bincount(np.array(completion, np.int64), minlength=vocab_size)
         token_ids = np.flatnonzero(drawn if seen is None else seen | (drawn > 0))
         return cls(token_ids, drawn[token_ids])
@@ -286,7 +289,7 @@ class Edits:
         completion: Sequence[int] = (),
         made: dict[int, NDArray[Any]] | None = None,
     ) -> "Edits | None":
-        """None where logits are taken as they are. `made` has what was made of a prompt or of allowed ids, by the identity of those."""
+        """Return None if no logits are changed. `made` caches arrays made from prompts and allowed ids, by the `id()` of their source."""
         counted = _penalises(sampling)
         if not (sampling.logit_bias or sampling.allowed_token_ids or counted):
             return None
@@ -315,7 +318,7 @@ def _penalises(sampling: Sampling) -> bool:
 
 
 def _token_logprobs(logits: Floats, token_ids: Ids, tops: Ids) -> list[TokenLogprob]:
-    """(M, V), (M,), (M,) -> M entries; the largest logit of every row is finite."""
+    """Return the log-probabilities of the tokens: (M, V), (M,), (M,) -> M entries. The largest logit of every row must be finite."""
     peaks = logits.max(axis=1)
     totals = log_totals(logits, peaks)
     own = _at(logits, token_ids) - peaks - totals

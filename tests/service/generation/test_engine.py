@@ -627,6 +627,7 @@ async def test_a_run_taken_out_goes_on_with_the_same_tokens_in_another_engine(
     assert rest.finish_reason == whole.finish_reason
 
 
+@pytest.mark.slow
 async def test_a_packed_snapshot_goes_on_in_another_process(steps: FakeSteps, tokenizer: Path, tmp_path: Path) -> None:
     sampling = dataclasses.replace(RANDOM, logit_bias={7: 1.5}, repetition_penalty=1.2)
     request = ask(1, 2, 3, sampling=sampling, max_tokens=30, top_logprobs=1, stop=("no such word",), deadline=time.monotonic() + 1000)
