@@ -1,8 +1,9 @@
-"""The application under Ray Serve; this package and `cli` are all of the service that knows Ray.
+"""The application under Ray Serve. In the service, only this package and `cli` use Ray.
 
-`running.py` a private Ray on this machine with the `flags.py` it needs, `front.py` the port, and HAProxy by `haproxy.py`, `watch.py` the
-processes; `replica.py` one process with the models, `lifeline.py` its socket, `ports.py` free ports, `ray_private.py` what Ray does not
-document. `single.py` one deployment that is ingress and model; `split.py` gateways before pools of replicas, with `gpus.py` and
-`ray_metrics.py`; `ingress.py` what both have in common, `scaling.py` how many replicas a pool needs, `config.py` the same application for a
-cluster. `fetching.py` downloads bundles; `commands.py` has the commands `fetch` and `key`.
+One machine: `running.py` starts a private Ray with the settings in `flags.py`, `front.py` holds the port, `haproxy.py` configures HAProxy,
+`watch.py` watches the processes, `replica.py` is a process with models, `lifeline.py` its socket to the command, `ports.py` finds free
+ports, and `ray_private.py` collects Ray's undocumented parts. Profiles: `single.py` has one deployment that is ingress and model;
+`split.py` has gateways in front of pools of replicas, with `gpus.py` and `ray_metrics.py`. `ingress.py` is common to both, `scaling.py`
+computes the number of replicas, `config.py` writes Serve's configuration for a cluster. `fetching.py` downloads bundles; `commands.py`
+has the commands `fetch` and `key`.
 """

@@ -1,4 +1,4 @@
-"""Commands for operators: download bundles, make API keys."""
+"""Commands for operators: `fetch` downloads bundles, `key` makes API keys."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ from rich.progress import (
 from service.terminal import command_app, console, needing
 
 app = command_app()
-PROGRESS_EVERY_S = 5.0  # lines of a transfer's progress in a log
+PROGRESS_EVERY_S = 5.0  # between two progress lines in a log
 
 
 @app.command()
@@ -39,10 +39,10 @@ def fetch(
     max_gib: Annotated[float, typer.Option(min=0.001, help="Largest bundle.")] = 20,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds without a byte before a transfer is retried.")] = 30,
 ) -> None:
-    """Download bundles from an object store, a web server or a volume. A bundle appears in the folder when all its hashes are right.
+    """Download bundles from an object store, a web server or a volume. A bundle appears in the folder once all its hashes are verified.
 
-    Files that are already there are not fetched again, and a stopped transfer is continued. Credentials come from the environment
-    (`AWS_*`, `GOOGLE_*`, `AZURE_*`, roles of pods and machines); `AWS_ENDPOINT_URL` names an S3 server of your own.
+    Files that already exist are not fetched again, and an interrupted transfer is continued. Credentials come from the environment
+    (`AWS_*`, `GOOGLE_*`, `AZURE_*`, roles of pods and machines). `AWS_ENDPOINT_URL` sets the address of another S3 server.
     """
     from service.deployment import fetching
 
@@ -65,7 +65,7 @@ def key(
     tokens_per_minute: Annotated[int | None, typer.Option(help="The same of tokens read and written.", show_default="none")] = None,
     streams: Annotated[int | None, typer.Option(help="Streams at the same time.", show_default="none")] = None,
 ) -> None:
-    """Make an API key: print it, this once, and its entry for `--api-keys-file`, which holds the key's hash."""
+    """Make an API key. It is printed only once, with its entry for `--api-keys-file`, which contains the key's hash."""
     from service.http import keys
 
     limits = {"requests_per_minute": requests_per_minute, "tokens_per_minute": tokens_per_minute, "streams": streams}
@@ -80,8 +80,8 @@ def key(
 
 @contextmanager
 def transfer_bar() -> Iterator[tuple[Callable[[str, int, int], None], Callable[[str], None]]]:
-    """(show, say): `show(name, bytes so far, bytes in all)` updates a progress bar with amounts and rates, `say(line)` prints a line above
-    it. If stderr is no terminal, as in a pod, `show` prints a line every few seconds."""
+    """Yield (show, say): `show(name, bytes so far, bytes in all)` updates a progress bar, and `say(line)` prints a line above the bar. If
+    stderr is not a terminal, as in a pod, `show` prints a line every few seconds."""
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),

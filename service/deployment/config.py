@@ -1,4 +1,4 @@
-"""The application of profile `split` as Serve's configuration: what `serve deploy` and KubeRay's `serveConfigV2` take."""
+"""Renders profile `split` as a Serve configuration, for `serve deploy` and KubeRay's `serveConfigV2`."""
 
 import json
 from typing import Any
@@ -9,11 +9,12 @@ from ray.serve.schema import ServeDeploySchema
 
 from service.deployment import ray_private, split
 from service.deployment.flags import cluster_flags
+from service.deployment.ingress import LOGGING
 from service.settings import Settings
 
 
 def render(settings: Settings) -> str:
-    """YAML, as `serve build` writes it, without API keys: these come from ATTNSERVE_API_KEYS or a file on every node."""
+    """Return the configuration as YAML, as `serve build` writes it. API keys are left out: each node has ATTNSERVE_API_KEYS or a file."""
     deployments = ray_private.deployments_of(split.build(settings, None), split.APPLICATION)
     application = {
         "name": split.APPLICATION,
@@ -25,7 +26,7 @@ def render(settings: Settings) -> str:
     config = {
         "proxy_location": "EveryNode",
         "http_options": {"host": settings.host, "port": settings.port},
-        "logging_config": {"encoding": "JSON", "enable_access_log": False, "log_level": "WARNING"},
+        "logging_config": LOGGING,
         "applications": [application],
     }
     ServeDeploySchema.model_validate(config)
@@ -34,6 +35,6 @@ def render(settings: Settings) -> str:
 
 
 def _arguments(settings: Settings) -> dict[str, Any]:
-    """The settings that differ from the defaults, without secrets and without those that the deployments have already."""
+    """Return the settings that differ from the defaults, without secrets and without settings that the configuration has elsewhere."""
     said = settings.model_dump(mode="json", exclude_defaults=True, exclude={"api_keys", "profile", "host", "port", "lean"})
     return {**said, "threads": split.threads(settings)}

@@ -1,7 +1,7 @@
-"""The port of a service on one machine. The command holds it from the start to the end, so it never refuses a connection.
+"""The port of a service on one machine. The command keeps it open from start to end, so a connection is never refused.
 
-HAProxy accepts the connections. When it ends it is restarted, and new connections wait in the kernel's queue for a tenth of a second.
-With `lean` the replica accepts them itself at the same socket; while there is no replica, the command answers 503
+HAProxy accepts the connections. If HAProxy ends, it is restarted, and new connections wait in the kernel's queue for a tenth of a second.
+With `lean` there is no HAProxy: the replica accepts connections at the same socket, and while there is no replica, the command answers 503
 (`service/deployment/watch.py`).
 """
 
@@ -22,7 +22,7 @@ from service.settings import Settings
 log = logging.getLogger("attnserve")
 
 BACKLOG = 2048
-_SPARE = 2  # places for gateways that start before those they replace have ended
+_SPARE = 2  # extra sockets for gateways that start before those they replace have ended
 _HARD_STOP_MARGIN_S = 60
 
 
@@ -31,7 +31,7 @@ class PortTaken(AttnserveError):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A listening socket, also at a port whose last service has just ended. Raises PortTaken."""
+    """Open a listening socket, even if a previous service has just closed the port. Raises PortTaken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         return socket.create_server(
@@ -42,12 +42,12 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 class Front:
-    """The listening socket, the sockets of the gateways behind it, and HAProxy between them."""
+    """The listening socket, the gateways' sockets, and the HAProxy that forwards from the first to the others."""
 
     def __init__(self, settings: Settings, run: Path, listener: socket.socket) -> None:
         self.listener = listener
         self.lean = settings.lean
-        count = 1 if settings.profile == "single" else max(settings.gateways, settings.max_gateways or 0)
+        count = 1 if settings.profile == "single" else settings.most("gateways")
         self._places = [run / f"gateway-{number}.sock" for number in range(count + _SPARE)]
         self._several = count > 1
         self._config = run / "haproxy.cfg"
@@ -61,7 +61,7 @@ class Front:
         return None if self._process is None else self._process.pid
 
     def start(self) -> None:
-        """HAProxy, which answers 503 until there is a gateway; nothing with `lean`."""
+        """Start HAProxy, which answers 503 until there is a gateway. With `lean`, do nothing."""
         if not self.lean:
             nowhere, fd = self._config.parent / "nowhere.sock", self.listener.fileno()
             config = haproxy.one_machine(
@@ -81,7 +81,7 @@ class Front:
             return
         if self._process is not None:
             log.error("HAProxy has ended (status %s) and is started again", self._process.returncode)
-        # setpriv: the kernel kills it when the command ends in any way.
+        # setpriv makes the kernel kill HAProxy when the command ends in any way.
         command = ["setpriv", "--pdeathsig", "KILL", str(haproxy.binary()), "-db", "-q", "-f", str(self._config)]
         with self._output.open("ab") as output:
             self._process = subprocess.Popen(
@@ -89,7 +89,8 @@ class Front:
             )
 
     def place(self, taken: Callable[[Path], bool]) -> tuple[Path | None, socket.socket]:
-        """A socket for a gateway that has started, and its place unless it is the port itself. LookupError if none is free."""
+        """Return (path, listening socket) for a new gateway. With `lean` the path is None and the socket is the port's own. Raises
+        LookupError if all paths are taken."""
         if self.lean:
             return None, self.listener.dup()
         for path in self._places:
@@ -102,7 +103,7 @@ class Front:
         raise LookupError("more gateways than places for them")
 
     def close(self) -> None:
-        """Accept no more connections; open ones continue. HAProxy alone would answer 503 while the service is ending."""
+        """Stop accepting connections; open connections continue. Otherwise HAProxy would answer 503 while the service is ending."""
         self._closed = True
         self.listener.close()
         if self._process is not None:

@@ -1,4 +1,4 @@
-"""The GPUs that replicas of profile `split` reserve in Ray, and a check that this machine has them."""
+"""Computes the GPUs that replicas of profile `split` reserve in Ray, and checks that this machine has them."""
 
 import math
 from collections.abc import Iterable
@@ -9,26 +9,23 @@ from service.settings import Settings
 
 
 def replica_gpus(settings: Settings, kinds: Iterable[contract.Kind]) -> float:
-    """GPUs of one replica, or its share of one; `kinds` are those of its bundles."""
+    """Return the GPUs, or the fraction of a GPU, that one replica reserves. `kinds` are the kinds of its bundles."""
     if not any(contract.KINDS[kind].uses_gpu for kind in kinds):
         return 0.0
     return settings.replica_gpus if settings.replica_gpus is not None else float(settings.provider == "cuda")
 
 
 def check_gpus(settings: Settings, there: int) -> None:
-    """StartFailed if the replicas, at their upper bounds, need more GPUs than there are: Ray would wait for another machine."""
+    """Raise StartFailed if the largest number of replicas needs more than `there` GPUs. Ray would wait for another machine instead."""
     kinds = {contract.read_manifest(bundle).kind for bundle in settings.bundles}
     each = replica_gpus(settings, kinds)
     if not each:
         return
-    most = {
-        "encoder": max(settings.encoders, settings.max_encoders or 0),
-        "generator": max(settings.generators, settings.max_generators or 0),
+    pools = {
+        name: settings.most(name) for name in sorted({f"{contract.KINDS[kind].pool}s" for kind in kinds if contract.KINDS[kind].uses_gpu})
     }
-    computing = {contract.KINDS[kind].pool for kind in kinds if contract.KINDS[kind].uses_gpu}
-    pools = {f"{pool}s": count for pool, count in most.items() if pool in computing}
     replicas = sum(pools.values())
-    needed = math.ceil(replicas / int(1 / each) if each < 1 else replicas * each)  # a share cannot span two GPUs
+    needed = math.ceil(replicas / int(1 / each) if each < 1 else replicas * each)  # a replica's fraction cannot span two GPUs
     if needed > there:
         asked = ", ".join(f"{name}={count}" for name, count in pools.items())
         raise StartFailed(

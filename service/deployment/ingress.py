@@ -1,25 +1,40 @@
-"""The methods that Serve calls on a replica that takes requests, in both profiles."""
+"""The methods that Serve calls on a replica that accepts requests, in both profiles."""
 
 from collections.abc import Mapping
 from typing import Any
 
 # Period and timeout of the health checks of Serve's controller, in seconds. It replaces a replica after three failures, and a dead process
 # after one. The timeout is long because a busy event loop answers late. On one machine `watch.py` finds replicas that hang sooner.
-CHECKED_EVERY_S, SILENT_FOR_S = 1, 20
+_CHECKED_EVERY_S, _SILENT_FOR_S = 1, 20
+LOGGING = {"encoding": "JSON", "enable_access_log": False, "log_level": "WARNING"}
+
+
+def options_of_serve(shutdown_s: float) -> dict[str, Any]:
+    """The options of every deployment. `shutdown_s`: seconds that a replica gets to finish its requests."""
+    return {
+        # Admission is ours, in tokens and slots, and a gateway tries a refused call on another replica: Serve must neither queue nor
+        # refuse calls. Serve's choice of a replica, which this number is for, is not used.
+        "max_ongoing_requests": 100_000,
+        "graceful_shutdown_wait_loop_s": 0.1,
+        "graceful_shutdown_timeout_s": shutdown_s,
+        "health_check_period_s": _CHECKED_EVERY_S,
+        "health_check_timeout_s": _SILENT_FOR_S,
+        "logging_config": LOGGING,
+    }
 
 
 class Ingress:
-    """Serve's methods over the catalog of this process, `service.deployment.replica.catalog`."""
+    """Implements Serve's methods with this process's catalog, `service.deployment.replica.catalog`."""
 
     async def check_health(self) -> None:
-        """RuntimeError for a failure that only a new process can repair: Serve replaces the replica."""
+        """Raise RuntimeError for a failure that only a new process can repair. Serve then replaces the replica."""
         from service.deployment.replica import catalog
 
         if catalog is not None and (reason := catalog.sick()):
             raise RuntimeError(reason)
 
     def reconfigure(self, user_config: Mapping[str, Any]) -> None:
-        """Change live settings. SettingsError for others."""
+        """Change settings that can be changed in a running service. Raises SettingsError for other settings."""
         from service.deployment.replica import catalog
 
         assert catalog is not None
@@ -27,7 +42,7 @@ class Ingress:
 
 
 class WarmIngress(Ingress):
-    """A replica that passes its first check when its models are loaded: until then Serve sends no requests and keeps older replicas."""
+    """A replica that passes its first health check once its models are loaded. Until then, Serve sends it no requests."""
 
     async def check_health(self) -> None:
         from service.deployment.replica import catalog

@@ -1,7 +1,7 @@
-"""A replica's connection to the command that started it: it receives its listening socket, sends a heartbeat, and is told to drain.
+"""A replica's connection to the command that started it. It receives its listening socket, sends heartbeats, and receives the drain order.
 
-It is a unix socket. The kernel closes it when the process ends in any way, so the command knows at once. A thread of its own writes the
-heartbeat twice a second, so a process with a busy event loop is not taken for a dead one. The command's end of it is
+The connection is a unix socket. The kernel closes it when the process ends in any way, so the command notices at once. A separate thread
+writes the heartbeat twice a second, so a process with a busy event loop is not mistaken for a hung process. The command's side is in
 `service/deployment/watch.py`.
 """
 
@@ -18,13 +18,13 @@ from typing import Any
 
 SOCKET = "lifeline.sock"  # in the run directory
 LOOP_RUNS, LOOP_IS_BUSY = b"+\n", b"-\n"
-DRAINED = b"="  # followed by the number of unfinished requests and a newline
+DRAINED = b"="  # answer to a drain: this byte, the number of unfinished requests, a newline
 _BEAT_S = 0.5
 _BUSY_AFTER_S = 1.0
 
 
 class Lifeline:
-    """`kind` is what the process does: ingress, encoder or generator. An ingress is sent a listening socket."""
+    """A replica's connection to the command. `kind` is ingress, encoder or generator; only an ingress gets a listening socket."""
 
     def __init__(self, run: Path, kind: str, pid: int) -> None:
         self._line = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -34,18 +34,18 @@ class Lifeline:
         self._turned = time.monotonic()
 
     def listener(self) -> socket.socket:
-        """The listening socket of an ingress. Blocks until the command has answered, within 30 s."""
+        """Receive the listening socket of an ingress. Blocks for up to 30 s until the command sends it."""
         _, descriptors, _, _ = socket.recv_fds(self._line, 1, 1)
         if not descriptors:
             raise ConnectionError("the command that started this replica has ended")
         return socket.socket(fileno=descriptors[0])
 
     def beat(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Send a heartbeat twice a second for as long as this process lives, which also says whether `loop` runs."""
+        """Start a thread that sends a heartbeat twice a second until the process ends, each with whether `loop` responds."""
         threading.Thread(target=self._beat, args=(loop,), name="lifeline", daemon=True).start()
 
     def await_drain(self, loop: asyncio.AbstractEventLoop, drain: Callable[[float], Coroutine[Any, Any, int]]) -> None:
-        """When the command asks, call `drain` on `loop` with the seconds it may take, and send back its result."""
+        """Start a thread that, on a drain order, calls `drain` on `loop` with the seconds it may take and returns its result."""
         threading.Thread(target=self._await_drain, args=(loop, drain), name="drain", daemon=True).start()
 
     def _await_drain(self, loop: asyncio.AbstractEventLoop, drain: Callable[[float], Coroutine[Any, Any, int]]) -> None:

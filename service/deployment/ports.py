@@ -1,23 +1,23 @@
-"""Ports for processes that are about to start."""
+"""Finds free ports for processes that are about to start."""
 
 import random
 import socket
 from contextlib import ExitStack
 from pathlib import Path
 
-_LOWEST = 20_000  # below, Ray's workers have theirs (10,002 to 19,999)
+_LOWEST = 20_000  # below this, Ray's workers have their ports (10,002 to 19,999)
 _EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_ports(count: int) -> list[int]:
-    """`count` free ports of 127.0.0.1.
+    """Return `count` free ports of 127.0.0.1.
 
-    The kernel assigns ports of its ephemeral range, and Ray requests dozens while it starts, so these are below that range. Another program
-    may still take one before it is used; the process that needs it then fails with that reason.
+    The ports are below the kernel's ephemeral range, from which Ray requests dozens while it starts. Another program may still take one
+    before it is used; the process that needs it then fails with that reason.
     """
     end = int(_EPHEMERAL.read_text().split()[0]) if _EPHEMERAL.exists() else 32_768
     candidates = list(range(_LOWEST, end)) if end - _LOWEST > 100 * count else [0] * count
-    random.SystemRandom().shuffle(candidates)  # the module's own numbers may be seeded, the same in processes side by side
+    random.SystemRandom().shuffle(candidates)  # module-level random may be seeded, the same in several processes
     with ExitStack() as held:
         ports: list[int] = []
         while len(ports) < count:

@@ -1,7 +1,7 @@
-"""Copies our metrics into Ray's, for replicas on a cluster: they have no port that Prometheus could scrape.
+"""Copies this process's metrics into Ray's metrics, because replicas on a cluster have no port that Prometheus could scrape.
 
 Ray's exporter on each node has the metrics of every process there, labelled with deployment, replica and application. It prefixes names
-with `ray_` and allows no `:` in them; deploy/prometheus/scrape.yaml restores the names, so that rules and dashboards need only one.
+with `ray_` and allows no `:` in them. deploy/prometheus/scrape.yaml restores the names, so that rules and dashboards need only one form.
 """
 
 import logging
@@ -13,7 +13,7 @@ from prometheus_client.registry import CollectorRegistry
 
 log = logging.getLogger("attnserve")
 
-EVERY_S = 10.0  # Ray's own interval, and far less than the time after which it drops a series
+EVERY_S = 10.0  # Ray's own interval; Ray drops a series after a much longer time
 
 
 class Gauge(Protocol):
@@ -22,11 +22,11 @@ class Gauge(Protocol):
     def set(self, value: float, tags: dict[str, str]) -> None: ...
 
 
-MakeGauge = Callable[[str, str, tuple[str, ...]], Gauge]  # name, description, names of labels
+MakeGauge = Callable[[str, str, tuple[str, ...]], Gauge]  # (name, description, label names)
 
 
 class RayMetrics:
-    """Copies every sample of a registry, as /metrics has it, buckets and totals of counters included, in a thread of its own."""
+    """A thread that copies every sample of a registry to Ray, as in /metrics, including histogram buckets and totals of counters."""
 
     def __init__(self, registry: CollectorRegistry, make_gauge: MakeGauge, *, every_s: float = EVERY_S) -> None:
         self._registry = registry

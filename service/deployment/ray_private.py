@@ -1,7 +1,8 @@
-"""Everything of Ray that is used although Ray does not document it, and why no documented setting does the same.
+"""All undocumented parts of Ray that are used, each with the reason why no documented setting suffices.
 
-It was read from Ray 2.60. For another version read the sources that each function names; `tests/service/deployment/test_ray_private.py`
-fails until `READ_FROM` is that version. Ray must be imported after `flags.prepare`, so this module is imported late.
+They were found in Ray 2.60's sources. For another version, read the sources that each function names;
+`tests/service/deployment/test_ray_private.py` fails until `READ_FROM` is that version. Import this module late: Ray must be imported
+after `flags.prepare`.
 """
 
 from pathlib import Path
@@ -12,15 +13,15 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 READ_FROM = "2.60"
 
-REPLICAS: dict[str, tuple[str, ...]] = {}  # by deployment, the names of the replicas that this process can call
+REPLICAS: dict[str, tuple[str, ...]] = {}  # deployment -> names of the replicas that this process can call
 
 
 def start_ray(run: Path, *, cpus: int, object_store_bytes: int) -> dict[str, int]:
     """Start a private Ray on loopback, with its files in `run`. Returns the process ids of the raylet and of the GCS.
 
-    Of these settings `ray.init` takes none: an address on loopback (it replaces 127.0.0.1 by the machine's address, as `ray start` does,
-    which opens every port to the network), no log monitor, no autoscaler, any free port for the agent, and no API server, which Ray
-    starts for usage statistics even if these and the dashboard are off. Each of the three is a Python process. Read from
+    `ray.init` cannot set any of the following. Address on loopback: it replaces 127.0.0.1 by the machine's address, as `ray start` does,
+    which opens every port to the network. Any free port for the agent. No log monitor, no autoscaler, and no API server, which Ray
+    starts even if usage statistics and dashboard are off. Each of these three is a Python process. Read from
     `ray/_private/worker.py` (init), `parameter.py`, `node.py` (start_head_processes) and `services.py` (start_api_server).
     """
     from ray._private import parameter, services
@@ -46,7 +47,7 @@ def start_ray(run: Path, *, cpus: int, object_store_bytes: int) -> dict[str, int
 
 
 def stop_printing_errors() -> None:
-    """Stop the thread that prints failed calls, as `ray.shutdown` does later: Serve's controller ends itself, which fails its calls.
+    """Stop the thread that prints failed calls, as `ray.shutdown` does later. Serve's controller ends itself, which makes its calls fail.
 
     Read from `ray/_private/worker.py` (disconnect).
     """
@@ -56,7 +57,7 @@ def stop_printing_errors() -> None:
 
 
 def keep_calls_on_loopback() -> None:
-    """On one machine: open the port for calls of other replicas on 127.0.0.1 alone. Serve opens it on all interfaces, without a setting.
+    """On one machine, open the port for calls from other replicas on 127.0.0.1 only. Serve opens it on all interfaces, without a setting.
 
     Call this in a replica before Serve opens the port. Read from `ray/serve/_private/replica.py`.
     """
@@ -68,9 +69,9 @@ def keep_calls_on_loopback() -> None:
 
 
 def gpus_here() -> int:
-    """The GPUs that a Ray of this machine will count: those of the driver, limited by CUDA_VISIBLE_DEVICES.
+    """Return the number of GPUs that Ray will find on this machine: the driver's, limited by CUDA_VISIBLE_DEVICES.
 
-    Ray has a count only once it runs. Read from `ray/_private/accelerators/nvidia_gpu.py`.
+    Ray itself reports the number only while it runs. Read from `ray/_private/accelerators/nvidia_gpu.py`.
     """
     from ray._private.accelerators import NvidiaGPUAcceleratorManager
 
@@ -80,7 +81,7 @@ def gpus_here() -> int:
 
 
 def deployments_of(application: Any, name: str) -> list[Any]:
-    """The deployments of a Serve application, for its configuration. `serve build` has this only as a command that imports a path.
+    """Return the deployments of a Serve application, for its configuration. Serve itself offers this only in `serve build`.
 
     Read from `ray/serve/_private/build_app.py`.
     """
@@ -90,15 +91,15 @@ def deployments_of(application: Any, name: str) -> list[Any]:
 
 
 class ReplicaNotFound(Exception):
-    """The named replica has left, or did not accept the call."""
+    """The named replica has ended, or did not accept the call."""
 
 
 class ByName(RequestRouter):
-    """Sends a call to the replica whose name is its session id, and to no other: whether a call may be repeated depends on the call.
+    """Sends a call only to the replica whose name is the call's session id. The caller decides whether the call may be repeated elsewhere.
 
-    The documented `choose_replicas` ranks candidates, and Ray repeats a call that the first one refuses; so the method that calls it is
-    replaced. Read from `ray/serve/_private/request_router/request_router.py`. Ray sends this class to its processes by value: it imports
-    what it shares with other modules there.
+    The documented `choose_replicas` only ranks candidates, and Ray repeats a call that the first one refuses. Therefore the method that
+    calls it is overridden. Read from `ray/serve/_private/request_router/request_router.py`. Ray sends this class to its processes by
+    value, so the class imports shared objects from other modules when it runs there.
     """
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
@@ -110,7 +111,7 @@ class ByName(RequestRouter):
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Abstract in the base class, and never called."""
+        """Not used: it is never called, but it is abstract in the base class."""
         raise NotImplementedError
 
     async def _choose_replica_for_request(self, pending_request: PendingRequest, *, is_retry: bool = False) -> Any:

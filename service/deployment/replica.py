@@ -1,9 +1,9 @@
-"""The process of a replica that takes requests: models, application and HTTP server. Requests bypass Ray's handler.
+"""The process of a replica that accepts requests, with models, application and HTTP server. Requests bypass Ray's request handler.
 
-For every request Ray's handler makes two tasks, a dozen objects and three random ids, to count and trace it. None of this is needed here:
-the edge counts, bounds, times and drains requests itself. On one machine this process serves at a socket that it gets from the command
-(`lifeline.py`). On a cluster Ray owns the socket and the server, and a middleware, Ray's documented hook, answers before Ray's handler.
-Ray starts, checks, replaces and stops the replica.
+For every request Ray's handler creates two tasks, a dozen objects and three random ids, to count and trace it. This is not needed here,
+because the edge counts, limits, times and drains requests itself. On one machine this process serves at a socket that it gets from the
+command (`lifeline.py`). On a cluster Ray owns the socket and the server, and a middleware (Ray's documented hook) answers before Ray's
+handler. Ray still starts, checks, replaces and stops the replica.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from service.catalog import Catalog
     from service.settings import Settings
 
-_RAYS_OWN = ("/-/healthz", "/-/routes")  # HAProxy's health checks
+_RAYS_OWN = ("/-/healthz", "/-/routes")  # paths of HAProxy's health checks, which Ray answers
 _KEEP_ALIVE_S = 90  # longer than HAProxy keeps an idle connection
 
 catalog: "Catalog | None" = None
@@ -31,12 +31,12 @@ _application: "Application | None" = None
 
 
 def start(frozen: str, log_file: str | None, make_catalog: "Callable[[Settings], Catalog]") -> "Application":
-    """The application of this process. Call it once, in the replica. The models are loaded when its lifespan begins.
+    """Create this process's application. Call it once per replica. The models are loaded when the application's lifespan begins.
 
-    `log_file` is in the run directory of a service on one machine; None on a cluster, where Ray runs the HTTP server.
+    `log_file` is in the run directory of a service on one machine. It is None on a cluster, where Ray runs the HTTP server.
     """
     global catalog, _application  # noqa: PLW0603  # Ray and uvicorn find both by the name of this module
-    # Not at the top: Ray's proxy imports this module for `middlewares`, and the rest would only take its memory.
+    # Imported late: Ray's proxy imports this module for `middlewares`, where the modules below would only waste memory.
     from service.app import build_app
     from service.http.connections import install
     from service.settings import Settings
@@ -53,7 +53,7 @@ def start(frozen: str, log_file: str | None, make_catalog: "Callable[[Settings],
 
 
 def _serve_in_lifespan(application: "Application", run: Path, catalog: "Catalog") -> None:
-    """Serve `application` during its lifespan, starting before its models are loaded."""
+    """Make `application` accept connections for the time of its lifespan, beginning before its models are loaded."""
     inner = application.router.lifespan_context
 
     @asynccontextmanager
@@ -89,7 +89,7 @@ async def _serving(application: "Application", run: Path, catalog: "Catalog") ->
 
 
 class PastRay:
-    """ASGI middleware: this process's application where there is one, otherwise (in Ray's proxies) `ray_app`."""
+    """ASGI middleware that calls this process's application if there is one. Otherwise, as in Ray's proxies, it calls `ray_app`."""
 
     def __init__(self, ray_app: ASGIApp) -> None:
         self._ray_app = ray_app

@@ -1,4 +1,4 @@
-"""A private Ray on this machine, with the application: started, watched until it is ready, and taken down."""
+"""Starts a private Ray on this machine with the application, waits until the service is ready, and stops everything."""
 
 import logging
 import shutil
@@ -23,14 +23,14 @@ log = logging.getLogger("attnserve")
 
 APPLICATION = "attnserve"
 LOG_FILE = "attnserve.log"
-_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # the least Ray takes; nothing of ours travels through it
+_OBJECT_STORE_BYTES = 80 * 1024 * 1024  # Ray's minimum; our calls do not use the object store
 
 
 @contextmanager
 def run_directory() -> Iterator[Path]:
-    """Everything that Ray and HAProxy write, in one place that is gone afterwards. In /tmp, wherever TMPDIR is: HAProxy takes paths of
-    sockets up to 97 bytes, and Ray makes them 87 long from here on."""
-    private = Path(tempfile.mkdtemp(prefix="attnserve-", dir="/tmp"))  # readable by us only; Ray opens its own directory to all users
+    """Create a directory for all files of Ray and HAProxy, and remove it at the end. It is always in /tmp, whatever TMPDIR is, because
+    HAProxy takes socket paths of up to 97 bytes, and Ray's paths in this directory have 87."""
+    private = Path(tempfile.mkdtemp(prefix="attnserve-", dir="/tmp"))  # readable only by this user; Ray opens its own to all
     try:
         run = private / "run"
         run.mkdir()
@@ -40,7 +40,7 @@ def run_directory() -> Iterator[Path]:
 
 
 class Service:
-    """Ray, Serve and the application, running; a context manager's worth of processes that `stop` takes down again."""
+    """The running service on this machine: Ray, Serve and the application. `stop` ends all of its processes."""
 
     def __init__(self, settings: Settings, run: Path, front: Front, watch: Watch) -> None:
         self.settings = settings
@@ -51,7 +51,7 @@ class Service:
         self._deployed = False
 
     def start(self, progress: Callable[[str], None] = lambda step: None) -> None:
-        """Bring everything up and return when every model is ready. StartFailed says why not."""
+        """Start everything and return when every model is ready. Raises StartFailed with the reason if that is impossible."""
         progress("starting Ray")
         self._front.start()
         self._watch.start()
@@ -59,7 +59,7 @@ class Service:
         from ray import serve
 
         progress("starting Ray Serve")
-        self._start_serve(serve)
+        serve.start(proxy_location="Disabled")  # the controller alone
         progress("starting the replica")
         log_file = self._run / LOG_FILE
         if self.settings.profile == "split":
@@ -77,8 +77,8 @@ class Service:
         self._wait_until_ready(serve)
 
     def stop(self) -> int:
-        """Finish accepted requests, then take everything down. Returns how many requests could not be finished in time."""
-        if not self._deployed:  # there is nothing to finish, and asking Serve for it would start a second Ray
+        """Finish accepted requests, then stop everything. Returns how many requests could not be finished in time."""
+        if not self._deployed:  # no request to finish, and calling Serve would start a second Ray
             self.kill()
             return 0
         import ray
@@ -88,7 +88,7 @@ class Service:
 
         unfinished = self._watch.drain(self.settings.drain_timeout_s)
         self._front.close()
-        time.sleep(0.2)  # HAProxy closes the port while replicas still answer over open connections
+        time.sleep(0.2)  # HAProxy closes the port; replicas still answer open connections
         self._watch.stop()
         ray_private.stop_printing_errors()
         with suppress(Exception):
@@ -98,10 +98,10 @@ class Service:
         return unfinished
 
     def kill(self) -> None:
-        """Take every process down without waiting for anything, and the run directory with them."""
+        """Kill every process at once and remove the run directory."""
         self._watch.cease()
         self._front.kill()
-        # Ray's own agents would only notice after a minute, and what is just starting starts more.
+        # Ray's own agents would only notice after a minute. The loop repeats because a process that is starting may start others.
         while processes := psutil.Process().children(recursive=True):
             for process in processes:
                 with suppress(psutil.NoSuchProcess):
@@ -110,24 +110,18 @@ class Service:
         shutil.rmtree(self._run.parent, ignore_errors=True)
 
     def _start_ray(self) -> None:
-        """A private Ray on loopback, without dashboard, log monitor and autoscaler, each a Python process of its own."""
+        """Start a private Ray on loopback, without dashboard, log monitor and autoscaler, each of which would be a Python process."""
         from service.deployment import ray_private
 
-        pids = ray_private.start_ray(self._run, cpus=self._cpus(), object_store_bytes=_OBJECT_STORE_BYTES)
+        # Ray starts as many workers in advance as it has CPUs. `runtime/budget.py` sets the actual shares.
+        cpus = STARTED_BEFOREHAND
+        if self.settings.profile == "split":
+            from service.deployment import split
+
+            cpus = split.cpus(self.settings)
+        pids = ray_private.start_ray(self._run, cpus=cpus, object_store_bytes=_OBJECT_STORE_BYTES)
         names = {"Ray's raylet": "raylet", "Ray's GCS": "gcs_server"}
         self._watch.cannot_lose({name: psutil.Process(pids[kind]) for name, kind in names.items()})
-
-    def _start_serve(self, serve: Any) -> None:
-        """Its controller, and none of its proxies."""
-        serve.start(proxy_location="Disabled")
-
-    def _cpus(self) -> int:
-        """CPUs to declare to Ray, which starts as many workers in advance. `budget` sets the actual shares."""
-        if self.settings.profile == "single":
-            return STARTED_BEFOREHAND
-        from service.deployment import split
-
-        return split.cpus(self.settings)
 
     def _wait_until_ready(self, serve: Any) -> None:
         deadline = time.monotonic() + 300
@@ -143,7 +137,7 @@ class Service:
             status = serve.status().applications.get(APPLICATION)
             if status is not None:
                 for deployment in status.deployments.values():
-                    if CANNOT_START in deployment.message:  # and would be tried again and again
+                    if CANNOT_START in deployment.message:  # Serve would retry forever
                         raise StartFailed(_sentence(deployment.message))
                 if status.status == "DEPLOY_FAILED":
                     raise StartFailed(f"the replica did not start: {status.message}")
@@ -152,5 +146,5 @@ class Service:
 
 
 def _sentence(message: str) -> str:
-    """Extract our error line from Serve's traceback."""
+    """Extract our own error line from Serve's traceback."""
     return next(line[line.index(CANNOT_START) :] for line in message.splitlines() if CANNOT_START in line)

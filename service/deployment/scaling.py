@@ -1,47 +1,47 @@
-"""The number of replicas of a deployment, from the load that they report. Serve's controller calls this, and applies bounds and delays.
+"""Computes a deployment's number of replicas from their reported load. Serve's controller calls this and applies bounds and delays.
 
-An encoder or generator reports the work that it was asked for, refused work included, as a share of its capacity
-(`service/runtime/offered.py`). The sum over all replicas, divided by the target utilisation, is the number needed. It does not depend on
-the present number, so one decision suffices.
+An encoder or generator reports the work requested of it, including rejected work, as a share of its capacity
+(`service/runtime/offered.py`). The sum over all replicas, divided by the target utilisation, is the number needed. The sum does not depend
+on the present number of replicas, so one decision suffices.
 
-A gateway reports its CPU time as a share of its reservation, since it cannot report requests that it had no time to read. If all gateways
-are saturated, each decision adds some in proportion until they are not.
+A gateway reports its CPU time as a share of its reservation, because it cannot report requests that it had no time to read. If all
+gateways are saturated, each decision adds gateways in proportion until they no longer are.
 """
 
 import math
 from typing import Any
 
-LOAD = "load"  # of one replica, since its last report
-# Target utilisation of a replica. The rest is for bursts while a new replica starts. Requests queue for slots for up to a second, for
-# encoders only for milliseconds, so generators need more reserve. In a gateway tokenizers and event loop share the reserved CPU, and above
-# this share the loop answers late.
+LOAD = "load"  # key of a replica's load since its last report
+# Target utilisation of a replica; the rest is for bursts until a new replica has started. Generators need a larger reserve than encoders,
+# because their requests wait up to a second for a slot, those of encoders only milliseconds. In a gateway, tokenizers and event loop share
+# the reserved CPU, and above this utilisation the event loop answers late.
 ENCODER_TARGET, GENERATOR_TARGET, GATEWAY_TARGET = 0.8, 0.75, 0.6
-_SLACK = 0.05  # share of the present number by which the needed number may differ from it without a change
+_SLACK = 0.05  # no change if the needed number differs by less than this share of the present one
 
 
 class ByLoad:
-    """A Serve autoscaling policy: enough replicas for a utilisation of `target`."""
+    """A Serve autoscaling policy that keeps the replicas' utilisation at `target`."""
 
     def __init__(self, target: float) -> None:
         self._target = target
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
-        """`context` is Serve's AutoscalingContext. Until a replica has reported, the number stays."""
+        """Return (number of replicas, {}) for Serve's AutoscalingContext. The number stays until a replica has reported its load."""
         loads, there = (context.aggregated_metrics or {}).get(LOAD), context.target_num_replicas
         if not loads:
             return there, {}
         wanted = sum(loads.values()) / self._target
-        slack = _SLACK * there  # else the number would oscillate where the needed number is near a whole one
+        slack = _SLACK * there  # prevents oscillation if the needed number is near an integer
         return there if there - 1 + slack < wanted <= there + slack else math.ceil(wanted), {}
 
 
 def autoscaling(least: int, most: int, target: float) -> dict[str, Any]:
-    """Serve's `autoscaling_config` of a deployment."""
+    """Return the `autoscaling_config` of a deployment for Serve."""
     return {
         "min_replicas": least,
         "max_replicas": most,
         "upscale_delay_s": 5,
         "downscale_delay_s": 300,
-        "look_back_period_s": 20,  # two reports of each replica, which come every 10 s
+        "look_back_period_s": 20,  # two reports per replica, one every 10 s
         "policy": {"policy_function": f"{ByLoad.__module__}:{ByLoad.__name__}", "policy_kwargs": {"target": target}},
     }

@@ -1,9 +1,9 @@
-"""Profile `single`: one deployment that is ingress and model."""
+"""Profile `single`: one deployment accepts requests and computes them."""
 
 from pathlib import Path
 from typing import Any
 
-from service.deployment.ingress import CHECKED_EVERY_S, SILENT_FOR_S, Ingress
+from service.deployment.ingress import Ingress, options_of_serve
 from service.settings import Settings, freeze
 
 
@@ -14,7 +14,7 @@ def build(settings: Settings, log_file: Path) -> Any:
     frozen, log_path = freeze(settings), str(log_file)
 
     def make_app() -> Any:
-        """Runs in the replica, so that models and heavy imports are not in the command's memory."""
+        """Build the application in the replica, so that models and large imports use no memory in the command's process."""
         from service.catalog import Catalog
         from service.deployment import replica
         from service.deployment.ray_private import keep_calls_on_loopback
@@ -25,14 +25,8 @@ def build(settings: Settings, log_file: Path) -> Any:
     @serve.deployment(
         name="attnserve",
         num_replicas=1,
-        # Admission is ours, in tokens: Serve must neither queue nor refuse requests.
-        max_ongoing_requests=100_000,
         ray_actor_options={"num_cpus": 0},
-        graceful_shutdown_wait_loop_s=0.1,
-        graceful_shutdown_timeout_s=settings.drain_timeout_s + 5,
-        health_check_period_s=CHECKED_EVERY_S,
-        health_check_timeout_s=SILENT_FOR_S,
-        logging_config={"encoding": "JSON", "enable_access_log": False, "log_level": "WARNING"},
+        **options_of_serve(settings.drain_timeout_s + 5),
     )
     @serve.ingress(make_app)
     class Single(Ingress):

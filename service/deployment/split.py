@@ -1,7 +1,7 @@
-"""Profile `split`: gateways take requests, and pools of replicas compute. Only gateways know HTTP, only replicas have sessions.
+"""Profile `split`: gateways accept requests, and pools of replicas compute. Only gateways handle HTTP; only replicas hold models.
 
 A gateway chooses the replica of each call (`service/pools/replicas.py`), and Serve's router sends the call there (`ray_private.py`). Calls
-go by value over gRPC; see `service/pools/` for what they carry.
+go by value over gRPC; see `service/pools/` for their content.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from export import contract
 from service.catalog import Catalog
 from service.deployment.flags import shutdown_s
 from service.deployment.gpus import replica_gpus
-from service.deployment.ingress import CHECKED_EVERY_S, SILENT_FOR_S, WarmIngress
+from service.deployment.ingress import WarmIngress, options_of_serve
 from service.deployment.lifeline import Lifeline
 from service.deployment.ray_metrics import RayMetrics
 from service.deployment.ray_private import REPLICAS, ByName, ReplicaNotFound, keep_calls_on_loopback
@@ -42,7 +42,7 @@ _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
 
 
 class HandlePool:
-    """A `service.pools.replicas.Pool`: the replicas behind a Serve handle."""
+    """A `service.pools.replicas.Pool` that calls the replicas of a Serve handle."""
 
     def __init__(self, handle: DeploymentHandle[Any]) -> None:
         self._deployment = handle.deployment_name
@@ -74,7 +74,7 @@ class HandlePool:
 
 
 def _said(error: ReplicaNotFound | RayActorError | grpc.aio.AioRpcError) -> Exception:
-    """The failure of a call as an error of this service."""
+    """Convert the failure of a call into an error of this service."""
     if not isinstance(error, grpc.aio.AioRpcError) or error.code() in _LOST:
         return ReplicaLost("the replica that worked on the request is gone: send the request again")
     if error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -84,7 +84,7 @@ def _said(error: ReplicaNotFound | RayActorError | grpc.aio.AioRpcError) -> Exce
 
 @serve.deployment
 class Replica(Host):
-    """One process of a pool."""
+    """One process of a pool, which runs models."""
 
     async def __init__(self, frozen: str, log_file: str | None) -> None:  # type: ignore[misc]
         settings = Settings.model_validate_json(frozen)
@@ -95,7 +95,7 @@ class Replica(Host):
         super().__init__(Catalog(settings))
         try:
             await self.start()
-        except Exception as error:  # only the message reaches the user who deploys
+        except Exception as error:  # Ray shows only the message to the user who deploys
             raise RuntimeError(f"{CANNOT_START}: {error}") from error
         _export(self.catalog)
 
@@ -112,7 +112,7 @@ class Replica(Host):
 @serve.deployment
 @serve.ingress()
 class Gateway(WarmIngress):
-    """One process that takes requests."""
+    """One process that accepts requests and calls the pools."""
 
     def __init__(
         self,
@@ -140,9 +140,9 @@ class Gateway(WarmIngress):
         return self._app
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """CPU time of this process since the last call, as a share of its reservation; 0 at the first call.
+        """Return the CPU time of this process since the last call, as a share of its reservation, or 0 at the first call.
 
-        Requests in flight would not do: there are many whenever a pool is slow or streams are long, and more gateways do not help then.
+        Requests in flight are no measure: there are many if a pool is slow or streams are long, and more gateways do not help then.
         """
         seen = time.monotonic(), time.process_time()
         (before, took_s), self._seen = self._seen or seen, seen
@@ -150,23 +150,23 @@ class Gateway(WarmIngress):
 
 
 def _export(catalog: Catalog) -> None:
-    """Copy our metrics to Ray's exporter, unless it is off, as it is on one machine (`flags.prepare`)."""
+    """Copy our metrics to Ray's exporter, unless `flags.prepare` has turned it off, as on one machine."""
     if os.environ.get("RAY_enable_metrics_collection") != "0":  # noqa: SIM112  Ray's own spelling
         RayMetrics(catalog.metrics.registry, Gauge).start()  # type: ignore[arg-type]  # Ray's annotation of `tag_keys` is that of one name
 
 
 def application(args: dict[str, Any]) -> Any:
-    """For `import_path` in Serve's configuration. Settings come from `args` and the sources of `settings.load`.
+    """Build the application; `import_path` in Serve's configuration names this function. Settings come from `args` and `settings.load`.
 
-    Ray stores the arguments of deployments in the GCS and its Redis. API keys are left out: a gateway reads those of its own node. The
-    path of a file of keys is stored, and a gateway reads that file on its node.
+    API keys are left out, because Ray stores a deployment's arguments in the GCS and its Redis. Each gateway reads the API keys, or the
+    file of keys whose path is stored, on its own node.
     """
     settings = load({**args, "profile": "split"})
     return build(settings.model_copy(update={"api_keys": ()}), None, own_keys=bool(settings.api_keys))
 
 
 def with_keys(frozen: str) -> str:
-    """The settings with the API keys of this process's environment. SettingsError if it has none: anybody could call this gateway."""
+    """Add the API keys of this process's environment to the settings. Raises SettingsError without any, as it would admit anybody."""
     keys = load({}).api_keys
     if not keys:
         raise SettingsError("the cluster's head has ATTNSERVE_API_KEYS and this node has not: give it to every node")
@@ -174,62 +174,36 @@ def with_keys(frozen: str) -> str:
 
 
 def build(settings: Settings, log_file: Path | None, *, own_keys: bool = False) -> Any:
-    """The Serve application, without a pool for which there is no bundle. `own_keys`: a gateway takes the API keys of its node."""
+    """Build the Serve application. A pool without a bundle is left out. With `own_keys`, a gateway uses the API keys of its own node."""
     path = log_file and str(log_file)
     kinds = {bundle: contract.read_manifest(bundle).kind for bundle in settings.bundles}
     computing = settings.model_copy(update={"threads": threads(settings), "aliases": {}, "api_keys": (), "api_keys_file": None})
-    sizes: dict[contract.Pool, tuple[int, int | None, float]] = {
-        "encoder": (settings.encoders, settings.max_encoders, ENCODER_TARGET),
-        "generator": (settings.generators, settings.max_generators, GENERATOR_TARGET),
-    }
-    pools: dict[contract.Pool, Any] = dict.fromkeys(sizes)
-    for pool, size in sizes.items():
+    targets: dict[contract.Pool, float] = {"encoder": ENCODER_TARGET, "generator": GENERATOR_TARGET}
+    pools: dict[contract.Pool, Any] = dict.fromkeys(targets)
+    for pool, target in targets.items():
         if own := {bundle: kind for bundle, kind in kinds.items() if contract.KINDS[kind].pool == pool}:
-            options = _pool(settings, *size, replica_gpus(settings, own.values()))
+            resources = {"num_cpus": threads(settings), "num_gpus": replica_gpus(settings, own.values())}
+            options = {**_options(settings, pool, target), "request_router_config": {"request_router_class": _ROUTER}}
             frozen = freeze(computing.model_copy(update={"bundles": tuple(own)}))
-            pools[pool] = Replica.options(name=pool, **options).bind(frozen, path)  # type: ignore[attr-defined]
-    options = {**_common(settings), **_replicas(settings.gateways, settings.max_gateways, GATEWAY_TARGET)}
+            pools[pool] = Replica.options(name=pool, ray_actor_options=resources, **options).bind(frozen, path)  # type: ignore[attr-defined]
+    options = _options(settings, "gateway", GATEWAY_TARGET)
     gateway = Gateway.options(name="gateway", ray_actor_options={"num_cpus": _GATEWAY_CPUS}, **options)  # type: ignore[attr-defined]
     return gateway.bind(freeze(settings), path, own_keys, *pools.values())
 
 
 def threads(settings: Settings) -> int:
-    """Runtime threads of one replica. Unset: the CPUs of this machine, divided within a pool. Both pools get all of them, so that a single
-    request in one pool can use every CPU while the other pool is idle."""
+    """Return the runtime threads of one replica. By default a pool's replicas share this machine's CPUs equally. Each pool may use all
+    CPUs, so that a single request in one pool can use every CPU while the other pool is idle."""
     return settings.threads or max(share_out(available_cpus()).runtime_threads // max(settings.encoders, settings.generators), 1)
 
 
 def cpus(settings: Settings) -> int:
     """CPUs that all replicas together reserve in Ray, at their largest numbers."""
-    computing = max(settings.encoders, settings.max_encoders or 0) + max(settings.generators, settings.max_generators or 0)
-    return max(settings.gateways, settings.max_gateways or 0) * _GATEWAY_CPUS + computing * threads(settings)
+    return settings.most("gateways") * _GATEWAY_CPUS + (settings.most("encoders") + settings.most("generators")) * threads(settings)
 
 
-def _common(settings: Settings) -> dict[str, Any]:
-    return {
-        # Admission is ours, in tokens and slots, and a gateway tries a refused call on another replica: Serve must neither queue nor
-        # refuse calls. Serve's choice of a replica, which this number is for, is not used.
-        "max_ongoing_requests": 100_000,
-        "user_config": live(settings),
-        "graceful_shutdown_wait_loop_s": 0.1,
-        "graceful_shutdown_timeout_s": shutdown_s(settings),
-        "health_check_period_s": CHECKED_EVERY_S,
-        "health_check_timeout_s": SILENT_FOR_S,
-        "logging_config": {"encoding": "JSON", "enable_access_log": False, "log_level": "WARNING"},
-    }
-
-
-def _pool(settings: Settings, least: int, most: int | None, target: float, gpus: float) -> dict[str, Any]:
-    return {
-        **_common(settings),
-        **_replicas(least, most, target),
-        "ray_actor_options": {"num_cpus": threads(settings), "num_gpus": gpus},
-        "request_router_config": {"request_router_class": _ROUTER},
-    }
-
-
-def _replicas(least: int, most: int | None, target: float) -> dict[str, Any]:
-    """The number of replicas, or the autoscaling that determines it."""
-    if most is None:
-        return {"num_replicas": least}
-    return {"autoscaling_config": autoscaling(least, most, target)}
+def _options(settings: Settings, role: str, target: float) -> dict[str, Any]:
+    """What every deployment has, with the number of replicas of this role, or the autoscaling that determines it."""
+    least, most = getattr(settings, f"{role}s"), getattr(settings, f"max_{role}s")
+    replicas = {"num_replicas": least} if most is None else {"autoscaling_config": autoscaling(least, most, target)}
+    return {**options_of_serve(shutdown_s(settings)), "user_config": live(settings), **replicas}

@@ -1,8 +1,8 @@
-"""What the command does while the service runs: it watches every process, and replaces or ends those that fail.
+"""Watches every process while the service runs, and replaces or ends processes that fail.
 
-Ray replaces a replica, and Serve's controller, that has died, but it notices one that hangs after half a minute or more. So the command
-kills a process that hangs, and Ray replaces it. The command restarts HAProxy itself. Without Ray's own processes no replica can be
-replaced: the command ends with a sentence and status 1, so that a supervisor starts it again.
+Ray replaces a dead replica or Serve controller, but it takes half a minute or more to notice a process that hangs. So the command kills a
+process that hangs, and Ray replaces it. The command restarts HAProxy itself. Without Ray's own processes no replica can be replaced: if
+one of them ends, the command ends with a message and status 1, so that a supervisor starts it again.
 """
 
 import asyncio
@@ -27,8 +27,8 @@ log = logging.getLogger("attnserve")
 
 _TICK_S = 0.1
 _LOOK_S = 0.25
-_STOPPED_S = 1.0  # a process that a debugger or job control stops for milliseconds does not hang
-_SILENT_S = 30.0  # without a heartbeat and without CPU time
+_STOPPED_S = 1.0  # a stop of milliseconds by a debugger or job control is no hang
+_SILENT_S = 30.0  # limit without a heartbeat and without CPU time
 _LIVE = "/health/live"
 _MOST_ANSWERS = 256
 _ANSWER_S = 10.0
@@ -37,7 +37,7 @@ _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, linux/prctl.h
 
 @dataclass(eq=False)
 class _Replica:
-    """A replica, seen from the command's end of its lifeline."""
+    """A replica as the command sees it, with the command's end of its lifeline."""
 
     kind: str
     process: psutil.Process
@@ -50,13 +50,13 @@ class _Replica:
 
 
 def adopt() -> None:
-    """Adopt every process that this one's children leave behind, so that it can be found and ended."""
+    """Make this process the parent of all orphaned descendants, so that it can find and end them."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_SUBREAPER, 1, 0, 0, 0)
 
 
 class Watch:
-    """A thread, from `start` to `stop`. `on_end` is called in it, once, with a sentence, when the service cannot go on."""
+    """A thread that watches processes from `start` to `stop`. If the service cannot continue, it calls `on_end` once, with the reason."""
 
     def __init__(self, run: Path, front: Front, on_end: Callable[[str], None]) -> None:
         self._run = run
@@ -74,7 +74,7 @@ class Watch:
         self._thread = threading.Thread(target=lambda: asyncio.run(self._watch()), name="watch", daemon=True)
 
     def start(self) -> None:
-        """Return when replicas can reach this process."""
+        """Start the thread, and return when replicas can connect to this process."""
         self._thread.start()
         self._listening.wait()
 
@@ -83,11 +83,11 @@ class Watch:
         self._thread.join()
 
     def cease(self) -> None:
-        """Stop watching: from now on processes end on purpose."""
+        """Stop watching, because from now on processes end on purpose."""
         self._ended.set()
 
     def drain(self, timeout_s: float) -> int:
-        """Make the ingress replicas finish accepted requests and refuse others. Returns how many were unfinished after that time."""
+        """Make the ingress replicas finish accepted requests and reject new ones. Returns how many were unfinished after `timeout_s`."""
         assert self._loop is not None
         return asyncio.run_coroutine_threadsafe(self._drain(timeout_s), self._loop).result()
 
@@ -100,7 +100,7 @@ class Watch:
         return sum(replica.drained.result() for replica in draining if replica.drained.done())
 
     def cannot_lose(self, processes: dict[str, psutil.Process]) -> None:
-        """The processes that the service cannot do without, by name."""
+        """Set the processes, by name, without which the service cannot continue."""
         self._essential = dict(processes)
 
     async def _watch(self) -> None:
@@ -118,14 +118,14 @@ class Watch:
                         if (sentence := self._look(now)) and not self._ended.is_set():
                             self._ended.set()
                             self._on_end(sentence)
-                except Exception:  # the watcher itself must survive
+                except Exception:  # the watching thread must survive any error
                     log.exception("checking the service's processes failed")
                 await asyncio.sleep(_TICK_S)
 
     # Replicas ------------------------------------------------------------------------------------------------------------------------
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one replica's lifeline, from its first message until it ends."""
+        """Handle one replica's lifeline, from its first message until the connection closes."""
         hello = json.loads(await reader.readline())
         drained = asyncio.get_running_loop().create_future()
         replica = _Replica(hello["kind"], psutil.Process(hello["pid"]), writer, drained)
@@ -140,12 +140,12 @@ class Watch:
                     drained.set_result(int(said[len(lifeline.DRAINED) :]))
                 else:
                     replica.loop_runs = said == lifeline.LOOP_RUNS
-        except (ConnectionError, asyncio.CancelledError):  # cancelled as the watch ends: Python 3.11 would print a traceback of it
+        except (ConnectionError, asyncio.CancelledError):  # cancelled when the watch ends; Python 3.11 would print a traceback
             pass
         finally:
             self._replicas.discard(replica)
             if not drained.done():
-                drained.set_result(0)  # a process that is gone has no requests
+                drained.set_result(0)  # a process that has ended has no requests
             writer.close()
             if not self._ended.is_set():
                 log.warning("replica ended", extra={"kind": replica.kind, "pid": replica.process.pid})
@@ -159,7 +159,7 @@ class Watch:
     # Processes -----------------------------------------------------------------------------------------------------------------------
 
     def _look(self, now: float) -> str | None:
-        """Kill processes that hang. Returns a sentence if the service cannot go on."""
+        """Kill processes that hang. Returns the reason if the service cannot continue, else None."""
         for name, process in self._essential.items():
             if _gone(process):
                 return f"{name} (pid {process.pid}) has ended, and nothing can be replaced without it: start the service again"
@@ -167,7 +167,7 @@ class Watch:
             self._family = psutil.Process().children(recursive=True)
         watched = {process.pid: process for process in (*self._family, *(replica.process for replica in self._replicas))}
         if self._front.pid is not None:
-            with suppress(psutil.NoSuchProcess):  # it has just ended, and `keep` will see it
+            with suppress(psutil.NoSuchProcess):  # it has just ended; `keep` will restart it
                 watched.setdefault(self._front.pid, psutil.Process(self._front.pid))
         for process in watched.values():
             if not self._stopped(process, now):
@@ -182,7 +182,7 @@ class Watch:
         return None
 
     def _stopped(self, process: psutil.Process, now: float) -> bool:
-        """Whether it has been stopped (SIGSTOP) for long enough."""
+        """Return whether the process has been stopped (SIGSTOP) for at least `_STOPPED_S`."""
         with suppress(psutil.Error):
             if process.status() == psutil.STATUS_STOPPED:
                 return now - self._stopped_since.setdefault(process.pid, now) >= _STOPPED_S
@@ -191,11 +191,11 @@ class Watch:
 
     @staticmethod
     def _works(replica: _Replica, now: float) -> bool:
-        """Whether a silent replica has used CPU time since the last call; if so, its silence counts from now."""
+        """Return whether a silent replica has used CPU time since the last call. If so, its silence is counted from now on."""
         try:
             used = sum(replica.process.cpu_times()[:2])
         except psutil.Error:
-            return True  # it has ended
+            return True  # the process has ended
         if used - replica.cpu_s < 0.1:
             return False
         replica.cpu_s, replica.heard = used, now
@@ -210,10 +210,10 @@ class Watch:
     # In the place of a replica (lean) --------------------------------------------------------------------------------------------------
 
     async def _stand_in(self) -> None:
-        """Accept connections at the port while no replica does, or while it is busy."""
+        """Accept connections at the port while no ingress replica exists or its event loop is busy."""
         wanted = self._front.lean and not any(each.kind == "ingress" and each.loop_runs for each in self._replicas)
         if wanted and self._standing_in is None:
-            with suppress(OSError):  # closed: the service ends
+            with suppress(OSError):  # the socket is closed because the service ends
                 self._standing_in = await asyncio.start_server(self._answer, sock=self._front.listener.dup(), backlog=BACKLOG)
         elif not wanted and self._standing_in is not None:
             self._standing_in.close()
@@ -229,7 +229,7 @@ class Watch:
                     writer.write(self._said(head))
                     await writer.drain()
                     writer.write_eof()
-                    while await reader.read(65536):  # a connection closed on what was not read would be reset, and the answer with it
+                    while await reader.read(65536):  # read all input: closing with unread input resets the connection and loses the answer
                         pass
         except (TimeoutError, ConnectionError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
             pass

@@ -1,6 +1,6 @@
-"""Engines in other processes: what a gateway asks of a pool of replicas, and how a replica answers. No Ray here, and no HTTP.
+"""Lets a gateway use engines in other processes, the replicas of a pool. No Ray and no HTTP here.
 
-Read in this order: `wire.py` and `messages.py` (the values that cross), `limits.py` (how large they may be), `replicas.py` (which replica
-is asked and whether it answers), `client.py` (the engines that a gateway's models have), `catalog.py` (these models), `host.py` (the
-replica's end). `service/deployment/split.py` puts Ray between the two.
+Read in this order: `wire.py` and `messages.py` (the values that are sent), `limits.py` (their maximum size), `replicas.py` (which
+replica is called, and whether it responds), `client.py` (the engines of a gateway's models), `catalog.py` (these models), `host.py`
+(the replica's side). `service/deployment/split.py` connects both sides through Ray.
 """

@@ -1,4 +1,4 @@
-"""A gateway's catalog: the same models, before engines that are pools of replicas."""
+"""A gateway's catalog: the models of a single service, but with engines that call pools of replicas."""
 
 import asyncio
 import time
@@ -6,36 +6,38 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from export import contract
-from service.catalog import Catalog, Model, Opened, Served
-from service.generation.model import Generating, GeneratorModel
+from service.catalog import Catalog, Served
+from service.encoding.model import Encoder, Model
+from service.encoding.selftest import SelfTest
+from service.generation.model import Generating, Generator
 from service.pools.client import PoolEncoder, PoolGenerator, ask_attention, limits_of, row_bytes, selftest_of
 from service.pools.replicas import Pool, Replicas
 from service.runtime.onnx import Array
-from service.seq2seq.model import WritingModel
 from service.settings import Settings
 from service.telemetry.metrics import Metrics
 
-# How long replicas of a gateway's own bundles may take to come up, as a rolling update brings them; and between two looks.
+# In seconds: how long a rolling update may take to start replicas with the gateway's bundles, and the interval between two checks.
 _EXCHANGE_S, _AGAIN_S = 600.0, 0.5
 
 
 class GatewayCatalog(Catalog):
-    """Tokenizers, templates and manifests are here, sessions are not. Each pool serves every model of its kind."""
+    """The models of a gateway: with tokenizers, templates and manifests, but without sessions. Each pool serves all models of its
+    kind."""
 
     def __init__(self, settings: Settings, *, encoders: Pool | None, generators: Pool | None, metrics: Metrics | None = None) -> None:
-        """A pool may be left out where there is no bundle of its kind."""
+        """A pool may be None if there is no bundle of its kind."""
         super().__init__(settings, metrics)
         pools: dict[contract.Pool, Pool | None] = {"encoder": encoders, "generator": generators}
         self._replicas = {name: Replicas(pool) for name, pool in pools.items() if pool is not None}
         self._pools = list(self._replicas.values())
 
     async def connect(self) -> None:
-        """Wait until every pool has a replica that answers and serves the gateway's own bundles: while these are exchanged, gateways and
-        replicas are replaced side by side, and the first that answers may be an older one. BundleError when that takes too long."""
+        """Wait until every pool has a replica that responds and serves the gateway's own bundles. In a rolling update the first
+        replica that responds may still have older bundles. Raises BundleError if it takes longer than `_EXCHANGE_S`."""
         await asyncio.gather(*(pool.connect() for pool in self._pools))
         deadline = time.monotonic() + _EXCHANGE_S
         while (missing := await asyncio.to_thread(self._missing)) and time.monotonic() < deadline:
-            self.failure = missing  # of no lasting kind: it says why this gateway is not ready yet
+            self.failure = missing  # temporary: the reason why this gateway is not ready yet
             await asyncio.sleep(_AGAIN_S)
             for pool in self._pools:
                 await pool.describe()
@@ -44,7 +46,7 @@ class GatewayCatalog(Catalog):
         self.failure = None
 
     def _missing(self) -> str | None:
-        """What the replicas that have answered do not serve, in a sentence."""
+        """Return a message that names what the replicas that have responded do not serve, or None."""
         served = {name: model for pool in self._pools for name, model in pool.described.items()}
         for bundle in self.settings.bundles:
             manifest = contract.read_manifest(bundle)
@@ -61,19 +63,19 @@ class GatewayCatalog(Catalog):
             await pool.stop()
         await super().stop()
 
-    def open_encoder(self, model: Model) -> Opened:
+    def open_encoder(self, model: Model) -> tuple[Encoder, str, SelfTest]:
         pool = self._replicas["encoder"]
         described = pool.described[model.name]
         engine = PoolEncoder(pool, model.name, model.manifest.fingerprint, limits_of(described), row_bytes(model.manifest))
-        return Opened(engine, described["provider"], selftest_of(described))
+        return engine, described["provider"], selftest_of(described)
 
-    def open_generator(self, model: GeneratorModel | WritingModel) -> Generating:
+    def open_generator(self, model: Generator) -> Generating:
         return PoolGenerator(self._replicas["generator"], model.name, model.manifest.fingerprint)
 
     open_writer = open_generator
 
     def check_maps(self, bundle: Path, manifest: contract.Manifest) -> None:
-        """The replicas do it, whose graphs these are."""
+        """Do nothing: the replicas have the graphs and check them."""
 
     async def attention(self, model: Served, ids: Sequence[int], layers: Sequence[int], deadline: float) -> list[Array]:
         return await ask_attention(

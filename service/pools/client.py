@@ -1,10 +1,11 @@
-"""A gateway's end: engines that stand where local ones would, and have their work done by a pool of replicas.
+"""The gateway's engines: the interface of local engines, but with the work done by a pool of replicas.
 
-If a replica is lost, another one gets the work that it had not accepted, once. Accepted encodes are repeated too, since they have no side
-effects. Not more than once, since the request itself may have ended the replica. An accepted generation ends with an error.
+If a replica is lost, work that it had not accepted is sent to another one. Accepted encodings are sent again too, since they have no
+side effects. This happens once only, because the request itself may have crashed the replica. An accepted generation ends with an
+error.
 
-If a replica refuses work, another one is asked once before the client is told: one full replica is not a full pool. Work that no replica
-takes is counted here and reported to one of them, for the scaling of the pool.
+If a replica rejects work, another one is tried once before the client gets an error: the others may have capacity. Work that all
+replicas reject is counted and reported to one of them, because it counts for the autoscaling of the pool.
 """
 
 import asyncio
@@ -17,12 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from export import contract
+from service.encoding.queue import EncoderLimits
 from service.encoding.request import EncodeTask, OnRow, RowOrError
 from service.encoding.selftest import SelfTest
 from service.errors import DeadlineExceeded, NeverFits, NotReady, Overloaded, QueueTooLong, RuntimeFailed, ServiceError
 from service.generation.request import GenerationRequest
 from service.generation.run import Run
-from service.overload.encoder import EncoderLimits
 from service.overload.refusals import PoolRefusals
 from service.pools import wire
 from service.pools.limits import PART_BYTES
@@ -37,12 +38,12 @@ from service.tokenization.texts import Encoded
 
 log = logging.getLogger("attnserve")
 
-_PART_INPUTS, _PART_TOKENS = 64, 8192  # of what one replica is asked at a time: a bulk request is spread over the pool
-_ADMISSION_S = 30.0  # to be accepted by a replica, a grammar's compilation included
+_PART_INPUTS, _PART_TOKENS = 64, 8192  # per call of a replica, so that a bulk request is spread over the pool
+_ADMISSION_S = 30.0  # limit for a replica to accept a request, including a grammar's compilation
 
 
 class _PoolEngine:
-    """Base of the engines whose work is done by a pool of replicas."""
+    """The base of engines whose work is done by a pool of replicas."""
 
     def __init__(self, replicas: Replicas, name: str, fingerprint: str) -> None:
         self._replicas = replicas
@@ -50,10 +51,10 @@ class _PoolEngine:
         self._key = (name, fingerprint)
 
     def start(self) -> None:
-        """The replicas have started theirs."""
+        """Do nothing: the replicas start their own engines."""
 
     async def stop(self) -> None:
-        """The replicas stop theirs."""
+        """Do nothing: the replicas stop their own engines."""
 
     @property
     def healthy(self) -> bool:
@@ -61,7 +62,7 @@ class _PoolEngine:
 
     @property
     def alive(self) -> bool:
-        return True  # there is no thread here that could die
+        return True  # there is no thread that could end
 
     @property
     def stuck_s(self) -> float:
@@ -81,12 +82,13 @@ class _PoolEngine:
         return False
 
     def refused(self, work: float) -> None:
-        """No replica took so many tokens or runs: one of them is told, since Serve asks replicas how large the pool should be."""
+        """Count tokens or runs that no replica accepted. The next heartbeat reports them to a replica, because Serve scales the pool
+        by what replicas report."""
         self._replicas.refused[self._name] += work  # type: ignore[assignment]  # typeshed has integers alone
 
 
 class _Tries:
-    """The replicas that were asked for one call, and whether to ask another one."""
+    """The replicas that were tried for one call, and the decision whether to try another one."""
 
     def __init__(self, replicas: Replicas, key: Key) -> None:
         self.tried: list[Replica] = []
@@ -94,7 +96,7 @@ class _Tries:
         self._lost = self._refused = False
 
     def again(self, replica: Replica, error: ServiceError) -> bool:
-        """Whether to try again: once after a lost replica, and once after a refusal if there is another replica."""
+        """Return whether to try again: once after a lost replica, and once after a rejection if there is another replica."""
         self.tried.append(replica)
         if isinstance(error, ReplicaLost):
             again, self._lost = not self._lost, True
@@ -111,7 +113,7 @@ class PoolEncoder(_PoolEngine):
     def __init__(
         self, replicas: Replicas, name: str, fingerprint: str, limits: EncoderLimits, row_bytes: Mapping[str, tuple[int, int]]
     ) -> None:
-        """`row_bytes`: by output, the bytes of a row that are always there, and those that each token of its input adds."""
+        """`row_bytes`: for each output, the fixed bytes of a row, and the bytes that each token of its input adds."""
         super().__init__(replicas, name, fingerprint)
         self.limits = limits  # of one replica
         self._row_bytes = row_bytes
@@ -119,13 +121,14 @@ class PoolEncoder(_PoolEngine):
         self._request_tokens: dict[Lane, float] = {}  # moving average
 
     def check(self, lane: Lane, client: str = "") -> None:
-        """As `EncoderEngine.check`. Right after a replica's refusal, requests are refused here, before the work of tokenising them."""
+        """Like `EncoderEngine.check`. Right after a replica has rejected work, requests are rejected here, before they are
+        tokenised."""
         if (refusal := self._refusals.current(lane, time.monotonic())) is not None:
             self.refused(self._request_tokens[lane])
             raise refusal
 
     async def run(self, task: EncodeTask) -> list[RowOrError]:
-        """As `EncoderEngine.run`. Rows arrive part by part."""
+        """Like `EncoderEngine.run`, but the rows arrive in parts."""
         self._replicas.check()
         tokens, limit = task.tokens, self.limits.max_queue_tokens
         if tokens > limit:
@@ -175,11 +178,11 @@ class PoolEncoder(_PoolEngine):
                 if not answered:
                     self.refused(tokens)
                     raise refusal
-                await asyncio.sleep(refusal.retry_after_s)  # what was begun is brought to its end
+                await asyncio.sleep(refusal.retry_after_s)  # work that has begun is completed
         return rows
 
     async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None:
-        """Ask the pool anew."""
+        """Ask the replicas again whether their models are healthy."""
         await self._replicas.ask()
 
     async def _at_once(self, replica: Replica, message: tuple[Any, ...], take: OnRow) -> tuple[Any, ...]:
@@ -207,7 +210,7 @@ class PoolEncoder(_PoolEngine):
         take(at, row)
 
     def _parts(self, task: EncodeTask) -> list["_Part"]:
-        """The inputs in consecutive parts, each short enough for one call. A row that is larger than a message comes in pieces."""
+        """Split the inputs into consecutive parts, each small enough for one call. A row larger than a message arrives in pieces."""
         fixed, by_token = self._row_bytes[task.output]
         parts: list[_Part] = []
         for at, each in enumerate(task.inputs):
@@ -228,7 +231,8 @@ class PoolEncoder(_PoolEngine):
 
 @dataclass(slots=True)
 class _Part:
-    """Inputs that one replica is asked for at a time: first and last + 1, their tokens, and the bytes of their rows."""
+    """A range of inputs for one call of a replica: index of the first, index after the last, their tokens, and the bytes of their
+    rows."""
 
     first: int
     last: int
@@ -237,15 +241,16 @@ class _Part:
 
 
 class PoolGenerator(_PoolEngine):
-    """A `GeneratorEngine` or a `WritingEngine` elsewhere."""
+    """The client of a `GeneratorEngine` or a `WritingEngine` on replicas."""
 
     @property
     def provider(self) -> str:
-        """As the replica that was asked has it; all are made alike, but `auto` may find a GPU on some nodes only."""
+        """ONNX Runtime's provider on one replica. Replicas have the same settings, but with `auto` only some nodes may find a GPU."""
         return str(self._replicas.described[self._name]["provider"])
 
     async def open(self, requests: Sequence[GenerationRequest], key: str) -> list[Run]:
-        """As `GeneratorEngine.open`: all runs of a request are one stream of one replica, that of the session `key`, or of any for ""."""
+        """Like `GeneratorEngine.open`. All runs of a request share one stream from one replica: that of session `key`, or any for
+        ""."""
         tries, slots = _Tries(self._replicas, self._key), sum(request.slots for request in requests)
         try:
             replica, messages = await self._accepted(requests, key, tries, slots)
@@ -264,13 +269,13 @@ class PoolGenerator(_PoolEngine):
         return _Stream(requests, replica, messages, running, elsewhere, lambda: self.refused(slots)).runs
 
     async def _accepted(self, requests: Sequence[GenerationRequest], key: str, tries: _Tries, slots: int) -> "_Accepted":
-        """A replica that has queued all runs, and its further messages."""
+        """Find a replica that queues all runs. Returns it with the stream of its further messages."""
         latest = time.monotonic() + _ADMISSION_S
         deadline = min(latest, *(request.deadline for request in requests))
         while True:
             replicas = self._replicas
             replica = replicas.owner(key, self._key, tries.tried) if key else replicas.freest(self._key, tries.tried)
-            # What is known of other gateways' runs is old: where there is a choice, the first replica takes a run only if it can begin.
+            # Counts of other gateways' runs are old, so of several replicas the first must reject a run that would have to wait.
             waits = bool(key or tries.tried) or not replicas.others(self._key, [replica])
             messages = replicas.pool.stream(replica.name, "generate", self._key, wire.pack_requests(requests), key, waits)
             try:
@@ -291,14 +296,14 @@ class PoolGenerator(_PoolEngine):
                     raise
 
     async def probe(self, deadline: float) -> None:
-        """Ask the pool anew."""
+        """Ask the replicas again whether their models are healthy."""
         await self._replicas.ask()
 
 
 async def ask_attention(
     replicas: Replicas, key: tuple[str, str], ids: Sequence[int], layers: Sequence[int], deadline: float
 ) -> list[Array]:
-    """What layers attend to, from any replica. Raises what the replica does, DeadlineExceeded, ReplicaLost."""
+    """Return the layers' attention weights, from any replica. Raises the replica's error, DeadlineExceeded or ReplicaLost."""
     replica = replicas.least(key)
     pieces, maps = wire.Pieces(), dict[int, Array]()
     asked = replicas.pool.stream(replica.name, "attention", key, list(ids), list(layers), wire.seconds_left(deadline))
@@ -318,9 +323,9 @@ _Accepted = tuple[Replica, AsyncGenerator[Any, None]]
 
 
 class _Stream:
-    """The runs of one request, filled from one stream of messages, which ends when all of them are left.
+    """The runs of one request, fed from one stream of messages. The stream is closed when all runs were closed.
 
-    A request that was accepted may be refused later, when it has waited too long for its first slot. Then it is asked for elsewhere.
+    A replica may reject an accepted request later, if it has waited too long for its first slot. Another replica is tried then.
     """
 
     def __init__(
@@ -342,7 +347,7 @@ class _Stream:
         self._replica = replica
         self._messages = messages
         self._running, self._elsewhere, self._refused = running, elsewhere, refused
-        self._begun = False  # something was made
+        self._begun = False  # a run has made a token
         self._following = asyncio.create_task(self._follow())
 
     def _leave(self, run: Run) -> None:
@@ -386,7 +391,7 @@ class _Stream:
 
 
 async def _refusal(part: Awaitable[None]) -> QueueTooLong | None:
-    """Wait for a part. The refusal if it was refused, None if it was computed."""
+    """Wait for a part. Returns the error if the part was rejected, or None if it was computed."""
     try:
         await part
     except QueueTooLong as refusal:
@@ -415,7 +420,7 @@ def limits_of(described: Mapping[str, Any]) -> EncoderLimits:
 
 
 def row_bytes(manifest: contract.Manifest) -> dict[str, tuple[int, int]]:
-    """By output of an encoder's graph: the fixed bytes of a row, and the bytes that each token of its input adds."""
+    """Return, for each output of an encoder's graph, the fixed bytes of a row, and the bytes that each token of its input adds."""
     sizes = {}
     for output in manifest.graph.outputs:
         axes = output.shape[1:]

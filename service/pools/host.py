@@ -1,4 +1,4 @@
-"""A replica's end: the models of a pool, asked over `wire`. What a caller must be told crosses as an answer, never as an exception."""
+"""The replica's side: serves the models of a pool to gateways through `wire`. Errors for the caller are returned, never raised."""
 
 import asyncio
 import time
@@ -7,7 +7,8 @@ from types import MappingProxyType
 from typing import Any, cast
 
 from service.call import Call
-from service.catalog import Catalog, Model, Served
+from service.catalog import Catalog, Served
+from service.encoding.model import Model
 from service.errors import NotReady, Overloaded, RuntimeFailed, ServiceError
 from service.generation.runs import Runs
 from service.pools import messages, wire
@@ -18,28 +19,29 @@ _PROBE_S = 0.5
 
 
 class Host:
-    """Answers for the models of one catalog, on the event loop that it was started on."""
+    """Serves the models of one catalog, on the event loop on which it was started."""
 
     def __init__(self, catalog: Catalog) -> None:
         self.catalog = catalog
         self._probing: dict[str, asyncio.Task[bool]] = {}
 
     async def start(self) -> None:
-        """Load, test and time every bundle; raises what keeps one from it."""
+        """Load, test and time every bundle. Raises the error of the first bundle that fails."""
         await asyncio.to_thread(self.catalog.load)
         for model in self.catalog.models.values():
             model.engine.offered.counts_refusals = False  # gateways do
         self.catalog.start()
 
     async def describe(self) -> dict[str, dict[str, Any]]:
-        """What a gateway tells of each model, in JSON's terms."""
+        """Return, for each model, what a gateway needs to describe it, as JSON values."""
         return {name: self._described(model) for name, model in self.catalog.models.items()}
 
     async def heartbeat(self, refused: Mapping[str, float] = MappingProxyType({})) -> list[tuple[str, str, bool, int]]:
-        """Each model's name, its bundle's fingerprint, whether it answers, and for a generator the runs that it has or that wait.
+        """Return each model's name, its bundle's fingerprint, whether it is healthy, and for a generator its running and waiting runs.
 
-        A model whose last run failed is probed with a short input; a heartbeat does not wait long for that, since a gateway takes a late
-        heartbeat for silence. `refused`: by model, tokens or runs that the gateway has refused since its last heartbeat to any replica.
+        A model whose last run failed is probed with a short input. The heartbeat does not wait long for the probe, because a gateway
+        counts a late heartbeat as silence. `refused`: for each model, the tokens or runs that the gateway has rejected since its last
+        heartbeat to any replica.
         """
         for name, work in refused.items():
             if name in self.catalog.models:
@@ -61,7 +63,7 @@ class Host:
         ]
 
     async def encode(self, key: Key, message: tuple[Any, ...]) -> tuple[Any, ...]:
-        """An `EncodeMessage` -> ("done", *EncodeDone) or ("refused", Refusal)."""
+        """Encode the inputs of an `EncodeMessage`. Returns ("done", *EncodeDone) or ("refused", Refusal)."""
         task = wire.unpack_task(message)
         try:
             rows = await self._encoder(key).engine.run(task)
@@ -70,8 +72,8 @@ class Host:
         return "done", *wire.EncodeDone(wire.pack_rows(rows), task.spent.queue_s, task.spent.inference_s)
 
     async def encode_by_row(self, key: Key, message: tuple[Any, ...]) -> AsyncIterator[tuple[Any, ...]]:
-        """As `encode`, for rows that are sent early or are larger than a message: ("rows", [(index, row), ..]) as runs end,
-        ("piece", *Piece) of large rows, then as `encode`, without rows."""
+        """Like `encode`, but sends rows early, or in pieces if larger than a message: yields ("rows", [(index, row), ..]) as calls of
+        the runtime end, ("piece", *Piece) for large rows, then the result of `encode` without rows."""
         computed: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()
         task = wire.unpack_task(message, lambda at, row: computed.put_nowait((at, row)))
         try:
@@ -97,10 +99,10 @@ class Host:
             work.cancel()
 
     async def generate(self, key: Key, requests: bytes, session: str, waits: bool = True) -> AsyncIterator[tuple[Any, ...]]:
-        """The messages of `messages.py`, made plain.
+        """Yield the messages of `messages.py` as plain tuples.
 
-        Without `waits` a request is refused with Overloaded if no slot is free: another replica may have one. The first deltas are sent
-        at once, later ones are gathered for `stream_interval_s`, since every message has a fixed cost.
+        With `waits` False, a request is rejected with Overloaded if no slot is free, because another replica may have one. The first
+        deltas are sent at once, later ones are gathered for `stream_interval_s`, because every message has a fixed cost.
         """
         runs: Runs | None = None
         try:
@@ -132,7 +134,7 @@ class Host:
                 runs.close()
 
     async def attention(self, key: Key, ids: list[int], layers: list[int], left_s: float) -> AsyncIterator[tuple[Any, ...]]:
-        """("piece", layer, shape, numbers) of (H, N, N), a matrix of each head for each of the layers, or ("refused", error)."""
+        """Yield ("piece", layer, shape, numbers) for the attention weights of each layer, shape (H, N, N), or ("refused", error)."""
         try:
             maps = await self.catalog.attention(self._found(key), ids, layers, wire.deadline_in(left_s))
         except ServiceError as error:
@@ -143,14 +145,14 @@ class Host:
                 yield "piece", *piece
 
     async def check_health(self) -> None:
-        """RuntimeFailed for what only another process can mend."""
+        """Raise RuntimeFailed for a failure that only a new process can repair."""
         if reason := self.catalog.sick():
             raise RuntimeFailed(reason)
 
     def load(self) -> float:
-        """Work that was asked for since the last call, over what this replica can do meanwhile: see `service/runtime/offered.py`.
+        """Return the work requested since the last call, divided by what this replica can do in that time: see `runtime/offered.py`.
 
-        Encoders share its processor, so theirs adds up. Each generator has slots of its own, so that of the busiest counts.
+        The encoders share the processor, so their loads are added. Each generator has its own slots, so only the busiest one counts.
         """
         now = time.monotonic()
         computing = sum(model.engine.offered.load(now) for model in self.catalog.encoders.values())
@@ -170,11 +172,12 @@ class Host:
         return model
 
     def _encoder(self, key: Key) -> Model:
-        """A dead or stuck one too: gateways avoid a replica with unanswered requests, and quick refusals would attract more."""
+        """Return the encoder, even if it has failed or hangs: gateways avoid replicas with pending requests, but would send more work
+        to one that rejects it quickly."""
         return cast(Model, self._found(key))
 
     def _generator(self, key: Key) -> Any:
-        """Not a dead or stuck one, whose accepted runs would end with an error. Raises NotReady."""
+        """Return the generator. Raises NotReady if it has failed or hangs, because accepted runs would end with an error."""
         model = self._found(key)
         self.catalog.check(model)
         return model

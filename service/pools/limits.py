@@ -1,5 +1,5 @@
-"""How large a message between a gateway and a replica may be. Imported where Ray's flags are set, so it imports nothing."""
+"""The maximum sizes of messages between a gateway and a replica. Imports nothing, because it is used where Ray's flags are set."""
 
-MESSAGE_BYTES = 32 * 1024 * 1024  # a process refuses larger ones before it reads them
-PART_BYTES = 8 * 1024 * 1024  # numbers in one message; what is larger goes in several, so one fits with all that is around its numbers
-ASKED_BYTES = MESSAGE_BYTES - 1024 * 1024  # a request for text, which goes in one message
+MESSAGE_BYTES = 32 * 1024 * 1024  # larger messages are rejected unread
+PART_BYTES = 8 * 1024 * 1024  # array bytes per message, with ample room for its other fields; larger arrays are sent in pieces
+ASKED_BYTES = MESSAGE_BYTES - 1024 * 1024  # a request for text, sent in one message

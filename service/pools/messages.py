@@ -1,7 +1,8 @@
-"""The messages of a stream of text, from a replica to a gateway: named tuples at both ends, plain tuples in between.
+"""The messages of a text stream from a replica to a gateway: named tuples in both processes, sent as plain tuples.
 
-The order is Accepted, then Deltas as they come, then Ended; or Failed instead of the rest. The log-probabilities of a run's prompt come
-before its first delta, its attention before its last one. No message is larger than `limits.MESSAGE_BYTES`.
+The order is Accepted, then Deltas as they are made, then Ended. Failed may take the place of the remaining messages. The
+log-probabilities of a run's prompt are sent before its first delta, its attention before its last one. No message exceeds
+`limits.MESSAGE_BYTES`.
 """
 
 import time
@@ -14,7 +15,7 @@ from service.pools.limits import PART_BYTES
 from service.pools.wire import Piece, Pieces, pieces_of
 from service.telemetry.usage import Usage
 
-_LOGPROBS_AT_A_TIME = PART_BYTES // 64  # a token and its log-probability, pickled, with room to spare
+_LOGPROBS_AT_A_TIME = PART_BYTES // 64  # entries per message: one takes less than 64 bytes pickled
 
 PlainLogprob = tuple[Any, ...]  # the fields of a TokenLogprob
 
@@ -44,20 +45,20 @@ class RunDelta(NamedTuple):
 
 
 class Deltas(NamedTuple):
-    """What the runs have made since the last message."""
+    """The new tokens of all runs since the last message."""
 
     deltas: Sequence[RunDelta]
 
 
 class PromptPart(NamedTuple):
-    """The next log-probabilities of a run's prompt; None for its first token."""
+    """The next log-probabilities of a run's prompt; None for the prompt's first token."""
 
     run: int
     logprobs: tuple[PlainLogprob | None, ...]
 
 
 class AttentionPart(NamedTuple):
-    """The next numbers of a run's attention (T, N), which has the shape `shape`; T tokens of output."""
+    """The next values of a run's attention weights (T, N): T output tokens, N source tokens. `shape` is (T, N)."""
 
     token_ids: tuple[int, ...]
     run: int
@@ -70,7 +71,7 @@ class Ended(NamedTuple):
 
 
 class Failed(NamedTuple):
-    """The request was refused, or a run has failed."""
+    """The request was rejected, or a run has failed."""
 
     error: tuple[Any, ...]  # a packed `Refusal`
 
@@ -88,14 +89,14 @@ _NAMES = {kind: name for name, kind in _KINDS.items()}
 
 
 def plain(message: Message) -> tuple[Any, ...]:
-    """The name of the message's kind, then its fields."""
+    """Pack a message: the name of its class, then its fields."""
     if isinstance(message, Deltas):
         return "made", [tuple(each) for each in message.deltas]
     return _NAMES[type(message)], *message
 
 
 def named(packed: tuple[Any, ...]) -> Message:
-    """What `plain` was given."""
+    """Unpack a message packed by `plain`."""
     kind, *fields = packed
     if kind == "made":
         return Deltas([RunDelta(*each) for each in fields[0]])
@@ -104,7 +105,7 @@ def named(packed: tuple[Any, ...]) -> Message:
 
 
 def in_deltas(made: Sequence[RunDelta]) -> Iterator[Deltas]:
-    """As many at a time as a message can hold."""
+    """Split deltas into messages of at most the maximum size."""
     message: list[RunDelta] = []
     numbers = 0
     for each in made:
@@ -119,10 +120,10 @@ def in_deltas(made: Sequence[RunDelta]) -> Iterator[Deltas]:
 
 
 def prompt_parts(run: int, logprobs: Sequence[TokenLogprob | None]) -> Iterator[PromptPart]:
-    """As many at a time as a message can hold."""
+    """Split a prompt's log-probabilities into messages of at most the maximum size."""
     message: list[PlainLogprob | None] = []
     numbers = 0
-    for each in logprobs:  # which are made as they are looked at
+    for each in logprobs:  # iterating creates the entries
         message.append(None if each is None else tuple(each))
         numbers += 1 if each is None else 1 + len(each.top)
         if numbers >= _LOGPROBS_AT_A_TIME:
@@ -138,7 +139,7 @@ def attention_parts(run: int, attention: Attention) -> Iterator[AttentionPart]:
 
 
 class Receiver:
-    """Gives the messages of one stream to its runs."""
+    """Passes the messages of one stream to the runs that they belong to."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self._runs, self._pieces = runs, Pieces()

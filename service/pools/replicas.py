@@ -1,9 +1,9 @@
-"""What a gateway knows of each replica of a pool, and which of them it asks.
+"""The state of each replica of a pool, as one gateway sees it, and the choice of the replica for a request.
 
-Texts go to the replica with the fewest tokens of this gateway, runs to one with few runs, unless they belong to a session.
+Texts are sent to the replica with the fewest tokens of this gateway, runs to a replica with few runs or to that of their session.
 
-Each replica gets heartbeats of its own. A replica whose connection broke gets no calls until it answers a heartbeat. If it has answered
-none for `SILENCE_S`, its calls end with ReplicaLost.
+Each replica gets heartbeats. A replica whose connection failed gets no calls until it responds to a heartbeat. If a replica has
+responded to none for `SILENCE_S`, its calls end with ReplicaLost.
 """
 
 import asyncio
@@ -22,61 +22,61 @@ from service.errors import DeadlineExceeded, NotReady
 log = logging.getLogger("attnserve")
 
 HEARTBEAT_S = 1.0
-# Longer than any request holds an event loop; with a second attempt it is well under ten seconds.
+# Longer than any request blocks an event loop. With a second attempt it is well under ten seconds.
 SILENCE_S = 5.0
-_FRESH_S = 2.5  # a replica that has missed two heartbeats gets no new calls while there are others
-_RETRY_AFTER_S = 5.0  # about what Serve takes to replace a replica
+_FRESH_S = 2.5  # a replica that missed two heartbeats gets no new calls if there are others
+_RETRY_AFTER_S = 5.0  # about the time that Serve takes to replace a replica
 
 Key = tuple[str, str]  # a model's name and its bundle's fingerprint
 
 
 class ReplicaLost(NotReady):
-    """The replica that had the request is gone or silent."""
+    """The replica that had the request has ended or does not respond."""
 
     elsewhere = True
 
 
 class Pool(Protocol):
-    """Replicas of one kind. `service/deployment/split.py` has Ray behind it."""
+    """Replicas of one kind. `service/deployment/split.py` implements it with Ray."""
 
     def replicas(self) -> tuple[str, ...]:
         """Names of the available replicas; the same object until they change. A replacement has a new name."""
         ...
 
     async def call(self, replica: str, method: str, *arguments: Any) -> Any:
-        """Its answer. Cancelling the caller ends the work there. Raises ReplicaLost."""
+        """Call a method of a replica and return its result. Cancelling the call cancels the work there. Raises ReplicaLost."""
         ...
 
     def stream(self, replica: str, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
-        """Its messages. Closing ends the work there. Raises ReplicaLost."""
+        """Call a method of a replica and yield its messages. Closing the generator cancels the work there. Raises ReplicaLost."""
         ...
 
 
 class Replica:
-    """One replica, as this gateway knows it."""
+    """One replica, as seen by this gateway."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.heard = time.monotonic()  # Serve names a replica once it has passed its first check
+        self.heard = time.monotonic()  # initially now: Serve lists a replica once it has passed its first health check
         self.lost = False
-        self.load = 0  # tokens of this gateway's calls
-        self.runs: Counter[Key] = Counter()  # of this gateway
-        self.others: Mapping[Key, int] = {}  # runs of other gateways, by its last heartbeat
-        self.models: Mapping[Key, bool] | None = None  # by its last heartbeat, whether each is healthy
+        self.load = 0  # tokens of this gateway's pending calls
+        self.runs: Counter[Key] = Counter()  # this gateway's runs, by model
+        self.others: Mapping[Key, int] = {}  # runs of other gateways, from the last heartbeat
+        self.models: Mapping[Key, bool] | None = None  # whether each model is healthy, from the last heartbeat
         self.beating: asyncio.Task[None] | None = None
         self._calls: set[asyncio.Timeout] = set()
 
     def fits(self, key: Key) -> bool:
-        """Whether it serves this model and is healthy; assumed until its first heartbeat."""
+        """Whether the replica serves this model and the model is healthy. True before the first heartbeat."""
         return self.models is None or self.models.get(key, False)
 
     def pending(self, key: Key) -> int:
-        """Runs of this model that it has, or that wait there: those of this gateway now, those of others a heartbeat ago."""
+        """Number of running and waiting runs of this model on the replica: this gateway's now, others' as of the last heartbeat."""
         return self.runs[key] + self.others.get(key, 0)
 
     @contextlib.contextmanager
     def running(self, key: Key, runs: int) -> Iterator[None]:
-        """Around what it does for so many runs."""
+        """Count `runs` runs of the model on this replica while the context is open."""
         self.runs[key] += runs
         try:
             yield
@@ -84,7 +84,7 @@ class Replica:
             self.runs[key] -= runs
 
     def doubt(self, key: Key) -> None:
-        """A run of the model has failed: it counts as unhealthy until a heartbeat says otherwise."""
+        """Count the model as unhealthy until the next heartbeat, because one of its runs has failed."""
         self.models = {**(self.models or {}), key: False}
 
     def hear(self) -> None:
@@ -93,16 +93,17 @@ class Replica:
         self.heard, self.lost = time.monotonic(), False
 
     def give_up(self) -> None:
-        """End all calls to it."""
+        """Mark the replica as lost, and end all calls to it."""
         self.lost = True
         now = asyncio.get_running_loop().time()
         for call in self._calls:
-            if not call.expired():  # else its task is about to be cancelled already, and `reschedule` would raise
+            if not call.expired():  # an expired call is being cancelled already, and `reschedule` would raise
                 call.reschedule(now)
 
     @contextlib.asynccontextmanager
     async def asked(self, deadline: float = math.inf, tokens: int = 0) -> AsyncIterator[None]:
-        """Around a call of it. Raises ReplicaLost as soon as it is lost, DeadlineExceeded at `deadline` (time.monotonic())."""
+        """A context for one call of the replica. Raises ReplicaLost as soon as the replica is lost, and DeadlineExceeded at `deadline`
+        (time.monotonic())."""
         self.load += tokens
         left_s = deadline - time.monotonic()
         call = asyncio.timeout(None if left_s == math.inf else max(left_s, 0))
@@ -118,32 +119,32 @@ class Replica:
                 raise DeadlineExceeded("the request's deadline passed before its answer was there") from None
             raise ReplicaLost(f"the replica that had the request has been silent for {SILENCE_S:g} s: send it again") from None
         except ReplicaLost:
-            self.lost = True  # other calls may go on: one that is being stopped finishes what it has
+            self.lost = True  # other calls may continue: a replica that is being stopped completes them
             raise
         finally:
             self.load -= tokens
 
 
 class Replicas:
-    """The replicas of one pool, and what they serve."""
+    """The replicas of one pool, and the models that they serve."""
 
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.described: Mapping[str, dict[str, Any]] = {}
-        self.refused: Counter[str] = Counter()  # by model, tokens or runs that no replica took, until one is told
+        self.refused: Counter[str] = Counter()  # by model, tokens or runs that no replica accepted since the last heartbeat
         self._names: tuple[str, ...] = ()
         self._replicas: dict[str, Replica] = {}
         self._beating: asyncio.Task[None] | None = None
 
     async def connect(self) -> None:
-        """Wait until a replica answers, then keep listening to all of them."""
+        """Wait until a replica responds, then keep sending heartbeats to all replicas."""
         self._beating = asyncio.create_task(self._beat())
         while not self.described:
             await self.describe()
             await asyncio.sleep(0 if self.described else 0.05)
 
     async def describe(self) -> None:
-        """Learn from one of the replicas what it serves."""
+        """Ask one of the replicas which models it serves."""
         with contextlib.suppress(NotReady):
             replica = self.least(None)
             async with replica.asked():
@@ -160,32 +161,35 @@ class Replicas:
     # Which replica is asked ------------------------------------------------------------------------------------------------------------
 
     def least(self, key: Key | None, without: Collection[Replica] = ()) -> Replica:
-        """The one with the fewest tokens of this gateway's calls, not of `without` if there are others. NotReady if there is none."""
+        """Return the replica with the fewest tokens of this gateway's calls, if possible outside `without`. Raises NotReady if there
+        are none."""
         return min(self._able(key, without), key=lambda replica: (replica.load, random.random()))
 
     def freest(self, key: Key, without: Collection[Replica] = ()) -> Replica:
-        """Of two random replicas, the one with fewer runs. The numbers of other gateways' runs are a second old, so all gateways would
-        choose the same replica if each took the least busy. (Mitzenmacher, The power of two choices in randomized load balancing, 2001.)"""
+        """Return the one with fewer runs of two random replicas. Other gateways' runs are known from the last heartbeat only, so if
+        each gateway took the least busy replica, all would take the same. (Mitzenmacher, The power of two choices in randomized load
+        balancing, 2001.)"""
         able = self._able(key, without)
         return min(random.sample(able, min(len(able), 2)), key=lambda replica: replica.pending(key))
 
     def owner(self, session: str, key: Key, without: Collection[Replica] = ()) -> Replica:
-        """The replica of a session, the same for every gateway: by rendezvous hashing (Thaler and Ravishankar 1998), so that a replica that
-        comes or goes moves only its own sessions. Raises NotReady if there is none."""
+        """Return the replica of a session, the same for every gateway. Rendezvous hashing (Thaler and Ravishankar 1998) makes sure
+        that a new or lost replica moves only its own sessions. Raises NotReady if there is none."""
         able = self._able(key, without)
         return max(able, key=lambda replica: hashlib.blake2b(f"{replica.name} {session}".encode(), digest_size=8).digest())
 
     def others(self, key: Key, tried: Collection[Replica]) -> bool:
-        """Whether there is one to ask that was not tried."""
+        """Whether there is a replica that was not tried."""
         return bool(self._living()) and any(replica not in tried for replica in self._able(key))
 
     def check(self) -> None:
-        """NotReady where no replica answers."""
+        """Raise NotReady if no replica responds."""
         if not self._living():
             raise NotReady("no replica answers; they are being replaced: send the request again", retry_after_s=_RETRY_AFTER_S)
 
     def _able(self, key: Key | None, without: Collection[Replica] = ()) -> list[Replica]:
-        """The replicas that answer, have a healthy copy of the model and are not `without`, as far as there are such."""
+        """Return the replicas outside `without` that respond and have a healthy copy of the model. Drops a condition that none
+        meets."""
         self.check()
         living, now = self._living(), time.monotonic()
         living = [replica for replica in living if replica not in without] or living
@@ -198,7 +202,7 @@ class Replicas:
         return [replica for replica in self._replicas.values() if not replica.lost]
 
     def _follow(self, names: tuple[str, ...]) -> None:
-        """Update to the available replicas. One that left while silent is lost; one that left in order finishes its calls."""
+        """Update the set of replicas. A removed replica that was silent is lost; any other removed replica completes its calls."""
         now = time.monotonic()
         for replica in self._replicas.values():
             if replica.name not in names and now - replica.heard > _FRESH_S:
@@ -211,11 +215,11 @@ class Replicas:
     # Whether they answer ---------------------------------------------------------------------------------------------------------------
 
     def healthy(self, key: Key) -> bool:
-        """Whether any replica has answered that this model is."""
+        """Whether at least one replica has reported this model as healthy."""
         return any(replica.models is not None and replica.models.get(key, False) for replica in self._living())
 
     async def ask(self) -> None:
-        """Send a heartbeat to each, to learn whether its models are healthy; do not wait for silent ones."""
+        """Send a heartbeat to each replica, to learn whether its models are healthy. Does not wait for silent replicas."""
         self._living()
         beats = [self._heartbeat(replica) for replica in self._replicas.values()]
         if beats:
@@ -227,7 +231,7 @@ class Replicas:
             now = time.monotonic()
             self._living()
             for replica in self._replicas.values():
-                replica.heard += max(now - expected - HEARTBEAT_S, 0)  # while this process stood still, nothing could be heard
+                replica.heard += max(now - expected - HEARTBEAT_S, 0)  # while this process was stopped, it could receive nothing
                 if now - replica.heard > SILENCE_S:
                     if not replica.lost:
                         log.warning("a replica is silent", extra={"replica": replica.name, "seconds": round(now - replica.heard, 1)})
@@ -237,7 +241,7 @@ class Replicas:
             await asyncio.sleep(HEARTBEAT_S)
 
     def _heartbeat(self, replica: Replica) -> "asyncio.Task[None]":
-        """One at a time to each."""
+        """Send a heartbeat to a replica, unless one is pending already."""
         if replica.beating is None or replica.beating.done():
             replica.beating = asyncio.create_task(self._ask(replica))
         return replica.beating
@@ -248,12 +252,12 @@ class Replicas:
             async with asyncio.timeout(2 * SILENCE_S):
                 said = await self.pool.call(replica.name, "heartbeat", dict(refused))
         except BaseException as error:
-            self.refused.update(refused)  # for the next one
+            self.refused.update(refused)  # to be sent with the next heartbeat
             if isinstance(error, ReplicaLost):
                 replica.lost = True
             elif not isinstance(error, Exception):
                 raise
-            elif not isinstance(error, TimeoutError):  # of the way there: silence, whose reason the log has
+            elif not isinstance(error, TimeoutError):  # a TimeoutError is the replica's silence, which is logged elsewhere
                 log.exception("a replica could not be asked")
             return
         replica.models = {(name, fingerprint): healthy for name, fingerprint, healthy, _ in said}

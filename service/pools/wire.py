@@ -1,7 +1,7 @@
-"""What crosses between a gateway and an engine in another process: tuples, strings, numbers, bytes and numpy arrays, and nothing else.
+"""The values sent between a gateway and an engine in another process: tuples, strings, numbers, bytes and numpy arrays only.
 
-Ray carries them as pickles within its cluster; so none of them names a class of this project, and an error crosses as its fields.
-Moments (`time.monotonic()`) mean nothing elsewhere: a deadline crosses as the seconds that are left.
+Ray pickles them within its cluster, so none of them refers to a class of this project, and an error is sent as its fields. Times of
+`time.monotonic()` have no meaning in another process, so a deadline is sent as the remaining seconds.
 """
 
 import inspect
@@ -37,7 +37,7 @@ class Refusal(NamedTuple):
 
 
 class EncodeMessage(NamedTuple):
-    """An `EncodeTask`, or a part of one. `inputs`: of each its ids, int32 (N,), and its types, uint8 (N,) or None."""
+    """An `EncodeTask`, or a part of it. `inputs`: for each input its ids, int32 (N,), and its token types, uint8 (N,) or None."""
 
     inputs: list[tuple[Any, Any]]
     output: str
@@ -49,7 +49,8 @@ class EncodeMessage(NamedTuple):
 
 
 class EncodeDone(NamedTuple):
-    """The end of an encoding: the rows that were not sent before, each an array or a `Refusal`, and the seconds of `Spent`."""
+    """The end of an encoding: the rows that were not sent before (each an array or a `Refusal`), and the times of `Spent` in
+    seconds."""
 
     rows: list[Any]
     queue_s: float
@@ -57,7 +58,7 @@ class EncodeDone(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of an array that is larger than a message: the array's number and shape, and its next numbers, flat."""
+    """A part of an array that is larger than a message: the array's index and shape, and its next values, flat."""
 
     array: int
     shape: tuple[int, ...]
@@ -76,7 +77,7 @@ def deadline_in(left_s: float) -> float:
 
 
 def pack_error(error: ServiceError) -> tuple[Any, ...]:
-    """A `Refusal`. An error of a class that `service/errors.py` does not have is sent as the nearest base class that it has."""
+    """Pack an error as a `Refusal`. If its class is not in `service/errors.py`, it is sent as its nearest base class there."""
     kind = next(each.__name__ for each in type(error).__mro__ if _KINDS.get(each.__name__) is each)
     return tuple(Refusal(kind, error.message, error.param, float(getattr(error, "retry_after_s", 0.0))))
 
@@ -110,7 +111,7 @@ def unpack_rows(packed: Sequence[Any]) -> list[RowOrError]:
 
 
 def pack_task(task: EncodeTask, inputs: list[tuple[Any, Any]]) -> tuple[Any, ...]:
-    """An `EncodeMessage` with these packed inputs of the task."""
+    """Pack a task as an `EncodeMessage` with these packed inputs."""
     left_s = seconds_left(task.deadline)
     return tuple(EncodeMessage(inputs, task.output, int(task.lane), left_s, task.client, task.traceparent, task.use_cache))
 
@@ -133,7 +134,7 @@ def unpack_task(packed: Sequence[Any], on_row: OnRow | None = None) -> EncodeTas
 
 
 def pieces_of(index: int, array: Array) -> Iterator[tuple[Any, ...]]:
-    """The array as each `Piece`, short enough for a message."""
+    """Split an array into `Piece` tuples, each short enough for a message."""
     flat = array.reshape(-1)
     step = PART_BYTES // array.itemsize
     for first in range(0, max(len(flat), 1), step):
@@ -141,13 +142,13 @@ def pieces_of(index: int, array: Array) -> Iterator[tuple[Any, ...]]:
 
 
 class Pieces:
-    """Joins the pieces of arrays. Those of one array arrive in their order."""
+    """Joins pieces to arrays. The pieces of one array must arrive in order."""
 
     def __init__(self) -> None:
         self._received: dict[int, list[Any]] = {}
 
     def join(self, piece: Piece) -> Array | None:
-        """The whole array, once its last piece is there."""
+        """Add a piece. Returns the whole array after its last piece, else None."""
         received = self._received.setdefault(piece.array, [])
         received.append(piece.numbers)
         if sum(map(len, received)) < math.prod(piece.shape):
@@ -158,7 +159,7 @@ class Pieces:
 
 
 def rows_in_messages(rows: Sequence[tuple[int, RowOrError]]) -> Iterator[tuple[Any, ...]]:
-    """("rows", [(index, row), ..]) with as many rows as a message can hold, and ("piece", *Piece) for each row that is larger."""
+    """Pack rows: yield ("rows", [(index, row), ..]) with as many rows as fit into a message, and ("piece", *Piece) for larger rows."""
     message: list[tuple[int, Any]] = []
     size_bytes = 0
     for at, row in rows:
@@ -180,8 +181,8 @@ def rows_in_messages(rows: Sequence[tuple[int, RowOrError]]) -> Iterator[tuple[A
 
 
 class TextRequest(BaseModel):
-    """One API request, for a decoder or for an encoder-decoder. Runs that differ by their seeds alone cross as one with many seeds, so that
-    128 runs of a long prompt carry it once. Each `deadline` is the seconds that are left."""
+    """One API request for a decoder or an encoder-decoder. Runs that differ only by their seeds are sent as one with many seeds, so
+    that 128 runs of a long prompt contain it once. Each `deadline` is the remaining time in seconds."""
 
     model_config = ConfigDict(ser_json_inf_nan="strings")
 
@@ -190,7 +191,7 @@ class TextRequest(BaseModel):
 
 
 def pack_requests(requests: Sequence[GenerationRequest]) -> bytes:
-    """Raises NeverFits for what is larger than a message may be."""
+    """Pack the runs of one API request. Raises NeverFits if they are larger than a message may be."""
     groups: list[tuple[GenerationRequest, list[int]]] = []
     for request in requests:
         alike = replace(request, sampling=replace(request.sampling, seed=0))

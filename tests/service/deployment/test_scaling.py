@@ -13,7 +13,7 @@ import pytest
 
 from service.deployment.scaling import ENCODER_TARGET, GATEWAY_TARGET, GENERATOR_TARGET, LOAD, ByLoad
 from service.encoding.batching import PendingRequest, QueuedInput
-from service.encoding.queue import EncoderQueue
+from service.encoding.queue import EncoderLimits, EncoderQueue
 from service.encoding.request import EncodeTask
 from service.errors import Overloaded
 from service.generation.admission import Admission as SlotAdmission
@@ -22,7 +22,6 @@ from service.generation.request import GenerationRequest, Sampling
 from service.generation.run import Run
 from service.generation.sequence import Sequence
 from service.generation.submission import Submission
-from service.overload.encoder import EncoderLimits
 from service.runtime.lanes import Lane
 from service.runtime.offered import Offered, OfferedSlots
 from service.telemetry.usage import Usage
@@ -96,7 +95,7 @@ class Encoder:
     def ask(self, client: str, tokens: int) -> None:
         """Raises Overloaded."""
         now = self._clock.now
-        self._queue.admission.check(Lane.INTERACTIVE, now, client)
+        self._queue.check(Lane.INTERACTIVE, now, client)
         work = PendingRequest(EncodeTask(inputs=[Encoded([0] * tokens, None, tokens)], output="embedding"), now)
         item = QueuedInput([0] * tokens, None, "embedding", Lane.INTERACTIVE, now, b"", [(work, 0)], client)
         self._queue.enter([item], Lane.INTERACTIVE, now, math.inf)

@@ -13,12 +13,12 @@ from models.encoder_decoder.search import attended
 from service.catalog import Catalog
 from service.errors import DeadlineExceeded, NotReady, Overloaded, RuntimeFailed
 from service.generation.admission import QueueLimits
-from service.generation.model import Generating
+from service.generation.model import Generating, Generator
+from service.pools import wire
 from service.pools.client import PoolGenerator
 from service.pools.host import Host
 from service.pools.replicas import ReplicaLost, Replicas
 from service.seq2seq.engine import WritingEngine
-from service.seq2seq.model import WritingModel
 from service.settings import Settings
 from tests.encoder_decoders import random_encoder_decoder
 from tests.service.fakes import PATIENCE_S, until
@@ -35,7 +35,7 @@ class Replica(Catalog):
         self.session = TorchSession(random_encoder_decoder())
         self._limits = QueueLimits(max_wait_s=PATIENCE_S, **limits)
 
-    def open_writer(self, model: WritingModel) -> Generating:
+    def open_writer(self, model: Generator) -> Generating:
         return WritingEngine(self.session, model.vocabulary, limits=self._limits, metrics=model.metrics)
 
     @property
@@ -104,10 +104,12 @@ async def test_who_leaves_all_runs_of_a_request_gives_its_rows_back(writing: Wri
         assert [N for _, N in replica.session.sizes] == [len("a thousand and one"), *[1] * len(cut(expected[0].tolist()))]
 
 
-async def test_a_deadline_ends_what_is_written_and_what_waits(writing: Writing) -> None:
+async def test_a_deadline_ends_what_is_written_and_what_waits(writing: Writing, monkeypatch: pytest.MonkeyPatch) -> None:
     async with writing(slots=1) as (engine, _, replica):
         replica.session.hold()
         deadline = time.monotonic() + 0.2
+        # Seconds that remain are sent, so a slow way there makes the replica's deadline later. Here both have one clock.
+        monkeypatch.setattr(wire, "deadline_in", lambda left_s: deadline)
         runs = [(await engine.open([asked(deadline=deadline)], "key"))[0] for _ in range(2)]
         await stepping(replica)
         await until(lambda: time.monotonic() > deadline)
