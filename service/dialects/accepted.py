@@ -1,67 +1,74 @@
-"""Fields that clients of each dialect may send and this service does not use: the lists for rule 2 of `fields.py`.
+"""Lists the fields that clients of each dialect may send but this service does not use. Rule 2 of `http/fields.py` applies to
+them.
 
-Sources: the types of openai-python, cohere-python and huggingface_hub, and the request schemas of vLLM, text-embeddings-inference,
-text-generation-inference, Jina, Cohere and Triton's extensions of the Open Inference Protocol.
+Sources: the types of openai-python, cohere-python and huggingface_hub, and the request schemas of vLLM,
+text-embeddings-inference, text-generation-inference, Jina, Cohere and Triton's extensions of the Open Inference Protocol.
 """
 
 from service.http.fields import Other, Others, ignored
 
-_ONE_TEXT = "no model here reads anything but text"
-_NO_TEMPLATE = "the model's own chat template is used as it is"
-_LANES = "requests are served in order; the header x-lane chooses between interactive and bulk"
-_NOT_STORED = "nothing is stored by this service"
-_WINDOW = "no input is cut unseen; shorten it"
-_PREFIX_CACHE = "prompts are not kept from one request to the next"
+
+def _all(other: Other, *names: str) -> Others:
+    """Map each of the field `names` to the same entry `other`."""
+    return dict.fromkeys(names, other)
+
+
+_TEXT_ONLY = Other("models read text only")
+_NO_TEMPLATE = Other("the chat template of the model cannot be changed")
+_PLAIN_TEXT = Other("no chat template is applied to the texts")
+_LANES = Other("requests are served in order; the header x-lane selects interactive or bulk")
+_NOT_STORED = "this service stores nothing"
+_NO_TRUNCATION = Other("prompts are never truncated; send a shorter one")
+_NO_PREFIX_CACHE = "prompts are not cached between requests"
+_NO_REASONING = "models write no separate reasoning"
+_NO_MODERATION = "content is not moderated"
+_BY_MODEL_LENGTH = "documents are truncated to the model's limit"
+_NO_PLUGINS = ignored("only plugins read it, and there are none")
 
 # vLLM's extra parameters, on every route of its own --------------------------------------------------------------------------------------
 
 _VLLM: Others = {
-    "priority": Other(_LANES),
-    "request_id": ignored("the header x-request-id names a request"),
-    "mm_processor_kwargs": Other(_ONE_TEXT),
-    "cache_salt": Other(_PREFIX_CACHE),
-    "kv_transfer_params": Other("a state is not moved by requests"),
+    "priority": _LANES,
+    "request_id": ignored("the header x-request-id sets the id of a request"),
+    "mm_processor_kwargs": _TEXT_ONLY,
+    "cache_salt": Other(_NO_PREFIX_CACHE),
+    "kv_transfer_params": Other("requests cannot transfer the state of a model"),
     "vllm_xargs": Other("there are no custom extensions"),
 }
 _SAMPLING: Others = {
     **_VLLM,
-    "truncate_prompt_tokens": Other(_WINDOW),
-    "use_beam_search": Other("decoders draw; encoder-decoders take `num_beams`"),
-    "length_penalty": Other("no beam is ranked by it", accepts=(1,)),
-    "spaces_between_special_tokens": ignored("tokens bring their own spaces"),
-    "detokenize": Other("answers are text", accepts=(True,), empty=False),
+    "truncate_prompt_tokens": _NO_TRUNCATION,
+    "use_beam_search": Other("decoders sample; encoder-decoders have beam search with `num_beams`"),
+    "length_penalty": Other("beams are not ranked by length", accepts=(1,)),
+    "spaces_between_special_tokens": ignored("no spaces are inserted between tokens"),
+    "detokenize": Other("answers are always text", accepts=(True,), empty=False),
     "bad_words": Other("use `logit_bias`"),
-    "logits_processors": Other("no code is taken from requests"),
-    "return_tokens_as_token_ids": Other("tokens are told as text"),
-    "return_token_ids": Other("tokens are told as text; /tokenize gives ids"),
-    "guided_decoding_backend": ignored("there is one"),
-    "guided_whitespace_pattern": Other("white space is as the grammar allows it"),
+    "logits_processors": Other("requests cannot contain code"),
+    "return_tokens_as_token_ids": Other("tokens are sent as text"),
+    "return_token_ids": Other("tokens are sent as text; /tokenize gives ids"),
+    "guided_decoding_backend": ignored("there is only one backend"),
+    "guided_whitespace_pattern": Other("the grammar defines the white space"),
     "structural_tag": Other("use `structured_outputs`"),
     "prompt_embeds": Other("prompts are text or token ids"),
-    "repetition_detection": Other("nothing here looks for repetitions"),
-    "echo": Other("only /v1/completions gives the prompt back"),
-    "thinking_token_budget": Other("no model here reasons apart from its answer"),
+    "repetition_detection": Other("repetitions are not detected"),
+    "echo": Other("only /v1/completions can repeat the prompt"),
+    "thinking_token_budget": Other(_NO_REASONING),
 }
 _OPENAI: Others = {
-    "prompt_cache_retention": ignored(_PREFIX_CACHE),
-    "prompt_cache_options": ignored(_PREFIX_CACHE),
-    "moderation": Other("nothing is moderated here"),
+    **_all(ignored(_NO_PREFIX_CACHE), "prompt_cache_retention", "prompt_cache_options"),
+    "moderation": Other(_NO_MODERATION),
 }
-_OF_CHATS: Others = {
-    "store": Other(_NOT_STORED),
-    "service_tier": Other("there is one tier", accepts=("auto", "default")),
-    "safety_identifier": ignored("nothing is moderated here"),
-    "prompt_cache_key": ignored(_PREFIX_CACHE),
-    "metadata": ignored(_NOT_STORED),
-}
-
 COMPLETIONS: Others = {
     **{name: other for name, other in _SAMPLING.items() if name != "echo"},
     **_OPENAI,
-    **_OF_CHATS,
+    "store": Other(_NOT_STORED),
+    "service_tier": Other("there is only one tier", accepts=("auto", "default")),
+    "safety_identifier": ignored(_NO_MODERATION),
+    "prompt_cache_key": ignored(_NO_PREFIX_CACHE),
+    "metadata": ignored(_NOT_STORED),
     "suffix": Other("no model here fills in the middle"),
     "add_special_tokens": Other(
-        "the tokenizer's own are put before the prompt; send token ids to do without", accepts=(True,), empty=False
+        "the tokenizer adds its special tokens to texts; send token ids to avoid that", accepts=(True,), empty=False
     ),
     "response_format": Other("use `structured_outputs`", accepts=({"type": "text"},)),
 }
@@ -69,150 +76,130 @@ CHAT: Others = {
     **_SAMPLING,
     **_OPENAI,
     "best_of": Other("use `n`", accepts=(1,)),
-    "reasoning_effort": Other("no model here reasons apart from its answer", accepts=("none",)),
-    "include_reasoning": ignored("no model here reasons apart from its answer"),
-    "verbosity": Other("it is one of low, medium and high, and none of them changes anything", accepts=("low", "medium", "high")),
-    "prediction": ignored("it makes OpenAI faster and changes no answer"),
-    "audio": Other(_ONE_TEXT),
-    "web_search_options": Other("nothing is searched here", empty=False),
+    "reasoning_effort": Other(_NO_REASONING, accepts=("none",)),
+    "include_reasoning": ignored(_NO_REASONING),
+    "verbosity": Other("only low, medium and high are accepted; none of them has an effect", accepts=("low", "medium", "high")),
+    "prediction": ignored("it changes only the speed of OpenAI's service, not the answer"),
+    "audio": _TEXT_ONLY,
+    "web_search_options": Other("there is no web search", empty=False),
     "functions": Other("use `tools`"),
     "function_call": Other("use `tool_choice`", accepts=("none", "auto")),
-    "chat_template": Other(_NO_TEMPLATE),
-    "chat_template_kwargs": Other(_NO_TEMPLATE),
-    "add_generation_prompt": Other(_NO_TEMPLATE, accepts=(True,), empty=False),
-    "continue_final_message": Other(_NO_TEMPLATE),
-    "add_special_tokens": Other("the chat template writes them"),
-    "documents": Other(_NO_TEMPLATE),
-    "suffix": Other("a message has no suffix"),
+    **_all(_NO_TEMPLATE, "chat_template", "chat_template_kwargs"),
+    "add_generation_prompt": Other(_NO_TEMPLATE.because, accepts=(True,), empty=False),
+    "continue_final_message": _NO_TEMPLATE,
+    "add_special_tokens": Other("the chat template writes the special tokens"),
+    "documents": _NO_TEMPLATE,
+    "suffix": Other("messages have no suffix"),
 }
 MESSAGE: Others = {
-    "audio": Other(_ONE_TEXT),
+    "audio": _TEXT_ONLY,
     "function_call": Other("use `tool_calls`"),
-    "annotations": ignored("they belong to an answer that was sent back"),
-    "reasoning": Other("no model here reasons apart from its answer"),
-    "reasoning_content": Other("no model here reasons apart from its answer"),
+    "annotations": ignored("only answers have annotations"),
+    **_all(Other(_NO_REASONING), "reasoning", "reasoning_content"),
 }
 RESPONSES: Others = {
     **_SAMPLING,
     **_OPENAI,
-    "reasoning": Other("no model here reasons apart from its answer", accepts=({"effort": "none"},)),
+    "reasoning": Other(_NO_REASONING, accepts=({"effort": "none"},)),
     "conversation": Other("answers are not stored by this service; send the conversation as `input`"),
-    "prompt": Other("no prompts are stored by this service"),
-    "max_tool_calls": ignored("no tool is called here"),
-    "context_management": Other(_WINDOW),
-    "background_options": Other("answers are not made in the background"),
-    "image": Other(_ONE_TEXT),
-    "access_programs": Other("there are none"),
-    "prompt_logprobs": Other("only /v1/completions and /v1/chat/completions tell them"),
-    "n": Other("a response is one answer; /v1/chat/completions takes `n`", accepts=(1,)),
+    "prompt": Other("this service does not store prompts"),
+    "max_tool_calls": ignored("this service executes no tools"),
+    "context_management": _NO_TRUNCATION,
+    "background_options": Other("there are no answers in the background"),
+    "image": _TEXT_ONLY,
+    "access_programs": Other("there are no access programs"),
+    "prompt_logprobs": Other("only /v1/completions and /v1/chat/completions have them"),
+    "n": Other("there is one answer per request; /v1/chat/completions takes `n`", accepts=(1,)),
 }
 IMAGES: Others = {
-    "moderation": Other("nothing is moderated here", accepts=("auto", "low")),
+    "moderation": Other(_NO_MODERATION, accepts=("auto", "low")),
     "style": Other("a model has one style"),
-    "output_compression": Other("a PNG loses nothing", accepts=(100,)),
-    "frame_count": Other("a picture has one frame", accepts=(1,)),
-    "frame_duration_ms": Other("a picture has one frame"),
-    "complexity": Other("a picture is as the model draws it"),
+    "output_compression": Other("PNG compression is lossless", accepts=(100,)),
+    "frame_count": Other("pictures have one frame", accepts=(1,)),
+    "frame_duration_ms": Other("pictures have one frame"),
+    "complexity": Other("the model alone decides about the picture"),
     "svg": Other("pictures are PNG files"),
-    "input_fidelity": Other("no picture is read"),
+    "input_fidelity": Other("the input is text only"),
 }
 
 # Vectors and scores ----------------------------------------------------------------------------------------------------------------------
 
-_NO_ROLES = "use `prompt_name` or `prompt`"
-_NO_CHUNKS = "a text gives one vector"
 EMBEDDINGS: Others = {
     **_VLLM,
     "messages": Other("send the text as `input`", empty=False),
-    "additional_data": ignored("plugins read it, and there are none"),
-    "add_special_tokens": Other("models are fed what they were trained on; send token ids to do without", accepts=(True,), empty=False),
+    "additional_data": _NO_PLUGINS,
+    "add_special_tokens": Other("special tokens are added as in training; send token ids to avoid that", accepts=(True,), empty=False),
     "embed_dtype": Other("`encoding_format` has int8, uint8, binary and ubinary", accepts=("float32",)),
     "endianness": Other("base64 is little-endian", accepts=("native", "little")),
-    "chat_template": Other("the text is read as it is"),
-    "chat_template_kwargs": Other("the text is read as it is"),
-    "continue_final_message": Other("the text is read as it is"),
-    "add_generation_prompt": Other("the text is read as it is"),
+    **_all(_PLAIN_TEXT, "chat_template", "chat_template_kwargs", "continue_final_message", "add_generation_prompt"),
     "use_activation": Other("use `normalize`", accepts=(True,), empty=False),
-    "task": Other(_NO_ROLES),
-    "input_type": Other(_NO_ROLES),
-    "late_chunking": Other(_NO_CHUNKS),
-    "return_multivector": Other(_NO_CHUNKS),
+    **_all(Other("use `prompt_name` or `prompt`"), "task", "input_type"),
+    **_all(Other("there is one vector per text"), "late_chunking", "return_multivector"),
     "embedding_type": Other("use `encoding_format`", accepts=("float",)),
     "normalized": Other("use `normalize`", accepts=(True,), empty=False),
     "output_dimension": Other("use `dimensions`"),
     "output_dtype": Other("use `encoding_format`", accepts=("float",)),
     "truncation": Other("use `truncate`", accepts=(True,), empty=False),
-    "modality": Other(_ONE_TEXT, accepts=("text",)),
+    "modality": Other(_TEXT_ONLY.because, accepts=("text",)),
 }
 TEI_PREDICT: Others = {
-    "options": ignored("they are for a hosted service that loads models on demand"),
+    "options": ignored("they concern a hosted service that loads models on demand"),
     "stream": Other("send `Accept: application/x-ndjson` to /embed"),
 }
-TEI: Others = {**TEI_PREDICT, "parameters": Other("this route takes its fields beside its inputs")}
-TEI_EMBED: Others = {**TEI, "encoding_format": Other("numbers are sent; /v1/embeddings knows other forms", accepts=("float",))}
+TEI: Others = {**TEI_PREDICT, "parameters": Other("the fields of this route are beside `inputs`, not inside `parameters`")}
+TEI_EMBED: Others = {**TEI, "encoding_format": Other("vectors are lists of numbers; /v1/embeddings has other formats", accepts=("float",))}
 TEI_EMBED_ALL: Others = {
     **TEI_EMBED,
-    "normalize": Other("the vectors of tokens are not normalised"),
-    "dimensions": Other("the vectors of tokens are not shortened"),
+    "normalize": Other("vectors of tokens are not normalised"),
+    "dimensions": Other("vectors of tokens are not truncated"),
 }
-TEI_RERANK: Others = {**TEI, "top_n": Other("all texts are answered; the route's other form, with `documents`, takes `top_n`")}
+TEI_RERANK: Others = {**TEI, "top_n": Other("all texts are sent; the other form of this route, with `documents`, takes `top_n`")}
 PIPELINE: Others = {
     "truncation": Other("use `truncate`", accepts=(True,), empty=False),
     "max_length": Other("use `truncate`"),
 }
 COHERE_EMBED: Others = {"embedding_type": Other("use `embedding_types`", accepts=("float",)), "dimensions": Other("use `output_dimension`")}
 COHERE_RERANK: Others = {
-    "relevant_spans": Other("scores belong to whole documents"),
-    "rank_fields": Other("a document is its `text`", accepts=(["text"],)),
-    "max_chunks_per_doc": Other("a document is read in one piece", accepts=(1, 10)),
+    "relevant_spans": Other("there is one score per document"),
+    "rank_fields": Other("only the `text` of a document is read", accepts=(["text"],)),
+    "max_chunks_per_doc": Other("documents are not split", accepts=(1, 10)),
 }
 JINA: Others = {
     **_VLLM,
     **COHERE_RERANK,
-    "additional_data": ignored("plugins read it, and there are none"),
-    "user": ignored("requests are not told apart by it"),
-    "truncate_prompt_tokens": Other("documents are cut to the model's length"),
-    "truncate": Other("documents are cut to the model's length", accepts=(True,), empty=False),
-    "truncation": Other("documents are cut to the model's length", accepts=(True,), empty=False),
-    "max_doc_length": Other("documents are cut to the model's length"),
-    "max_query_length": Other("the query is cut to the model's length"),
-    "max_tokens_per_doc": Other("documents are cut to the model's length; /v2/rerank takes it", accepts=(4096,)),
+    "additional_data": _NO_PLUGINS,
+    "user": ignored("requests are identified by their API key"),
+    "max_tokens_per_doc": Other(f"{_BY_MODEL_LENGTH}; /v2/rerank takes it", accepts=(4096,)),
+    **_all(Other(_BY_MODEL_LENGTH), "truncate_prompt_tokens", "max_doc_length"),
+    **_all(Other(_BY_MODEL_LENGTH, accepts=(True,), empty=False), "truncate", "truncation"),
+    "max_query_length": Other("the query is truncated to the model's limit"),
     "return_embeddings": Other("/v1/embeddings gives vectors"),
-    "use_activation": Other("use `raw_scores`", accepts=(True,), empty=False),
-    "activation": Other("use `raw_scores`", accepts=(True,), empty=False),
-    "chat_template": Other("the texts are read as they are"),
-    "chat_template_kwargs": Other("the texts are read as they are"),
+    **_all(Other("use `raw_scores`", accepts=(True,), empty=False), "use_activation", "activation"),
+    **_all(_PLAIN_TEXT, "chat_template", "chat_template_kwargs"),
 }
 TOKENIZE: Others = {
-    "continue_final_message": Other(_NO_TEMPLATE),
-    "chat_template": Other(_NO_TEMPLATE),
-    "chat_template_kwargs": Other(_NO_TEMPLATE),
-    "mm_processor_kwargs": Other(_ONE_TEXT),
-    "tools": Other("tools are shown to the model by /v1/chat/completions"),
+    **_all(_NO_TEMPLATE, "continue_final_message", "chat_template", "chat_template_kwargs"),
+    "mm_processor_kwargs": _TEXT_ONLY,
+    "tools": Other("only /v1/chat/completions gives tools to the model"),
 }
 
 # Open Inference Protocol, with Triton's extensions ---------------------------------------------------------------------------------------
 
-_NO_SEQUENCES = "requests do not belong to sequences"
 OIP_REQUEST: Others = {
-    "sequence_id": Other(_NO_SEQUENCES),
-    "sequence_start": Other(_NO_SEQUENCES),
-    "sequence_end": Other(_NO_SEQUENCES),
-    "priority": Other(_LANES),
+    **_all(Other("there are no sequences of requests"), "sequence_id", "sequence_start", "sequence_end"),
+    "priority": _LANES,
     "timeout": Other("the header x-request-timeout-ms sets a deadline"),
 }
-_NO_SHARED_MEMORY: Others = {
-    "shared_memory_region": Other("tensors come and go in bodies"),
-    "shared_memory_offset": Other("tensors come and go in bodies"),
-    "shared_memory_byte_size": Other("tensors come and go in bodies"),
-}
-OIP_INPUT: Others = {**_NO_SHARED_MEMORY, "content_type": ignored("the datatype says what the data is")}
+_NO_SHARED_MEMORY = _all(
+    Other("tensors are sent only in bodies"), "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
+)
+OIP_INPUT: Others = {**_NO_SHARED_MEMORY, "content_type": ignored("the datatype defines the content")}
 OIP_OUTPUT: Others = {**_NO_SHARED_MEMORY, "classification": Other("/predict sorts labels by their scores")}
 
 # text-generation-inference ---------------------------------------------------------------------------------------------------------------
 
 TGI: Others = {
-    "adapter_id": Other("there are no adapters; a model of its own is chosen by name"),
-    "best_of": Other("a prompt has one continuation", accepts=(1,)),
-    "watermark": Other("texts bear no watermark"),
+    "adapter_id": Other("there are no adapters; a fine-tuned model has a name of its own"),
+    "best_of": Other("there is one completion per prompt", accepts=(1,)),
+    "watermark": Other("texts are not watermarked"),
 }

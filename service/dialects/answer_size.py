@@ -1,11 +1,16 @@
-"""An upper bound on the bytes of an answer, before it is computed.
+"""Computes upper bounds on the size of an answer in bytes, before the answer is generated.
 
-Every token counts as the longest of the vocabulary. The most likely tokens of a position are all different, so they count as the longest.
+Every token counts as the longest of the vocabulary. The k most likely tokens of a position are all different, so they count as
+the k longest tokens.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from service.dialects.generation import most_tokens
 from service.errors import NeverFits
+from service.generation.model import Generator
+from service.generation.request import GenerationRequest
 from service.generation.text import Vocabulary
 from service.settings import Settings
 
@@ -27,7 +32,7 @@ class AnswerSize:
         return tokens * max(self.vocabulary.widest[:1], default=0)
 
     def chat_logprobs(self, tokens: int, top: int | None) -> int:
-        """`top`: the number of most likely tokens for each token; None: no log-probabilities."""
+        """Return the maximum bytes of chat's log-probabilities with `top` alternatives per token; 0 if `top` is None."""
         if top is None:
             return 0
         own, others = sum(self.vocabulary.widest_with_bytes[:1]), sum(self.vocabulary.widest_with_bytes[:top])
@@ -45,15 +50,26 @@ class AnswerSize:
         return tokens * (sum(self.vocabulary.widest[: top + 1]) + (1 + top) * _PROMPT_ENTRY)
 
     def tgi_tokens(self, tokens: int, top: int) -> int:
-        """Tokens of text-generation-inference's details, with the likeliest ones of each position."""
+        """Return the maximum bytes of text-generation-inference's token details with `top` alternatives per token."""
         widest = self.vocabulary.widest
         return tokens * (sum(widest[:1]) + sum(widest[:top]) + (1 + top) * _TGI_ENTRY + 2)
 
 
-def check_size(size: int, n: int, settings: Settings, *, fields: str, streamable: bool) -> None:
-    """Raise NeverFits if `n` choices of `size` bytes exceed `max_answer_bytes`. `fields` make the answer smaller."""
+def check_size(size: int, n: int, settings: Settings, *, fields: Mapping[str, object], streamable: bool) -> None:
+    """Raise NeverFits if `n` choices of `size` bytes each exceed `max_answer_bytes`. Its message advises lower values of `fields`."""
     could, most = n * (size + _AROUND), settings.max_answer_bytes
     if could > most:
-        advice = f"lower {fields}" + (", or send stream=true" if streamable else "")
+        names = [name for name, value in fields.items() if value]
+        advice = f"lower {', '.join(names)}" + (", or send stream=true" if streamable else "")
         message = f"the answer could have {could} bytes ({n} choices of {size}) and the most is {most}: {advice}"
-        raise NeverFits(message, param=fields.partition(",")[0])
+        raise NeverFits(message, param=names[0])
+
+
+def check_chat_size(
+    model: Generator, asked: GenerationRequest, settings: Settings, *, n: int = 1, fields: Mapping[str, object], streamable: bool = False
+) -> None:
+    """Raise NeverFits if `n` choices in chat's format could exceed `max_answer_bytes`. The prompt's log-probabilities count once."""
+    size, tokens = AnswerSize(model.vocabulary), most_tokens(model, asked.max_tokens, len(asked.prompt))
+    once = size.prompt_logprobs(len(asked.prompt), asked.prompt_logprobs)
+    each = size.text(tokens) + size.chat_logprobs(tokens, asked.top_logprobs)
+    check_size(each + -(-once // n), n, settings, fields=fields, streamable=streamable)

@@ -1,7 +1,8 @@
-"""`/v1/attention`: what every token of a text attends to, layer by layer and head by head.
+"""The route `/v1/attention`, which returns the attention weights of a text by layer and head, from each token to every token.
 
-There is no such route elsewhere; its errors are OpenAI's, as everywhere under `/v1`. A layer that forms no matrix has one all the same: how
-much of each token's value is in each token's answer (`effective`). For looking, so that texts are short and answers bounded.
+No other project has this route. Its errors have OpenAI's format. For a layer that computes no attention matrix, the route
+returns how much of each token's value is in each token's output, and marks the layer as `effective`. Texts and answers are
+limited in size, since the route is meant for inspection.
 """
 
 import asyncio
@@ -19,7 +20,7 @@ from service.errors import EmptyInput, InputTooLong, InvalidRequest, WrongKind
 from service.http.fields import Fields
 from service.http.routing import CallDep, CatalogDep, JsonRoute, Many, json_response
 
-MOST_NUMBERS = 500_000  # of an answer: about 5 MB
+MOST_NUMBERS = 500_000  # maximum number of weights in an answer, about 5 MB of JSON
 Number = Annotated[int, Field(strict=True, ge=-(2**31), lt=2**31)]
 
 
@@ -60,7 +61,7 @@ router = APIRouter(route_class=JsonRoute, tags=["Attention"], responses=ERRORS)
 
 @router.post("/v1/attention", response_model=AttentionResponse)
 async def attention(body: AttentionRequest, call: CallDep, catalog: CatalogDep) -> Any:
-    """The attention weights of a text, from each token to each other token."""
+    """Return the attention weights of a text by layer and head, from each token to every token."""
     first = next((name for name, each in catalog.models.items() if each.manifest.attention_graph is not None), None)
     model = catalog.find(body.model or first)
     graph = model.manifest.attention_graph
@@ -92,14 +93,14 @@ async def attention(body: AttentionRequest, call: CallDep, catalog: CatalogDep) 
         content = {"object": "attention", "model": model.name, "tokens": tokens, "token_ids": ids, "layers": entries, "usage": usage}
         return json_response(content, call)
 
-    return await asyncio.to_thread(answer)  # serialising up to megabytes
+    return await asyncio.to_thread(answer)  # off the event loop: the JSON can have megabytes
 
 
 def _tokens(model: Served, text: str, longest: int) -> tuple[list[int], list[str]]:
-    """The token ids, and the piece of the text of each."""
+    """Return the token ids of a text, and the piece of the text that each token covers."""
     try:
         found = model.tokenizer.encode(text)
-    except TypeError:  # of `tokenizers`, for half a surrogate pair
+    except TypeError:  # raised by `tokenizers` for half a surrogate pair
         raise InvalidRequest("`input` is not valid Unicode; send whole characters", param="input") from None
     if not found.ids:
         raise EmptyInput("`input` has no tokens", param="input")
@@ -109,7 +110,7 @@ def _tokens(model: Served, text: str, longest: int) -> tuple[list[int], list[str
 
 
 def _chosen(what: str, wanted: list[int] | None, n: int) -> list[int]:
-    """The requested indices as numbers from 0 to n - 1, in the order of the request."""
+    """Return the requested indices as numbers from 0 to n - 1, in the order of the request. None requests all of them."""
     if wanted is None:
         return list(range(n))
     if bad := [number for number in wanted if not -n <= number < n]:

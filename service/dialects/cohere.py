@@ -1,8 +1,8 @@
-"""Cohere: `/v2/embed`, `/v2/rerank` and `/v1/embed`; `/v1/rerank` is in `jina.py`, which has the path too.
+"""The Cohere dialect: `/v2/embed`, `/v2/rerank` and `/v1/embed`. `/v1/rerank` is in `jina.py`, since Jina has the same path.
 
-Source: the Cohere API reference and what cohere-python's ClientV2 sends and reads. Different from there: as many texts in a request as the
-service takes (`max_client_batch`, 2048 unless set; theirs is 96), `model` may be left out, `documents` may be {"text"} objects, an unknown
-model is a 404. Beyond it: `raw_scores`, and under `meta` what was cut and, on requests with x-item-errors, which inputs failed.
+Source: the Cohere API reference and the requests and answers of cohere-python's ClientV2. Differences: a request may have up to
+`max_client_batch` texts (2048 by default; Cohere's limit is 96), `model` is optional, `documents` may be {"text"} objects, an unknown
+model is a 404. Additions: `raw_scores`, and under `meta` the inputs that were cut and, with x-item-errors, the inputs that failed.
 """
 
 import math
@@ -13,8 +13,9 @@ from fastapi import APIRouter
 from pydantic import BaseModel, ConfigDict, Field
 
 from service.call import Call
+from service.catalog import Catalog
 from service.dialects import accepted
-from service.dialects.ranking import rank, role_prompt
+from service.dialects.ranking import RerankRequest, role_prompt
 from service.encoding import vectors
 from service.encoding.request import EncodeRequest
 from service.errors import InvalidRequest, ServiceError
@@ -25,7 +26,7 @@ from service.runtime.lanes import Lane
 from service.tokenization.texts import Cut, Cutting, Side
 
 _DOCUMENTS_IN_A_SEARCH_UNIT = 100
-_SIDES: dict[str, Side] = {"NONE": "none", "START": "left", "END": "right"}  # the end that is discarded
+_SIDES: dict[str, Side] = {"NONE": "none", "START": "left", "END": "right"}  # which end of a long text is discarded
 
 InputType = Literal["search_document", "search_query", "classification", "clustering", "image"]
 MaxTokens = Annotated[int, Field(ge=1, lt=2**31)]
@@ -41,65 +42,41 @@ class TextBlock(Body):
 
 
 class MixedInput(Body):
-    """One input of several blocks, which are joined by line feeds."""
+    """An input of several text blocks, which are joined by line feeds."""
 
     content: Many[TextBlock] = Field(min_length=1)
 
 
-class EmbedRequest(Body):
-    """Unlisted fields are ignored; "7" and true are not numbers."""
+class EmbedV1Request(Body, strict=True):
+    """The body of `/v1/embed`. Unknown fields are ignored. Types are strict: "7" and true are not numbers.
 
-    model_config = ConfigDict(strict=True)
+    Without `embedding_types`, the answer's vectors are a plain list.
+    """
 
     others = accepted.COHERE_EMBED
 
-    model: str | None = Field(None, max_length=256, description="Name or alias of a served encoder; the first one without it.")
-    input_type: InputType = Field(description="Chooses the checkpoint's prompt of that role, if it has one. Images are not served.")
-    texts: Many[str] | None = Field(None, min_length=1, description="What to embed.")
-    images: list[Any] | None = Field(None, description="Refused: this service embeds text.")
-    inputs: Many[MixedInput] | None = Field(None, description="The same as `texts`, in blocks of type text.")
-    max_tokens: MaxTokens | None = Field(None, description="Cut each text to this many tokens, if the model's own limit is not lower.")
+    model: str | None = Field(None, max_length=256, description="Name or alias of a served encoder. Default: the first one.")
+    input_type: InputType | None = Field(None, description="Chooses the checkpoint's prompt for that role. Default: its default prompt.")
+    texts: Many[str] | None = Field(None, min_length=1, description="The texts to embed.")
+    images: list[Any] | None = Field(None, description="Refused: this service embeds text only.")
+    embedding_types: list[vectors.Form] = Field([], max_length=16, description="One or more number types, all computed in one run.")
+    truncate: Literal["NONE", "START", "END"] = Field("END", description="Which end of a long text is discarded. NONE: an error.")
+
+
+class EmbedRequest(EmbedV1Request):
+    input_type: InputType = Field(description="Chooses the checkpoint's prompt for that role, if it has one. Images are not supported.")
+    inputs: Many[MixedInput] | None = Field(None, description="The same as `texts`, as blocks of type text.")
+    max_tokens: MaxTokens | None = Field(None, description="Truncate each text to this many tokens, if the model's own limit is not lower.")
     output_dimension: int | None = Field(None, ge=1, le=65_536, description="Keep this many dimensions, then renormalise.")
     embedding_types: list[vectors.Form] = Field(["float"], max_length=16, description="One or more, all from one run; empty: float.")
-    truncate: Literal["NONE", "START", "END"] = Field("END", description="Which end of a long text is discarded; NONE makes it an error.")
     priority: Priority = None
 
 
-class EmbedV1Request(Body):
-    """The first version's body: without `embedding_types` the vectors are a plain list."""
-
-    model_config = ConfigDict(strict=True)
-
-    others = accepted.COHERE_EMBED
-
-    model: str | None = Field(None, max_length=256, description="Name or alias of a served encoder; the first one without it.")
-    input_type: InputType | None = Field(None, description="Chooses the checkpoint's prompt of that role; its default without it.")
-    texts: Many[str] | None = Field(None, min_length=1, description="What to embed.")
-    images: list[Any] | None = Field(None, description="Refused: this service embeds text.")
-    embedding_types: list[vectors.Form] = Field([], max_length=16, description="One or more, all from one run.")
-    truncate: Literal["NONE", "START", "END"] = Field("END", description="Which end of a long text is discarded; NONE makes it an error.")
-
-
-class DocumentText(Body):
-    text: str
-
-
-class CohereRerankRequest(Body):
-    """Unlisted fields are ignored; "7" and true are not numbers."""
-
-    model_config = ConfigDict(strict=True)
-
+class CohereRerankRequest(RerankRequest):
     others = accepted.COHERE_RERANK
 
-    model: str | None = Field(
-        None, max_length=256, description="Name or alias of a served reranker, or of an encoder, whose cosines then stand in."
-    )
-    query: str = Field(min_length=1, description="What the documents are compared with.")
-    documents: Many[str | DocumentText] = Field(min_length=1, description="The documents to put in order.")
-    top_n: int | None = Field(None, ge=0, lt=2**31, description="Answer with the best so many; all without it, or with 0.")
-    max_tokens_per_doc: MaxTokens = Field(4096, description="Longer documents are cut.")
+    max_tokens_per_doc: MaxTokens = Field(4096, description="Longer documents are truncated.")
     priority: Priority = None
-    raw_scores: bool = Field(False, description="Logits (of an encoder: cosines) in place of scores in [0, 1].")
 
 
 class ApiVersion(BaseModel):
@@ -173,12 +150,8 @@ class CohereErrorResponse(BaseModel):
     message: str
 
 
-# Cohere answers 400 to every invalid request.
-_STATUS = {422: 400, 424: 400}
-
-
 def render(error: ServiceError) -> tuple[int, Any]:
-    return _STATUS.get(error.status, error.status), {"message": error.message}
+    return 400 if error.status in (422, 424) else error.status, {"message": error.message}  # Cohere answers 400 to every invalid request
 
 
 DIALECT = Dialect("cohere", ("/v2/embed", "/v2/rerank", "/v1/embed"), render)
@@ -188,86 +161,77 @@ router = APIRouter(route_class=JsonRoute, tags=["Cohere"], responses=ERRORS)
 
 @router.post("/v2/embed", response_model=EmbedResponse)
 async def embed(body: EmbedRequest, call: CallDep, catalog: CatalogDep) -> Any:
-    """A vector for each text, in each of the requested number types."""
-    texts = _only_texts(body.texts or _joined(body.inputs), body.images, body.input_type)
+    """Return a vector for each text, in each of the requested number types."""
     if body.texts and body.inputs:
         raise InvalidRequest("`texts` and `inputs` cannot be combined: send one of them", param="inputs")
-    model = catalog.get(body.model, "encoder")
-    vectors.check_dimensions(body.output_dimension, model.manifest.width, "output_dimension")
-    forms: list[vectors.Form] = list(dict.fromkeys(body.embedding_types)) or ["float"]
-    for form in forms:
-        vectors.check_bits(form, body.output_dimension or model.manifest.width)
     _choose_lane(call, body.priority)
-    request = EncodeRequest(
-        inputs=texts,
-        output=model.vector_output(True),
-        cut=Cut(side=_SIDES[body.truncate], max_tokens=body.max_tokens),
-        prompt=role_prompt(model, body.input_type),
-        row_width=body.output_dimension,
-        number_bytes=sum(vectors.NUMBER_BYTES[form] for form in dict.fromkeys(body.embedding_types)),
+    texts = ["\n".join(block.text for block in each.content) for each in body.inputs] if body.inputs else body.texts
+    answer, by_type = await _embed(
+        body, texts, body.embedding_types or ["float"], call, catalog, dimensions=body.output_dimension, max_tokens=body.max_tokens
     )
-    answer = await model.answer(request, call)
-    rows = [None if isinstance(row, ServiceError) else vectors.cut(row, body.output_dimension, normalize=True) for row in answer.rows]
-    errors = [{"index": index, "message": row.message} for index, row in enumerate(answer.rows) if isinstance(row, ServiceError)]
-    return {
-        "id": call.request_id,
-        "embeddings": {form: [None if row is None else vectors.FORMS[form](row) for row in rows] for form in forms},
-        "texts": texts,
-        "meta": _meta({"input_tokens": answer.n_tokens}, answer.n_tokens, answer.truncated, errors=errors),
-        "response_type": "embeddings_by_type",
-    }
+    return {**answer, "embeddings": by_type, "response_type": "embeddings_by_type"}
 
 
 @router.post("/v1/embed", response_model=EmbedFloatsResponse | EmbedResponse)
 async def embed_v1(body: EmbedV1Request, call: CallDep, catalog: CatalogDep) -> Any:
-    """/v2/embed in the form of version 1: plain vectors, or by type if `embedding_types` names some."""
-    texts = _only_texts(body.texts, body.images, body.input_type)
+    """Return a vector for each text in the format of version 1: one list, or a list for each number type in `embedding_types`."""
+    answer, by_type = await _embed(body, body.texts, body.embedding_types or ["float"], call, catalog, version="1")
+    if body.embedding_types:
+        return {**answer, "embeddings": by_type, "response_type": "embeddings_by_type"}
+    return {**answer, "embeddings": by_type["float"], "response_type": "embeddings_floats"}
+
+
+async def _embed(
+    body: EmbedV1Request,
+    texts: list[str] | None,
+    types: Sequence[vectors.Form],
+    call: Call,
+    catalog: Catalog,
+    *,
+    dimensions: int | None = None,
+    max_tokens: int | None = None,
+    version: str = "2",
+) -> tuple[dict[str, Any], dict[vectors.Form, list[Any]]]:
+    """Return the answer without its vectors, and the vectors by number type. The vector of a text that failed is None."""
+    if body.images or body.input_type == "image":
+        at_fault = "images" if body.images else "input_type"
+        raise InvalidRequest("this service embeds text and no images: send `texts`, and an `input_type` other than image", param=at_fault)
+    if texts is None:
+        raise InvalidRequest("`texts` is missing", param="texts")
     model = catalog.get(body.model, "encoder")
-    for form in body.embedding_types:
-        vectors.check_bits(form, model.manifest.width)
-    prompt = None if body.input_type is None else role_prompt(model, body.input_type)
-    cut = Cut(side=_SIDES[body.truncate])
-    answer = await model.answer(EncodeRequest(inputs=texts, output=model.vector_output(True), cut=cut, prompt=prompt), call)
-    rows = [None if isinstance(row, ServiceError) else row for row in answer.rows]
+    vectors.check_dimensions(dimensions, model.manifest.width, "output_dimension")
+    forms = dict.fromkeys(types)
+    for form in forms:
+        vectors.check_bits(form, dimensions or model.manifest.width)
+    request = EncodeRequest(
+        inputs=texts,
+        output=model.vector_output(True),
+        cut=Cut(side=_SIDES[body.truncate], max_tokens=max_tokens),
+        prompt=None if body.input_type is None else role_prompt(model, body.input_type),
+        row_width=dimensions,
+        number_bytes=sum(vectors.NUMBER_BYTES[form] for form in forms),
+    )
+    answer = await model.answer(request, call)
+    rows = [None if isinstance(row, ServiceError) else vectors.cut(row, dimensions, normalize=True) for row in answer.rows]
     errors = [{"index": index, "message": row.message} for index, row in enumerate(answer.rows) if isinstance(row, ServiceError)]
-    meta = _meta({"input_tokens": answer.n_tokens}, answer.n_tokens, answer.truncated, errors=errors, version="1")
-    said = {"id": call.request_id, "texts": texts, "meta": meta}
-    if not body.embedding_types:
-        return {**said, "embeddings": rows, "response_type": "embeddings_floats"}
-    forms = dict.fromkeys(body.embedding_types)
+    meta = _meta({"input_tokens": answer.n_tokens}, answer.n_tokens, answer.truncated, errors=errors, version=version)
     by_type = {form: [None if row is None else vectors.FORMS[form](row) for row in rows] for form in forms}
-    return {**said, "embeddings": by_type, "response_type": "embeddings_by_type"}
+    return {"id": call.request_id, "texts": texts, "meta": meta}, by_type
 
 
 @router.post("/v2/rerank", response_model=CohereRerankResponse)
 async def rerank(body: CohereRerankRequest, call: CallDep, catalog: CatalogDep) -> Any:
-    """The documents by relevance to the query, best first."""
+    """Return the documents ordered by relevance to the query, best first."""
     _choose_lane(call, body.priority)
-    documents = [document if isinstance(document, str) else document.text for document in body.documents]
-    ranking = await rank(
-        catalog, call, body.model, body.query, documents, top_n=body.top_n or None, max_document_tokens=body.max_tokens_per_doc
-    )
+    ranking = await body.rank(catalog, call, max_document_tokens=body.max_tokens_per_doc)
     return {
         "id": call.request_id,
-        "results": [{"index": one.index, "relevance_score": one.raw if body.raw_scores else one.score} for one in ranking.results],
-        "meta": _meta({"search_units": search_units(documents)}, ranking.n_tokens, ranking.truncated, warnings=ranking.warnings),
+        "results": [{"index": one.index, "relevance_score": one.score} for one in ranking.results],
+        "meta": _meta({"search_units": search_units(body.documents)}, ranking.n_tokens, ranking.truncated, warnings=ranking.warnings),
     }
 
 
-def _joined(inputs: Sequence[MixedInput] | None) -> list[str] | None:
-    return ["\n".join(block.text for block in each.content) for each in inputs] if inputs else None
-
-
-def _only_texts(texts: list[str] | None, images: list[Any] | None, input_type: InputType | None) -> list[str]:
-    if images or input_type == "image":
-        at_fault = "images" if images else "input_type"
-        raise InvalidRequest("this service embeds text and no images: send `texts`, and an `input_type` other than image", param=at_fault)
-    if texts is None:
-        raise InvalidRequest("`texts` is missing", param="texts")
-    return texts
-
-
-def search_units(documents: Sequence[str]) -> int:
+def search_units(documents: Sequence[Any]) -> int:
     return math.ceil(len(documents) / _DOCUMENTS_IN_A_SEARCH_UNIT)
 
 

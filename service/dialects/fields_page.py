@@ -1,4 +1,4 @@
-"""Writes `docs/fields.md`, the fields of every route: `python -m service.dialects.fields_page`."""
+"""Writes `docs/fields.md`, which lists the fields of every route. Run it by `python -m service.dialects.fields_page`."""
 
 import inspect
 import json
@@ -14,7 +14,7 @@ from service.dialects.tei import tokens as tei_tokens
 from service.dialects.tei.schemas import TeiRerankRequest, TeiTokenizeRequest
 from service.http.fields import Body, Other
 
-# Bodies that a route reads by itself, after a look at what they are.
+# The bodies that a route parses in its handler, so that they are not in the handler's signature.
 _READ_INSIDE: dict[str, tuple[type[Body], ...]] = {
     "/tokenize": (TeiTokenizeRequest, TokenizeRequest),
     "/rerank": (TeiRerankRequest, JinaRerankRequest),

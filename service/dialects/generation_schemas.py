@@ -1,8 +1,8 @@
-"""The wire of OpenAI's text routes: what they share of their bodies and answers.
+"""The fields of request bodies and answers that several of OpenAI's text routes share.
 
-Source: the OpenAI API reference (CreateCompletion, CreateChatCompletion, CreateResponse) and the types of openai-python; what is beyond it
-has vLLM's names and ranges. Types are strict: `"5"` is no integer, `true` is no number. A null is the same as leaving the field out. An
-unknown field is an error: a parameter that has no effect would be worse than one that is refused.
+Source: the OpenAI API reference (CreateCompletion, CreateChatCompletion, CreateResponse) and the types of openai-python.
+Additional fields have vLLM's names and ranges. Types are strict: `"5"` is not an integer, and `true` is not a number. A null is
+the same as an absent field. An unknown field is an error, since clients would not notice that it has no effect.
 """
 
 from typing import Annotated, Any, Literal
@@ -22,7 +22,7 @@ EMPTY_IS_ABSENT = BeforeValidator(lambda value: None if value == {} else value)
 
 
 class StructuredOutputs(Fields):
-    """vLLM's `structured_outputs`: one of these. Without any of them there is no constraint."""
+    """vLLM's `structured_outputs`, which contains at most one constraint on the text."""
 
     json_: str | dict[str, Any] | None = Field(None, alias="json", description="A JSON schema.")
     regex: Source | None = None
@@ -32,18 +32,18 @@ class StructuredOutputs(Fields):
 
 
 class DrawingFields(Fields):
-    """How one token is drawn."""
+    """The fields that control how a token is sampled."""
 
-    temperature: StrictFloat = Field(1.0, ge=0, le=2, description="0 takes the likeliest token.")
+    temperature: StrictFloat = Field(1.0, ge=0, le=2, description="0: always the likeliest token.")
     top_p: StrictFloat = Field(1.0, ge=0, le=1)
-    seed: StrictInt | None = Field(None, ge=-(2**63), lt=2**63, description="The same seed gives the same tokens, in any company.")
+    seed: StrictInt | None = Field(None, ge=-(2**63), lt=2**63, description="The same seed gives the same tokens under any load.")
     top_k: StrictInt = Field(0, ge=-1, lt=2**31, description="0 and -1: all tokens.")
     min_p: StrictFloat = Field(0.0, ge=0, le=1)
     typical_p: StrictFloat = Field(1.0, gt=0, le=1)
 
 
 class SamplingFields(DrawingFields):
-    """How tokens are drawn and when that ends."""
+    """The fields that control how tokens are sampled, and when generation ends."""
 
     frequency_penalty: StrictFloat = Field(0.0, ge=-2, le=2)
     presence_penalty: StrictFloat = Field(0.0, ge=-2, le=2)
@@ -60,7 +60,7 @@ class SamplingFields(DrawingFields):
     stop_token_ids: Many[TokenId] = Field([], max_length=128)
     include_stop_str_in_output: StrictBool = False
     skip_special_tokens: StrictBool = True
-    allowed_token_ids: Many[TokenId] = Field([], max_length=65_536, description="No other token is drawn; empty: all.")
+    allowed_token_ids: Many[TokenId] = Field([], max_length=65_536, description="Only these tokens are sampled; empty: all.")
     guided_json: str | dict[str, Any] | None = Field(None, description="A JSON schema that the completion satisfies.")
     guided_regex: Source | None = Field(None, description="A regular expression that the whole completion matches; empty: none.")
     guided_grammar: Source | None = Field(None, description="A grammar in Lark's syntax that the completion belongs to; empty: none.")
@@ -69,15 +69,15 @@ class SamplingFields(DrawingFields):
 
 
 class StreamOptions(Fields):
-    include_usage: StrictBool = Field(False, description="One more chunk at the end, without choices, has the usage.")
-    continuous_usage_stats: StrictBool = Field(False, description="With `include_usage`: every chunk has the usage until then.")
-    include_obfuscation: Literal[False] = Field(False, description="Nothing is padded here.")
+    include_usage: StrictBool = Field(False, description="Send the usage in one more chunk at the end, without choices.")
+    continuous_usage_stats: StrictBool = Field(False, description="With `include_usage`: every chunk has the usage so far.")
+    include_obfuscation: Literal[False] = Field(False, description="Events are not padded.")
 
 
 class GenerationRequestBody(SamplingFields):
-    """What completions and chat have in common beyond that."""
+    """The fields that completions and chat have in addition to `SamplingFields`."""
 
-    model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first decoder without it.")
+    model: str | None = Field(None, max_length=256, description="Name or alias of a served model. Default: the first decoder.")
     n: StrictInt = Field(1, ge=1, le=128, description="Choices for each prompt.")
     stream: StrictBool = False
     stream_options: StreamOptions | None = None
@@ -88,24 +88,24 @@ class GenerationRequestBody(SamplingFields):
 class JsonSchema(Fields):
     name: str = Field(min_length=1, max_length=64)
     schema_: dict[str, Any] = Field(alias="schema")
-    strict: StrictBool = Field(True, description="Always so here.")
+    strict: StrictBool = Field(True, description="Always true in effect.")
     description: str | None = Field(None, max_length=4096)
 
 
 class ResponseFormat(Fields):
-    """What chat calls `response_format`."""
+    """The `response_format` of chat."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
 
 class TextFormat(Fields):
-    """What responses call `text.format`: the same, flat."""
+    """The `text.format` of responses. Unlike chat's `response_format`, it has the schema's fields at the top level."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = Field(None, min_length=1, max_length=64)
     schema_: dict[str, Any] | None = Field(None, alias="schema")
-    strict: StrictBool = Field(True, description="Always so here.")
+    strict: StrictBool = Field(True, description="Always true in effect.")
     description: str | None = Field(None, max_length=4096)
 
 
@@ -117,7 +117,7 @@ class PromptTokensDetails(BaseModel):
 
 
 class GenerationUsage(BaseModel):
-    """A prompt counts once, however many choices it has."""
+    """The token counts of a request. A prompt counts once, however many choices it has."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -143,7 +143,7 @@ class PromptLogprob(BaseModel):
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
 FinishReason = Literal["stop", "length"]
-StopReason = Annotated[str | int | None, Field(description="The stop string or token id that ended it; null for end of text and length.")]
+StopReason = Annotated[str | int | None, Field(description="The stop string or token id that was reached; null if there was none.")]
 
 STREAM: dict[int | str, dict[str, Any]] = {
     200: {"description": "The answer; with `stream`, its pieces as server-sent events.", "content": {"text/event-stream": {}}}

@@ -1,4 +1,4 @@
-"""Probes and metrics, for operators. They need no key."""
+"""The routes for health probes and metrics. They need no API key."""
 
 from fastapi import APIRouter, Response
 from fastapi.responses import PlainTextResponse
@@ -11,13 +11,13 @@ router = APIRouter(route_class=JsonRoute, tags=["Operation"], default_response_c
 
 @router.get("/health/live")
 async def live() -> Response:
-    """200 as soon as the process answers at all."""
+    """Return 200 as soon as the process can answer requests."""
     return PlainTextResponse("live")
 
 
 @router.get("/health/ready", responses={503: {"description": "Still warming up, failing, or shutting down"}})
 async def ready(catalog: CatalogDep) -> Response:
-    """200 when every model is warm and its last run succeeded, 503 otherwise; the body says why where it is known."""
+    """Return 200 if every model is ready and its last run succeeded, else 503 with the reason if it is known."""
     if await catalog.ready():
         return PlainTextResponse("ready")
     return PlainTextResponse(catalog.failure or catalog.sick() or "not ready", 503, {"retry-after": "1"})
@@ -25,5 +25,5 @@ async def ready(catalog: CatalogDep) -> Response:
 
 @router.get("/metrics")
 async def metrics(catalog: CatalogDep) -> Response:
-    """All series in Prometheus text form."""
+    """Return all metrics in Prometheus's text format."""
     return Response(catalog.metrics.exposition(), media_type=CONTENT_TYPE_LATEST)

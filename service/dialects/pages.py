@@ -1,8 +1,10 @@
-"""Pages for browsers: `/` describes the service, `/docs` and `/redoc` show the OpenAPI document, `/openapi.json` is the document.
+"""Pages for browsers: `/` describes the service, `/docs` and `/redoc` show the OpenAPI document, `/openapi.json` is the
+document.
 
-All files come from this package: a page makes no request to another origin, and its content security policy forbids it. `/docs`, `/redoc`
-and `/openapi.json` need no API key, since a browser has none until its user enters one there, and since they are the same in every
-installation of a version: the document names no model. `/` names models only in answers to requests with a key.
+All files come from this package. The pages load nothing from other origins, and their content security policy forbids it.
+`/docs`, `/redoc` and `/openapi.json` need no API key, because a browser has none until its user enters one there, and because
+the document contains no model names: it is the same for every installation of a version. If API keys are set, `/` lists the
+models only for requests with a key.
 """
 
 import asyncio
@@ -43,7 +45,7 @@ table { border-collapse: collapse } td, th { text-align: left; padding: .2rem 1.
 """
 _STYLE_HASH = b64encode(sha256(_STYLE.encode()).digest()).decode()
 _NOTHING_ELSE = "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-# Swagger UI and Redoc add style elements, images are inline SVG, and Redoc searches in a worker made from a blob.
+# Swagger UI and Redoc need inline styles and inline SVG images. Redoc's search needs a worker made from a blob.
 _DOCS_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; font-src 'self' data:; "
     f"connect-src 'self'; worker-src blob:; {_NOTHING_ELSE}"
@@ -94,9 +96,9 @@ router = APIRouter(route_class=JsonRoute, tags=["Operation"])
 
 @router.get("/", response_model=Root, responses={200: {"content": {"text/html": {"schema": {"type": "string"}}}}, 503: {"model": TeiError}})
 async def root(request: Request, call: CallDep, catalog: CatalogDep) -> Response:
-    """The service: its version, models and routes. A page for browsers (`Accept: text/html`), JSON otherwise; 503 while it is not ready.
+    """Return the version, models and routes: a page for browsers (`Accept: text/html`), else JSON. The status is 503 until ready.
 
-    If API keys are set, only requests with a key see the models; `models` is null in other answers.
+    If API keys are set, only requests with a key get the models. For other requests, `models` is null.
     """
     ready = await catalog.ready()
     told = not catalog.settings.needs_key or call.tenant is not None
@@ -123,20 +125,20 @@ async def root(request: Request, call: CallDep, catalog: CatalogDep) -> Response
 
 
 def _models(catalog: Catalog) -> list[tuple[str, Served]]:
-    """All names of served models, aliases last."""
+    """Return the names of all served models with the models, aliases last."""
     if not catalog.models:
         return []
     return [*catalog.models.items(), *((alias, catalog.models[name]) for alias, name in catalog.settings.aliases.items())]
 
 
 def kind_of(model: Served) -> str:
-    """The kind of a model, in words."""
+    """Return the kind of a model, in words."""
     decoder = model.manifest.decoder
     return "decoder of pictures" if decoder is not None and decoder.image is not None else model.manifest.kind
 
 
 def _page(catalog: Catalog, host: str, *, told: bool, ready: bool) -> str:
-    """The page. Every value that is not a constant is escaped."""
+    """Return the page `/` as HTML. `told` is whether it lists the models. Every value that is not a constant is escaped."""
     models = _models(catalog) if told else []
     asked = {kind_of(model): name for name, model in reversed(models)} if models else dict.fromkeys(_ASKED)
     address = f"http://{host if _HOST.fullmatch(host) else f'127.0.0.1:{catalog.settings.port}'}"
@@ -180,7 +182,7 @@ def _curl(address: str, key: str, kind: str, name: str | None) -> str:
 
 @router.get("/openapi.json", include_in_schema=False)
 async def document(request: Request, call: CallDep) -> Response:
-    """The OpenAPI document. It is made once, on a thread, since that would block the event loop for too long."""
+    """Return the OpenAPI document. It is built once, on a thread, since building it would block the event loop for too long."""
     return json_response(await asyncio.to_thread(request.app.openapi), call)
 
 
@@ -201,7 +203,7 @@ def _shown(name: str, call: Call) -> Response:
 
 @router.get("/docs/{name}", include_in_schema=False)
 async def asset(name: Annotated[str, PathParameter()], call: CallDep) -> Response:
-    """A file that these pages load."""
+    """Return a file that `/docs` or `/redoc` loads."""
     if name not in _FILES:
         raise RouteNotFound(f"there is no /docs/{name[:80]}; GET /docs is the page")
     headers = {**call.headers, **_SAFE, "cache-control": "public, max-age=3600"}

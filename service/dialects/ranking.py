@@ -1,27 +1,32 @@
 """Orders documents by their relevance to a query, for every rerank route.
 
-A reranker reads query and document together, and the score of its logit l is σ(l). With an encoder the score is (1 + c) / 2 for the cosine
-c of the two vectors. Scores are float64. The order is by logit or cosine, then by index: so if two scores round to the same number, as σ
-does above 36, the better document is still first.
+A reranker reads query and document together, and the score is σ(l) for its logit l. With an encoder, the score is (1 + c) / 2
+for the cosine c of the two vectors. Scores are float64. Documents are ordered by logit or cosine, then by index. So the better
+document is first even if both scores round to the same number, as σ does for logits above 36.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
+from pydantic import Field
 
 from service.call import Call
-from service.catalog import Catalog, Model
+from service.catalog import Catalog
+from service.encoding.model import Model
 from service.encoding.request import EncodeAnswer, EncodeRequest
 from service.errors import EmptyInput, ServiceError
+from service.http.fields import Body
+from service.http.routing import Many
 from service.runtime.onnx import Array
 from service.tokenization.texts import Cut, Cutting, Encoded, TextEncoder
 
-_TOGETHER = 100_000  # characters that one call tokenises
+_TOGETHER = 100_000  # if all documents have fewer characters, one call tokenises them
 
-# The names that checkpoints give to the prompt of a role, the most common first. Any other role has its own name only.
+# The names that checkpoints give to the prompt of a role, the most common first. For any other role, the name is the role itself.
 _PROMPT_NAMES = {
     "search_query": ("query", "search_query"),
     "search_document": ("document", "passage", "corpus", "search_document"),
@@ -30,22 +35,46 @@ _PROMPT_NAMES = {
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """One document. `raw` is the logit or the cosine, `score` is in [0, 1]."""
+    """A ranked document. `score` is in [0, 1], or it is the logit or cosine if the request asks for raw scores."""
 
     index: int
-    raw: float
     score: float
 
 
 @dataclass(frozen=True)
 class Ranking:
-    """`results` are the best `top_n`, best first; all other fields cover all documents of the request."""
+    """The answer of a ranking. `results` has only the best `top_n`, best first; the other fields cover all documents."""
 
     model: Model
     results: list[Ranked]
     n_tokens: int
-    truncated: list[Cutting]  # documents; their tokens include the query's where both are read as a pair
+    truncated: list[Cutting]  # truncated documents; with a reranker, their tokens include the query's
     warnings: list[str]
+
+
+class DocumentText(Body):
+    text: str
+
+
+class RerankRequest(Body, strict=True):
+    """The fields that Cohere's and Jina's bodies share. Unknown fields are ignored. Types are strict: "7" and true are not numbers."""
+
+    model: str | None = Field(
+        None, max_length=256, description="Name or alias of a served reranker, or of an encoder, which ranks by cosine."
+    )
+    query: str = Field(min_length=1, description="The text that the documents are compared with.")
+    documents: Many[str | DocumentText] = Field(min_length=1, description="The documents to put in order.")
+    top_n: int | None = Field(None, ge=0, lt=2**31, description="Send only this many of the best. Default, and with 0: all.")
+    raw_scores: bool = Field(False, description="Send logits (for an encoder: cosines) instead of scores in [0, 1].")
+
+    @property
+    def texts(self) -> list[str]:
+        return [document if isinstance(document, str) else document.text for document in self.documents]
+
+    async def rank(self, catalog: Catalog, call: Call, **options: Any) -> Ranking:
+        return await rank(
+            catalog, call, self.model, self.query, self.texts, raw_scores=self.raw_scores, top_n=self.top_n or None, **options
+        )
 
 
 async def rank(
@@ -55,14 +84,15 @@ async def rank(
     query: str,
     documents: Sequence[str],
     *,
+    raw_scores: bool = False,
     top_n: int | None = None,
     max_document_tokens: int | None = None,
     cut: Callable[[Model], Cut] = lambda model: Cut(),
     field: str = "documents",
 ) -> Ranking:
-    """Rank `documents` with the named model; without a name, with the first reranker, or else the first encoder.
+    """Rank `documents` with the named model. Without a name, use the first reranker, or the first encoder if there is no reranker.
 
-    `cut` says how texts that are too long are truncated, `field` is the name of the documents in the caller's body.
+    `cut` returns how a model truncates texts that are too long. `field` is the name of the documents in the body, for errors.
     """
     model = catalog.get(name, "reranker", "encoder")
     call.item_errors = False  # documents cannot be ordered if some have no score
@@ -74,27 +104,22 @@ async def rank(
     encoded = [item for item in answer.encoded if isinstance(item, Encoded)][-len(documents) :]
     before = [item.n_tokens + cut for item, cut in zip(encoded, lost, strict=True)]
     truncated = [Cutting(at, n, len(item.ids)) for at, (item, n) in enumerate(zip(encoded, before, strict=True)) if n > len(item.ids)]
-    query_cut = None if by_pair else next((one for one in answer.truncated if one.index == 0), None)  # the first row is the query's
+    query_cut = None if by_pair else next((one for one in answer.truncated if one.index == 0), None)  # the query is input 0
     call.report(truncated, query_cut)
-    score = sigmoid if by_pair else _score_of_cosine
-    results = [Ranked(index, raw[index], score(raw[index])) for index in best_first(raw)[:top_n]]
-    return Ranking(model, results, answer.n_tokens, truncated, warnings)
-
-
-def best_first(raw: Sequence[float]) -> list[int]:
-    """Indices by descending number; equal ones keep their order."""
-    return sorted(range(len(raw)), key=lambda index: -raw[index])
+    best = sorted(range(len(raw)), key=lambda index: -raw[index])[:top_n]  # documents with equal scores keep their order
+    scores = raw if raw_scores else [sigmoid(number) if by_pair else (1 + number) / 2 for number in raw]
+    return Ranking(model, [Ranked(index, scores[index]) for index in best], answer.n_tokens, truncated, warnings)
 
 
 def sigmoid(logit: float) -> float:
-    """1 / (1 + e^-l) in float64, for any finite logit."""
+    """Return 1 / (1 + e^-l) for any finite logit l, in float64."""
     if logit >= 0:
         return 1 / (1 + math.exp(-logit))
     return math.exp(logit) / (1 + math.exp(logit))
 
 
 def role_prompt(model: Model, role: str) -> str:
-    """The checkpoint's prompt for texts of this role, or its default prompt if it has none."""
+    """Return the checkpoint's prompt for texts of this role, or its default prompt if the role has none."""
     names = _PROMPT_NAMES.get(role, (role,))
     return next((model.texts.prompts[name] for name in names if name in model.texts.prompts), model.texts.default_prompt)
 
@@ -105,9 +130,9 @@ async def _logits(model: Model, call: Call, query: str, documents: Sequence[str]
 
 
 async def _cosines(model: Model, call: Call, query: str, documents: Sequence[str], cut: Cut) -> tuple[list[float], EncodeAnswer, list[str]]:
-    """The query is the first row of the answer."""
+    """Return each document's cosine with the query, the model's answer and warnings. The query is the answer's first row."""
     query_prompt, document_prompt = role_prompt(model, "search_query"), role_prompt(model, "search_document")
-    # One request for both roles, so each text includes its prompt.
+    # One request contains both roles, so each text already includes its role's prompt.
     inputs = [query_prompt + query, *(document_prompt + document for document in documents)]
     answer = await model.answer(EncodeRequest(inputs=inputs, cut=cut, prompt="", number_bytes=0), call)
     warnings = [f"{model.name} is an encoder, not a reranker: relevance_score is (1 + cosine) / 2 of the query's and the document's vector"]
@@ -118,35 +143,26 @@ async def _cosines(model: Model, call: Call, query: str, documents: Sequence[str
     return [float(cosine) for cosine in cosines], answer, warnings
 
 
-def _score_of_cosine(cosine: float) -> float:
-    return (1 + cosine) / 2
-
-
 def _arrays(answer: EncodeAnswer) -> list[Array]:
-    return [row for row in answer.rows if not isinstance(row, ServiceError)]  # no row is an error: errors by item are off
+    return [row for row in answer.rows if not isinstance(row, ServiceError)]  # errors per item are off, so no row is one
 
 
 async def _shorten(catalog: Catalog, texts: TextEncoder, documents: Sequence[str], limit: int | None) -> tuple[list[str], list[int]]:
-    """The documents with at most `limit` tokens each, and how many tokens each has lost.
+    """Return the documents cut to at most `limit` tokens each, and the number of tokens that each lost.
 
-    The text itself is cut, because the rest of it is tokenised together with the query. A limit above the model's own has no effect.
+    The texts are cut because they are tokenised again, together with the query. A limit above the model's own has no effect.
     """
     if limit is None or limit >= texts.max_tokens:
         return list(documents), [0] * len(documents)
+
+    def first_tokens(document: str) -> tuple[str, int]:
+        (encoding,) = texts.tokenizer.encode_batch([document], add_special_tokens=False)  # unlike `encode`, it releases the GIL
+        if len(encoding) <= limit:
+            return document, 0
+        return document[: encoding.offsets[limit - 1][1]], len(encoding) - limit
+
     together = sum(map(len, documents)) < _TOGETHER
     pieces: list[tuple[str, int]] = []
     for some in [documents] if together else [[document] for document in documents]:
-        work = partial(_all_first_tokens, texts, some, limit)
-        pieces += await catalog.tokenizers.run(work, size=sum(map(len, some)))
+        pieces += await catalog.tokenizers.run(partial(list, map(first_tokens, some)), size=sum(map(len, some)))
     return [text for text, _ in pieces], [lost for _, lost in pieces]
-
-
-def _all_first_tokens(texts: TextEncoder, documents: Sequence[str], limit: int) -> list[tuple[str, int]]:
-    return [_first_tokens(texts, document, limit) for document in documents]
-
-
-def _first_tokens(texts: TextEncoder, document: str, limit: int) -> tuple[str, int]:
-    (encoding,) = texts.tokenizer.encode_batch([document], add_special_tokens=False)  # unlike `encode`, it releases the GIL
-    if len(encoding) <= limit:
-        return document, 0
-    return document[: encoding.offsets[limit - 1][1]], len(encoding) - limit

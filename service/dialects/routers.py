@@ -1,4 +1,4 @@
-"""The routes of all dialects."""
+"""Lists the routes of all dialects."""
 
 from service.dialects import attention, cohere, health, jina, pages, tgi
 from service.dialects.oip import routes as oip
@@ -7,7 +7,7 @@ from service.dialects.openai import embeddings as openai
 from service.dialects.tei import routes as tei
 from service.http.dialect import Dialect
 
-# Matched in this order: the routes that are called most are first.
+# Routes are matched in this order, so the most frequently called ones are first.
 MODULES = (openai, chat, completions, responses, images, tei, tgi, cohere, jina, oip, tokens, attention, usage)
 ROUTERS = tuple(module.router for module in (*MODULES, pages, health))
 DIALECTS: tuple[Dialect, ...] = tuple(module.DIALECT for module in (openai, tei, tgi, cohere, jina, oip))

@@ -1,27 +1,30 @@
-"""text-generation-inference: `/generate` and `/generate_stream`, and what `POST /` is for a decoder.
+"""Routes of text-generation-inference (TGI): `/generate` and `/generate_stream`. `POST /` with a decoder answers in the same
+format.
 
-Source: its router's code (GenerateRequest, GenerateParameters, StreamResponse, InferError) and what huggingface_hub's text_generation sends
-and reads. As in its router, decoding is greedy unless `do_sample` or a field that implies it asks for sampling, 100 tokens are the default,
-and the stop text is part of the answer.
+The format follows TGI's router code (GenerateRequest, GenerateParameters, StreamResponse, InferError) and huggingface_hub's
+text_generation. As in TGI, decoding is greedy unless `do_sample` or a field that implies it asks for sampling, the default is 100
+tokens, and the stop text is part of the answer.
 """
 
 import codecs
 import json
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from fastapi import APIRouter, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from service.call import Call
 from service.catalog import Catalog
 from service.dialects import accepted, generation
 from service.dialects.answer_size import AnswerSize, check_size
 from service.dialects.generation_schemas import MAX_TOKENS, SamplingFields
+from service.dialects.openai.token_json import finite
 from service.errors import DeadlineExceeded, EmptyInput, InvalidRequest, NotReady, Overloaded, RuntimeFailed, ServiceError, WrongKind
+from service.generation.model import Generator
 from service.generation.request import Delta, Grammar, TokenLogprob
-from service.generation.runs import Generator, Runs
+from service.generation.runs import Runs
 from service.http import sse
 from service.http.answers import Elements, Text, done, json_answer, whole
 from service.http.dialect import Dialect
@@ -31,20 +34,18 @@ from service.settings import Settings
 
 ErrorType = Literal["validation", "generation", "overloaded", "incomplete_generation", "healthcheck"]
 FinishReason = Literal["length", "eos_token", "stop_sequence"]
-_MOST_CHARACTER = 6  # bytes of a character in JSON, at most
+_NEUTRAL = {"temperature": 1, "top_k": 0, "top_p": 1, "typical_p": 1}  # other values imply `do_sample`
+_SAMPLING = (*_NEUTRAL, "repetition_penalty", "frequency_penalty")
+_MOST_CHARACTER = 6  # limit on the bytes of one character in JSON
 
 
-class TgiGrammar(Body):
-    model_config = ConfigDict(strict=True)
-
+class TgiGrammar(Body, strict=True):
     type: Literal["json", "json_schema", "regex"]
     value: str | dict[str, Any] = Field(description="A JSON schema, or a regular expression.")
 
 
-class TgiParameters(Body):
-    """Types are strict, as in its router."""
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False)
+class TgiParameters(Body, strict=True, allow_inf_nan=False):
+    """The field `parameters` of a request. As in TGI, types are strict."""
 
     others = accepted.TGI
 
@@ -66,9 +67,7 @@ class TgiParameters(Body):
     top_n_tokens: int | None = Field(None, ge=0, le=20, description="The likeliest tokens in each place; needs `details`.")
 
 
-class TgiRequest(Body):
-    model_config = ConfigDict(strict=True)
-
+class TgiRequest(Body, strict=True):
     model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first decoder without it.")
     inputs: str = Field(examples=["def mean(values):"])
     parameters: TgiParameters | None = None
@@ -130,13 +129,13 @@ router = APIRouter(route_class=JsonRoute, tags=["text-generation-inference"], re
 
 @router.post("/generate", response_model=TgiAnswer, response_model_exclude_none=True)
 async def generate(body: TgiRequest, call: CallDep, catalog: CatalogDep) -> Any:
-    """The continuation of the prompt, in one answer."""
+    """Return the continuation of the prompt in one answer."""
     return json_answer(await continuation(body, call, catalog), call.headers)
 
 
 @router.post("/generate_stream", response_class=Response, responses=EVENTS)
 async def generate_stream(body: TgiRequest, call: CallDep, catalog: CatalogDep) -> Response:
-    """The continuation of the prompt, one event per token; the last event has the whole text and the finish reason."""
+    """Stream the continuation of the prompt, one event per token. The last event also has the whole text."""
     return await continuation_stream(body, call, catalog)
 
 
@@ -158,22 +157,17 @@ async def _submit(body: TgiRequest, call: Call, catalog: Catalog, *, stream: boo
     if not body.inputs:
         raise EmptyInput("`inputs` cannot be empty", param="inputs")
     prompt = await generation.encode(model, catalog, body.inputs, "inputs")
-    draws = asked.do_sample or bool(asked.temperature not in (None, 1) or asked.top_k or asked.top_p not in (None, 1))
-    draws |= asked.typical_p not in (None, 1)
+    given: dict[str, Any] = {name: value for name in _SAMPLING if (value := getattr(asked, name)) is not None}
+    draws = asked.do_sample or any(given.get(name, neutral) != neutral for name, neutral in _NEUTRAL.items())
     seed = secrets.randbits(63) if asked.seed is None else asked.seed
-    given: dict[str, Any] = {
-        "temperature": (1.0 if asked.temperature is None else asked.temperature) if draws else 0.0,
-        "top_k": asked.top_k or 0,
-        "top_p": 1.0 if asked.top_p is None else asked.top_p,
-        "typical_p": 1.0 if asked.typical_p is None else asked.typical_p,
-        "seed": seed,
-        "repetition_penalty": asked.repetition_penalty,
-        "frequency_penalty": asked.frequency_penalty,
-        "stop": [text for text in asked.stop if text],
-        "include_stop_str_in_output": True,
-    }
+    sampling = SamplingFields(
+        **{"temperature": 1.0, **given} if draws else {**given, "temperature": 0.0},
+        seed=seed,
+        stop=[text for text in asked.stop if text],
+        include_stop_str_in_output=True,
+    )
     requests = generation.requests(
-        SamplingFields(**given),
+        sampling,
         [prompt[-asked.truncate :] if asked.truncate else prompt],
         model,
         call,
@@ -192,15 +186,14 @@ async def _submit(body: TgiRequest, call: Call, catalog: Catalog, *, stream: boo
 
 
 def _check_size(body: TgiRequest, asked: TgiParameters, prompt_tokens: int, model: Generator, settings: Settings) -> None:
-    """Check the size of the whole answer."""
+    """Raise NeverFits if the answer could be larger than `max_answer_bytes`."""
     most = generation.most_tokens(model, asked.max_new_tokens, prompt_tokens)
     size_of = AnswerSize(model.vocabulary)
     size = size_of.text(most) + (_MOST_CHARACTER * len(body.inputs) if asked.return_full_text else 0)
     if asked.details:
         size += size_of.tgi_tokens(most, asked.top_n_tokens or 0)
         size += size_of.tgi_tokens(prompt_tokens, 0) if asked.decoder_input_details else 0
-    fields = "max_new_tokens, top_n_tokens" if asked.details else "max_new_tokens"
-    check_size(size, 1, settings, fields=fields, streamable=False)
+    check_size(size, 1, settings, fields={"max_new_tokens": True, "top_n_tokens": asked.details}, streamable=False)
 
 
 def _grammar(given: TgiGrammar | None) -> Grammar | None:
@@ -213,13 +206,13 @@ def _grammar(given: TgiGrammar | None) -> Grammar | None:
         return Grammar(kind="regex", source=given.value, param=field)
     schema = given.value
     if given.type == "json_schema" and isinstance(schema, dict) and isinstance(schema.get("schema"), dict):
-        schema = schema["schema"]  # an object with a name and the schema
+        schema = schema["schema"]  # the value is an object with a name and the schema
     source = generation.json_schema(schema if isinstance(schema, str) else json.dumps(schema), field).source
     return Grammar(kind="json_schema", source=source, param=field)
 
 
-class _TgiAnswer:
-    """The answer of one run; also the events of a stream."""
+class _TgiAnswer(sse.Script[tuple[int, Delta]]):
+    """The answer to one request, either as one JSON object (`whole`) or as the events of a stream."""
 
     def __init__(self, body: TgiRequest, asked: TgiParameters, model: Generator, runs: Runs, seed: int | None) -> None:
         self._asked, self._model, self.runs, self._seed = asked, model, runs, seed
@@ -228,7 +221,7 @@ class _TgiAnswer:
         self._n = 0  # tokens sent
 
     async def whole(self) -> dict[str, Any]:
-        """The answer, serialised while its tokens arrive."""
+        """Return the whole answer. Each token is serialised when it arrives."""
         await self.runs.read(self._begin, self._add)
         answer: dict[str, Any] = {"generated_text": self._written}
         if self._asked.details:
@@ -256,42 +249,34 @@ class _TgiAnswer:
         self._last = delta
         self._n += len(delta.token_ids)
         if self._asked.details:
-            self._tokens.add(_joined(self._token(token_id, each) for token_id, each in _told(delta)))
+            self._tokens.add(b",".join(whole(self._token(token_id, each)) for token_id, each in _told(delta)))
             if self._asked.top_n_tokens:
-                self._tops.add(_joined(self._top(each) for each in delta.logprobs))
+                self._tops.add(b",".join(whole(self._top(each)) for each in delta.logprobs))
 
     def _prefill(self) -> Iterator[bytes]:
-        """The tokens of the prompt."""
+        """Yield the tokens of the prompt as JSON objects with their log-probabilities."""
         run = self.runs.runs[0]
         for token_id, each in zip(run.request.prompt, run.prompt_logprobs, strict=False):
             text = generation.token_text(token_id, self._model)
-            yield whole({"id": token_id, "text": text, "logprob": each and _finite(each.logprob)})
-
-    def opening(self) -> bytes:
-        return b""
+            yield whole({"id": token_id, "text": text, "logprob": each and finite(each.logprob)})
 
     def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:
         return b"".join(self._events(delta) for _, delta in pieces)
-
-    def closing(self) -> bytes:
-        return b""
 
     def failure(self, error: ServiceError) -> bytes:
         return sse.event(render(error)[1])
 
     def _events(self, delta: Delta) -> bytes:
         self._text += delta.text
-        events = []
+        events: list[dict[str, Any]] = []
+        unfinished = {"generated_text": None, "details": None}
         for token_id, each in _told(delta):
             self._n += 1
-            event: dict[str, Any] = {"index": self._n, "token": self._token(token_id, each), "generated_text": None, "details": None}
-            if self._asked.top_n_tokens:
-                event["top_tokens"] = [] if each is None else self._top(each)
-            events.append(event)
+            tops = {"top_tokens": [] if each is None else self._top(each)} if self._asked.top_n_tokens else {}
+            events.append({"index": self._n, "token": self._token(token_id, each), **unfinished, **tops})
         if delta.finish_reason is not None:
-            if not events:  # the run ended without a last token
-                token = {"id": 0, "text": "", "logprob": 0.0, "special": True}
-                events.append({"index": self._n, "token": token, "generated_text": None, "details": None})
+            if not events:  # the run ended without a further token
+                events.append({"index": self._n, "token": {"id": 0, "text": "", "logprob": 0.0, "special": True}, **unfinished})
             usage = self.runs.runs[0].usage
             ended = {"finish_reason": _reason(delta), "generated_tokens": self._n, "seed": self._seed, "input_length": usage.prompt_tokens}
             events[-1] |= {"generated_text": self._text, "details": ended}
@@ -300,28 +285,18 @@ class _TgiAnswer:
     def _token(self, token_id: int, each: TokenLogprob | None) -> dict[str, Any]:
         special = token_id in self._model.vocabulary.special
         text = generation.token_text(token_id, self._model) if special else self._decoder.decode(self._model.vocabulary[token_id])
-        return {"id": token_id, "text": text, "logprob": None if each is None else _finite(each.logprob), "special": special}
+        return {"id": token_id, "text": text, "logprob": None if each is None else finite(each.logprob), "special": special}
 
     def _top(self, each: TokenLogprob) -> list[dict[str, Any]]:
-        special = self._model.vocabulary.special
+        model = self._model
         return [
-            {
-                "id": token_id,
-                "text": generation.token_text(token_id, self._model),
-                "logprob": _finite(logprob),
-                "special": token_id in special,
-            }
-            for token_id, logprob in each.top
+            {"id": at, "text": generation.token_text(at, model), "logprob": finite(logprob), "special": at in model.vocabulary.special}
+            for at, logprob in each.top
         ]
 
 
-def _joined(elements: Iterable[Any]) -> bytes:
-    """Elements of a list as JSON."""
-    return b",".join(map(whole, elements))
-
-
 def _told(delta: Delta) -> list[tuple[int, TokenLogprob | None]]:
-    """Each token with its log-probability, if it has one."""
+    """Return each token id of `delta` with its log-probability, or with None if it has no log-probability."""
     return list(zip(delta.token_ids, [*delta.logprobs, *[None] * (len(delta.token_ids) - len(delta.logprobs))], strict=True))
 
 
@@ -329,8 +304,3 @@ def _reason(delta: Delta) -> FinishReason:
     if delta.finish_reason == "length":
         return "length"
     return "stop_sequence" if isinstance(delta.stop_reason, str) else "eos_token"
-
-
-def _finite(logprob: float) -> float:
-    """A log-probability for JSON, which has no minus infinity."""
-    return max(logprob, -9999.0)

@@ -1,7 +1,7 @@
-"""Answers as JSON. Large answers are written in pieces.
+"""Writes answers as JSON, and large answers in pieces.
 
-Serialising megabytes in one call would block the event loop, and the bytes would wait in memory for the client. So a piece is serialised
-when the client has read the piece before. A `Part` is serialised while its tokens are generated.
+Serialising megabytes in one call would block the event loop, and the bytes would stay in memory until the client has read them.
+Therefore a piece is serialised only when the previous one is sent. A `Part` is serialised while its tokens are generated.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from service.call import NUMBER_BYTES
 
 PIECE_BYTES = 65_536
-SLICE_S = 0.002  # how long writing may block the event loop
+SLICE_S = 0.002  # limit on the time that serialising may block the event loop
 _JSON = "application/json"
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY
 
@@ -26,7 +26,7 @@ Made = TypeVar("Made")
 
 
 class Part:
-    """A value of an answer that is serialised already, in pieces."""
+    """A value in an answer that is already serialised to JSON, as a list of pieces."""
 
     __slots__ = ("_pieces",)
 
@@ -42,14 +42,14 @@ class Part:
 
 
 class Text(Part):
-    """A string that is appended to."""
+    """A JSON string that grows by appending."""
 
     def add(self, text: str) -> None:
         if text:
             self._pieces.append(orjson.dumps(text)[1:-1])
 
     def copy(self) -> "Text":
-        """A copy that can be appended to separately; both share the bytes so far."""
+        """Return a copy with its own end. Both share the bytes that were appended before the copy."""
         copy = Text()
         copy._pieces = self._pieces.copy()
         return copy
@@ -60,15 +60,15 @@ class Text(Part):
 
 
 class Elements(Part):
-    """A list that is appended to."""
+    """A JSON list that grows by appending."""
 
     def add(self, written: bytes) -> None:
-        """Append one or several elements as JSON, separated by commas; b"" adds none."""
+        """Append one or several elements, serialised and separated by commas. b"" appends nothing."""
         if written:
             self._pieces.append(b",%b" % written if self._pieces else written)
 
     def add_all(self, others: "Elements") -> None:
-        """Append the elements of another list, and share their bytes."""
+        """Append all elements of another list without copying their bytes."""
         if others._pieces:
             if self._pieces:
                 self._pieces.append(b",")
@@ -80,7 +80,7 @@ class Elements(Part):
 
 
 def whole(content: Any) -> bytes:
-    """Small `content` as JSON, in one call. It may contain numpy arrays and parts."""
+    """Serialise `content` to JSON in one call, so `content` should be small. It may contain numpy arrays and `Part` objects."""
     return orjson.dumps(content, default=_joined, option=_OPTIONS)
 
 
@@ -91,7 +91,7 @@ def _joined(value: Any) -> orjson.Fragment:
 
 
 def pieces(content: Any) -> Iterator[bytes]:
-    """The same JSON in pieces. An iterator becomes a list, and makes each element when it is written."""
+    """Serialise `content` to JSON in pieces. An iterator becomes a list, and its elements are computed when they are written."""
     held = bytearray()
     for part in _parts(content):
         held += part
@@ -125,7 +125,7 @@ def _parts(content: Any) -> Iterator[bytes]:
 
 
 def _elements(content: Any) -> Iterator[bytes]:
-    """A list: small elements are joined to pieces, and each large element is written in pieces of its own."""
+    """Serialise a list. Small elements are written together in one piece, each large element in pieces of its own."""
     count, mark = 1, b"["
     at = 0
     while at < len(content):
@@ -161,7 +161,7 @@ def _is_large(element: Any) -> bool:
 
 
 def json_answer(content: Any, headers: Mapping[str, str], status: int = 200) -> Response:
-    """A response in one piece if that is large enough, otherwise in several."""
+    """Return a JSON response that is sent whole if the JSON fits into one piece, otherwise piece by piece."""
     made = pieces(content)
     begin = next(made)
     more = next(made, None)
@@ -171,7 +171,7 @@ def json_answer(content: Any, headers: Mapping[str, str], status: int = 200) -> 
 
 
 class PiecesResponse(Response):
-    """A JSON response whose pieces are made as the client reads them."""
+    """A JSON response whose pieces are serialised while the client reads the response."""
 
     media_type = _JSON
 
@@ -189,7 +189,7 @@ class PiecesResponse(Response):
 
 
 async def in_slices(work: Iterable[Made]) -> AsyncIterator[Made]:
-    """The items of `work`. Other tasks run after every `SLICE_S`."""
+    """Yield the items of `work`. Lets other tasks run whenever `SLICE_S` have passed."""
     until = time.perf_counter() + SLICE_S
     for made in work:
         yield made
@@ -199,6 +199,6 @@ async def in_slices(work: Iterable[Made]) -> AsyncIterator[Made]:
 
 
 async def done(work: Iterable[object]) -> None:
-    """Run `work` to its end. Other tasks run after every `SLICE_S`."""
+    """Run `work` to its end. Lets other tasks run whenever `SLICE_S` have passed."""
     async for _ in in_slices(work):
         pass

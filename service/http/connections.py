@@ -1,8 +1,8 @@
-"""uvicorn's HTTP server, with the limits on connections that an open port needs.
+"""uvicorn's HTTP server, with the limits on connections that a public port needs.
 
-The head of a request must arrive within `_HEAD_S`, the client must read its answer within `stream_stall_s`, the number of connections is
-bounded, and malformed HTTP is answered in JSON. Uvicorn has none of these limits, and answers in plain text. A burst of connections is
-accepted at once.
+The head of a request must arrive within `_HEAD_S`, the client must read its answer within `stream_stall_s`, the number of
+connections is bounded, and malformed HTTP is answered in JSON. Uvicorn has none of these limits, and answers in plain text. If
+many clients connect at the same time, all are accepted at once.
 """
 
 import asyncio
@@ -20,29 +20,29 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 _HEAD_S = 10.0
 _HEAD_BYTES = 65_536
 _SWEEP_S = 1.0
-_FILES = 512  # open files of a process besides its connections
+_FILES = 512  # files that a process opens besides its connections
 _MOST = 16_384
-_ACCEPTED_AT_ONCE = _FILES // 2  # connections that are accepted before `most_connections` is checked
+_ACCEPTED_AT_ONCE = _FILES // 2  # limit on connections accepted before `most_connections` is checked
 
 
 def most_connections() -> int:
-    """The limit on open files of this process, minus the files that it needs itself."""
+    """Return the limit on connections: the limit on open files of this process, minus the files that the process needs itself."""
     return max(min(resource.getrlimit(resource.RLIMIT_NOFILE)[0] - _FILES, _MOST), 64)
 
 
 class Connection(HttpToolsProtocol):
-    """One connection. `install` sets the limits of all connections."""
+    """One connection of a client. `install` sets the limits of all connections."""
 
     head_s: ClassVar[float] = _HEAD_S
     stall_s: ClassVar[float] = 60.0
     most: ClassVar[int] = 0  # 0: `most_connections()`
-    share: ClassVar[float] = 1.0  # part of `most` that one address may have
+    share: ClassVar[float] = 1.0  # fraction of `most` that one client address may have
     _by_address: ClassVar[Counter[str]] = Counter()
-    _swept: ClassVar["WeakSet[Any]"] = WeakSet()  # servers whose connections are checked
+    _swept: ClassVar["WeakSet[Any]"] = WeakSet()  # state of the servers whose connections are checked
 
-    _head_since: float | None = None  # when the head of a request began that is not complete
-    _head_bytes = 0  # of that head
-    _unread = (0, 0.0)  # bytes that the client has not read, and since when
+    _head_since: float | None = None  # when the current request's head began; None if the head is complete
+    _head_bytes = 0  # bytes of that head so far
+    _unread = (0, 0.0)  # (bytes that the client has not read, time since then)
     _counted = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -92,7 +92,7 @@ class Connection(HttpToolsProtocol):
             self.refuse(400, "the request is not valid HTTP/1.1: send it with an HTTP client, its target in ASCII")
 
     def refuse(self, status: int, message: str) -> None:
-        """Answer data that is no valid request, and close. The dialect is unknown: the message is where most clients read it."""
+        """Send an error, and close the connection. The dialect is unknown, so the message is in the two most usual fields."""
         kind = "invalid_request_error" if status < 500 else "service_unavailable_error"
         error = {"message": message, "type": kind, "param": None, "code": None}
         body = orjson.dumps({"error": error, "message": message})
@@ -118,9 +118,9 @@ class Connection(HttpToolsProtocol):
             cls._swept.discard(server)
 
     def _check(self, now: float) -> None:
-        """Close the connection if its client has sent or read nothing for too long."""
+        """Close the connection if its client has taken too long to send a request's head or to read an answer."""
         if self._head_since is not None and now - self._head_since > self.head_s and not self.transport.is_closing():
-            if self.scope is None:  # no request was ever sent
+            if self.scope is None:  # the client has sent no request on this connection
                 self.transport.close()
             else:
                 self.refuse(408, f"the request's head did not come whole in {self.head_s:g} s: send it faster")
@@ -135,10 +135,10 @@ class Connection(HttpToolsProtocol):
 
 
 class Server(uvicorn.Server):
-    """Accept up to `_ACCEPTED_AT_ONCE` waiting connections in each iteration of the event loop.
+    """A server that accepts up to `_ACCEPTED_AT_ONCE` waiting connections in each iteration of the event loop.
 
-    uvloop accepts one, as libuv does since 1.45. An iteration takes 0.1 s while hundreds of requests are computed, so the last of 256 new
-    connections would wait for half a minute.
+    uvloop accepts one per iteration, as libuv does since version 1.45. An iteration takes 0.1 s while hundreds of requests are
+    computed, so the last of 256 new connections would wait for half a minute.
     """
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -149,7 +149,7 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         loop = asyncio.get_running_loop()
-        # Copies, since an event loop watches a descriptor only once and uvicorn's server has these.
+        # Duplicates, because an event loop watches a descriptor only once, and uvicorn's server already watches the originals.
         self._listeners = [each.dup() for each in sockets or ()]
         for listener in self._listeners:
             listener.setblocking(False)
@@ -165,7 +165,7 @@ class Server(uvicorn.Server):
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 accepted, _ = listener.accept()
-            except OSError:  # BlockingIOError when none is waiting; after any other error the event loop calls again
+            except OSError:  # BlockingIOError: none is waiting. After other errors the loop calls again
                 return
             accepted.setblocking(False)
             task = loop.create_task(loop.connect_accepted_socket(self._connection, accepted))
@@ -177,7 +177,7 @@ class Server(uvicorn.Server):
 
 
 def install(*, stall_s: float, behind_proxy: bool) -> None:
-    """Replace uvicorn's classes by these, since Ray starts the server. `behind_proxy`: the proxy has all connections, and limits them."""
+    """Replace uvicorn's classes by these, since Ray starts the server. `behind_proxy`: one address may have all connections."""
     import uvicorn.protocols.http.auto as auto
 
     Connection.stall_s = stall_s

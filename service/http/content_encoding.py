@@ -7,17 +7,17 @@ from collections.abc import AsyncIterator
 from service.errors import MalformedBody, UnsupportedEncoding
 
 ACCEPTED = "gzip, deflate"
-_PIECE_BYTES = 1024 * 1024  # inflated at a time: a few ms
-_INLINE_BYTES = 64 * 1024  # body and content up to this size are decompressed faster than a switch to another thread takes
-_INPUT_BYTES = 256 * 1024  # given to zlib at a time, which copies all input that it has not read
-_MOST_MEMBERS = 100  # of a gzip body: an empty member takes far more time than its size suggests
+_PIECE_BYTES = 1024 * 1024  # content decompressed per call: a few ms
+_INLINE_BYTES = 64 * 1024  # decompressing this much is faster than switching to another thread
+_INPUT_BYTES = 256 * 1024  # input per zlib call, because zlib copies all unread input
+_MOST_MEMBERS = 100  # limit per gzip body: an empty member is slow to decompress for its size
 _GZIP, _ZLIB, _RAW = 16 + zlib.MAX_WBITS, zlib.MAX_WBITS, -zlib.MAX_WBITS
 
 
 async def inflate(coding: str, body: bytes) -> AsyncIterator[bytes]:
-    """The content in pieces of up to 1 MiB. Only the first 64 KiB of a short body are decompressed on this thread.
+    """Yield the content in pieces of up to 1 MiB. This thread decompresses only the first 64 KiB of a short body.
 
-    Raises UnsupportedEncoding for another coding, MalformedBody for a body that is not valid in its coding or ends early.
+    Raises UnsupportedEncoding for another coding, MalformedBody for a body that is invalid in its coding or ends early.
     """
     name = coding.strip().lower()
     if name in ("", "identity") or not body:
@@ -38,7 +38,7 @@ async def inflate(coding: str, body: bytes) -> AsyncIterator[bytes]:
 
 
 class _Inflater:
-    """A compressed body and the position in it. Used by one thread at a time."""
+    """A decompressor that holds a compressed body and the position in it. Only one thread at a time may use it."""
 
     def __init__(self, name: str, body: bytes) -> None:
         self.done = False
@@ -47,12 +47,12 @@ class _Inflater:
         self._at = 0
         self._members = 1
         self._wbits = _ZLIB if name == "deflate" else _GZIP
-        if name == "deflate" and not _has_zlib_header(body):  # raw RFC 1951, which some clients send as deflate
+        if name == "deflate" and not _has_zlib_header(body):  # raw DEFLATE data (RFC 1951), which some clients send
             self._wbits = _RAW
         self._stream = zlib.decompressobj(self._wbits)
 
     def take(self, most: int) -> bytes:
-        """The next `most` bytes of the content, or fewer at its end. Raises zlib.error for a body that is not valid in its coding."""
+        """Return the next `most` bytes of the content, or fewer at its end. Raises zlib.error if the body is invalid."""
         pieces: list[bytes] = []
         while most > 0 and not self.done:
             given = self._stream.unconsumed_tail or self._read()
@@ -71,7 +71,7 @@ class _Inflater:
         return given
 
     def _next_member(self) -> None:
-        """Begin the next member of a gzip body, if there is one. A deflate body has none."""
+        """Begin the next member of a gzip body, or finish at the end of the body. Only gzip bodies can have several members."""
         self._at -= len(self._stream.unused_data)
         if self._at == len(self._body):
             self.done = True
@@ -85,5 +85,5 @@ class _Inflater:
 
 
 def _has_zlib_header(body: bytes) -> bool:
-    """RFC 1950, section 2.2: method 8, and the first two bytes are a multiple of 31."""
+    """Return whether `body` begins with a zlib header (RFC 1950, section 2.2): method 8, first two bytes a multiple of 31."""
     return len(body) >= 2 and body[0] & 0x0F == 8 and int.from_bytes(body[:2], "big") % 31 == 0

@@ -1,4 +1,4 @@
-"""Cross-origin requests of browsers. Preflights need no key. Scripts can read every answer with the headers below, errors too."""
+"""Handles cross-origin requests of browsers. Preflights need no key. Scripts can read the headers in `EXPOSED`."""
 
 import secrets
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from service.errors import OriginRefused
 from service.http.dialect import Dialect
 from service.http.edge import refusal
 
-# The headers of an answer that a script of another origin can read.
+# Headers of an answer that scripts of another origin may read.
 EXPOSED = (
     "accept-encoding",
     "allow",
@@ -42,7 +42,7 @@ EXPOSED = (
 
 
 class Cors(CORSMiddleware):
-    """Starlette's middleware, with refusals in the form of the dialect, and a request id."""
+    """Starlette's CORS middleware, but a preflight's answer has a request id, and a refusal the dialect's error format."""
 
     def __init__(self, app: ASGIApp, origins: Sequence[str], dialects: tuple[Dialect, ...]) -> None:
         super().__init__(

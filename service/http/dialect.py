@@ -1,6 +1,6 @@
-"""An HTTP dialect: its paths, and the form of its errors.
+"""An HTTP dialect: a set of paths, and a format for errors.
 
-Errors of the framework (unknown path, wrong method, body too large, no key) also have the form of the dialect of their path.
+Errors of the framework (unknown path, wrong method, body too large, no key) also have the error format of the path's dialect.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from service.errors import ServiceError
 
 @dataclass(frozen=True)
 class Dialect:
-    """`render` returns status and body of an error. `prefixes` are the paths of the dialect: the longest match wins."""
+    """A dialect. `render` returns status and body of an error. A path belongs to the dialect with the longest matching prefix."""
 
     name: str
     prefixes: tuple[str, ...]
@@ -20,7 +20,7 @@ class Dialect:
 
 
 def dialect_of(path: str, dialects: tuple[Dialect, ...]) -> Dialect:
-    """The dialect of a path; the first one for an unknown path. The prefix "/" matches only the root."""
+    """Return the dialect of a path, or the first dialect if the path is unknown. The prefix "/" matches only the root path."""
     matches = [
         (len(prefix), dialect)
         for dialect in dialects

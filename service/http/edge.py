@@ -1,4 +1,4 @@
-"""Around every request: its id, key, size and deadline before the route, and metrics, log and trace after it."""
+"""Handles the id, key, size and deadline of every request before the route, and metrics, log and trace after it."""
 
 import asyncio
 import logging
@@ -44,25 +44,25 @@ Send = Callable[[Message], Awaitable[None]]
 
 log = logging.getLogger("attnserve.http")
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
-# These need no key: probes, and pages that a browser opens, which are the same in every installation.
+# These paths need no key: probes, and pages that a browser opens, which contain nothing specific to this installation.
 _OPEN = ("/health", "/metrics", "/ping", "/v2/health", "/docs", "/redoc", "/openapi.json")
 USAGE_PATH = "/v1/usage"
 INTERNAL_ERROR = "internal error; the log has it under this request's id"
 _CLIENT_GONE = 499
 _WITH_BODY = ("POST", "PUT", "PATCH")
-_MOST_DIGITS = 18  # of a content-length; `int` raises another error for thousands of digits
-_LARGE_BODY, _PIECE = 262_144, 65_536  # of an answer, in bytes
+_MOST_DIGITS = 18  # limit on digits of a content-length: `int` raises another error for thousands
+_LARGE_BODY, _PIECE = 262_144, 65_536  # bytes: larger answer bodies are sent in pieces
 _TURN_BYTES = 32_768  # larger bodies are parsed one per iteration of the event loop
-_LEAST_DELAY_S = 0.05  # a refusal is not delayed by less
-_UNWATCHED_S = 0.1  # a request is not watched for a disconnect before
+_LEAST_DELAY_S = 0.05  # shorter delays of a refusal are skipped
+_UNWATCHED_S = 0.1  # disconnects are watched for only after this time
 
 
 class ClientGone(Exception):
-    """The client closed the connection before it had its answer."""
+    """The client closed the connection before it received its answer."""
 
 
 class Edge:
-    """The outermost ASGI application. It calls the routes in `exact` itself, and `app` for all others."""
+    """The outermost ASGI application. It calls the routes in `exact` directly, and forwards all other requests to `app`."""
 
     def __init__(
         self, app: Any, exact: Mapping[tuple[str, str], JsonRoute], *, catalog: Catalog, keys: Keys, dialects: tuple[Dialect, ...]
@@ -81,16 +81,19 @@ class Edge:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        # Without a proxy in front, values may end in spaces.
+        # If there is no proxy in front, header values may end in spaces.
         headers = {name.decode("latin-1"): value.decode("latin-1").rstrip() for name, value in scope["headers"]}
         sent_id = headers.get("x-request-id", "")
         request_id = sent_id if _REQUEST_ID.fullmatch(sent_id) else f"{random.getrandbits(64):016x}"
         call = Call(request_id, time.monotonic())
-        span = None if self.catalog.tracer is None else self._traced(scope, headers, call)
+        span = None
+        if (tracer := self.catalog.tracer) is not None and not scope["path"].startswith(_OPEN):  # probes are not traced
+            span = tracer.request(scope["method"], scope["path"], headers, call.started)
+            span.mark(call)
         answer = _TrackedSend(send, request_id, span)
         self.catalog.active += 1
         try:
-            # The address first, because it may change the path, and an error of a header has the form of its path's dialect.
+            # Read the URL first: this may change the path, and the path's dialect determines the format of errors in headers.
             named, by_path = address(scope) if scope["query_string"] or scope["path"].startswith("/models/") else (None, False)
             call = answer.call = from_headers(headers, request_id, self.catalog.settings.request_timeout_s)
             if named is not None:
@@ -104,7 +107,7 @@ class Edge:
             if headers.get("content-encoding", "identity") != "identity":
                 body = await self._inflated(headers["content-encoding"], body, call)
             if len(body) > _TURN_BYTES:
-                async with self._reading:  # one per iteration of the event loop, so that several together do not block it
+                async with self._reading:  # one per iteration, so that several bodies together do not block it
                     await asyncio.sleep(0)
             with leaving_with(receive):
                 if (route := self.exact.get((scope["method"], scope["path"]))) is not None and route.answer is not None:
@@ -136,17 +139,8 @@ class Edge:
                 call.tenant.settle(call, answer.status or 500)
             self._account(scope, call, answer, span)
 
-    def _traced(self, scope: Scope, headers: dict[str, str], call: Call) -> "RequestSpan | None":
-        """The span of a request; None for probes."""
-        tracer = self.catalog.tracer
-        if tracer is None or scope["path"].startswith(_OPEN):
-            return None
-        span = tracer.request(scope["method"], scope["path"], headers, call.started)
-        span.mark(call)
-        return span
-
     def _admit(self, scope: Scope, headers: dict[str, str], call: Call) -> None:
-        """Set the client of `call`. Raises NotReady while draining, Unauthorized without a key, RateLimited over a tenant's limits."""
+        """Set the client of `call`. Raises NotReady during shutdown, Unauthorized without a key, RateLimited over a limit."""
         if scope["path"].startswith(_OPEN) or scope["method"] == "OPTIONS":
             return
         if self.catalog.draining:
@@ -158,7 +152,8 @@ class Edge:
                 tenant.admit()
 
     def _connection(self, scope: Scope, headers: dict[str, str]) -> tuple[str, str]:
-        """The client's `address:port`, and its address. With `lean` there is no proxy, so the header is ignored: a client may forge it."""
+        """Return the client's `address:port`, and its address. The proxy sends them in a header. With `lean` there is no proxy,
+        so the header is ignored, because a client may forge it."""
         connection = "" if self.catalog.settings.lean else headers.get(CONNECTION_HEADER, "")
         if not connection:
             address, port = scope.get("client") or ("", 0)
@@ -166,7 +161,7 @@ class Edge:
         return connection, connection.rpartition(":")[0]
 
     async def _body(self, headers: dict[str, str], receive: Receive, call: Call) -> bytes:
-        """Read the whole body, within limits of bytes and time."""
+        """Read and return the whole body, within the limits on bytes and time."""
         limit = self.catalog.settings.max_body_bytes
         length = headers.get("content-length", "0")
         if length.isdecimal() and (len(length) > _MOST_DIGITS or int(length) > limit):
@@ -191,7 +186,7 @@ class Edge:
         return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
     async def _inflated(self, coding: str, body: bytes, call: Call) -> bytes:
-        """Decompress the body, within the limits of an uncompressed body."""
+        """Return the decompressed body. The limits of an uncompressed body apply to it."""
         limit, pieces, size = self.catalog.settings.max_body_bytes, [], 0
         with ended_at(call.deadline, DeadlineExceeded("the request's deadline passed before its body was inflated")):
             async for piece in inflate(coding, body):
@@ -204,7 +199,7 @@ class Edge:
         return b"".join(pieces)
 
     async def _refuse(self, scope: Scope, answer: "_TrackedSend", error: ServiceError) -> None:
-        """Send the error in the dialect of its path, unless an answer has begun."""
+        """Send the error in the format of the path's dialect, unless the answer has already begun."""
         if answer.status is None:
             status, body, headers = refusal(scope["path"], error, self.dialects)
             raw = [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
@@ -236,64 +231,63 @@ class Edge:
 
 
 @contextmanager
-def ended_at(deadline: float, error: ServiceError) -> Iterator[None]:
-    """Raise `error` inside the block when the deadline passes. Costs less than `asyncio.timeout` if it does not pass."""
+def ended_with(error: Exception) -> Iterator[Callable[[], None]]:
+    """Yields a function that interrupts the block: it cancels the task, and the block raises `error`."""
     working = asyncio.current_task()
     assert working is not None
-    passed = False
+    interrupted = False
 
-    def end() -> None:
-        nonlocal passed
-        passed = True
+    def interrupt() -> None:
+        nonlocal interrupted
+        interrupted = True
         working.cancel()
 
-    timer = asyncio.get_running_loop().call_later(max(deadline - time.monotonic(), 0), end)
     try:
-        yield
+        yield interrupt
     except asyncio.CancelledError:
-        if not passed:
+        if not interrupted:
             raise
         working.uncancel()
         raise error from None
-    finally:
-        timer.cancel()
+
+
+@contextmanager
+def ended_at(deadline: float, error: ServiceError) -> Iterator[None]:
+    """Raise `error` inside the block when the deadline passes. Cheaper than `asyncio.timeout` for blocks that end in time."""
+    with ended_with(error) as interrupt:
+        timer = asyncio.get_running_loop().call_later(max(deadline - time.monotonic(), 0), interrupt)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
 
 @contextmanager
 def leaving_with(receive: Receive) -> Iterator[None]:
-    """Raise ClientGone inside the block when the client disconnects. Only blocks that take long are watched, since a watch costs a task."""
-    working = asyncio.current_task()
-    assert working is not None
-    gone = False
+    """Raise ClientGone in the block when the client disconnects. A watch costs a task, so it begins after `_UNWATCHED_S`."""
     watch: asyncio.Task[None] | None = None
+    with ended_with(ClientGone()) as interrupt:
 
-    async def until_gone() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        gone = True
-        working.cancel()
+        async def until_gone() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            interrupt()
 
-    def begin() -> None:
-        nonlocal watch
-        watch = asyncio.create_task(until_gone())
+        def begin() -> None:
+            nonlocal watch
+            watch = asyncio.create_task(until_gone())
 
-    timer = asyncio.get_running_loop().call_later(_UNWATCHED_S, begin)
-    try:
-        yield
-    except asyncio.CancelledError:
-        if not gone:
-            raise
-        working.uncancel()
-        raise ClientGone from None
-    finally:
-        timer.cancel()
-        if watch is not None:
-            watch.cancel()
+        timer = asyncio.get_running_loop().call_later(_UNWATCHED_S, begin)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            if watch is not None:
+                watch.cancel()
 
 
 class _TrackedSend:
-    """`send`, which adds headers (request id, trace id, limits of the tenant) and keeps the status."""
+    """An ASGI `send` that adds headers (request id, trace id, limits of the tenant) and records the status of the answer."""
 
     def __init__(self, send: Send, request_id: str, span: "RequestSpan | None") -> None:
         self.status: int | None = None
@@ -308,20 +302,20 @@ class _TrackedSend:
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *self._ids]
             if self.call is not None and (tenant := self.call.tenant) is not None:
-                tenant.charge(self.call)  # the tokens of a complete answer; a stream is charged at its end
+                tenant.charge(self.call)  # tokens of a complete answer; a stream is charged at its end
                 message["headers"] += tenant.headers()
         body = message.get("body", b"")
         if len(body) <= _LARGE_BODY:
             await self._send(message)
             return
-        for at in range(0, len(body), _PIECE):  # otherwise the server keeps all of it in memory until the client has read it
+        for at in range(0, len(body), _PIECE):  # in pieces, or the server buffers all of it until the client has read it
             part = {"type": "http.response.body", "body": body[at : at + _PIECE]}
             await self._send({**part, "more_body": at + _PIECE < len(body) or bool(message.get("more_body"))})
             await asyncio.sleep(0)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """`receive` for an application that reads the body again."""
+    """Return a `receive` that first returns `body`, for an application that reads the request again."""
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replayed() -> Message:
@@ -331,13 +325,13 @@ def _replay(body: bytes, receive: Receive) -> Receive:
 
 
 def refused(error: ServiceError, dialect: Dialect) -> Response:
-    """The error in the form of this dialect, on a path of more than one dialect."""
+    """Return a response with the error in the format of `dialect`, for a path that several dialects share."""
     status, body, headers = refusal(dialect.prefixes[0], error, (dialect,))
     return Response(body, status, headers)
 
 
 def refusal(path: str, error: ServiceError, dialects: tuple[Dialect, ...]) -> tuple[int, bytes, dict[str, str]]:
-    """Status, body and headers of an error on this path."""
+    """Return status, body and headers of the answer for an error, in the format of the path's dialect."""
     status, content = dialect_of(path, dialects).render(error)
     body = orjson.dumps(content)
     headers = {"content-type": "application/json", "content-length": str(len(body))}

@@ -1,13 +1,13 @@
 """Rules for the fields of every body, in every dialect.
 
-1. A null is an absent field: the field's default counts. A required field cannot be null.
-2. A field that clients of a dialect send and this service does not use is listed in `others` of its body. Values without an effect are
-   accepted: empty values (null, false, 0, "", [], {}, and objects of only these), and those that the list names. Any other value is an
-   error that names the field.
-3. A field in no list is ignored if the dialect's own server ignores it. A body of `Fields` refuses it, unless it is null, "", [] or {}, so
-   that a misspelt sampling parameter is not overlooked.
+1. A null counts as an absent field, so the field has its default. A required field cannot be null.
+2. If clients of a dialect send a field that this service does not use, the body's class lists it in `others`. Values without an
+   effect are accepted: empty values (null, false, 0, "", [], {}, and objects of only these), and the values in the list. Any
+   other value is an error that names the field.
+3. An unlisted field is ignored if the dialect's original server ignores it. A body of class `Fields` rejects it, unless it is
+   null, "", [] or {}, because it may be a misspelt sampling parameter.
 
-`docs/fields.md` is written from these lists by `python -m service.dialects.fields_page`.
+`python -m service.dialects.fields_page` writes `docs/fields.md` from these lists.
 """
 
 import json
@@ -23,12 +23,12 @@ NOT_SUPPORTED, UNKNOWN = "not_supported", "extra_forbidden"
 
 @dataclass(frozen=True)
 class Other:
-    """A field that the service does not use. `accepts`: non-empty values without an effect. `because`: why others are refused."""
+    """A field without use in the service. `accepts`: non-empty values without an effect. `because`: why others are rejected."""
 
     because: str
     accepts: tuple[Any, ...] = ()
-    empty: bool = True  # False if an empty value has a meaning
-    ignored: bool = False  # no value has an effect
+    empty: bool = True  # False if an empty value has an effect
+    ignored: bool = False  # True if no value has an effect
 
     def takes(self, value: Any) -> bool:
         if value is None or self.ignored or (self.empty and is_empty(value)):
@@ -46,17 +46,17 @@ Others = Mapping[str, Other]
 
 
 def ignored(because: str) -> Other:
-    """A field without an effect, whatever its value."""
+    """Return a rule for a field that has no effect, whatever its value. `because` is the reason."""
     return Other(because, ignored=True)
 
 
 def is_empty(value: Any) -> bool:
-    """Whether the value is null, false, 0, "", [] or {}, or an object of only such values."""
+    """Return whether the value is null, false, 0, "", [] or {}, or an object of only such values."""
     return all(map(is_empty, value.values())) if isinstance(value, dict) else not value
 
 
 def _without_empty(value: Any) -> Any:
-    """An object without its empty members, such as the nulls that typed clients send."""
+    """Return an object without its empty members, such as the nulls of typed clients. Other values are returned as they are."""
     return {name: inner for name, inner in value.items() if not is_empty(inner)} if isinstance(value, dict) else value
 
 
@@ -64,7 +64,7 @@ def _without_nulls(value: Any) -> Any:
     return {name: inner for name, inner in value.items() if inner is not None} if isinstance(value, dict) else value
 
 
-WITHOUT_NULLS = BeforeValidator(_without_nulls)  # rule 1 for an object whose keys the client chooses
+WITHOUT_NULLS = BeforeValidator(_without_nulls)  # removes nulls from an object with arbitrary keys
 
 
 def _null_is_default(value: Any) -> Any:
@@ -77,7 +77,7 @@ _NULL_IS_DEFAULT = BeforeValidator(_null_is_default)
 
 
 def _schema(schema: dict[str, Any], body: type["Body"]) -> None:
-    """Set, in the OpenAPI document, whether further fields are accepted."""
+    """Set in the JSON schema whether `body` accepts additional fields."""
     if body.closed:
         schema["additionalProperties"] = False
     else:
@@ -85,16 +85,16 @@ def _schema(schema: dict[str, Any], body: type["Body"]) -> None:
 
 
 class Body(BaseModel):
-    """Base of every body and of the objects in it."""
+    """Base class of every request body and of the objects in it. It applies the rules of this module."""
 
     model_config = ConfigDict(extra="allow", json_schema_extra=_schema)
 
     others: ClassVar[Others] = {}
-    closed: ClassVar[bool] = False  # an unlisted field is an error
+    closed: ClassVar[bool] = False  # True if an unlisted field is an error
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:
-        """Rule 1 for fields whose default is not None: a null becomes the default."""
+        """Apply rule 1 to fields whose default is not None: a null is replaced by the default."""
         changed = False
         for field in cls.model_fields.values():
             if not field.is_required() and (field.default is not None) and _NULL_IS_DEFAULT not in field.metadata:
@@ -113,7 +113,7 @@ class Body(BaseModel):
         return self
 
     def _check(self, name: str, value: Any) -> None:
-        """Rules 2 and 3."""
+        """Apply rules 2 and 3: raise an error if the undeclared field `name` may not have this value."""
         if (known := self.others.get(name)) is not None:
             if not known.takes(value):
                 raise PydanticCustomError(NOT_SUPPORTED, "{reason}", {"field": name, "reason": known.refusal})
@@ -122,7 +122,7 @@ class Body(BaseModel):
 
 
 def schema_of(body: type[Body]) -> dict[str, Any]:
-    """The JSON schema of a body without references, for a route whose signature does not have the body."""
+    """Return the JSON schema of a body, without `$ref`s. For routes whose signature does not contain the body's class."""
     schema = body.model_json_schema()
     inlined: dict[str, Any] = _inlined(schema, schema.get("$defs", {}))
     return inlined
@@ -139,7 +139,7 @@ def _inlined(node: Any, definitions: dict[str, Any]) -> Any:
 
 
 class Fields(Body):
-    """Base of OpenAI's text bodies: an unknown field is an error, since a misspelt parameter would otherwise be ignored."""
+    """Base class of OpenAI's text bodies. An unknown field is an error, so that a misspelt parameter is not ignored silently."""
 
     model_config = ConfigDict(allow_inf_nan=False)
 

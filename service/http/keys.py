@@ -1,10 +1,11 @@
 """API keys from the settings and from a file, which is read again when it changes.
 
-The file contains SHA-256 hashes, so a copy of it reveals no key. A key is looked up by its hash in a dictionary, at the same cost for any
-number of keys. The time of the lookup depends only on the hash, so a caller cannot guess a key byte by byte, as by timing a comparison of
-keys. A fast hash is enough because `attnserve key` draws 256 random bits; it would not be enough for passwords.
+The file contains SHA-256 hashes, so a copy of the file reveals no key. A dictionary maps the hash of a key to its tenant, so a
+lookup costs the same for any number of keys. The time of a lookup depends only on the hash, so a caller cannot guess a key byte
+by byte from the response times. A fast hash is enough because `attnserve key` draws 256 random bits. It would not be enough for
+passwords.
 
-Kubernetes updates a mounted Secret by replacing a symbolic link, so the file behind the link is watched.
+Kubernetes updates a mounted Secret by replacing a symbolic link, so the module checks the file behind the link for changes.
 """
 
 import asyncio
@@ -29,9 +30,9 @@ from service.telemetry.metrics import Metrics
 
 log = logging.getLogger("attnserve.keys")
 
-MOST_BYTES = 8 * 1024 * 1024  # of the file: about 40,000 keys; a Kubernetes Secret has at most 1 MiB
-MOST_LABELLED = 100  # tenants with metrics of their own
-OTHERS = "other"  # the label of all further tenants in metrics
+MOST_BYTES = 8 * 1024 * 1024  # limit on the file's size: about 40,000 keys; a Kubernetes Secret has at most 1 MiB
+MOST_LABELLED = 100  # limit on tenants with separate metrics
+OTHERS = "other"  # the label in metrics for all further tenants
 _CHECKED_EVERY_S = 1.0
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]
@@ -39,7 +40,7 @@ Most = Annotated[int, Field(ge=1, le=10**12)]
 
 
 class Entry(BaseModel):
-    """One key in the file. Its limits are those of the tenant, the same for each of its keys; null: no limit."""
+    """One key in the file. The limits are those of the tenant, so all keys of a tenant have the same ones. null: no limit."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -69,7 +70,7 @@ def _rate(a_second: int | None, a_minute: int | None) -> Rate | None:
 
 
 def read(path: Path) -> list[Entry]:
-    """Read a file of keys. Raises SettingsError with the place and the reason, but without content of the file."""
+    """Read a file of keys. Raises SettingsError with the position and the reason, but without any content of the file."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise SettingsError(f"{path} is not a file: api_keys_file names a JSON file of keys")
@@ -88,7 +89,7 @@ def read(path: Path) -> list[Entry]:
 
 
 def _check(entries: Iterable[Entry], path: Path) -> None:
-    """Check the entries against each other."""
+    """Raise SettingsError if an entry is invalid or conflicts with another one, such as two keys with the same name."""
     hashes: dict[str, Entry] = {}
     names: set[tuple[str, str]] = set()
     limits: dict[str, Entry] = {}
@@ -109,7 +110,7 @@ def _check(entries: Iterable[Entry], path: Path) -> None:
 
 
 def _sentence(error: ValidationError) -> str:
-    """The first error, without the value or the name of an unknown field, which may be a misplaced key."""
+    """Describe the first error, without the value or the name of an unknown field, since either may be a misplaced key."""
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     if first["type"] == "json_invalid":
         return f"not JSON: {first['msg']}"
@@ -122,29 +123,29 @@ def _sentence(error: ValidationError) -> str:
 
 
 class Keys:
-    """The keys of one process. Used on the event loop only."""
+    """The API keys of one process. Use it on the event loop only."""
 
     def __init__(self, settings: Settings, metrics: Metrics, *, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises SettingsError if the file cannot be used: the service does not start without its keys."""
+        """Raises SettingsError if the file is unusable, so that the service does not start without its keys."""
         self.needed = settings.needs_key
         self._file = settings.api_keys_file
         self._metrics = metrics
         self._clock = clock
-        self._found: dict[bytes, tuple[Tenant, str]] = {}  # by the key's hash: its tenant and its name
-        self._tenants: dict[str, Tenant] = {}  # of the file
+        self._found: dict[bytes, tuple[Tenant, str]] = {}  # key hash -> (tenant, name of the key)
+        self._tenants: dict[str, Tenant] = {}  # the tenants in the file, by name
         self._labelled: set[str] = set()
         self._own: dict[bytes, tuple[Tenant, str]] = {}
         for key in settings.api_keys:
             digest = hashlib.sha256(key.get_secret_value().encode()).digest()
             name = f"key:{digest.hex()[:16]}"
             tenant = Tenant(name, client=name, clock=clock)
-            tenant.metrics = metrics.tenant(OTHERS)  # /metrics needs no key, so it shows no part of a hash
+            tenant.metrics = metrics.tenant(OTHERS)  # not `name`: it has part of the hash, and /metrics needs no key
             self._own[digest] = tenant, name
         self._mark: object = None
         self._install(self._read() or [])
 
     def identify(self, authorization: str, call: Call) -> Tenant:
-        """Set the tenant and the key of `call`. Raises Unauthorized if the header has no key or an unknown one."""
+        """Set the key and tenant of `call`, and return the tenant. Raises Unauthorized if the key is missing or unknown."""
         scheme, _, key = authorization.partition(" ")
         given = key.strip().encode("latin-1")
         found = self._found.get(hashlib.sha256(given).digest()) if scheme.lower() == "bearer" else None
@@ -155,7 +156,7 @@ class Keys:
         return found[0]
 
     async def watch(self) -> None:
-        """Apply every change of the file, forever. An invalid file is logged once and changes nothing."""
+        """Read the file again after every change, forever. An invalid file is logged once, and the keys stay as they were."""
         while self._file is not None:
             await asyncio.sleep(_CHECKED_EVERY_S)
             try:
@@ -165,21 +166,21 @@ class Keys:
                     log.info("api keys were read again", extra={"keys": len(entries), "tenants": len(self._tenants)})
             except SettingsError as error:
                 log.error("api keys stay as they were", extra={"error": str(error)})
-            except Exception as error:  # after any error the next version is read; the text of the error may contain a key
+            except Exception as error:  # do not log the text, which may contain a key
                 log.error("api keys stay as they were", extra={"error": type(error).__name__})
 
     def _read(self) -> list[Entry] | None:
-        """The file's entries if it has changed since the last call, else None. Blocks."""
+        """Return the file's entries if the file has changed since the last call, else None. Blocks the thread."""
         if self._file is None:
             return None
         mark = _mark(self._file)
         if mark == self._mark:
             return None
-        self._mark = mark  # before reading, so that a change meanwhile is noticed
+        self._mark = mark  # set before reading, to notice a change during the read
         return read(self._file)
 
     def _install(self, entries: list[Entry]) -> None:
-        """Use these entries from the next request on. Running requests continue, even if their key was removed."""
+        """Use these entries from the next request on. Running requests continue even if their key was removed."""
         tenants: dict[str, Tenant] = {}
         found = dict(self._own)
         for entry in entries:
@@ -188,7 +189,7 @@ class Keys:
                 tenant = tenants[entry.tenant] = self._tenants.get(entry.tenant) or Tenant(entry.tenant, clock=self._clock)
                 tenant.limit(entry.limits)
             found[bytes.fromhex(entry.sha256)] = tenant, entry.name
-        labelled = set(list(tenants)[:MOST_LABELLED])  # in the order of the file, so that all gateways label the same tenants
+        labelled = set(list(tenants)[:MOST_LABELLED])  # in file order, so that all gateways label the same tenants
         for name in self._labelled - labelled:
             self._metrics.forget_tenant(name)
         for name, tenant in tenants.items():
@@ -197,7 +198,7 @@ class Keys:
 
 
 def _mark(path: Path) -> object:
-    """A value that changes when the file behind the path changes."""
+    """Return a value that changes whenever the file behind the path changes."""
     try:
         found = path.stat()
     except OSError as error:
@@ -206,7 +207,7 @@ def _mark(path: Path) -> object:
 
 
 def make(name: str, tenant: str, limits: dict[str, int | None]) -> tuple[str, Entry]:
-    """Draw a new key and make its entry for the file. Raises SettingsError for a bad name or limit."""
+    """Generate a random key, and return it with its entry for the file. Raises SettingsError for an invalid name or limit."""
     key = f"sk-{secrets.token_urlsafe(32)}"
     fields: dict[str, Any] = {"name": name, "sha256": hashlib.sha256(key.encode()).hexdigest(), "tenant": tenant, **limits}
     try:
@@ -219,7 +220,7 @@ def make(name: str, tenant: str, limits: dict[str, int | None]) -> tuple[str, En
 
 
 def add(entry: Entry, path: Path) -> None:
-    """Add the entry to a file of keys, or create the file. The file is replaced as a whole."""
+    """Add the entry to the file of keys, or create the file. The change is atomic, because a new file replaces the old one."""
     entries = [*(read(path) if path.exists() else []), entry]
     _check(entries, path)
     lines = ",\n ".join(written(each) for each in entries)
@@ -232,5 +233,5 @@ def add(entry: Entry, path: Path) -> None:
 
 
 def written(entry: Entry) -> str:
-    """The entry as JSON, without unset limits."""
+    """Return the entry as JSON, without the limits that are not set."""
     return json.dumps(entry.model_dump(exclude_none=True))

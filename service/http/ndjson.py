@@ -1,7 +1,8 @@
-"""Bulk answers line by line: the line of each input is sent as soon as its row is computed, in any order, and the totals last.
+"""Answers to bulk requests as NDJSON: one line per input, sent as soon as its row is computed, in any order, and a line of totals
+last.
 
-A line has the index of its input. The status is sent before all rows are known, so a later error of the whole request is the last line, in
-the dialect's form. A client must check that the last line has `usage`.
+A line has the index of its input. The HTTP status is sent before all rows are computed, so if the whole request fails later, the
+last line is the error in the dialect's format. A client must check that the last line has `usage`.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from service.call import NDJSON, Call
-from service.catalog import Model
+from service.encoding.model import Model
 from service.encoding.request import EncodeAnswer, EncodeRequest
 from service.errors import ServiceError
 
@@ -29,17 +30,17 @@ async def stream(
     entry: Callable[[int, Any], dict[str, Any]],
     render: Callable[[ServiceError], tuple[int, Any]],
 ) -> Response:
-    """Start the request and stream its rows. An error before the first row is raised, so it has its own status.
+    """Start the request and stream its rows. An error before the first row is raised, so the response has the error's status.
 
-    After that, errors of single inputs are lines, whether or not the request asked for errors by item.
+    After the first row, an error of one input is sent as a line, even if the request did not ask for errors by item.
     """
     call.begin_stream()
     call.item_errors = True
-    rows: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()  # at most one entry per input, whose number is bounded
+    rows: asyncio.Queue[tuple[int, Any] | None] = asyncio.Queue()  # bounded, because it has at most one entry per input
     work = asyncio.create_task(model.answer(request, call, lambda index, row: rows.put_nowait((index, row))))
 
     def ended(done: asyncio.Task[EncodeAnswer]) -> None:
-        _ = done.cancelled() or done.exception()  # retrieve the error, or asyncio logs that it was never read
+        _ = done.cancelled() or done.exception()  # without this, asyncio logs that the error was never retrieved
         rows.put_nowait(None)
 
     work.add_done_callback(ended)
@@ -69,7 +70,7 @@ async def stream(
 
 
 class _Lines(StreamingResponse):
-    """The lines of a request. The request is cancelled when the response ends, also if it never began."""
+    """A response that sends the lines of a request. When it ends, even before the first line, it cancels the request."""
 
     def __init__(self, lines: AsyncIterator[bytes], work: "asyncio.Task[EncodeAnswer]", call: Call) -> None:
         super().__init__(lines, media_type=NDJSON, headers=call.headers)
@@ -92,7 +93,7 @@ def _entry(
 
 
 def totals(answer: EncodeAnswer) -> dict[str, Any]:
-    """The last line of an answer: tokens, and truncated inputs."""
+    """Return the last line of an answer, with the number of tokens and the truncated inputs."""
     return {"usage": {"prompt_tokens": answer.n_tokens, "total_tokens": answer.n_tokens}, "truncated": answer.truncated}
 
 

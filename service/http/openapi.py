@@ -1,7 +1,8 @@
-"""Corrects the OpenAPI document for client generators.
+"""Corrects the OpenAPI document for generators of client code.
 
-FastAPI derives the document from the routes. Generators fail on titles that several schemas have, enums whose members have one
-name, a type that is only null, defaults, and an error schema that is never sent. These are corrected, and examples and keys are added.
+FastAPI derives the document from the routes. Generators fail on equal titles of several schemas, enum members whose names become
+equal, a type that is only null, defaults, and an error schema that is never sent. This module corrects these, and adds examples
+and API keys.
 """
 
 import json
@@ -21,7 +22,7 @@ _QUESTION, _DOCUMENTS = "What is the capital of France?", ["Paris is the capital
 _CODE = "def mean(values):\n"
 _CONVERSATION = [{"role": "user", "content": "Write a function that adds two numbers."}]
 
-# A valid body for each route, without `model`.
+# A valid request body for each route, without the field `model`.
 EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/embeddings": {"input": [_TEXT, "Paris is in France"]},
     "/embeddings": {"input": _TEXT},
@@ -50,12 +51,12 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/v2/models/{model}/infer": {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [_TEXT]}]},
 }
 _PARAMETERS = {"model": "all-MiniLM-L6-v2", "response_id": "resp_0123456789abcdef"}
-_OPEN_TAG = "Operation"  # its routes need no key
+_OPEN_TAG = "Operation"  # routes with this tag need no API key
 _OPEN_PATHS = ("/health", "/ping", "/v2/health/live", "/v2/health/ready")
 
 
 def refined(document: dict[str, Any], *, needs_key: bool) -> dict[str, Any]:
-    """Correct `document` in place, and return it."""
+    """Correct `document` in place and return it. `needs_key`: whether requests need an API key."""
     document["servers"] = [{"url": "/", "description": "The service that sent this document."}]
     document["info"]["license"] = {"name": "Apache-2.0", "identifier": "Apache-2.0"}
     _name(document)
@@ -82,9 +83,9 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
 
 
 def _name(document: dict[str, Any]) -> None:
-    """Give every schema a name without dots and underscores, and that name as its title."""
+    """Give every schema a name of only letters and digits, and use that name as its title."""
     old = document["components"]["schemas"]
-    assert not any("__" in name for name in old), "two schemas have one name"  # FastAPI then adds their modules
+    assert not any("__" in name for name in old), "two schemas have one name"  # if so, FastAPI adds their modules
     names = {name: re.sub(r"[^A-Za-z0-9]", "", name) for name in old}
     _refer(document, {f"#/components/schemas/{name}": f"#/components/schemas/{plain}" for name, plain in names.items()})
     document["components"]["schemas"] = {names[name]: {**schema, "title": names[name]} for name, schema in sorted(old.items())}
@@ -101,14 +102,14 @@ def _refer(node: Any, names: dict[str, str]) -> None:
 
 
 def _mend(node: Any) -> None:
-    """Correct every schema inside `node`, a part of the document. The name of `node` itself is unchanged."""
+    """Correct every schema inside `node`, a part of the document. The schema `node` itself keeps its title."""
     if isinstance(node, list):
         for each in node:
             _mend(each)
     elif isinstance(node, dict):
         for key, value in node.items():
             if key in ("example", "examples", "default", "enum", "const", "mapping"):
-                continue  # values, not schemas
+                continue  # their content is values, not schemas
             if key == "properties":
                 for schema in value.values():
                     _mend_schema(schema)
@@ -122,12 +123,12 @@ def _mend(node: Any) -> None:
 
 
 def _mend_schema(schema: dict[str, Any], *, alone: bool = True) -> None:
-    schema.pop("title", None)  # pydantic repeats the field's name, which gives equal titles
-    if "default" in schema:  # as text: generators require a field with a default, or always send it
+    schema.pop("title", None)  # pydantic's title repeats the field's name, so several schemas have the same one
+    if "default" in schema:  # move it to the text: generators require such a field, or always send it
         default = schema.pop("default")
         if default not in (None, [], {}):
             schema["description"] = f"{schema.get('description', '')} Default: {json.dumps(default)}.".strip()
-    if schema.get("type") == "null" and alone:  # a value that is always null, which generators do not support
+    if schema.get("type") == "null" and alone:  # generators do not support a value that is always null
         del schema["type"]
         schema["anyOf"] = [{"type": "string"}, {"type": "null"}]
     if "enum" in schema:
@@ -142,7 +143,7 @@ def _mend_schema(schema: dict[str, Any], *, alone: bool = True) -> None:
 
 
 def _answers(operation: dict[str, Any], *, has_body: bool) -> None:
-    """Remove FastAPI's own 422, which is never sent, and describe streams and errors of bodies."""
+    """Remove FastAPI's own 422, which is never sent, and describe streams and the errors of request bodies."""
     responses = operation["responses"]
     if "HTTPValidationError" in str(responses.get("422")):
         del responses["422"]
@@ -167,7 +168,7 @@ def _exemplify(path: str, operation: dict[str, Any]) -> None:
 
 
 def _secure(document: dict[str, Any], needs_key: bool) -> None:
-    """Always describe the API key, so that generated clients can send one. It is required only if keys are set."""
+    """Describe the API key in the document, so that generated clients can send one. It is required only with `needs_key`."""
     document["components"]["securitySchemes"] = {
         "bearer": {"type": "http", "scheme": "bearer", "description": "An API key of the service, where it has any."}
     }

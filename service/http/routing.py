@@ -1,8 +1,9 @@
-"""Routes with little overhead: a validated body in, a JSON answer out.
+"""Routes with little overhead, from a validated request body to a JSON answer.
 
-FastAPI's own handler parses JSON into dicts, validates these, resolves dependencies, validates the answer and serialises it, in Python, for
-every request, on the cores that compute. Here pydantic parses the bytes and orjson writes them. FastAPI makes the OpenAPI document from the
-same signature, and handles the routes with parameters in their paths.
+FastAPI's own handler works in Python for every request: it parses JSON into dicts, validates these, resolves dependencies, and
+validates and serialises the answer. This takes time on the cores that also run the models. Here pydantic parses the bytes and
+orjson writes the answer. FastAPI still makes the OpenAPI document from the signatures, and handles routes with parameters in
+their paths.
 """
 
 import asyncio
@@ -29,33 +30,33 @@ Element = TypeVar("Element")
 
 Answer = Callable[[bytes, Call, Catalog], Awaitable[Response]]
 
-# A list in a body. Validation stops at the first bad element: errors of all of them could be far larger than the body.
+# A list in a request body. Validation stops at the first invalid element: all errors could be far larger than the body.
 Many = Annotated[list[Element], Field(fail_fast=True)]
 
-CALL, CATALOG = "attnserve.call", "attnserve.catalog"  # their keys in the ASGI scope
-METHOD = "attnserve.method"  # also in the scope: "HEAD" for a request that is handled as GET
-# Parsing JSON blocks the event loop. The time is estimated from the characters outside strings, in nanoseconds on a core of 2026, for the
-# slowest form of each: a row of one number costs a list, an unknown key costs a Python call.
+CALL, CATALOG = "attnserve.call", "attnserve.catalog"  # keys of the call and the catalog in the ASGI scope
+METHOD = "attnserve.method"  # scope key: "HEAD" for a request that is handled as GET
+# Parsing JSON blocks the event loop. The time is estimated from the characters outside strings. The constants are in nanoseconds
+# on a CPU core of 2026, for the slowest case of each: a list with only one number, a key that is unknown and costs a Python call.
 _VALUE_NS, _LIST_NS, _KEY_NS, _STRING_NS, _BYTE_NS = 125, 850, 900, 120, 1.5
-_LONG_DIGITS, _LONG_NS = 256, 2000  # of a number: parsing it takes time quadratic in its length
+_LONG_DIGITS, _LONG_NS = 256, 2000  # cost of each run of 256 digits: parse time is quadratic in a number's length
 _ZEROS = bytes.maketrans(b"123456789", b"000000000")
 _MOST_NS = 80e6
-_LARGE_BYTES = 250_000  # shorter bodies take less, whatever their content
-_ASIDE_BYTES = 1_000_000  # larger bodies are checked on a thread
-_MOST_ESCAPES = 2_000_000  # of backslashes, which slow down the search for the ends of strings
-_SHORT = reprlib.Repr()  # of a given value, in an error
+_LARGE_BYTES = 250_000  # shorter bodies are fast to parse whatever their content, so not checked
+_ASIDE_BYTES = 1_000_000  # the cost of larger bodies is estimated on a thread
+_MOST_ESCAPES = 2_000_000  # with more backslashes in a body, finding the ends of strings is too slow
+_SHORT = reprlib.Repr()  # shortens invalid values in error messages
 _SHORT.maxstring = _SHORT.maxother = 80
-_BRANCHES = ("str", "int", "bool")  # names that pydantic adds to the location of an error in a union
+_BRANCHES = ("str", "int", "bool")  # pydantic adds these names to an error's location in a union
 
 
 def _from_scope(name: str) -> Callable[[Request], Coroutine[Any, Any, Any]]:
-    async def value(request: Request) -> Any:  # not a plain function, for which FastAPI starts a thread
+    async def value(request: Request) -> Any:  # async, because FastAPI runs a plain function on a thread
         return request.scope[name]
 
     return value
 
 
-# What a route may take besides its body.
+# The parameters that a route may have besides its body.
 CallDep = Annotated[Call, Depends(_from_scope(CALL))]
 CatalogDep = Annotated[Catalog, Depends(_from_scope(CATALOG))]
 
@@ -64,15 +65,15 @@ async def _content(request: Request) -> bytes:
     return await request.body()
 
 
-ContentDep = Annotated[bytes, Depends(_content)]  # the raw body, for a route that parses it itself
+ContentDep = Annotated[bytes, Depends(_content)]  # the raw body, for a route that parses it
 
 
 class JsonRoute(APIRoute):
-    """A route `async def name(body: SomeModel, call: CallDep, catalog: CatalogDep)`, each optional, that returns JSON or a Response.
+    """A route `async def name(body: SomeModel, call: CallDep, catalog: CatalogDep)` that returns JSON or a Response.
 
-    `content: ContentDep` gives the bytes of the body to a route that has to choose between several schemas.
+    Each parameter is optional. A route that chooses between several schemas has `content: ContentDep`, the bytes of the body.
 
-    `answer(body, call, catalog)` handles a request; None if the signature has other parameters, which FastAPI resolves.
+    `answer(body, call, catalog)` handles a request. It is None if the signature has other parameters, which FastAPI must resolve.
     """
 
     answer: Answer | None = None
@@ -108,7 +109,7 @@ class JsonRoute(APIRoute):
 
 
 def exact(routers: Iterable[APIRouter]) -> dict[tuple[str, str], JsonRoute]:
-    """The routes without path parameters, by method and path: the edge calls these without FastAPI's middleware."""
+    """Return the routes without path parameters, by method and path. The edge calls them without FastAPI's middleware."""
     return {
         (method, route.path): route
         for route in routes_of(routers)
@@ -118,7 +119,7 @@ def exact(routers: Iterable[APIRouter]) -> dict[tuple[str, str], JsonRoute]:
 
 
 def routes_of(routers: Iterable[APIRouter]) -> Iterator[APIRoute]:
-    """Every route, nested routers included, in the order of matching."""
+    """Yield every route, including those of nested routers, in the order in which they are matched."""
     for router in routers:
         for route in router.routes:
             if isinstance(route, APIRoute):
@@ -128,7 +129,7 @@ def routes_of(routers: Iterable[APIRouter]) -> Iterator[APIRoute]:
 
 
 def allowed(path: str, routers: Iterable[APIRouter]) -> list[str]:
-    """The methods of this path, sorted; an empty list if there is no such path."""
+    """Return the methods that are allowed for this path, sorted, or an empty list if the path is unknown."""
     methods = {method for route in routes_of(routers) if route.path_regex.match(path) for method in route.methods or ()}
     if "GET" in methods:
         methods.add("HEAD")
@@ -136,7 +137,7 @@ def allowed(path: str, routers: Iterable[APIRouter]) -> list[str]:
 
 
 def canonical(scope: Scope, send: Send) -> tuple[Scope, Send]:
-    """Normalise a request: no slash at the end of the path, and HEAD becomes a GET whose body is not sent."""
+    """Normalise a request: remove a slash at the end of the path, and handle HEAD as a GET whose body is not sent."""
     path: str = scope["path"]
     if len(path) > 1 and path.endswith("/"):
         scope = {**scope, "path": path[:-1]}
@@ -156,9 +157,9 @@ _ADDRESSED = re.compile(
 
 
 def address(scope: MutableMapping[str, Any]) -> tuple[str | None, bool]:
-    """The model that the URL names, and whether in its path: `?model=NAME`, or `/models/NAME/embed`, whose path becomes `/embed`.
+    """Return the model that the URL names, or None, and whether the name is in the path (else in the query: `?model=NAME`).
 
-    `/models/NAME` becomes `/`.
+    The name is removed from the path: `/models/NAME/embed` becomes `/embed`, and `/models/NAME` becomes `/`.
     """
     if (found := _ADDRESSED.fullmatch(scope["path"])) is not None:
         scope["path"] = found[2] or "/"
@@ -168,9 +169,10 @@ def address(scope: MutableMapping[str, Any]) -> tuple[str | None, bool]:
 
 
 def read(model: type[Body], body: bytes, call: Call | None = None) -> Body:
-    """Parse the body. Raises BodyTooLarge, MalformedBody, EmptyInput, or InvalidRequest with the name of the field.
+    """Parse the body. Raises BodyTooLarge, MalformedBody, EmptyInput, or InvalidRequest with the name of the invalid field.
 
-    A body without `model` gets `call.wanted`, which also replaces the `model` of a body that was sent to a model's own path.
+    `call.wanted`, the model that the URL names, becomes the body's `model` if that is missing, or if the name is in the URL's
+    path.
     """
     if len(body) > _LARGE_BYTES and not (call is not None and call.body_checked):
         _check_cost(body)
@@ -184,7 +186,7 @@ def read(model: type[Body], body: bytes, call: Call | None = None) -> Body:
 
 
 def _check_cost(body: bytes) -> None:
-    """Raise BodyTooLarge if parsing would block the event loop for too long. Commas and brackets inside strings do not count."""
+    """Raise BodyTooLarge if parsing would block the event loop for too long. Commas and brackets in strings do not count."""
     work = _ParsingCost.of(body, body.count(b'"'), len(body))
     if work.ns > _MOST_NS and (escapes := body.count(b"\\")) <= _MOST_ESCAPES:
         plain = body.replace(b"\\\\", b"").replace(b'\\"', b"") if escapes else body
@@ -199,17 +201,17 @@ def _check_cost(body: bytes) -> None:
 
 
 class _ParsingCost(NamedTuple):
-    """The estimated cost of parsing JSON."""
+    """The estimated cost of parsing a JSON text: the counts that determine it, and the time `ns` in nanoseconds."""
 
     lists: int
     values: int
     keys: int
-    digits: int  # of very long numbers
+    digits: int  # in very long numbers
     ns: float
 
     @classmethod
     def of(cls, structure: bytes, quotes: int, size_bytes: int) -> "_ParsingCost":
-        """The cost of a body of so many bytes and quotation marks. `structure`: its characters, without strings if possible."""
+        """Estimate the cost for a body of `size_bytes`. `structure`: its characters, without strings if they could be removed."""
         lists, values, keys = structure.count(b"["), structure.count(b","), structure.count(b":")
         long = structure.translate(_ZEROS).count(b"0" * _LONG_DIGITS)
         ns = lists * _LIST_NS + values * _VALUE_NS + keys * _KEY_NS + long * _LONG_NS + quotes * _STRING_NS / 2 + size_bytes * _BYTE_NS
@@ -217,14 +219,14 @@ class _ParsingCost(NamedTuple):
 
 
 def json_response(content: Any, call: Call, status: int = 200) -> Response:
-    """A response with `content`, which may hold numpy arrays; in pieces if a large answer was reserved."""
+    """Return a response with `content`, which may contain numpy arrays. It is sent in pieces if `call.answer_bytes` is set."""
     if call.answer_bytes:
         return json_answer(content, call.headers, status)
     return Response(whole(content), status, call.headers, "application/json")
 
 
 def _sentence(error: ValidationError) -> InvalidRequest:
-    """One of pydantic's errors as a sentence. In a union: an error of the branch whose type fits, the deepest one."""
+    """Convert one of pydantic's errors to a sentence. For a union: the deepest error of the branch whose type fits."""
     problems = error.errors(include_url=False)
     if problems[0]["type"] == "json_invalid":
         return MalformedBody(f"the body is not JSON: {problems[0]['msg']}")

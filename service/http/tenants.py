@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from service.call import Call
     from service.telemetry.metrics import TenantMetrics
 
-_ALMOST = 1e-9  # of a request or token: rounding error of sums
-_STREAM_RETRY_S = 1.0  # the end of a stream cannot be predicted
+_ALMOST = 1e-9  # a smaller part of a request or token is a rounding error
+_STREAM_RETRY_S = 1.0  # a guess, since the end of a stream cannot be predicted
 
 
 class Rate(NamedTuple):
-    """`most` in `period_s` seconds."""
+    """A rate: `most` requests or tokens in `period_s` seconds."""
 
     most: int
     period_s: float
@@ -33,7 +33,7 @@ class Rate(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """None is no limit."""
+    """The limits of one tenant. None means no limit."""
 
     requests: Rate | None = None
     tokens: Rate | None = None
@@ -57,12 +57,12 @@ class Bucket:
         self._level = self.level(now) - amount
 
     def until_s(self, level: float, now: float) -> float:
-        """Seconds until the bucket has that level; 0 if it has it now."""
+        """Return the seconds until the bucket's level is `level`, or 0 if it is that high now."""
         missing = level - self.level(now)
         return missing * self.rate.period_s / self.rate.most if missing > _ALMOST else 0.0
 
     def of(self, rate: Rate, now: float) -> "Bucket":
-        """A bucket with another rate and the same level, at most the new limit."""
+        """Return a bucket with another rate and this bucket's level, but at most the new limit."""
         bucket = Bucket(rate, now)
         bucket._level = min(self.level(now), bucket._level)
         return bucket
@@ -70,7 +70,7 @@ class Bucket:
 
 @dataclass(slots=True)
 class UsageCounts:
-    """Requests and tokens of one tenant, for one model."""
+    """The numbers of requests and tokens of one tenant, for one model."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -78,11 +78,11 @@ class UsageCounts:
 
 
 class Tenant:
-    """Used on the event loop only. Buckets and usage are kept when the file of keys is read again."""
+    """A tenant, with its limits and its usage. Buckets and usage are kept when the file of keys is read again. Event loop only."""
 
     def __init__(self, name: str, *, client: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = name
-        self.client = client or f"tenant:{name}"  # for shares of queues, slots and bodies
+        self.client = client or f"tenant:{name}"  # the name under which it shares queues, slots and memory
         self.since_s = int(time.time())
         self.usage: dict[str, UsageCounts] = {}  # by model
         self.streams = 0
@@ -93,7 +93,7 @@ class Tenant:
         self._clock = clock
 
     def limit(self, limits: Limits) -> None:
-        """Use these limits from now on."""
+        """Replace the tenant's limits."""
         if limits != self.limits:
             now = self._clock()
             self._requests = _changed(self._requests, limits.requests, now)
@@ -127,7 +127,7 @@ class Tenant:
             call.charged = call.tokens
 
     def settle(self, call: "Call", status: int) -> None:
-        """Count the end of a request: its tokens, and its stream."""
+        """Charge an ended request's tokens, add it to the usage, and stop counting its stream."""
         self.charge(call)
         self.streams -= call.streaming
         if call.model and (status < 400 or call.tokens):
@@ -145,7 +145,7 @@ class Tenant:
         return UsageCounts(sum(u.requests for u in each), sum(u.prompt_tokens for u in each), sum(u.completion_tokens for u in each))
 
     def headers(self) -> list[tuple[bytes, bytes]]:
-        """OpenAI's headers for each limit that is set: the limit, what is left, and the time until the bucket is full."""
+        """Return OpenAI's rate-limit headers. For each limit that is set: the limit, the rest, and the time until the bucket is full."""
         made: list[tuple[bytes, bytes]] = []
         now = self._clock()
         for bucket, what in ((self._requests, b"requests"), (self._tokens, b"tokens")):
@@ -171,7 +171,7 @@ def _changed(bucket: Bucket | None, rate: Rate | None, now: float) -> Bucket | N
 
 
 def duration(seconds: float) -> str:
-    """A duration as OpenAI writes it: `0s`, `20ms`, `1.5s`, `6m0s`, `1h0m0s`. Rounded up to milliseconds."""
+    """Format a duration as OpenAI does: `0s`, `20ms`, `1.5s`, `6m0s`, `1h0m0s`. Rounded up to milliseconds."""
     ms = math.ceil(seconds * 1000 - _ALMOST)
     if 0 < ms < 1000:
         return f"{ms}ms"

@@ -1,9 +1,10 @@
-"""Open Inference Protocol v2 (KServe, Triton): `/v2`, `/v2/health/...`, `/v2/models/...`, with the binary tensor extension both ways.
+"""The Open Inference Protocol v2 (KServe, Triton): `/v2`, `/v2/health/..`, `/v2/models/..`, with binary tensors in both
+directions.
 
-Source: the protocol's REST specification and Triton's `extension_binary_data`. A model has one version, "1" (what changes with its bytes is
-the bundle's fingerprint). What continues texts has metadata and readiness here, and is asked elsewhere. A name may hold slashes, plain or
-percent-encoded: what is served under exactly that name comes first, then NAME/versions/1. A name that ends in /ready, /infer, /config or
-/stats needs an alias. Of Triton's extensions a model's configuration is here; its statistics are at /metrics.
+Source: the protocol's REST specification and Triton's `extension_binary_data`. Every model has one version, "1". Text generators
+have metadata and readiness here, but no inference. A model's name in a path may contain slashes, plain or percent-encoded. A
+path is first compared with the served names, then read as NAME/versions/1. A model whose name ends in /ready, /infer, /config or
+/stats needs an alias to be reached. Of Triton's extensions, model configuration is supported. For statistics, use /metrics.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +17,7 @@ from starlette.convertors import PathConvertor, register_url_convertor
 
 from export import contract
 from service.call import NUMBER_BYTES, Call
-from service.catalog import Catalog, Model, Served
+from service.catalog import Catalog, Served
 from service.dialects.oip.schemas import (
     InferRequest,
     InferResponse,
@@ -31,6 +32,7 @@ from service.dialects.oip.schemas import (
 )
 from service.dialects.oip.tensors import INPUTS, JSON_LENGTH_HEADER, inputs_of, split, stacked, ways_of
 from service.dialects.openai.embeddings import as_cut
+from service.encoding.model import Model
 from service.encoding.request import EncodeRequest
 from service.errors import InvalidRequest, ModelNotFound, RouteNotFound, ServiceError, WrongKind
 from service.http.dialect import Dialect
@@ -61,19 +63,19 @@ ModelPath = Annotated[str, Path(description="NAME or NAME/versions/1")]
 
 @router.get("/v2", response_model=ServerMetadata)
 async def server() -> Any:
-    """The name, version and extensions of this server."""
+    """Return the name, version and extensions of this server."""
     return {"name": "attnserve", "version": version_of("attnserve"), "extensions": ["binary_tensor_data", "model_configuration"]}
 
 
 @router.get("/v2/health/live", response_model=Live)
 async def live() -> Any:
-    """200 as soon as the process answers."""
+    """Return 200 as soon as the process can answer requests."""
     return {"live": True}
 
 
 @router.get("/v2/health/ready", response_model=Ready, responses={503: {"model": Ready}})
 async def ready(call: CallDep, catalog: CatalogDep) -> Any:
-    """200 when every model is warm and its last run succeeded, 503 otherwise."""
+    """Return 200 if every model is ready and its last run succeeded, else 503."""
     is_ready = await catalog.ready()
     return json_response({"ready": is_ready}, call, 200 if is_ready else 503)
 
@@ -82,7 +84,7 @@ async def ready(call: CallDep, catalog: CatalogDep) -> Any:
     "/v2/models/{model:path}/ready", response_model=ModelReady, responses={**errors(404), 503: {"model": ModelReady | OipErrorResponse}}
 )
 async def model_ready(model: ModelPath, call: CallDep, catalog: CatalogDep) -> Any:
-    """200 when this model is warm and its last run succeeded, 503 otherwise."""
+    """Return 200 if this model is ready and its last run succeeded, else 503."""
     found = find(catalog, model)
     is_ready = await catalog.answers(found)
     return json_response({"name": found.name, "ready": is_ready}, call, 200 if is_ready else 503)
@@ -92,7 +94,7 @@ async def model_ready(model: ModelPath, call: CallDep, catalog: CatalogDep) -> A
 
 
 class _Name(PathConvertor):
-    """A model's name in a path, without the parts that the protocol adds to it."""
+    """Matches a model's name in a path, but no path that ends in a suffix of the protocol, such as `/ready`."""
 
     regex = ".*(?<!/ready)(?<!/infer)(?<!/config)(?<!/stats)"
 
@@ -102,7 +104,7 @@ register_url_convertor("name", _Name())
 
 @router.get("/v2/models/{model:name}", response_model=ModelMetadata, responses=errors(404))
 async def model_metadata(model: ModelPath, call: CallDep, catalog: CatalogDep) -> Any:
-    """The tensors that a model takes and gives, or where it cannot be asked here those of its graph for one step; -1 is a free axis."""
+    """Return a model's input and output tensors; -1 is a variable size. A text generator's tensors are those of one step."""
     found = find(catalog, model)
     inputs, outputs = _tensors(found)
     content = {"name": found.name, "versions": [VERSION], "platform": "onnx_onnxv1", "inputs": inputs, "outputs": outputs}
@@ -111,7 +113,7 @@ async def model_metadata(model: ModelPath, call: CallDep, catalog: CatalogDep) -
 
 @router.get("/v2/models/{model:path}/config", response_model=ModelConfig, responses=errors(404))
 async def model_config(model: ModelPath, call: CallDep, catalog: CatalogDep) -> Any:
-    """Triton's extension: the same tensors as its model configuration describes them, and how requests are batched."""
+    """Return a model's tensors and batching as Triton's model configuration, an extension of the protocol."""
     found = find(catalog, model)
     inputs, outputs = _tensors(found)
     content = {
@@ -128,7 +130,7 @@ async def model_config(model: ModelPath, call: CallDep, catalog: CatalogDep) -> 
 
 
 def _configured(tensor: dict[str, Any], format_: str | None) -> dict[str, Any]:
-    """A tensor without the batch axis, which `max_batch_size` replaces."""
+    """Return a tensor's entry in the model configuration. The batch axis is left out, since `max_batch_size` replaces it."""
     kind = "STRING" if tensor["datatype"] == "BYTES" else tensor["datatype"]
     named = {"name": tensor["name"], "data_type": f"TYPE_{kind}", "dims": tensor["shape"][1:] or [1]}
     return named if format_ is None else {**named, "format": format_}
@@ -137,7 +139,7 @@ def _configured(tensor: dict[str, Any], format_: str | None) -> dict[str, Any]:
 @router.get("/v2/models/stats", response_model=OipErrorResponse, status_code=404)
 @router.get("/v2/models/{model:path}/stats", response_model=OipErrorResponse, status_code=404)
 async def model_stats(catalog: CatalogDep, model: str = "") -> Any:
-    """Triton's extension, which is not supported: always 404."""
+    """Always return 404: Triton's statistics extension is not supported."""
     which = f" of model {find(catalog, model).name}" if model else ""
     raise RouteNotFound(f"statistics{which} are at GET /metrics, in Prometheus's form; here are metadata, /config, /ready and /infer")
 
@@ -154,7 +156,7 @@ def _metadata(tensor: contract.Tensor) -> dict[str, Any]:
 
 
 def find(catalog: Catalog, path: str) -> Served:
-    """The model at `NAME` or `NAME/versions/1`. ModelNotFound, NotReady."""
+    """Return the model at `NAME` or `NAME/versions/1`. Raises ModelNotFound or NotReady."""
     if not path:
         raise ModelNotFound("The model `` does not exist: the path of a model ends with its name", param="model")
     name, marker, version = path.rpartition("/versions/")
@@ -191,9 +193,9 @@ _BODY = {
 
 @router.post("/v2/models/{model:path}/infer", response_model=InferResponse, responses=errors(400, 404, 413, 429, 504), openapi_extra=_BODY)
 async def infer(model: ModelPath, request: Request, call: CallDep, catalog: CatalogDep) -> Any:
-    """Run a model on text or on token ids. Rows of ids end where their attention mask does; token-level outputs are padded with zeros.
+    """Run a model on text or token ids. A row of ids ends at the first zero of its attention mask. Outputs by token are zero-padded.
 
-    Without `outputs` all of the model's are sent, and each is a run of its own.
+    If the request names no `outputs`, all outputs of the model are computed, each in a separate run.
     """
     served = find(catalog, model)
     if not ways_of(served):
@@ -215,7 +217,7 @@ async def infer(model: ModelPath, request: Request, call: CallDep, catalog: Cata
 
 
 def _sent(model: Model, asked: InferRequest, arrays: Iterable[tuple[WantedOutput, Array]], call: Call) -> Response:
-    """The arrays as JSON, or after it as bytes if so requested."""
+    """Return the arrays as JSON, or as bytes after the JSON if the request asks for that."""
     outputs: list[dict[str, Any]] = []
     blobs: list[bytes] = []
     for output, array in arrays:
@@ -235,7 +237,7 @@ def _sent(model: Model, asked: InferRequest, arrays: Iterable[tuple[WantedOutput
 
 
 def _binary(asked: InferRequest, output: WantedOutput) -> bool:
-    """Whether this output is sent as bytes after the JSON."""
+    """Return whether this output is sent as bytes after the JSON."""
     choice = output.parameters.binary_data
     return bool(asked.parameters.binary_data_output if choice is None else choice)
 

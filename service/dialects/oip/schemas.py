@@ -1,22 +1,20 @@
-"""The wire of the Open Inference Protocol: its bodies, its answers, its error."""
+"""The schemas of the Open Inference Protocol: request bodies, answers and errors."""
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from service.dialects import accepted
 from service.http.fields import Body
 from service.tokenization.texts import Side
 
 
-class Given(Body):
-    """What a client sends: "7" and true are no numbers."""
-
-    model_config = ConfigDict(strict=True)
+class Given(Body, strict=True):
+    """The base class of the protocol's objects. Types are strict ("7" and true are not numbers), and unknown keys are ignored."""
 
 
 class RequestParameters(Given):
-    """Keys that no list has are ignored."""
+    """The parameters of a whole request. Keys that are neither fields nor in `others` are ignored."""
 
     others = accepted.OIP_REQUEST
 
@@ -55,7 +53,7 @@ class WantedOutput(Given):
 
 
 class InferRequest(Given):
-    """Unknown keys are ignored."""
+    """The body of an inference request. Unknown keys are ignored."""
 
     id: str | None = Field(None, max_length=1024, description="Comes back with the answer.")
     parameters: RequestParameters = Field(default_factory=RequestParameters.model_construct)
@@ -102,7 +100,7 @@ class ConfiguredTensor(BaseModel):
 
 
 class ModelConfig(BaseModel):
-    """The part of Triton's configuration that applies here."""
+    """The fields of Triton's model configuration that apply here."""
 
     name: str
     platform: str

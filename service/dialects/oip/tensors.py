@@ -1,11 +1,13 @@
-"""The tensors of the Open Inference Protocol: which ones a model takes, what they hold, and rows as one tensor.
+"""Converts tensors of the Open Inference Protocol to model inputs, and the rows of an answer to one tensor.
+
+Each kind of model accepts these input tensors:
 
     encoder, token classifier   text                      or  input_ids, attention_mask
     reranker                    text, text_pair           or  input_ids, attention_mask
     classifier                  text [, text_pair]        or  input_ids, attention_mask
 
-Ids are not offered where the graph reads token types: without them it would take a pair for one text, and answer wrongly. A tensor comes as
-JSON, flat or nested, or as bytes after the JSON; both give the same inputs.
+A model whose graph needs token types accepts no ids, since ids alone do not show where the second text of a pair begins. A
+tensor is sent as JSON, flat or nested, or as bytes after the JSON. Both give the same inputs.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from export import contract
-from service.catalog import Model, Served
+from service.catalog import Served
 from service.dialects.oip.schemas import InferRequest, InputTensor
+from service.encoding.model import Model
 from service.encoding.request import EncodeAnswer
 from service.errors import InvalidRequest, ServiceError
 from service.http.routing import read
@@ -38,7 +41,7 @@ _BY_IDS = (contract.INPUT_IDS, contract.ATTENTION_MASK)
 
 
 def ways_of(model: Served) -> list[tuple[str, ...]]:
-    """The sets of input tensors that this model accepts; none if it generates text."""
+    """Return the sets of input tensors that this model accepts, or an empty list if it writes text."""
     ways: list[tuple[str, ...]] = [(TEXT, TEXT_PAIR)[:count] for count in model.manifest.traits.texts]
     if ways and all(tensor.name != contract.TOKEN_TYPE_IDS for tensor in model.manifest.graph.inputs):
         ways.append(_BY_IDS)
@@ -46,7 +49,7 @@ def ways_of(model: Served) -> list[tuple[str, ...]]:
 
 
 def split(body: bytes, json_length: str | None) -> tuple[InferRequest, bytes]:
-    """The JSON of a body, and the bytes after it."""
+    """Split a body into its parsed JSON and the bytes after it. `json_length` is the size of the JSON, None for the whole body."""
     if json_length is None:
         return read(InferRequest, body), b""
     if not (json_length.isascii() and json_length.isdigit() and len(json_length) < 16 and int(json_length) <= len(body)):
@@ -56,7 +59,7 @@ def split(body: bytes, json_length: str | None) -> tuple[InferRequest, bytes]:
 
 
 def inputs_of(model: Model, tensors: Sequence[InputTensor], tail: bytes) -> list[Input]:
-    """The inputs in the tensors, one per row. Raises BatchTooLarge for too many rows before reading any."""
+    """Return the inputs in the tensors, one per row. Raises BatchTooLarge if there are too many rows, before it reads any."""
     blobs = _blobs(tensors, tail)
     given = {tensor.name: (tensor, blob) for tensor, blob in zip(tensors, blobs, strict=True)}
     ways = ways_of(model)
@@ -66,7 +69,7 @@ def inputs_of(model: Model, tensors: Sequence[InputTensor], tail: bytes) -> list
             f"model {model.name} takes {' or '.join(' with '.join(way) for way in ways)}. Given: {names[:200]}", param="inputs"
         )
     for tensor in tensors:
-        if 0 not in tensor.shape:  # an empty tensor has an error of its own
+        if 0 not in tensor.shape:  # an empty tensor raises another error later
             model.check_size(tensor.shape[0])
     if contract.INPUT_IDS in given:
         return _rows(_numbers(*given[contract.INPUT_IDS]), _numbers(*given[contract.ATTENTION_MASK]))
@@ -80,7 +83,7 @@ def inputs_of(model: Model, tensors: Sequence[InputTensor], tail: bytes) -> list
 
 
 def _blobs(tensors: Sequence[InputTensor], tail: bytes) -> list[bytes | None]:
-    """The bytes of each tensor that came as bytes."""
+    """Return the bytes of each tensor, or None for a tensor that was sent as JSON."""
     blobs: list[bytes | None] = []
     at = 0
     for tensor in tensors:
@@ -98,7 +101,7 @@ def _blobs(tensors: Sequence[InputTensor], tail: bytes) -> list[bytes | None]:
 
 def _texts(tensor: InputTensor, blob: bytes | None) -> list[str]:
     _check_tensor(tensor, "BYTES", "[n] or [n, 1]", fits=len(tensor.shape) == 1 or tensor.shape[1:] == [1])
-    # One more than the shape says, which is enough to detect too many.
+    # Read at most one element more than the shape allows, which is enough to detect surplus elements.
     texts = _elements(tensor) if blob is None else list(islice(_strings(tensor.name, blob), prod(tensor.shape) + 1))
     if not all(isinstance(text, str) for text in texts):
         raise InvalidRequest(f"`{tensor.name}` holds something other than strings", param="inputs")
@@ -123,7 +126,7 @@ def _numbers(tensor: InputTensor, blob: bytes | None) -> NDArray[np.int64]:
 
 
 def _rows(ids: NDArray[np.int64], mask: NDArray[np.int64]) -> list[Input]:
-    """The ids of each row up to the end of its mask, which must be ones and then zeros."""
+    """Return the ids of each row without its padding. Each row of the mask must be ones followed by zeros."""
     if ids.shape != mask.shape:
         raise InvalidRequest(f"input_ids is {list(ids.shape)} and attention_mask {list(mask.shape)}: they must agree", param="inputs")
     lengths = (mask == 1).sum(axis=1)
@@ -150,7 +153,7 @@ def _check_count(tensor: InputTensor, count: int) -> None:
 
 
 def _elements(tensor: InputTensor) -> list[Any]:
-    """JSON data in row-major order; it may come flat, or as a list of rows."""
+    """Return a tensor's JSON data in row-major order. The data may be flat or a list of rows."""
     data = tensor.data or []
     if not any(isinstance(row, list) for row in data):
         return data
@@ -160,7 +163,7 @@ def _elements(tensor: InputTensor) -> list[Any]:
 
 
 def _strings(name: str, blob: bytes) -> Iterator[str]:
-    """BYTES elements: four bytes of length, little-endian, then so many bytes, which must be UTF-8."""
+    """Read BYTES elements. Each is its length in four bytes, little-endian, and then that many bytes, which must be UTF-8."""
     at = 0
     while at < len(blob):
         start = at + 4
@@ -174,7 +177,7 @@ def _strings(name: str, blob: bytes) -> Iterator[str]:
 
 
 def stacked(answer: EncodeAnswer) -> Array:
-    """(B, D), or (B, N, D) with N the longest row."""
+    """Stack the rows of an answer to (B, D), or to (B, N, D) with N the longest row, padded with zeros."""
     rows = [
         row[: len(item.ids)] if row.ndim == 2 else row
         for row, item in zip(answer.rows, answer.encoded, strict=True)

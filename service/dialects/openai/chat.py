@@ -1,10 +1,10 @@
-"""OpenAI: `/v1/chat/completions`, the next message of a conversation.
+"""The route `/v1/chat/completions` of OpenAI, which generates the next message of a conversation.
 
-The model's chat template turns the conversation into a prompt, and shows tools to the model if it supports them. A call that the request
-demands (`tool_choice`) comes back as `tool_calls`, see `tool_calls.py`; a call that the model writes by itself is text.
+The model's chat template turns the conversation into a prompt, and shows tools to the model if it supports them. A tool call
+that the request requires (`tool_choice`) is returned as `tool_calls`; see `tool_calls.py`. A call that the model writes by
+itself is returned as text.
 """
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field, StrictBool, StrictInt, field_validator
 from pydantic_core import PydanticCustomError
 
 from service.dialects import accepted, generation
-from service.dialects.answer_size import AnswerSize, check_size
+from service.dialects.answer_size import check_chat_size
 from service.dialects.generation_schemas import (
     EMPTY_IS_ABSENT,
     MAX_TOKENS,
@@ -32,15 +32,15 @@ from service.dialects.openai import tool_calls
 from service.dialects.openai.chunks import Chunks
 from service.dialects.openai.embeddings import ERRORS
 from service.dialects.openai.token_json import slices
-from service.dialects.openai.tool_calls import AllowedTools, CallBuilder, Calling, NamedTool, arguments_of
+from service.dialects.openai.tool_calls import AllowedTools, Calling, Function, FunctionType, NamedTool, arguments_of, choose
 from service.errors import InvalidRequest
-from service.generation.request import Delta, GenerationRequest, Grammar
-from service.generation.runs import Generator, Runs
+from service.generation.model import Generator
+from service.generation.request import Delta
+from service.generation.runs import Runs
 from service.http import sse
 from service.http.answers import Elements, Text, done, json_answer
 from service.http.fields import WITHOUT_NULLS, Fields
 from service.http.routing import CallDep, CatalogDep, JsonRoute, Many
-from service.settings import Settings
 
 Metadata = Annotated[
     dict[str, Annotated[str, Field(max_length=512)]], Field(max_length=16, description="Accepted and ignored."), WITHOUT_NULLS
@@ -76,15 +76,7 @@ class ChatMessage(Fields):
     tool_call_id: str | None = Field(None, max_length=256)
 
 
-class Function(Fields):
-    name: str = Field(min_length=1, max_length=64)
-    description: str | None = Field(None, max_length=65_536)
-    parameters: dict[str, Any] | None = None
-    strict: StrictBool | None = None
-
-
-class Tool(Fields):
-    type: Literal["function"]
+class Tool(FunctionType):
     function: Function
 
 
@@ -160,14 +152,16 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAM)
 async def chat(body: ChatRequest, call: CallDep, catalog: CatalogDep) -> Any:
-    """The assistant's next message, n times. With `stream`, a chunk for what has come since the last one; the first has the role."""
+    """Return n choices of the next message. With `stream`, chunks contain new text, and a choice's first chunk has the role."""
     model = catalog.generator(body.model)
     _check(body)
-    tool_calls.unique([tool.function.name for tool in body.tools])
-    choice, allowed = _chosen(body)
-    tools = [tool.model_dump(exclude_none=True) for tool in allowed] if choice != "none" else []
-    calling = Calling.of(choice, {tool.function.name: tool.function.parameters for tool in allowed})
+    tools, calling = _tools(body)
     prompt = await generation.encode_chat(model, catalog, messages_of(body.messages), tools, "messages")
+    field = "max_tokens" if body.max_tokens and not body.max_completion_tokens else "max_completion_tokens"
+    format_ = None
+    if (given := body.response_format) is not None:
+        schema = given.json_schema.schema_ if given.json_schema else None
+        format_ = generation.format_grammar(given.type, schema, "response_format.json_schema")
     asked = generation.requests(
         body,
         [prompt],
@@ -175,43 +169,30 @@ async def chat(body: ChatRequest, call: CallDep, catalog: CatalogDep) -> Any:
         call,
         n=body.n,
         max_tokens=body.max_completion_tokens or body.max_tokens or catalog.settings.default_max_tokens,
-        max_tokens_field="max_tokens" if body.max_tokens and not body.max_completion_tokens else "max_completion_tokens",
-        grammar=generation.grammar_of(body, _format(body.response_format), "response_format", calling.grammar() if calling else None),
+        max_tokens_field=field,
+        grammar=generation.grammar_of(body, format_, "response_format", calling.grammar() if calling else None),
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
     if not body.stream:
-        _check_size(body, model, asked[0], catalog.settings)
+        fields = {"n": body.n > 1, field: True, "top_logprobs": body.top_logprobs, "prompt_logprobs": body.prompt_logprobs}
+        check_chat_size(model, asked[0], catalog.settings, n=body.n, fields=fields, streamable=body.prompt_logprobs is None)
     runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="messages", stream=body.stream)
     if body.stream:
         generation.bound_unread(runs, asked[0].top_logprobs, catalog.settings)
-        return await sse.stream(runs, _ChatStream(body, model, runs, calling), call, catalog.settings)
-    return json_answer(await _ChatAnswer(body, model, runs, calling).answer(), call.headers)
+        return await sse.stream(runs, _ChatAnswer(body, model, runs, calling), call, catalog.settings)
+    return json_answer(await _ChatAnswer(body, model, runs, calling).whole(), call.headers)
 
 
-def _check_size(body: ChatRequest, model: Generator, asked: GenerationRequest, settings: Settings) -> None:
-    size, tokens = AnswerSize(model.vocabulary), generation.most_tokens(model, asked.max_tokens, len(asked.prompt))
-    each = size.text(tokens) + size.chat_logprobs(tokens, asked.top_logprobs)
-    once = size.prompt_logprobs(len(asked.prompt), body.prompt_logprobs)
-    fields = [
-        *(["n"] if body.n > 1 else []),
-        "max_tokens" if body.max_tokens and not body.max_completion_tokens else "max_completion_tokens",
-    ]
-    fields += [name for name in ("top_logprobs", "prompt_logprobs") if getattr(body, name)]
-    check_size(each + -(-once // body.n), body.n, settings, fields=", ".join(fields), streamable=body.prompt_logprobs is None)
-
-
-def _chosen(body: ChatRequest) -> tuple[str, list[Tool]]:
-    """The choice, as `Calling.of` takes it, and the tools that it is about."""
-    choice = body.tool_choice
+def _tools(body: ChatRequest) -> tuple[list[dict[str, Any]], Calling | None]:
+    functions, choice = [tool.function for tool in body.tools], body.tool_choice
     if isinstance(choice, AllowedTools):
-        names = [tool.function.name for tool in choice.allowed_tools.tools]
-        return choice.allowed_tools.mode, tool_calls.only(names, {tool.function.name: tool for tool in body.tools})
-    return choice if isinstance(choice, str) else json.dumps(choice.function.name), body.tools
+        return choose(choice.allowed_tools.mode, choice.allowed_tools.tools, functions)
+    return choose(choice, None, functions) if isinstance(choice, str) else choose("required", [choice], functions, show_all=True)
 
 
 def _check(body: ChatRequest) -> None:
-    """Check fields that depend on each other, which a schema cannot."""
+    """Check constraints between fields, which a schema cannot express."""
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")
     if body.prompt_logprobs is not None and body.stream:
@@ -219,14 +200,8 @@ def _check(body: ChatRequest) -> None:
     generation.check_streaming(body.stream, body.stream_options)
 
 
-def _format(given: ResponseFormat | None) -> Grammar | None:
-    if given is None:
-        return None
-    return generation.format_grammar(given.type, given.json_schema.schema_ if given.json_schema else None, "response_format.json_schema")
-
-
 def messages_of(given: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Messages for templates: content is one text, and the arguments of a call are an object."""
+    """Convert messages for the chat template: content becomes one text, and the arguments of a tool call become an object."""
     messages = []
     for at, message in enumerate(given):
         if message.content is None and not (message.role == "assistant" and message.tool_calls):
@@ -235,7 +210,7 @@ def messages_of(given: Sequence[ChatMessage]) -> list[dict[str, Any]]:
             raise InvalidRequest(f"messages.{at}.tool_calls: only an assistant calls tools", param=f"messages.{at}.tool_calls")
         plain = message.model_dump(exclude_none=True, exclude_defaults=True)
         if isinstance(message.content, list):
-            plain["content"] = "\n".join(part.text for part in message.content)  # as in vLLM
+            plain["content"] = "\n".join(part.text for part in message.content)  # vLLM joins parts like this
         for called in plain.get("tool_calls", ()):
             called["type"] = "function"
             called["function"]["arguments"] = arguments_of(called["function"]["arguments"])
@@ -243,91 +218,74 @@ def messages_of(given: Sequence[ChatMessage]) -> list[dict[str, Any]]:
     return messages
 
 
+class _Choice:
+    """The text of a choice while its tokens arrive, or the tool call if the request requires one."""
+
+    def __init__(self, calling: Calling | None) -> None:
+        self.text, self.logprobs, self.last = Text(), Elements(), Delta("")
+        self.call = None if calling is None else calling.call()
+        self.named = False  # whether a chunk with the call's id and name was built
+
+
 class _ChatAnswer(Chunks):
-    """An answer without streaming, serialised while its tokens arrive."""
+    """The answer to a chat request, as a whole or as the chunks of a stream."""
 
     def __init__(self, body: ChatRequest, model: Generator, runs: Runs, calling: Calling | None) -> None:
-        super().__init__(model, runs, None, id_prefix="chatcmpl-", object_="chat.completion")
-        self._body = body
-        self._calling = calling
+        object_ = "chat.completion.chunk" if body.stream else "chat.completion"
+        super().__init__(model, runs, body.stream_options, id_prefix="chatcmpl-", object_=object_)
+        self._body, self._calling = body, calling
+        self._begin()
 
     def _begin(self) -> None:
-        self._texts = [Text() for _ in range(self._body.n)]
-        self._calls = [None if self._calling is None else self._calling.call() for _ in range(self._body.n)]
-        self._logprobs = [Elements() for _ in range(self._body.n)]
-        self._last = [Delta("") for _ in range(self._body.n)]
+        self._choices = [_Choice(self._calling) for _ in range(self._body.n)]
 
-    async def answer(self) -> dict[str, Any]:
+    async def whole(self) -> dict[str, Any]:
+        """Return the whole answer. Its parts are serialised while the tokens arrive."""
         await self.runs.read(self._begin, self._add)
-        choices = [self._choice(index) for index in range(self._body.n)]
-        answer: dict[str, Any] = {**self.head, "choices": choices, "usage": generation.usage_of(self.runs)}
+        answer = self.answer([self._whole_choice(index, choice) for index, choice in enumerate(self._choices)])
         if self._body.prompt_logprobs is not None:
             answer["prompt_logprobs"] = told = Elements()
             await done(map(told.add, map(self.tokens.prompt, slices(self.runs.runs[0].prompt_logprobs))))
         return answer
 
     def _add(self, index: int, delta: Delta) -> None:
-        if (called := self._calls[index]) is None:
-            self._texts[index].add(delta.text)
+        choice = self._choices[index]
+        choice.last = delta
+        if choice.call is None:
+            choice.text.add(delta.text)
         else:
-            called.push(delta.text)
+            choice.call.push(delta.text)
         if self._body.logprobs:
-            self._logprobs[index].add(self.tokens.chat(delta.logprobs))
-        self._last[index] = delta
+            choice.logprobs.add(self.tokens.chat(delta.logprobs))
 
-    def _choice(self, index: int) -> dict[str, Any]:
-        last, called = self._last[index], self._calls[index]
-        message: dict[str, Any] = {"role": "assistant", "content": self._texts[index], "refusal": None, "annotations": []}
-        if called is not None:
-            message |= {"content": None, "tool_calls": [called.json()]}
+    def _whole_choice(self, index: int, choice: _Choice) -> dict[str, Any]:
+        content, calls = (choice.text, {}) if choice.call is None else (None, {"tool_calls": [choice.call.json()]})
+        message = {"role": "assistant", "content": content, "refusal": None, "annotations": [], **calls}
+        return self._form(index, {"message": message}, choice.logprobs, choice.last)
+
+    def _form(self, index: int, message: dict[str, Any], logprobs: Any, last: Delta) -> dict[str, Any]:
         return {
             "index": index,
-            "message": message,
-            "logprobs": {"content": self._logprobs[index], "refusal": None} if self._body.logprobs else None,
-            "finish_reason": last.finish_reason if called is None else tool_calls.finish_reason(last),
+            **message,
+            "logprobs": {"content": logprobs, "refusal": None} if self._body.logprobs else None,
+            "finish_reason": last.finish_reason if self._calling is None else tool_calls.finish_reason(last),
             "stop_reason": last.stop_reason,
         }
 
-
-class _ChatStream(Chunks):
-    """The events of a stream."""
-
-    def __init__(self, body: ChatRequest, model: Generator, runs: Runs, calling: Calling | None) -> None:
-        super().__init__(model, runs, body.stream_options, id_prefix="chatcmpl-", object_="chat.completion.chunk")
-        self._body = body
-        self._calls = [None if calling is None else calling.call() for _ in runs.runs]
-        self._named = [False for _ in runs.runs]  # whether the call's id and name were sent
-
     def opening(self) -> bytes:
-        """The role of each choice's message."""
-        role = {"role": "assistant", "content": "" if self._calls[0] is None else None, "refusal": None}
-        return b"".join(self.chunk([_began(index, role)]) for index in range(self._body.n))
+        """Return a chunk for each choice, with the role of its message."""
+        role = {"role": "assistant", "content": "" if self._calling is None else None, "refusal": None}
+        begun = {"delta": role, "logprobs": None, "finish_reason": None}
+        return b"".join(self.chunk([{"index": index, **begun}]) for index in range(self._body.n))
 
-    def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:
-        return b"".join([self.chunk([self._choice(index, delta)]) for index, delta in pieces if generation.worth_sending(delta)])
-
-    def _choice(self, index: int, new: Delta) -> dict[str, Any]:
-        """What this delta adds to the choice."""
-        called = self._calls[index]
-        return {
-            "index": index,
-            "delta": ({"content": new.text} if new.text else {}) if called is None else self._of_call(index, called, new.text),
-            "logprobs": {"content": self._logprobs(new), "refusal": None} if self._body.logprobs else None,
-            "finish_reason": new.finish_reason if called is None else tool_calls.finish_reason(new),
-            "stop_reason": new.stop_reason,
-        }
-
-    def _logprobs(self, new: Delta) -> orjson.Fragment:
-        return orjson.Fragment(b"[%b]" % self.tokens.chat(new.logprobs))
-
-    def _of_call(self, index: int, called: CallBuilder, text: str) -> dict[str, Any]:
-        """First its id and name, then its arguments as they arrive."""
-        arguments = called.push(text)
-        if called.name is not None and not self._named[index]:
-            self._named[index] = True
-            return {"tool_calls": [{"index": 0, **called.json(), "function": {"name": called.name, "arguments": arguments}}]}
-        return {"tool_calls": [{"index": 0, "function": {"arguments": arguments}}]} if arguments else {}
-
-
-def _began(index: int, role: dict[str, Any]) -> dict[str, Any]:
-    return {"index": index, "delta": role, "logprobs": None, "finish_reason": None}
+    def choice(self, index: int, delta: Delta) -> dict[str, Any]:
+        choice = self._choices[index]
+        new: dict[str, Any] = {"content": delta.text} if delta.text else {}
+        if choice.call is not None:  # its first chunk has its id and name
+            function = {"arguments": choice.call.push(delta.text)}
+            new = {"tool_calls": [{"index": 0, "function": function}]} if function["arguments"] else {}
+            if choice.call.name is not None and not choice.named:
+                choice.named = True
+                new = {"tool_calls": [{"index": 0, **choice.call.json(), "function": {"name": choice.call.name, **function}}]}
+        logprobs = orjson.Fragment(b"[%b]" % self.tokens.chat(delta.logprobs)) if self._body.logprobs else None
+        return self._form(index, {"delta": new}, logprobs, delta)

@@ -1,4 +1,4 @@
-"""Streamed chunks of OpenAI, the same for completions and chat."""
+"""Builds the answers of chat and completions, as a whole or as the chunks of a stream."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -8,12 +8,14 @@ from service.dialects.generation_schemas import StreamOptions
 from service.dialects.openai.embeddings import render
 from service.dialects.openai.token_json import token_json
 from service.errors import ServiceError
-from service.generation.runs import Generator, Runs
+from service.generation.model import Generator
+from service.generation.request import Delta
+from service.generation.runs import Runs
 from service.http import sse
 
 
-class Chunks:
-    """The chunks of a script of `service/http/sse.py`, and its end. Each chunk has the head, choices, and the usage if it is requested."""
+class Chunks(sse.Script[tuple[int, Delta]]):
+    """Builds one answer or its chunks. A whole answer contains the usage, a stream only if the request asks for it."""
 
     def __init__(self, model: Generator, runs: Runs, options: StreamOptions | None, *, id_prefix: str, object_: str) -> None:
         self.model, self.runs = model, runs
@@ -28,6 +30,23 @@ class Chunks:
         self._continuous = bool(options and options.continuous_usage_stats)
         self.tokens = token_json(model.vocabulary)
 
+    def choice(self, index: int, delta: Delta) -> dict[str, Any]:
+        """Return the part of a choice that a delta adds."""
+        raise NotImplementedError
+
+    def answer(self, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        prompt, completion = self.runs.prompt_tokens, self.runs.completion_tokens
+        usage = {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": self.runs.cached_tokens},
+        }
+        return {**self.head, "choices": choices, "usage": usage}
+
+    def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> sse.Written:
+        return b"".join([self.chunk([self.choice(index, delta)]) for index, delta in pieces if worth_sending(delta)])
+
     def chunk(self, choices: Sequence[dict[str, Any]]) -> bytes:
         return sse.event(self._content(choices))
 
@@ -35,12 +54,17 @@ class Chunks:
         return sse.event_pieces(self._content(choices))
 
     def _content(self, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        usage = {"usage": generation.usage_of(self.runs) if self._continuous else None} if self._with_usage else {}
-        return {**self.head, "choices": choices, **usage}
+        if self._with_usage and self._continuous:
+            return self.answer(choices)
+        return {**self.head, "choices": choices, **({"usage": None} if self._with_usage else {})}
 
     def closing(self) -> bytes:
-        usage = sse.event({**self.head, "choices": [], "usage": generation.usage_of(self.runs)}) if self._with_usage else b""
-        return usage + sse.DONE
+        return (sse.event(self.answer([])) if self._with_usage else b"") + sse.DONE
 
     def failure(self, error: ServiceError) -> bytes:
         return sse.event(render(error)[1])
+
+
+def worth_sending(delta: Delta) -> bool:
+    """Return whether a delta contains text, log-probabilities or a finish reason. A token's text may come with the next token."""
+    return bool(delta.text or delta.logprobs or delta.finish_reason)

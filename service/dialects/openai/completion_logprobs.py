@@ -1,18 +1,21 @@
-"""The completions API's form of log-probabilities: four lists with an entry per token."""
+"""Builds the choices of the completions API. Their log-probabilities are four lists with an entry for each token."""
 
 import codecs
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from service.dialects.openai.chunks import Chunks
+from service.dialects.openai.completion_schemas import CompletionRequest
 from service.dialects.openai.token_json import TokenJson, slices, token_json
-from service.generation.request import TokenLogprob
-from service.generation.runs import Generator
+from service.generation.model import Generator
+from service.generation.request import Delta, TokenLogprob
+from service.generation.runs import Runs
 from service.generation.text import Vocabulary
 from service.http.answers import Elements
 
 
 class Columns:
-    """The four lists, already JSON."""
+    """The four lists of a choice's log-probabilities, serialised as JSON."""
 
     def __init__(self, tokens: TokenJson) -> None:
         self._tokens = tokens
@@ -44,19 +47,13 @@ class Logprobs:
         self._tokens = token_json(model.vocabulary)
         self._offsets = _Offsets(model.vocabulary, hidden)
 
-    def columns(self, logprobs: Iterable[TokenLogprob]) -> Columns:
-        """The lists of the next tokens."""
-        columns = Columns(self._tokens)
-        self.add_to(columns, logprobs)
-        return columns
-
     def add_to(self, columns: Columns, logprobs: Iterable[TokenLogprob]) -> None:
         told = list(logprobs)
         ids = [each.token_id for each in told]
         columns.add(ids, told, map(self._offsets.of, ids))
 
     def prompt(self, columns: Columns, ids: Sequence[int], logprobs: Iterable[TokenLogprob | None]) -> Iterable[bytes]:
-        """Add the log-probabilities of a prompt, step by step. The first token has none."""
+        """Add the log-probabilities of a prompt to `columns`, and yield after each slice. The first token's log-probability is None."""
         at = 0
         for some in slices(logprobs):
             these = ids[at : at + len(some)]
@@ -65,22 +62,22 @@ class Logprobs:
             yield b""
 
     def after(self, ids: Sequence[int]) -> Iterable[bytes]:
-        """Advance the offset by the tokens of a prompt, step by step."""
+        """Advance the text offset by the tokens of a prompt, and yield after every 1,024 tokens."""
         for at in range(0, len(ids), 1024):
             for token_id in ids[at : at + 1024]:
                 self._offsets.of(token_id)
             yield b""
 
     def like(self, other: "Logprobs") -> None:
-        """Continue at the current offset of another choice."""
+        """Set the text offset to the current offset of another choice."""
         self._offsets.like(other._offsets)
 
 
 class _Offsets:
-    """Where each token begins in the text, in characters. Tokens that share a character begin where it begins."""
+    """Computes each token's position in the text, in characters. Tokens that share a character have that character's position."""
 
     def __init__(self, vocabulary: Vocabulary, hidden: frozenset[int]) -> None:
-        """`hidden`: tokens that are not in the text."""
+        """`hidden` contains the tokens that are left out of the text."""
         self._vocabulary, self._hidden = vocabulary, hidden
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._at = 0
@@ -94,3 +91,27 @@ class _Offsets:
     def like(self, other: "_Offsets") -> None:
         self._at = other._at
         self._decoder.setstate(other._decoder.getstate())
+
+
+class CompletionChunks(Chunks):
+    """The chunks of a completion, from a decoder or an encoder-decoder."""
+
+    def __init__(self, body: CompletionRequest, model: Generator, runs: Runs) -> None:
+        super().__init__(model, runs, body.stream_options, id_prefix="cmpl-", object_="text_completion")
+        self.body = body
+        self.logprobs = [self.new_logprobs() for _ in runs.runs]  # one for each choice
+
+    def new_logprobs(self) -> Logprobs:
+        return Logprobs(self.model, skip_special_tokens=self.body.skip_special_tokens)
+
+    def choice(self, index: int, delta: Delta, columns: Columns | None = None) -> dict[str, Any]:
+        """Return the part of a choice that a delta adds. `columns` replaces the delta's log-probabilities."""
+        if columns is None and self.body.logprobs is not None:
+            self.logprobs[index].add_to(columns := Columns(self.tokens), delta.logprobs)
+        return {
+            "index": index,
+            "text": delta.text,
+            "logprobs": None if self.body.logprobs is None or columns is None else columns.json(),
+            "finish_reason": delta.finish_reason,
+            "stop_reason": delta.stop_reason,
+        }

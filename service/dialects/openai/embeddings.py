@@ -1,7 +1,8 @@
-"""OpenAI: `/v1/embeddings` (also `/embeddings`) and `/v1/models`.
+"""The routes `/v1/embeddings` (also `/embeddings`) and `/v1/models` of OpenAI.
 
-Source: the OpenAI API reference (CreateEmbeddingRequest) and what openai-python sends: it asks for base64 itself, and retries on 408, 409,
-429 and 5xx, honouring `retry-after-ms`. Beyond it: `prompt_name` and `prompt`, more encoding formats, `truncated` in the answer, NDJSON.
+Source: the OpenAI API reference (CreateEmbeddingRequest) and openai-python, which requests base64 by default, and retries on
+408, 409, 429 and 5xx after `retry-after-ms`. Additions: `prompt_name` and `prompt`, more encoding formats, `truncated` in the
+answer, NDJSON.
 """
 
 from typing import Annotated, Any, Literal
@@ -9,9 +10,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter
 from pydantic import BaseModel, Field, StrictBool, StrictInt
 
-from service.catalog import Model, Served
+from service.catalog import Served
 from service.dialects import accepted
 from service.encoding import vectors
+from service.encoding.model import Model
 from service.encoding.request import EncodeRequest
 from service.errors import ServiceError
 from service.http.dialect import Dialect
@@ -24,7 +26,7 @@ TokenId = Annotated[int, Field(strict=True, ge=0, lt=2**31)]
 
 
 class EmbeddingRequest(Body):
-    """Keys that no list of `fields.py` has are ignored: clients send some."""
+    """The body of `/v1/embeddings`. Keys that are neither fields nor in `others` are ignored, since some clients send more keys."""
 
     others = accepted.EMBEDDINGS
 
@@ -97,7 +99,7 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
-# OpenAI answers 400 to whatever is wrong with a request, and never uses 422 or 424.
+# OpenAI answers 400 to every invalid request, and never uses 422 or 424.
 _STATUS = {422: 400, 424: 400}
 
 
@@ -113,9 +115,9 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 
 
 @router.post("/v1/embeddings", response_model=EmbeddingResponse)
-@router.post("/embeddings", response_model=EmbeddingResponse)  # where a client's base URL has no /v1; text-embeddings-inference has it too
+@router.post("/embeddings", response_model=EmbeddingResponse)  # for clients whose base URL has no /v1, as in text-embeddings-inference
 async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep) -> Any:
-    """A vector for each input. With `Accept: application/x-ndjson`, a line for each as soon as it is computed."""
+    """Return a vector for each input. With `Accept: application/x-ndjson`, each vector is sent as a line as soon as it is computed."""
     model = catalog.get(body.model, "encoder")
     vectors.check_dimensions(body.dimensions, model.manifest.width)
     vectors.check_bits(body.encoding_format, body.dimensions or model.manifest.width)
@@ -147,14 +149,14 @@ async def embeddings(body: EmbeddingRequest, call: CallDep, catalog: CatalogDep)
 
 @router.get("/v1/models", response_model=ModelList)
 async def models(catalog: CatalogDep) -> Any:
-    """The served models, aliases last."""
-    catalog.find(None)  # NotReady while they are still being loaded
+    """Return the served models, aliases last."""
+    catalog.find(None)  # raises NotReady while the models are being loaded
     return {"object": "list", "data": [_model(name, catalog.find(name)) for name in [*catalog.models, *catalog.settings.aliases]]}
 
 
 @router.get("/v1/models/{model:path}", response_model=ModelObject)
 async def model(model: str, catalog: CatalogDep) -> Any:
-    """One served model, by name or alias."""
+    """Return one served model, by name or alias."""
     return _model(model, catalog.find(model))
 
 
@@ -163,14 +165,14 @@ def _model(name: str, model: Served) -> dict[str, Any]:
 
 
 def as_inputs(value: str | list[Any]) -> list[Input]:
-    """One text or one list of ids is one input; everything else is a list of inputs."""
+    """Return the list of inputs in `value`. A text or a list of ids is one input; any other list contains several inputs."""
     if isinstance(value, str):
         return [value]
     return [value] if value and isinstance(value[0], int) else value
 
 
 def _cut(body: EmbeddingRequest, model: Model) -> Cut:
-    """`truncate_prompt_tokens` asks for a cut by itself; `truncate` may say from which end."""
+    """Return how a request truncates its texts. `truncate_prompt_tokens` implies truncation; `truncate` can set its side."""
     if not (limit := body.truncate_prompt_tokens):
         return as_cut(body.truncate, model)
     cut = as_cut(True if body.truncate is None else body.truncate, model)

@@ -1,8 +1,8 @@
-"""OpenAI: `/v1/images/generations`, pictures from a decoder whose tokens are pixels.
+"""The route `/v1/images/generations` of OpenAI, for decoders whose tokens are pixels.
 
-Source: the OpenAI API reference (CreateImageRequest, its streaming events) and the types of openai-python. A picture is a completion of
-`width * height` tokens in which nothing but grey levels may be drawn; it leaves as a PNG. Beyond the reference: the fields of
-`DrawingFields`, so that a seed gives the same picture again.
+Source: the OpenAI API reference (CreateImageRequest, its streaming events) and the types of openai-python. A picture is a
+completion of `width * height` tokens, which are limited to grey levels, and is returned as a PNG. Additions: the fields of
+`DrawingFields`, so that a seed reproduces a picture.
 """
 
 from base64 import b64encode
@@ -19,14 +19,14 @@ from service.dialects import accepted, generation
 from service.dialects.generation_schemas import STREAM, DrawingFields, Ignored, SamplingFields
 from service.dialects.openai.embeddings import ERRORS, render
 from service.dialects.openai.png import png
-from service.dialects.tei.tokens import aside
 from service.errors import InvalidRequest, ServiceError, WrongKind
+from service.generation.model import Generator
 from service.generation.request import Delta
-from service.generation.runs import Generator, Runs
+from service.generation.runs import Runs
 from service.http import sse
 from service.http.routing import CallDep, CatalogDep, JsonRoute
 
-MOST_SIDE = 1024  # pixels of an enlarged picture
+MOST_SIDE = 1024  # maximum side of an enlarged picture, in pixels
 
 
 class ImageRequest(DrawingFields):
@@ -56,7 +56,7 @@ class ImageInputDetails(BaseModel):
 
 
 class ImageUsage(BaseModel):
-    """A prompt counts once, however many pictures it has. A pixel is a token."""
+    """The token counts of a request. A prompt counts once, even for several pictures. Each pixel counts as a token."""
 
     input_tokens: int
     input_tokens_details: ImageInputDetails
@@ -79,7 +79,7 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 
 @router.post("/v1/images/generations", response_model=Images, responses=STREAM)
 async def generations(body: ImageRequest, call: CallDep, catalog: CatalogDep) -> Any:
-    """n pictures of the prompt. With `stream`, one picture, and unfinished ones before it."""
+    """Return n pictures for the prompt. With `stream`, return one picture, after the partial pictures that are requested."""
     model, image = _that_draws(catalog, body.model)
     _check(body, image)
     sheet = Sheet.of(image, body.size)
@@ -97,7 +97,7 @@ async def generations(body: ImageRequest, call: CallDep, catalog: CatalogDep) ->
     if body.stream:
         return await sse.stream(runs, _ImageStream(sheet, runs, body.partial_images), call, catalog.settings)
     drawn = [delta.token_ids for delta in await runs.all()]
-    pictures = await aside(catalog, lambda: [sheet.base64(token_ids) for token_ids in drawn])
+    pictures = await catalog.tokenizers.run(lambda: [sheet.base64(token_ids) for token_ids in drawn], size=0)
     return {
         "created": generation.now(),
         "background": "opaque",
@@ -109,7 +109,7 @@ async def generations(body: ImageRequest, call: CallDep, catalog: CatalogDep) ->
 
 
 def _that_draws(catalog: Catalog, name: str | None) -> tuple[Generator, contract.Image]:
-    """The decoder of that name and what it draws; without a name the first that draws."""
+    """Return the decoder with this name and the properties of its pictures. Without a name, choose the first decoder of pictures."""
     if not name:
         name = next((model.name for model in catalog.models.values() if _image(model.manifest) is not None), None)
     model = catalog.generator(name)
@@ -124,7 +124,7 @@ def _image(manifest: contract.Manifest) -> contract.Image | None:
 
 
 def _check(body: ImageRequest, image: contract.Image) -> None:
-    """Check fields that a schema cannot."""
+    """Check constraints that a schema cannot express."""
     if body.response_format == "url":
         raise InvalidRequest("response_format=url is not supported: nothing is stored here; send b64_json", param="response_format")
     if body.prompt not in image.prompts:
@@ -137,21 +137,21 @@ def _check(body: ImageRequest, image: contract.Image) -> None:
 
 
 def _sampling(body: ImageRequest, image: contract.Image) -> SamplingFields:
-    """The sampling fields, which allow only grey levels, and no end before the last pixel."""
+    """Return sampling fields that allow only the tokens of grey levels, and that ignore the end token."""
     given = {name: getattr(body, name) for name in DrawingFields.model_fields}
     return SamplingFields(**given, allowed_token_ids=list(image.level_token_ids), ignore_eos=True)
 
 
 @dataclass(frozen=True)
 class Sheet:
-    """The picture of an answer: the model's own pixels, enlarged."""
+    """The size of the returned pictures: each of the model's pixels is enlarged to a square."""
 
     image: contract.Image
     enlarged: int  # the side of the square that each pixel becomes
 
     @classmethod
     def of(cls, image: contract.Image, size: str) -> "Sheet":
-        """InvalidRequest for a size that is neither "auto" nor a whole multiple of the model's own."""
+        """Return the format for `size`. Raises InvalidRequest unless `size` is "auto" or a whole multiple of the model's own size."""
         most = max(1, MOST_SIDE // max(image.width, image.height))
         for enlarged in range(1, most + 1):
             sheet = cls(image, enlarged)
@@ -172,7 +172,7 @@ class Sheet:
         return f"{self.image.width * self.enlarged}x{self.image.height * self.enlarged}"
 
     def base64(self, token_ids: Sequence[int]) -> str:
-        """The picture, with the pixels so far."""
+        """Return a PNG of the pixels generated so far, in base64."""
         ids = self.image.level_token_ids
         levels = [ids.index(token_id) for token_id in token_ids]
         file = png(levels, width=self.image.width, height=self.image.height, n_levels=len(ids), enlarged=self.enlarged)
@@ -190,8 +190,8 @@ def _usage(runs: Runs) -> dict[str, Any]:
     }
 
 
-class _ImageStream:
-    """The events of one picture: partial pictures after equal numbers of pixels, then the whole picture."""
+class _ImageStream(sse.Script[tuple[int, Delta]]):
+    """Builds the events of one picture: partial pictures after equal numbers of pixels, then the whole picture."""
 
     def __init__(self, sheet: Sheet, runs: Runs, partial_images: int) -> None:
         self._sheet, self._runs = sheet, runs
@@ -199,9 +199,6 @@ class _ImageStream:
         self._stops = [sheet.n_pixels * (at + 1) // (partial_images + 1) for at in range(partial_images)]
         self._shown = 0  # partial pictures
         self._created = generation.now()
-
-    def opening(self) -> bytes:
-        return b""
 
     def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:
         for _, delta in pieces:

@@ -1,4 +1,4 @@
-"""Grey levels as a PNG file."""
+"""Writes grey levels as a PNG file."""
 
 from collections.abc import Sequence
 from io import BytesIO
@@ -9,9 +9,9 @@ from PIL.Image import Resampling
 
 
 def png(levels: Sequence[int], *, width: int, height: int, n_levels: int, enlarged: int = 1) -> bytes:
-    """8-bit grey, row by row from the upper left; 0 is black, `n_levels - 1` white. A pixel becomes a square of `enlarged` pixels.
+    """Return an 8-bit grey PNG of the levels, row by row from the upper left; 0 is black, `n_levels - 1` white.
 
-    Of a picture that is not finished, what is missing is black.
+    Each pixel becomes a square of `enlarged` by `enlarged` pixels. The missing pixels of an unfinished picture are black.
     """
     assert len(levels) <= width * height
     grey = np.zeros(width * height, np.uint8)

@@ -1,11 +1,10 @@
-"""OpenAI: `/v1/responses`, one answer to a text or a conversation.
+"""The route `/v1/responses` of OpenAI, which returns an answer to a text or a conversation.
 
-Nothing is stored: `store` is false unless said otherwise, and saying otherwise is an error, as is continuing an answer by its id. Beyond
-OpenAI's: the sampling fields of `SamplingFields`. Streamed events come in OpenAI's order, numbered from 0, and end with
-`response.completed`, `response.incomplete` or `response.failed`; there is no `[DONE]` here.
+Answers are not stored. So `store` is false by default, and `store=true` or continuing an answer by its id is an error.
+Additions: the sampling fields of `SamplingFields`. Streamed events have OpenAI's order, are numbered from 0, and end with
+`response.completed`, `response.incomplete` or `response.failed`. There is no `[DONE]`.
 """
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
@@ -14,15 +13,15 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Discriminator, Field, StrictBool, StrictInt, Tag
 
 from service.dialects import accepted, generation
-from service.dialects.answer_size import AnswerSize, check_size
+from service.dialects.answer_size import check_chat_size
 from service.dialects.generation_schemas import EMPTY_IS_ABSENT, MAX_TOKENS, STREAM, ChatLogprob, Ignored, SamplingFields, TextFormat
-from service.dialects.openai import tool_calls
-from service.dialects.openai.embeddings import ERRORS, render
+from service.dialects.openai.embeddings import ERRORS
 from service.dialects.openai.token_json import token_json
-from service.dialects.openai.tool_calls import CallBuilder, Calling, arguments_of
+from service.dialects.openai.tool_calls import Calling, Function, FunctionName, FunctionType, arguments_of, choose
 from service.errors import EmptyInput, InvalidRequest, ServiceError
-from service.generation.request import Delta, Grammar
-from service.generation.runs import Generator, Runs
+from service.generation.model import Generator
+from service.generation.request import Delta
+from service.generation.runs import Runs
 from service.http import sse
 from service.http.answers import Elements, Text, json_answer
 from service.http.fields import WITHOUT_NULLS, Fields
@@ -64,7 +63,7 @@ class InputItem(Fields):
 
 
 class CallItem(Fields):
-    """A call of a tool in an answer, sent back."""
+    """A tool call of an earlier answer, sent back by the client."""
 
     type: Literal["function_call"]
     call_id: str = Field(min_length=1, max_length=256)
@@ -75,7 +74,7 @@ class CallItem(Fields):
 
 
 class CallOutputItem(Fields):
-    """The output of a tool."""
+    """The output of a tool, sent by the client."""
 
     type: Literal["function_call_output"]
     call_id: str = Field(min_length=1, max_length=256)
@@ -85,7 +84,7 @@ class CallOutputItem(Fields):
 
 
 def _kind(item: Any) -> str:
-    """The tag of a union member. It is not a field name, so errors omit it."""
+    """Return Pydantic's union tag of an item. Tags contain a hyphen, so that error messages can leave them out of field names."""
     type_ = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
     return {"function_call": "a-call", "function_call_output": "an-output"}.get(type_ if isinstance(type_, str) else "", "a-message")
 
@@ -96,21 +95,14 @@ Item = Annotated[
 ]
 
 
-class FunctionTool(Fields):
-    type: Literal["function"]
-    name: str = Field(min_length=1, max_length=64)
-    description: str | None = Field(None, max_length=65_536)
-    parameters: dict[str, Any] | None = None
-    strict: StrictBool | None = None
+class FunctionTool(Function, FunctionType): ...
 
 
-class NamedFunction(Fields):
-    type: Literal["function"]
-    name: str
+class NamedFunction(FunctionName, FunctionType): ...
 
 
 class AllowedFunctions(Fields):
-    """Some of the tools: `auto` shows them to the model, `required` has one of them called."""
+    """The tools that may be called. With mode `auto` they are only shown to the model; with `required` it must call one of them."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
@@ -243,14 +235,13 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 
 @router.post("/v1/responses", response_model=ResponseObject, responses=STREAM)
 async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep) -> Any:
-    """The model's answer. With `stream`, events as it comes into being. 400 to whatever needs stored answers."""
+    """Return the model's answer, with `stream` as events while it is generated. Requests that need stored answers get a 400."""
     model = catalog.generator(body.model)
     _check(body)
-    tool_calls.unique([tool.name for tool in body.tools])
-    choice, allowed = _chosen(body)
-    calling = Calling.of(choice, {tool.name: tool.parameters for tool in allowed})
-    tools = [{"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"type"})} for tool in allowed]
-    prompt = await generation.encode_chat(model, catalog, _messages(body), tools if choice != "none" else None, "input")
+    tools, calling = _tools(body)
+    prompt = await generation.encode_chat(model, catalog, _messages(body), tools, "input")
+    format_ = body.text.format if body.text else None
+    grammar = generation.format_grammar(format_.type, format_.schema_, "text.format.schema") if format_ else None
     asked = generation.requests(
         body,
         [prompt],
@@ -258,42 +249,35 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep) -
         call,
         max_tokens=body.max_output_tokens or catalog.settings.default_max_tokens,
         max_tokens_field="max_output_tokens",
-        grammar=generation.grammar_of(body, _format(body), "text.format", calling.grammar() if calling else None),
+        grammar=generation.grammar_of(body, grammar, "text.format", calling.grammar() if calling else None),
         top_logprobs=(body.top_logprobs or 0) if LOGPROBS in body.include else None,
     )
-    size, tokens = AnswerSize(model.vocabulary), generation.most_tokens(model, asked[0].max_tokens, len(prompt))
-    check_size(  # of streams too, since the last event has the whole answer
-        size.text(tokens) + size.chat_logprobs(tokens, asked[0].top_logprobs),
-        1,
-        catalog.settings,
-        fields="max_output_tokens, top_logprobs" if body.top_logprobs else "max_output_tokens",
-        streamable=False,
-    )
+    # Streams are checked too, since their last event contains the whole answer.
+    check_chat_size(model, asked[0], catalog.settings, fields={"max_output_tokens": True, "top_logprobs": body.top_logprobs})
     runs = await Runs.submit(model, asked, call, n=1, prompt_field="input", stream=body.stream)
-    answer = _ResponseBuilder(body, model, runs, calling)
+    answer = _ResponseAnswer(body, model, runs, calling)
     if body.stream:
         generation.bound_unread(runs, asked[0].top_logprobs, catalog.settings)
         return await sse.stream(runs, answer, call, catalog.settings)
-    await runs.read(answer.begin, answer.read)
+    await runs.read(answer.begin, answer.add)
     return json_answer(answer.ended(), call.headers)
 
 
 @router.get("/v1/responses/{response_id}", response_model=ResponseObject)
 async def response(response_id: str) -> Any:
-    """Always 404: answers are not stored."""
+    """Always return 404: answers are not stored."""
     raise ResponseNotFound(f"Response with id '{response_id}' not found: {_NOT_STORED}", param="response_id")
 
 
-def _chosen(body: ResponseRequest) -> tuple[str, list[FunctionTool]]:
-    """The choice, as `Calling.of` takes it, and the tools that it is about."""
+def _tools(body: ResponseRequest) -> tuple[list[dict[str, Any]], Calling | None]:
     choice = body.tool_choice
     if isinstance(choice, AllowedFunctions):
-        return choice.mode, tool_calls.only([tool.name for tool in choice.tools], {tool.name: tool for tool in body.tools})
-    return choice if isinstance(choice, str) else json.dumps(choice.name), body.tools
+        return choose(choice.mode, choice.tools, body.tools)
+    return choose(choice, None, body.tools) if isinstance(choice, str) else choose("required", [choice], body.tools, show_all=True)
 
 
 def _check(body: ResponseRequest) -> None:
-    """Check fields that a schema cannot."""
+    """Check constraints that a schema cannot express."""
     if body.store:
         raise InvalidRequest(f"store=true is not supported: {_NOT_STORED}; send store=false or leave it out", param="store")
     if body.previous_response_id:
@@ -306,12 +290,6 @@ def _check(body: ResponseRequest) -> None:
         raise EmptyInput("`input` cannot be empty", param="input")
 
 
-def _format(body: ResponseRequest) -> Grammar | None:
-    if body.text is None or body.text.format is None:
-        return None
-    return generation.format_grammar(body.text.format.type, body.text.format.schema_, "text.format.schema")
-
-
 def _messages(body: ResponseRequest) -> list[dict[str, Any]]:
     first = [{"role": "system", "content": body.instructions}] if body.instructions is not None else []
     if isinstance(body.input, str):
@@ -320,72 +298,76 @@ def _messages(body: ResponseRequest) -> list[dict[str, Any]]:
 
 
 def _message(item: InputItem | CallItem | CallOutputItem) -> dict[str, Any]:
-    """An item as a message for templates."""
+    """Convert an item to a message for the chat template."""
     if isinstance(item, CallItem):
         called = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments_of(item.arguments)}}
         return {"role": "assistant", "content": "", "tool_calls": [called]}
+    content = item.output if isinstance(item, CallOutputItem) else item.content
+    text = content if isinstance(content, str) else "\n".join(part.text for part in content)
     if isinstance(item, CallOutputItem):
-        return {"role": "tool", "tool_call_id": item.call_id, "content": _text(item.output)}
-    return {"role": item.role, "content": _text(item.content)}
+        return {"role": "tool", "tool_call_id": item.call_id, "content": text}
+    return {"role": item.role, "content": text}
 
 
-def _text(content: str | list[InputPart]) -> str:
-    return content if isinstance(content, str) else "\n".join(part.text for part in content)
-
-
-class _ResponseBuilder:
-    """The response as its tokens arrive; also the events of a stream."""
+class _ResponseAnswer(sse.Script[tuple[int, Delta]]):
+    """Builds a response while its tokens arrive, or the events of a streamed response."""
 
     def __init__(self, body: ResponseRequest, model: Generator, runs: Runs, calling: Calling | None) -> None:
         self._body, self._model, self._runs = body, model, runs
         self._calling = calling
-        self._begun = False  # whether the item of a call was sent, which has its name
+        self._begun = False  # whether the event that begins a tool call was sent
         self._id = generation.new_id("resp_")
         self._item_id = generation.new_id("msg_" if calling is None else "fc_")
         self._created = generation.now()
         self._tokens = token_json(model.vocabulary)
-        self._number = 0  # of the next event
+        self._number = 0  # sequence number of the next event
         self.begin()
 
     def begin(self) -> None:
-        """Start, also again after a lost replica."""
+        """Reset the response. Called again if the generation restarts after the loss of a replica."""
         self._call = None if self._calling is None else self._calling.call()
         self._text, self._logprobs = Text(), Elements()
         self._last = Delta("")
 
-    def add(self, delta: Delta) -> bytes:
-        """Add a delta. Returns its log-probabilities as elements of a JSON list."""
+    def add(self, index: int, delta: Delta) -> tuple[str, bytes]:
+        """Add a delta. Returns its text, or its part of the tool call's arguments, and log-probabilities as JSON list elements."""
         self._last = delta
-        if self._call is None:
-            self._text.add(delta.text)
-        self._logprobs.add(written := self._tokens.chat(delta.logprobs))
-        return written
-
-    def read(self, index: int, delta: Delta) -> None:
-        """Add a delta of an answer without streaming."""
-        self.add(delta)
+        self._logprobs.add(logprobs := self._tokens.chat(delta.logprobs))
         if self._call is not None:
-            self._call.push(delta.text)
+            return self._call.push(delta.text), logprobs
+        self._text.add(delta.text)
+        return delta.text, logprobs
 
     def ended(self) -> dict[str, Any]:
-        """The whole response after its last delta."""
+        """Return the whole response. Call this after the last delta."""
         output = [self._item(self._status)]
         if self._status == "completed":
             return self._response("completed", output=output)
         return self._response("incomplete", output=output, incomplete_details={"reason": "max_output_tokens"})
 
-    def _item(self, status: str) -> dict[str, Any]:
-        if self._call is None:
-            return self._message(status)
-        called = {"call_id": self._call.id, "name": self._call.name or "", "arguments": self._call.arguments}
-        return {"id": self._item_id, "type": "function_call", "status": status, **called}
-
     @property
     def _status(self) -> str:
         return "completed" if self._last.finish_reason == "stop" else "incomplete"
 
+    def _item(self, status: str) -> dict[str, Any]:
+        if self._call is None:
+            content = [] if status == "in_progress" else [self._part()]
+            return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
+        called = {"call_id": self._call.id, "name": self._call.name or "", "arguments": self._call.arguments}
+        return {"id": self._item_id, "type": "function_call", "status": status, **called}
+
+    def _part(self) -> dict[str, Any]:
+        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": self._logprobs}
+
     def _response(self, status: str, **said: Any) -> dict[str, Any]:
-        body, done = self._body, status in ("completed", "incomplete")
+        body, runs = self._body, self._runs
+        usage = {
+            "input_tokens": runs.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": runs.cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": runs.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": runs.prompt_tokens + runs.completion_tokens,
+        }
         return {
             "id": self._id,
             "object": "response",
@@ -410,100 +392,64 @@ class _ResponseBuilder:
             "tools": [{"parameters": None, "strict": None, **tool.model_dump(exclude_none=True)} for tool in body.tools],
             "truncation": "disabled",
             "background": False,
-            "usage": self._usage() if done or status == "failed" else None,
+            "usage": usage if status != "in_progress" else None,
             **said,
         }
-
-    def _usage(self) -> dict[str, Any]:
-        runs = self._runs
-        return {
-            "input_tokens": runs.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": runs.cached_tokens, "cache_write_tokens": 0},
-            "output_tokens": runs.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": runs.prompt_tokens + runs.completion_tokens,
-        }
-
-    def _message(self, status: str) -> dict[str, Any]:
-        content = [] if status == "in_progress" else [self._part()]
-        return {"id": self._item_id, "type": "message", "role": "assistant", "status": status, "content": content}
-
-    def _part(self) -> dict[str, Any]:
-        return {"type": "output_text", "text": self._text, "annotations": [], "logprobs": self._logprobs}
 
     # As a stream -----------------------------------------------------------------------------------------------------------------------
 
     def opening(self) -> bytes:
         begun = self._response("in_progress")
-        said = self._event("response.created", response=begun) + self._event("response.in_progress", response=begun)
-        if self._call is not None:  # its name is not known yet
+        said = self._event("created", response=begun) + self._event("in_progress", response=begun)
+        if self._call is not None:  # its item is sent when its name is known
             return said
-        return (
-            said
-            + self._event("response.output_item.added", output_index=0, item=self._message("in_progress"))
-            + self._event("response.content_part.added", **self._place, part=self._part())
-        )
+        added = self._event("output_item.added", output_index=0, item=self._item("in_progress"))
+        return said + added + self._event("content_part.added", **self._place, part=self._part())
 
     def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> bytes:
-        return b"".join(self._delta(delta) for _, delta in pieces)
+        return b"".join(self._delta(*self.add(index, delta)) for index, delta in pieces)
+
+    def _delta(self, new: str, logprobs: bytes) -> bytes:
+        if self._call is not None:
+            return self._begin_call() + self._event("function_call_arguments.delta", **self._place, delta=new) if new else b""
+        written = orjson.Fragment(b"[%b]" % logprobs)
+        return self._event("output_text.delta", **self._place, delta=new, logprobs=written) if new or logprobs else b""
 
     def closing(self) -> Iterator[bytes]:
         whole = self.ended()
-        (message,) = whole["output"]
+        (item,) = whole["output"]
         if self._call is not None:
-            place = {"item_id": self._item_id, "output_index": 0}
             yield self._begin_call()
             told = {"name": self._call.name or "", "arguments": self._call.arguments}
-            yield self._event("response.function_call_arguments.done", **place, **told)
-            yield self._event("response.output_item.done", output_index=0, item=message)
-            yield self._event(f"response.{self._status}", response=whole)
-            return
-        (part,) = message["content"]
-        yield from self._event_pieces("response.output_text.done", **self._place, text=part["text"], logprobs=self._logprobs)
-        yield from self._event_pieces("response.content_part.done", **self._place, part=part)
-        yield from self._event_pieces("response.output_item.done", output_index=0, item=message)
-        yield from self._event_pieces(f"response.{self._status}", response=whole)
+            yield self._event("function_call_arguments.done", **self._place, **told)
+        else:
+            yield from self._event_pieces("output_text.done", **self._place, text=self._text, logprobs=self._logprobs)
+            yield from self._event_pieces("content_part.done", **self._place, part=self._part())
+        yield from self._event_pieces("output_item.done", output_index=0, item=item)
+        yield from self._event_pieces(self._status, response=whole)
 
     def failure(self, error: ServiceError) -> bytes:
-        told = render(error)[1]["error"]
         code = "rate_limit_exceeded" if error.status == 429 else "invalid_prompt" if error.status < 500 else "server_error"
-        output = [self._message("incomplete")] if self._text else []
-        failed = self._response("failed", output=output, error={"code": code, "message": told["message"]})
-        return self._event("response.failed", response=failed)
+        output = [self._item("incomplete")] if self._text else []
+        return self._event("failed", response=self._response("failed", output=output, error={"code": code, "message": error.message}))
 
     @property
     def _place(self) -> dict[str, Any]:
-        return {"item_id": self._item_id, "output_index": 0, "content_index": 0}
-
-    def _delta(self, delta: Delta) -> bytes:
-        logprobs = self.add(delta)
-        if self._call is not None:
-            return self._of_call(self._call, delta.text)
-        if not (delta.text or logprobs):
-            return b""
-        return self._event("response.output_text.delta", **self._place, delta=delta.text, logprobs=orjson.Fragment(b"[%b]" % logprobs))
-
-    def _of_call(self, call: CallBuilder, text: str) -> bytes:
-        arguments = call.push(text)
-        if not arguments:
-            return b""
-        begun = self._begin_call()
-        place = {"item_id": self._item_id, "output_index": 0}
-        return begun + self._event("response.function_call_arguments.delta", **place, delta=arguments)
+        return {"item_id": self._item_id, "output_index": 0, **({"content_index": 0} if self._call is None else {})}
 
     def _begin_call(self) -> bytes:
-        """Its item, before the first of its arguments."""
+        """Return the event that begins the tool call, or no bytes if it was sent before."""
         if self._begun:
             return b""
         self._begun = True
-        return self._event("response.output_item.added", output_index=0, item={**self._item("in_progress"), "arguments": ""})
+        return self._event("output_item.added", output_index=0, item={**self._item("in_progress"), "arguments": ""})
 
     def _event(self, kind: str, **content: Any) -> bytes:
-        return sse.event(self._numbered(kind, content), kind)
+        return sse.event(self._numbered(kind, content), f"response.{kind}")
 
     def _event_pieces(self, kind: str, **content: Any) -> Iterator[bytes]:
-        return sse.event_pieces(self._numbered(kind, content), kind)
+        return sse.event_pieces(self._numbered(kind, content), f"response.{kind}")
 
     def _numbered(self, kind: str, content: dict[str, Any]) -> dict[str, Any]:
         number, self._number = self._number, self._number + 1
-        return {"type": kind, "sequence_number": number, **content}
+        return {"type": f"response.{kind}", "sequence_number": number, **content}

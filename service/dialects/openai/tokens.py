@@ -1,7 +1,7 @@
-"""`/tokenize` and `/detokenize`: a decoder's prompts to tokens and back, in vLLM's form.
+"""vLLM's routes `/tokenize` and `/detokenize`, for the prompts of a decoder.
 
-text-embeddings-inference has a `/tokenize` of its own. One path, two bodies: what has `prompt` or `messages` is vLLM's, everything else
-the other's, and each is answered, also refused, as there.
+text-embeddings-inference has another `/tokenize` on the same path. A body with `prompt` or `messages` is treated as vLLM's, any
+other body as text-embeddings-inference's. The answer, or the error, has the same project's format.
 """
 
 import asyncio
@@ -51,7 +51,7 @@ class Detokenized(BaseModel):
 
 
 class _TokensKind(BaseModel):
-    """The fields that tell the forms of a body apart."""
+    """The fields that distinguish vLLM's body from text-embeddings-inference's."""
 
     inputs: Any = None
     prompt: Any = None
@@ -59,7 +59,7 @@ class _TokensKind(BaseModel):
 
 
 def _schema(body: type[BaseModel]) -> dict[str, Any]:
-    """The body's schema for the OpenAPI document, which has the objects inside already."""
+    """Return the body's schema for the OpenAPI document, without `$defs`: the document has those schemas already."""
     schema = body.model_json_schema(ref_template="#/components/schemas/{model}")
     schema.pop("$defs", None)
     return schema
@@ -69,7 +69,7 @@ _BODY = {"content": {"application/json": {"schema": {"anyOf": [_schema(TeiTokeni
 _STATUSES = (400, 401, 404, 413, 422, 424, 429, 500, 503, 504)
 _ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": TeiError | openai.OpenAIErrorResponse} for status in _STATUSES}
 router = APIRouter(route_class=JsonRoute)
-_ID_BYTES, _STRING_BYTES = 7, 24  # of a token in JSON
+_ID_BYTES, _STRING_BYTES = 7, 24  # estimated bytes in JSON of a token's id, and of its string
 
 
 @router.post(
@@ -80,15 +80,15 @@ _ID_BYTES, _STRING_BYTES = 7, 24  # of a token in JSON
     tags=["text-embeddings-inference", "OpenAI"],
 )
 async def tokenize(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any:
-    """The tokens of a prompt or a conversation (vLLM's body), or of each text (text-embeddings-inference's)."""
+    """Return the tokens of a prompt or a conversation (vLLM's body), or of each text (text-embeddings-inference's body)."""
     glance = read(_TokensKind, content, call)
     await asyncio.sleep(0)  # let other tasks run before a large body is parsed again
-    empty = not (glance.prompt or glance.messages)  # a client of the other dialect may send empty defaults
+    empty = not (glance.prompt or glance.messages)  # clients of text-embeddings-inference may send them empty
     if empty and (glance.inputs is not None or (glance.prompt is None and glance.messages is None)):
         return json_response(await tei_tokens.tokenize(read(TeiTokenizeRequest, content, call), call, catalog), call)
     try:
         return json_response(await _tokens(read(TokenizeRequest, content, call), call, catalog), call)
-    except ServiceError as error:  # the path has the other dialect
+    except ServiceError as error:  # by default, this path's errors have text-embeddings-inference's format
         status, content = openai.render(error)
         return json_response(content, call, status)
 
@@ -106,14 +106,14 @@ async def _tokens(body: TokenizeRequest, call: Call, catalog: Catalog) -> dict[s
         ids = await generation.encode(model, catalog, body.prompt or "", "prompt", add_special_tokens=body.add_special_tokens is not False)
     catalog.expect(call, len(ids) * (_STRING_BYTES if body.return_token_strs else _ID_BYTES), f"{len(ids)} tokens")
     strings: Any = (model.tokenizer.id_to_token(token_id) for token_id in ids) if body.return_token_strs else None
-    if strings is not None and not call.answer_bytes:  # otherwise each is decoded when it is sent
+    if strings is not None and not call.answer_bytes:  # strings of a large answer are decoded when they are sent
         strings = list(strings)
     return {"count": len(ids), "max_model_len": model.max_context, "tokens": ids, "token_strs": strings}
 
 
 @router.post("/detokenize", response_model=Detokenized, responses=openai.ERRORS, tags=["OpenAI"])
 async def detokenize(body: DetokenizeRequest, catalog: CatalogDep) -> Any:
-    """The text of token ids, special tokens written out."""
+    """Return the text of token ids, including the text of special tokens."""
     model = catalog.generator(body.model)
     generation.check_ids(body.tokens, model.manifest.limits.vocab_size, "tokens")
     return {"prompt": await generation.inline_or_aside(catalog, len(body.tokens), lambda: model.decode(body.tokens))}

@@ -1,53 +1,98 @@
-"""Calls of tools that a request demands (`tool_choice` required, one by name, or one of those allowed): a grammar forces the text to be a
-call, and this parses it.
+"""Tool calls that a request requires with `tool_choice` (any tool, one by name, or one of those allowed).
 
-One call an answer. Where a single tool may be called the text is its arguments; where there are several it is
-`{"name": .., "arguments": {..}}`. The arguments satisfy the tool's schema; objects of it that name their properties have no others, unless
-the schema says so, for a model would fill an answer with them. With `auto` nothing is demanded: the tools are shown to a template that has
-a place for them, and what the model writes is text.
+A grammar forces the text to be a call, and `CallBuilder` parses the text. An answer has one call. If only one tool may be
+called, the text is its arguments; otherwise it is `{"name": .., "arguments": {..}}`. The arguments satisfy the tool's schema.
+Objects that list their properties get no other properties unless the schema allows them explicitly, since a model could
+otherwise generate endless properties. With `auto` no call is required: the template shows the tools to the model if it can, and
+the answer is text.
 """
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
 
-from pydantic import Field
+from pydantic import Field, StrictBool
 
 from service.dialects import generation
 from service.errors import InvalidRequest
 from service.generation.request import Delta, FinishReason, Grammar
 from service.http.fields import Fields
 
-Tool = TypeVar("Tool")
 _NAMED = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\S)')
 _OPEN = ("allOf", "anyOf", "oneOf", "$ref", "$dynamicRef", "patternProperties", "additionalProperties", "unevaluatedProperties")
+
+
+class FunctionType(Fields):
+    """The base class of objects whose `type` is `function`."""
+
+    type: Literal["function"]
 
 
 class FunctionName(Fields):
     name: str
 
 
-class NamedTool(Fields):
-    """Chat's form; in responses the name is beside the type."""
+class Function(Fields):
+    name: str = Field(min_length=1, max_length=64)
+    description: str | None = Field(None, max_length=65_536)
+    parameters: dict[str, Any] | None = None
+    strict: StrictBool | None = None
 
-    type: Literal["function"]
+
+class NamedTool(FunctionType):
+    """A reference to one tool, in chat's format. In the format of responses, the name is beside `type`."""
+
     function: FunctionName
+
+    @property
+    def name(self) -> str:
+        return self.function.name
 
 
 class Allowed(Fields):
-    """Some of the tools: `auto` shows them to the model, `required` has one of them called."""
+    """The tools that may be called. With mode `auto` they are only shown to the model; with `required` it must call one of them."""
 
     mode: Literal["auto", "required"]
     tools: list[NamedTool] = Field(min_length=1, max_length=128)
 
 
 class AllowedTools(Fields):
-    """Chat's form; in responses mode and tools are beside the type."""
+    """A `tool_choice` of some of the tools, in chat's format. In the format of responses, `mode` and `tools` are beside `type`."""
 
     type: Literal["allowed_tools"]
     allowed_tools: Allowed
+
+
+class _Named(Protocol):
+    @property
+    def name(self) -> str: ...
+
+
+def choose(
+    mode: str, named: Sequence[_Named] | None, functions: Sequence[Function], *, show_all: bool = False
+) -> tuple[list[dict[str, Any]], "Calling | None"]:
+    """Return the tools to show to the model, in the format of templates, and the tool call that is required, or None.
+
+    `mode` is none, auto or required. `named` contains the tools that may be called, None for all. With `show_all`, the model is
+    shown the other tools too.
+    """
+    tools = {function.name: function for function in functions}
+    if len(tools) < len(functions):
+        names = [function.name for function in functions]
+        twice = next(name for at, name in enumerate(names) if name in names[:at])
+        raise InvalidRequest(f"two tools are called {twice!r}: give each a name of its own", param="tools")
+    if mode == "required" and not tools:
+        raise InvalidRequest("tool_choice demands a call and there are no tools: send `tools`", param="tool_choice")
+    for one in named or ():
+        if one.name not in tools:
+            raise InvalidRequest(f"tool_choice names {one.name!r}, which is not among the tools: {', '.join(tools)}", param="tool_choice")
+    wanted = set(tools if named is None else [one.name for one in named])
+    allowed = {name: function for name, function in tools.items() if name in wanted}
+    shown = [] if mode == "none" else functions if show_all else allowed.values()
+    calling = Calling({name: function.parameters for name, function in allowed.items()}) if mode == "required" else None
+    return [{"type": "function", "function": each.model_dump(exclude_none=True, exclude={"type"})} for each in shown], calling
 
 
 @dataclass(frozen=True)
@@ -56,23 +101,10 @@ class Calling:
 
     tools: Mapping[str, Mapping[str, Any] | None]
 
-    @classmethod
-    def of(cls, choice: str, tools: Mapping[str, Mapping[str, Any] | None]) -> "Calling | None":
-        """`choice`: none, auto, required or a tool's name in quotes. None where no call is demanded."""
-        if choice in ("none", "auto"):
-            return None
-        if not tools:
-            raise InvalidRequest("tool_choice demands a call and there are no tools: send `tools`", param="tool_choice")
-        if choice == "required":
-            return cls(tools)
-        name = json.loads(choice)
-        _check_names([name], tools)
-        return cls({name: tools[name]})
-
     def grammar(self) -> Grammar:
         schemas = [_closed(parameters) for parameters in self.tools.values()]
         if len(schemas) == 1:
-            return replace(generation.json_schema(schemas[0], "tools"), param="tools")
+            return generation.json_schema(schemas[0], "tools")
         calls = [
             {
                 "type": "object",
@@ -83,17 +115,17 @@ class Calling:
             for at, name in enumerate(self.tools)
         ]
         defs = {f"tool{at}": _moved(schema, f"#/$defs/tool{at}") for at, schema in enumerate(schemas)}
-        return replace(generation.json_schema({"anyOf": calls, "$defs": defs}, "tools"), param="tools")
+        return generation.json_schema({"anyOf": calls, "$defs": defs}, "tools")
 
     def call(self) -> "CallBuilder":
         return CallBuilder(next(iter(self.tools)) if len(self.tools) == 1 else None)
 
 
 class CallBuilder:
-    """Builds one call from its text, while that arrives."""
+    """Builds one tool call from its text while the text arrives."""
 
     def __init__(self, name: str | None) -> None:
-        """`name`: the only tool; the text is then its arguments."""
+        """`name` is the only tool that may be called, and then the text is its arguments. It is None if there are several tools."""
         self.id = generation.new_id("call_")
         self.name = name
         self.arguments = ""
@@ -102,7 +134,7 @@ class CallBuilder:
         self._depth, self._in_string, self._escaped = 0, False, False
 
     def push(self, text: str) -> str:
-        """Add text. Returns what it adds to the arguments."""
+        """Add generated text, and return the new part of the arguments."""
         if self.name is None:
             self._held += text
             found = _NAMED.match(self._held)
@@ -114,7 +146,7 @@ class CallBuilder:
         return new
 
     def _within(self, text: str) -> str:
-        """The arguments so far: from their first brace to its closing one."""
+        """Return the part of `text` that belongs to the arguments, which end at the brace that closes the first one."""
         if self._depth < 0:
             return ""
         for at, letter in enumerate(text):
@@ -137,44 +169,32 @@ class CallBuilder:
         return text
 
     def json(self) -> dict[str, Any]:
-        """Chat's form of it."""
+        """Return the call in chat's format."""
         return {"id": self.id, "type": "function", "function": {"name": self.name or "", "arguments": self.arguments}}
 
 
-def _check_names(names: Sequence[str], tools: Collection[str]) -> None:
-    for name in names:
-        if name not in tools:
-            raise InvalidRequest(f"tool_choice names {name!r}, which is not among the tools: {', '.join(tools)}", param="tool_choice")
-
-
-def only(names: Sequence[str], tools: Mapping[str, Tool]) -> list[Tool]:
-    """The tools that `names` allows, in their own order. InvalidRequest for a name without a tool."""
-    _check_names(names, tools)
-    return [tool for name, tool in tools.items() if name in names]
-
-
 def finish_reason(delta: Delta) -> FinishReason | Literal["tool_calls"] | None:
-    """The finish reason of a call: `tool_calls` if the grammar reached its end, not if a stop string cut it."""
+    """Return the finish reason of a tool call. It is `tool_calls` if the text ended by itself, not by a stop string."""
     return "tool_calls" if delta.finish_reason == "stop" and delta.stop_reason is None else delta.finish_reason
 
 
 def _closed(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """The schema of arguments, an object in any case; without parameters an empty one, as OpenAI has it."""
+    """Return a tool's schema of arguments, by default an empty object. Objects that list their properties allow no others by default."""
     schema = dict(parameters or {"type": "object", "properties": {}})
     if not {"type", "$ref", "anyOf", "allOf", "oneOf"} & set(schema):
         schema["type"] = "object"
-    closed: dict[str, Any] = _each(schema, _without_others)
+
+    def close(node: dict[str, Any]) -> dict[str, Any]:
+        if isinstance(node.get("properties"), dict) and node.get("type") == "object" and not any(name in node for name in _OPEN):
+            return {**node, "additionalProperties": False}
+        return node
+
+    closed: dict[str, Any] = _each(schema, close)
     return closed
 
 
-def _without_others(node: dict[str, Any]) -> dict[str, Any]:
-    if isinstance(node.get("properties"), dict) and node.get("type") == "object" and not any(name in node for name in _OPEN):
-        return {**node, "additionalProperties": False}
-    return node
-
-
 def _moved(schema: dict[str, Any], to: str) -> Any:
-    """The schema with its references adjusted, since it is no longer the root."""
+    """Return the schema with its references adjusted to its new position `to`, since it is no longer the root."""
 
     def move(node: dict[str, Any]) -> dict[str, Any]:
         ref = node.get("$ref")
@@ -183,32 +203,19 @@ def _moved(schema: dict[str, Any], to: str) -> Any:
     return _each(schema, move)
 
 
-def _each(value: Any, change: Any) -> Any:
-    """Change every object inside. InvalidRequest for a schema that is nested too deeply."""
+def _each(value: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
+    """Apply `change` to every object in `value`, innermost first. Raises InvalidRequest if a schema is nested too deeply."""
     try:
-        return _changed(value, change)
+        if isinstance(value, dict):
+            return change({key: _each(inner, change) for key, inner in value.items()})
+        return [_each(inner, change) for inner in value] if isinstance(value, list) else value
     except RecursionError:
         raise InvalidRequest("the parameters of a tool are nested too deeply", param="tools") from None
 
 
-def _changed(value: Any, change: Any) -> Any:
-    if isinstance(value, dict):
-        return change({key: _changed(inner, change) for key, inner in value.items()})
-    if isinstance(value, list):
-        return [_changed(inner, change) for inner in value]
-    return value
-
-
 def arguments_of(text: str) -> Any:
-    """A call's arguments for templates: an object, or the text if it is not one."""
+    """Return a call's arguments for templates: the parsed JSON, or the text if it is not JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return text
-
-
-def unique(names: Sequence[str]) -> None:
-    """InvalidRequest if two tools have one name."""
-    if len(set(names)) < len(names):
-        twice = next(name for at, name in enumerate(names) if name in names[:at])
-        raise InvalidRequest(f"two tools are called {twice!r}: give each a name of its own", param="tools")

@@ -1,7 +1,7 @@
-"""`/v1/usage`: requests and tokens of the caller's tenant. OpenAI has no such route; the form is that of its other routes.
+"""The route `/v1/usage`, which returns the numbers of requests and tokens of the caller's tenant.
 
-The counts are those of this process, since it first read the tenant's key. On a cluster each gateway has its own counts; Prometheus has
-their sum (`attnserve_tenant_tokens_total`).
+OpenAI has no such route, but the format resembles OpenAI's other routes. Counts begin when this process first reads the tenant's
+key. On a cluster, each gateway has separate counts, and Prometheus has the sum (`attnserve_tenant_tokens_total`).
 """
 
 from dataclasses import asdict
@@ -44,7 +44,7 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=_ERRORS)
 
 @router.get(USAGE_PATH, response_model=TenantUsage)
 async def usage(call: CallDep, catalog: CatalogDep) -> Any:
-    """What the tenant of the request's API key has used, by model. It counts towards no limit."""
+    """Return the usage of the tenant that owns the request's API key, by model. This request counts towards no limit."""
     tenant = call.tenant
     if not isinstance(tenant, Tenant):
         raise RouteNotFound("there is no usage here: it is counted by API key, and this service has none; see the setting api_keys_file")

@@ -1,8 +1,9 @@
-"""text-embeddings-inference: `/embed`, `/rerank`, `/predict` and related routes.
+"""Routes of text-embeddings-inference (TEI): `/embed`, `/rerank`, `/predict` and related ones.
 
-Source: its router's code; where its OpenAPI document says otherwise (413 for too many inputs, error types in lower case) the code is right.
-Beyond it: `model` in each body, a JSON body on every error, NDJSON from `/embed`, errors by item. huggingface_hub's InferenceClient speaks
-this dialect at `POST /`. A deadline that passed has no word in it: the answer is 504 with type Overloaded, as it passes in a full queue.
+Where the code of TEI's router and its OpenAPI document differ (413 for too many inputs, error types in lower case), this module
+follows the code. TEI does not have `model` in each body, a JSON body on every error, NDJSON from `/embed` and errors by item.
+huggingface_hub's InferenceClient uses this dialect at `POST /`. TEI has no error type for a passed deadline, so the answer is 504
+with type Overloaded, because deadlines usually pass when the queue is full.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ from pydantic import BaseModel
 
 from export import contract
 from service.call import ITEM_ERRORS_HEADER, Call
-from service.catalog import ENCODER_KINDS, GENERATOR_KINDS, Catalog, Model
+from service.catalog import ENCODER_KINDS, GENERATOR_KINDS, Catalog
 from service.dialects import jina, ranking, tgi
 from service.dialects.openai.embeddings import as_inputs
 from service.dialects.tei import tokens as tei_tokens
@@ -36,6 +37,7 @@ from service.dialects.tei.schemas import (
     TeiTruncation,
 )
 from service.encoding import vectors
+from service.encoding.model import Model
 from service.encoding.request import EncodeAnswer, EncodeRequest
 from service.errors import (
     DeadlineExceeded,
@@ -59,9 +61,9 @@ from service.tokenization.texts import Cut, Input
 
 Scores = NDArray[np.float64]
 
-_MOST_NAMED = 64  # failed inputs that a header names; their number comes first and is complete
+_MOST_NAMED = 64  # limit on the failed inputs listed in the header, which begins with the number of all failed inputs
 
-# The first that fits. Any other error is Validation if its status is below 500, otherwise Backend.
+# The type of an error, by the first class that matches. For all others: Validation if the status is below 500, else Backend.
 _ERROR_TYPES: tuple[tuple[type[ServiceError], ErrorType], ...] = (
     (EmptyInput, "Empty"),
     (InputTooLong, "Validation"),
@@ -86,7 +88,7 @@ def render(error: ServiceError) -> tuple[int, Any]:
 
 _COMPUTING = ("/embed", "/embed_all", "/embed_sparse", "/similarity", "/rerank", "/predict", "/invocations")
 _TELLING = ("/tokenize", "/decode", "/info", "/health", "/ping")
-DIALECT = Dialect("tei", (*_COMPUTING, *_TELLING, "/"), render)  # "/" is the root alone
+DIALECT = Dialect("tei", (*_COMPUTING, *_TELLING, "/"), render)  # "/" matches only the root path
 ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": TeiError} for status in (400, 401, 404, 413, 422, 424, 429, 500, 503, 504)}
 _RERANK_ERRORS: dict[int | str, dict[str, Any]] = {status: {"model": TeiError | jina.JinaErrorResponse} for status in ERRORS}
 _ANY_ANSWERS: dict[int | str, dict[str, Any]] = {**tgi.EVENTS, **{status: {"model": TeiError | tgi.TgiError} for status in ERRORS}}
@@ -98,14 +100,14 @@ router = APIRouter(route_class=JsonRoute, tags=["text-embeddings-inference"], re
 
 @router.post("/embed", response_model=list[list[float] | None])
 async def embed(body: TeiEmbedRequest, call: CallDep, catalog: CatalogDep) -> Any:
-    """A vector for each input. With `Accept: application/x-ndjson`, a line for each as soon as it is computed."""
+    """Return a vector for each input. With `Accept: application/x-ndjson`, each vector is sent as soon as it is computed."""
     model = catalog.get(body.model, "encoder")
     vectors.check_dimensions(body.dimensions, model.manifest.width)
     request = EncodeRequest(
         inputs=as_inputs(body.inputs),
         output=model.vector_output(body.normalize),
         cut=as_cut(body, model),
-        prompt=as_prompt(body.prompt_name, model),
+        prompt=model.texts.prompt(body.prompt_name) if body.prompt_name else None,
         row_width=body.dimensions,
     )
 
@@ -124,32 +126,33 @@ async def embed(body: TeiEmbedRequest, call: CallDep, catalog: CatalogDep) -> An
 
 @router.post("/embed_all", response_model=list[list[list[float]] | None])
 async def embed_all(body: TeiEmbedAllRequest, call: CallDep, catalog: CatalogDep) -> Any:
-    """The vector of each token of each input, special tokens included, not normalised."""
+    """Return the vector of each token of each input, including special tokens. The vectors are not normalised."""
     model = catalog.get(body.model, "encoder")
     request = EncodeRequest(
         inputs=as_inputs(body.inputs),
         output=contract.TOKEN_EMBEDDINGS,
         cut=as_cut(body, model),
-        prompt=as_prompt(body.prompt_name, model),
+        prompt=model.texts.prompt(body.prompt_name) if body.prompt_name else None,
     )
     return settle(await model.answer(request, call), call, model, lambda row: row)
 
 
 @router.post("/embed_sparse", response_model=TeiError, status_code=424)
 async def embed_sparse(body: TeiEmbedAllRequest, catalog: CatalogDep) -> Any:
-    """Always 424: no model that is served here gives sparse vectors."""
+    """Always return 424, because no served model computes sparse vectors."""
     model = catalog.get(body.model)
     raise WrongKind(f"model {model.name} is of kind {model.manifest.kind} and gives no sparse vectors; /embed gives dense ones")
 
 
 @router.post("/similarity", response_model=list[float | None])
 async def similarity(body: TeiSimilarityRequest, call: CallDep, catalog: CatalogDep) -> Any:
-    """Cosine of the source sentence with each of the others."""
+    """Return the cosine similarity of the source sentence with each of the other sentences."""
     model = catalog.get(body.model, "encoder")
     parameters = body.parameters or SimilarityParameters()
     sentences = [body.inputs.source_sentence, *body.inputs.sentences]
-    cut, prompt = as_cut(parameters, model), as_prompt(parameters.prompt_name, model)
-    answer = await model.answer(EncodeRequest(inputs=sentences, cut=cut, prompt=prompt, number_bytes=0), call)
+    prompt = model.texts.prompt(parameters.prompt_name) if parameters.prompt_name else None
+    request = EncodeRequest(inputs=sentences, cut=as_cut(parameters, model), prompt=prompt, number_bytes=0)
+    answer = await model.answer(request, call)
     source, *others = answer.rows
     if isinstance(source, ServiceError):
         raise source
@@ -174,9 +177,11 @@ _RERANK = {
     openapi_extra={"requestBody": _RERANK},
 )
 async def rerank(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any:
-    """The texts by their score for the query, best first: the sigmoid of the logit, or with `raw_scores` the logit itself.
+    """Rank the texts by their score for the query, best first. A score is the sigmoid of the logit, or with `raw_scores` the
+    logit itself.
 
-    An encoder's scores are (1 + cosine) / 2, and the header `x-warnings` says so. A body with `documents` is Jina's, and answered as there.
+    An encoder's scores are (1 + cosine) / 2, with a warning in the header `x-warnings`. A body with `documents` has Jina's
+    format, and so has its answer.
     """
     if b'"documents"' in content and _is_jina(content):
         try:
@@ -187,7 +192,7 @@ async def rerank(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any
 
 
 class _RerankKind(BaseModel):
-    """The fields of a body that decide between TEI's and Jina's form."""
+    """The fields that show whether the body of `/rerank` has TEI's format or Jina's."""
 
     texts: Any = None
     documents: Any = None
@@ -199,25 +204,31 @@ def _is_jina(content: bytes) -> bool:
 
 
 async def _ranked(body: TeiRerankRequest, call: Call, catalog: Catalog) -> list[dict[str, Any]]:
-    ranked = await ranking.rank(catalog, call, body.model, body.query, body.texts, cut=lambda model: as_cut(body, model), field="texts")
+    ranked = await ranking.rank(
+        catalog,
+        call,
+        body.model,
+        body.query,
+        body.texts,
+        raw_scores=body.raw_scores,
+        cut=lambda model: as_cut(body, model),
+        field="texts",
+    )
     call.headers.update(measures(call, ranked.model, len(body.texts)))
     if ranked.warnings:
         call.headers["x-warnings"] = "; ".join(ranked.warnings)
     return [
-        {
-            "index": one.index,
-            "score": one.raw if body.raw_scores else one.score,
-            **({"text": body.texts[one.index]} if body.return_text else {}),
-        }
-        for one in ranked.results
+        {"index": one.index, "score": one.score, **({"text": body.texts[one.index]} if body.return_text else {})} for one in ranked.results
     ]
 
 
 @router.post("/predict", response_model=list[TeiPrediction] | list[list[TeiPrediction] | None])
 async def predict(body: TeiPredictRequest, call: CallDep, catalog: CatalogDep) -> Any:
-    """Every label of each text or pair with its score, best first; a reranker has one label. A list of such lists for a batch."""
-    model = predictor(body.model, catalog)
-    single, inputs = as_sequences(body.inputs)
+    """Return all labels of a text or pair with their scores, best first, or a list of such lists. A reranker has one label."""
+    model = catalog.get(body.model, "classifier", "reranker")  # without a name, prefer a classifier: rerankers have `/rerank`
+    single = isinstance(body.inputs, str) or isinstance(body.inputs[0], str)
+    sequences: list[Any] = [body.inputs] if single else list(body.inputs)
+    inputs: list[Input] = [each if isinstance(each, str) else each[0] if len(each) == 1 else tuple(each) for each in sequences]
     answer = await model.answer(EncodeRequest(inputs=inputs, cut=as_cut(body, model)), call)
     activation, labels = activation_of(body, model), model.manifest.id2label
     top_k = body.parameters.top_k if body.parameters else None
@@ -232,15 +243,6 @@ async def predict(body: TeiPredictRequest, call: CallDep, catalog: CatalogDep) -
     return predicted[0] if single and predicted[0] is not None and body.parameters is None else predicted
 
 
-def predictor(name: str | None, catalog: Catalog) -> Model:
-    """The model of that name; without one a classifier comes before a reranker, which has a route of its own."""
-    return catalog.get(name, "classifier", "reranker")
-
-
-def raw(logits: Scores) -> Scores:
-    return logits
-
-
 def sigmoid(logits: Scores) -> Scores:
     scores: Scores = np.exp(-np.logaddexp(0.0, -logits))  # does not overflow for large logits
     return scores
@@ -252,14 +254,14 @@ def softmax(logits: Scores) -> Scores:
     return scores
 
 
-_ACTIVATIONS: dict[str, Callable[[Scores], Scores]] = {"sigmoid": sigmoid, "softmax": softmax, "identity": raw, "none": raw}
+_ACTIVATIONS: dict[str, Callable[[Scores], Scores]] = {"sigmoid": sigmoid, "softmax": softmax, "identity": np.asarray, "none": np.asarray}
 
 
 def activation_of(body: TeiPredictRequest, model: Model) -> Callable[[Scores], Scores]:
-    """The activation that the request asks for, else sigmoid for a reranker (as text-embeddings-inference has it, whatever the checkpoint
-    says), else the model's own."""
+    """Return the function that turns logits into scores: the one that the request names, else sigmoid for a reranker (as in TEI,
+    even if the checkpoint has another one), else the one of the model's manifest."""
     if body.raw_scores:
-        return raw
+        return _ACTIVATIONS["none"]
     if body.parameters and body.parameters.function_to_apply:
         return _ACTIVATIONS[body.parameters.function_to_apply]
     return sigmoid if model.manifest.traits.ranks else _ACTIVATIONS[model.manifest.score_activation]
@@ -272,7 +274,7 @@ def activation_of(body: TeiPredictRequest, model: Model) -> Callable[[Scores], S
 async def info(
     call: CallDep, catalog: CatalogDep, model: Annotated[str | None, Query(description="Name or alias; the first without it.")] = None
 ) -> Any:
-    """What is served and within which limits. 424 for a model that continues texts, of which this dialect has no word."""
+    """Return the properties and limits of a model, or 424 for a model that generates text, which TEI's format cannot describe."""
     try:
         found = catalog.get(model or call.wanted)
     except WrongKind as error:
@@ -283,7 +285,7 @@ async def info(
 @router.get("/health", response_class=Response)
 @router.get("/ping", response_class=Response)
 async def health(catalog: CatalogDep) -> Any:
-    """200 without a body if every model answers, otherwise 503."""
+    """Return 200 without a body if every model is healthy, otherwise 503."""
     if await catalog.ready():
         return Response()
     raise NotReady(f"unhealthy: {catalog.failure}" if catalog.failure else "unhealthy")
@@ -299,7 +301,7 @@ _OF_TEXTS = frozenset({*tgi.TgiParameters.model_fields, *tgi.TgiParameters.other
 
 
 class _BodyKind(BaseModel):
-    """The fields of a body that decide which kinds of model it is for."""
+    """The fields of a body that show which kinds of model it is meant for."""
 
     model: str | None = None
     stream: Any = None
@@ -309,8 +311,9 @@ class _BodyKind(BaseModel):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of model that it fits, the likeliest first. `stream` and decoders' parameters fit only decoders. huggingface_hub sends
-        `parameters`, even if empty, with texts to continue or classify, and never with texts to embed. A null is an absent field.
+        """The kinds of model that the body is valid for, the most likely first. Only decoders accept `stream` and generation
+        parameters. huggingface_hub sends `parameters`, even if empty, with texts to continue or classify, never with texts to
+        embed. A field that is null counts as absent.
         """
         parameters = self.parameters if isinstance(self.parameters, dict) else {}
         if self.stream is not None or any(parameters.get(name) is not None for name in _OF_TEXTS):
@@ -327,10 +330,11 @@ _ANY = {"required": True, "content": {"application/json": {"schema": {"anyOf": [
 @router.post("/", response_model=list[Any], responses=_ANY_ANSWERS, openapi_extra={"requestBody": _ANY})
 @router.post("/invocations", response_model=list[Any], responses=_ANY_ANSWERS, openapi_extra={"requestBody": _ANY})
 async def invoke(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any:
-    """What the model is for: /embed (/similarity, if `inputs` is an object), /rerank (/predict, if there are `inputs`), /predict, or
-    /generate (/generate_stream, with `stream`).
+    """Answer as the route for the model's kind. An encoder answers as /embed (or /similarity if `inputs` is an object), a
+    reranker as /rerank (or /predict if the body has `inputs`), a classifier as /predict, a decoder as /generate (or
+    /generate_stream with `stream`).
 
-    Without a model, the first that fits the body answers.
+    If the body names no model, the first model that the body is valid for answers.
     """
     glance = read(_BodyKind, content, call)
     await asyncio.sleep(0)  # let other tasks run before a large body is parsed again
@@ -347,7 +351,7 @@ async def invoke(content: ContentDep, call: CallDep, catalog: CatalogDep) -> Any
 
 
 async def _continued(content: bytes, call: Call, catalog: Catalog) -> Any:
-    """Answer as text-generation-inference does at this path, errors included."""
+    """Answer `POST /` as text-generation-inference does, with errors in its format."""
     try:
         body = read(tgi.TgiRequest, content, call)
         if body.stream:
@@ -360,26 +364,14 @@ async def _continued(content: bytes, call: Call, catalog: Catalog) -> Any:
 # What the routes share -----------------------------------------------------------------------------------------------------------------
 
 
-def as_sequences(value: str | list[str] | list[list[str]]) -> tuple[bool, list[Input]]:
-    """Whether there is a single input, and the inputs."""
-    if isinstance(value, str):
-        return True, [value]
-    single = isinstance(value[0], str)
-    sequences: list[Any] = [value] if single else value
-    return single, [texts[0] if len(texts) == 1 else (texts[0], texts[1]) for texts in sequences]
-
-
 def as_cut(body: TeiTruncation, model: Model) -> Cut:
     cut = model.default_cut(body.truncate)
     return Cut(side="left") if cut.side == "right" and body.truncation_direction in ("Left", "left") else cut
 
 
-def as_prompt(name: str | None, model: Model) -> str | None:
-    return model.texts.prompt(name) if name else None
-
-
 def settle(answer: EncodeAnswer, call: Call, model: Model, form: Callable[[Array], Any]) -> list[Any]:
-    """Each row in its form, and the headers. A row that failed raises, or is None and named in a header where the request asked for it."""
+    """Return `form(row)` for each row of the answer, and set the response's headers. A failed row raises its error, unless the
+    request asked for errors by item. Then the row is None and a header lists it."""
     shaped: list[Any] = []
     failed: list[str] = []
     for index, row in enumerate(answer.rows):
@@ -400,7 +392,7 @@ def settle(answer: EncodeAnswer, call: Call, model: Model, form: Callable[[Array
 
 
 def measures(call: Call, model: Model, size: int) -> dict[str, str]:
-    """What the request took, in whole milliseconds as there; tokenisation, queue and inference are means over the inputs."""
+    """Return TEI's headers: sizes, and times in ms. Tokenisation, queue and inference times are means over the inputs."""
     total_ms = str(int((time.monotonic() - call.started) * 1e3))
     return {
         "x-compute-type": "cpu+optimized" if model.provider == "CPUExecutionProvider" else "gpu+optimized",

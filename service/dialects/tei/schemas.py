@@ -1,12 +1,12 @@
-"""The wire of the text-embeddings-inference dialect: its bodies, its answers, its errors.
+"""Request bodies, answers and errors of the text-embeddings-inference (TEI) dialect.
 
-Types are strict, as that server's are: `"true"` is no boolean and `5.0` no integer. Unknown keys are ignored, as there. `model` is ours,
-since it serves one model and we serve several. Names begin with Tei because the OpenAPI document has one namespace for all dialects.
+As in TEI, types are strict (`"true"` is no boolean and `5.0` no integer) and unknown keys are ignored. The field `model` is not
+in TEI, which serves one model. Class names begin with Tei because all dialects share the names of one OpenAPI document.
 """
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from service.dialects import accepted
 from service.http.fields import Body
@@ -18,20 +18,18 @@ Sequence = Annotated[list[str], Field(min_length=1, max_length=2)]
 ErrorType = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
 
 
-class TeiRequest(Body):
-    model_config = ConfigDict(strict=True)
-
-    model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first of the needed kind without it.")
+class TeiRequest(Body, strict=True):
+    model: str | None = Field(None, max_length=256, description="Name or alias of a served model. Default: the first of a suitable kind.")
 
 
-class TeiTruncation(Body):
-    model_config = ConfigDict(strict=True)
-
-    truncate: bool | None = Field(default=None, description="Whether to cut an input that is too long; the service's setting without it.")
+class TeiTruncation(Body, strict=True):
+    truncate: bool | None = Field(default=None, description="Truncate inputs that are too long. Default: the setting `auto_truncate`.")
     truncation_direction: Literal["Left", "Right", "left", "right"] = Field(default="Right", description="The end that loses tokens.")
 
 
-PromptName = Annotated[str | None, Field(max_length=256, description="A prompt of the checkpoint, put before each text.")]
+PromptName = Annotated[
+    str | None, Field(max_length=256, description="The name of a prompt of the checkpoint, which is put before each text.")
+]
 RawScores = Annotated[bool, Field(description="Logits instead of scores.")]
 
 
@@ -48,8 +46,8 @@ class TeiEmbedAllRequest(TeiRequest, TeiTruncation):
 class TeiEmbedRequest(TeiEmbedAllRequest):
     others = accepted.TEI_EMBED
 
-    normalize: bool = Field(True, description="False sends the vector as it was pooled.")
-    dimensions: int | None = Field(None, ge=1, le=65_536, description="Keep this many dimensions, then bring the vector back to length 1.")
+    normalize: bool = Field(True, description="False: the pooled vector, without normalisation.")
+    dimensions: int | None = Field(None, ge=1, le=65_536, description="Keep this many dimensions, then renormalise.")
 
 
 class TeiRerankRequest(TeiRequest, TeiTruncation):
@@ -61,15 +59,13 @@ class TeiRerankRequest(TeiRequest, TeiTruncation):
     return_text: bool = False
 
 
-class PipelineParameters(Body):
-    """What huggingface_hub sends beside the text, where its pipelines take it."""
-
-    model_config = ConfigDict(strict=True)
+class PipelineParameters(Body, strict=True):
+    """The field `parameters` of a body, as huggingface_hub's pipelines send it."""
 
     others = accepted.PIPELINE
 
     function_to_apply: Literal["sigmoid", "softmax", "none"] | None = None
-    top_k: int | None = Field(None, ge=1, le=1_000_000, description="The best labels alone.")
+    top_k: int | None = Field(None, ge=1, le=1_000_000, description="Send only this many of the best labels.")
 
 
 class TeiPredictRequest(TeiRequest, TeiTruncation):
@@ -81,13 +77,11 @@ class TeiPredictRequest(TeiRequest, TeiTruncation):
     )
     raw_scores: RawScores = False
     parameters: PipelineParameters | None = Field(
-        None, description="As huggingface_hub's InferenceClient sends them; the answer is then a list for each text, also for a single one."
+        None, description="Sent by huggingface_hub's InferenceClient. The answer is then a list of lists, also for a single text."
     )
 
 
-class SimilarityInputs(Body):
-    model_config = ConfigDict(strict=True)
-
+class SimilarityInputs(Body, strict=True):
     source_sentence: str
     sentences: Many[str] = Field(min_length=1)
 
@@ -118,7 +112,7 @@ class TeiDecodeRequest(TeiRequest):
 class TeiRank(BaseModel):
     index: int
     score: float
-    text: str | None = Field(None, description="Only where `return_text` asked for it.")
+    text: str | None = Field(None, description="Only if `return_text` is true.")
 
 
 class TeiPrediction(BaseModel):
@@ -130,8 +124,10 @@ class TeiToken(BaseModel):
     id: int
     text: str
     special: bool
-    start: int | None = Field(description="First byte in the UTF-8 of prompt and text together; null where the tokenizer added the token.")
-    stop: int | None = Field(description="The byte after the last.")
+    start: int | None = Field(
+        description="The first byte of the token in the UTF-8 of prompt and text; null if the tokenizer added the token."
+    )
+    stop: int | None = Field(description="The byte after the last one.")
 
 
 class TeiError(BaseModel):

@@ -1,8 +1,8 @@
-"""`/tokenize` and `/decode` of the text-embeddings-inference dialect: texts to tokens and back, without the model."""
+"""The routes `/tokenize` and `/decode` of the text-embeddings-inference dialect. They use only the tokenizer of a model."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from fastapi import APIRouter
@@ -15,13 +15,12 @@ from service.errors import EmptyInput, NeverFits
 from service.http.routing import CallDep, CatalogDep, JsonRoute
 from service.tokenization.tokenizer_file import bytes_of, texts_of
 
-Result = TypeVar("Result")
-_TOKEN_BYTES = 70  # of a token in JSON, beside its text
+_TOKEN_BYTES = 70  # size of a token's JSON object without its text
 router = APIRouter(route_class=JsonRoute)
 
 
 async def tokenize(body: TeiTokenizeRequest, call: Call, catalog: Catalog) -> Any:
-    """The tokens of each text after its prompt, never cut. Its path is `tokens.tokenize`'s, which another dialect has too."""
+    """Return the tokens of each text with its prompt in front, without truncation. The route is in `openai/tokens.py`."""
     model = catalog.get(body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     model.check_size(len(texts))
@@ -32,7 +31,7 @@ async def tokenize(body: TeiTokenizeRequest, call: Call, catalog: Catalog) -> An
     prompt = model.texts.prompt(body.prompt_name)
     tokenizer = model.texts.tokenizer
     texts = [prompt + text for text in texts]
-    # Unlike `encode`, it releases the interpreter's lock.
+    # Unlike `encode`, `encode_batch` releases the GIL.
     encode = partial(tokenizer.encode_batch, texts, add_special_tokens=body.add_special_tokens)
     encodings = await catalog.tokenizers.run(encode, size=characters, client=call.client)
     tokens = sum(map(len, encodings))
@@ -43,7 +42,7 @@ async def tokenize(body: TeiTokenizeRequest, call: Call, catalog: Catalog) -> An
 
 @router.post("/decode", response_model=list[str])
 async def decode(body: TeiDecodeRequest, call: CallDep, catalog: CatalogDep) -> Any:
-    """The text of each list of token ids; ids that are not in the vocabulary give nothing."""
+    """Return the text of each list of token ids. Ids outside the vocabulary are skipped."""
     model = catalog.get(body.model)
     lists: list[Any] = [ids for ids in body.ids if isinstance(ids, list)] or [body.ids]
     if not all(lists):
@@ -59,10 +58,10 @@ async def decode(body: TeiDecodeRequest, call: CallDep, catalog: CatalogDep) -> 
 
 
 def tokens_of(tokenizer: Tokenizer, encoding: Encoding, text: str) -> Iterator[dict[str, Any]]:
-    """The tokens, one by one, with their byte offsets in `text` as UTF-8; the tokenizer counts in characters."""
+    """Yield the tokens with their offsets in `text`, in UTF-8 bytes. The tokenizer's own offsets are in characters."""
     at: Sequence[int] = range(len(text) + 1) if text.isascii() else _places(text)
     for index, (id_, special) in enumerate(zip(encoding.ids, encoding.special_tokens_mask, strict=True)):
-        # By token: all offsets of a million tokens in one call would hold the interpreter's lock for a third of a second.
+        # One token per call: reading the offsets of a million tokens in one call would hold the GIL for a third of a second.
         start, stop = (None if special else encoding.token_to_chars(index)) or (0, 0)
         if special:
             yield {"id": id_, "text": tokenizer.id_to_token(id_), "special": True, "start": None, "stop": None}
@@ -71,12 +70,7 @@ def tokens_of(tokenizer: Tokenizer, encoding: Encoding, text: str) -> Iterator[d
 
 
 def _places(text: str) -> Any:
-    """The byte offset of each character in UTF-8, and the length."""
+    """Return the UTF-8 byte offset of each character of `text`, followed by the number of bytes of the text."""
     points = np.frombuffer(text.encode("utf-32-le"), "<u4")
     sizes = 1 + (points > 0x7F).astype(np.int64) + (points > 0x7FF) + (points > 0xFFFF)
     return np.concatenate([[0], np.cumsum(sizes)])
-
-
-async def aside(catalog: Catalog, work: Callable[[], Result], size: int = 0) -> Result:
-    """Run the work on a tokenizer thread, queued by its characters."""
-    return await catalog.tokenizers.run(work, size=size)

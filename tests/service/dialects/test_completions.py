@@ -332,7 +332,7 @@ def test_choices_that_begin_before_the_log_probabilities_of_their_prompt_wait_fo
     model = FakeGenerator("x")
     first, second = (SimpleNamespace(prompt_logprobs=[]) for _ in range(2))
     body = CompletionRequest.model_validate({"model": model.name, "prompt": "ab", "echo": True, "logprobs": 0, "n": 2, "stream": True})
-    stream = completions._CompletionStream(body, model, [("ab", [10, 11])], SimpleNamespace(runs=[first, second]))  # type: ignore[arg-type]
+    stream = completions._CompletionAnswer(body, model, [("ab", [10, 11])], SimpleNamespace(runs=[first, second]))  # type: ignore[arg-type]
     assert b"".join(stream.pieces([(1, Delta("c"))])) == b""
     first.prompt_logprobs = [None, TokenLogprob(11, -1.0)]
     events = b"".join(stream.pieces([(0, Delta("d"))])).decode().split("\n\n")[:-1]

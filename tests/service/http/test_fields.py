@@ -10,12 +10,12 @@ import pytest
 import pytest_asyncio
 from pydantic import ValidationError
 
-from service.dialects import cohere, fields_page, generation_schemas, jina, routers, tgi
+from service.dialects import cohere, fields_page, generation_schemas, jina, ranking, routers, tgi
 from service.dialects.attention import AttentionRequest
 from service.dialects.oip import schemas as oip_schemas
 from service.dialects.openai import embeddings as openai
 from service.dialects.openai import images, responses, tokens, tool_calls
-from service.dialects.openai.chat import ChatMessage, ChatRequest, ContentPart, Function, FunctionCall, Tool, ToolCall
+from service.dialects.openai.chat import ChatMessage, ChatRequest, ContentPart, FunctionCall, Tool, ToolCall
 from service.dialects.openai.completion_schemas import CompletionRequest
 from service.dialects.tei import schemas as tei_schemas
 from service.dialects.tei import tokens as tei_tokens
@@ -114,7 +114,7 @@ BODIES: dict[type[Body], tuple[dict[str, Any], dict[str, Any]]] = {
     FunctionCall: ({"name": "f", "arguments": "{}"}, {}),
     ToolCall: (CALL, {"type": "function"}),
     Tool: ({"type": "function", "function": {"name": "f"}}, {}),
-    Function: ({"name": "f"}, {"description": "d", "parameters": {"const": None}, "strict": True}),
+    tool_calls.Function: ({"name": "f"}, {"description": "d", "parameters": {"const": None}, "strict": True}),
     generation_schemas.StructuredOutputs: (
         {},
         {"json": {"type": "object"}, "regex": "a", "grammar": "a", "choice": ["a"], "json_object": True},
@@ -238,7 +238,6 @@ BODIES: dict[type[Body], tuple[dict[str, Any], dict[str, Any]]] = {
         {"texts": ["a"]},
         {"model": "encoder", "input_type": "search_query", "images": ["data:"], "embedding_types": ["int8"], "truncate": "START"},
     ),
-    jina.GivenDocument: ({"text": "a"}, {}),
     cohere.EmbedRequest: (
         {"input_type": "search_query", "texts": ["a"]},
         {
@@ -252,7 +251,7 @@ BODIES: dict[type[Body], tuple[dict[str, Any], dict[str, Any]]] = {
             "priority": 1,
         },
     ),
-    cohere.DocumentText: ({"text": "a"}, {}),
+    ranking.DocumentText: ({"text": "a"}, {}),
     cohere.CohereRerankRequest: (
         {"query": "a", "documents": ["b"]},
         {"model": "reranker", "top_n": 1, "max_tokens_per_doc": 5, "priority": 1, "raw_scores": True},
@@ -315,7 +314,17 @@ def ours(body: type[Body]) -> Iterator[type[Body]]:
         yield from ours(each)
 
 
-BASES = {"Fields", "DrawingFields", "SamplingFields", "GenerationRequestBody", "TeiRequest", "TeiTruncation", "Given"}
+BASES = {
+    "Fields",
+    "DrawingFields",
+    "SamplingFields",
+    "GenerationRequestBody",
+    "TeiRequest",
+    "TeiTruncation",
+    "Given",
+    "RerankRequest",
+    "FunctionType",
+}
 
 
 def names(body: type[Body]) -> dict[str, bool]:

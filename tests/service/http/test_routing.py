@@ -51,6 +51,7 @@ def test_what_would_take_too_long_to_read_is_refused_with_its_numbers(items: str
         read(EmbeddingRequest, body(items))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("item", ["[1]", "[]", "1", '"a"', '"\\u00e4"', '"a",[1]', '{"a":1}'])
 def test_the_largest_list_that_is_read_takes_no_longer_than_a_turn_of_the_event_loop(item: str) -> None:
     low, high = 1, 1_000_000
