@@ -1,8 +1,8 @@
-"""How a request becomes an answer: bundles in, HTTP out. Nothing here imports torch.
+"""The HTTP service: it loads bundles and answers requests. Nothing in this package imports torch.
 
-A folder imports only those before it: `errors.py`, `terminal.py` (what commands print), `settings.py`, `runtime/` (one call of ONNX
-Runtime, and what engines share), `overload/` (when a request is refused), `tokenization/`, `call.py` (one request beside its body),
-`telemetry/`, `encoding/`, `generation/`, `seq2seq/` (three engines), `catalog.py` (the models that are served), `pools/` (engines in
-other processes), `http/`, `dialects/`, `app.py` (the ASGI application), `deployment/` (the same under Ray Serve), `cli.py` (`attnserve
-serve`, `attnserve config` and the table of all commands).
+Each entry of this list imports only entries before it: `errors.py`, `terminal.py` (the output of commands), `settings.py`, `runtime/`
+(calls of ONNX Runtime, and modules that all engines share), `overload/` (rules for refusing requests), `tokenization/`, `call.py`
+(one request without its body), `telemetry/`, `encoding/`, `generation/`, `seq2seq/` (three engines), `states/` (the store of
+states that users own), `catalog.py` (the served models), `pools/` (engines in other processes), `http/`, `dialects/`, `app.py` (the ASGI
+application), `deployment/` (running it under Ray Serve), `cli.py` (`attnserve serve`, `attnserve config` and the table of all commands).
 """

@@ -1,4 +1,4 @@
-"""All dialects over one catalog, as an ASGI application, independent of Ray."""
+"""The ASGI application: the routes of all dialects (HTTP APIs) for the models of one catalog. It does not depend on Ray."""
 
 import asyncio
 import gc
@@ -25,11 +25,11 @@ from service.http.routing import METHOD, allowed, canonical, exact
 
 log = logging.getLogger("attnserve")
 
-_SHOWN = 200  # characters of a path in an error
+_SHOWN = 200  # characters of a path that an error message shows
 
 
 class Application(FastAPI):
-    """FastAPI behind our edge, which gets every request before FastAPI and its middleware."""
+    """A FastAPI application that passes every request to `Edge` first, before FastAPI and its middleware."""
 
     edge: Any
     keys: Keys
@@ -45,7 +45,7 @@ class Application(FastAPI):
         await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
-        """The OpenAPI document, made on the first request. Takes tenths of a second: not for the event loop."""
+        """Return the OpenAPI document. The first call takes tenths of a second to build it, so do not call this on the event loop."""
         with self._lock:
             if self.openapi_schema is None:
                 self.openapi_schema = openapi.refined(super().openapi(), needs_key=self.needs_key)
@@ -53,9 +53,9 @@ class Application(FastAPI):
 
 
 def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None) -> Application:
-    """The application over a catalog, which it loads in the background: it answers 503 until every bundle has passed its self-test.
+    """Build the application. It loads the catalog in the background, and answers 503 until every bundle has passed its self-test.
 
-    If a bundle fails, `catalog.failure` is the reason and `on_failure` is called.
+    If a bundle fails, it sets `catalog.failure` to the reason and calls `on_failure`.
     """
 
     keys = Keys(catalog.settings, catalog.metrics)
@@ -72,9 +72,9 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
         title="attnserve",
         version=version("attnserve"),
         lifespan=lifespan,
-        redirect_slashes=False,  # they would lead to any host that the Host header names
+        redirect_slashes=False,  # a redirect would lead to the host that the request's Host header names
         description=openapi.DESCRIPTION,
-        docs_url=None,  # FastAPI's pages load scripts from other hosts; `service/dialects/pages.py` has our own
+        docs_url=None,  # FastAPI's pages load scripts from other hosts; ours are in `service/dialects/pages.py`
         redoc_url=None,
         openapi_url=None,
     )
@@ -82,12 +82,10 @@ def build_app(catalog: Catalog, *, on_failure: Callable[[], None] | None = None)
     app.needs_key = keys.needed
     for router in ROUTERS:
         app.include_router(router)
-    app.add_exception_handler(ServiceError, _service_error)
-    app.add_exception_handler(HTTPException, _http_error)
-    app.add_exception_handler(RequestValidationError, _validation_error)
-    app.add_exception_handler(Exception, _unexpected)
+    for kind in (ServiceError, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, _refuse)
     app.edge = Edge(app.inner, exact(ROUTERS), catalog=catalog, keys=keys, dialects=DIALECTS)
-    if catalog.settings.cors_origins:  # before the edge: a browser's preflight requests carry no key
+    if catalog.settings.cors_origins:  # runs before the edge, since preflight requests of browsers carry no key
         app.edge = Cors(app.edge, catalog.settings.cors_origins, DIALECTS)
     return app
 
@@ -111,48 +109,25 @@ async def _warm(catalog: Catalog, on_failure: Callable[[], None] | None) -> None
         catalog.warm.set()
 
 
-async def _service_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, ServiceError)
-    status, body, headers = refusal(request.scope["path"], error, DIALECTS)
-    return Response(body, status, headers)
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    """Errors of the framework, in the form of the path's dialect."""
-    assert isinstance(error, HTTPException)
-    path, method = request.scope["path"], request.scope.get(METHOD, request.method)
-    shown = path if len(path) <= _SHOWN else f"{path[:_SHOWN]}.."
-    if error.status_code not in (404, 405):
-        return await _service_error(request, _RequestRefused(str(error.detail), error.status_code))
-    methods = allowed(path, ROUTERS)
-    if not methods:
-        return await _service_error(request, RouteNotFound(f"there is no {shown}; GET /docs lists what there is"))
-    told = ", ".join(methods)
-    if method == "OPTIONS":
-        return Response(status_code=204, headers={"allow": told})
-    response = await _service_error(request, MethodNotAllowed(f"{shown} does not take {method[:_SHOWN]}, only {told}"))
-    response.headers["allow"] = told
-    return response
-
-
-class _RequestRefused(ServiceError):
-    """A refusal of the framework, with its status."""
-
-    code = "invalid_request"
-
-    def __init__(self, message: str, status: int) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-async def _validation_error(request: Request, error: Exception) -> Response:
-    """A parameter in a path or query that its route does not accept."""
-    assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    field = ".".join(map(str, first["loc"][1:])) or "request"
-    return await _service_error(request, InvalidRequest(f"`{field}`: {first['msg']}", param=field))
-
-
-async def _unexpected(request: Request, _: Exception) -> Response:
-    """The exception is raised again after this answer, and the edge logs it."""
-    return await _service_error(request, ServiceError(INTERNAL_ERROR))
+async def _refuse(request: Request, error: Exception) -> Response:
+    """Answer any error in the format of the path's dialect. Starlette raises an unexpected error again, and the edge logs it."""
+    path, method, more = request.scope["path"], request.scope.get(METHOD, request.method), {}
+    refused = error if isinstance(error, ServiceError) else ServiceError(INTERNAL_ERROR)
+    if isinstance(error, RequestValidationError):  # an invalid parameter in the path or query
+        first = error.errors()[0]
+        field = ".".join(map(str, first["loc"][1:])) or "request"
+        refused = InvalidRequest(f"`{field}`: {first['msg']}", param=field)
+    elif isinstance(error, HTTPException) and error.status_code not in (404, 405):
+        refused = ServiceError(str(error.detail))
+        refused.status, refused.code = error.status_code, "invalid_request"
+    elif isinstance(error, HTTPException):
+        shown = path if len(path) <= _SHOWN else f"{path[:_SHOWN]}.."
+        if methods := ", ".join(allowed(path, ROUTERS)):
+            more = {"allow": methods}
+            if method == "OPTIONS":
+                return Response(status_code=204, headers=more)
+            refused = MethodNotAllowed(f"{shown} does not take {method[:_SHOWN]}, only {methods}")
+        else:
+            refused = RouteNotFound(f"there is no {shown}; GET /docs lists what there is")
+    status, body, headers = refusal(path, refused, DIALECTS)
+    return Response(body, status, {**headers, **more})

@@ -1,4 +1,4 @@
-"""One request except its body: client, deadline, lane, accounting, and the headers of its answer."""
+"""The data of one request apart from its body: client, deadline, lane, accounting, and the headers of its answer."""
 
 import math
 import re
@@ -15,7 +15,7 @@ from service.tokenization.texts import Cutting
 TIMEOUT_HEADER = "x-request-timeout-ms"
 LANE_HEADER = "x-lane"
 SESSION_HEADER = "x-session-id"
-RECEIVED_HEADER = "x-received-ms"  # when the proxy on this machine received the request, since the epoch
+RECEIVED_HEADER = "x-received-ms"  # milliseconds since the epoch at which the proxy on this machine received the request
 CONNECTION_HEADER = "x-connection"  # the client's `address:port`, which the proxy in front of this process overwrites on every request
 MODEL_HEADER = "x-model"
 ITEM_ERRORS_HEADER = "x-item-errors"
@@ -24,13 +24,13 @@ NDJSON = "application/x-ndjson"
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _MOMENT = re.compile(r"[0-9]{1,15}")
 _SESSION = re.compile(r"[\x21-\x7e]{1,128}")
-LARGE_BYTES = 262_144  # a larger answer, by estimate, is written in pieces
-NUMBER_BYTES = 12  # of a float32 in JSON and its comma
-_MOST_REPORTED = 3_500  # characters: clients accept response heads of 8 KB. The number of cut inputs comes first and is always complete
+LARGE_BYTES = 262_144  # bytes; an answer that is estimated to be larger is sent in pieces
+NUMBER_BYTES = 12  # estimated bytes of a float32 and its comma in JSON
+_MOST_REPORTED = 3_500  # most characters of x-truncated-inputs, since clients accept response heads of 8 KB
 
 
 class CallTenant(Protocol):
-    """The owner of keys; see `service/http/tenants.py`."""
+    """The tenant that a request's API key belongs to; see `service/http/tenants.py`."""
 
     name: str
 
@@ -45,36 +45,36 @@ class CallTenant(Protocol):
 
 @dataclass(slots=True)
 class Call:
-    """Created at the edge, filled while the request is handled, read when the answer is sent."""
+    """The state of one request. Created at the edge, filled while the request is handled, read when the answer is sent."""
 
     request_id: str
     started: float
     deadline: float = math.inf
     lane: Lane | None = None
-    bulk: bool = False  # queued in the bulk lane
+    bulk: bool = False  # whether the request uses the bulk lane
     wanted: str | None = None  # the model named by the URL or a header; a model in the body has precedence
-    by_path: bool = False  # the path names `wanted`, which then has precedence over the body: clients of such a URL put any name there
-    session: str = ""  # requests of one session go to the same replica of a pool; "": to any replica
-    client: str = ""  # has a share of queues and slots: the tenant, or the connection if no keys are set
-    host: str = ""  # has a share of memory: the tenant, or the address if no keys are set
-    tenant: "CallTenant | None" = None  # of the request's key; None if no keys are set
-    key: str = ""  # the name of that key
+    by_path: bool = False  # whether the URL's path names `wanted`. If so, the `model` of the body is ignored
+    session: str = ""  # requests of one session go to the same replica of a pool; "" if the request has no session
+    client: str = ""  # queues and slots are shared among clients: the tenant, or the connection if no API keys are set
+    host: str = ""  # memory is shared among hosts: the tenant, or the client's address if no API keys are set
+    tenant: "CallTenant | None" = None  # owner of the request's API key; None if no API keys are set
+    key: str = ""  # name of the request's API key
     item_errors: bool = False
     ndjson: bool = False
     model: str = ""
     tokens: int = 0
     completion_tokens: int = 0  # of these
-    charged: int = 0  # of these, to the tenant's limit
-    streaming: bool = False  # counted as one of the tenant's streams
+    charged: int = 0  # tokens that were charged to the tenant's limit so far
+    streaming: bool = False  # whether the answer counts as one of the tenant's streams
     characters: int = 0
     body_bytes: int = 0
-    body_checked: bool = False  # parsing it will not block the event loop for long
-    answer_bytes: int = 0  # reserved for a large answer
+    body_checked: bool = False  # whether the body is known to parse without blocking the event loop for long
+    answer_bytes: int = 0  # bytes reserved for the answer; 0 unless it is large
     tokenization_s: float = 0.0
     spent: Spent = field(default_factory=Spent)
     headers: dict[str, str] = field(default_factory=dict)
-    trace_id: str | None = None  # None: requests are not traced
-    traceparent: str | None = None  # of the request's span; None: this request is not traced
+    trace_id: str | None = None  # None if requests are not traced
+    traceparent: str | None = None  # header value for the request's span; None if this request is not traced
 
     @property
     def identity(self) -> dict[str, str]:
@@ -82,12 +82,12 @@ class Call:
         return {"request_id": self.request_id} | ({} if self.trace_id is None else {"trace_id": self.trace_id})
 
     def begin_stream(self) -> None:
-        """Count the answer as a stream. Raises RateLimited if the tenant has too many."""
+        """Count the answer as one of the tenant's streams. Raises RateLimited if too many are open."""
         if self.tenant is not None:
             self.tenant.begin_stream(self)
 
     def report(self, truncated: Sequence[Cutting], query: Cutting | None = None) -> None:
-        """Write a header that names the inputs that were cut: `2; 0:812>256, 5:600>256` is two inputs, with their tokens before and after.
+        """Set the header `x-truncated-inputs`. `2; 0:812>256, 5:600>256`: inputs 0 and 5 were cut, from 812 and 600 tokens to 256.
 
         A query that was cut comes before the documents: `1; query:812>256`.
         """
@@ -100,7 +100,7 @@ class Call:
 
 
 def from_headers(headers: Mapping[str, str], request_id: str, timeout_s: float) -> Call:
-    """The call of these request headers. InvalidRequest names a header with an invalid value."""
+    """Create the Call of a request from its headers. Raises an InvalidRequest that names a header with an invalid value."""
     started = time.monotonic()
     return Call(
         request_id=request_id,
@@ -115,9 +115,9 @@ def from_headers(headers: Mapping[str, str], request_id: str, timeout_s: float) 
 
 
 def expect(call: Call, size_bytes: float, limit: int, shares: ByteShares, what: str) -> None:
-    """Reserve about `size_bytes` more for the answer of the call. `what` describes its content in errors.
+    """Reserve about `size_bytes` more memory for the answer of the call. `what` describes the answer's content in error messages.
 
-    Raises NeverFits over `limit`, and Overloaded if large answers that are still being sent fill the client's share.
+    Raises NeverFits if the answer exceeds `limit` bytes. Raises Overloaded if large answers in progress use up the client's memory.
     """
     size = int(size_bytes)
     if call.answer_bytes + size > limit:
@@ -130,7 +130,7 @@ def expect(call: Call, size_bytes: float, limit: int, shares: ByteShares, what: 
 
 
 def waited_s(headers: Mapping[str, str]) -> float:
-    """Seconds since the proxy in front of this process received the request; 0 without a proxy."""
+    """Return the seconds since the proxy in front of this process received the request, or 0 without a proxy."""
     received = headers.get(RECEIVED_HEADER, "")
     return max(time.time() - int(received) / 1000, 0.0) if _MOMENT.fullmatch(received) else 0.0
 

@@ -1,4 +1,4 @@
-"""The command `attnserve`: `serve` and `config` are here; the commands of other packages are imported when they are called."""
+"""The command `attnserve`. `serve` and `config` are defined here; the other commands are imported from their packages when called."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ from service import settings as known
 from service.settings import Settings
 from service.terminal import console, errors_printed, pairs, print_error, progress_bar
 
-# The module of each command, in the order of `attnserve --help`. A module has the command in its `app`.
+# The module that defines each command, in the order of `attnserve --help`. Its `app` has the command.
 COMMANDS = {
     "export": "export.commands",
     "train": "models.training.commands",
@@ -34,7 +34,7 @@ COMMANDS = {
 
 
 class Commands(TyperGroup):
-    """Serve's own commands, and those of other packages."""
+    """The service's own commands, and those of other packages, which are imported when they are called."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -47,7 +47,7 @@ class Commands(TyperGroup):
 
 
 def _load(name: str) -> Any:
-    """A module from its file, without importing its package: `models/__init__.py` imports torch, which help texts do not need."""
+    """Import a module from its file, without its package: `models/__init__.py` imports torch, which help texts do not need."""
     spec = spec_from_file_location(name, Path(__file__).parents[1].joinpath(*name.split(".")).with_suffix(".py"))
     assert spec is not None
     assert spec.loader is not None
@@ -61,21 +61,17 @@ app = typer.Typer(
 )
 
 
-class Provider(StrEnum):
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
 def _flag(setting: str, *names: str, repeated: bool = False, **options: Any) -> Any:
-    """The flag of a setting: its help is the setting's description."""
+    """Return the command-line option for a setting. Its help text is the setting's description."""
     field = Settings.model_fields[setting]
     if isinstance(field.default, str | int) and not isinstance(field.default, bool):
         options = {"show_default": str(field.default), **options}
     return typer.Option(*names, help=f"{field.description}{' May be given several times.' if repeated else ''}", **options)
 
 
-# Flags of both commands.
+Provider = StrEnum("Provider", ["auto", "cpu", "cuda"])
+
+# Flags of both `serve` and `config`.
 BundleFlag = Annotated[list[Path] | None, _flag("bundles", "--bundle", repeated=True)]
 ConfigFlag = Annotated[Path | None, typer.Option(help="YAML file of settings.")]
 ProviderFlag = Annotated[Provider | None, _flag("provider")]
@@ -92,14 +88,15 @@ def root() -> None:
 
 @app.command()
 def serve(
-    bundle: BundleFlag = None,
+    ctx: typer.Context,
+    bundles: BundleFlag = None,
     config: ConfigFlag = None,
     host: Annotated[str | None, _flag("host")] = None,
     port: Annotated[int | None, _flag("port")] = None,
-    alias: Annotated[list[str] | None, _flag("aliases", repeated=True)] = None,
-    api_key: Annotated[list[str] | None, _flag("api_keys", repeated=True)] = None,
+    aliases: Annotated[list[str] | None, _flag("aliases", "--alias", repeated=True)] = None,
+    api_keys: Annotated[list[str] | None, _flag("api_keys", "--api-key", repeated=True)] = None,
     api_keys_file: Annotated[Path | None, _flag("api_keys_file")] = None,
-    cors_origin: Annotated[list[str] | None, _flag("cors_origins", repeated=True)] = None,
+    cors_origins: Annotated[list[str] | None, _flag("cors_origins", "--cors-origin", repeated=True)] = None,
     profile: Annotated[str | None, _flag("profile")] = None,
     encoders: EncodersFlag = None,
     generators: GeneratorsFlag = None,
@@ -110,39 +107,25 @@ def serve(
     log_level: Annotated[str | None, _flag("log_level")] = None,
     set_: SetFlag = None,
 ) -> None:
-    """Serve bundles over HTTP until SIGTERM or Ctrl-C; accepted requests are finished first, a second signal ends at once.
+    """Serve bundles over HTTP until SIGTERM or Ctrl-C. Accepted requests are finished first; a second signal stops at once.
 
-    Each setting can also be `ATTNSERVE_NAME` in the environment or a key of the YAML file; flags win over both.
+    Each setting can also be the environment variable `ATTNSERVE_NAME` or a key of the YAML file; flags take precedence over both.
     """
-    flags: dict[str, Any] = {
-        "bundles": bundle or None,
-        "aliases": pairs(alias, "--alias") if alias else None,
-        "host": host,
-        "port": port,
-        "api_keys": api_key or None,
-        "api_keys_file": api_keys_file,
-        "cors_origins": cors_origin[0] if cors_origin and len(cors_origin) == 1 else cors_origin or None,  # one may be a list with commas
-        "profile": profile,
-        "encoders": encoders,
-        "generators": generators,
-        "provider": provider.value if provider else None,
-        "threads": threads,
-        "lean": lean,
-        "access_log": access_log,
-        "log_level": log_level,
-        **pairs(set_, "--set"),
-    }
-    settings = _settings(flags, config)
+    flags: dict[str, Any] = {"aliases": pairs(aliases, "--alias")} if aliases else {}
+    if cors_origins and len(cors_origins) == 1:
+        flags["cors_origins"] = cors_origins[0]  # it may be a list with commas
+    settings = _settings({**_given(ctx), **flags, **pairs(set_, "--set")}, config)
     if settings.api_keys_file is not None:
         from service.http.keys import read
 
-        read(settings.api_keys_file)  # here rather than in a replica, whose errors come late
+        read(settings.api_keys_file)  # report its errors now, not later from a replica
     _run(settings)
 
 
 @app.command("config")
 def serve_config(
-    bundle: BundleFlag = None,
+    ctx: typer.Context,
+    bundles: BundleFlag = None,
     config: ConfigFlag = None,
     host: Annotated[str, _flag("host", show_default=True)] = "0.0.0.0",
     encoders: EncodersFlag = None,
@@ -156,32 +139,24 @@ def serve_config(
 ) -> None:
     """Print profile split as Ray Serve's configuration, for `serve deploy` or KubeRay's `serveConfigV2`.
 
-    Bundles must be at the same place on every node, and so the file of API keys; other keys in its ATTNSERVE_API_KEYS.
+    Bundles, and the file of API keys if there is one, must be at the same path on every node. Other API keys come from the environment
+    variable ATTNSERVE_API_KEYS of each node.
     """
-    flags: dict[str, Any] = {
-        "bundles": bundle or None,
-        "host": host,
-        "profile": "split",
-        "encoders": encoders,
-        "generators": generators,
-        "max_gateways": max_gateways,
-        "max_encoders": max_encoders,
-        "max_generators": max_generators,
-        "provider": provider.value if provider else None,
-        "threads": threads,
-        **pairs(set_, "--set"),
-    }
-    settings = _settings(flags, config)
     from service.deployment.config import render
 
-    print(render(settings), end="")
+    print(render(_settings({**_given(ctx), "profile": "split", **pairs(set_, "--set")}, config)), end="")
+
+
+def _given(ctx: typer.Context) -> dict[str, Any]:
+    """The settings whose flags were given. A command's parameters have the names of settings."""
+    return {name: value for name, value in ctx.params.items() if name in Settings.model_fields and value not in (None, (), [])}
 
 
 def _settings(flags: dict[str, Any], config: Path | None) -> Settings:
-    """The settings from all sources. Checks that bundles are intact and that names of models are among theirs."""
+    """Load the settings from all sources. Checks that bundles are intact, and that aliases and default models name served models."""
     from export.contract import verify
 
-    settings = known.load({name: value for name, value in flags.items() if value is not None}, config)
+    settings = known.load(flags, config)
     if not settings.bundles:
         raise typer.BadParameter("there is nothing to serve: name a bundle with --bundle (`attnserve export` makes one)")
     known.check_names(settings, [verify(path).name for path in settings.bundles])
@@ -189,7 +164,7 @@ def _settings(flags: dict[str, Any], config: Path | None) -> Settings:
 
 
 def _run(settings: Settings) -> None:
-    """Start, wait for a signal, stop. A service that cannot go on ends with status 1 and the reason."""
+    """Start the service, wait for a signal, and stop it. A service that fails ends the process with status 1 and prints the reason."""
     from service.deployment.flags import prepare
     from service.deployment.front import Front, listen
     from service.deployment.running import LOG_FILE, Service, run_directory
@@ -223,7 +198,7 @@ def _run(settings: Settings) -> None:
             with progress_bar() as show:
 
                 def step(name: str) -> None:
-                    signals.install()  # Ray puts handlers of its own in place of ours as it starts
+                    signals.install()  # Ray replaces our signal handlers while it starts
                     show(name, None)
 
                 service.start(step)
@@ -241,7 +216,7 @@ def _run(settings: Settings) -> None:
 
 
 class Signals:
-    """SIGTERM and Ctrl-C: the first asks a service that runs to stop; the second, or one before it runs, ends at once."""
+    """Handles SIGTERM and Ctrl-C. The first one stops a running service; a second one, or one during the start, ends the process."""
 
     def __init__(self, at_once: Callable[[], None]) -> None:
         self.asked = threading.Event()

@@ -1,4 +1,4 @@
-"""What commands print: progress, errors, and what is missing from the installation."""
+"""The output of commands: progress, errors, and missing parts of the installation."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,16 +14,16 @@ console = Console(stderr=True)
 
 
 class MissingExtra(AttnserveError):
-    """A module that an optional extra of the package brings is not installed."""
+    """A module is missing because an optional extra of the package is not installed."""
 
 
 def command_app() -> typer.Typer:
-    """An application for commands that `service/cli.py` mounts."""
+    """Create an application for a group of commands. `service/cli.py` mounts it."""
     return typer.Typer(rich_markup_mode="markdown", pretty_exceptions_enable=False, add_completion=False)
 
 
 def print_error(message: object) -> None:
-    """Print the one line with which a failed command ends."""
+    """Print the one-line error of a failed command."""
     console.print(f"[bold red]error[/bold red]: {escape(str(message))}", highlight=False, soft_wrap=True)
 
 
@@ -39,7 +39,7 @@ def errors_printed() -> Iterator[None]:
 
 @contextmanager
 def progress_bar() -> Iterator[Callable[[str, float | None], None]]:
-    """A line with a spinner, the step's name, a bar and the elapsed time. Yields `show(step, fraction)`; `fraction` is None if unknown."""
+    """Show a line with a spinner, step, bar and elapsed time. Yields `show(step, fraction)`; a `fraction` of None means unknown."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task("", total=None)
@@ -54,7 +54,7 @@ def progress_bar() -> Iterator[Callable[[str, float | None], None]]:
 
 @contextmanager
 def needing(extra: str) -> Iterator[None]:
-    """Around imports that an optional extra of the package brings. Raises MissingExtra with the command that installs it."""
+    """A context manager for imports of an optional extra. If one fails, raises MissingExtra with the command that installs it."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -62,7 +62,7 @@ def needing(extra: str) -> Iterator[None]:
 
 
 def pairs(values: list[str] | None, flag: str) -> dict[str, str]:
-    """KEY=VALUE strings as a dictionary. Raises typer.BadParameter for any other string."""
+    """Parse KEY=VALUE strings into a dictionary. Raises typer.BadParameter for any other string."""
     found = {}
     for value in values or []:
         key, equals, rest = value.partition("=")

@@ -1,1 +1,1 @@
-"""What the service says of itself: `metrics.py` with `histogram.py`, `tracing.py`, `logs.py`, and `usage.py`, the account of one run."""
+"""The service's observability: `metrics.py` with `histogram.py`, `tracing.py`, `logs.py`, and `usage.py` with one run's token counts."""

@@ -1,4 +1,4 @@
-"""A Prometheus histogram that counts one value several times in one call: a decode step takes equally long for all of its runs."""
+"""A Prometheus histogram that can count the same value several times in one call. A decode step takes equally long for all its runs."""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -10,7 +10,7 @@ from prometheus_client.utils import floatToGoString
 
 
 class BulkHistogram(Collector):
-    """A histogram with one label. prometheus_client's own needs a lock and two calls per value."""
+    """A histogram with one label, faster than prometheus_client's, which takes a lock and two calls per value."""
 
     def __init__(self, name: str, documentation: str, label: str, *, buckets: Sequence[float], registry: CollectorRegistry) -> None:
         self._name, self._documentation, self._label = name, documentation, label
@@ -22,7 +22,7 @@ class BulkHistogram(Collector):
         return self._series.setdefault(value, Series(self._bounds))
 
     def describe(self) -> Iterable[HistogramMetricFamily]:
-        """The metric's name, for the registry."""
+        """Yield the metric's name, for the registry."""
         yield HistogramMetricFamily(self._name, self._documentation)
 
     def collect(self) -> Iterable[HistogramMetricFamily]:
@@ -35,7 +35,7 @@ class BulkHistogram(Collector):
 
 
 class Series:
-    """The values of one label."""
+    """The bucket counts and the sum for one label value."""
 
     def __init__(self, bounds: "np.ndarray[tuple[int], np.dtype[np.float64]]") -> None:
         self._bounds = bounds
@@ -50,6 +50,6 @@ class Series:
             self._sum += value * times
 
     def read(self) -> tuple["np.ndarray[tuple[int], np.dtype[np.int64]]", float]:
-        """The count of each bucket, the last for values above all bounds, and the sum of the values."""
+        """Return the count of each bucket, where the last one is for values above all bounds, and the sum of the values."""
         with self._lock:
             return self._counts.copy(), self._sum

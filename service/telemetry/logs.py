@@ -1,4 +1,4 @@
-"""Logs as JSON, one object per line, in one bounded file that the command line prints."""
+"""Logs in JSON, one object per line, in one file of bounded size that the command prints."""
 
 import logging
 import logging.handlers
@@ -15,8 +15,8 @@ _MOST_TRACES = 8
 
 
 def to_file(path: Path | None, level: str) -> None:
-    """Send this process's own records to `path`, rotated so that it and its predecessor stay under 32 MiB; None: to stderr."""
-    # Not `sys.stderr`, which Ray Serve may have replaced by a logger that drops these records.
+    """Write this process's own log records to `path`, rotated so that all files together stay under 32 MiB. None means stderr."""
+    # `sys.stderr` may not be used, because Ray Serve may have replaced it by a logger that drops these records.
     handler: logging.Handler = logging.StreamHandler(sys.__stderr__)
     if path is not None:
         handler = logging.handlers.RotatingFileHandler(path, maxBytes=_MAX_BYTES, backupCount=1, encoding="utf-8")
@@ -25,7 +25,7 @@ def to_file(path: Path | None, level: str) -> None:
             "{asctime}{levelname}{name}{message}", style="{", rename_fields={"asctime": "time", "levelname": "level", "name": "logger"}
         )
     )
-    for name in ("attnserve", "opentelemetry"):  # opentelemetry logs an unreachable collector
+    for name in ("attnserve", "opentelemetry"):  # opentelemetry logs when a collector is unreachable
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.setLevel(level.upper())
@@ -33,13 +33,13 @@ def to_file(path: Path | None, level: str) -> None:
 
 
 def traces(traceparents: Iterable[str | None]) -> dict[str, list[str]]:
-    """The field `trace_ids` for a record about several requests: the first few of their traces; empty if none is traced."""
+    """Return the field `trace_ids` for a log record about several requests: the first few trace ids. Empty if no request is traced."""
     ids = dict.fromkeys(each.split("-")[1] for each in traceparents if each is not None)
     return {"trace_ids": list(ids)[:_MOST_TRACES]} if ids else {}
 
 
 class Follower:
-    """Copies new lines of a log file to a stream, until stopped. The file may not exist yet, and may be rotated."""
+    """Copies new lines of a log file to a stream until stopped. The file may not exist yet and may be rotated."""
 
     def __init__(self, path: Path, stream: TextIO = sys.stderr) -> None:
         self._path = path
@@ -49,7 +49,7 @@ class Follower:
         self._thread.start()
 
     def stop(self) -> None:
-        """Copy the remaining lines, and stop."""
+        """Copy the remaining lines, then stop."""
         self._stopping.set()
         self._thread.join()
 

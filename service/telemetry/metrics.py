@@ -1,6 +1,6 @@
 """Metrics of the service, for Prometheus.
 
-Encoders have the names of text-embeddings-inference (`te_*`), and decoders those of vLLM (`vllm:*`, from its
+Metrics of encoders are named as in text-embeddings-inference (`te_*`) and those of decoders as in vLLM (`vllm:*`, from its
 `vllm/v1/metrics/loggers.py`), so that existing dashboards work. All other metrics are named `attnserve_*`.
 """
 
@@ -14,13 +14,13 @@ from service.telemetry.usage import Usage
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they would add a second series to each counter, with the start time of the process
 
-# Few buckets, since each is a series for every route, model and replica. They include the thresholds of the objectives in
+# Few buckets, because each bucket is a series for every route, model and replica. They include the thresholds of the objectives in
 # deploy/prometheus/rules.yaml.
 _ANSWER_S = (0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 _STEP_S = (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1, 3, 10)
 _TOKENS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 _ITEMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-# About half of vLLM's buckets, with finer ones below: a small decoder on a CPU takes a millisecond a token.
+# About half of vLLM's buckets, with finer buckets below, because a small decoder on a CPU takes about a millisecond per token.
 _FIRST_TOKEN_S = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 40, 160)
 _BETWEEN_TOKENS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 _REQUEST_S = (0.01, 0.03, 0.1, 0.3, 1, 2.5, 5, 10, 30, 60, 120, 300, 960)
@@ -28,14 +28,14 @@ _COUNTERS_WITHOUT_TOTAL = ("te_request_count", "te_request_success", "te_request
 
 
 class Metrics:
-    """All metrics of one process, on a registry of their own, so that one test can have several."""
+    """All metrics of one process, in a registry of their own, so that a test can create several."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         counter = partial(Counter, registry=self.registry)
         gauge = partial(Gauge, registry=self.registry)
         histogram = partial(Histogram, registry=self.registry)
-        # Gauges, since prometheus_client adds _total to a counter's name and dashboards expect these names. `exposition` declares counters.
+        # Gauges: prometheus_client adds _total to a counter's name, which dashboards do not expect. `exposition` declares counters.
         self.requests = gauge("te_request_count", "Requests taken", ["method", "model"])
         self.successes = gauge("te_request_success", "Requests answered", ["method", "model"])
         self.failures = gauge("te_request_failure", "Requests refused or failed", ["err", "model"])
@@ -84,21 +84,21 @@ class Metrics:
         )
         self.run_time = histogram("vllm:e2e_request_latency_seconds", "From arrival to last token", named, buckets=_REQUEST_S)
         self.run_queueing = histogram("vllm:request_queue_time_seconds", "From arrival to a slot", named, buckets=_REQUEST_S)
-        # Cached by route and model: `labels` takes longer than counting.
+        # Cached by route and model, because `labels` takes longer than counting.
         self._requests_of, self._answers_of = cache(self.requests.labels), cache(self._answers)
         self.ready = gauge("attnserve_ready", "1 when the model answers", ["model"])
 
     def exposition(self) -> bytes:
-        """All series in Prometheus' text format."""
+        """Return all series in Prometheus' text format."""
         text = generate_latest(self.registry)
         for name in _COUNTERS_WITHOUT_TOTAL:
             text = text.replace(f"# TYPE {name} gauge\n".encode(), f"# TYPE {name} counter\n".encode())
         return text
 
     def request(self, route: str, model: str, status: int, elapsed_s: float, *, bulk: bool = False) -> None:
-        """Count one request that was answered, refused or abandoned. `bulk`: it was in the bulk lane.
+        """Count one request that was answered, rejected or abandoned. `bulk` is true for the bulk lane.
 
-        As in text-embeddings-inference, only requests that a model answered are timed: refusals and probes would lower the durations.
+        As in text-embeddings-inference, only requests that a model answered are timed. Rejections and probes would lower the durations.
         """
         self._requests_of(route, model).inc()
         if status < 400:
@@ -123,7 +123,7 @@ class Metrics:
 
 
 class TenantMetrics:
-    """The metrics of one tenant. `service/http/keys.py` limits their number."""
+    """The metrics of one tenant. `service/http/keys.py` limits the number of tenants."""
 
     def __init__(self, metrics: Metrics, tenant: str) -> None:
         self.limited = metrics.tenant_limited.labels(tenant)
@@ -139,7 +139,7 @@ class TenantMetrics:
 
 
 class ModelMetrics:
-    """The metrics of one encoder, with the label set once."""
+    """The metrics of one encoder, with its model label already set."""
 
     def __init__(self, metrics: Metrics, model: str) -> None:
         self.queue_size = metrics.queue_size.labels(model)
@@ -181,7 +181,7 @@ class GeneratorMetrics:
         self._finished = {reason: metrics.finished.labels(model, reason) for reason in ("stop", "length", "abort", "error")}
 
     def finished(self, reason: Literal["stop", "length", "abort", "error"], usage: Usage) -> None:
-        """Count one finished run; abort: its client cancelled it. `usage.finished` must be set."""
+        """Count one finished run. The reason `abort` means that the client cancelled it. `usage.finished` must be set."""
         assert usage.finished is not None
         self._finished[reason].inc()
         self._run_s.observe(usage.finished - usage.submitted)

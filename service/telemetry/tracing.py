@@ -1,11 +1,11 @@
-"""Traces of requests in OpenTelemetry's form, sent to a collector over OTLP/HTTP. Imported only where `otlp_endpoint` is set.
+"""OpenTelemetry traces of requests, sent to a collector over OTLP/HTTP. Imported only if `otlp_endpoint` is set.
 
-A request's span begins at the edge. Its child spans are made afterwards, from timestamps that are kept anyway, so that tracing does not
-delay the runs of a model. An encoding has `queue`, and for every batch that computed a part of the request `batch`, with the runtime call
-`run` inside. A run of a decoder has `generate`, with `queue`, `prefill` and `decode` inside, and its first token as an event.
+A request's span begins at the edge. Its child spans are made afterwards, from timestamps that are recorded anyway, so that tracing does
+not delay the models. An encoding has the child span `queue`, and `batch` for every batch that computed a part of the request; `batch`
+contains the runtime call `run`. A decoder run has `generate`, which contains `queue`, `prefill` and `decode` and the event `first token`.
 
-The W3C traceparent of the request's span is passed through the service and between its processes: a string, or None if the request is not
-sampled. OpenTelemetry's `OTEL_TRACES_SAMPLER` selects requests: by default all, unless the caller's traceparent decides.
+The W3C traceparent of the request's span is passed through the service and between its processes as a string, or None if the request is
+not sampled. OpenTelemetry's `OTEL_TRACES_SAMPLER` selects requests: by default all, unless the caller's traceparent decides.
 """
 
 import os
@@ -29,18 +29,18 @@ from service.errors import AttnserveError
 from service.telemetry.usage import Usage
 
 _W3C = TraceContextTextMapPropagator()
-_EXPORT_S = 5.0  # a slower collector loses the spans, so that a replica stops within this time
+_EXPORT_S = 5.0  # spans are dropped if the collector is slower, so that a replica can stop in this time
 _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 class TracedTask(Protocol):
-    """What a request asks of an encoder; see `service/encoding/request.py`."""
+    """The fields of an encoder task that tracing reads; see `service/encoding/request.py`."""
 
     traceparent: str | None
 
 
 class TracedRequest(Protocol):
-    """A request that waits for rows; see `service/encoding/batching.py`."""
+    """The fields of a waiting encoder request that tracing reads; see `service/encoding/batching.py`."""
 
     arrived: float
     queue_traced: bool
@@ -51,7 +51,7 @@ class TracedRequest(Protocol):
 
 
 class TracedInput(Protocol):
-    """One of its inputs."""
+    """The fields of one input of a request that tracing reads."""
 
     ids: list[int]
 
@@ -60,11 +60,11 @@ class TracedInput(Protocol):
 
 
 class TracingUnavailable(AttnserveError):
-    """Tracing is enabled, but its exporter is not installed. The message has the command to install it."""
+    """Tracing is enabled, but its exporter is not installed. The message contains the command to install it."""
 
 
 def to_collector(endpoint: str) -> "Tracer":
-    """A tracer that sends to `endpoint`/v1/traces, in the background. `OTEL_*` environment variables set headers, TLS and sampling."""
+    """Return a tracer that sends to `endpoint`/v1/traces in the background. `OTEL_*` variables set headers, TLS and sampling."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     except ImportError:
@@ -79,7 +79,7 @@ def to_collector(endpoint: str) -> "Tracer":
 
 
 class RequestSpan:
-    """One request at the edge, from its first byte to its last."""
+    """The span of one request at the edge, from its first byte to its last."""
 
     def __init__(self, span: Span, method: str) -> None:
         context = span.get_span_context()
@@ -89,7 +89,7 @@ class RequestSpan:
         self.traceparent = f"00-{self._trace_id}-{format_span_id(context.span_id)}-{context.trace_flags:02x}"
 
     def mark(self, call: Call) -> None:
-        """Pass the trace context to the engine and to replicas."""
+        """Write the trace context into `call`, by which it reaches the engine and the replicas."""
         call.trace_id = self._trace_id
         call.traceparent = self.traceparent if self._span.is_recording() else None
 
@@ -118,7 +118,7 @@ class RequestSpan:
 
 
 class Tracer:
-    """Spans of this process. Timestamps are `time.monotonic()` seconds, as everywhere in the service."""
+    """Makes the spans of this process. Timestamps are `time.monotonic()` seconds, as everywhere in the service."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
@@ -129,7 +129,7 @@ class Tracer:
         self._provider.shutdown()
 
     def request(self, method: str, path: str, headers: Mapping[str, str], started: float) -> RequestSpan:
-        """The span of a request, in its caller's trace if it names one, otherwise in a new trace."""
+        """Start the span of a request. It joins its caller's trace if the headers name one, else it begins a new trace."""
         method = method if method in _METHODS else "_OTHER"
         attributes = {"http.request.method": method, "url.path": path, "url.scheme": "http"}
         parent = _W3C.extract(headers, Context())
@@ -137,7 +137,7 @@ class Tracer:
         return RequestSpan(span, method)
 
     def batch(self, batch: Sequence[TracedInput], rows: Sequence[object], started: float, elapsed: float) -> None:
-        """Add a computed batch to the trace of each of its requests: the spans queue, batch and run."""
+        """Add a computed batch to the trace of each of its requests, as the spans queue, batch and run."""
         failed: dict[TracedRequest, bool] = {}
         for item, row in zip(batch, rows, strict=True):
             for request, _ in item.waiters:
@@ -147,7 +147,7 @@ class Tracer:
             return
         clock, now = _Clock(), time.monotonic()
         tokens, padded = sum(len(item.ids) for item in batch), max(len(item.ids) for item in batch) * len(batch)
-        # The id is the same in the traces of all requests of the batch.
+        # The batch id is the same in the traces of all requests of the batch.
         described: dict[str, AttributeValue] = {
             "attnserve.batch.id": f"{getrandbits(64):016x}",
             "attnserve.batch.inputs": len(batch),
@@ -156,7 +156,7 @@ class Tracer:
         }
         for request, bad in failed.items():
             self._queue(clock, request, started)
-            begun = max(started, request.arrived)  # this request joined an input that was already being computed
+            begun = max(started, request.arrived)  # later if the request joined an input already being computed
             with (
                 self._span(clock, "batch", _context(request.task.traceparent), begun, now, described) as span,
                 self._span(clock, "run", set_span_in_context(span), begun, started + elapsed) as run,
@@ -165,14 +165,14 @@ class Tracer:
                     run.set_status(StatusCode.ERROR, "an input of this request has no answer; the log says why")
 
     def dropped(self, item: TracedInput) -> None:
-        """Add the queue span of an input that was dropped from the queue: cancelled, or too late."""
+        """Add the queue span of an input that was dropped from the queue because it was cancelled or had expired."""
         clock, now = _Clock(), time.monotonic()
         for request, _ in item.waiters:
             if request.task.traceparent is not None:
                 self._queue(clock, request, now, "cancelled or expired before it was computed")
 
     def generation(self, traceparent: str, usage: Usage, reason: str) -> None:
-        """A run of a decoder has ended. `reason`: stop, length, abort, error, or taken: out of this engine, to go on elsewhere."""
+        """Add the spans of a decoder run that has ended. `reason`: stop, length, abort, error, or taken (moved to another engine)."""
         clock = _Clock()
         ended = usage.finished or time.monotonic()
         described: dict[str, AttributeValue] = {
@@ -197,7 +197,7 @@ class Tracer:
                 span.set_status(StatusCode.ERROR)
 
     def _queue(self, clock: "_Clock", request: TracedRequest, until: float, why: str | None = None) -> None:
-        """The queue span of a request, once: until the first of its inputs was drawn."""
+        """Add the queue span of a request, only once. It ends when the first of the request's inputs left the queue."""
         if not request.queue_traced and until > request.arrived:
             described = {"attnserve.inputs": len(request.results)}
             with self._span(clock, "queue", _context(request.task.traceparent), request.arrived, until, described) as span:
@@ -215,7 +215,7 @@ class Tracer:
         ended: float,
         attributes: Mapping[str, AttributeValue] | None = None,
     ) -> Iterator[Span]:
-        """A span with known start and end."""
+        """Make a span with known start and end. Child spans and events can be added inside the `with` block."""
         span = self._tracer.start_span(name, parent, attributes=attributes, start_time=clock.ns(started))
         yield span
         span.end(clock.ns(ended))

@@ -9,8 +9,8 @@ class Usage:
 
     prompt_tokens: int
     completion_tokens: int = 0
-    cached_tokens: int = 0  # of the prompt: not computed, since a state was cached
+    cached_tokens: int = 0  # tokens of the prompt that were not computed because their state was cached
     submitted: float = 0.0
-    started: float | None = None  # left the queue
+    started: float | None = None  # when it left the queue
     first_token: float | None = None
     finished: float | None = None

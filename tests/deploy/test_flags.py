@@ -104,5 +104,5 @@ def test_the_printed_configuration_warns_of_nothing() -> None:
     asked = settings.Settings(max_encoders=4, max_generators=4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for most in (asked.max_encoders, asked.max_generators):
-            AutoscalingConfig(**split._pool(asked, 1, most, 0.5, 0.0)["autoscaling_config"])
+        for role in ("encoder", "generator"):
+            AutoscalingConfig(**split._options(asked, role, 0.5)["autoscaling_config"])

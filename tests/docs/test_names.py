@@ -113,6 +113,7 @@ def test_what_a_page_names_exists(page: Path) -> None:
     assert missing == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", pages(), ids=title)
 def test_the_commands_of_a_page_exist(page: Path) -> None:
     """Also of those blocks that are not executed."""

@@ -41,7 +41,7 @@ def texts_of(bundle: Path) -> TextEncoder:
 
 def golden_ids(bundle: Path) -> list[list[int]]:
     texts, most = texts_of(bundle), contract.read_manifest(bundle).limits.max_tokens
-    return [texts.tokenizer.encode(text).ids[:most] for text in contract.read_golden(bundle).texts]
+    return [texts.tokenizer.encode(text).ids[:most] for text in contract.read_golden(bundle, contract.Golden).texts]
 
 
 @pytest.mark.parametrize("provider", ["cuda", "auto"])

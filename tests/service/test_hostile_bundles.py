@@ -174,7 +174,7 @@ def test_a_continuation_that_would_take_a_start_for_ever_is_refused(tmp_path: Pa
     golden = {"prompts": ["a"], "token_ids": [[1]], "continuations": [[1] * 200_000], "top_token_ids": [[1]], "top_logits": [[0.0]]}
     (tmp_path / contract.GOLDEN).write_text(json.dumps(golden | {"max_abs_error": 1.0}))
     with pytest.raises(contract.BundleError, match=r"continuations\.0=.* at most 1000 items"):
-        contract.read_decoder_golden(tmp_path)
+        contract.read_golden(tmp_path, contract.DecoderGolden)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff\xfe", b"{", b"[" * 100_000, b'{"a":' * 100_000, b"null", b"9" * 10_000])

@@ -14,7 +14,7 @@ FILES = sorted(SERVICE.rglob("*.py"))
 # From the lowest to the highest: a file imports its own folder and those before it.
 ORDER = [
     *("errors", "terminal", "settings", "runtime", "overload", "tokenization", "call", "telemetry", "encoding", "generation", "seq2seq"),
-    *("catalog", "pools", "http", "dialects", "app", "deployment", "cli"),
+    *("states", "catalog", "pools", "http", "dialects", "app", "deployment", "cli"),
 ]
 HTTP = {"fastapi", "starlette", "uvicorn", "httpx"}
 WITH_HTTP = {"http", "dialects", "app", "deployment"}
@@ -44,6 +44,7 @@ def test_no_folder_is_a_heap() -> None:
     assert crowded(FILES) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("module", ["service.app", "service.cli"])
 def test_serving_loads_no_torch(module: str) -> None:
     heavy = ("torch", "transformers", "onnx", "onnxscript", "models", "loadtest")
@@ -52,6 +53,7 @@ def test_serving_loads_no_torch(module: str) -> None:
     assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
+@pytest.mark.slow
 def test_the_application_loads_no_ray() -> None:
     code = "import sys, service.app; print('ray' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, cwd=ROOT, check=False)
