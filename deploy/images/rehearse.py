@@ -1,17 +1,17 @@
-"""Carry out the Dockerfile without a container engine: its steps in a clean Debian, then the service as in a pod.
+"""Execute the Dockerfile without a container engine: run its steps in a clean Debian, then start the service as in a pod.
 
     apt-get install debootstrap && pip install dockerfile-parse
-    sudo python deploy/images/rehearse.py --bundle bundles/all-MiniLM-L6-v2 --flavour cpu      # a quarter of an hour, 3 GB, network
+    sudo python deploy/images/rehearse.py --bundle bundles/all-MiniLM-L6-v2 --flavour cpu      # 15 minutes, 3 GB, network
     sudo python deploy/images/rehearse.py --bundle bundles/all-MiniLM-L6-v2 --as docker        # README.md's line; also kind, kserve
 
-What is checked: each RUN and COPY of the stages succeeds, as written. The entry point then runs as process 1 of its own process namespace,
-as uid 1000 without any capability, over a file system that is read-only but for /tmp and /dev/shm. It must become ready, answer KubeRay's
-probes (bash and wget), give a vector, and end with status 0 on SIGTERM. `--as` uses the arguments, settings and sized volumes of that line
-or pod; the memory of the service must then be below its limit.
+Checks: each RUN and COPY of the stages succeeds unchanged. The entry point then runs as process 1 of its own process namespace, as uid
+1000 without capabilities, on a file system that is read-only except /tmp and /dev/shm. It must become ready, answer KubeRay's probes
+(bash and wget), return an embedding, and exit with status 0 on SIGTERM. `--as` uses the arguments, settings and sized volumes of that
+command line or pod; the service's memory must then stay below its limit.
 
-Differences from a container engine: memory is compared with its limit, and no limit is set; the port is another; the base is debootstrap's
-Debian with its Python 3.11, which needs no registry; network and CPU are the host's; a stage is a folder, not layers. A GPU image is built
-but not started: instead all libraries that ONNX Runtime's CUDA provider names must be found, except for the driver's own.
+Differences from a container engine: memory is compared with its limit, which is not enforced; the port differs; the base is debootstrap's
+Debian with Python 3.11, which needs no registry; network and CPU are the host's; a stage is a folder without layers. A GPU image is built
+but not started. Instead, all libraries that ONNX Runtime's CUDA provider needs must be found, except the driver's.
 """
 
 import argparse
@@ -26,7 +26,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from urllib.error import URLError
 from urllib.request import Request, urlopen
@@ -36,15 +36,12 @@ from dockerfile_parse import DockerfileParser
 ROOT = Path(__file__).parents[2]
 DOCKERFILE = Path(__file__).parent / "Dockerfile"
 IMAGE_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-FROM_HOST = (
-    "/etc/resolv.conf",
-    "/etc/hosts",
-    "/etc/ssl/certs/ca-certificates.crt",
-)  # an engine brings the first two; a proxy may need the last
+# A container engine brings the first two; a proxy may need the last.
+FROM_HOST = ("/etc/resolv.conf", "/etc/hosts", "/etc/ssl/certs/ca-certificates.crt")
 START_S, STOP_S = 120, 60
 PORT = 18000
 DEPLOY = ROOT / "deploy"
-DOCKER_TMPFS = "rw,noexec,nosuid,nodev,mode=1777"  # what `--tmpfs /tmp` is
+DOCKER_TMPFS = "rw,noexec,nosuid,nodev,mode=1777"  # the options of `--tmpfs /tmp`
 
 
 @dataclass(frozen=True)
@@ -52,15 +49,15 @@ class RunOptions:
     """The options with which the image is started."""
 
     settings: dict[str, str]
-    arguments: list[str] = field(default_factory=list)  # in the place of the image's
-    models: str = "/models"  # where the folder of bundles is, or the bundle itself
+    arguments: list[str] = field(default_factory=list)  # replace the image's own arguments
+    models: str = "/models"  # path of the folder of bundles, or of the bundle
     tmp: str = "mode=1777"
     shm_mib: int = 128
     memory_mib: int | None = None
 
 
 def docker_line(readme: str) -> tuple[argparse.Namespace, str]:
-    """The options of the `docker run` line in this text, and its image. SystemExit on an option that is not known here."""
+    """Return the options of the `docker run` line in `readme`, and its image. Raises SystemExit on an unknown option."""
     (line,) = re.findall(r"^\$ docker run ((?:.*\\\n)*.*)$", readme, re.MULTILINE)
     parser = argparse.ArgumentParser(prog="docker run", allow_abbrev=False)
     for flag in ("--rm", "--read-only"):
@@ -75,12 +72,12 @@ def docker_line(readme: str) -> tuple[argparse.Namespace, str]:
 
 
 def mib_of(size: str) -> int:
-    """Of 256m or 3g, as Docker writes them, or of 256Mi or 3Gi, as Kubernetes does."""
+    """Convert a size of Docker (256m, 3g) or Kubernetes (256Mi, 3Gi) to MiB."""
     return int(size.rstrip("Bbi")[:-1]) * {"m": 1, "g": 1024}[size.rstrip("Bbi")[-1].lower()]
 
 
 def run_options(way: str, bundle: Path) -> RunOptions:
-    """The options of a way to start the image: image (its defaults), docker (README.md's line), kind or kserve (their pods)."""
+    """Return the options for `way`: image (the image's defaults), docker (README.md's line), kind or kserve (their pods)."""
     if way == "image":
         return RunOptions({"ATTNSERVE_BUNDLES": f"/models/{bundle.name}"})
     if way == "docker":
@@ -112,7 +109,7 @@ def run_options(way: str, bundle: Path) -> RunOptions:
 
 @dataclass
 class Stage:
-    """One FROM and what has been carried out of it: `root` is the file system so far."""
+    """One FROM stage of the Dockerfile during the build. `root` is its file system so far."""
 
     root: Path
     args: dict[str, str] = field(default_factory=dict)
@@ -123,13 +120,13 @@ class Stage:
     command: list[str] = field(default_factory=list)
 
     def filled(self, text: str) -> str:
-        """`text` with ${NAME} and $NAME of arguments and environment."""
+        """Replace ${NAME} and $NAME in `text` by build arguments and environment variables."""
         known = {**self.args, **self.env}
         return re.sub(r"\$\{?(\w+)\}?", lambda name: known[name[1]], text)
 
 
 def stages(target: str) -> list[tuple[str, str, list[dict[str, str]]]]:
-    """(name, base, instructions) of each stage from the top until `target` is complete."""
+    """Return (name, base, instructions) of each stage, from the top of the file to the stage `target`."""
     parser = DockerfileParser(fileobj=DOCKERFILE.open("rb"))
     found: list[tuple[str, str, list[dict[str, str]]]] = []
     for step in parser.structure:
@@ -144,16 +141,13 @@ def stages(target: str) -> list[tuple[str, str, list[dict[str, str]]]]:
 
 
 def build(target: str, given: dict[str, str], base: Path, work: Path, *, built: bool = False) -> Stage:
-    """Every stage up to `target`, in folders of `work`. `built`: they are there, and only what instructions say is read again."""
+    """Build every stage up to `target` in folders of `work`. With `built`, the folders exist and only the instructions are read."""
     done: dict[str, Stage] = {}
     for name, source, steps in stages(target):
         root = work / name
         if not built:
             subprocess.run(["cp", "-a", "--reflink=auto", str(done[source].root if source in done else base), str(root)], check=True)
-        stage = done[name] = Stage(root)
-        if source in done:
-            stage.env, stage.user, stage.workdir = dict(done[source].env), done[source].user, done[source].workdir
-            stage.entrypoint, stage.command = done[source].entrypoint, done[source].command
+        stage = done[name] = replace(done[source], root=root, args={}) if source in done else Stage(root)
         for step in steps:
             if built and step["instruction"] in ("COPY", "RUN"):
                 continue
@@ -168,15 +162,11 @@ def carry_out(instruction: str, value: str, stage: Stage, given: dict[str, str],
             name, _, default = value.partition("=")
             stage.args[name] = given.get(name, default)
         case "ENV":
-            stage.env |= {name: stage.filled(text) for name, text in (pair.split("=", 1) for pair in shlex.split(value))}
-        case "WORKDIR":
-            stage.workdir = value
-        case "USER":
-            stage.user = value
-        case "ENTRYPOINT":
-            stage.entrypoint = json.loads(value)
-        case "CMD":
-            stage.command = json.loads(value)
+            stage.env = stage.env | {name: stage.filled(text) for name, text in (pair.split("=", 1) for pair in shlex.split(value))}
+        case "WORKDIR" | "USER":
+            setattr(stage, instruction.lower(), value)
+        case "ENTRYPOINT" | "CMD":
+            setattr(stage, "entrypoint" if instruction == "ENTRYPOINT" else "command", json.loads(value))
         case "COPY":
             copy(stage.filled(value), stage, done)
         case "RUN":
@@ -188,7 +178,7 @@ def carry_out(instruction: str, value: str, stage: Stage, given: dict[str, str],
 
 
 def copy(value: str, stage: Stage, done: dict[str, Stage]) -> None:
-    """COPY: the content of a folder, or files into a folder or to a name."""
+    """Execute COPY, which copies the content of a folder, or files into a folder or to a file name."""
     words = shlex.split(value)
     context = ROOT
     if words[0].startswith("--from="):
@@ -201,12 +191,12 @@ def copy(value: str, stage: Stage, done: dict[str, Stage]) -> None:
         subprocess.run(
             ["cp", "-a", "--no-preserve=ownership", "-T" if origin.is_dir() else "--", str(origin), str(destination)], check=True
         )
-    # Root owns what is copied and everybody may read it, as with an engine.
+    # As with an engine, root owns copied files and everybody may read them.
     subprocess.run(["chmod", "-R", "a+rX,go-w", str(destination)], check=True)
 
 
 def inside(stage: Stage, command: list[str], user: str, **options: object) -> "subprocess.CompletedProcess[str]":
-    """Run `command` in the stage with its environment and nothing of ours."""
+    """Run `command` in the stage with only the stage's environment."""
     uid, _, gid = user.partition(":")
     chroot = ["chroot", f"--userspec={uid}:{gid or uid}", str(stage.root), "/usr/bin/env", "-i", "-C", stage.workdir]
     variables = [f"{name}={text}" for name, text in {**stage.args, **stage.env}.items()]
@@ -214,7 +204,7 @@ def inside(stage: Stage, command: list[str], user: str, **options: object) -> "s
 
 
 def clean_debian(base: Path) -> None:
-    """What the python:3.11-slim-bookworm image is: Debian's minimum and a `python` in /usr/local/bin."""
+    """Install the equivalent of the image python:3.11-slim-bookworm: a minimal Debian, and a `python` in /usr/local/bin."""
     if not (base / "usr/local/bin/python").exists():
         shutil.rmtree(base, ignore_errors=True)
         subprocess.run(["debootstrap", "--variant=minbase", "--include=ca-certificates", "bookworm", str(base)], check=True)
@@ -233,10 +223,10 @@ def supply(stage: Stage) -> None:
 
 @contextmanager
 def running(stage: Stage, bundle: Path, options: RunOptions) -> Iterator["subprocess.Popen[bytes]"]:
-    """The entry point as process 1, over a read-only root; its processes die with it."""
+    """Run the entry point as process 1 on a read-only root. Its child processes end with it."""
     volume = bundle.resolve() if options.models == "/mnt/models" else bundle.parent.resolve()
-    (stage.root / options.models.lstrip("/")).mkdir(parents=True, exist_ok=True)  # an engine makes the place of a volume
-    # As a kubelet does it: bind, read-only, and volumes over it.
+    (stage.root / options.models.lstrip("/")).mkdir(parents=True, exist_ok=True)  # an engine creates a volume's mount point
+    # Bind-mount the root read-only and mount the volumes over it, as a kubelet does.
     mounts = f"""
         set -eu
         mount --bind {stage.root} {stage.root}
@@ -250,31 +240,13 @@ def running(stage: Stage, bundle: Path, options: RunOptions) -> Iterator["subpro
         exec "$@"
     """
     uid, _, gid = stage.user.partition(":")
-    powerless = [
-        "setpriv",
-        f"--reuid={uid}",
-        f"--regid={gid}",
-        "--clear-groups",
-        "--bounding-set=-all",
-        "--inh-caps=-all",
-        "--no-new-privs",
-    ]
+    powerless = f"setpriv --reuid={uid} --regid={gid} --clear-groups --bounding-set=-all --inh-caps=-all --no-new-privs".split()
     arguments = list(options.arguments or stage.command)
     if "--port" in arguments:
         arguments[arguments.index("--port") + 1] = str(PORT)
     variables = [f"{name}={text}" for name, text in {**stage.env, **options.settings, "ATTNSERVE_PORT": str(PORT)}.items()]
-    start = [
-        "chroot",
-        str(stage.root),
-        *powerless,
-        "/usr/bin/env",
-        "-i",
-        "-C",
-        stage.workdir,
-        *variables,
-        *stage.entrypoint,
-        *arguments,
-    ]
+    environment = ["/usr/bin/env", "-i", "-C", stage.workdir, *variables]
+    start = ["chroot", str(stage.root), *powerless, *environment, *stage.entrypoint, *arguments]
     process = subprocess.Popen(["unshare", "--mount", "--pid", "--fork", "--kill-child", "/bin/sh", "-c", mounts, "sh", *start])
     try:
         yield process
@@ -284,19 +256,19 @@ def running(stage: Stage, bundle: Path, options: RunOptions) -> Iterator["subpro
 
 
 def first_of(process: "subprocess.Popen[bytes]") -> int:
-    """Process 1 of the namespace, by its number here."""
+    """Return the host's process id of the namespace's process 1."""
     return int(Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()[0])
 
 
 def memory_mib(process: "subprocess.Popen[bytes]", stage: Stage) -> float:
-    """Of all processes of the namespace, shared pages once, and of what is written to /tmp and /dev/shm."""
+    """Return the memory of all processes in the namespace, shared pages counted once, plus the files in /tmp and /dev/shm."""
     namespace = Path(f"/proc/{first_of(process)}/ns/pid").readlink()
     held_kib = 0
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             if (folder / "ns/pid").readlink() == namespace:
                 held_kib += int(re.findall(r"^Pss:\s+(\d+) kB", (folder / "smaps_rollup").read_text(), re.MULTILINE)[0])
-        except (OSError, IndexError):  # it has ended
+        except (OSError, IndexError):  # the process has ended
             continue
     enter = ["nsenter", "--target", str(first_of(process)), "--mount", "df", "--output=used", "-k"]
     written = subprocess.check_output([*enter, f"{stage.root}/tmp", f"{stage.root}/dev/shm"], text=True)
@@ -304,7 +276,7 @@ def memory_mib(process: "subprocess.Popen[bytes]", stage: Stage) -> float:
 
 
 def within(process: "subprocess.Popen[bytes]", stage: Stage, command: str) -> int:
-    """The status of a shell command beside the service, as `kubectl exec` or a probe runs it."""
+    """Run a shell command next to the service, as `kubectl exec` or a probe does, and return its exit status."""
     enter = ["nsenter", "--target", str(first_of(process)), "--mount", "--pid", "chroot", "--userspec=1000:1000", str(stage.root)]
     return subprocess.run([*enter, "/usr/bin/env", "-i", f"PATH={stage.env['PATH']}", "bash", "-c", command], check=False).returncode
 
@@ -316,14 +288,14 @@ def answer(path: str, body: dict[str, object] | None = None) -> tuple[int, bytes
 
 
 def load(process: "subprocess.Popen[bytes]", stage: Stage) -> None:
-    """The load test out of its own image. Whether its marks are reached says something of this machine, not of the image."""
+    """Run the load test from its own image. Whether it passes depends on this machine, so it is no check of the image."""
     arguments = f"--url http://127.0.0.1:{PORT} --shape steady --minutes 0.2 --closed 2 --workers 1 --out /tmp/load"
     within(process, stage, f"cd /tmp && HOME=/tmp attnserve load {arguments}")
     assert within(process, stage, "ls /tmp/load/*/run.json /tmp/load/*/*.png") == 0, "the load test left no results"
 
 
 def serve(stage: Stage, bundle: Path, options: RunOptions, *, under_load: bool) -> None:
-    """Start, probe, ask, stop; an AssertionError says what did not hold."""
+    """Start the service, probe it, send requests and stop it. Raises AssertionError for a check that fails."""
     with running(stage, bundle, options) as process:
         deadline = time.monotonic() + START_S
         while True:
@@ -351,7 +323,7 @@ def serve(stage: Stage, bundle: Path, options: RunOptions, *, under_load: bool) 
 
 
 def check_cuda(stage: Stage) -> None:
-    """Every library that ONNX Runtime's CUDA provider names is in the image, but for the driver's, which the node brings."""
+    """Check that every library which ONNX Runtime's CUDA provider needs is in the image, except the driver's, which the node has."""
     provider = "/opt/attnserve/lib/python3.11/site-packages/onnxruntime/capi/libonnxruntime_providers_cuda.so"
     listed = inside(stage, ["ldd", provider], stage.user, capture_output=True).stdout
     missing = {line.split()[0] for line in listed.splitlines() if "not found" in line}
