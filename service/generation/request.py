@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.runtime.lanes import Lane
+from service.states.record import Keep, StateReference
 
 FinishReason = Literal["stop", "length"]
 
@@ -46,7 +47,7 @@ class Grammar:
 class GenerationRequest:
     """A request to continue one sequence. `GeneratorEngine.submit` checks it against the model's vocabulary and limits."""
 
-    prompt: tuple[int, ...]  # at least one token
+    prompt: tuple[int, ...]  # at least one token, or none to draw on from a state that has logits
     sampling: Sampling
     max_tokens: int
     min_tokens: int = 0  # fewer tokens than this are not ended by an end of text, stop token or stop string
@@ -62,6 +63,9 @@ class GenerationRequest:
     deadline: float = math.inf  # time.monotonic()
     traceparent: str | None = None  # W3C traceparent of the API request; None: not traced
     client: str = ""  # gets a share of the slots; equal prompts of one client are fed once
+    start: StateReference | None = None  # the state that the prompt continues; None: the empty state
+    keep: Keep | None = None  # keep the state after the last token, which is fed for that; None: do not
+    known: tuple[int, ...] = ()  # tokens that this run drew before, in another engine: they are fed again and not emitted again
 
     @property
     def slots(self) -> int:

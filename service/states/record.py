@@ -99,3 +99,21 @@ class Ancestor(NamedTuple):
 
     record: StateRecord
     ids: bytes
+
+
+class StateReference(NamedTuple):
+    """A state to continue. `exact`: refuse it if this machine's arithmetic may give other bits than the one that made it."""
+
+    tenant: str
+    id: str
+    exact: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Keep:
+    """How to keep the state after a run's last token. The generator fills in the record's `position` and `numerics`."""
+
+    record: StateRecord
+    quota: Quota
+    name: NameChange | None = None
+    key: IdempotencyKey | None = None

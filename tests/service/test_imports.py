@@ -13,8 +13,8 @@ SERVICE = ROOT / "service"
 FILES = sorted(SERVICE.rglob("*.py"))
 # From the lowest to the highest: a file imports its own folder and those before it.
 ORDER = [
-    *("errors", "terminal", "settings", "runtime", "overload", "tokenization", "call", "telemetry", "encoding", "generation", "seq2seq"),
-    *("states", "catalog", "pools", "http", "dialects", "app", "deployment", "cli"),
+    *("errors", "terminal", "settings", "runtime", "states", "overload", "tokenization", "call", "telemetry", "encoding", "generation", "seq2seq"),
+    *("catalog", "pools", "http", "dialects", "app", "deployment", "cli"),
 ]
 HTTP = {"fastapi", "starlette", "uvicorn", "httpx"}
 WITH_HTTP = {"http", "dialects", "app", "deployment"}
