@@ -32,6 +32,8 @@ from service.seq2seq.engine import WritingEngine
 from service.seq2seq.selftest import check_golden as check_writer
 from service.seq2seq.session import OnnxWritingSession
 from service.settings import Settings, changed, check_names
+from service.states.opening import open_store
+from service.states.store import Store
 from service.telemetry.metrics import Metrics
 from service.tokenization.threads import Tokenizers
 
@@ -67,6 +69,7 @@ class Catalog:
         self.maps = AttentionMaps()
         self.release = Release()
         self.models: dict[str, Served] = {}
+        self.states: Store | None = None  # opened by `load` if a decoder is served
         self.failure: str | None = None
         self.warm = asyncio.Event()  # set when loading has ended: `models` are ready, or `failure` has the reason
         self.draining = False
@@ -87,6 +90,8 @@ class Catalog:
         with ThreadPoolExecutor() as readers:  # hashing every byte of every bundle releases the GIL
             manifests = list(readers.map(contract.verify, self.settings.bundles))
             check_names(self.settings, [manifest.name for manifest in manifests])
+            if self.states is None and any(manifest.traits.part == "decoder" for manifest in manifests):
+                self.states = open_store(self.settings.states)
             checks = [readers.submit(self.check_maps, *each) for each in zip(self.settings.bundles, manifests, strict=True)]
             for bundle, manifest in zip(self.settings.bundles, manifests, strict=True):
                 model = self._opened(bundle, manifest)
@@ -222,6 +227,8 @@ class Catalog:
             await model.engine.stop()
             if model.chat_prompts is not None:
                 model.chat_prompts.close()
+        if self.states is not None:
+            await asyncio.to_thread(self.states.close)
         self.tokenizers.close()
         self.maps.close()
         if self.tracer is not None:

@@ -137,6 +137,16 @@ class Settings(BaseModel):
     stream_stall_s: _Seconds = Field(60.0, description="Seconds after which a client that reads nothing of its stream is disconnected.")
     slots: int = Field(32, ge=1, le=4096, description="Sequences that a decoder generates at the same time.")
     max_prompt_tokens: _Count = Field(131_072, description="Most tokens of a prompt.")
+    states: str = Field(
+        "~/.local/state/attnserve",
+        description="Where states and responses are kept: a directory, `memory` (lost with the process), or a URL redis://HOST:PORT/DB.",
+    )
+    max_states: _Count = Field(10_000, description="Most states of one tenant.")
+    max_state_bytes: _Bytes = Field(4 * 1024**3, description="Most bytes of one tenant's states; the least recently used give way.")
+    state_ttl_s: float = Field(
+        2_592_000.0, gt=0, le=3_153_600_000, description="Seconds after which a state expires whose request sets no `ttl_s`."
+    )
+    hot_state_bytes: int = Field(256 * 1024**2, ge=0, description="Memory for states that were used last, so that they are not read again.")
     default_max_tokens: int = Field(
         4096, ge=1, le=1_000_000, description="Most tokens of a chat answer or a response if the request sets no limit."
     )

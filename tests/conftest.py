@@ -1,6 +1,7 @@
 """Shared by the tests of all packages: one real checkpoint, its bundle, small bundles, and one running service for the whole session."""
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -10,10 +11,19 @@ import pytest
 from filelock import FileLock
 
 from export.bundle import export_bundle
+from service.settings import Settings
 from tests.bundles import tiny_classifier_bundle, tiny_reranker_bundle
 from tests.decoders import EVERY_CONSTANT_STATE, tiny_decoder_bundle, tiny_image
 from tests.encoder_decoders import tiny_encoder_decoder_bundle
 from tests.service.live import LiveService, live
+
+
+def pytest_configure() -> None:
+    """Keep the states of tests out of the user's directory: in memory in this process, in a directory of their own in services that tests
+    start."""
+    Settings.model_fields["states"].default = "memory"
+    Settings.model_rebuild(force=True)
+    os.environ.setdefault("ATTNSERVE_STATES", tempfile.mkdtemp(prefix="attnserve-states-"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
