@@ -20,6 +20,7 @@ from service.errors import ModelNotFound, NotReady, ServiceError, WrongKind
 from service.generation.admission import QueueLimits
 from service.generation.device import open_steps
 from service.generation.engine import GeneratorEngine, GeneratorLimits
+from service.generation.keeper import StateKeeper
 from service.generation.model import DecoderModel, Generating, Generator
 from service.generation.sampling.grammar import Grammars
 from service.generation.selftest import check_golden as check_decoder
@@ -177,6 +178,7 @@ class Catalog:
             model.vocabulary,
             eos_token_ids=model.eos_token_ids,
             grammars=Grammars(model.bundle / contract.TOKENIZER, model.eos_token_ids),
+            keeper=self._keeper(model, numerics=""),
             limits=GeneratorLimits(
                 slots=self.settings.slots,
                 max_prompt_tokens=self.settings.max_prompt_tokens,
@@ -185,6 +187,18 @@ class Catalog:
             ),
             metrics=model.metrics,
             tracer=self.tracer,
+        )
+
+    def _keeper(self, model: DecoderModel, numerics: str) -> StateKeeper:
+        assert self.states is not None
+        assert model.manifest.decoder is not None
+        return StateKeeper(
+            self.states,
+            model.manifest.decoder,
+            vocab_size=model.manifest.limits.vocab_size,
+            fingerprint=model.manifest.fingerprint,
+            numerics=numerics,
+            hot_bytes=self.settings.hot_state_bytes,
         )
 
     def open_writer(self, model: Generator) -> Generating:
