@@ -68,11 +68,13 @@ class GeneratorEngine(StepEngine[Sequence]):
         grammars: Grammars,
         keeper: StateKeeper | None = None,
         limits: GeneratorLimits,
+        numerics: str,
         metrics: GeneratorMetrics,
         tracer: "Tracer | None" = None,
     ) -> None:
-        """`keeper` loads and stores states. None: requests cannot name any."""
+        """`keeper` loads and stores states. None: requests cannot name any. `numerics`: see `states/numerics.py`."""
         super().__init__("generator", limits, Admission(limits), provider=session.provider, run_s=1.0, metrics=metrics, tracer=tracer)
+        self.numerics = numerics
         self._session = session
         self._vocabulary = vocabulary
         self._eos = eos_token_ids

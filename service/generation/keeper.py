@@ -10,8 +10,8 @@ import numpy as np
 
 from export import contract
 from service.errors import InvalidRequest, RuntimeFailed, ServiceError
-from service.generation.snapshot import RECENT, State
-from service.states.blob import Blob, pack, unpack
+from service.generation.snapshot import State
+from service.states.blob import MOST_RECENT, Blob, pack, unpack
 from service.states.engine import StateEngine
 from service.states.record import Keep, StateRecord, StateReference
 from service.states.store import Store
@@ -144,7 +144,7 @@ class StateKeeper:
 
 
 def _recent(origin: State | None, fed: Sequence[int]) -> tuple[int, ...]:
-    return (*(() if origin is None else origin.recent), *fed[-RECENT:])[-RECENT:]
+    return (*(() if origin is None else origin.recent), *fed[-MOST_RECENT:])[-MOST_RECENT:]
 
 
 def _told(error: BaseException | None) -> ServiceError | None:

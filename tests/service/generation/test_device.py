@@ -13,7 +13,7 @@ import pytest
 
 from export import contract
 from service.errors import RuntimeFailed
-from service.generation.device import DeviceStates, DeviceStepSession, left_of
+from service.generation.gpu.session import DeviceStates, DeviceStepSession, left_of
 from service.generation.request import Delta, GenerationRequest, Sampling
 from service.generation.run import Run, join
 from service.generation.session import Ids, Logits, OnnxStepSession, StepSession, beginning

@@ -77,6 +77,7 @@ async def keeping(
         keeper=StateKeeper(
             own, steps.decoder, vocab_size=steps.vocab_size, fingerprint=steps.fingerprint, numerics=numerics, hot_bytes=hot_bytes
         ),
+        numerics=numerics,
         limits=GeneratorLimits(max_wait_s=PATIENCE_S, max_bulk_wait_s=PATIENCE_S),
         metrics=GeneratorMetrics(Metrics(), "fake"),
     )
