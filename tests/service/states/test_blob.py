@@ -4,13 +4,15 @@ import dataclasses
 from typing import Any
 
 import numpy as np
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load
 
 from export import contract
 from service.states.blob import Blob, pack, unpack
 from service.states.record import new_state_id
+
+STEADY = settings(deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])  # on a busy machine too
 
 VOCAB_SIZE = 13
 OURS = "ours"
@@ -97,6 +99,7 @@ FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False)
 ABOVE_0 = st.floats(width=32, min_value=2.0**-149, allow_infinity=False)
 
 
+@STEADY
 @given(
     S=st.lists(FINITE, min_size=6, max_size=6),
     n=st.integers(-(2**63), 2**63 - 1),

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from service.errors import InvalidRequest
 from service.states.blob import MOST_BYTES, Blob, check_header, header_end, pack, read_header
-from tests.service.states.test_blob import DECODER, GOOD, NAMES, OURS, PACKED, VOCAB_SIZE, opened
+from tests.service.states.test_blob import DECODER, GOOD, NAMES, OURS, PACKED, STEADY, VOCAB_SIZE, opened
 
 END = header_end(PACKED)
 HEADER: dict[str, Any] = json.loads(PACKED[8:END])
@@ -209,17 +209,20 @@ PLACES = [
 ]
 
 
+@STEADY
 @given(place=st.sampled_from(PLACES), value=JSON)
 def test_any_value_in_any_place_of_the_header_is_refused_or_read(place: tuple[Any, ...], value: Any) -> None:
     refused_or_read(put(*place, value))
 
 
+@STEADY
 @given(header=JSON, data=st.binary(max_size=64))
 def test_any_header_is_refused(header: Any, data: bytes) -> None:
     with pytest.raises(InvalidRequest):
         opened(with_header(header, data))
 
 
+@STEADY
 @given(data=st.binary(max_size=200))
 def test_any_bytes_are_refused(data: bytes) -> None:
     for each in (data, with_header(data), with_header(b"{" + data + b"}")):
@@ -227,6 +230,7 @@ def test_any_bytes_are_refused(data: bytes) -> None:
             opened(each)
 
 
+@STEADY
 @given(data=st.binary(min_size=len(PACKED) - END, max_size=len(PACKED) - END))
 def test_any_numbers_are_refused_or_read(data: bytes) -> None:
     refused_or_read(PACKED[:END] + data)
