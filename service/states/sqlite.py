@@ -51,7 +51,7 @@ CREATE TABLE states(
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, model TEXT NOT NULL, fingerprint TEXT NOT NULL,
     numerics TEXT NOT NULL, position INTEGER NOT NULL, parent TEXT, origin TEXT NOT NULL, created REAL NOT NULL, used REAL NOT NULL,
     expires REAL, pinned INTEGER NOT NULL, metadata TEXT NOT NULL, sha256 TEXT NOT NULL, size INTEGER NOT NULL, ids BLOB NOT NULL,
-    status TEXT NOT NULL, blob INTEGER REFERENCES blobs(id)
+    turn TEXT NOT NULL, status TEXT NOT NULL, blob INTEGER REFERENCES blobs(id)
 );
 CREATE INDEX states_by_tenant ON states(tenant, status, seq);
 CREATE INDEX states_by_use ON states(tenant, used) WHERE status = 'ready' AND NOT pinned;
@@ -72,7 +72,8 @@ CREATE TABLE tenants(
 ) WITHOUT ROWID;
 """
 _FIELDS = (
-    "id, tenant, model, fingerprint, numerics, position, parent, origin, created, used, expires, pinned, metadata, sha256, size, status"
+    "id, tenant, model, fingerprint, numerics, position, parent, origin, created, used, expires, pinned, metadata, turn, sha256, "
+    "size, status"
 )
 _SELECT = "SELECT " + ", ".join(f"s.{each}" for each in _FIELDS.split(", ")) + ", coalesce(b.refs, 0)"
 _FROM = "FROM states s LEFT JOIN blobs b ON b.id = s.blob"
@@ -148,7 +149,7 @@ class SqliteEngine:
             row = (
                 *(record.id, record.tenant, record.model, record.fingerprint, record.numerics, record.position, record.parent),
                 *(record.origin, record.created, record.used, record.expires, False, orjson.dumps(record.metadata).decode()),
-                *(sha256, size, "ready", ids, blob_id),
+                *(record.turn, sha256, size, "ready", ids, blob_id),
             )
             self._db.execute(f"INSERT INTO states({_FIELDS}, ids, blob) VALUES ({', '.join('?' * len(row))})", row)
             self._count(record.tenant, states=1)
@@ -219,12 +220,12 @@ class SqliteEngine:
             self.get(tenant, state)
             self._drop(tenant, state, "deleted")
 
-    def lineage(self, tenant: str, state: str) -> list[Ancestor]:
+    def lineage(self, tenant: str, state: str, most: int | None = None) -> list[Ancestor]:
         self.get(tenant, state)
         rows = self._db.execute(
             "WITH RECURSIVE line(id, depth) AS (SELECT ?, 0 UNION ALL SELECT p.parent, depth + 1 FROM line JOIN states p ON p.id = line.id "
-            f"WHERE p.parent IS NOT NULL) {_SELECT}, s.ids {_FROM} JOIN line ON line.id = s.id WHERE s.tenant = ? ORDER BY depth",
-            (state, tenant),
+            f"WHERE p.parent IS NOT NULL LIMIT ?) {_SELECT}, s.ids {_FROM} JOIN line ON line.id = s.id WHERE s.tenant = ? ORDER BY depth",
+            (state, -1 if most is None else most, tenant),
         )
         return [Ancestor(_record(row[:-1]), row[-1]) for row in rows]
 
