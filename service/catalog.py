@@ -32,6 +32,7 @@ from service.seq2seq.engine import WritingEngine
 from service.seq2seq.selftest import check_golden as check_writer
 from service.seq2seq.session import OnnxWritingSession
 from service.settings import Settings, changed, check_names
+from service.states.numerics import numerics_fingerprint
 from service.states.opening import open_store
 from service.states.store import Store
 from service.telemetry.metrics import Metrics
@@ -163,6 +164,8 @@ class Catalog:
 
     def open_generator(self, model: DecoderModel) -> Generating:
         """Open the engine of a decoder and test it."""
+        import onnxruntime as ort
+
         session = self.open_steps(
             model.bundle,
             model.manifest,
@@ -171,12 +174,14 @@ class Catalog:
             slots=self.settings.slots,
             gpu_memory_gib=self.settings.gpu_memory_gib,
         )
-        check_decoder(model.bundle, session, model.encode)
+        golden_logits = check_decoder(model.bundle, session, model.encode)
+        graph_sha256 = next(file.sha256 for file in model.manifest.files if file.name == model.manifest.graph.file)
         return GeneratorEngine(
             session,
             model.vocabulary,
             eos_token_ids=model.eos_token_ids,
             grammars=Grammars(model.bundle / contract.TOKENIZER, model.eos_token_ids),
+            numerics=numerics_fingerprint(graph_sha256, ort.__version__, session.provider, golden_logits),
             limits=GeneratorLimits(
                 slots=self.settings.slots,
                 max_prompt_tokens=self.settings.max_prompt_tokens,

@@ -63,10 +63,13 @@ class GeneratorEngine(StepEngine[Sequence]):
         eos_token_ids: tuple[int, ...],
         grammars: Grammars,
         limits: GeneratorLimits,
+        numerics: str,
         metrics: GeneratorMetrics,
         tracer: "Tracer | None" = None,
     ) -> None:
+        """`numerics`: see `states/numerics.py`."""
         super().__init__("generator", limits, Admission(limits), provider=session.provider, run_s=1.0, metrics=metrics, tracer=tracer)
+        self.numerics = numerics
         self._session = session
         self._vocabulary = vocabulary
         self._eos = eos_token_ids

@@ -19,6 +19,7 @@ from export import contract
 from service.errors import InvalidRequest
 from service.generation.request import GenerationRequest, TokenLogprob
 from service.generation.session import Tensor
+from service.states.validity import check_bundle, check_form, check_logits, check_numbers, check_position
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,25 +33,15 @@ class State:
 
     def check(self, decoder: contract.Decoder, vocab_size: int, fingerprint: str) -> None:
         """Raise InvalidRequest if this is not a valid state of the model."""
-        if self.fingerprint != fingerprint:
-            raise InvalidRequest(
-                f"the state is of the bundle with fingerprint {self.fingerprint[:12]!r} and this model's is {fingerprint[:12]!r}: "
-                "continue it with the bundle that made it, or send the request again"
-            )
-        if self.position < 0:
-            raise InvalidRequest(f"the state is broken: its position is {self.position}, and the least is 0")
+        check_bundle(self.fingerprint, fingerprint)
+        check_position(self.position, decoder)
         if len(self.tensors) != len(decoder.states):
             raise InvalidRequest(f"the state is not of this model: it has {len(self.tensors)} tensors, not {len(decoder.states)}")
         for tensor, spec in zip(self.tensors, decoder.states, strict=True):
-            if tensor.shape != spec.shape:
-                raise InvalidRequest(f"the state is not of this model: {spec.name} has the shape {tensor.shape}, not {spec.shape}")
-            if tensor.dtype != np.dtype(spec.dtype):
-                raise InvalidRequest(f"the state is not of this model: {spec.name} has the dtype {tensor.dtype}, not {spec.dtype}")
-            if not np.isfinite(tensor).all():
-                raise InvalidRequest(f"the state is broken: {spec.name} has numbers that are not finite; send the request again")
-            if spec.name.endswith("_z") and self.position and not (tensor > 0).all():  # a sum of exponentials, used as a divisor
-                raise InvalidRequest(f"the state is broken: {spec.name} has numbers that are not above 0; send the request again")
-        _check_logits("logits", self.logits, vocab_size)
+            check_form(spec, tensor.shape, tensor.dtype)
+            check_numbers(spec, tensor, self.position)
+        if self.logits is not None:
+            check_logits("logits", self.logits, vocab_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +60,8 @@ class Snapshot:
     def check(self, decoder: contract.Decoder, vocab_size: int, fingerprint: str) -> None:
         """Raise InvalidRequest if this is not a valid snapshot of a run of the model."""
         self.state.check(decoder, vocab_size, fingerprint)
-        _check_logits("before", self.before, vocab_size)
+        if self.before is not None:
+            check_logits("before", self.before, vocab_size)
         prompt, drawn, position = len(self.request.prompt), len(self.completion), self.state.position
         if not (self.start >= 0 and 0 <= self.fed <= prompt and position == self.start + self.fed + drawn):
             raise InvalidRequest(
@@ -139,12 +131,3 @@ class _Fields(BaseModel):
     position: int
     fingerprint: str
     prompt_logprobs: tuple[TokenLogprob | None, ...]
-
-
-def _check_logits(name: str, logits: NDArray[np.float32] | None, vocab_size: int) -> None:
-    if logits is None:
-        return
-    if not (logits.shape == (vocab_size,) and logits.dtype == np.float32):
-        raise InvalidRequest(f"the state is not of this model: {name} has not {vocab_size} numbers in float32")
-    if not np.isfinite(logits.max()):  # a token that the model excludes has -inf
-        raise InvalidRequest(f"the state is broken: {name} has numbers that are not finite; send the request again")

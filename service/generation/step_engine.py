@@ -52,6 +52,7 @@ class StepEngine(ABC, Generic[J]):
 
     sweep_s = 0.02  # minimum interval between two checks of deadlines
     kind_of_request: type[GenerationRequest] = GenerationRequest
+    numerics = ""  # of the arithmetic, see `states/numerics.py`; "": a state of this engine cannot be kept
 
     def __init__(
         self,

@@ -43,6 +43,7 @@ async def running(steps: FakeSteps, tokenizer: Path, **limits: Any) -> AsyncIter
         Vocabulary(tokenizer),
         eos_token_ids=(EOS,),
         grammars=Grammars(tokenizer, (EOS,)),
+        numerics="0",
         limits=GeneratorLimits(**{"max_wait_s": PATIENCE_S, "max_bulk_wait_s": PATIENCE_S, **limits}),  # else a slow machine would refuse
         metrics=GeneratorMetrics(Metrics(), "fake"),
     )
