@@ -50,7 +50,7 @@ class StateEngine(Protocol):
         ...
 
     def lineage(self, tenant: str, state: str, most: int | None = None) -> list[Ancestor]:
-        """The state, its parent, and so on to the first one, or the `most` nearest. Ancestors that are gone are listed with their status."""
+        """The state, its parent, and so on to the first one; at most `most` of them. Those that are gone are listed with their status."""
         ...
 
     def children(self, tenant: str, state: str, limit: int) -> list[StateRecord]:

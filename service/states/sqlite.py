@@ -312,6 +312,7 @@ class SqliteEngine:
     def _shared(self, record: StateRecord) -> tuple[int, str, int]:
         """The blob of the parent."""
         parent = self.get(record.tenant, record.parent or "")
+        self._touched[parent.id] = self._clock()  # so that it does not give way to its own forks
         found: tuple[int, str, int] = self._db.execute("SELECT blob, sha256, size FROM states WHERE id = ?", (parent.id,)).get
         return found
 
