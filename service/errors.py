@@ -199,6 +199,13 @@ class RangeRefused(ServiceError):
     code = "range_not_satisfiable"
 
 
+class DocumentMoved(ServiceError):
+    """A document of the store has another version than its writer expects, because another process has written it."""
+
+    status = 409
+    code = "document_moved"
+
+
 class KeyReused(ServiceError):
     """The idempotency key was used before, with another request."""
 

@@ -22,7 +22,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from export import contract
 from service.app import Application, build_app
 from service.catalog import Catalog
-from service.errors import ServiceError, WrongKind
+from service.errors import InvalidRequest, ServiceError, WrongKind
 from service.generation.chat.prompt import ChatPrompts
 from service.generation.chat.template import ChatTemplate
 from service.generation.request import Delta, GenerationRequest, Grammar, Token, TokenLogprob
@@ -223,7 +223,9 @@ class FakeRun(Run):
             blob = b"" if start is None else engine.blob(start.tenant, start.id)
             position = len(ids) // 4 + (0 if parent is None else parent.position)
             record = replace(keep.record, position=position, numerics="fake")
-            engine.put(record, blob + ids, ids=ids, quota=keep.quota, name=keep.name, key=keep.key)
+            made = engine.put(record, blob + ids, ids=ids, quota=keep.quota, name=keep.name, key=keep.key)
+            if made.id != record.id:
+                raise InvalidRequest("another request with this key was answered meanwhile")
 
         await self._engine.states.call(put)
 
