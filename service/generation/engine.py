@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from service.errors import InputTooLong, InvalidRequest, ServiceError
+from service.errors import InputTooLong, InvalidRequest, NotReady, ServiceError
 from service.generation.admission import Admission, QueueLimits, Wanted, stopping
 from service.generation.keeper import StateKeeper
 from service.generation.prefill import Prefill, Prompt
@@ -217,6 +217,8 @@ class GeneratorEngine(StepEngine[Sequence]):
         if request.keep is not None:
             _ = self._states
         check_ids(request.known, self._session.vocab_size, "known")
+        if request.known and request.numerics not in ("", self.numerics):
+            raise NotReady("the run was begun by another arithmetic than this generator's: another one must go on with it")
         if state is None:
             return
         size, n_positions = len(request.prompt) + state.position, self._session.decoder.n_positions
