@@ -69,6 +69,7 @@ class FakeEngine:
         self.refusal: BaseException | None = None  # raised by `submit`, by the one after `refuse_after`
         self.refuse_after = 0
         self.states: Store | None = None  # where it keeps states
+        self.numerics = "fake"
         self.failures: dict[int, tuple[int, BaseException]] = {}  # by number of the run: after so many tokens, what
         self.cached_tokens = 0
         self.runs: list[FakeRun] = []
@@ -222,7 +223,7 @@ class FakeRun(Run):
             parent = None if start is None else engine.get(start.tenant, start.id)
             blob = b"" if start is None else engine.blob(start.tenant, start.id)
             position = len(ids) // 4 + (0 if parent is None else parent.position)
-            record = replace(keep.record, position=position, numerics="fake")
+            record = replace(keep.record, position=position, numerics=self._engine.numerics)
             made = engine.put(record, blob + ids, ids=ids, quota=keep.quota, name=keep.name, key=keep.key)
             if made.id != record.id:
                 raise InvalidRequest("another request with this key was answered meanwhile")

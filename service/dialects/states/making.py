@@ -198,13 +198,15 @@ async def _made(
         start=None if begin is None else begin.reference,
         keep=Keep(record=record, quota=quota_of(catalog.settings), name=change, key=key),
     )
-    runs = await Runs.submit(model, [request], call, n=1, prompt_field=work.param, stream=False)
     store = store_of(catalog)
     try:
+        runs = await Runs.submit(model, [request], call, n=1, prompt_field=work.param, stream=False)
         await runs.all()
-    except ServiceError:
+    except ServiceError as error:
         if key is not None and (earlier := await store.call(lambda engine: replayed(engine, record.tenant, key))) is not None:
             return sent(earlier, call, replayed=True, name=body.name)  # another request with this key was faster
+        if error.param == "state" and isinstance(body, CreateState):
+            error.param = "parent"
         raise
 
     def kept_now(engine: GroupingEngine) -> tuple[dict[str, Any], StateRecord]:
