@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import yaml
 from pydantic import AfterValidator, AnyHttpUrl, BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, ValidationInfo, field_validator
@@ -19,6 +20,8 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 from service.errors import AttnserveError
 
 PREFIX = "ATTNSERVE_"
+IN_MEMORY = "memory"  # the value of `states` without a store on disk
+STATES_PASSWORD = f"{PREFIX}STATES_PASSWORD"  # no setting, because those are stored by Ray and can be printed
 CONFIG_VARIABLE = f"{PREFIX}CONFIG"
 
 
@@ -58,6 +61,21 @@ def _resolved(path: Path) -> Path:
 
 def _absolute(path: Path | None) -> Path | None:
     return path and Path(os.path.abspath(path.expanduser()))  # noqa: PTH100  # links are kept: their targets change
+
+
+def _store(location: str) -> str:
+    if location == IN_MEMORY:
+        return location
+    if "://" in location:
+        url = urlsplit(location)
+        if url.scheme not in ("redis", "rediss") or not url.hostname:
+            raise ValueError("it names a directory, `memory`, or a URL redis://[USER@]HOST:PORT/DB or rediss://")
+        if url.password is not None or "password=" in url.query:
+            raise ValueError(f"a URL with a password would be shown and stored in many places: put the password into {STATES_PASSWORD}")
+        return location
+    if not location:
+        raise ValueError("it is empty: name a directory, or `memory`")
+    return str(_absolute(Path(location)))  # a replica runs in another directory
 
 
 def _long_enough(key: SecretStr) -> SecretStr:
@@ -137,9 +155,11 @@ class Settings(BaseModel):
     stream_stall_s: _Seconds = Field(60.0, description="Seconds after which a client that reads nothing of its stream is disconnected.")
     slots: int = Field(32, ge=1, le=4096, description="Sequences that a decoder generates at the same time.")
     max_prompt_tokens: _Count = Field(131_072, description="Most tokens of a prompt.")
-    states: str = Field(
+    states: Annotated[str, AfterValidator(_store)] = Field(
         "~/.local/state/attnserve",
-        description="Where states and responses are kept: a directory, `memory` (lost with the process), or a URL redis://HOST:PORT/DB.",
+        validate_default=True,
+        description="Where states and responses are kept: a directory, `memory` (lost with the process), or a URL redis://HOST:PORT/DB "
+        "(its password in ATTNSERVE_STATES_PASSWORD).",
     )
     max_states: _Count = Field(10_000, description="Most states of one tenant.")
     max_state_bytes: _Bytes = Field(4 * 1024**3, description="Most bytes of one tenant's states; the least recently used give way.")
@@ -245,7 +265,7 @@ def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
         json.loads(aliases := os.environ.get(f"{PREFIX}ALIASES", "{}"))
     except ValueError:
         raise SettingsError(f'{PREFIX}ALIASES={aliases!r} is not accepted: it must be JSON, such as {{"name": "model"}}') from None
-    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | {CONFIG_VARIABLE}
+    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | {CONFIG_VARIABLE, STATES_PASSWORD}
     if unknown := sorted(name for name in os.environ if name.startswith(PREFIX) and name not in known):
         raise SettingsError(f"{unknown[0]} is not a setting. Settings: {', '.join(sorted(known))}")
     try:
@@ -328,6 +348,6 @@ def _sentence(error: ValueError) -> str:
     name = ".".join(map(str, first["loc"])) or "settings"
     if first["type"] == "extra_forbidden":
         return f"{name} is not a setting. Settings: {', '.join(sorted(Settings.model_fields))}"
-    if first["loc"][:1] == ("api_keys",):
-        return f"api_keys is not accepted: {said}"
+    if name.split(".")[0] in ("api_keys", "states"):  # their values may be secrets
+        return f"{name.split('.')[0]} is not accepted: {said}"
     return f"{name}={first['input']!r} is not accepted: {said}"
