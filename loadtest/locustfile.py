@@ -1,10 +1,10 @@
-"""Plain Locust: the clients of `loadtest/users` against a running service, in closed loop.
+"""Makes the clients of `loadtest/users` available to the plain `locust` command. Each sends its next request after the last answer.
 
     locust -f loadtest/locustfile.py --host http://127.0.0.1:8000                     # the web UI
     locust -f loadtest/locustfile.py --headless --users 20 --run-time 1m Embed Rerank  # these classes alone
     locust -f loadtest/locustfile.py --tags stream                                    # those with this tag
 
-`attnserve load` is for open loops and verdicts. A class that no model of the service can answer is not spawned.
+`attnserve load` can send at a fixed rate, and judges the figures. A class that no model of the service can answer is not spawned.
 """
 
 import logging
@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import ClassVar
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # Locust adds only this file's folder; a worker may start anywhere
+# Locust adds only this file's folder to the path, and a worker may start in any folder.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import gevent
 from locust import User, events
@@ -50,7 +51,7 @@ def give_up(environment: Environment, why: str) -> None:
     logger.error(why)
     environment.process_exit_code = 1
     if environment.web_ui is None and environment.runner is not None and not isinstance(environment.runner, WorkerRunner):
-        gevent.spawn(environment.runner.quit)  # because this may be a greenlet of the runner
+        gevent.spawn(environment.runner.quit)  # in a new greenlet, because `quit` may end the current one
 
 
 class Answerable(UsersDispatcher):

@@ -28,13 +28,13 @@ from service.terminal import command_app
 
 BULK_TEXTS = 2048
 SHORT_BATCH = 32
-SAME_MODEL = 0.999  # cosine; two fp32 runtimes with the same weights differ in the seventh digit
+SAME_MODEL = 0.999  # least cosine of two servers' embeddings; fp32 runtimes with the same weights differ in the seventh digit
 MiB = 2**20
 SERVICE, LEAN, PEER, BARE = "attnserve", "attnserve --lean", "infinity", "bare"
 LOADS: dict[str, tuple[Callable[[int, str], list[str]], tuple[int, ...]]] = {
     "short": (texts.short, (32, 1)),
     "mix": (texts.mixed, (32, 8)),
-}  # part: (function that makes its texts, numbers of connections)
+}  # part of the benchmark: (function that makes its texts, numbers of connections)
 
 app = command_app()
 
@@ -79,7 +79,7 @@ def bench(
 
 
 class Work:
-    """The contestants and the steps of each in a round."""
+    """The work of a benchmark: its contestants, and the measurements of each one in a round."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Work:
         self.loads, self.seed = parts & {Part.short, Part.mix, Part.bulk}, "attnserve"
         self._measured = measured
         self._bare_per_s: dict[str, float] = {}
-        self._bare_costs: dict[int, float] = {}  # seconds of one text, by its length in tokens, without padding
+        self._bare_costs: dict[int, float] = {}  # length of a text in tokens -> seconds that the bare runtime needs for it, without padding
         self._vectors: list[list[float]] = []
 
     def contestants(self) -> list[Contestant]:
@@ -107,7 +107,7 @@ class Work:
         return made
 
     def _steps(self, contestant: str) -> list[Step]:
-        """Return a contestant's steps. The service's include those of the bare runtime; infinity has only the loads."""
+        """Return a contestant's measurements. Those of the service include the bare runtime's; for infinity they are only the loads."""
         ours, steps = contestant == SERVICE, list[Step]()
         for part, (prepare, connections) in LOADS.items():
             if part in self.parts:
@@ -151,7 +151,7 @@ class Work:
             yield server
 
     def _warm(self, server: Server) -> None:
-        """Warm up a contestant before it is measured, with the same texts for each."""
+        """Warm up a contestant before it is measured. Every contestant gets the same texts."""
         server.post(texts.mixed(64, self._seed("warm")))
 
     def _seed(self, work: str) -> str:
@@ -163,7 +163,8 @@ class Work:
         return bare.measure(self.bundle, shapes, threads=machine.cpus(), seconds=seconds, spin=spin, callers=callers)
 
     def _bare(self, part: str, _: Server) -> None:
-        """Measure texts/s at batch 32 and the latency of one text, with and without spinning, and with one caller per thread."""
+        """Measure the bare runtime's texts/s at batch 32 and its latency of one text: with and without spinning threads, and with one
+        caller per thread."""
         n = round(statistics.median(bare.token_counts(self.bundle, texts.short(50, "length"))))
         batch, one = (SHORT_BATCH, n), (1, n)
         self._bare_per_s[part] = 0.0
@@ -174,7 +175,7 @@ class Work:
                 self._bare_per_s[part] = max(self._bare_per_s[part], timings[batch]["texts_per_s"])
 
     def _bare_mix(self, _: Server) -> None:
-        """Measure the seconds of one text at each length, taking the better of spinning and not spinning."""
+        """Measure the bare runtime's seconds for one text at each length, with and without spinning threads. The better value counts."""
         self._bare_costs = {}
         shapes = bare.shapes_for_mix(self.max_tokens)
         for spin in (False, True):
@@ -192,7 +193,7 @@ class Work:
         prepared = prepare(int(3 * self._bare_per_s[part] * self.seconds) + 4 * connections + 100, self._seed(work))
         before = server.shortcuts()
         load = wrk.run(server.url, [server.body(text) for text in prepared], connections=connections, seconds=self.seconds)
-        time.sleep(1)  # until the service has finished requests that wrk left open
+        time.sleep(1)  # wait until the service has finished the requests that wrk left open
         problems = load.problems + _shortcut_problems(server, before)
         raw: dict[str, Any] = {"per_s": load.per_s, "per_s_at_most": load.per_s_at_most, "problems": problems, "wrk": load.__dict__}
         if part == Part.mix and server.name == SERVICE:
@@ -208,7 +209,7 @@ class Work:
         self._measured.note("bulk", server.name, **figures, problems=problems)
 
     def _memory(self, contestant: str, server: Server) -> None:
-        """Measure PSS and idle CPU time. This is done after the work, so that memory kept since the first requests is included."""
+        """Measure the memory (PSS) and the CPU time while idle. This is done after the work, so that memory kept since then is included."""
         server.post(texts.mixed(BULK_TEXTS // 8, self._seed("memory")))
         time.sleep(2)
         tree = memory.tree(server.pid)
@@ -227,7 +228,7 @@ def load_name(part: str, connections: int) -> str:
 
 
 def _shortcut_problems(server: Server, before: float | None) -> list[str]:
-    """Return problems if the service did not compute every text, or does not report how many texts it did not compute."""
+    """Return a problem if the service answered some texts without computing them, or if it does not count such texts, else []."""
     if server.name != SERVICE:
         return []
     after = server.shortcuts()
@@ -265,7 +266,7 @@ def rows(parts: frozenset[Part], measured: Measurements) -> list[Row]:
     allowed = Bar(at_least=0.85, reference="what bare onnxruntime allows")
     add(Part.mix, f"{mix}, 32 connections", "texts/s", Figure(mix_many, SERVICE), Figure(mix_many, SERVICE, "allowed_per_s"), allowed)
     for load, ratio in ((mix_many, 2.0), (mix_few, 1.4)):
-        peer = Figure(load, PEER, "per_s_at_most")  # the highest rate consistent with its run
+        peer = Figure(load, PEER, "per_s_at_most")  # the highest rate that infinity's run allows: requests cut off at the end count half
         bar = Bar(at_least=ratio, reference="infinity-emb, optimum engine")
         add(Part.mix, f"{mix}, {load.partition(', ')[2]}", "texts/s", Figure(load, SERVICE), peer, bar)
     bulk_bare = Figure("bulk", BARE, batch, best=max)

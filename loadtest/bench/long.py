@@ -67,7 +67,7 @@ def work_of(length: int) -> str:
 
 
 def rows(measured: Measurements, lengths: list[int]) -> list[Row]:
-    """Return a row per length. The longest length has the required ratio."""
+    """Return a row for each length. A ratio is required for the longest length only."""
     bars = {max(lengths): Bar(reference="the teacher", at_least=TIMES)}
     ours, teachers = ({N: Figure(work_of(N), name, "tokens_per_s") for N in lengths} for name in (LINEAR, TEACHER))
     return [compare(measured, work_of(N), "tokens/s", ours[N], teachers[N], bars.get(N)) for N in lengths]

@@ -22,8 +22,8 @@ from service.terminal import errors_printed
 INFINITY = Path("out/peers/infinity")
 # Installed first and separately, because any other requirement of torch would install gigabytes of CUDA.
 TORCH = "torch==2.13.0"
-# infinity 0.0.78 requires numpy < 2, typer < 0.13, click < 8.2, uvicorn < 0.33. It was written for optimum 1.x, which cannot be imported
-# with torch 2.13 (a name was removed from torch.onnx); optimum 2.1 can.
+# infinity 0.0.78 requires numpy < 2, typer < 0.13, click < 8.2, uvicorn < 0.33. It was written for optimum 1.x, whose import fails with
+# torch 2.13 (torch.onnx has lost a name). optimum 2.1 works with both.
 PINS = (
     "infinity-emb[server,optimum]==0.0.78",
     "optimum==2.1.0",
@@ -52,7 +52,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 @app.callback()
 def root() -> None:
-    """Servers to compare with."""
+    """Install servers to compare with."""
 
 
 @app.command()

@@ -24,7 +24,7 @@ WholeSeconds = Annotated[float, typer.Option(min=1, help="Length of each run of 
 Out = Annotated[Path, typer.Option(help="Directory for the JSON and the pictures of this run.")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown on stdout.")]
 ENOUGH_ROUNDS = 3  # fewest rounds for figures to publish
-IDLE = 0.25  # the machine is idle up to this load average per core
+IDLE = 0.25  # load average per core up to which the machine counts as idle
 
 
 # Measuring -------------------------------------------------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ class Measurements:
 
 @dataclass(frozen=True)
 class Step:
-    """One measurement. `measure` is called with the value that the contestant's `start` yields, and records figures."""
+    """One measurement. `measure` is called with the value that the contestant's `start` yields, and adds its figures to Measurements."""
 
     label: str
     measure: Callable[[Any], object]
@@ -68,7 +68,7 @@ class Contestant:
 
     @property
     def shown(self) -> int:
-        """How many steps the progress bar shows for one turn."""
+        """The number of steps that the progress bar counts for one turn of this contestant."""
         return len(self.steps) + (self.start is not None)
 
 
@@ -77,7 +77,8 @@ def step_count(contestants: Sequence[Contestant], rounds: int) -> int:
 
 
 def measure(contestants: Sequence[Contestant], rounds: int, measured: Measurements, begin: Callable[[str], object]) -> None:
-    """Measure every contestant in every round. `begin` is called with each step. Raises LoadtestError if a required contestant fails."""
+    """Measure every contestant in every round. `begin` is called with the name of each step when it begins. Raises LoadtestError if a
+    contestant that is not optional fails."""
     for measured.round in range(1, rounds + 1):
         for contestant in contestants:
             last = measured.round == rounds and contestant.once
@@ -129,8 +130,8 @@ class Figure:
 def compare(
     measured: Measurements, work: str, unit: str, figure: Figure, reference: Figure | None = None, bar: Bar | None = None, note: str = ""
 ) -> Row:
-    """Return a row of the report. It is invalid if one of its runs had problems. Its note contains these, the reason why figures are
-    missing, and the note of the figure's last entry."""
+    """Return a row of the report. The row is invalid if one of its runs had problems. Its note has these problems, the reason why figures
+    are missing, and the note of the figure's last entry."""
     figures, references = figure.of(measured), reference.of(measured) if reference else ()
     noted = [entry["note"] for entry in measured.of(figure.work, figure.contestant)[-1:] if "note" in entry]
     problems = measured.problems(figure.work, figure.contestant)

@@ -66,7 +66,7 @@ def bench_split(
 
 
 def figures_of(server: Server, decoder: str, seconds: float, seed: str) -> dict[str, float]:
-    """Warm up the service with a little of each kind of work, and measure the figures of one turn."""
+    """Warm up the service with a little of each kind of work, then measure all figures of one turn."""
     streaming = replace(server, model=decoder, path="/v1/completions")
     embed(server, f"warm {seed}", CONNECTIONS, 1)
     stream(streaming, 1, first=10**9)
@@ -83,7 +83,7 @@ def embed(server: Server, seed: str, connections: int, seconds: float) -> wrk.Lo
 
 
 def stream(server: Server, seconds: float, *, first: int) -> float:
-    """Return tokens per second of whole streams, one after the other on each connection. Prompts and seeds differ."""
+    """Return tokens per second of streams that are read to their end, one after the other on each connection. Prompts and seeds differ."""
     asked = {"model": server.model, "max_tokens": STREAM_TOKENS, "stream": True, "ignore_eos": True}
     seeds = range(first, first + int(_MOST_PER_S * max(seconds, 1)))
     bodies = [json.dumps({**asked, "prompt": f"text {seed}", "seed": seed}) for seed in seeds]

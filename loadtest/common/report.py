@@ -20,8 +20,8 @@ class Verdict(StrEnum):
     failed = "FAIL"
     invalid = "INVALID"  # measured, but not valid evidence; see `note`
     not_measured = "not measured"
-    not_judged = "not judged"  # the property could not be observed; does not pass
-    shown = "-"  # has no required value
+    not_judged = "not judged"  # the figure could not be measured; this does not count as passed
+    shown = "-"  # the row has no required value
 
 
 _COLOUR = {
@@ -36,7 +36,7 @@ _COLOUR = {
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """A required value. Set one: figure / reference `at_least`, figure - reference `at_most_more`, or figure `at_most`."""
+    """A required value, of one of three forms. `at_least`: figure / reference. `at_most_more`: figure - reference. `at_most`: figure."""
 
     reference: str = ""  # in words
     at_least: float | None = None
@@ -104,7 +104,7 @@ class Row:
         return Verdict.not_measured if holds is None else Verdict.passed if holds else Verdict.failed
 
     def cells(self) -> tuple[str, str, str, str, str]:
-        """The cells: work, figure with its spread, requirement with its reference, ratio with its spread, verdict."""
+        """The cells of the row: work, figure with its spread, requirement with its reference, ratio with its spread, verdict."""
         bar = self.bar.words(self.unit) if self.bar else ""
         reference = f" ({amount(self.reference)} {self.unit})" if self.reference is not None else ""
         work = f"{self.work} [{self.note}]" if self.note else self.work

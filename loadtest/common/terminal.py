@@ -54,14 +54,14 @@ def progress(steps: int) -> Iterator[Any]:
 
 
 def run(app: typer.Typer, name: str) -> None:
-    """Run a command as a separate program. An error of ours is printed as one red line."""
+    """Run a command as a program of its own. An AttnserveError is printed as one red line."""
     with errors_printed():
         app(prog_name=name)
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Make SIGTERM end the benchmark as Ctrl-C does, through the `with` blocks that stop what was started."""
+    """Make SIGTERM end the benchmark as Ctrl-C does: by an exception, so that every `with` block stops the processes it has started."""
 
     def interrupted(number: int, frame: object) -> None:
         raise KeyboardInterrupt

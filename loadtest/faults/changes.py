@@ -1,5 +1,4 @@
-"""`attnserve bench-faults`: sends requests (Poisson arrivals) while a cluster is updated, scaled and loses a node; see
-loadtest/README.md."""
+"""`attnserve bench-faults`: sends requests to a cluster while it is updated, scaled and loses a node; see loadtest/README.md."""
 
 import json
 import math
@@ -27,8 +26,8 @@ from service.terminal import command_app, console
 app = command_app()
 
 POOLS = ("gateway", "encoder", "generator")
-STAYS, DIES = "one", "two"  # the workers; clients connect to the first
-# Errors that end a stream if its process died; see deploy/faults.md.
+STAYS, DIES = "one", "two"  # the two workers: clients connect to the first, the second is killed
+# Parts of the errors that end a stream whose process has died; see deploy/faults.md.
 _CUT = ("is gone", "without [DONE]", "incomplete")
 _LOSS, _UPDATE = "node killed", "rolling update"
 
@@ -58,7 +57,7 @@ def _joined(cluster: Cluster) -> None:
     cluster.until(lambda: cluster.settled() and cluster.ready(STAYS, DIES), "the service is whole again", START_S)
 
 
-# Stage -> change made at its beginning. Before and after each pair of stages, each pool has two replicas, one per worker.
+# Stage -> change of the cluster when it begins. Stages come in pairs: after each pair every pool has two replicas again, one per worker.
 EVENTS: dict[str, Callable[[Cluster], None]] = {
     "quiet": lambda cluster: None,
     _UPDATE: _updated,
@@ -94,7 +93,7 @@ def bench_faults(
     with interruptible(), running([encoder, decoder], *flags, workers=(STAYS, DIES), cpus=len(POOLS)) as cluster:
         url = cluster.url(STAYS)
         tasks = models.tasks(url, models.names(url))
-        # The update restarts every replica, one after the other in each pool.
+        # The update takes longer: it restarts every replica, one after the other in each pool.
         lengths = {WARM_UP: 10.0, **dict.fromkeys(EVENTS, seconds), _UPDATE: 2 * seconds}
         stages = (*(Stage(name=name, seconds=length, level=level) for name, length in lengths.items()), DRAIN)
         shares = chosen(mix, tasks)
@@ -135,11 +134,12 @@ def bench_faults(
 
 
 class Wrong(LoadtestError):
-    """A change of the cluster failed, or was not complete when the next one began."""
+    """A change of the cluster failed, or was not complete when the next change began."""
 
 
 def played(plan: Plan, cluster: Cluster, took: dict[str, float]) -> None:
-    """Run the plan and make each stage's change as it begins. `took` gets the duration of each. Raises Wrong once a change fails."""
+    """Run the plan, and make the change of each stage when the stage begins. The seconds that a change took are written into `took`. Raises
+    Wrong as soon as a change fails."""
     wrong: list[str] = []
     threads: list[threading.Thread] = []
     marker = plan.out / samples.STAGES
@@ -148,7 +148,7 @@ def played(plan: Plan, cluster: Cluster, took: dict[str, float]) -> None:
         started = time.monotonic()
         try:
             EVENTS[name](cluster)
-        except Exception as error:  # raised again in the main thread, by `tick`
+        except Exception as error:  # `tick` raises it again in the main thread
             wrong.append(f"{name}: {error}")
         else:
             took[name] = time.monotonic() - started
@@ -165,7 +165,8 @@ def played(plan: Plan, cluster: Cluster, took: dict[str, float]) -> None:
                 if name in EVENTS:
                     if any(thread.is_alive() for thread in threads):
                         raise Wrong(f"{name} began before what came before it was through: give --seconds more")
-                    threads.append(threading.Thread(target=do, args=(name,), daemon=True))  # it ends when the cluster is stopped
+                    # A daemon, because its wait ends only when the cluster is stopped.
+                    threads.append(threading.Thread(target=do, args=(name,), daemon=True))
                     threads[-1].start()
             shown = len(lines)
             if wrong:
@@ -178,8 +179,8 @@ def played(plan: Plan, cluster: Cluster, took: dict[str, float]) -> None:
 
 
 class Seen(NamedTuple):
-    """The requests of a stage. `cut`: started streams of a dead process that ended with a documented error. `refused`: answers with 429, as
-    under any overload. `failed`: all other errors. `took_s`: seconds until the change was complete, None if it never was."""
+    """Counts of a stage's requests. `cut`: streams that ended with a documented error because their process died. `refused`: answers with
+    429. `failed`: all other errors. `took_s`: seconds until the change was complete, None if it was never complete."""
 
     stage: StageFigures
     took_s: float | None
@@ -193,7 +194,7 @@ class Seen(NamedTuple):
 
 
 def ended(found: Sequence[Sample], begun: Sequence[Begun]) -> list[Begun]:
-    """Return the stages of a run; if it was stopped early, its end is added as the drain stage."""
+    """Return the stages of a run. If the run was stopped early, a drain stage is added at its end."""
     if begun[-1].name == DRAIN.name:
         return list(begun)
     end_s = max(begun[-1].begin_s + 1, *(sample.done_s for sample in found))
@@ -201,8 +202,8 @@ def ended(found: Sequence[Sample], begun: Sequence[Begun]) -> list[Begun]:
 
 
 def stages_of(found: Sequence[Sample], begun: Sequence[Begun], took: Mapping[str, float]) -> list[Seen]:
-    """Return all stages except the warm-up. A failure counts in the stage in which its request ended, the drain in the last stage, because
-    the failure may have been caused after the request began."""
+    """Return all stages except the warm-up. A request that failed counts in the stage in which it ended, because its cause may be later
+    than its beginning. Requests that fail in the drain count in the last stage."""
     ends = [*(stage.begin_s for stage in begun[1:-1]), math.inf]
     return [
         seen(stage, [sample for sample in found if first.begin_s <= sample.done_s < end_s], took.get(stage.name))

@@ -1,8 +1,8 @@
 """A Ray cluster of several nodes on this machine. The service is deployed as an operator would do it; nodes and processes can be killed.
 
-A node is what `ray start` starts: a raylet, its agents and workers, and an HAProxy. Each has its own loopback address (127.0.0.2,
-127.0.0.3, ..; Linux has all of 127/8) and listens on the same ports, as on a separate machine. Network failures cannot be tested: a
-killed node is noticed at once, because its sockets close.
+A node is a set of processes that `ray start` starts: a raylet, its agents and workers, and an HAProxy. Each has its own loopback address
+(127.0.0.2, 127.0.0.3, ..; Linux has all of 127/8) and listens on the same ports, as on a separate machine. Network failures cannot be
+tested: a killed node is noticed at once, because its sockets close.
 """
 
 import json
@@ -28,7 +28,7 @@ from service.deployment import haproxy
 from service.deployment.ports import free_port, free_ports
 
 APPLICATION = "attnserve"
-WAIT_S = 60.0  # limit for processes that end; more is a hang
+WAIT_S = 60.0  # longest time in which a process may end; a longer time counts as a hang
 START_S = 300.0  # limit for replicas that start or are replaced one by one, with large bundles on few cores
 _ROOT = Path(__file__).parents[2]
 _MARK = "LOADTEST_NODE"  # set in the environment of every process of a node, so that orphans are found too
@@ -93,7 +93,7 @@ class Cluster:
 
     @property
     def remembers(self) -> bool:
-        """Whether a new head would restore this head's state, from Redis."""
+        """Whether a new head would restore the state of this head from Redis."""
         return self._redis is not None
 
     def address(self, name: str) -> str:
@@ -120,7 +120,7 @@ class Cluster:
         return [process for process in found if _lives(process) and title in _command(process)]
 
     def kill(self, name: str, title: str = "") -> None:
-        """Kill these processes at once, like a power failure. They are suspended first, so that none reacts to the end of another."""
+        """Kill these processes together, like a power failure. They are suspended first, so that none reacts to the end of another."""
         frozen: set[psutil.Process] = set()
         while fresh := set(self.processes(name, title)) - frozen:
             for process in fresh:
@@ -144,7 +144,7 @@ class Cluster:
         """End a node as if its pod were deleted: send SIGTERM to `ray start --block`, which drains the node, and wait until it ends."""
         self._started[name].terminate()
         self.until(lambda: self.ended(name), f"node {name} has drained and ended", timeout_s)
-        self.kill(name)  # processes that Ray has left
+        self.kill(name)  # kills the processes that Ray did not end
 
     def stop(self) -> None:
         """End every wait in `until`, in all threads."""
@@ -155,7 +155,8 @@ class Cluster:
     # Serve -------------------------------------------------------------------------------------------------------------------------------
 
     def deploy(self, *, args: Mapping[str, Any] | None = None, **deployments: Mapping[str, Any]) -> None:
-        """Deploy the configuration with changed settings (`args`) and options by deployment. Returns when Serve has begun to apply it.
+        """Change settings (`args`) and options of deployments, and deploy the changed configuration. Returns when Serve has begun to apply
+        it.
 
         Changes are kept: the next call changes the configuration that this call deployed.
         """
@@ -171,7 +172,7 @@ class Cluster:
         self.api("PUT", self.config)
 
     def api(self, method: str, body: Any = None) -> Any:
-        """Get or change Serve's configuration and state, by the API of `serve deploy`, `serve status` and KubeRay's operator."""
+        """Get or change Serve's configuration and state, by the HTTP API that `serve deploy`, `serve status` and KubeRay's operator use."""
         headers = {"content-type": "application/json", "authorization": f"Bearer {self._token}"}
         url = f"http://127.0.0.1:{self._dashboard_port}/api/serve/applications/"
         with urlopen(Request(url, json.dumps(body).encode() if body else None, headers, method=method), timeout=30) as answer:
@@ -249,7 +250,7 @@ class Cluster:
     def _haproxy(self, name: str, address: str) -> Path:
         """Write a script that runs HAProxy for a node on the node's own address only."""
         wrapper = self.folder / f"haproxy-{name}"
-        # Called as: haproxy -db -f CONFIG ..
+        # Ray calls the script as: haproxy -db -f CONFIG ..
         addressed = f"s/^\\( *bind\\) [0-9.*]*:/\\1 {address}:/"
         wrapper.write_text(f'#!/bin/sh\nsed -i "{addressed}" "$3"\nexec "{sys.executable}" -I "{haproxy.__file__}" "$@"\n')
         wrapper.chmod(0o700)

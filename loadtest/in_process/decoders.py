@@ -32,7 +32,7 @@ def build_pair(shape: ModelShape, folder: Path) -> Pair:
         n_heads=shape.n_heads,
         d_feedforward=shape.d_feedforward,
         layers="causal_linear",
-        positions="sinusoidal",  # the paper learns them; the cost is the same, one addition
+        positions="sinusoidal",  # the paper learns its positions; both kinds cost one addition
         norm="layer",
         bias=True,
         gated=False,

@@ -1,4 +1,4 @@
-"""Measures the generation engine without HTTP: runs at temperature 1, read in the event loop that the engine serves."""
+"""Measures the generation engine without HTTP. All runs sample at temperature 1 and are read in this process."""
 
 import asyncio
 import time
@@ -47,7 +47,7 @@ class Stream:
             self._changed.set()
 
     async def after(self, moment: float) -> None:
-        """Wait until a delta was read after `moment`. Raises LoadtestError if the run ends first."""
+        """Wait until a delta has been read after `moment` (time.perf_counter()). Raises LoadtestError if the run ends first."""
         while not self.read_at or self.read_at[-1] <= moment:
             if self._ended:
                 raise LoadtestError("a run that should go on has ended")

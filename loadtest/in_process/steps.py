@@ -88,7 +88,7 @@ def _calls_per_s(step: Callable[[], None], seconds: float) -> float:
 
 
 def long_sequence(bundle: Path, tokens: int, threads: int, stretch: int = 1000) -> Iterator[Stretch]:
-    """Yield the time of a step of one sequence, stretch by stretch."""
+    """Yield the time of a step of one sequence, for one stretch of tokens after the other."""
     return along(stepping(open_steps(bundle, threads), 1), tokens, stretch)
 
 

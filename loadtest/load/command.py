@@ -1,4 +1,4 @@
-"""`attnserve load`: puts a load of some shape on a running service, and reports figures, pictures and verdicts; see loadtest/README.md."""
+"""`attnserve load`: loads a running service, and reports figures, plots and verdicts; see loadtest/README.md."""
 
 import json
 import os
@@ -24,10 +24,10 @@ from service.terminal import command_app, console
 app = command_app()
 
 BURST = 128  # requests sent at once to guess the knee
-GUESS_SHARE = 0.8  # share of the burst's throughput that is the guessed knee, as arrivals are uneven
-SETTLING = 0.25  # share of the crowd's stage in which the crowd connects
+GUESS_SHARE = 0.8  # the guessed knee is this share of the burst's throughput, because real arrivals are uneven
+SETTLING = 0.25  # share of the stage `crowd` during which its connections are opened
 REST_S = 60.0  # longest wait after the load for connections to close: the proxy keeps some for 30 s
-ENOUGH = 200  # fewest requests of a kind for a p99: with 30 it would be the slowest one
+ENOUGH = 200  # fewest requests of a kind for a p99; of 30 requests the p99 would be the slowest
 
 
 @app.command()
@@ -124,12 +124,13 @@ def guess(plan: Plan, workers: int) -> float:
     done = sorted(sample.done_s for sample in found if sample.good)
     if len(done) < 2:
         raise LoadtestError(f"nothing was answered: {trial.out / samples.SAMPLES} says why; or give --knee")
-    most = round(len(done) * 0.9)  # the last requests leave cores idle
+    most = round(len(done) * 0.9)  # the last tenth is not counted, because it leaves cores idle
     return GUESS_SHARE * most / (done[most - 1] - begun[0].begin_s)
 
 
 def played(plan: Plan, workers: int, root: int | None, key: str) -> list[watch.Observation]:
-    """Run the plan with a progress bar. Returns observations of the service during the run, and one when it is at rest."""
+    """Run the plan with a progress bar. Returns observations of the service during the run, and a last one when all connections are
+    closed."""
     interval_s = max(sum(stage.seconds for stage in plan.stages) / 600, 1.0)
     begun = plan.out / samples.STAGES
     with watch.observing(root, plan.url, interval_s, key) as observations, progress(len(plan.stages) + 1) as advance:
@@ -148,7 +149,7 @@ def played(plan: Plan, workers: int, root: int | None, key: str) -> list[watch.O
 
 
 def rested(before: watch.Observation, root: int | None, url: str, key: str) -> watch.Observation:
-    """Observe the service once its clients' connections are closed, which a proxy does after some seconds; waits at most `REST_S`."""
+    """Wait until the connections of the clients are closed, at most `REST_S` (a proxy closes them after some seconds), and observe."""
     fds = {process.pid: process.fds for process in before.processes}
     until = time.monotonic() + REST_S
     while True:

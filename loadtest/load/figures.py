@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict
 from loadtest.load.plan import DRAIN
 from loadtest.load.samples import Begun, Sample
 
-ALL = "all"  # every kind except the hostile one
-LATE_MS, LATE_SHARE = 50.0, 0.1  # if the generator's own p99 delay exceeds both, figures are invalid; the share is of the latency's p99
+ALL = "all"  # the name for all kinds of clients together, without the hostile one
+# Figures are invalid if the p99 of the load generator's own delay exceeds both: milliseconds, and share of the latency's p99.
+LATE_MS, LATE_SHARE = 50.0, 0.1
 _SETTLE_S = 1.0  # users start and stop within about a second of a stage's start
 
 
@@ -31,7 +32,7 @@ class Figures(BaseModel):
     refused_share: float
     retry_after_share: float | None = None  # share of refusals that had Retry-After
     error_share: float  # share of requests with neither a good answer nor a refusal
-    late_p99_ms: float | None = None  # the generator's own delay; if large, figures reflect the generator
+    late_p99_ms: float | None = None  # the load generator's own delay; if it is large, the figures do not show the service
     first_p50_ms: float | None = None
     first_p99_ms: float | None = None
     between_p50_ms: float | None = None
@@ -44,7 +45,7 @@ NAMES = frozenset(Figures.model_fields)
 
 
 class StageFigures(BaseModel):
-    """The results of a stage. `cores` is CPU time per second by process name; it is empty if the service runs on another machine."""
+    """The results of a stage. `cores`: process name -> CPU seconds per second; empty if the service runs on another machine."""
 
     name: str
     level: float
@@ -62,7 +63,7 @@ class StageFigures(BaseModel):
 
     @property
     def late_ms(self) -> float | None:
-        """The generator's own delay if it is large enough to cause latencies and refusals, else None."""
+        """The load generator's own delay (p99) if it is so large that it may have caused latencies and refusals, else None."""
         late = self.all.late_p99_ms or 0.0
         return late if late > max(LATE_MS, LATE_SHARE * (self.all.p99_ms or 0.0)) else None
 
@@ -77,7 +78,7 @@ class StageFigures(BaseModel):
 
 
 def by_stage(samples: Sequence[Sample], begun: Sequence[Begun]) -> list[StageFigures]:
-    """Return the figures of every stage except the last one, in which a run drains. The first second of a stage is not counted."""
+    """Return the figures of every stage except the last, in which no requests are sent. The first second of a stage is not counted."""
     made = []
     for stage, following in pairwise(begun):
         begin_s, end_s = stage.begin_s + min(_SETTLE_S, (following.begin_s - stage.begin_s) / 2), following.begin_s

@@ -11,7 +11,7 @@ class Kind(NamedTuple):
     tags: tuple[str, ...]
 
 
-# Mostly searches, and a little of every other kind.
+# By default most requests are embeddings of one query.
 KINDS = {
     "embed": Kind("embed", 12, ("embed", "interactive")),
     "embed_batch": Kind("embed", 1, ("embed", "bulk")),

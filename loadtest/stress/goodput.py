@@ -31,7 +31,7 @@ app = typer.Typer(add_completion=False)
 
 @dataclass
 class Counted:
-    """Counts for one kind, or for all kinds."""
+    """Counts of requests and tokens, for one kind of client or for all kinds."""
 
     answered: int = 0
     refused: int = 0

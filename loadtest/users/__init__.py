@@ -1,5 +1,5 @@
-"""The clients, as Locust users: one class is one kind of client. `loadtest/locustfile.py` gives them to Locust as they are, `planned.py`
-with a plan of `attnserve load`.
+"""The clients, as Locust users: one class is one kind of client. `loadtest/locustfile.py` passes them to plain Locust, `planned.py` adds
+the plan of `attnserve load`.
 
 `asking.py` has the settings that all requests of a run share, `client.py` the base class, `embeddings.py`, `streams.py` and
 `hostile.py` the kinds, `wire.py` and `crowd.py` idle and slow connections, `recorder.py` the samples. Only Locust's processes import this

@@ -13,14 +13,14 @@ from loadtest.load import models
 
 @dataclass(frozen=True)
 class Asking:
-    """The settings of requests. `models` has the model for each task (embed, complete, chat, rerank); unsupported tasks are absent."""
+    """The settings of requests. `models`: task (embed, complete, chat, rerank) -> model. Tasks that no model supports are absent."""
 
     url: str
     models: Mapping[str, str]
     seed: int | None = None  # seed of texts and choices; None: random
     words: int | None = None  # length of each text to embed; None: a distribution
     max_tokens: int = 128  # limit for a stream
-    timeout_s: float = 120.0  # for the complete answer
+    timeout_s: float = 120.0  # limit for the complete answer
     key: str = ""
 
     @property

@@ -17,7 +17,7 @@ from locust.exception import StopUser
 from loadtest.load.kinds import KINDS
 from loadtest.users.asking import Asking
 
-MOST_CONNECTIONS = 8000  # limit of a process; a process that needs more is too slow for its arrivals
+MOST_CONNECTIONS = 8000  # most connections of one process; a process that needs more cannot send requests in time
 _numbers: Counter[str] = Counter()
 
 
@@ -51,7 +51,7 @@ class Client(User):
 
     abstract = True
     host = "http://127.0.0.1:8000"
-    wait_time = between(0.5, 1.5)  # so a user sends about a request a second, as long as the service is fast
+    wait_time = between(0.5, 1.5)  # a user sends about one request per second if the service answers fast
     kind: ClassVar[str]
     asking: ClassVar[Asking | None] = None
 
@@ -66,7 +66,7 @@ class Client(User):
             cls.weight, cls.tasks = kind.share, [tag(*kind.tags)(request)]
 
     def on_start(self) -> None:
-        """Prepare the client. Raises RuntimeError like `shared`, and StopUser if no model can answer this kind."""
+        """Prepare the client. Raises StopUser if no model can answer this kind, RuntimeError if the service's models are unknown."""
         if not self.answerable(self.shared):
             raise StopUser
         assert self.environment.runner is not None

@@ -12,10 +12,10 @@ from loadtest.users.asking import Asking
 from loadtest.users.wire import connect, connect_slowly
 
 _SIP_BYTES, _SIP_S = 16, 0.5
-# Upper bounds of the random times before a member's first connection and before each later one. HAProxy closes idle connections after
-# 10 s (service/deployment/haproxy.py), so without them a thousand would reconnect at once and delay the measured clients.
+# Upper bounds of the random pauses before a first connection and before each reconnection. HAProxy closes idle connections after 10 s
+# (service/deployment/haproxy.py). Without pauses, a thousand connections would be reopened at once and delay the measured clients.
 _FIRST_S, _AGAIN_S = 10.0, 2.0
-_TOKENS = 128  # length of a slow reader's stream: it takes minutes to read, but little work to generate
+_TOKENS = 128  # tokens in a slow reader's stream: few to generate, but reading them takes minutes
 
 
 class Crowd:

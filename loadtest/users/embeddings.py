@@ -7,7 +7,7 @@ from loadtest.common.texts import DOCUMENT, PASSAGE, QUERY
 from loadtest.users.client import Answer, Client
 
 _BATCH = 64  # more than the service accepts as interactive work
-_DOCUMENTS = (5, 30)  # of a rerank
+_DOCUMENTS = (5, 30)  # fewest and most documents of a rerank request
 
 
 class _Embeddings(Client):
@@ -28,7 +28,7 @@ class _Embeddings(Client):
 
 
 class Embed(_Embeddings):
-    """Acts like a search box: one query per request (or one text of `--words` words)."""
+    """Sends one query per request, like a search box; with `--words`, one text of this many words."""
 
     kind = "embed"
 
@@ -37,7 +37,7 @@ class Embed(_Embeddings):
 
 
 class EmbedBatch(_Embeddings):
-    """Acts like an indexer: 64 passages per request."""
+    """Sends 64 passages per request, like the indexing of a collection."""
 
     kind = "embed_batch"
 
@@ -64,7 +64,7 @@ class Documents(_Embeddings):
 
 
 class Rerank(Client):
-    """Puts the 5 to 30 passages that a first search stage found in order of a query."""
+    """Sends a query with 5 to 30 passages to rank, like the second stage of a search."""
 
     kind = "rerank"
 

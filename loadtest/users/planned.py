@@ -11,7 +11,8 @@ from functools import cache
 from pathlib import Path
 from types import new_class
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # Locust adds only this file's folder; a worker may start anywhere
+# Locust adds only this file's folder to the path, and a worker may start in any folder.
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import gevent
 from gevent.pool import Pool
@@ -28,7 +29,7 @@ from loadtest.users.client import MOST_CONNECTIONS, Answer, Client
 from loadtest.users.crowd import Crowd
 from loadtest.users.recorder import RECORDER, Sent
 
-ON_THEIR_WAY = Pool(MOST_CONNECTIONS)  # requests run outside users' greenlets, so Locust does not cut them off with users
+ON_THEIR_WAY = Pool(MOST_CONNECTIONS)  # requests run in greenlets of their own, so that they continue when Locust stops their users
 
 
 @cache
@@ -42,7 +43,7 @@ def plan_in(environment: Environment) -> Plan:
 
 
 class Planned(Client):
-    """A client that follows the plan: in open loop it is a Poisson source of requests, in closed loop it sends one after the other."""
+    """A client that follows the plan. In open loop it sends requests as a Poisson process, in closed loop one after the other."""
 
     abstract = True
     wait_time = constant(0)

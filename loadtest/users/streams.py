@@ -1,4 +1,4 @@
-"""Clients that read text as it is generated: completion and chat, with time to first token, time between tokens and tokens/s as metrics."""
+"""Clients that read text as it is generated: completion and chat. They measure time to first token, time between tokens, and tokens/s."""
 
 import json
 import time
@@ -48,7 +48,7 @@ class _Stream(Client):
 
 
 class Completion(_Stream):
-    """Acts like an editor: sends the beginning of a function to be completed."""
+    """Sends the beginning of a Python function to be completed, like an editor."""
 
     kind = "completion"
     path = "/v1/completions"

@@ -1,4 +1,4 @@
-"""Measures the parts of a round. In each part the contestants take turns, so that a slow minute of the machine affects all of them."""
+"""Measures the parts of a round. In each part the contestants take turns, so that a slow minute of the machine slows all of them."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -13,18 +13,18 @@ from loadtest.in_process.twin import STRETCH, Twin, long_sequences
 
 CHUNKS = (16, 64, 256, 1024)
 PROMPT_TOKENS = 16_384  # length of the prompt for the engine
-TURNS = 3  # turns per round, for ratios near their required value: the machine's speed varies within seconds
+TURNS = 3  # turns per round, where the ratio is near its required value: several turns average out that the machine's speed varies
 TEXTS = 8  # batch size of transformers and the engine
 
 
 class Measuring:
-    """Has a method for each part. Figures are in tokens per second (`per_s`), or in the unit at the end of their name."""
+    """Has one method per part. Figures are in tokens per second (`per_s`), or in the unit at the end of their name."""
 
     def __init__(self, plan: GenerationPlan, built: Contestants, measured: Measurements) -> None:
         self.plan, self.built, self.measured = plan, built, measured
 
     def turns(self) -> Sequence[Contestant]:
-        """Return all parts, which run in every round, then the long sequences, which run once."""
+        """Return the parts that run in every round, then the long sequences, which run once."""
         plan = self.plan
         parts = [part for part in GenerationPart if part in plan.parts - {GenerationPart.flat}]
         rounds = Contestant(plan.model, [Step(part, getattr(self, part)) for part in parts])
@@ -51,7 +51,7 @@ class Measuring:
             note(f"{rows} runs", "engine", per_s=engine.tokens_per_s(plan.bundle, rows, seconds, plan.threads))
 
     def service(self, _: object) -> None:
-        """Measure the engine and the service in turns. The service is idle while the engine is measured."""
+        """Measure the engine in this process and the service in turns. The service is idle while the engine is measured."""
         plan, seconds, note = self.plan, self.plan.seconds / TURNS, self.measured.note
         with attnserve(plan.bundle, plan.model) as server:
             for _ in range(TURNS):

@@ -1,5 +1,5 @@
-"""Figures of the service over HTTP: tokens a second of many streams (read by wrk, counted by the service's own metric), and the time to the
-first token of one client, undisturbed and while an endless request of another client has every slot.
+"""Measures generation over HTTP: tokens per second of many streams, which wrk reads and the service's own metric counts, and the time to
+the first token of one client, alone and while an endless request of another client has every slot.
 """
 
 import json
@@ -19,11 +19,11 @@ from loadtest.errors import LoadtestError
 STREAM_TOKENS = 512
 _COUNTER = "vllm:generation_tokens_total"
 WARM = 5  # warm-up requests
-_TAKEN = 1 << 20  # bytes per read of answers that are ignored
+_TAKEN = 1 << 20  # most bytes per read of an answer whose content is ignored
 
 
 def tokens_per_s(server: Server, streams: int, seconds: float) -> float:
-    """Return tokens per second with `streams` connections, each of which requests one streamed text after the other."""
+    """Return tokens per second with `streams` connections. Each requests a streamed text, reads it, and requests the next."""
     bodies = [
         _body(server, prompt=f"text {seed}", seed=seed, max_tokens=STREAM_TOKENS, ignore_eos=True).decode() for seed in range(64 * streams)
     ]
@@ -53,7 +53,7 @@ def first_tokens_s(server: Server, seconds: float) -> tuple[float, ...]:
 
 @contextmanager
 def all_slots_taken(server: Server, slots: int) -> Iterator[None]:
-    """Keep one streamed request for as many endless texts as there are slots. The answer is read as fast as it arrives."""
+    """Send one streamed request that occupies all slots: it asks for as many endless texts. The answer is read as fast as it arrives."""
     asked = _body(server, n=slots, max_tokens=1_000_000, ignore_eos=True, prompt="def endless(", seed=1)
     head = f"POST {server.path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {len(asked)}\r\n\r\n"
     connection = socket.create_connection(("127.0.0.1", server.port))

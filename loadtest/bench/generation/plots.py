@@ -18,7 +18,7 @@ OURS, TWIN = "tab:blue", "tab:red"
 
 
 def draw(plan: GenerationPlan, built: Contestants, measured: Measurements, file: Path, hardware: str) -> None:
-    """Draw all pictures, and save them next to the JSON `file`."""
+    """Draw all plots, and save them next to the JSON `file`."""
     if ours := stretches(measured, "bundle"):
         price_of_a_token(
             ours,
@@ -36,8 +36,8 @@ def draw(plan: GenerationPlan, built: Contestants, measured: Measurements, file:
 def price_of_a_token(
     ours: Sequence[Stretch], twins: Sequence[Stretch], file: Path, title: str, *, state_bytes: int, twin_token_bytes: float
 ) -> None:
-    """Draw the time per token and the memory of past tokens along one sequence. The line fitted to the twin (the softmax model), if
-    there is one, is extended to the end of our sequence."""
+    """Draw the time per token, and the memory that past tokens take, along one sequence. If the twin (the softmax model) was measured, the
+    line fitted to its times is extended to the end of our sequence."""
     figure = _figure(8, 6)
     time, memory = figure.subplots(2, 1, sharex=True)
     positions = [stretch.middle for stretch in ours]

@@ -13,7 +13,7 @@ from loadtest.in_process.shapes import POSITIONS, ModelShape
 from loadtest.in_process.steps import Stretch
 from loadtest.in_process.twin import crossover, fitted
 
-FLAT = 1.05  # largest ratio of the time of a token at the end to one of the first thousand
+FLAT = 1.05  # largest ratio of the time per token at the end to the time per token in the first thousand
 DISTURBED = 3.0  # how many times longer a token may take while a prompt is prefilled
 SHARED = 4.0  # how many times longer a first token may take while one request has all slots
 PER_S, TIMES = "tokens/s", "times as long"
@@ -41,7 +41,7 @@ def _service(plan: GenerationPlan, measured: Measurements) -> list[Row]:
 
 
 def _prefill(_: GenerationPlan, measured: Measurements) -> list[Row]:
-    """Compare with the bare prefill at its best chunk length."""
+    """Compare the engine's prefill with the bare runtime's prefill at its best chunk length."""
     bare = {chunk: Figure("prefill", f"bare, {chunk}") for chunk in CHUNKS}
     best = max(bare, key=lambda chunk: statistics.median(bare[chunk].of(measured)))
     bar = Bar(at_least=0.8, reference=f"bare prefill in chunks of {best}")
@@ -98,7 +98,7 @@ def _paper(plan: GenerationPlan, measured: Measurements) -> list[Row]:
 
 
 def _batches(plan: GenerationPlan, measured: Measurements) -> list[Row]:
-    """Compare both models, each at its own best batch size."""
+    """Compare the decoder with its softmax twin, each at its own best batch size."""
     made = []
     for shape in plan.shapes:
         ours, twins = (by_batch(measured, shape, who) for who in ("ours", "twin"))
@@ -164,7 +164,7 @@ def _flat(_: GenerationPlan, measured: Measurements) -> list[Row]:
 
 
 def beside(ours: Sequence[Stretch], twins: Sequence[Stretch]) -> list[Stretch]:
-    """Return our stretches that were measured in turns with the twin's."""
+    """Return those of our stretches that were measured in turns with a stretch of the twin."""
     return [stretch for stretch in ours if stretch.first <= twins[-1].first]
 
 
