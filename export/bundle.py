@@ -24,7 +24,7 @@ from models.folders.folder import in_sentences
 def export_file(file: Path, out: Path, **how: Any) -> contract.Manifest:
     """Export the encoder that `file` describes; see `models/checkpoints/`. `how` are keyword arguments of `export_bundle`."""
     with TemporaryDirectory() as temporary:
-        checkpoint = Path(temporary) / file.stem  # the manifest has this name
+        checkpoint = Path(temporary) / file.stem  # the manifest names this folder as the source
         build_encoder(file, checkpoint)
         return export_bundle(checkpoint, out, **how)
 

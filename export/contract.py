@@ -69,11 +69,11 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=255)]  # cannot leave the bundle
 
 # Upper limits, larger than any real model, so that a damaged or malicious bundle cannot cause huge allocations.
-MOST_JSON_BYTES = 16 * 2**20  # of manifest.json and golden.json each
+MOST_JSON_BYTES = 16 * 2**20  # limit for each of manifest.json and golden.json
 MOST_TOKENIZER_BYTES = 64 * 2**20
 MOST_TEMPLATE_BYTES = 2**20
-MOST_STATE_BYTES = 2**30  # per sequence
-MOST_PIXELS = 1024  # width or height of an image
+MOST_STATE_BYTES = 2**30  # largest state of one sequence
+MOST_PIXELS = 1024  # largest width or height of an image
 Size = Annotated[int, Field(ge=1, le=2**24)]  # e.g. of a vocabulary, a width, a length
 Count = Annotated[int, Field(ge=0, le=2**62)]  # e.g. of parameters, bytes, documents
 TokenId = Annotated[int, Field(ge=0, lt=2**24)]
@@ -102,7 +102,7 @@ class Traits:
     per_token: bool = False  # the output has a row for each token of an input
     has_labels: bool = False  # `Manifest.id2label` names the columns of the output
     ranks: bool = False  # the output is one score: how well a document matches a query
-    golden_bound: Literal["min_cosine", "max_abs_error"] = "max_abs_error"  # limit for the golden examples at a server's start
+    golden_bound: Literal["min_cosine", "max_abs_error"] = "max_abs_error"  # which limit the golden examples must keep at a server's start
     part: Literal["decoder", "encoder_decoder"] | None = None  # the manifest field that only this kind has
     uses_gpu: bool = True  # False: it runs on the CPU even if the service has a GPU
 
@@ -214,7 +214,7 @@ class StateTensor(Part):
 
 
 class Interface(NamedTuple):
-    """What goes into a graph and comes out of it."""
+    """The input and output tensors of a graph."""
 
     inputs: tuple[Tensor, ...]
     outputs: tuple[Tensor, ...]
@@ -228,11 +228,11 @@ def float32(name: str, *shape: str | int) -> Tensor:
     return Tensor(name=name, dtype="float32", shape=shape)
 
 
-SOURCE = (int64(INPUT_IDS, "B", "N"), int64(ATTENTION_MASK, "B", "N"))  # inputs of whatever reads texts
+SOURCE = (int64(INPUT_IDS, "B", "N"), int64(ATTENTION_MASK, "B", "N"))  # the inputs of every graph that reads texts
 
 
 def encoder_interface(kind: Kind, width: int, d_model: str | int, *, typed: bool) -> Interface:
-    """`typed`: token types are an input."""
+    """Return the inputs and outputs of an encoder's graph. With `typed`, token types are an input."""
     inputs, traits = (*SOURCE, int64(TOKEN_TYPE_IDS, "B", "N")) if typed else SOURCE, KINDS[kind]
     if traits.output == LOGITS:
         return Interface(inputs, (float32(LOGITS, "B", *["N"] * traits.per_token, width),))
@@ -250,7 +250,7 @@ def decoder_interface(states: Sequence[StateTensor], vocab_size: int, *, takes_p
 
 
 def step_interface(remembered: Sequence[Tensor], vocab_size: int) -> Interface:
-    """Of an encoder-decoder's step graph; `remembered` are the outputs of its reader."""
+    """Return the inputs and outputs of an encoder-decoder's step graph. `remembered` are the outputs of its reader graph."""
     new = [tensor.model_copy(update={"name": f"new_{tensor.name}"}) for tensor in remembered if not tensor.name.startswith("memory_")]
     outputs = (float32(STEP_LOGITS, "B", vocab_size), float32(ATTENTION, "B", "N"), *new)
     return Interface((int64(PREVIOUS, "B"), SOURCE[1], *remembered), outputs)
@@ -368,15 +368,16 @@ class Manifest(Part):
 
     @property
     def _absent(self) -> dict[str, Any]:
-        """Names of optional fields that are None. They are left out of the fingerprint, so that older bundles keep theirs."""
+        """Return the names of optional fields that are None, as `exclude` takes them. The fingerprint does not include them, so a new
+        optional field does not change the fingerprint of older bundles."""
         absent: dict[str, Any] = {name: True for name in ("decoder", "encoder_decoder", "attention_graph") if getattr(self, name) is None}
         if self.decoder is not None:
             absent["decoder"] = {name for name in ("image", "held_out", "n_positions") if getattr(self.decoder, name) is None}
         return absent
 
 
-MOST_GOLDEN = 1_000  # texts, which are computed at every start
-MOST_CONTINUED = 1_000  # tokens after a prompt, each a decoder step at start
+MOST_GOLDEN = 1_000  # largest number of golden texts; every start computes them all
+MOST_CONTINUED = 1_000  # largest number of golden tokens after a prompt; every start computes a decode step for each
 Tokens = Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=100_000)]
 
 
@@ -595,7 +596,8 @@ def _contradictions_of_tokens(manifest: Manifest) -> Iterator[str]:
 
 
 def _interface(manifest: Manifest) -> Interface:
-    """That of the served graph; of an encoder-decoder's step graph, by its reader."""
+    """Return the inputs and outputs that the served graph must have. For an encoder-decoder this is the step graph, whose inputs follow
+    from the outputs of its reader graph."""
     decoder, both, graph, vocab_size = manifest.decoder, manifest.encoder_decoder, manifest.graph, manifest.limits.vocab_size
     if decoder is not None:
         return decoder_interface(decoder.states, vocab_size, takes_positions=decoder.takes_positions)

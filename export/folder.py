@@ -51,10 +51,10 @@ def checked_name(name: str) -> str:
 
 
 def now() -> str:
-    """The manifest's `created`."""
+    """Return the current time in the form of the manifest's field `created`."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def tools() -> str:
-    """The manifest's `tool`."""
+    """Return the exporter's tools with their versions, for the manifest's field `tool`."""
     return ", ".join(f"{package} {version(package)}" for package in ("attnserve", "torch", "onnx", "onnxruntime"))

@@ -1,4 +1,4 @@
-"""Prints a bundle as tables on the terminal: `attnserve inspect`. This file imports neither torch nor onnx."""
+"""Renders a bundle as tables for `attnserve inspect`. This file imports neither torch nor onnx."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path

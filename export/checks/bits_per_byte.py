@@ -20,11 +20,11 @@ from export.checks.decoder_parity import Ids, Steps, Values
 from export.errors import ExportError
 from models.training.corpus import read_texts
 
-Show = Callable[[float], None]  # called with the fraction done
+Show = Callable[[float], None]  # called with the fraction of the work that is done
 
 CHUNK = 256  # tokens of one document per call
 ROWS = 16  # documents in a batch
-LOGITS = 1 << 24  # largest number of logits in one call: 64 MB
+LOGITS = 1 << 24  # largest number of logits in one call: 64 MB of float32
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def bits_per_byte(
     end = [] if eos_token_id is None else [eos_token_id]
     begin = end if bos_token_id is None else [bos_token_id]
     rows = [row for ids in _encoded(tokenizer, text) for row in _windows(np.array([*begin, *ids, *end]), steps.n_positions)]
-    rows.sort(key=len, reverse=True)  # a batch then has documents of similar length
+    rows.sort(key=len, reverse=True)  # so that a batch has documents of similar length
     chunk = min(CHUNK, max(1, LOGITS // tokenizer.get_vocab_size()))
     beside = min(ROWS, max(1, LOGITS // (chunk * tokenizer.get_vocab_size())))
     bits, done, total = 0.0, 0, sum(map(len, rows))
@@ -98,7 +98,8 @@ def _bits(steps: Steps, rows: Sequence[Ids], chunk: int) -> float:
         place[: len(row)] = row
     states, bits = steps.begin(len(rows)), 0.0
     for start in range(0, int(lengths[0]), chunk):
-        B = int((lengths > start).sum())  # rows that are not finished
+        # Number of rows that are not finished; they are the first ones, because the longest rows come first.
+        B = int((lengths > start).sum())
         states = {name: state[:B] for name, state in states.items()}
         here = padded[:B, start : start + chunk + 1]
         tokens, targets = here[:, :-1], here[:, 1:]

@@ -25,13 +25,13 @@ TOLERANCE = 1e-4
 SIZES = (((1, 1), 1), ((2, 1), 3), ((1, 9), 1), ((3, 33), 17), ((5, 70), 1), ((2, 130), 65))
 STARTS = (0, 1, 1_000, 70_001, 31)  # tokens before the first call, for each row; the graph receives them as `positions`
 
-PROMPTS = (150, 1, 64, 97, 131)  # prompt lengths; 150 is longer than the largest attention window in use
+PROMPTS = (150, 1, 64, 97, 131)  # prompt lengths in tokens; 150 is longer than the largest attention window of any exported model
 WHOLE = max(PROMPTS)
 PIECES = (64, 7)
 
 
 class Steps:
-    """A decoder's step graph, or the torch model in its place, called with numpy arrays."""
+    """A decoder's step graph, or its torch model. Both are called with numpy arrays."""
 
     def __init__(self, answer: Reference, inputs: Tensors, *, n_positions: int | None = None) -> None:
         """`n_positions` is the longest sequence in tokens; None means no limit."""
@@ -94,7 +94,7 @@ def _lengths(B: int, N: int) -> Ids:
 
 
 def inexact(open_steps: Callable[[int], Steps], *, vocab_size: int) -> str | None:
-    """Return the first condition (such as padding or batching) that changes any bit of a row's results; None if no condition does.
+    """Return the name of the first condition (such as padding or batching) that changes a bit of a row's results; None if none does.
 
     `open_steps(threads)` opens the graph. 0 and -0 count as equal.
     """

@@ -19,7 +19,7 @@ Arrays = Mapping[str, NDArray[np.float32]]
 Reference = Callable[[Feed], Arrays]
 Tensors = tuple[contract.Tensor, ...]
 
-# onnxruntime and torch sum in different orders. Over a dozen layers, up to 5 of float32's 24 bits differ. Relative to `scale`.
+# Limit of |graph - torch| / `scale`. Both sum in different orders: after a dozen layers up to 5 of float32's 24 bits differ.
 FP32_TOLERANCE = 2e-5
 LONGEST_COMPARED = 2048  # tokens; torch stores all B * H * N² scores of a layer: 0.4 GB for two texts of this length and 12 heads
 
@@ -86,7 +86,7 @@ def same_shape(got: NDArray[np.float32], want: NDArray[np.float32], what: str) -
 def largest_error(got: NDArray[np.float32], want: NDArray[np.float32], tolerance: float, what: str, reference: str = "the model") -> float:
     """Return the largest |got - want|. Raises ExportError if it is above `tolerance * scale(want)`; `what` begins the message."""
     error, allowed = float(np.abs(got - want).max(initial=0.0)), tolerance * scale(want)
-    if not error <= allowed:  # `error > TOLERANCE` would accept NaN
+    if not error <= allowed:  # not written as `error > allowed`, which is false for NaN
         raise ExportError(f"{what} {error:.3g} away from {reference}, and {allowed:.3g} is allowed")
     return error
 
@@ -97,7 +97,7 @@ def scale(values: NDArray[np.float32]) -> float:
 
 
 def feeds(inputs: Tensors, *, vocab_size: int, pad_token_id: int, max_tokens: int) -> list[Feed]:
-    """Return random inputs at sizes where incorrect graphs fail: one text, one token, odd sizes, an empty text, full length, etc."""
+    """Return random inputs of the sizes at which incorrect graphs fail: one text, one token, odd sizes, an empty text, full length."""
     random = np.random.default_rng(0)
     longest = min(max_tokens, LONGEST_COMPARED)
     sizes = [(1, 1), (1, 2), (2, 1), (1, 16), (2, 7), (3, 33), (5, 17), (8, 64), (2, longest)]

@@ -24,7 +24,7 @@ def why(result: Result, plan: Plan) -> str:
 
 
 def _faster(result: Result, plan: Plan, time: float) -> str:
-    """Explain an exponent below the stated one: work that grows more slowly with N still takes a large part of the time."""
+    """Explain a measured exponent below the stated one: work that grows more slowly with N still takes a large part of the time."""
     lengths, seconds = [point.N for point in result.points], [point.s for point in result.points]
     stated, size = work_of(result, plan), result.linear_weights
     with_projections = growth.stated_exponent(lambda N: stated(N) + size * N, lengths)
@@ -38,7 +38,7 @@ def _faster(result: Result, plan: Plan, time: float) -> str:
 
 
 def _slower(result: Result, plan: Plan, time: float) -> str:
-    """Explain an exponent above the stated one: one multiply-add takes longer at larger N."""
+    """Explain a measured exponent above the stated one: one multiply-add takes longer at larger N."""
     stated, size = work_of(result, plan), result.linear_weights
     measured = [point for point in result.points if point.N >= growth.GROWTH_FROM]
     first, last = measured[0], measured[-1]
@@ -69,7 +69,8 @@ def work_of(result: Result, plan: Plan) -> Callable[[int], float]:
 
 
 def width_exponents(result: Result, plan: Plan) -> tuple[float | None, float | None]:
-    """Return the stated exponent (with projections) and the measured one of time against the option that `examples.varied` names."""
+    """Return two exponents of growth with the option that `examples.varied` names: of the stated cost (with projections) and of the
+    time."""
     varied = EVERYTHING[result.name].examples.varied
     assert varied, f"{result.name} names no option to vary"
     option = varied[0]

@@ -1,4 +1,4 @@
-"""Time and memory of a layer against N, and the exponent with which they grow."""
+"""Measures the time and memory of a layer at each length N, and fits the exponents with which they grow."""
 
 import json
 import signal
@@ -22,7 +22,7 @@ class Killed(ExportError):
 
 
 def measure(name: str, graph: Path, plan: Plan, N: int) -> Point:
-    """Run one length in a child process and return its result. Raises ExportError with the child's message, or Killed if it was killed."""
+    """Measure one length in a child process. Raises ExportError with the child's error message, or Killed if the child was killed."""
     request = {"mechanism": name, "graph": str(graph), "plan": plan.model_dump(mode="json"), "N": N, "seconds": plan.seconds}
     done = subprocess.run(
         [sys.executable, "-m", "export.comparison.child", json.dumps(request)], check=False, capture_output=True, text=True
@@ -48,7 +48,9 @@ def too_much(points: Sequence[Point], N: int, plan: Plan) -> str | None:
 
 
 def extrapolated(lengths: Sequence[int], values: Sequence[float], N: int) -> float:
-    """Return a cautious upper estimate at N: the growth exponent of the last two lengths plus 1/4, 2 at most. 0 for fewer than two."""
+    """Return an upper estimate of the value at N, or 0 for fewer than two lengths. It assumes that growth continues with the exponent of
+    the last two lengths plus 1/4, but at most 2.
+    """
     if len(lengths) < 2 or values[-2] <= 0:
         return 0.0
     slope = log(max(values[-1] / values[-2], 1.0)) / log(lengths[-1] / lengths[-2])
@@ -63,7 +65,7 @@ def exponent(lengths: Sequence[int], values: Sequence[float], *, begin: int = GR
 
 
 def last_exponent(lengths: Sequence[int], values: Sequence[float]) -> float | None:
-    """Return the exponent between the last two lengths. It is higher than `exponent` if terms that grow more slowly still have a share."""
+    """Return the exponent between the last two lengths. It is above `exponent` if a part of the cost grows more slowly than the rest."""
     pairs = [(log(N), log(value)) for N, value in zip(lengths, values, strict=True) if value > 0][-2:]
     return linear_regression(*zip(*pairs, strict=True)).slope if len(pairs) == 2 else None
 

@@ -26,7 +26,9 @@ def is_attention(name: str) -> bool:
 
 
 def options(name: str, *, longest: int, short: bool = False) -> dict[str, Any]:
-    """Return the constructor's keywords: the large example, or with `short` the one for about 64 tokens; `longest` sets n_positions."""
+    """Return the keywords of the layer's constructor: its large example or, with `short`, its example for about 64 tokens. n_positions is
+    `longest`, if the layer has this option.
+    """
     kind = EVERYTHING[name]
     room = {"n_positions": longest} if "n_positions" in inspect.signature(kind).parameters else {}
     return {**kind.examples.large, **(kind.examples.short if short else {}), **room}
@@ -63,7 +65,7 @@ def chosen(names: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Words:
-    """The parts of the docstring of a mechanism's file."""
+    """The parts of the docstring of a mechanism's file, for the page."""
 
     title: str
     body: str  # formulas, paper and cost, unchanged

@@ -104,13 +104,13 @@ img { max-width: 100%; }
 
 
 def _about(plan: Plan) -> str:
-    """Where and how."""
+    """Return a paragraph on the machine, the versions and the method of the measurements."""
     versions = f"onnxruntime {ort.__version__}, torch {torch.__version__}"
     how = "the exported graph in onnxruntime" if plan.runtime == "onnxruntime" else "the layer in torch"
     return (
         f"Written by `attnserve compare`, {now()}, on {_processor()}; {versions}. Measured is {how}: B = 1, one thread, float32, "
         f"D = {plan.d_model}, H = {plan.n_heads}. Time is the thread's own, memory what a run adds to the resident memory of its process. "
-        "Attention stands in the graph as the operators listed below; in a bundle, that of softmax is one fused operator.\n"
+        "The graph computes attention by the operators listed below; in a bundle, softmax attention is one fused operator.\n"
     )
 
 

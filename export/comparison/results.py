@@ -55,13 +55,13 @@ class Result(BaseModel):
     operators: dict[str, int] = {}
     state_bytes: dict[int, int] = {}  # number of tokens -> bytes of one sequence's state; {} without a state
     points: list[Point] = []
-    ended: str | None = None  # why no larger N is measured; "" if all were
-    widths: list[WidthPoint] = []  # values of the option `examples.varied`
+    ended: str | None = None  # why no larger N is measured; "" if all lengths are measured
+    widths: list[WidthPoint] = []  # one for each value of the option `examples.varied`
     parity: list[Parity] | None = None
     ranks: list[Rank] | None = None
     layers_to_reach: int | None = None  # 0: no number of layers is enough
     reach_done: bool = False
-    failure: str | None = None  # error of the last attempt, which is repeated
+    failure: str | None = None  # error of the last attempt; the next run tries again
 
     @property
     def complete(self) -> bool:

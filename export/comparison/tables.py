@@ -24,7 +24,8 @@ def complexity(results: Results, plan: Plan) -> str:
     """Return the complexity table of the specification, with the measured exponents and the reasons for differences."""
     headings = ("layer", "time, stated", "exponent of that", "measured", "memory", "sequential operations", "layers to reach all", "why")
     layers = {name: EVERYTHING[name] for name in results}
-    shown = (name for name, layer in layers.items() if layer.cost.row and not layer.capabilities.causal)  # twins cost the same
+    # A causal form costs the same as its encoder form.
+    shown = (name for name, layer in layers.items() if layer.cost.row and not layer.capabilities.causal)
     return table(headings, (_complexity_row(results[name], plan) for name in shown))
 
 
@@ -67,7 +68,7 @@ def _growth_row(result: Result, plan: Plan) -> tuple[str, ...]:
 
 
 def width_growth(results: Results, plan: Plan) -> str:
-    """Return a table of the growth of cost with sizes other than N."""
+    """Return a table of how the cost grows with sizes other than N, such as the number of landmarks."""
     headings = ("mechanism", "time, stated", "what grows", "ms a run", "exponent stated, with projections", "measured")
     return table(headings, (_width_row(result, plan) for result in results.values() if result.widths))
 

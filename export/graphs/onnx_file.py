@@ -9,11 +9,11 @@ import onnxruntime as ort
 from export import contract
 
 REWRITTEN = "rewritten by onnxruntime for the CPU, level extended"
-LARGEST_FILE_BYTES = 1_900_000_000  # of an .onnx file; protobuf ends at 2 GiB, and weights beyond that go to a file beside it
+LARGEST_FILE_BYTES = 1_900_000_000  # largest .onnx file, because protobuf has a limit of 2 GiB; larger weights are in a second file
 
 
 def optimise(source: Path, folder: Path) -> Path:
-    """Let onnxruntime optimise the graph for the CPU (fused operators, folded constants). Returns the new file in `folder`."""
+    """Optimise the graph for the CPU by onnxruntime (fused operators, folded constants). Returns the new file in `folder`."""
     folder.mkdir()
     target = folder / contract.GRAPH
     options = ort.SessionOptions()

@@ -32,7 +32,7 @@ def without_padding(model: Module, *, separate_projections: bool = False) -> Mod
     `separate_projections` keeps the projections of q, k and v outside the attention operator, so that they can be quantised. If a
     classifier reads only the first token, its last block is computed for that token only.
     """
-    if not isinstance(model.encoder, Encoder):  # a Reformer
+    if not isinstance(model.encoder, Encoder):  # the encoder is a Reformer
         return model
     first_token_only = isinstance(model, SequenceClassifier) and model.pooling == "cls"
     return with_children(model, encoder=PackedEncoder(model.encoder, separate_projections, first_token_only))
@@ -100,7 +100,7 @@ class PackedEncoder(nn.Module):
 def first_tokens(block: Block, x: Tensor, packing: Packing, pairs: dict[str, Any]) -> Tensor:
     """`Block.forward` for the first token of every text, which attends to all tokens: (T, D) -> (B, D)."""
     B, N = packing.mask.shape
-    first = torch.arange(B, device=x.device) * N  # among B * N positions
+    first = torch.arange(B, device=x.device) * N  # the positions of the first tokens among all B * N positions
     answers = packing._replace(position=first)  # packs only the first tokens' outputs
     kept = x.index_select(0, packing.row.index_select(0, first))
     if block.pre_norm:
@@ -153,7 +153,7 @@ class FusedAttention(nn.Module):
     def _after_projections(
         self, packing: Packing, x: Tensor, key_mask: Tensor, rotation: Rotation | None, score_bias: Tensor | None
     ) -> Tensor:
-        """(T, D) -> (B, N, H * D_k)."""
+        """Compute attention after separate projections: (T, D) -> (B, N, H * D_k)."""
         layer = self.layer
         q, k, v = (packing.unpack(project(x)) for project in (layer.to_q, layer.to_k, layer.to_v))
         if rotation is not None:

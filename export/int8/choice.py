@@ -18,15 +18,15 @@ from export.graphs.onnx_file import optimise, save
 from export.int8.recipes import RECIPES, Recipe, column_peaks, with_matmuls
 
 BATCH, TOKENS, SECONDS = 8, 16, 1.0
-ROUNDS = 5  # a median is robust to one or two slow rounds
-AS_FAST = 0.85  # recipes above this share of the fastest rate are tied; the best cosine decides
+ROUNDS = 5  # rounds of a measurement; their median is robust to one or two slow ones
+AS_FAST = 0.85  # recipes above this share of the fastest rate count as equally fast; the best cosine decides between them
 
 
 @dataclass(frozen=True)
 class Task:
     """The inputs of all trials."""
 
-    graph: Path  # projections separate, not yet optimised
+    graph: Path  # the graph with separate projections, not yet optimised
     fp32: Path  # optimised
     judged: Examples
     calibration: Examples

@@ -29,7 +29,7 @@ from models.decoder.model import Decoder
 from models.folders.folder import Settings
 
 OPERATORS = "recurrences and short convolutions as operators of onnxruntime, for any number of tokens"
-BLOCK = 32  # weights per scale; with blocks of 128, a row's bits depend on its batch
+BLOCK = 32  # number of weights with one scale; with 128, the bits of a row's results depend on its batch
 BARS = {
     # Sums in a different order, both in onnxruntime and on the processor of a server.
     "fp32": Bar(TOLERANCE, logit_error=1e-3),
@@ -57,7 +57,7 @@ class DecoderExporter(Exporter):
         self.n_positions: int | None = self.source.config.n_positions
         self.max_tokens, self.vocab_size = self.n_positions or UNLIMITED, self.source.config.vocab_size
         self.exact = False
-        self.bits: dict[contract.Precision, float] = {}  # bits per byte of each precision that was checked
+        self.bits: dict[contract.Precision, float] = {}  # precision -> bits per byte, for each precision that was checked
 
     def map_model(self) -> Decoder:
         return self.source.model
@@ -68,7 +68,8 @@ class DecoderExporter(Exporter):
             raise ExportError(f"{source.folder}: {_growing(source.config.layer_names)}")
         if source.image is not None and self.n_positions is not None:
             longest = max(len(self.tokenizer.encode(prompt).ids) for prompt in source.image.prompts)
-            if (needed := longest + source.image.n_pixels - 1) > self.n_positions:  # the last pixel is not read
+            # Minus 1, because the last pixel is generated but never an input.
+            if (needed := longest + source.image.n_pixels - 1) > self.n_positions:
                 raise ExportError(
                     f"{source.folder}: a prompt and its pixels need {needed} positions, and the model has n_positions={self.n_positions}"
                 )
@@ -121,7 +122,7 @@ class DecoderExporter(Exporter):
 
     def lower(self, files: Files, scratch: Path, progress: Progress) -> Files:
         progress(self.options.precision, None)
-        if self.options.precision == "int8":  # the optimised graph has its weights as constants
+        if self.options.precision == "int8":  # the recipes need the optimised graph, which has its weights as constants
             save(per_block(onnx.load(files[contract.GRAPH]), {}, block=BLOCK), scratch / "int8.onnx")
             return {contract.GRAPH: optimise(scratch / "int8.onnx", scratch / "int8")}
         # Not optimised: onnxruntime would optimise for this machine's CPU and save casts to float32 in the file.
@@ -162,7 +163,7 @@ class DecoderExporter(Exporter):
 
 
 def _growing(names: tuple[str, ...]) -> str:
-    """Return an error message: a decoder with a growing state cannot be exported, and what to do instead."""
+    """Return the error message for a decoder whose state grows with the text: it cannot be exported. The message names an alternative."""
     layers: list[Any] = [LAYERS[name] for name in names]
     growing = [number for number, layer in enumerate(layers) if layer.capabilities.state != "constant"]
     others = f" (and {len(growing) - 1} more)" if len(growing) > 1 else ""

@@ -35,7 +35,7 @@ PACKED = "tokens packed to (T, D) between attentions"
 
 
 class EncoderExporter(Exporter):
-    architectures = ()  # every architecture without another exporter
+    architectures = ()  # empty: encoders are all architectures that no other exporter lists
 
     def __init__(self, checkpoint: Path, settings: Settings | None, options: Options) -> None:
         super().__init__(checkpoint, settings, options)

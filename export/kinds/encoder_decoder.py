@@ -17,7 +17,7 @@ from export.kinds.exporter import Exporter, Files, Options, Progress
 from models.encoder_decoder.checkpoint import ARCHITECTURES, load_encoder_decoder
 from models.folders.folder import Settings
 
-LOGIT_ERROR = 1e-3  # limit for golden logits, relative to the largest if above 1
+LOGIT_ERROR = 1e-3  # limit for the error of golden logits, relative to the largest logit if that is above 1
 TOP = 5  # logits stored per golden step
 
 

@@ -37,10 +37,10 @@ class Options:
 class Bar:
     """Limits of a graph's differences from the fp32 torch model. Tolerances are relative to a tensor's largest value if above 1."""
 
-    tolerance: float  # for every output at every size
-    logit_error: float  # for golden logits, at export and at a server's start
-    min_cosine: float = -1.0  # for every golden text
-    lost_bits: float = 0.05  # allowed relative increase of a decoder's bits per byte over fp32
+    tolerance: float  # largest error of every output at every size
+    logit_error: float  # largest error of golden logits, at export and at a server's start
+    min_cosine: float = -1.0  # lowest cosine of every golden text
+    lost_bits: float = 0.05  # largest relative increase of a decoder's bits per byte over fp32
 
 
 class Exporter(ABC):
@@ -50,14 +50,14 @@ class Exporter(ABC):
     does not support. The methods are listed in the order of their calls, and raise ExportError.
     """
 
-    architectures: ClassVar[Collection[str]]  # names in config.json
+    architectures: ClassVar[Collection[str]]  # the names in config.json for which this exporter is used
     source: Any  # the loaded checkpoint
     kind: contract.Kind
     max_tokens: int
     vocab_size: int
 
     def __init__(self, checkpoint: Path, settings: Settings | None, options: Options) -> None:
-        """`settings` is the content of config.json, or None if the folder itself has none."""
+        """Load `checkpoint`. `settings` is the content of its config.json, or None if the folder itself has none."""
         self.checkpoint, self.settings, self.options = checkpoint, settings, options
 
     @abstractmethod

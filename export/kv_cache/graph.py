@@ -88,7 +88,7 @@ class CachedStep(nn.Module):
         self.decoder = with_children(decoder, blocks=nn.ModuleList(blocks))
 
     def forward(self, tokens: Tensor, positions: Tensor, wanted: Tensor, *caches: Tensor) -> tuple[Tensor, ...]:
-        last = (positions + (tokens.shape[1] - 1)).int()  # (B,): the index of each row's newest token
+        last = (positions + (tokens.shape[1] - 1)).int()  # (B,) the index of each row's newest token
         shared = {"last": last, "total": last.max() + 1}
         states = [{"k": k, "v": v} | shared for k, v in zip(caches[::2], caches[1::2], strict=True)]
         logits, new = self.decoder(tokens, None, states, positions, wanted)

@@ -15,7 +15,7 @@ from models.decoder.model import Decoder
 from models.encoder.model import Encoder
 from models.maps.model import attention_maps
 
-TOLERANCE = 1e-4  # per attention weight: float32 sums in a different order
+TOLERANCE = 1e-4  # largest error of an attention weight; both compute in float32 and sum in different orders
 
 
 def add_attention_graph(
@@ -35,7 +35,7 @@ def add_attention_graph(
         if (found := [A.shape for A in got]) != (shapes := [tuple(each.A.shape) for each in wanted]):
             raise ExportError(f"the attention graph gives {found} at N={N}, and the model {shapes}")
         error = max(float(np.abs(each.A.float().numpy() - A).max()) for each, A in zip(wanted, got, strict=True))
-        if not error <= TOLERANCE:  # `error > TOLERANCE` would accept NaN
+        if not error <= TOLERANCE:  # not written as `error > TOLERANCE`, which is false for NaN
             raise ExportError(f"at N={N} a weight of the attention graph is off by {error:.3g}, and {TOLERANCE:g} is allowed")
         largest = max(largest, error)
     layers = tuple(

@@ -143,7 +143,7 @@ def _of_recurrence(layer: Any, x: Tensor, rotation: Any) -> Tensor:
 
 
 class Values(nn.Module):
-    """Replaces a value projection by fixed values: -> (R, N, H D_v), or (R, H, N, D_v) if x has 4 dimensions."""
+    """Replaces a value projection. Returns fixed values for any x: (R, N, H D_v), or (R, H, N, D_v) if x has 4 dimensions."""
 
     def __init__(self, units: Tensor, to_v: nn.Module) -> None:
         super().__init__()
@@ -157,7 +157,7 @@ class Values(nn.Module):
 
 
 class Open(nn.Module):
-    """Replaces the projection of a gate by the constant at which the gate is 1."""
+    """Replaces the projection of a gate. Returns the constant for which the gate is 1."""
 
     def __init__(self, value: float) -> None:
         super().__init__()

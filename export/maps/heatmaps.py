@@ -20,8 +20,8 @@ from tokenizers import Tokenizer
 from export.contract import LONGEST_ATTENTION
 from export.errors import ExportError
 
-LABELLED = 40  # most tokens whose axes are labelled
-ON_TERMINAL = 32  # most tokens of a map on the terminal
+LABELLED = 40  # axes have labels for up to this many tokens
+ON_TERMINAL = 32  # a map is shown on the terminal for up to this many tokens
 SHADES = " ░▒▓█"
 
 Matrix = NDArray[np.float32]
