@@ -34,7 +34,7 @@ def export(
     name: Annotated[str | None, typer.Option(help="Name that clients send as `model`; the directory's name by default.")] = None,
     precision: Annotated[Precision, typer.Option(help="fp16 is for GPUs; int8 of an encoder must reach --min-cosine.")] = Precision.fp32,
     attention: Annotated[
-        str, typer.Option(help="softmax keeps the checkpoint's attention; linear replaces it, without training.")
+        str, typer.Option(help="softmax keeps the attention of the checkpoint; linear replaces it untrained.")
     ] = "softmax",
     min_cosine: Annotated[float, typer.Option(min=0.5, max=1, help="int8 encoders: lowest cosine to fp32 on the golden texts.")] = 0.99,
     held_out: Annotated[

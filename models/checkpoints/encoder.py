@@ -1,9 +1,9 @@
-"""An encoder as a folder of our own kind: what a config file is built into (description.py), and what training may write.
+"""Reads and writes encoders in this project's own format. `description.py` writes such folders from a config file.
 
 FOLDER/
   config.json         {"architectures": ["AttnserveEncoder"], "attnserve_encoder": {the fields of EncoderConfig},
                        "pooling": a name in POOLINGS, "normalized": bool, "untrained": bool}
-  model.safetensors   the encoder's parameters and what its layers have drawn, by name
+  model.safetensors   the encoder's parameters and the random buffers of its layers, by name
   tokenizer.json      of `tokenizers`
 """
 

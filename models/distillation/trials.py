@@ -92,7 +92,7 @@ def _spread(rows: Sequence[list[int]]) -> list[list[int]]:
 
 
 def table(found: Mapping[str, Mapping[str, Any]]) -> str:
-    """Markdown."""
+    """Return the results as a Markdown table."""
     spans = list(next(iter(found.values()))["lengths"])
     head = ["candidate", "new parameters", "loss", *(f"cosine, {span} tokens" for span in spans), f"ranks, {spans[-1]}"]
     rows = [_row(name, one, spans) for name, one in found.items()]

@@ -85,7 +85,7 @@ class AdditiveScore(nn.Module):
 
 
 class DotScore(nn.Module):
-    """s · h."""
+    """The dot product s · h as a score."""
 
     def memory(self, h: Tensor) -> Tensors:
         return {"values": h}

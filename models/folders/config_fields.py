@@ -70,7 +70,7 @@ MOST_LAYERS, MOST_OPTION, MOST_VALUES = 512, 2**20, 10_000
 
 
 def validated(kind: type[Config], values: dict[str, Any], key: str) -> Config:
-    """A config of our own from the fields below `key` of a JSON file. Raises ValueError, in one line, for the first that does not fit."""
+    """Return the config with the fields below `key` of a JSON file. Raises ValueError, in one line, for the first invalid field."""
     known = {field.name: field for field in fields(cast(Any, kind))}
     if unknown := values.keys() - known.keys():
         raise ValueError(f"{key} has {min(unknown)!r}, which is not one of {', '.join(known)}")

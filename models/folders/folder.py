@@ -30,7 +30,7 @@ convert it yourself, where you trust its source:
 # Maximum sizes of files and tables, far above those of published models.
 MOST_JSON_BYTES = 16 * 2**20
 MOST_INDEX_BYTES = MOST_TOKENIZER_BYTES = 64 * 2**20
-MOST_HEADER_BYTES = 16 * 2**20  # of the header of a safetensors file
+MOST_HEADER_BYTES = 16 * 2**20  # largest header of a safetensors file
 MOST_TEMPLATE_BYTES = 2**20
 MOST_BUFFER_NUMBERS = 2**27  # most numbers in the tables (buffers) that a model computes
 
@@ -179,7 +179,7 @@ def in_sentences(failed: str, kind: type[Exception]) -> Iterator[None]:
     """
     try:
         yield
-    except OSError:  # its message is already one line with the file and the reason
+    except OSError:  # passed on, because its message is already one line with the file and the reason
         raise
     except RecursionError:
         raise kind(f"{failed}: it is nested too deeply; copy it again") from None
@@ -191,7 +191,7 @@ def in_sentences(failed: str, kind: type[Exception]) -> Iterator[None]:
 
 @contextmanager
 def errors_of(file: Path) -> Iterator[None]:
-    """A ValueError or TypeError raised within becomes a CheckpointError that names the file."""
+    """Convert a ValueError or TypeError within the block to a CheckpointError that names the file."""
     try:
         yield
     except CheckpointError:

@@ -1,9 +1,9 @@
-"""Gather text to train on, once: python -m models.training.collect --out data/python
+"""Collects training text from installed packages: python -m models.training.collect --out data/python
 
-Whole packages are held out for evaluation. A file is left out when it is a copy of one that was kept, or a near copy: more than half of its
-distinct lines of 20 characters and more occur in files kept before. Held-out packages are read first, so that files resembling them are
-removed from the training text and not from the held-out text. The standard library stays whole while there is room; then the largest
-packages are cut until the bound holds, so that no single one sets the style.
+Whole packages are held out for evaluation. A file is left out if it is a copy or a near copy of a file that is kept: in a near copy, more
+than half of the distinct lines of at least 20 characters occur in kept files. Held-out packages are read first, so that files similar to
+theirs are removed from the training text and not from the held-out text. The standard library is kept whole if it fits. Of the other
+packages the largest are cut until the text fits, so that no single package dominates.
 """
 
 import argparse
@@ -24,24 +24,24 @@ from service.errors import AttnserveError
 
 HELD_OUT = ("attrs", "click", "jsonschema", "networkx", "requests", "tenacity", "Werkzeug")
 MB = 1_000_000
-SEEN = 0.5  # share of its lines from which on a file is a near copy
-HELD_OUT_FILE = 50_000  # bytes at most: a softmax model reads a document in quadratic time
-LINE = 20  # characters; shorter lines (`return None`) are everywhere
+SEEN = 0.5  # a file is a near copy if a larger share of its lines occurs in kept files
+HELD_OUT_FILE = 50_000  # largest held-out file in bytes, because a softmax model evaluates a document in quadratic time
+LINE = 20  # fewest characters of a compared line; shorter ones, such as `return None`, occur in most files
 
 
 class CollectionError(AttnserveError, ValueError):
-    """Nothing to collect for a split, which the message names."""
+    """No text was found for a split. The message names the split."""
 
 
 @dataclass
 class Seen:
-    """Hashes of all files and lines kept so far."""
+    """The hashes of all files and lines that are kept so far."""
 
     files: set[bytes] = field(default_factory=set)
     lines: set[int] = field(default_factory=set)
 
     def copy_of_kept(self, text: str) -> str | None:
-        """The reason to leave the text out. None: none, and the text counts as kept from now on."""
+        """Return why the text is left out, or None. If None, the text is kept, and later texts are compared with it."""
         digest = hashlib.sha256(text.encode()).digest()
         lines = {hash(line) for line in map(str.strip, text.split("\n")) if len(line) >= LINE}
         if digest in self.files:
@@ -54,7 +54,7 @@ class Seen:
 
 
 def collect(out: Path, *, held_out: Sequence[str] = HELD_OUT, max_mb: float = 64, max_held_out_mb: float = 2) -> dict[str, Any]:
-    """Write the folder and return the content of its `sources.json`. Raises CollectionError when a split would be empty."""
+    """Write the folder `out` and return the content of its `sources.json`. Raises CollectionError if a split would be empty."""
     names = {name.lower() for name in held_out}
     installed = packages()
     allowed = [package for package in installed if package.licence.permissive]
@@ -77,7 +77,7 @@ def collect(out: Path, *, held_out: Sequence[str] = HELD_OUT, max_mb: float = 64
 
 
 def _documents(package: Package, seen: Seen) -> tuple[list[Document], Counter[str]]:
-    """The documents of a package to keep, and the number of files left out for each reason."""
+    """Return the documents of a package that are kept, and how many files were left out for each reason."""
     kept, left_out = list[Document](), Counter[str]()
     for file, text, refused in texts(package):
         if text is None or (reason := seen.copy_of_kept(text)):
@@ -88,7 +88,7 @@ def _documents(package: Package, seen: Seen) -> tuple[list[Document], Counter[st
 
 
 def _bounded(documents: dict[str, list[Document]], max_bytes: float) -> dict[str, list[Document]]:
-    """Of each package at most as much as fits when the small ones are whole and the large ones share the rest evenly."""
+    """Cut the packages to `max_bytes` in total: small packages are kept whole, and the large ones get equal shares of the rest."""
     sizes = sorted(map(_size, documents.values()))
     share = rest = max_bytes
     for i, size in enumerate(sizes):
@@ -117,7 +117,7 @@ def _mixed(documents: dict[str, list[Document]]) -> list[Document]:
 
 
 def _by_hash(documents: list[Document]) -> list[Document]:
-    """In an order that is random and always the same."""
+    """Sort by a hash of the names: an arbitrary order that is the same in every run."""
     return sorted(documents, key=lambda d: hashlib.sha256(f"{d.package}/{d.file}".encode()).digest())
 
 

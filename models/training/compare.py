@@ -1,4 +1,4 @@
-"""Several runs side by side: python -m models.training.compare RUN... --out DIR writes compare.png and compare.md."""
+"""Compares several training runs: python -m models.training.compare RUN... --out DIR writes compare.png and compare.md."""
 
 import argparse
 import json
@@ -14,11 +14,12 @@ from service.errors import AttnserveError
 
 
 class CompareError(AttnserveError, ValueError):
-    """Runs that cannot be compared: the message names them and the reason."""
+    """The runs cannot be compared. The message names the runs and the reason."""
 
 
 def compare(folders: Sequence[Path], out: Path) -> str:
-    """Write the picture and the table; the table is also returned. Raises CompareError for an unfinished run and for unequal text."""
+    """Write the picture and the table; the table is also returned. Raises CompareError if a run is unfinished or if runs were
+    evaluated on different text."""
     runs = [_read(folder) for folder in folders]
     names = [run["name"] for run in runs]
     if len(set(names)) < len(names):

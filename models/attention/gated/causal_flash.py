@@ -70,12 +70,12 @@ def attend_causal_in_groups(
 
 
 def shapes_of_past(s: int, e: int, group: int) -> dict[str, tuple[int, ...]]:
-    """Of one sequence."""
+    """Return the shapes of the state of one sequence."""
     return {"K": (1, s, group), "V": (1, group, e), "P": (1, s, e), "M": (1, s, e), "n": (1,)}
 
 
 class CausalMixedChunkAttention(MixedChunks, CausalLayer):
-    """The causal unit, whose relative bias is for the past only. Its state is K, V, P and M as above, and n, the tokens seen.
+    """The causal unit. Its relative bias covers past tokens only. Its state is K, V, P and M as above, and n, the number of past tokens.
 
     n is exact up to 2²⁴ tokens.
     """

@@ -1,4 +1,4 @@
-"""Base classes of the layers that see past and future. They check the arguments of `forward`. Those of decoders are in causal.py."""
+"""Base classes of the layers of encoders. They check the arguments of `forward`. The base classes for decoders are in causal.py."""
 
 from collections.abc import Callable
 

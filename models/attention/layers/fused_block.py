@@ -99,6 +99,7 @@ def from_separate(norm: nn.LayerNorm, attention: SoftmaxAttention) -> FusedBlock
         if linear.bias is not None and linear.bias.any():
             raise ValueError(f"{name} has a bias of up to {linear.bias.abs().max():.3g}, and the fused block none; train it without")
     block.to_qkv.weight.copy_(fused(W_q, W_k, W_o @ W_v if isinstance(block.to_out, nn.Identity) else W_v))
-    block.norm.load_state_dict(norm.state_dict(), strict=False)  # a missing weight or bias keeps its initial 1 or 0
+    # Not strict: a weight or bias that the norm lacks keeps its initial value, 1 or 0.
+    block.norm.load_state_dict(norm.state_dict(), strict=False)
     block.to_out.load_state_dict(attention.to_out.state_dict(), strict=False)
     return block

@@ -68,15 +68,17 @@ class Mechanism(nn.Module):
     capabilities: Capabilities
     cost: Cost
     examples = Examples()
-    biased: bool = True  # whether its projections have biases where `bias` is None
-    # Where to read A v, the heads' output before norms and gates: the input of this submodule (dotted name), or the output of "recurrence".
+    biased: bool = True  # whether the projections have biases if the option `bias` is None
+    # A v is the heads' output before norms and gates. It is the input of the submodule with this dotted name, or the output of
+    # `recurrence`.
     answers: str = "to_out"
     gates: tuple[tuple[str, float], ...] = ()  # names of gate projections, with the output at which the gate is 1
-    value_of_one: float = 1.0  # the output of `to_v` that becomes a value of 1
-    settles: tuple[str, ...] = ()  # state tensors that later tokens may leave unchanged, such as a count with a maximum
+    value_of_one: float = 1.0  # the output of `to_v` for which the layer's value is 1
+    settles: tuple[str, ...] = ()  # names of state tensors that stop changing after some tokens, such as a count with a maximum
 
     def begin(self) -> None:
         """Initialise the weights that differ from the model's rule. The model calls this after it has initialised all linear maps."""
 
     def enlarge(self) -> None:
-        """Redraw parameters that start near 0 with size 1, so that outputs have size 1 too. For measurements on untrained layers."""
+        """Redraw the parameters that are initialised near 0, with values of size 1. Measurements on untrained layers use this, because with
+        parameters near 0 outputs would be near 0 too."""

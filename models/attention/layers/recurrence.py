@@ -30,7 +30,7 @@ from models.attention.layers.capabilities import of_nothing, refuse_cross
 
 CHUNK = 64
 Execution = Callable[..., tuple[Tensor, Tensor]]  # one of the three functions below
-CHUNK_OF_ROWS = 8  # if every row of S has its own decay, since C² differences are then formed for each of D_k rows
+CHUNK_OF_ROWS = 8  # used if every row of S has its own decay: a chunk then needs C² differences of decays for each of the D_k rows
 
 
 def _in_full_precision(execution: Execution) -> Execution:

@@ -1,4 +1,4 @@
-"""The running maximum, which keeps the exponentials of a causal sum within range although later, larger exponents are unknown.
+"""The running maximum, by which a causal sum of exponentials is scaled so that it cannot overflow.
 
 m_t = max(m_{t-1}, x_t). A sum of exp(x_j) is stored as the sum of exp(x_j - m_t). When m rises, the stored sum is multiplied by
 exp(m_{t-1} - m_t), which is the log-decay a_t = m_{t-1} - m_t <= 0 of models/attention/layers/recurrence.py. A maximum has no

@@ -20,5 +20,5 @@ class SoftmaxAttention(EqualHeads, PairLayer):
 
     @property
     def scale(self) -> float:
-        """Of the scores."""
+        """The factor of the scores, D_k^-1/2."""
         return self.d_head**-0.5

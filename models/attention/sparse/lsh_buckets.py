@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-Buckets = int | Sequence[int]  # n_b, or its factors
+Buckets = int | Sequence[int]  # the number of buckets n_b, or the factors of this number
 
 
 def draw_rotations(n_heads: int, n_rounds: int, d_head: int, n_buckets: Buckets, *, seed: int) -> Tensor:

@@ -7,7 +7,7 @@ int64 or bool. Only sorts of unique keys and gathers are used, which give the sa
 import torch
 from torch import Tensor
 
-PADDING = 2**62  # above bucket * N' + position of every token
+PADDING = 2**62  # a sort key larger than that of any token, which is bucket * N' + position
 
 
 def by_bucket(buckets: Tensor, real: Tensor) -> Tensor:

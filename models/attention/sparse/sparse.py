@@ -72,7 +72,7 @@ def _union(q: Tensor, k: Tensor, v: Tensor, *, stride: int, scale: float, key_ma
     seen_near = near(stride, **reach, window=stride, causal=causal).to(q.device) & near_present.mT  # (B, 1, n, l, span)
     k_r, v_r = residues(k, stride), residues(v, stride)  # (B, H, l, n, ..)
     row = torch.arange(n, device=q.device)
-    gaps = row[:, None] - row  # in blocks; blocks up to one apart are near
+    gaps = row[:, None] - row  # distances in blocks; a distance of at most 1 is near
     far = gaps > 1 if causal else gaps.abs() > 1
     seen_far = (residues(present, stride).mT & far).transpose(2, 3)  # (B, 1, n, l, n)
     scaled = q_blocks * scale

@@ -24,7 +24,7 @@ class DecoderFamily:
     """A checkpoint format of decoders. `decoder_config` raises CheckpointError or ValueError for unsupported settings."""
 
     decoder_config: Callable[[Settings], DecoderConfig]
-    sources: Callable[[DecoderConfig], list[Source]]  # one per tensor, with the names of a text-only checkpoint
-    prefix: str  # of all tensor names except the unembedding's
-    prefix_beside_vision: str  # replaces `prefix` if the decoder is part of a larger model
+    sources: Callable[[DecoderConfig], list[Source]]  # one for each tensor of a checkpoint, with the names of a text-only model
+    prefix: str  # the beginning of all tensor names except the unembedding's
+    prefix_beside_vision: str  # the beginning in place of `prefix` if the checkpoint also has a vision encoder
     unused: tuple[str, ...]  # prefixes of tensor names that are ignored

@@ -37,13 +37,13 @@ class HeadConfig:
 class Family:
     """A checkpoint format of encoders. Its functions raise CheckpointError for unsupported settings."""
 
-    prefix: str  # of the encoder's tensors in a model with a head; a bare encoder has none
+    prefix: str  # the beginning of the encoder's tensor names in a model with a head; a bare encoder has none
     encoder_config: Callable[[Settings], EncoderConfig]
-    encoder_names: tuple[Names, ...]  # alternative naming schemes; the best match is used
+    encoder_names: tuple[Names, ...]  # alternative naming schemes; the one that matches most tensors is used
     # Prefixes of tensor names, after `prefix`, that are ignored: poolers and language-modelling heads.
     unused: tuple[str, ...]
     sequence_head: Callable[[Settings], HeadConfig] = lambda settings: HeadConfig()
-    # Names with their prefix, ours relative to SequenceClassifier.
+    # Names in the checkpoint, with their prefix -> names in SequenceClassifier.
     sequence_names: Names = field(default_factory=lambda: {"classifier.dense": "transform.linear", "classifier.out_proj": "classifier"})
     token_names: Names = field(default_factory=lambda: {"classifier": "classifier"})
     token_head: Callable[[Settings], HeadConfig | None] = lambda settings: None

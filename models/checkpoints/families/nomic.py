@@ -13,7 +13,7 @@ from models.folders.folder import Settings
 
 
 def encoder_config(settings: Settings) -> EncoderConfig:
-    """In the keys of transformers or, in older checkpoints, in those of the authors' own code."""
+    """Read the config from the keys of transformers or, in older checkpoints, from the keys of the authors' own code."""
     old = "n_embd" in settings.values
     return EncoderConfig(
         vocab_size=settings.need("vocab_size"),

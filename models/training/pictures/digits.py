@@ -21,8 +21,8 @@ from sklearn.datasets import load_digits
 
 from models.training.corpus import Document, write_texts
 
-SIDE = 28  # pixels, as in MNIST
-LETTERS = "abcdefghijklmnop"  # one for each grey level, black first
+SIDE = 28  # width and height of a picture in pixels, as in MNIST
+LETTERS = "abcdefghijklmnop"  # the letter of each grey level, black first
 SCALE = 3.0  # picture pixels per original pixel: 8 x 3 = 24 of 28, so that a margin of 2 is left
 BORDER = 2  # black pixels added around the original, so that its edge is interpolated like its inside
 BRIGHTEST = 16  # highest grey level of the originals
