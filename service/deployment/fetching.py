@@ -30,8 +30,8 @@ _NAMED = re.compile(rf"({_FOLDER.pattern})=(.+)", re.DOTALL)
 _PINNED = re.compile(r"sha256:([0-9a-f]{64})")
 _CHUNK_BYTES = 2**20
 _MANIFEST_TRIES = 2
-_TRIES = 5  # failures of a file in a row without progress, before it is given up
-_PROGRESS_BYTES = 2**16  # a try with fewer bytes made no progress, or a slow server could go on forever
+_TRIES = 5  # consecutive failures without progress after which a file counts as failed
+_PROGRESS_BYTES = 2**16  # a try that receives fewer bytes counts as no progress, so that a slow server cannot cause endless tries
 _CONTINUES = "The same command continues from there"
 _SPARE_BYTES = 64 * 2**20  # disk space to leave free
 
@@ -43,11 +43,11 @@ class FetchError(AttnserveError):
 
 
 class Broken(Exception):
-    """A transfer ended early and can be continued."""
+    """Raised when a transfer ended early and can be continued."""
 
 
 class NoRanges(Exception):
-    """The server cannot send a file from an offset."""
+    """Raised when the server can only send a file from its beginning."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def parse(text: str) -> Wanted:
     """Parse [NAME=]URL[#sha256:FINGERPRINT]. Raises FetchError."""
     named = _NAMED.fullmatch(text)
     given, rest = (named[1], named[2]) if named else (None, text)
-    shown = rest.partition("?")[0].partition("#")[0]  # for messages: a query may be a signature
+    shown = rest.partition("?")[0].partition("#")[0]  # the URL for messages, without its query, which may be a secret signature
     try:
         parts = urlsplit(rest)
         port, scheme = parts.port, parts.scheme
@@ -155,7 +155,7 @@ class _Download:
         return Fetched(final, manifest, self._received_bytes, time.monotonic() - began, pinned is not None)
 
     def _intact(self, fingerprint: str) -> Manifest | None:
-        """The manifest of the bundle that exists already, if it has this fingerprint and all its hashes are right, else None."""
+        """Return the manifest of the bundle that exists already if it has this fingerprint and all its hashes match, else None."""
         try:
             found = contract.read_manifest(self._final)
             return contract.verify(self._final) if found.fingerprint == fingerprint else None
@@ -296,8 +296,8 @@ def _lock(to: Path, name: str, say: Callable[[str], None]) -> Iterator[None]:
 
 class Source(Protocol):
     def read(self, name: str, start: int) -> Iterator[bytes]:
-        """A file of the bundle from byte `start` on. Raises FetchError if another try cannot help, otherwise Broken; NoRanges if `start` is
-        not 0 and the server cannot send a part."""
+        """Yield the bytes of a file from byte `start` on. Raises FetchError if another try cannot help, NoRanges if `start` is not 0 and
+        the server cannot send a part, otherwise Broken."""
 
 
 class Folder:
@@ -377,7 +377,8 @@ def _reason(error: BundleError) -> str:
 def _sentence(error: Exception) -> str:
     """Return the first line of obstore's message. The other lines are a debug dump and the server's error page."""
     said = str(error).partition("\n")[0][:500].rstrip(" :,")
-    if "//169.254." not in said and "metadata.google" not in said:  # the machine was not asked for credentials
+    # Only a message about a failed request for the machine's credentials is replaced.
+    if "//169.254." not in said and "metadata.google" not in said:
         return said
     public = "AWS_SKIP_SIGNATURE=true or GOOGLE_SKIP_SIGNATURE=true reads a public bucket"
     return f"{said} (there are no credentials in the environment, and this machine has none; {public})"

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-_MOST = 20_000  # connections
+_MOST = 20_000  # most open connections
 _NO_GATEWAY = 503
 # To a request whose head is not HTTP or too long, HAProxy 2.8 always answers 400 with its own HTML page, whatever is configured
 # (github.com/haproxy/haproxy/issues/3032). With `lean` these answers are JSON.
@@ -26,7 +26,7 @@ _ERRORS = {
     _NO_GATEWAY: "no gateway is there for the request: send it again",
     504: "no gateway has answered in time: send it again",
 }
-# Paths whose clients expect `error` to be the message string; tests/service/deployment/test_haproxy.py compares them with the dialects.
+# Paths whose clients expect the field `error` to be a string; tests/service/deployment/test_haproxy.py compares them with the dialects.
 _STRING_ERRORS = "/embed /embed_all /embed_sparse /similarity /rerank /predict /invocations /tokenize /decode /info /health /ping"
 _IN_RAYS_TEMPLATE = (502, _NO_GATEWAY, 504)
 _EVERYWHERE = (

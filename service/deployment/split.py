@@ -95,7 +95,7 @@ class Replica(Host):
         super().__init__(Catalog(settings))
         try:
             await self.start()
-        except Exception as error:  # Ray shows only the message to the user who deploys
+        except Exception as error:  # the user who deploys sees only the message, so it must contain the reason
             raise RuntimeError(f"{CANNOT_START}: {error}") from error
         _export(self.catalog)
 
@@ -166,7 +166,8 @@ def application(args: dict[str, Any]) -> Any:
 
 
 def with_keys(frozen: str) -> str:
-    """Add the API keys of this process's environment to the settings. Raises SettingsError without any, as it would admit anybody."""
+    """Add the API keys of this process's environment to the settings. Raises SettingsError if there are none, because the service
+    would then admit everyone."""
     keys = load({}).api_keys
     if not keys:
         raise SettingsError("the cluster's head has ATTNSERVE_API_KEYS and this node has not: give it to every node")
@@ -198,12 +199,12 @@ def threads(settings: Settings) -> int:
 
 
 def cpus(settings: Settings) -> int:
-    """CPUs that all replicas together reserve in Ray, at their largest numbers."""
+    """Return the CPUs that all replicas together reserve in Ray when each pool has its largest number of replicas."""
     return settings.most("gateways") * _GATEWAY_CPUS + (settings.most("encoders") + settings.most("generators")) * threads(settings)
 
 
 def _options(settings: Settings, role: str, target: float) -> dict[str, Any]:
-    """What every deployment has, with the number of replicas of this role, or the autoscaling that determines it."""
+    """Return the Serve options of a role's deployment: those that all deployments share, and the number of replicas or its autoscaling."""
     least, most = getattr(settings, f"{role}s"), getattr(settings, f"max_{role}s")
     replicas = {"num_replicas": least} if most is None else {"autoscaling_config": autoscaling(least, most, target)}
     return {**options_of_serve(shutdown_s(settings)), "user_config": live(settings), **replicas}

@@ -27,8 +27,8 @@ log = logging.getLogger("attnserve")
 
 _TICK_S = 0.1
 _LOOK_S = 0.25
-_STOPPED_S = 1.0  # a stop of milliseconds by a debugger or job control is no hang
-_SILENT_S = 30.0  # limit without a heartbeat and without CPU time
+_STOPPED_S = 1.0  # a process counts as hung if it is stopped for longer; a debugger may stop it for milliseconds
+_SILENT_S = 30.0  # a replica counts as hung after this time without a heartbeat and without CPU time
 _LIVE = "/health/live"
 _MOST_ANSWERS = 256
 _ANSWER_S = 10.0
@@ -37,7 +37,7 @@ _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, linux/prctl.h
 
 @dataclass(eq=False)
 class _Replica:
-    """A replica as the command sees it, with the command's end of its lifeline."""
+    """The command's data about one replica, with the command's end of the lifeline."""
 
     kind: str
     process: psutil.Process
@@ -145,7 +145,7 @@ class Watch:
         finally:
             self._replicas.discard(replica)
             if not drained.done():
-                drained.set_result(0)  # a process that has ended has no requests
+                drained.set_result(0)  # 0 unfinished requests, because the process has ended
             writer.close()
             if not self._ended.is_set():
                 log.warning("replica ended", extra={"kind": replica.kind, "pid": replica.process.pid})
@@ -195,7 +195,7 @@ class Watch:
         try:
             used = sum(replica.process.cpu_times()[:2])
         except psutil.Error:
-            return True  # the process has ended
+            return True  # reached if the process has ended
         if used - replica.cpu_s < 0.1:
             return False
         replica.cpu_s, replica.heard = used, now
@@ -207,7 +207,7 @@ class Watch:
             process.kill()
         self._stopped_since.pop(process.pid, None)
 
-    # In the place of a replica (lean) --------------------------------------------------------------------------------------------------
+    # Answers while there is no replica (lean) ------------------------------------------------------------------------------------------
 
     async def _stand_in(self) -> None:
         """Accept connections at the port while no ingress replica exists or its event loop is busy."""

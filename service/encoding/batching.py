@@ -86,7 +86,7 @@ class BatchingQueue:
     bulk_delay_s: float
     bulk_turn_tokens: float = 0.0  # size of a client's turn in the bulk lane; 0: one input is one turn
     lanes: tuple["_Lane", "_Lane"] = field(init=False)
-    bulk_began: float = -math.inf  # when the last bulk batch was taken
+    bulk_began: float = -math.inf  # time at which the last bulk input was taken
     drawn_since_bulk: int = 0  # interactive tokens taken since then
     max_unstarted_s: float = math.inf  # an interactive request is dropped if none of its inputs is taken within this time
 

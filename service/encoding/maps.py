@@ -17,7 +17,7 @@ from service.runtime.onnx import Array, in_a_line, shrinking
 
 log = logging.getLogger("attnserve")
 
-_MOST_WAITING = 8  # waiting texts of all models together; each takes milliseconds
+_MOST_WAITING = 8  # most waiting texts, over all models; each takes milliseconds
 _RETRY_AFTER_S = 1.0
 
 
@@ -86,7 +86,7 @@ def _opened(bundle: Path, manifest: contract.Manifest, *, optimised: bool = True
 
     assert manifest.attention_graph is not None
     options = ort.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1  # leaves the other cores to the engines
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # one thread, so that the engines can use the other cores
     options.log_severity_level = 3
     if not optimised:
         options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL

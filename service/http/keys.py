@@ -166,7 +166,7 @@ class Keys:
                     log.info("api keys were read again", extra={"keys": len(entries), "tenants": len(self._tenants)})
             except SettingsError as error:
                 log.error("api keys stay as they were", extra={"error": str(error)})
-            except Exception as error:  # do not log the text, which may contain a key
+            except Exception as error:  # the text of the error is not logged, because it may contain a key
                 log.error("api keys stay as they were", extra={"error": type(error).__name__})
 
     def _read(self) -> list[Entry] | None:

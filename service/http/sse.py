@@ -88,7 +88,7 @@ async def stream(source: PieceSource[Piece], script: Script[Piece], call: Call, 
     """Return a response that streams `source`. Waits for the first piece or heartbeat. Raises an error that occurs before."""
     try:
         first = await source.take(settings.stream_heartbeat_s, settings.stream_interval_s)
-    except BaseException:  # also CancelledError, if the client disconnects
+    except BaseException:  # catches CancelledError too, which is raised if the client disconnects
         source.close()
         raise
     return EventStream(source, script, first, call, settings)

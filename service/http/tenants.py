@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from service.call import Call
     from service.telemetry.metrics import TenantMetrics
 
-_ALMOST = 1e-9  # a smaller part of a request or token is a rounding error
+_ALMOST = 1e-9  # a difference of fewer requests or tokens is a rounding error
 _STREAM_RETRY_S = 1.0  # a guess, since the end of a stream cannot be predicted
 
 
@@ -140,7 +140,7 @@ class Tenant:
 
     @property
     def total(self) -> UsageCounts:
-        """Of all models."""
+        """The usage summed over all models."""
         each = self.usage.values()
         return UsageCounts(sum(u.requests for u in each), sum(u.prompt_tokens for u in each), sum(u.completion_tokens for u in each))
 

@@ -9,7 +9,8 @@ import threading
 import time
 from collections.abc import Callable
 
-LARGE_BYTES, LARGE_TOKENS = 1_000_000, 2_048  # releases follow when bodies and answers hold more bytes, or one request has more tokens
+# Memory is released after bodies and answers of more bytes together, or after a request of more tokens.
+LARGE_BYTES, LARGE_TOKENS = 1_000_000, 2_048
 _LEAST_S = 5.0  # seconds between two releases: each takes milliseconds, and released pages may have to be allocated again
 
 

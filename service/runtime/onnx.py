@@ -25,7 +25,7 @@ Opened = TypeVar("Opened")
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 DEVICES = {CPU: "cpu", CUDA: "cuda"}  # ONNX Runtime's name of each provider's device
 
-_USUAL_TOKENS = 1024  # tokens of a run, padding included; only one long text has more
+_USUAL_TOKENS = 1024  # most tokens of an ordinary run, padding included; only a single long text has more
 
 _CUDA_FAILURE = re.compile(r"CUDA failure (\d+)")
 # Values of cudaError_t after which, by CUDA's documentation, the process must be terminated: memory, hardware or launch errors.
@@ -244,7 +244,7 @@ def choose_provider(wanted: str, available: Sequence[str]) -> str:
 
 
 def check_install(wanted: str) -> None:
-    """Raise SettingsConflict if `provider` cannot be used, as far as that is known before a graph is opened."""
+    """Raise SettingsConflict if the setting `provider` cannot be used. Some reasons are found only later, when a graph is opened."""
     one_runtime()
     if wanted == "cuda":  # otherwise onnxruntime, which is slow to import, is not needed here
         import onnxruntime as ort
