@@ -113,7 +113,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
     """Answer any error in the format of the path's dialect. Starlette raises an unexpected error again, and the edge logs it."""
     path, method, more = request.scope["path"], request.scope.get(METHOD, request.method), {}
     refused = error if isinstance(error, ServiceError) else ServiceError(INTERNAL_ERROR)
-    if isinstance(error, RequestValidationError):  # an invalid parameter in the path or query
+    if isinstance(error, RequestValidationError):  # FastAPI raises it for an invalid parameter in the path or query
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"][1:])) or "request"
         refused = InvalidRequest(f"`{field}`: {first['msg']}", param=field)

@@ -63,7 +63,7 @@ class Call:
     ndjson: bool = False
     model: str = ""
     tokens: int = 0
-    completion_tokens: int = 0  # of these
+    completion_tokens: int = 0  # the part of `tokens` that was generated
     charged: int = 0  # tokens that were charged to the tenant's limit so far
     streaming: bool = False  # whether the answer counts as one of the tenant's streams
     characters: int = 0

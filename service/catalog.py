@@ -74,7 +74,7 @@ class Catalog:
         self.warm = asyncio.Event()  # set when loading has ended: `models` are ready, or `failure` has the reason
         self.draining = False
         self.active = 0  # requests in progress
-        self.body_shares = ByteShares("bodies", lambda: self.settings.max_pending_bytes)  # of these
+        self.body_shares = ByteShares("bodies", lambda: self.settings.max_pending_bytes)  # memory of the bodies of requests in progress
         self.answer_shares = ByteShares("answers", lambda: self.settings.max_pending_bytes)  # memory of large answers in progress
         self.metrics.active.set_function(lambda: self.active)
 

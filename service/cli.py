@@ -239,7 +239,7 @@ class Signals:
 
 
 def main() -> None:
-    """Entry point."""
+    """Run the command line; the entry point of `attnserve`."""
     with errors_printed():
         app()
 

@@ -94,7 +94,8 @@ class Settings(BaseModel):
     api_keys: Listed[Annotated[SecretStr, AfterValidator(_long_enough)]] = Field(
         (), description="Keys accepted as `Authorization: Bearer KEY` (better in ATTNSERVE_API_KEYS). Without keys, all may call."
     )
-    api_keys_file: Annotated[Path | None, BeforeValidator(lambda path: path or None), AfterValidator(_absolute)] = Field(  # "": no file
+    # An empty value means no file.
+    api_keys_file: Annotated[Path | None, BeforeValidator(lambda path: path or None), AfterValidator(_absolute)] = Field(
         None, description="JSON file of hashes of more keys, with tenants and limits; see `attnserve key`. Read again when it changes."
     )
     cors_origins: Listed[Annotated[str, AfterValidator(_origin)]] = Field(

@@ -45,7 +45,7 @@ class Steps:
         return {state.name: np.zeros((rows, *map(int, state.shape[1:])), state.dtype) for state in self.states}
 
     def run(self, tokens: Ids, lengths: Ids, positions: Ids, states: States, wanted: Ids | None = None) -> tuple[Values, States]:
-        """(B, N), (B,), (B,), states, wanted (B, M) or None for all N -> logits (B, M or N, V), the new states."""
+        """Run tokens (B, N), lengths (B,), positions (B,), states, wanted (B, M) or None for all -> logits (B, M or N, V), new states."""
         B, N = tokens.shape
         feed: Feed = {contract.TOKENS: tokens, contract.LENGTHS: lengths}
         if self.takes_positions:

@@ -68,8 +68,8 @@ class Words:
     """The parts of the docstring of a mechanism's file, for the page."""
 
     title: str
-    body: str  # formulas, paper and cost, unchanged
-    paper: str  # arXiv number of the first paper that it names, or ""
+    body: str  # the rest of the docstring, unchanged: formulas, paper and cost
+    paper: str  # arXiv number of the first paper that the docstring names, or ""
 
 
 def words(name: str) -> Words:

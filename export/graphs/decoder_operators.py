@@ -24,7 +24,8 @@ from models.attention.linear.hedgehog import HedgehogMap
 from models.attention.sparse.causal_longformer import CausalLongformerAttention
 from models.attention.sparse.sliding_window import SlidingWindowAttention
 
-RULES = {(False, False): "linear", (True, False): "gated", (False, True): "delta", (True, True): "gated_delta"}  # (decay, beta) given
+# (whether decay is given, whether beta is given) -> the operator's rule.
+RULES = {(False, False): "linear", (True, False): "gated", (False, True): "delta", (True, True): "gated_delta"}
 
 
 @contextmanager
@@ -138,8 +139,8 @@ def _add(x: Any, y: Any, alpha: float = 1.0) -> Any:
 
 
 def _log_softmax_with_0(x: FLOAT) -> FLOAT:
-    """(..) -> (.., 2): log softmax of (0, x), which is (-softplus(x), log sigmoid(x)). Each x is a row of its own, so the bits of its
-    result do not depend on its place in the tensor."""
+    """Return the log softmax of (0, x), which is (-softplus(x), log sigmoid(x)): (..) -> (.., 2). Each x is a row of its own, so the bits
+    of its result do not depend on its place in the tensor."""
     last = op.Constant(value_ints=[-1])
     column = op.Unsqueeze(x, last)
     return op.LogSoftmax(op.Concat(op.Sub(column, column), column, axis=-1), axis=-1)

@@ -41,9 +41,9 @@ def without_padding(model: Module, *, separate_projections: bool = False) -> Mod
 class Packing(NamedTuple):
     """The mapping between the T packed tokens and the B * N padded positions."""
 
-    position: Tensor  # (T,) int64, ascending
+    position: Tensor  # (T,) int64, ascending: the padded position of each packed token
     row: Tensor  # (B * N,) int64, the packed index of each position; padding has that of the token before it
-    mask: Tensor  # (B, N) bool
+    mask: Tensor  # (B, N) bool, True at tokens
 
     @classmethod
     def of(cls, mask: Tensor, t: Tensor) -> "Packing":
@@ -54,11 +54,11 @@ class Packing(NamedTuple):
         return cls(position, kept.long().cumsum(0) - 1, mask)
 
     def pack(self, x: Tensor) -> Tensor:
-        """(B, N, D) -> (T, D)."""
+        """Pack the tokens, without padding: (B, N, D) -> (T, D)."""
         return x.flatten(0, 1).index_select(0, self.position)
 
     def unpack(self, x: Tensor) -> Tensor:
-        """(T, D) -> (B, N, D)."""
+        """Unpack the tokens to padded rows: (T, D) -> (B, N, D)."""
         return x.index_select(0, self.row).unflatten(0, self.mask.shape)
 
 
@@ -129,7 +129,7 @@ class FusedAttention(nn.Module):
     def forward(
         self, x: Tensor, packing: Packing, *, rotation: Rotation | None, pair_mask: Tensor | None, pair_bias: Tensor | None
     ) -> Tensor:
-        """(T, D) -> (T, D). The operators add -10,000 to the score of a padded key, which e^x turns into exactly 0."""
+        """Compute attention: (T, D) -> (T, D). The operators add -10,000 to the score of a padded key, so its weight is exactly 0."""
         key_mask = packing.mask.int()  # (B, N)
         score_bias = both_biases(pair_mask, pair_bias, x.dtype)
         if rotation is None and not self.separate_projections:
@@ -139,7 +139,8 @@ class FusedAttention(nn.Module):
         return self.layer.to_out(packing.pack(o))
 
     def _with_projections(self, x: Tensor, key_mask: Tensor, score_bias: Tensor | None) -> Tensor:
-        """(B, N, D) -> (B, N, H * D_k). Padding is projected too: that costs less than another pass over memory."""
+        """Compute attention by one operator that includes the projections: (B, N, D) -> (B, N, H * D_k). Padding is projected too, because
+        that costs less than another pass over memory."""
         width = self.layer.n_heads * self.layer.d_head
         return torch.onnx.ops.symbolic(
             f"{OPERATORS}::Attention",

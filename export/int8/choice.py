@@ -27,7 +27,7 @@ class Task:
     """The inputs of all trials."""
 
     graph: Path  # the graph with separate projections, not yet optimised
-    fp32: Path  # optimised
+    fp32: Path  # the optimised fp32 graph, for comparison
     judged: Examples
     calibration: Examples
     outputs: tuple[contract.Tensor, ...]

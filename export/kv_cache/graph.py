@@ -3,9 +3,9 @@
     python -m export.kv_cache.graph CHECKPOINT OUT
 
 It uses onnxruntime's fastest operator for this on a CPU, `GroupQueryAttention`, with a cache that is allocated once and updated in
-place. A step of one token after 4,096 (8 heads of 32, batch 1 / 16, one thread) took 0.5 / 5.7 ms with it, 0.9 / 16 ms with
-`MultiHeadAttention` and 1.2 / 10 ms with `Attention` (opset 23), which copy their cache in every step.
-`DecoderMaskedMultiHeadAttention`, which takes one token per call, took 0.5 / 8.7 ms.
+place. A step after 4,096 tokens (8 heads of width 32, one thread, batch size 1 / 16) took 0.5 / 5.7 ms with it. It took 0.9 / 16 ms
+with `MultiHeadAttention` and 1.2 / 10 ms with `Attention` (opset 23), which copy their cache in every step, and 0.5 / 8.7 ms
+with `DecoderMaskedMultiHeadAttention`, which takes only one token per call.
 
 OUT contains model.onnx (and .data) and tokenizer.json. It is not a bundle and cannot be served; `session.py` runs it. In a call, all
 rows get the same number of tokens.

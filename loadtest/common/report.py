@@ -38,7 +38,7 @@ _COLOUR = {
 class Bar:
     """A required value, of one of three forms. `at_least`: figure / reference. `at_most_more`: figure - reference. `at_most`: figure."""
 
-    reference: str = ""  # in words
+    reference: str = ""  # what the figure is compared with, in words
     at_least: float | None = None
     at_most_more: float | None = None
     at_most: float | None = None

@@ -33,7 +33,7 @@ walk want war warm water week weight wide wife wild will word world wrong yellow
 """
 WORDS = tuple(_COMMON.split())
 
-SHORT_WORDS = 14  # 16 tokens
+SHORT_WORDS = 14  # with [CLS] and [SEP] 16 tokens
 # (number out of 100 texts, fewest words, most words). Most texts are short; the mean is 52 tokens.
 BANDS = ((60, 6, 30), (25, 31, 90), (15, 91, 220))
 MIX = tuple(round(fewest + (most - fewest) * i / (count - 1)) for count, fewest, most in BANDS for i in range(count))

@@ -71,7 +71,8 @@ class Cluster:
         data = self.folder / "redis"
         data.mkdir(exist_ok=True)
         arguments = ["--port", str(self._redis_port), "--bind", "127.0.0.1", "--requirepass", self._token]
-        arguments += ["--dir", str(data), "--save", "", "--appendonly", "yes", "--appendfsync", "always"]  # as in deploy/components/ha
+        # The options of deploy/components/ha.
+        arguments += ["--dir", str(data), "--save", "", "--appendonly", "yes", "--appendfsync", "always"]
         self._run("redis", [str(self._redis), *arguments], {})
 
     def start_head(self) -> None:
@@ -220,7 +221,7 @@ class Cluster:
         return {
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self._token,
-            "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # as in KubeRay
+            "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # the value that KubeRay sets
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(files / "haproxy.cfg"),
             "RAY_SERVE_HAPROXY_SOCKET_PATH": str(files / "admin.sock"),
             "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(files / "metrics.sock"),
@@ -234,7 +235,7 @@ class Cluster:
             "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
             # Interval at which HAProxy is checked (10 s by default). It is restarted after three failed checks.
             "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "2",
-            "RAY_worker_niceness": "0",  # as in `attnserve serve`: the client shares this machine
+            "RAY_worker_niceness": "0",  # no lower priority, because the client runs on the same machine (`attnserve serve` does the same)
             # Start no workers in advance. The default is one per CPU of a node, but here all nodes share the same CPUs.
             "RAY_prestart_worker_first_driver": "0",
             "PYTHONPATH": str(_ROOT),
@@ -298,7 +299,7 @@ def running(
     try:
         cluster.start(workers, cpus=cpus)
         for deployment in cluster.config["applications"][0]["deployments"]:
-            deployment["max_replicas_per_node"] = 1  # as in deploy/base, so that any lost node takes the same share of replicas
+            deployment["max_replicas_per_node"] = 1  # the value in deploy/base; any lost node then has the same share of the replicas
         cluster.deploy()
         cluster.until(cluster.settled, "every replica runs", START_S)
         cluster.until(lambda: cluster.ready(*workers), "every worker answers", START_S)

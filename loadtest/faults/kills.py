@@ -84,7 +84,7 @@ class ProbeAnswer:
     began: float
     ended: float
     status: str
-    fit: bool  # a complete 200, or a valid 503: JSON, with Retry-After
+    fit: bool  # whether the answer is a complete 200, or a valid 503 (JSON, with Retry-After)
 
 
 @dataclass

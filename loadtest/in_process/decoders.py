@@ -19,8 +19,8 @@ from models.folders.byte_tokenizer import byte_tokenizer
 class Pair:
     """Two decoders that differ only in their attention layers."""
 
-    ours: Path  # a bundle
-    twin: Path  # a graph
+    ours: Path  # bundle with causal linear attention
+    twin: Path  # graph with softmax attention
 
 
 def build_pair(shape: ModelShape, folder: Path) -> Pair:

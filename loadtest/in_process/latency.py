@@ -21,7 +21,7 @@ class Waits:
 
     undisturbed: tuple[float, ...]
     during: tuple[float, ...]  # waits during the prefill of the long prompt
-    prompt_s: float  # from the long prompt's arrival to its first token
+    prompt_s: float  # seconds from the long prompt's arrival to its first token
 
 
 def waits(bundle: Path, seconds: float, threads: int) -> Waits:

@@ -25,8 +25,8 @@ class Stretch:
 
     first: int  # position of the first token
     tokens: int
-    s_per_token: float  # median
-    rss_bytes: int  # of this process, at the end of the stretch
+    s_per_token: float  # median of the stretch
+    rss_bytes: int  # resident memory of this process at the end of the stretch
 
     @property
     def middle(self) -> float:

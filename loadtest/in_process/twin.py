@@ -17,7 +17,7 @@ from export import contract
 from loadtest.in_process.steps import WARM_STEPS, Stretch, along, long_sequence, median_s
 
 TWIN_TOKENS = 8_192
-STRETCH, TWIN_STRETCH = 1_000, 256  # tokens
+STRETCH, TWIN_STRETCH = 1_000, 256  # tokens in a stretch of each decoder
 
 
 class Twin:

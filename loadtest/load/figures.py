@@ -24,7 +24,7 @@ class Figures(BaseModel):
     arrivals: int
     offered_per_s: float
     answered_per_s: float  # good answers whose last byte arrived within the stage
-    tokens_per_s: float  # of those
+    tokens_per_s: float  # tokens of these answers per second
     p50_ms: float | None = None
     p95_ms: float | None = None
     p99_ms: float | None = None

@@ -24,7 +24,7 @@ from loadtest.common.server import attnserve
 from loadtest.common.texts import sentence
 
 LEAST = 0.8
-_ALONE = 8  # clients
+_ALONE = 8  # clients of a kind in the run for comparison
 KINDS = ("single", "32", "256", "attention", "text")
 app = typer.Typer(add_completion=False)
 

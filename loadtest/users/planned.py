@@ -90,7 +90,7 @@ def add_option(parser: LocustArgumentParser) -> None:
 
 def begin(environment: Environment, **_: object) -> None:
     assert environment.parsed_options is not None
-    if not environment.parsed_options.plan:  # a worker
+    if not environment.parsed_options.plan:  # this process is a worker
         RECORDER.attach(environment, None)
         return
     plan = plan_in(environment)

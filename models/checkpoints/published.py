@@ -36,7 +36,7 @@ ScoreActivation = Literal["sigmoid", "identity", "softmax"]
 
 ATTENTION_OF_CHECKPOINTS = "softmax"
 SWAPPABLE = ("softmax", "linear")  # layers whose projections have the same shapes as softmax attention
-UNLIMITED = 1_000_000  # in tokens; transformers writes 1e30 for a tokenizer without a limit
+UNLIMITED = 1_000_000  # a tokenizer's limit above this many tokens counts as none; transformers writes 1e30 for a tokenizer without a limit
 
 SCORE_ACTIVATIONS: dict[str, ScoreActivation] = {
     "torch.nn.modules.activation.Sigmoid": "sigmoid",

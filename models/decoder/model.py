@@ -42,7 +42,7 @@ class DecoderConfig:
     rotary_width: int | None = None  # columns of a head that are rotated; None: all
     norm: Literal["rms", "layer", "scale"] = "rms"
     norm_eps: float = 1e-6
-    bias: bool = False  # in projections and feed-forward layers
+    bias: bool = False  # whether projections and feed-forward layers have biases
     gated: bool = True
     activation: str = "silu"
     tied: bool = True  # unembedding and embedding share weights

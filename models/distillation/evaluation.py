@@ -26,7 +26,7 @@ class Likeness:
     """The similarity of student and teacher on a set of texts."""
 
     texts: int
-    cosine: float  # mean
+    cosine: float  # mean over the texts
     lowest: float
     ranks: float  # Spearman's correlation of pair similarities; NaN for fewer than three texts
 

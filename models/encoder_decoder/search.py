@@ -48,7 +48,7 @@ def beam(model: EncoderDecoder, source: Tensor, mask: Tensor, *, width: int, len
     memory, state, mask = _take(memory, rows), _take(state, rows), mask[rows]
     token = torch.full((B * K,), c.begin_token_id, device=source.device)
     log_p = torch.full((B, K), -torch.inf, device=source.device)
-    log_p[:, 0] = 0.0  # so that the first step uses only one of K equal beginnings
+    log_p[:, 0] = 0.0  # the other K - 1 have log p = -inf, so the first step extends only one of the K equal beginnings
     length, ended = torch.zeros_like(log_p), torch.zeros_like(log_p, dtype=torch.bool)
     written = source.new_empty(B, K, 0)
     only_end = torch.full((c.vocab_size,), -torch.inf, device=source.device)

@@ -54,7 +54,7 @@ class ReformerConfig:
     n_logits: int = 0  # 0: no language-modelling head
     activation: str = "relu"
     norm_eps: float = 1e-12
-    feedforward_chunk: int = 1024  # tokens
+    feedforward_chunk: int = 1024  # tokens in one call of the feed-forward layer
 
     def __post_init__(self) -> None:
         if unknown := sorted(set(self.layers) - {"lsh", "local"}):

@@ -173,8 +173,8 @@ class _Lane:
         self.by_client: dict[str, int] = {}  # queued tokens; items without a client have the key ""
         self._order = FairOrder(turn_tokens)
         self._numbers = itertools.count()
-        self._by_turn: list[_Turn] = []  # a heap; an input that was taken by its length stays in it until it is first
-        self._by_length: dict[int, list[_Turn]] = {}  # heaps
+        self._by_turn: list[_Turn] = []  # a heap; an input that is taken by its length is removed from this heap only when it comes first
+        self._by_length: dict[int, list[_Turn]] = {}  # length -> heap of the inputs of this length
         self._lengths: list[int] = []  # the keys of _by_length, sorted
 
     def put(self, item: QueuedInput) -> None:

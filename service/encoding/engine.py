@@ -329,7 +329,7 @@ def _expire(done: "asyncio.Future[None]") -> None:
 def _may_be_sent(output: str, array: Array, lengths: Sequence[int]) -> NDArray[np.bool_]:
     """Return for each row, (B,) bool, whether it may be sent: no NaN or Inf, no vector of length 0, and length 1 if normalised."""
     flat = array.reshape(len(array), -1)
-    squares: Array = np.einsum("bd,bd->b", flat, flat)  # a NaN or Inf shows in the sum
+    squares: Array = np.einsum("bd,bd->b", flat, flat)  # if a number is NaN or Inf, so is this sum
     if output == contract.EMBEDDING:
         fit: NDArray[np.bool_] = np.abs(squares - 1) < 1e-2
     else:

@@ -197,7 +197,7 @@ class Model:
             size, limit = size_of(item), self.settings.max_input_characters
             if size > limit:
                 raise InputTooLong(f"input {at} has {size} characters and the most is {limit}: send it in parts", param="input")
-            if characters and characters + size > LONG_CHARACTERS:  # a long text is a piece of its own
+            if characters and characters + size > LONG_CHARACTERS:  # begin a new piece, so that a long text is alone in its piece
                 yield first, inputs[first:at]
                 first, characters = at, 0
             characters += size

@@ -62,7 +62,7 @@ class EncoderQueue(BatchingQueue):
         self._offered = offered or Offered()
         self.tokens_per_s = limits.tokens_per_s  # throughput of all concurrent runs together, a moving average
         self.running = self.running_tokens = 0  # number of runs in progress, and of their tokens
-        self._bounds = QueueBound(limits.max_wait_s), QueueBound(limits.max_bulk_wait_s)  # by lane
+        self._bounds = QueueBound(limits.max_wait_s), QueueBound(limits.max_bulk_wait_s)  # one for each lane
         self._request_tokens = [0.0, 0.0]  # tokens of a request in each lane, a moving average
         # Seconds from one bulk token to the next (a moving average), and the time of the last bulk token. Interactive work goes first.
         self._bulk_token_s = 0.0

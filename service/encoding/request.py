@@ -42,11 +42,11 @@ class EncodeTask:
     inputs: Sequence[Encoded]
     output: str
     lane: Lane = Lane.INTERACTIVE
-    deadline: float = NO_DEADLINE  # in `time.monotonic()` seconds
+    deadline: float = NO_DEADLINE  # time limit, in seconds of `time.monotonic()`
     client: str = ""  # clients get equal shares of the queue; "": no client, whose tokens count in full
-    traceparent: str | None = None  # None: not traced
+    traceparent: str | None = None  # trace context of the request; None: not traced
     use_cache: bool = True
-    spent: Spent = field(default_factory=Spent)  # added to
+    spent: Spent = field(default_factory=Spent)  # the engine adds its times to this
     on_row: OnRow | None = None
 
     @property

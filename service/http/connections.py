@@ -1,4 +1,4 @@
-"""uvicorn's HTTP server, with the limits on connections that a public port needs.
+"""Extends uvicorn's HTTP server by limits on connections, which a public port needs.
 
 The head of a request must arrive within `_HEAD_S`, the client must read its answer within `stream_stall_s`, the number of
 connections is bounded, and malformed HTTP is answered in JSON. Uvicorn has none of these limits, and answers in plain text. If

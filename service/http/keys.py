@@ -189,7 +189,8 @@ class Keys:
                 tenant = tenants[entry.tenant] = self._tenants.get(entry.tenant) or Tenant(entry.tenant, clock=self._clock)
                 tenant.limit(entry.limits)
             found[bytes.fromhex(entry.sha256)] = tenant, entry.name
-        labelled = set(list(tenants)[:MOST_LABELLED])  # in file order, so that all gateways label the same tenants
+        # The first tenants in the order of the file, so that all gateways label the same ones.
+        labelled = set(list(tenants)[:MOST_LABELLED])
         for name in self._labelled - labelled:
             self._metrics.forget_tenant(name)
         for name, tenant in tenants.items():
@@ -225,7 +226,7 @@ def add(entry: Entry, path: Path) -> None:
     _check(entries, path)
     lines = ",\n ".join(written(each) for each in entries)
     target = path.resolve()
-    with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=f".{target.name}.", delete=False) as file:  # mode 0600
+    with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=f".{target.name}.", delete=False) as file:  # the file has mode 0600
         file.write(f"[{lines}]\n")
     if target.exists():
         Path(file.name).chmod(target.stat().st_mode)

@@ -84,7 +84,7 @@ class Tenant:
         self.name = name
         self.client = client or f"tenant:{name}"  # the name under which it shares queues, slots and memory
         self.since_s = int(time.time())
-        self.usage: dict[str, UsageCounts] = {}  # by model
+        self.usage: dict[str, UsageCounts] = {}  # model -> counts
         self.streams = 0
         self.metrics: TenantMetrics | None = None
         self.limits = Limits()

@@ -21,7 +21,7 @@ class ArrivalRate:
 
     def __init__(self) -> None:
         self._since = -math.inf  # start of the current window
-        self._requests, self._arrived_s, self._started_s = 0, 0.0, 0.0  # in it
+        self._requests, self._arrived_s, self._started_s = 0, 0.0, 0.0  # requests, arrived work and started work in the window
         self._excessive_windows = 0  # consecutive windows with excessive arrivals, before the current window
 
     def arrived(self, now: float, work_s: float) -> None:

@@ -10,7 +10,8 @@ _REPEATED_S = 0.05  # seconds for which a gateway repeats a pool's refusal; the 
 
 
 class ReadDelay:
-    """Refuses requests that waited too long before this process read them, if all recent requests did. A short pause delays only a few."""
+    """Refuses requests that waited too long before this process read them, if all recent requests did. After a short pause of the process
+    only a few requests have waited long, and these are not refused."""
 
     def __init__(self, max_wait_s: float) -> None:
         self._max_wait_s = max_wait_s

@@ -253,7 +253,7 @@ def _problem(pattern: str) -> str | None:
                 groups[-1].repeat(least, most)
             groups[-1].chooses |= least != most
             at += length
-            if pattern[at : at + 1] in ("?", "+") and letter != "{":  # a lazy or possessive repetition
+            if pattern[at : at + 1] in ("?", "+") and letter != "{":  # skip the mark of a lazy or possessive repetition
                 at += 1
             elif _repetition(pattern, at) and most > 1:
                 return "repeats a repetition"

@@ -14,8 +14,8 @@ from loadtest.in_process.steps import Stretch
 from loadtest.in_process.twin import crossover, fitted
 
 FLAT = 1.05  # largest ratio of the time per token at the end to the time per token in the first thousand
-DISTURBED = 3.0  # how many times longer a token may take while a prompt is prefilled
-SHARED = 4.0  # how many times longer a first token may take while one request has all slots
+DISTURBED = 3.0  # largest ratio of the time between tokens while a prompt is prefilled to the time without prefill
+SHARED = 4.0  # largest ratio of the time to the first token while one request has all slots to the time without it
 PER_S, TIMES = "tokens/s", "times as long"
 MiB, GiB = 2**20, 2**30
 

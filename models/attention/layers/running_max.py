@@ -17,8 +17,8 @@ CHUNK = 32  # tokens; a power of 2
 class RunningMax(NamedTuple):
     """Results of `running_max`. They have no gradient, because m scales a sum and its divisor alike and so cancels in the outputs."""
 
-    m: Tensor  # (B, H, N, D); the lowest finite number before a row's first token
-    decay: Tensor  # (B, H, N, D), a_t; 0 before the second token, and at padding
+    m: Tensor  # (B, H, N, D), the maxima; the lowest finite number before a row's first token
+    decay: Tensor  # (B, H, N, D), the log-decay a_t; 0 at the first token and at padding
     last: Tensor  # (B, H, D), the new state; `before` if the row has no token yet
 
 

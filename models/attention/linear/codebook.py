@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-DECAY = 0.99  # γ
+DECAY = 0.99  # γ, the weight of the previous sums and counts
 LEAST_COUNT = 0.01  # lower limit of a count; a code whose count is below it is unused
 COMMITMENT = 1e-4
 

@@ -90,7 +90,7 @@ class RandomFeatures(EqualHeads):
         self.redraw(torch.Generator().manual_seed(seed))
 
     def redraw(self, generator: torch.Generator) -> None:
-        """Draw W anew, of the same kind and in place. The generator must be on the CPU."""
+        """Replace W by a new random matrix of the same kind, in place. The generator must be on the CPU."""
         self.projection.copy_(draw_projection(self.projection.shape[0], self.projection.shape[1], generator, rows=self.rows))
 
 

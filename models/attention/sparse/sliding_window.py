@@ -1,8 +1,8 @@
 """Sliding-window attention: softmax over the last `window` tokens, including the token itself.
 
 o_t = sum_j p_tj v_j,   p_t = softmax over t - window < j <= t of q_t . k_j / sqrt(D_k)
-Beltagy et al. 2020, arXiv:2004.05150, section 3.1, made causal. The state holds the last window - 1 keys and values, for a past of any
-length. O(window) a token, in steps and in one call.
+Beltagy et al. 2020, arXiv:2004.05150, section 3.1, made causal. The state holds the last window - 1 keys and values, whatever the
+length of the past. A token costs O(window), in steps and in one call.
 """
 
 import torch

@@ -26,7 +26,7 @@ ROW_TOKENS = 65_536  # largest number of tokens in a batch, because a softmax la
 @dataclass(frozen=True, kw_only=True)
 class BitsPerByte:
     overall: float
-    packages: dict[str, float]  # by name
+    packages: dict[str, float]  # name -> bits per byte
     n_tokens: int
     size_bytes: int
 
