@@ -54,7 +54,7 @@ def export_bundle(
     with in_sentences(f"{checkpoint} cannot be exported", ExportError):
         name = checked_name(name or out.resolve().name)
         if maps and precision != "fp32":
-            raise ExportError(f"maps are computed with the weights of an fp32 graph, and precision={precision}; leave out one of the two")
+            raise ExportError(f"attention maps need an fp32 graph, but precision={precision}; leave out --maps or --precision")
         with replacing(out) as folder, TemporaryDirectory(dir=folder) as scratch:
             return _export(checkpoint, options, name, folder, Path(scratch), progress)
 

@@ -139,10 +139,10 @@ def compare(
     """
     with needing("figures"):
         from export.comparison import mechanisms, page, run
-        from export.comparison.plan import LENGTHS, GiB, Plan
+        from export.comparison.plan import LENGTHS, ComparisonPlan, GiB
     names = mechanisms.chosen(only)
     lengths = tuple(N for N in LENGTHS if longest >= N)
-    plan = Plan(lengths=lengths, seconds=seconds, memory_bytes=int(memory_gib * GiB), runtime=runtime.value)
+    plan = ComparisonPlan(lengths=lengths, seconds=seconds, memory_bytes=int(memory_gib * GiB), runtime=runtime.value)
     try:
         with progress_bar() as show:
             results = run.run(names, plan, out, show)

@@ -131,13 +131,13 @@ class BundleError(AttnserveError, ValueError):
     """The bundle must not be served. The message names the file and the problem."""
 
 
-class Part(BaseModel):
+class ManifestPart(BaseModel):
     """Base class of the manifest and its parts: immutable, and an unknown key is an error."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class Tensor(Part):
+class Tensor(ManifestPart):
     """An input or output of a graph. A dynamic axis is given by its letter ("B", "N"), a fixed one by its size."""
 
     name: str = Field(max_length=255)
@@ -145,13 +145,13 @@ class Tensor(Part):
     shape: tuple[str | Size, ...] = Field(max_length=16)
 
 
-class File(Part):
+class File(ManifestPart):
     name: FileName
     sha256: Sha256
     size_bytes: int = Field(ge=0, le=2**62)
 
 
-class Graph(Part):
+class Graph(ManifestPart):
     """An ONNX graph: its file, inputs, outputs and operators."""
 
     file: FileName
@@ -162,12 +162,12 @@ class Graph(Part):
     optimisation: str = Field(description="what was done to the graph after export, in words")
 
 
-class Limits(Part):
+class Limits(ManifestPart):
     max_tokens: Size = Field(description="longest input in tokens, special tokens included")
     vocab_size: Size
 
 
-class Parity(Part):
+class Parity(ManifestPart):
     """The difference between the graph and the torch model, measured at export."""
 
     max_abs_error: float = Field(description="largest |onnxruntime - torch| over all outputs and all shapes below, texts of unequal length")
@@ -179,7 +179,7 @@ class Parity(Part):
     tolerance: float = Field(description="what was allowed of it, times the largest value of an output where that is above 1")
 
 
-class Trial(Part):
+class RecipeTrial(ManifestPart):
     """One recipe for quantising the graph that was tried, and its results."""
 
     recipe: str
@@ -191,7 +191,7 @@ class Trial(Part):
     kept: bool
 
 
-class Source(Part):
+class CheckpointSource(ManifestPart):
     """Where the weights come from."""
 
     architecture: str
@@ -201,7 +201,7 @@ class Source(Part):
     untrained: bool = Field(description="the weights have not been trained for this attention: it was swapped at export, or they are drawn")
 
 
-class StateTensor(Part):
+class StateTensor(ManifestPart):
     """One tensor of a decoder's state for one sequence. Its size is constant, and it is initialised with zeros."""
 
     name: str = Field(pattern=r"^state_[0-9]+_[A-Za-z0-9_]+$", description="the graph input; the output is called new_ and this")
@@ -256,7 +256,7 @@ def step_interface(remembered: Sequence[Tensor], vocab_size: int) -> Interface:
     return Interface((int64(PREVIOUS, "B"), SOURCE[1], *remembered), outputs)
 
 
-class Image(Part):
+class Image(ManifestPart):
     """The images of a pixel decoder: `width * height` tokens after a prompt, row by row from the upper left. Each token is a grey level."""
 
     width: int = Field(ge=1, le=MOST_PIXELS)
@@ -265,7 +265,7 @@ class Image(Part):
     prompts: tuple[Text, ...] = Field(min_length=1, max_length=10_000, description="all that can be asked for")
 
 
-class HeldOut(Part):
+class HeldOut(ManifestPart):
     """The text on which bits per byte were measured."""
 
     name: str = Field(description="of its file or folder")
@@ -274,7 +274,7 @@ class HeldOut(Part):
     sha256: Sha256 = Field(description="of the documents, one after the other")
 
 
-class Decoder(Part):
+class Decoder(ManifestPart):
     """The fields of a manifest that only decoders have."""
 
     states: tuple[StateTensor, ...] = Field(min_length=1)
@@ -297,7 +297,7 @@ class Decoder(Part):
         return sum(math.prod(state.shape) * sizes[state.dtype] for state in self.states)
 
 
-class AttentionLayer(Part):
+class AttentionLayer(ManifestPart):
     """One layer of the attention graph."""
 
     attention: str = Field(description="of which kind")
@@ -305,7 +305,7 @@ class AttentionLayer(Part):
     effective: bool = Field(description="the layer forms no such matrix: it is how much of each token's value is in each token's answer")
 
 
-class AttentionGraph(Part):
+class AttentionGraph(ManifestPart):
     """A second graph that returns each layer's attention weights. The service opens it at the first request for attention."""
 
     file: FileName
@@ -314,7 +314,7 @@ class AttentionGraph(Part):
     max_abs_error: float = Field(description="largest difference of a weight from the torch model's")
 
 
-class EncoderDecoder(Part):
+class EncoderDecoderFields(ManifestPart):
     """The fields that only encoder-decoders have. `Manifest.graph` is the step graph, `Limits.max_tokens` the longest source in tokens."""
 
     reader: Graph = Field(description="reads a source once; its outputs are the memory and the first state of the step graph")
@@ -324,7 +324,7 @@ class EncoderDecoder(Part):
     parameters: Count = Field(description="trained numbers of the checkpoint")
 
 
-class Manifest(Part):
+class Manifest(ManifestPart):
     """The complete description of a bundle. The module's docstring lists the bundle's other files."""
 
     format: Literal["attnserve.bundle/1"] = FORMAT
@@ -334,11 +334,11 @@ class Manifest(Part):
     files: tuple[File, ...]
     graph: Graph
     limits: Limits
-    source: Source
+    source: CheckpointSource
     parity: Parity
-    trials: tuple[Trial, ...] = ()
+    trials: tuple[RecipeTrial, ...] = ()
     decoder: Decoder | None = None
-    encoder_decoder: EncoderDecoder | None = None
+    encoder_decoder: EncoderDecoderFields | None = None
     attention_graph: AttentionGraph | None = None
     pooling: str | None = None
     normalized: bool = Field(False, description="the checkpoint's own pipeline ends in a normalisation")
@@ -383,10 +383,10 @@ Tokens = Annotated[tuple[TokenId, ...], Field(min_length=1, max_length=100_000)]
 
 def _same_lengths(**lists: tuple[Any, ...]) -> None:
     if len(set(map(len, lists.values()))) > 1:
-        raise ValueError(" and ".join(f"{name} has {len(each)}" for name, each in lists.items()) + " entries, and they must have as many")
+        raise ValueError(" and ".join(f"{name} has {len(each)}" for name, each in lists.items()) + " entries; they must have equally many")
 
 
-class Golden(Part):
+class Golden(ManifestPart):
     """Inputs with the fp32 torch model's outputs, which a server compares with its own outputs at start.
 
     `outputs` has one row per input: the unit vector of an encoder, or the logits of a classifier (those of the first token in a token
@@ -405,11 +405,11 @@ class Golden(Part):
         if self.min_cosine is None and self.max_abs_error is None:
             raise ValueError("one of min_cosine and max_abs_error is needed")
         if len(widths := {len(row) for row in self.outputs}) > 1:
-            raise ValueError(f"outputs has rows of {min(widths)} to {max(widths)} numbers, and they must be of one width")
+            raise ValueError(f"outputs has rows of {min(widths)} to {max(widths)} numbers, but they must have one width")
         return self
 
 
-class DecoderGolden(Part):
+class DecoderGolden(ManifestPart):
     """Prompts with the fp32 torch model's logits and continuations, which a server checks at start.
 
     Logits may differ by at most `max_abs_error`. Another processor rounds differently and may choose another of two almost equally likely
@@ -439,7 +439,7 @@ class DecoderGolden(Part):
         return self
 
 
-class EncoderDecoderGolden(Part):
+class EncoderDecoderGolden(ManifestPart):
     """Sources with the torch model's greedy outputs and their logits, which a server checks at start.
 
     The server feeds the same tokens, and its logits may differ by at most `max_abs_error`.
@@ -475,14 +475,14 @@ def verify(bundle: Path) -> Manifest:
     for file in manifest.files:
         path = regular(bundle, file.name)
         if (size := path.stat().st_size) != file.size_bytes:
-            raise BundleError(f"{path} has {size} bytes where the manifest says {file.size_bytes}. Export the bundle again.")
+            raise BundleError(f"{path} has {size} bytes, but the manifest has {file.size_bytes}. Export the bundle again.")
         if (digest := sha256(path)) != file.sha256:
             raise BundleError(
                 f"{path} was changed after export: sha256 {digest[:12]}…, expected {file.sha256[:12]}…. Export the bundle again."
             )
     # An ONNX graph could refer to any file in the folder as its weights.
     if unknown := sorted(set(os.listdir(bundle)) - {file.name for file in manifest.files} - {MANIFEST}):
-        raise BundleError(f"{bundle} has {unknown[0]!r}, which its manifest does not list: take it out, or export the bundle again.")
+        raise BundleError(f"{bundle} has {unknown[0]!r}, which its manifest does not list: remove it, or export the bundle again.")
     return manifest
 
 
@@ -493,15 +493,15 @@ def regular(bundle: Path, name: str, *, most_bytes: int | None = None) -> Path:
         found = path.resolve(strict=True)
         about = found.stat()
         if not found.is_relative_to(bundle.resolve(strict=True)):
-            raise BundleError(f"{path} is a link out of the bundle, which is not followed. Copy the bundle with its files.")
+            raise BundleError(f"{path} is a link to a place outside the bundle, which is not followed. Copy the bundle with its files.")
     except (FileNotFoundError, NotADirectoryError):
         raise BundleError(f"{path} is missing. Export the bundle again.") from None
     except (OSError, RuntimeError, ValueError) as error:  # e.g. a link to itself, or a name that is too long
         raise BundleError(f"{path} cannot be read: {error}. Export the bundle again.") from None
     if not stat.S_ISREG(about.st_mode):
-        raise BundleError(f"{path} is no regular file. Export the bundle again.")
+        raise BundleError(f"{path} is not a regular file. Export the bundle again.")
     if most_bytes is not None and about.st_size > most_bytes:
-        raise BundleError(f"{path} has {about.st_size} bytes, and {most_bytes} are the most. Export the bundle again.")
+        raise BundleError(f"{path} has {about.st_size} bytes; the limit is {most_bytes}. Export the bundle again.")
     return path
 
 
@@ -638,7 +638,7 @@ def dump(manifest: Manifest) -> str:
     )
 
 
-G = TypeVar("G", bound=Part)
+G = TypeVar("G", bound=ManifestPart)
 
 
 def read_golden(bundle: Path, kind: type[G]) -> G:

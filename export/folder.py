@@ -46,7 +46,7 @@ def replacing(out: Path) -> Iterator[Path]:
 def checked_name(name: str) -> str:
     """Return `name`. Raises ExportError if it is not a valid model name."""
     if not re.fullmatch(contract.NAME, name):
-        raise ExportError(f"{name!r} does not do as the name of a model: letters, digits, and then also . _ - /; give another with --name")
+        raise ExportError(f"{name!r} is not a model name: letters, digits, and after the first also . _ - /; give another with --name")
     return name
 
 

@@ -140,7 +140,9 @@ def _timeout(value: str | None, default_s: float) -> float:
         return default_s
     timeout_ms = float(value) if _NUMBER.fullmatch(value) else math.nan
     if not 0 < timeout_ms <= 86_400_000:
-        raise InvalidRequest(f"{TIMEOUT_HEADER}={value!r} is not a number of milliseconds above 0, 86400000 at most", param=TIMEOUT_HEADER)
+        raise InvalidRequest(
+            f"{TIMEOUT_HEADER}={value!r} is not a number of milliseconds above 0 and at most 86400000", param=TIMEOUT_HEADER
+        )
     return min(timeout_ms / 1000, default_s)
 
 
@@ -158,4 +160,4 @@ def _lane(value: str | None) -> Lane | None:
     try:
         return Lane[value.upper()]
     except KeyError:
-        raise InvalidRequest(f"{LANE_HEADER}={value!r} is not a lane: interactive or bulk", param=LANE_HEADER) from None
+        raise InvalidRequest(f"{LANE_HEADER}={value!r} is not a lane: choose interactive or bulk", param=LANE_HEADER) from None

@@ -311,7 +311,7 @@ def live(settings: Settings) -> dict[str, Any]:
 def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
     """Return a copy of the settings with other values of live settings. Raises SettingsError if a setting is not live or a value is bad."""
     if unknown := sorted(set(changes) - set(LIVE)):
-        raise SettingsError(f"{unknown[0]} cannot change while the service runs. What can: {', '.join(LIVE)}")
+        raise SettingsError(f"{unknown[0]} cannot change while the service runs. Settings that can: {', '.join(LIVE)}")
     try:
         return Settings.model_validate({**json.loads(freeze(settings)), **changes})
     except ValueError as error:

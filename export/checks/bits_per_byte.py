@@ -28,7 +28,7 @@ LOGITS = 1 << 24  # largest number of logits in one call: 64 MB of float32
 
 
 @dataclass(frozen=True)
-class Text:
+class HeldOutText:
     """Documents on which bits per byte are measured."""
 
     name: str
@@ -44,24 +44,30 @@ class Text:
         return contract.HeldOut(name=self.name, documents=len(self.documents), size_bytes=self.size_bytes, sha256=sha256)
 
 
-def read_text(path: Path) -> Text:
+def read_text(path: Path) -> HeldOutText:
     """Read a UTF-8 file as one document, or the held-out documents of a data folder (see models/training/corpus.py).
 
     Raises ExportError for a file without text, and CorpusError for a folder that is not a data folder.
     """
     if path.is_dir():
-        return Text(path.resolve().name, tuple(document.text for document in read_texts(path, "held_out")))
+        return HeldOutText(path.resolve().name, tuple(document.text for document in read_texts(path, "held_out")))
     try:
         document = path.read_bytes().decode()
     except UnicodeDecodeError as error:
         raise ExportError(f"{path} is not UTF-8: byte {error.start} is {error.object[error.start]:#04x}; give another text") from error
     if not document:
         raise ExportError(f"{path} is empty; give a text that the model was not trained on")
-    return Text(path.name, (document,))
+    return HeldOutText(path.name, (document,))
 
 
 def bits_per_byte(
-    steps: Steps, tokenizer: Tokenizer, text: Text, *, bos_token_id: int | None, eos_token_id: int | None, show: Show = lambda share: None
+    steps: Steps,
+    tokenizer: Tokenizer,
+    text: HeldOutText,
+    *,
+    bos_token_id: int | None,
+    eos_token_id: int | None,
+    show: Show = lambda share: None,
 ) -> float:
     """Return the bits of all documents divided by their bytes. If `bos_token_id` is None, documents begin with `eos_token_id`."""
     end = [] if eos_token_id is None else [eos_token_id]
@@ -79,7 +85,7 @@ def bits_per_byte(
     return bits / text.size_bytes
 
 
-def _encoded(tokenizer: Tokenizer, text: Text) -> list[list[int]]:
+def _encoded(tokenizer: Tokenizer, text: HeldOutText) -> list[list[int]]:
     """Return the token ids of each document, without the special tokens that the tokenizer would add."""
     return [encoding.ids for encoding in tokenizer.encode_batch(list(text.documents), add_special_tokens=False)]
 

@@ -101,7 +101,7 @@ def inexact(open_steps: Callable[[int], Steps], *, vocab_size: int) -> str | Non
     one, two = open_steps(1), open_steps(2)
     random = np.random.default_rng(1)
     lengths = [min(n, one.n_positions or n) for n in PROMPTS]
-    rows = [Row(random.integers(0, vocab_size, n), _start(b, n, one)) for b, n in enumerate(lengths)]
+    rows = [PromptRow(random.integers(0, vocab_size, n), _start(b, n, one)) for b, n in enumerate(lengths)]
     whole = _alone(rows, one, WHOLE)
     for what, got in _ways(rows, one, two):
         for row, a, b in zip(rows, got, whole, strict=True):
@@ -114,14 +114,14 @@ Result = tuple[Values, States]  # logits of every token (N, V), the state after 
 
 
 @dataclass(frozen=True)
-class Row:
+class PromptRow:
     """A prompt and the number of tokens before it."""
 
     tokens: Ids
     start: int
 
 
-def run(rows: Sequence[Row], steps: Steps, piece: int, *, padding: int = 0) -> list[Result]:
+def run(rows: Sequence[PromptRow], steps: Steps, piece: int, *, padding: int = 0) -> list[Result]:
     """Run all rows in one batch, `piece` tokens of each per call. Each call has `padding` columns beyond its longest piece."""
     states = steps.begin(len(rows))
     logits: list[list[Values]] = [[] for _ in rows]
@@ -137,11 +137,11 @@ def run(rows: Sequence[Row], steps: Steps, piece: int, *, padding: int = 0) -> l
     return [(np.concatenate(parts), {k: v[b : b + 1] for k, v in states.items()}) for b, parts in enumerate(logits)]
 
 
-def _alone(rows: Sequence[Row], steps: Steps, piece: int, *, padding: int = 0) -> list[Result]:
+def _alone(rows: Sequence[PromptRow], steps: Steps, piece: int, *, padding: int = 0) -> list[Result]:
     return [run([row], steps, piece, padding=padding)[0] for row in rows]
 
 
-def _ways(rows: list[Row], one: Steps, two: Steps) -> Iterator[tuple[str, list[Result]]]:
+def _ways(rows: list[PromptRow], one: Steps, two: Steps) -> Iterator[tuple[str, list[Result]]]:
     """Yield the name and results of every run whose bits must equal those of whole prompts, each run alone on one thread."""
     for piece in PIECES:
         yield f"a prompt in pieces of {piece}", _alone(rows, one, piece)

@@ -56,9 +56,9 @@ def _torch(request: dict[str, Any], feed: dict[str, Any]) -> tuple[Run, Run]:
     import torch
 
     from export.comparison.mechanisms import build
-    from export.comparison.plan import Plan
+    from export.comparison.plan import ComparisonPlan
 
-    plan = Plan.model_validate(request["plan"])
+    plan = ComparisonPlan.model_validate(request["plan"])
     torch.set_num_threads(1)
     layer = build(request["mechanism"], plan.d_model, plan.n_heads, longest=plan.longest)
     x, mask = torch.from_numpy(feed["x"]), torch.from_numpy(feed["mask"])

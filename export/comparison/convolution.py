@@ -7,14 +7,14 @@ It is no attention mechanism. It is compared because the complexity table of Vas
 from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities
-from models.attention.layers.mechanism import Cost, Examples, Mechanism, Row
+from models.attention.layers.mechanism import ComplexityRow, Cost, Examples, Mechanism
 
 
 class Convolution(Mechanism):
     """Maps x (B, N, D) and a bool mask (B, N) to (B, N, D)."""
 
     capabilities = Capabilities(cross=False, ordered=True, averages=False, weights="none")
-    cost = Cost("O(k N D²)", lambda N, s: s.kernel * N * s.D * s.D, Row("convolution k", "O(N / k)"))
+    cost = Cost("O(k N D²)", lambda N, s: s.kernel * N * s.D * s.D, ComplexityRow("convolution k", "O(N / k)"))
     examples = Examples(large={"kernel": 7}, varied=("kernel", (3, 7, 15, 31)))
 
     def __init__(self, d_model: int, n_heads: int, *, kernel: int = 7) -> None:

@@ -9,7 +9,7 @@ from math import log
 from pathlib import Path
 from statistics import linear_regression
 
-from export.comparison.plan import Plan
+from export.comparison.plan import ComparisonPlan
 from export.comparison.results import Point
 from export.errors import ExportError
 
@@ -21,21 +21,21 @@ class Killed(ExportError):
     """The operating system killed the run, usually because it used too much memory."""
 
 
-def measure(name: str, graph: Path, plan: Plan, N: int) -> Point:
+def measure(name: str, graph: Path, plan: ComparisonPlan, N: int) -> Point:
     """Measure one length in a child process. Raises ExportError with the child's error message, or Killed if the child was killed."""
     request = {"mechanism": name, "graph": str(graph), "plan": plan.model_dump(mode="json"), "N": N, "seconds": plan.seconds}
     done = subprocess.run(
         [sys.executable, "-m", "export.comparison.child", json.dumps(request)], check=False, capture_output=True, text=True
     )
     if done.returncode == -signal.SIGKILL:
-        raise Killed(f"the system killed the run at N={N:,}, as for memory")
+        raise Killed(f"the system killed the run at N={N:,}, probably because it used too much memory")
     if done.returncode:
         said = (done.stderr.strip() or f"status {done.returncode}").splitlines()[-1]
         raise ExportError(f"{name} cannot be run at N={N} in {plan.runtime}: {said}")
     return Point(N=N, **json.loads(done.stdout.splitlines()[-1]))
 
 
-def too_much(points: Sequence[Point], N: int, plan: Plan) -> str | None:
+def too_much(points: Sequence[Point], N: int, plan: ComparisonPlan) -> str | None:
     """Return the reason why a run at N would exceed a limit of the plan, estimated from the lengths before it, or None."""
     for what, values, limit, unit in (
         ("memory", [point.peak_bytes for point in points], plan.memory_bytes, 2**30),

@@ -18,7 +18,7 @@ from export.graphs.decoder_step import OPSET as CAUSAL_OPSET
 from export.graphs.torch_graph import OPSET, quiet, strip
 
 
-class Alone(nn.Module):
+class SingleLayer(nn.Module):
     """A wrapper that gives all layers one interface: x (B, N, D), bool mask (B, N) -> y (B, N, D) and the tensors of the state, if any."""
 
     def __init__(self, layer: Any) -> None:
@@ -40,7 +40,7 @@ def write(layer: Any, file: Path, *, d_model: int, longest: int) -> None:
     B, N = EXAMPLE
     with quiet(), with_operators(layer):
         torch.onnx.export(
-            Alone(layer),
+            SingleLayer(layer),
             (torch.randn(B, N, d_model), torch.ones(B, N, dtype=torch.bool)),
             file,
             dynamo=True,

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor
 
 from export.comparison.mechanisms import build, is_attention
-from export.comparison.plan import Plan
+from export.comparison.plan import ComparisonPlan
 from export.comparison.results import Rank
 from models.attention.layers.mechanism import Mechanism
 from models.maps.matrix import attention_matrix
 from models.maps.rank import effective_rank, numerical_rank
 
 
-def ranks(name: str, plan: Plan) -> list[Rank]:
+def ranks(name: str, plan: ComparisonPlan) -> list[Rank]:
     """Return the ranks of the effective matrix for each head width D_k, with D = H D_k. Returns [] for layers that are not attention."""
     if not is_attention(name):
         return []
@@ -32,7 +32,7 @@ def matrix(name: str, N: int, *, d_model: int, n_heads: int) -> Tensor:
     return attention_matrix(layer, _tokens(1, N, d_model))[0]
 
 
-def layers_to_reach(name: str, plan: Plan) -> int:
+def layers_to_reach(name: str, plan: ComparisonPlan) -> int:
     """Return how many layers, stacked with residual connections, are needed until every output depends on every token, or for causal layers
     on every earlier token. Returns 0 if no number of layers is enough.
     """

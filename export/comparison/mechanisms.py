@@ -59,7 +59,7 @@ def chosen(names: str) -> tuple[str, ...]:
     """Return the mechanisms of a comma-separated list; "" means all. Raises ExportError for an unknown name."""
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     if unknown := sorted(set(wanted) - EVERYTHING.keys()):
-        raise ExportError(f"{unknown[0]!r} is no mechanism; there are {', '.join(EVERYTHING)}")
+        raise ExportError(f"{unknown[0]!r} is not a mechanism; choose from {', '.join(EVERYTHING)}")
     return tuple(name for name in EVERYTHING if name in wanted or not wanted)
 
 

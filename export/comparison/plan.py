@@ -10,7 +10,7 @@ RANK_WIDTHS = (4, 8, 16, 32)  # widths D_k of a head at which ranks are computed
 EXAMPLE = (3, 519)
 
 
-class Plan(BaseModel):
+class ComparisonPlan(BaseModel):
     """Sizes and limits of a comparison."""
 
     model_config = ConfigDict(frozen=True)

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from models.attention.layers.capabilities import Capabilities
-from models.attention.layers.mechanism import Cost, Mechanism, Row
+from models.attention.layers.mechanism import ComplexityRow, Cost, Mechanism
 
 
 class Recurrent(Mechanism):
     """Maps x (B, N, D) and a bool mask (B, N) to (B, N, D)."""
 
     capabilities = Capabilities(cross=False, ordered=True, averages=False, weights="none")
-    cost = Cost("O(N D²)", lambda N, s: 6 * N * s.D * s.D, Row("recurrent", "O(N)", "O(N)"))
+    cost = Cost("O(N D²)", lambda N, s: 6 * N * s.D * s.D, ComplexityRow("recurrent", "O(N)", "O(N)"))
 
     def __init__(self, d_model: int, n_heads: int) -> None:
         super().__init__()

@@ -103,7 +103,9 @@ def cached_graph(decoder: Decoder) -> TorchGraph:
             f"the layers are {', '.join(sorted(set(decoder.config.layer_names)))}, and only causal_softmax layers have a KV cache here"
         )
     if (longest := decoder.config.n_positions) is not None:
-        raise ExportError(f"n_positions={longest} learned positions end, and the cache is for texts of any length: train without them")
+        raise ExportError(
+            f"n_positions={longest} learned positions are a limit, but the cache is for texts of any length: train without them"
+        )
     cache = ("B", layers[0].n_heads, "T", layers[0].d_head)
     names = [f"state_{number}_{name}" for number in range(len(layers)) for name in ("k", "v")]
     shapes = {contract.TOKENS: ("B", "N"), contract.POSITIONS: ("B",), contract.WANTED: ("B", "M")}

@@ -43,7 +43,7 @@ def tokens_of(tokenizer_file: Path, text: str, *, longest: int = LONGEST_ATTENTI
     tokenizer.no_padding()
     found = tokenizer.encode(text)
     if not 1 <= len(found.ids) <= longest:
-        raise ExportError(f"the text has {len(found.ids)} tokens, and maps are drawn of 1 to {longest}; give another text")
+        raise ExportError(f"the text has {len(found.ids)} tokens, but maps are drawn of 1 to {longest}; give another text")
     return found.ids, tuple(text[begin:end] or token for (begin, end), token in zip(found.offsets, found.tokens, strict=True))
 
 

@@ -13,7 +13,7 @@ import typer
 
 from export import contract
 from loadtest.common import machine, report
-from loadtest.common.report import Bar, Row, Verdict
+from loadtest.common.report import Bar, ReportRow, Verdict
 from loadtest.common.terminal import interruptible, progress, show
 from loadtest.errors import LoadtestError
 from service.terminal import console
@@ -49,7 +49,7 @@ class Measurements:
 
 
 @dataclass(frozen=True)
-class Step:
+class Measurement:
     """One measurement. `measure` is called with the value that the contestant's `start` yields, and adds its figures to Measurements."""
 
     label: str
@@ -61,7 +61,7 @@ class Contestant:
     """A contestant. `start` runs it while its steps are measured; if `start` is None, the steps start what they need."""
 
     name: str
-    steps: Sequence[Step]
+    steps: Sequence[Measurement]
     start: Callable[[], AbstractContextManager[Any]] | None = None
     optional: bool = False  # if it fails, the other contestants continue without it
     once: bool = False  # measured once, after all rounds
@@ -129,7 +129,7 @@ class Figure:
 
 def compare(
     measured: Measurements, work: str, unit: str, figure: Figure, reference: Figure | None = None, bar: Bar | None = None, note: str = ""
-) -> Row:
+) -> ReportRow:
     """Return a row of the report. The row is invalid if one of its runs had problems. Its note has these problems, the reason why figures
     are missing, and the note of the figure's last entry."""
     figures, references = figure.of(measured), reference.of(measured) if reference else ()
@@ -139,7 +139,7 @@ def compare(
         problems += [f"{reference.contestant}: {each}" for each in measured.problems(reference.work, reference.contestant)]
     absent = [each for each, values in ((figure, figures), (reference, references)) if each and not values]
     notes = dict.fromkeys([*problems, *(measured.absent.get(each.contestant, "") for each in absent), *noted, note])
-    return Row(
+    return ReportRow(
         work=work, unit=unit, figures=figures, references=references, bar=bar, note="; ".join(filter(None, notes)), invalid=bool(problems)
     )
 
@@ -151,7 +151,7 @@ def manifest_of(bundle: Path, kind: str) -> contract.Manifest:
     """Return the verified manifest. Raises LoadtestError if the bundle is of another kind, ContractError if it is damaged."""
     manifest = contract.verify(bundle)
     if manifest.kind != kind:
-        raise LoadtestError(f"{bundle} is of kind {manifest.kind}: only {kind}s are measured here")
+        raise LoadtestError(f"{bundle} is of kind {manifest.kind}, but this benchmark measures {kind}s: give another bundle")
     return manifest
 
 
@@ -190,7 +190,7 @@ def _warn_of(absent: dict[str, str]) -> None:
 
 
 def finish(
-    rows: Sequence[Row],
+    rows: Sequence[ReportRow],
     measured: Measurements,
     about: dict[str, Any],
     *,

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from loadtest.bench import runner
-from loadtest.bench.runner import Contestant, Figure, Measurements, Step
+from loadtest.bench.runner import Contestant, Figure, Measurement, Measurements
 from loadtest.common import texts, wrk
 from loadtest.common.report import Bar
-from loadtest.common.server import Server, attnserve
+from loadtest.common.server import MeasuredServer, attnserve
 from loadtest.errors import LoadtestError
 from service.terminal import command_app
 
@@ -44,14 +44,14 @@ def bench_split(
     names, measured = (runner.manifest_of(encoder, "encoder").name, runner.manifest_of(decoder, "decoder").name), Measurements()
     split = ("--profile", "split", "--encoders", str(encoders), "--generators", str(generators))
 
-    def measure(profile: str, server: Server) -> None:
+    def measure(profile: str, server: MeasuredServer) -> None:
         for work, figure in figures_of(server, names[1], seconds, f"{profile} {measured.round}").items():
             measured.note(work, profile, figure=figure)
 
     contestants = [
         Contestant(
             profile,
-            [Step("embeddings and streams", partial(measure, profile))],
+            [Measurement("embeddings and streams", partial(measure, profile))],
             partial(attnserve, encoder, names[0], flags=("--bundle", str(decoder), *flags)),
         )
         for profile, flags in (("single", ()), ("split", split))
@@ -65,7 +65,7 @@ def bench_split(
     runner.finish(rows, measured, about, subject="split beside single", out=out, markdown=markdown)
 
 
-def figures_of(server: Server, decoder: str, seconds: float, seed: str) -> dict[str, float]:
+def figures_of(server: MeasuredServer, decoder: str, seconds: float, seed: str) -> dict[str, float]:
     """Warm up the service with a little of each kind of work, then measure all figures of one turn."""
     streaming = replace(server, model=decoder, path="/v1/completions")
     embed(server, f"warm {seed}", CONNECTIONS, 1)
@@ -77,12 +77,12 @@ def figures_of(server: Server, decoder: str, seconds: float, seed: str) -> dict[
     }
 
 
-def embed(server: Server, seed: str, connections: int, seconds: float) -> wrk.Load:
+def embed(server: MeasuredServer, seed: str, connections: int, seconds: float) -> wrk.Load:
     bodies = [server.body(text) for text in texts.short(int(_MOST_PER_S * max(seconds, 1)), seed)]
     return valid(wrk.run(server.url, bodies, connections=connections, seconds=seconds))
 
 
-def stream(server: Server, seconds: float, *, first: int) -> float:
+def stream(server: MeasuredServer, seconds: float, *, first: int) -> float:
     """Return tokens per second of streams that are read to their end, one after the other on each connection. Prompts and seeds differ."""
     asked = {"model": server.model, "max_tokens": STREAM_TOKENS, "stream": True, "ignore_eos": True}
     seeds = range(first, first + int(_MOST_PER_S * max(seconds, 1)))
@@ -93,5 +93,5 @@ def stream(server: Server, seconds: float, *, first: int) -> float:
 def valid(load: wrk.Load) -> wrk.Load:
     """Raise LoadtestError if a load run had problems, else return it."""
     if load.problems:
-        raise LoadtestError(f"this run proves nothing: {', '.join(load.problems)}")
+        raise LoadtestError(f"this load run is not valid: {', '.join(load.problems)}")
     return load

@@ -87,7 +87,7 @@ def campaign(
     """Make the missing runs, then the tables of all existing runs. Exits with 1 if a run failed or missed a pass criterion."""
     if page:
         tables.written(page.read_text(), "")  # raises now if the page has no markers, rather than after an hour of measuring
-    runs = Runs(out, encoder, decoder, minutes_scale)
+    runs = CampaignRuns(out, encoder, decoder, minutes_scale)
     failed: dict[str, str] = {}
     try:
         with interruptible():
@@ -108,7 +108,7 @@ def chosen(only: str) -> list[CampaignRun]:
     """Return the runs named in a comma-separated list, and the ramps they need. Raises typer.BadParameter for an unknown name."""
     names = {name.strip() for name in only.split(",") if name.strip()} or set(_BY_NAME)
     if unknown := sorted(names - set(_BY_NAME)):
-        raise typer.BadParameter(f"{unknown[0]} is no run; there are: {', '.join(_BY_NAME)}", param_hint="--only")
+        raise typer.BadParameter(f"{unknown[0]} is not a run; choose from: {', '.join(_BY_NAME)}", param_hint="--only")
     needed = names | {step.knee_of for step in RUNS if step.name in names and step.knee_of}
     return [step for step in RUNS if step.name in needed]
 
@@ -125,7 +125,7 @@ def tell(found: Sequence[Path], page: Path | None, absent: Sequence[str]) -> Non
         console.print(f"written: {page}, of {len(found)} runs", highlight=False)
 
 
-class Runs:
+class CampaignRuns:
     """The runs in a folder, made with these bundles on this machine."""
 
     def __init__(self, out: Path, encoder: Path, decoder: Path, scale: float) -> None:
@@ -163,7 +163,7 @@ class Runs:
         """Make the run; a ramp is repeated until its knee lies within it. Raises LoadtestError if the run fails."""
         folder, conditions = self._out / step.name, self.conditions(step)
         if step.knee_of and conditions["knee"] is None:
-            raise LoadtestError(f"{step.name} needs the knee of {step.knee_of}, which is not there")
+            raise LoadtestError(f"{step.name} needs the knee of {step.knee_of}, which was not measured")
         if changed := self._changed(step):
             console.print(f"run again, under other conditions: {escape(changed)}", highlight=False, soft_wrap=True)
         rate = conditions["knee"]
@@ -179,7 +179,7 @@ class Runs:
             if self.found(step):
                 return
             rate = next_rate(read(next(folder.glob("*/run.json"))))
-        raise LoadtestError(f"{step.name}: no knee within that can be judged, after {_TRIES} ramps; the last one is in {folder}")
+        raise LoadtestError(f"{step.name}: none of {_TRIES} ramps has a valid knee within it; the last one is in {folder}")
 
     def conditions(self, step: CampaignRun) -> dict[str, Any]:
         """Return the conditions that two runs must share to be comparable. The commit is not one of them: the page shows it for each

@@ -93,7 +93,7 @@ def replicas_for(*, arrivals: float, replica: float, p99_s: float, routing: Rout
     idle = simulate(arrivals=1e-3 * replica, replicas=1, service=service, routing=routing, requests=10_000, seed=seed).percentile_s(0.99)
     if idle > p99_s:
         raise LoadtestError(
-            f"a p99 of {p99_s * 1000:g} ms cannot be had: an idle replica of {replica:g}/s has {idle * 1000:.0f} ms already"
+            f"a p99 of {p99_s * 1000:g} ms cannot be reached: an idle replica of {replica:g}/s takes {idle * 1000:.0f} ms already"
         )
 
     def enough(count: int) -> bool:
@@ -144,11 +144,11 @@ def fleet(
     """Print how many replicas keep a load within a p99, by routing method, and how many cores the fleet's other parts need."""
     arrivals = per_minute / 60
     if (run is None) == (replica is None):
-        raise typer.BadParameter("give one of a run.json and --replica")
+        raise typer.BadParameter("give either a run.json or --replica")
     ramp = tables.read(run) if run else None
     if ramp and ramp.knee.late_ms is not None:
         late = f"the generator was {ramp.knee.late_ms:,.0f} ms late where the knee of {run} would be"
-        raise LoadtestError(f"{late}, so it is not judged: repeat the ramp with --workers, or take --replica")
+        raise LoadtestError(f"{late}, so its knee is not valid: repeat the ramp with --workers, or give --replica")
     rate = ramp.knee.rate if ramp else replica
     assert rate is not None
     console = stdout(width=150)

@@ -13,7 +13,7 @@ from loadtest.common.report import amount
 from loadtest.errors import LoadtestError
 from loadtest.load.figures import StageFigures
 from loadtest.load.knee import Knee, knee
-from loadtest.load.plan import WARM_UP, Plan, Shape
+from loadtest.load.plan import WARM_UP, LoadPlan, Shape
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 _LEAST = 0.001  # in cores and in core-ms per request; a process below both is left out
@@ -30,7 +30,7 @@ class Ramp:
 
     file: Path
     about: dict[str, Any]
-    plan: Plan
+    plan: LoadPlan
     steps: Sequence[StageFigures]
     knee: Knee
 
@@ -56,11 +56,11 @@ def read(file: Path) -> Ramp:
     try:
         about = json.loads(file.read_text())
         steps = [StageFigures.model_validate(stage) for stage in about["stages"] if stage["name"] != WARM_UP]
-        plan, found = Plan.model_validate(about["plan"]), knee(steps)
+        plan, found = LoadPlan.model_validate(about["plan"]), knee(steps)
     except (OSError, ValueError, KeyError, IndexError) as error:
-        raise LoadtestError(f"{file} is no run.json of `attnserve load --shape ramp`: {error}") from error
+        raise LoadtestError(f"{file} is not a run.json of `attnserve load --shape ramp`: {error}") from error
     if found is None:
-        raise LoadtestError(f"{file} has no knee: already its first step was too much. Repeat the ramp with a lower --knee")
+        raise LoadtestError(f"{file} has no knee, because its first step was already overloaded. Repeat the ramp with a lower --knee")
     return Ramp(file, about, plan, steps, found)
 
 
@@ -233,5 +233,5 @@ def written(page: str, measured: str) -> str:
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise LoadtestError(f"the page has no lines {BEGIN} and {END} to write between")
+        raise LoadtestError(f"the page lacks the lines {BEGIN} and {END}, between which the tables are written")
     return f"{before}{BEGIN}\n\n{measured}\n\n{END}{after}"

@@ -64,7 +64,7 @@ class Bar:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ReportRow:
     """One line of the report. `figures` and `references` contain one value per round, in the same unit."""
 
     work: str
@@ -126,7 +126,7 @@ def amount(value: float) -> str:
 HEADINGS = ("work", "figure", "bar", "ratio", "")
 
 
-def table(rows: Sequence[Row], title: str) -> Table:
+def table(rows: Sequence[ReportRow], title: str) -> Table:
     drawn = Table(title=title, title_justify="left", show_lines=True)
     for heading in HEADINGS:
         drawn.add_column(heading, overflow="fold")
@@ -136,12 +136,12 @@ def table(rows: Sequence[Row], title: str) -> Table:
     return drawn
 
 
-def markdown(rows: Sequence[Row], heading: str) -> str:
+def markdown(rows: Sequence[ReportRow], heading: str) -> str:
     lines = [heading, "", f"| {' | '.join(HEADINGS)} |", "|---" * len(HEADINGS) + "|"]
     return "\n".join([*lines, *(f"| {' | '.join(row.cells())} |" for row in rows)]) + "\n"
 
 
-def write_json(path: Path, rows: Sequence[Row], about: Mapping[str, Any], measurements: Sequence[Mapping[str, Any]]) -> None:
+def write_json(path: Path, rows: Sequence[ReportRow], about: Mapping[str, Any], measurements: Sequence[Mapping[str, Any]]) -> None:
     """Write everything: conditions, rows with their verdicts, and each raw figure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     told = [

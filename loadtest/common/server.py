@@ -23,7 +23,7 @@ SHORTCUTS = ("attnserve_cache_hits_total", "attnserve_joined_inputs_total")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server:
+class MeasuredServer:
     """A running server. `path` accepts OpenAI's embedding requests, and `model` is their model name."""
 
     name: str
@@ -89,13 +89,13 @@ def summed(text: str, names: Collection[str]) -> dict[str, float]:
 
 
 @contextmanager
-def attnserve(bundle: Path, model: str, *, lean: bool = False, flags: Sequence[str] = ()) -> Iterator[Server]:
+def attnserve(bundle: Path, model: str, *, lean: bool = False, flags: Sequence[str] = ()) -> Iterator[MeasuredServer]:
     """Start `attnserve serve` with default settings, and ignore ATTNSERVE_* variables."""
     port = free_port()
     command = [sys.executable, "-m", "service.cli", "serve", "--bundle", str(bundle), "--port", str(port), *["--lean"] * lean, *flags]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ATTNSERVE_")}
     with running("attnserve", command, environment, f"http://127.0.0.1:{port}/health/ready") as (process, start_s):
-        yield Server(name="attnserve", pid=process.pid, port=port, path="/v1/embeddings", model=model, start_s=start_s)
+        yield MeasuredServer(name="attnserve", pid=process.pid, port=port, path="/v1/embeddings", model=model, start_s=start_s)
 
 
 @contextmanager

@@ -26,11 +26,11 @@ def chosen(only: str, parts: type[T]) -> frozenset[T]:
     """Return the parts named in a comma-separated list. Raises typer.BadParameter for an unknown name."""
     words = {word.strip() for word in only.split(",") if word.strip()}
     if not words or words - set(parts):
-        raise typer.BadParameter(f"{only!r}: name parts out of {','.join(parts)}", param_hint="--only")
+        raise typer.BadParameter(f"{only!r}: choose parts from {','.join(parts)}", param_hint="--only")
     return frozenset(map(parts, words))
 
 
-def show(rows: Sequence[report.Row], title: str, *, markdown: bool) -> None:
+def show(rows: Sequence[report.ReportRow], title: str, *, markdown: bool) -> None:
     """Print the table to stdout."""
     if markdown:
         print(report.markdown(rows, title))

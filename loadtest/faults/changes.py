@@ -19,8 +19,8 @@ from loadtest.faults.cluster import START_S, Cluster, running
 from loadtest.load import figures, locust_run, models, plots, samples
 from loadtest.load.command import BURST, cell, chosen, guess
 from loadtest.load.figures import ALL, StageFigures
-from loadtest.load.plan import DRAIN, WARM_UP, Plan, Stage
-from loadtest.load.samples import Begun, Sample
+from loadtest.load.plan import DRAIN, WARM_UP, LoadPlan, Stage
+from loadtest.load.samples import Sample, StageStart
 from service.terminal import command_app, console
 
 app = command_app()
@@ -99,7 +99,7 @@ def bench_faults(
         shares = chosen(mix, tasks)
         if mix is None:
             del shares["hostile"]
-        plan = Plan(
+        plan = LoadPlan(
             url=url, out=folder, seed=seed, open_loop=True, rate=knee or 1, mix=shares, models=tasks, stages=stages, max_tokens=max_tokens
         )
         if not knee:
@@ -107,10 +107,10 @@ def bench_faults(
         origin = "given" if knee else f"guessed from a burst of {BURST}"
         console.print(f"knee {plan.rate:,.1f} requests/s ({origin}), arrivals {level * plan.rate:,.1f}/s", highlight=False)
         took: dict[str, float] = {}
-        wrong: Wrong | None = None
+        wrong: ChangeFailed | None = None
         try:
             played(plan, cluster, took)
-        except Wrong as error:
+        except ChangeFailed as error:
             wrong = error
     found, begun = samples.read(folder)
     begun = ended(found, begun)
@@ -133,13 +133,13 @@ def bench_faults(
         raise typer.Exit(1)
 
 
-class Wrong(LoadtestError):
+class ChangeFailed(LoadtestError):
     """A change of the cluster failed, or was not complete when the next change began."""
 
 
-def played(plan: Plan, cluster: Cluster, took: dict[str, float]) -> None:
+def played(plan: LoadPlan, cluster: Cluster, took: dict[str, float]) -> None:
     """Run the plan, and make the change of each stage when the stage begins. The seconds that a change took are written into `took`. Raises
-    Wrong as soon as a change fails."""
+    ChangeFailed as soon as a change fails."""
     wrong: list[str] = []
     threads: list[threading.Thread] = []
     marker = plan.out / samples.STAGES
@@ -164,13 +164,13 @@ def played(plan: Plan, cluster: Cluster, took: dict[str, float]) -> None:
                 advance(name)
                 if name in EVENTS:
                     if any(thread.is_alive() for thread in threads):
-                        raise Wrong(f"{name} began before what came before it was through: give --seconds more")
+                        raise ChangeFailed(f"{name} began before the previous change was complete: give a larger --seconds")
                     # A daemon, because its wait ends only when the cluster is stopped.
                     threads.append(threading.Thread(target=do, args=(name,), daemon=True))
                     threads[-1].start()
             shown = len(lines)
             if wrong:
-                raise Wrong(wrong[0])
+                raise ChangeFailed(wrong[0])
 
         locust_run.run(plan, tick=tick)
         for thread in threads:
@@ -178,7 +178,7 @@ def played(plan: Plan, cluster: Cluster, took: dict[str, float]) -> None:
         tick()
 
 
-class Seen(NamedTuple):
+class StageOutcome(NamedTuple):
     """Counts of a stage's requests. `cut`: streams that ended with a documented error because their process died. `refused`: answers with
     429. `failed`: all other errors. `took_s`: seconds until the change was complete, None if it was never complete."""
 
@@ -193,15 +193,15 @@ class Seen(NamedTuple):
         return {**self.stage.model_dump(), **{name: value for name, value in self._asdict().items() if name != "stage"}}
 
 
-def ended(found: Sequence[Sample], begun: Sequence[Begun]) -> list[Begun]:
+def ended(found: Sequence[Sample], begun: Sequence[StageStart]) -> list[StageStart]:
     """Return the stages of a run. If the run was stopped early, a drain stage is added at its end."""
     if begun[-1].name == DRAIN.name:
         return list(begun)
     end_s = max(begun[-1].begin_s + 1, *(sample.done_s for sample in found))
-    return [*begun, Begun(DRAIN.name, DRAIN.level, 0, end_s)]
+    return [*begun, StageStart(DRAIN.name, DRAIN.level, 0, end_s)]
 
 
-def stages_of(found: Sequence[Sample], begun: Sequence[Begun], took: Mapping[str, float]) -> list[Seen]:
+def stages_of(found: Sequence[Sample], begun: Sequence[StageStart], took: Mapping[str, float]) -> list[StageOutcome]:
     """Return all stages except the warm-up. A request that failed counts in the stage in which it ended, because its cause may be later
     than its beginning. Requests that fail in the drain count in the last stage."""
     ends = [*(stage.begin_s for stage in begun[1:-1]), math.inf]
@@ -212,7 +212,7 @@ def stages_of(found: Sequence[Sample], begun: Sequence[Begun], took: Mapping[str
     ]
 
 
-def seen(stage: StageFigures, over: Sequence[Sample], took_s: float | None) -> Seen:
+def seen(stage: StageFigures, over: Sequence[Sample], took_s: float | None) -> StageOutcome:
     """Summarise a stage and the requests that ended in it."""
     bad = [sample for sample in over if not sample.good]
     cut = [
@@ -220,10 +220,10 @@ def seen(stage: StageFigures, over: Sequence[Sample], took_s: float | None) -> S
     ]
     refused = sum(sample.status == 429 for sample in bad)
     problems = Counter(f"{sample.kind} {sample.status}: {sample.problem[:120]}" for sample in bad)
-    return Seen(stage, took_s, refused, len(cut), len(bad) - refused - len(cut), dict(problems))
+    return StageOutcome(stage, took_s, refused, len(cut), len(bad) - refused - len(cut), dict(problems))
 
 
-def show(told: Sequence[Seen], title: str) -> None:
+def show(told: Sequence[StageOutcome], title: str) -> None:
     table = Table(title=title, title_justify="left")
     counts = ("refused", "cut", "failed")
     for heading in ("stage", "through after s", "arrivals", "answered/s", "p50 ms", "p95 ms", "p99 ms", "longest ms", *counts):

@@ -210,7 +210,7 @@ class Cluster:
                 last = f" ({error})"
             self._over.wait(0.1)
         words = "\n".join(f"{log.name}: {log.read_text()[-500:]}" for log in self.folder.glob("*.log"))
-        raise LoadtestError(f"after {timeout_s:g} s it is not so that {what}{last}\n{words}")
+        raise LoadtestError(f"after {timeout_s:g} s this is still not true: {what}{last}\n{words}")
 
     # -------------------------------------------------------------------------------------------------------------------------------------
 

@@ -54,7 +54,7 @@ def config_of(checkpoint: Path, manifest: contract.Manifest) -> DecoderConfig:
     """Return the configuration of the bundle's decoder. Raises LoadtestError if the checkpoint is of another decoder."""
     source = load_decoder(checkpoint)
     if source.weights_sha256 != manifest.source.weights_sha256:
-        raise LoadtestError(f"{checkpoint} is not what {manifest.name} was made of: its weights differ. Give its own --checkpoint")
+        raise LoadtestError(f"{checkpoint} is not the checkpoint of {manifest.name}: its weights differ. Give the right --checkpoint")
     return source.config
 
 

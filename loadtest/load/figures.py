@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from loadtest.load.plan import DRAIN
-from loadtest.load.samples import Begun, Sample
+from loadtest.load.samples import Sample, StageStart
 
 ALL = "all"  # the name for all kinds of clients together, without the hostile one
 # Figures are invalid if the p99 of the load generator's own delay exceeds both: milliseconds, and share of the latency's p99.
@@ -77,7 +77,7 @@ class StageFigures(BaseModel):
         return self.service_cores * 1000 / per_s if self.service_cores is not None and per_s else None
 
 
-def by_stage(samples: Sequence[Sample], begun: Sequence[Begun]) -> list[StageFigures]:
+def by_stage(samples: Sequence[Sample], begun: Sequence[StageStart]) -> list[StageFigures]:
     """Return the figures of every stage except the last, in which no requests are sent. The first second of a stage is not counted."""
     made = []
     for stage, following in pairwise(begun):

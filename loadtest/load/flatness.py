@@ -11,7 +11,7 @@ MiB = 2**20
 _MOST_OBSERVATIONS = 400  # limit, because the slope uses all pairs of observations
 
 
-class Allowed(NamedTuple):
+class AllowedGrowth(NamedTuple):
     """The growth allowed for a series: `share` of its level or `amount`, whichever is larger."""
 
     unit: str
@@ -21,12 +21,12 @@ class Allowed(NamedTuple):
 
 
 ALLOWED = {
-    "rss_bytes": Allowed("MiB", 0.02, 4, MiB),  # allocators keep memory that a burst has touched
-    "threads": Allowed("threads", 0.0, 2),
+    "rss_bytes": AllowedGrowth("MiB", 0.02, 4, MiB),  # allocators keep memory that a burst has touched
+    "threads": AllowedGrowth("threads", 0.0, 2),
 }
 # Under load most descriptors are connections of clients. A leak is an increase from before the load to after it, when the clients have
 # closed their connections. A few descriptors are opened once, at first use, so a small increase is allowed.
-FDS = Allowed("descriptors", 0.0, 8)
+FDS = AllowedGrowth("descriptors", 0.0, 8)
 LEFT = "left"  # the unit of gauges that count unfinished work
 
 

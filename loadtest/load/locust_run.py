@@ -11,7 +11,7 @@ from typing import IO
 
 from loadtest.common.server import tail, terminate
 from loadtest.errors import LoadtestError
-from loadtest.load.plan import Plan
+from loadtest.load.plan import LoadPlan
 from service.deployment.ports import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -19,7 +19,7 @@ LOCUSTFILE = ROOT / "loadtest" / "users" / "planned.py"
 _STOP_S = 20
 
 
-def run(plan: Plan, *, workers: int = 0, tick: Callable[[], None] = lambda: None) -> None:
+def run(plan: LoadPlan, *, workers: int = 0, tick: Callable[[], None] = lambda: None) -> None:
     """Run the plan. Its samples, Locust's tables (locust_*.csv), page (locust.html) and log are then in `plan.out`.
 
     `tick` is called a few times per second during the run. Raises LoadtestError if Locust fails.

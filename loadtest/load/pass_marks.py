@@ -47,7 +47,9 @@ class PassMark(BaseModel):
         name = self.figure.rpartition(".")[2]
         known = RUN_FIGURES if self.stage == RUN else figures.NAMES
         if name not in known:
-            raise ValueError(f"{name} is no figure of a {'run' if self.stage == RUN else 'stage'}; there are: {', '.join(sorted(known))}")
+            raise ValueError(
+                f"{name} is not a figure of a {'run' if self.stage == RUN else 'stage'}; there are: {', '.join(sorted(known))}"
+            )
         return self
 
     @property

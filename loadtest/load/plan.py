@@ -21,7 +21,7 @@ class Stage(BaseModel):
     slow: int = Field(default=0, ge=0, description="Clients that read their streams a few bytes at a time.")
 
 
-class Plan(BaseModel):
+class LoadPlan(BaseModel):
     """One run. In open loop `rate` is arrivals per second at level 1. In closed loop it is the number of clients, each with one request.
 
     In closed loop a Locust user is one client. In open loop it is a Poisson source of `rate` / SOURCES requests per second. The sources

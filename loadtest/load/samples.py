@@ -38,7 +38,7 @@ class Sample(NamedTuple):
         return self.due_s + self.ms / 1000
 
 
-class Begun(NamedTuple):
+class StageStart(NamedTuple):
     """A stage, with its start time and its number of Locust users."""
 
     name: str
@@ -57,18 +57,18 @@ def append(folder: Path, samples: Iterable[Sample]) -> None:
         csv.writer(file).writerows(samples)
 
 
-def begin(folder: Path, stage: Begun) -> None:
+def begin(folder: Path, stage: StageStart) -> None:
     with (folder / STAGES).open("a") as file:
         file.write(json.dumps(stage._asdict()) + "\n")
 
 
-def read(folder: Path) -> tuple[list[Sample], list[Begun]]:
+def read(folder: Path) -> tuple[list[Sample], list[StageStart]]:
     """Return the samples and stages of a run. Raises LoadtestError if the folder has none."""
     with (folder / SAMPLES).open(newline="") as file:
         samples = [_sample(row) for row in csv.DictReader(file)]
-    begun = [Begun(**json.loads(line)) for line in (folder / STAGES).read_text().splitlines()]
+    begun = [StageStart(**json.loads(line)) for line in (folder / STAGES).read_text().splitlines()]
     if not samples or not begun:
-        raise LoadtestError(f"no request ended: {folder / 'locust.log'} says what Locust did")
+        raise LoadtestError(f"no request ended: see {folder / 'locust.log'}")
     return sorted(samples, key=lambda sample: sample.due_s), begun
 
 

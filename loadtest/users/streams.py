@@ -15,7 +15,7 @@ from loadtest.users.client import Answer, Client, refused
 DONE = "[DONE]"
 
 
-class _Stream(Client):
+class _StreamClient(Client):
     """Reads a stream to its end. A stream without `[DONE]` or with an error event counts as a failure."""
 
     abstract = True
@@ -47,7 +47,7 @@ class _Stream(Client):
         raise NotImplementedError
 
 
-class Completion(_Stream):
+class Completion(_StreamClient):
     """Sends the beginning of a Python function to be completed, like an editor."""
 
     kind = "completion"
@@ -57,7 +57,7 @@ class Completion(_Stream):
         return {"prompt": texts.code(self.draw)}
 
 
-class Chat(_Stream):
+class Chat(_StreamClient):
     """Sends a conversation of one to five messages."""
 
     kind = "chat"

@@ -42,7 +42,7 @@ def build_encoder(file: Path, folder: Path) -> None:
     """Write the encoder that `file` describes as a checkpoint. Raises CheckpointError, with the value, if it is invalid."""
     asked = _read(file)
     if "vocab_size" in asked.model:
-        raise CheckpointError(f"{file}: vocab_size={asked.model['vocab_size']!r} is the tokenizer's; take it out")
+        raise CheckpointError(f"{file}: vocab_size={asked.model['vocab_size']!r} follows from the tokenizer; remove this key")
     tokenizer = _tokenizer(asked, file)
     config = encoder_config({"vocab_size": tokenizer.get_vocab_size(), **asked.model}, file)
     what = f"{file}: attention {config.attention} with {dict(config.attention_options)}"
@@ -94,4 +94,6 @@ def _tensors(file: Path) -> dict[str, torch.Tensor]:
     try:
         return load_file(file)
     except (FileNotFoundError, SafetensorError) as error:
-        raise CheckpointError(f"weights={str(file)!r} is no safetensors file ({error}); leave `weights` out to have them drawn") from error
+        raise CheckpointError(
+            f"weights={str(file)!r} is not a safetensors file ({error}); without `weights` the weights are random"
+        ) from error

@@ -65,7 +65,7 @@ def cut_into_batches(rows: Sequence[Sequence[int]], *, tokens: int) -> list[list
     return batches
 
 
-class Batches:
+class TextBatches:
     """The batches of a run; `batches(step)` returns the batch of a step. Raises TextError if no text has `shortest` tokens."""
 
     def __init__(self, rows: Sequence[Sequence[int]], *, tokens: int, shortest: int, seed: int) -> None:

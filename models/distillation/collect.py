@@ -23,17 +23,13 @@ from rich.progress import track
 from rich.table import Table
 
 from models.distillation.pieces import KINDS, Piece, pieces, translated
+from models.training.collect import CollectionError
 from models.training.corpus import SOURCES, SPLITS, Document, read_texts
 from models.training.licences import licence_of
-from service.errors import AttnserveError
 
 HELD_OUT_CATALOGUES = ("humanize",)
 PER_KIND = {"train": 8_000, "held_out": 200}
 MB = 1_000_000
-
-
-class CollectionError(AttnserveError, ValueError):
-    """No text was found for a split. The message names the split."""
 
 
 def collect(

@@ -20,7 +20,7 @@ from torch.optim import AdamW
 
 from models.checkpoints.own import CARD
 from models.checkpoints.published import load_checkpoint
-from models.distillation.batches import Batches, read_pieces, tokenize
+from models.distillation.batches import TextBatches, read_pieces, tokenize
 from models.distillation.card import model_card
 from models.distillation.config import DistillationConfig
 from models.distillation.delta import read_student, write_delta
@@ -63,7 +63,7 @@ class DistillationTask(Task):
         self.optimizer = self._optimizer()
         self.tokenizer = read_tokenizer(self.source.tokenizer_file)
         texts = tokenize(read_pieces(data, "train"), self.tokenizer, longest=config.longest)
-        self.batches = Batches(texts, tokens=config.tokens, shortest=config.shortest, seed=config.seed)
+        self.batches = TextBatches(texts, tokens=config.tokens, shortest=config.shortest, seed=config.seed)
         self.pieces = _first_of_each_kind(read_pieces(data, "held_out"))
         self.held_out = tokenize(self.pieces, self.tokenizer, longest=self.source.config.n_positions)
         self.sample = self.held_out[::SAMPLE]

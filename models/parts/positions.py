@@ -71,7 +71,7 @@ class RotationTable(nn.Module):
     def __init__(self, n_positions: int, d_head: int, *, base: float, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
         if d_head % 2:
-            raise ValueError(f"d_head={d_head} is odd; a rotation turns pairs of columns")
+            raise ValueError(f"d_head={d_head} is odd, but a rotation needs pairs of columns; choose an even width")
         angles = _angles(torch.arange(n_positions), d_head, base=base)
         self.cos: Tensor
         self.sin: Tensor

@@ -82,13 +82,13 @@ def read_json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise ResumeError(f"{file} cannot be read ({error}); train into another folder, or remove this one") from error
     if not isinstance(values, dict):
-        raise ResumeError(f"{file} holds a {type(values).__name__} where an object is expected; train into another folder")
+        raise ResumeError(f"{file} has a {type(values).__name__} instead of an object; train into another folder")
     return values
 
 
 def _check_file(file: Path) -> None:
     if not file.is_file():  # checked first, because opening a pipe would block
-        raise ResumeError(f"{file} is missing, or no regular file; train into another folder, or remove this one")
+        raise ResumeError(f"{file} is missing or is not a regular file; train into another folder, or remove this one")
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

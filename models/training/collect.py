@@ -34,7 +34,7 @@ class CollectionError(AttnserveError, ValueError):
 
 
 @dataclass
-class Seen:
+class KeptText:
     """The hashes of all files and lines that are kept so far."""
 
     files: set[bytes] = field(default_factory=set)
@@ -59,7 +59,7 @@ def collect(out: Path, *, held_out: Sequence[str] = HELD_OUT, max_mb: float = 64
     installed = packages()
     allowed = [package for package in installed if package.licence.permissive]
     allowed.sort(key=lambda package: package.name.lower() not in names)  # held-out packages first; the sort is stable
-    seen, kept, left_out = Seen(), {}, {}
+    seen, kept, left_out = KeptText(), {}, {}
     for package in track(allowed, "reading packages", console=Console(stderr=True), transient=True):
         kept[package.name], left_out[package.name] = _documents(package, seen)
     evaluation = {
@@ -76,7 +76,7 @@ def collect(out: Path, *, held_out: Sequence[str] = HELD_OUT, max_mb: float = 64
     return summary
 
 
-def _documents(package: Package, seen: Seen) -> tuple[list[Document], Counter[str]]:
+def _documents(package: Package, seen: KeptText) -> tuple[list[Document], Counter[str]]:
     """Return the documents of a package that are kept, and how many files were left out for each reason."""
     kept, left_out = list[Document](), Counter[str]()
     for file, text, refused in texts(package):

@@ -83,7 +83,7 @@ Config = TypeVar("Config", bound=Optimisation)
 def read_config(file: Path, kind: type[Config]) -> Config:
     """Read and check a config. Raises ConfigError if it is not YAML, has an unknown key or has an invalid value."""
     if file.exists() and not file.is_file():  # opening a pipe would block
-        raise ConfigError(f"{file} is no regular file; models/training/configs has examples")
+        raise ConfigError(f"{file} is not a regular file; models/training/configs has examples")
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeError, RecursionError) as error:

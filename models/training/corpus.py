@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Tokenizer
 
-from models.checkpoints.decoder import Image
+from models.checkpoints.decoder import ImageFormat
 from models.folders.folder import read_tokenizer
 from models.training.tokenizer import END_OF_TEXT, train_tokenizer
 from service.errors import AttnserveError
@@ -75,7 +75,7 @@ class Tokens:
     train_sha256: str
     held_out: tuple[TokenDocument, ...]
     sources: dict[str, Any]
-    image: Image | None = None  # None: the documents are not pictures
+    image: ImageFormat | None = None  # None: the documents are not pictures
 
     @property
     def bytes_per_token(self) -> float:
@@ -149,13 +149,15 @@ def open_tokens(data: Path, *, vocab_size: int) -> Tokens:
 def _check_files(*files: Path) -> None:
     for file in files:
         if not file.is_file():  # checked first, because opening a pipe would block
-            raise CorpusError(f"{file} is missing, or no regular file; run `python -m models.training.collect` to make the folder again")
+            raise CorpusError(
+                f"{file} is missing or is not a regular file; run `python -m models.training.collect` to make the folder again"
+            )
 
 
-def _image(described: dict[str, Any], tokenizer_file: Path) -> Image:
+def _image(described: dict[str, Any], tokenizer_file: Path) -> ImageFormat:
     """Return the format of the pictures in sources.json, with the tokens of its letters."""
     vocabulary = read_tokenizer(tokenizer_file).get_vocab()
-    return Image(
+    return ImageFormat(
         width=described["width"],
         height=described["height"],
         level_token_ids=tuple(vocabulary[letter] for letter in described["letters"]),

@@ -38,7 +38,9 @@ def listen(host: str, port: int) -> socket.socket:
             (host, port), family=family, backlog=BACKLOG, dualstack_ipv6=host == "::" and socket.has_dualstack_ipv6()
         )
     except OSError as error:
-        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}. Choose another with --port, or stop what holds it.") from error
+        raise PortTaken(
+            f"cannot listen on {host}:{port}: {error.strerror}. Choose another with --port, or stop the program that uses it."
+        ) from error
 
 
 class Front:
@@ -100,7 +102,7 @@ class Front:
                 listener.bind(str(path))
                 listener.listen(BACKLOG)
                 return path, listener
-        raise LookupError("more gateways than places for them")
+        raise LookupError("all sockets for gateways are taken")
 
     def close(self) -> None:
         """Stop accepting connections; open connections continue. Otherwise HAProxy would answer 503 while the service is ending."""

@@ -29,6 +29,6 @@ def check_gpus(settings: Settings, there: int) -> None:
     if needed > there:
         asked = ", ".join(f"{name}={count}" for name, count in pools.items())
         raise StartFailed(
-            f"{asked} and replica_gpus={each:g} need {needed} GPUs, and this machine has {there}. See what nvidia-smi and "
-            "CUDA_VISIBLE_DEVICES say; or set fewer of them, a smaller replica_gpus, or provider=cpu."
+            f"{asked} and replica_gpus={each:g} need {needed} GPUs, but this machine has {there}. Check nvidia-smi and "
+            "CUDA_VISIBLE_DEVICES; or set fewer replicas, a smaller replica_gpus, or provider=cpu."
         )

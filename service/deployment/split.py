@@ -83,7 +83,7 @@ def _said(error: ReplicaNotFound | RayActorError | grpc.aio.AioRpcError) -> Exce
 
 
 @serve.deployment
-class Replica(Host):
+class PoolReplica(Host):
     """One process of a pool, which runs models."""
 
     async def __init__(self, frozen: str, log_file: str | None) -> None:  # type: ignore[misc]
@@ -170,7 +170,7 @@ def with_keys(frozen: str) -> str:
     would then admit everyone."""
     keys = load({}).api_keys
     if not keys:
-        raise SettingsError("the cluster's head has ATTNSERVE_API_KEYS and this node has not: give it to every node")
+        raise SettingsError("the cluster's head has ATTNSERVE_API_KEYS, but this node does not: set it on every node")
     return freeze(Settings.model_validate_json(frozen).model_copy(update={"api_keys": keys}))
 
 
@@ -186,7 +186,7 @@ def build(settings: Settings, log_file: Path | None, *, own_keys: bool = False) 
             resources = {"num_cpus": threads(settings), "num_gpus": replica_gpus(settings, own.values())}
             options = {**_options(settings, pool, target), "request_router_config": {"request_router_class": _ROUTER}}
             frozen = freeze(computing.model_copy(update={"bundles": tuple(own)}))
-            pools[pool] = Replica.options(name=pool, ray_actor_options=resources, **options).bind(frozen, path)  # type: ignore[attr-defined]
+            pools[pool] = PoolReplica.options(name=pool, ray_actor_options=resources, **options).bind(frozen, path)  # type: ignore[attr-defined]
     options = _options(settings, "gateway", GATEWAY_TARGET)
     gateway = Gateway.options(name="gateway", ray_actor_options={"num_cpus": _GATEWAY_CPUS}, **options)  # type: ignore[attr-defined]
     return gateway.bind(freeze(settings), path, own_keys, *pools.values())

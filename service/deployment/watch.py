@@ -36,7 +36,7 @@ _SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER, linux/prctl.h
 
 
 @dataclass(eq=False)
-class _Replica:
+class _WatchedReplica:
     """The command's data about one replica, with the command's end of the lifeline."""
 
     kind: str
@@ -63,7 +63,7 @@ class Watch:
         self._front = front
         self._on_end = on_end
         self._essential: dict[str, psutil.Process] = {}
-        self._replicas: set[_Replica] = set()
+        self._replicas: set[_WatchedReplica] = set()
         self._stopped_since: dict[int, float] = {}
         self._family: list[psutil.Process] = []
         self._standing_in: asyncio.Server | None = None
@@ -128,7 +128,7 @@ class Watch:
         """Handle one replica's lifeline, from its first message until the connection closes."""
         hello = json.loads(await reader.readline())
         drained = asyncio.get_running_loop().create_future()
-        replica = _Replica(hello["kind"], psutil.Process(hello["pid"]), writer, drained)
+        replica = _WatchedReplica(hello["kind"], psutil.Process(hello["pid"]), writer, drained)
         log.info("replica started", extra={"kind": replica.kind, "pid": replica.process.pid})
         if replica.kind == "ingress":
             self._give_listener(replica)
@@ -150,7 +150,7 @@ class Watch:
             if not self._ended.is_set():
                 log.warning("replica ended", extra={"kind": replica.kind, "pid": replica.process.pid})
 
-    def _give_listener(self, replica: _Replica) -> None:
+    def _give_listener(self, replica: _WatchedReplica) -> None:
         taken = {each.place for each in self._replicas}
         replica.place, listener = self._front.place(lambda path: path in taken)
         with listener, socket.socket(fileno=socket.dup(replica.writer.get_extra_info("socket").fileno())) as line:
@@ -190,7 +190,7 @@ class Watch:
         return False
 
     @staticmethod
-    def _works(replica: _Replica, now: float) -> bool:
+    def _works(replica: _WatchedReplica, now: float) -> bool:
         """Return whether a silent replica has used CPU time since the last call. If so, its silence is counted from now on."""
         try:
             used = sum(replica.process.cpu_times()[:2])

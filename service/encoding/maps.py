@@ -34,13 +34,15 @@ class AttentionMaps:
     ) -> list[Array]:
         """Return the attention weights (H, N, N) of each of these layers. Raises Overloaded, DeadlineExceeded, RuntimeFailed."""
         if self._waiting >= _MOST_WAITING:
-            raise Overloaded(f"{self._waiting} texts wait for their attention already, which is the most", retry_after_s=_RETRY_AFTER_S)
+            raise Overloaded(
+                f"{self._waiting} texts already wait for their attention weights, which is the most", retry_after_s=_RETRY_AFTER_S
+            )
         self._waiting += 1
         try:
             async with asyncio.timeout(None if deadline == NO_DEADLINE else max(deadline - time.monotonic(), 0)):
                 return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, bundle, manifest, ids, layers)
         except TimeoutError:
-            raise DeadlineExceeded("the request's deadline passed before its attention was there") from None
+            raise DeadlineExceeded("the request's deadline passed before its attention weights were computed") from None
         finally:
             self._waiting -= 1
 

@@ -76,7 +76,7 @@ class _Inflater:
         if self._at == len(self._body):
             self.done = True
         elif self._wbits != _GZIP:
-            raise zlib.error("there is more after its end")
+            raise zlib.error("there are bytes after its end")
         elif self._members == _MOST_MEMBERS:
             raise zlib.error(f"it has more than {_MOST_MEMBERS} members")
         else:

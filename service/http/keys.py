@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from service.call import Call
 from service.errors import Unauthorized
-from service.http.tenants import Limits, Rate, Tenant
+from service.http.tenants import Rate, Tenant, TenantLimits
 from service.settings import Settings, SettingsError
 from service.telemetry.metrics import Metrics
 
@@ -54,8 +54,8 @@ class Entry(BaseModel):
     streams: Most | None = None
 
     @property
-    def limits(self) -> Limits:
-        return Limits(
+    def limits(self) -> TenantLimits:
+        return TenantLimits(
             _rate(self.requests_per_second, self.requests_per_minute), _rate(self.tokens_per_second, self.tokens_per_minute), self.streams
         )
 
@@ -79,7 +79,7 @@ def read(path: Path) -> list[Entry]:
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror or type(error).__name__}: api_keys_file names a JSON file") from None
     if len(content) > MOST_BYTES:
-        raise SettingsError(f"{path} has more than {MOST_BYTES} bytes, the most of a file of keys")
+        raise SettingsError(f"{path} has more than {MOST_BYTES} bytes, the limit for a file of keys")
     try:
         entries = _ENTRIES.validate_json(content)
     except ValidationError as error:
@@ -96,7 +96,7 @@ def _check(entries: Iterable[Entry], path: Path) -> None:
     for entry in entries:
         said = f"key {entry.name} of tenant {entry.tenant}"
         if entry.tenant == OTHERS:
-            raise SettingsError(f"{path}: {said}: the name {OTHERS} is taken by the series of tenants that have none: choose another")
+            raise SettingsError(f"{path}: {said}: the name {OTHERS} is reserved for the metrics of further tenants: choose another")
         for what in ("requests", "tokens"):
             if None not in (getattr(entry, f"{what}_per_second"), getattr(entry, f"{what}_per_minute")):
                 raise SettingsError(f"{path}: {said} has {what}_per_second and {what}_per_minute: give one of the two")

@@ -32,7 +32,7 @@ class Rate(NamedTuple):
         return f"{self.most} a {'minute' if self.period_s == 60 else 'second'}"
 
 
-class Limits(NamedTuple):
+class TenantLimits(NamedTuple):
     """The limits of one tenant. None means no limit."""
 
     requests: Rate | None = None
@@ -87,12 +87,12 @@ class Tenant:
         self.usage: dict[str, UsageCounts] = {}  # model -> counts
         self.streams = 0
         self.metrics: TenantMetrics | None = None
-        self.limits = Limits()
+        self.limits = TenantLimits()
         self._requests: Bucket | None = None
         self._tokens: Bucket | None = None
         self._clock = clock
 
-    def limit(self, limits: Limits) -> None:
+    def limit(self, limits: TenantLimits) -> None:
         """Replace the tenant's limits."""
         if limits != self.limits:
             now = self._clock()

@@ -103,7 +103,7 @@ def _check_interface(session: "ort.InferenceSession", promised: contract.Graph, 
     for way, found, wanted in (("input", session.get_inputs(), promised.inputs), ("output", session.get_outputs(), promised.outputs)):
         if (names := [node.name for node in found]) != (told := [tensor.name for tensor in wanted]):
             raise contract.BundleError(
-                f"{graph}: the {way}s are {names!s:.300}, and the manifest says {told!s:.300}. Export the bundle again."
+                f"{graph}: the {way}s are {names!s:.300}, but the manifest has {told!s:.300}. Export the bundle again."
             )
         for node, tensor in zip(found, wanted, strict=True):
             same = len(node.shape) == len(tensor.shape) and all(
@@ -111,7 +111,7 @@ def _check_interface(session: "ort.InferenceSession", promised: contract.Graph, 
             )
             if not same or _TYPES.get(node.type) != tensor.dtype:
                 raise contract.BundleError(
-                    f"{graph}: the {way} {node.name} is {node.type} {tuple(node.shape)}, and the manifest says {tensor.dtype} "
+                    f"{graph}: the {way} {node.name} is {node.type} {tuple(node.shape)}, but the manifest has {tensor.dtype} "
                     f"{tensor.shape}. Export the bundle again."
                 )
 

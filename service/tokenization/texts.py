@@ -173,7 +173,7 @@ class TextEncoder:
         """Return the order of special tokens (None) and texts: `(None, 0, None, 1, None)` is `[CLS] first [SEP] second [SEP]`."""
         n = len(self.tokenizer.encode("a", add_special_tokens=False))
         if not n:
-            raise ValueError("the tokenizer makes no token of 'a', so where its special tokens stand cannot be seen")
+            raise ValueError("the tokenizer makes no token of 'a', so the places of its special tokens cannot be determined")
         encoding = self.tokenizer.encode("a", "a" if pair else None)
         layout: list[int | None] = []
         seen = 0

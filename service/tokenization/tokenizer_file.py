@@ -36,7 +36,7 @@ def open_tokenizer(path: Path, vocab_size: int, *, allow_special_tokens: bool = 
     try:
         described = json.loads(text)
         if (problem := next(_problems(described), None)) is not None:
-            raise contract.BundleError(f"{path} is refused: {problem}. Choose another checkpoint, or mend its tokenizer.")
+            raise contract.BundleError(f"{path} is refused: {problem}. Choose another checkpoint, or correct its tokenizer.")
         tokenizer: Tokenizer = Tokenizer.from_str(text)
         tokenizer.no_padding()
         tokenizer.no_truncation()
@@ -71,7 +71,7 @@ def check_form(file: Path) -> None:
     except (ValueError, RecursionError):
         return
     if isinstance(described, dict) and (problem := next(_problems(described), None)) is not None:
-        raise contract.BundleError(f"{file} is refused: {problem}. Choose another checkpoint, or mend its tokenizer.")
+        raise contract.BundleError(f"{file} is refused: {problem}. Choose another checkpoint, or correct its tokenizer.")
 
 
 def token_ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = True) -> list[int]:

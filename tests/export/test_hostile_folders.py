@@ -148,7 +148,7 @@ TRAINING: dict[str, tuple[Callable[[Path, Path], object], str]] = {
         "n_layers=1000000000 is beyond",
     ),
     "an index that is a list": (lambda config, tokens: (tokens / "index.json").write_text("[]"), "failed: TypeError"),
-    "a pipe of tokens": (lambda config, tokens: pipe(tokens / "train.bin"), "train.bin is missing, or no regular file"),
+    "a pipe of tokens": (lambda config, tokens: pipe(tokens / "train.bin"), "train.bin is missing or is not a regular file"),
     "tokens of another vocabulary": (
         lambda config, tokens: np.full(64, 999, np.uint16).tofile(tokens / "train.bin"),
         "train.bin has a token 999",

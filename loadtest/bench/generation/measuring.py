@@ -5,7 +5,7 @@ from dataclasses import asdict, replace
 
 from loadtest.bench.generation import over_http
 from loadtest.bench.generation.contestants import NEW_TOKENS, Contestants, GenerationPart, GenerationPlan
-from loadtest.bench.runner import Contestant, Measurements, Step
+from loadtest.bench.runner import Contestant, Measurement, Measurements
 from loadtest.common.server import attnserve
 from loadtest.in_process import batches, engine, latency, steps
 from loadtest.in_process.shapes import POSITIONS
@@ -27,7 +27,7 @@ class Measuring:
         """Return the parts that run in every round, then the long sequences, which run once."""
         plan = self.plan
         parts = [part for part in GenerationPart if part in plan.parts - {GenerationPart.flat}]
-        rounds = Contestant(plan.model, [Step(part, getattr(self, part)) for part in parts])
+        rounds = Contestant(plan.model, [Measurement(part, getattr(self, part)) for part in parts])
         if GenerationPart.flat not in plan.parts:
             return [rounds]
         sequences = long_sequences(plan.bundle, plan.tokens, plan.threads, self.built.twin)
@@ -39,7 +39,7 @@ class Measuring:
                     self.measured.note("long sequence", contestant, **asdict(each))
 
         ends = (min(first + STRETCH, plan.tokens) for first in range(0, plan.tokens, STRETCH))
-        return [rounds, Contestant("one sequence", [Step(f"token {end:,} of {plan.tokens:,}", stretch) for end in ends], once=True)]
+        return [rounds, Contestant("one sequence", [Measurement(f"token {end:,} of {plan.tokens:,}", stretch) for end in ends], once=True)]
 
     def engine(self, _: object) -> None:
         plan, seconds, note = self.plan, self.plan.seconds / TURNS, self.measured.note

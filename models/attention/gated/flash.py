@@ -16,7 +16,7 @@ from torch import Tensor
 from models.attention.gated.gau import DistanceBias, GatedProjections
 from models.attention.layers.capabilities import Capabilities, of_nothing, refuse_cross
 from models.attention.layers.encoder import EncoderLayer
-from models.attention.layers.mechanism import Cost, Examples, Row
+from models.attention.layers.mechanism import ComplexityRow, Cost, Examples
 from models.parts.positions import Rotation
 
 Divisor = Literal["tokens", "group"]
@@ -76,7 +76,7 @@ class MixedChunks(GatedProjections):
     cost = Cost(  # A token takes part in G pairs, and in two products with a matrix of s e numbers, where e = 2 D.
         "O(N G D + N D s)",
         lambda N, s: N * s.group * (s.D_k + 2 * s.D) + 4 * N * s.D_k * s.D,
-        Row("FLASH group G", "O(1)", "O(N / G) causal"),
+        ComplexityRow("FLASH group G", "O(1)", "O(N / G) causal"),
     )
     examples = Examples({"group": 4}, {"group": 256}, {"group": 8}, ("group", (64, 128, 256, 512)))
 
@@ -94,7 +94,7 @@ class MixedChunks(GatedProjections):
     ) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias, expansion=expansion, n_maps=4)
         if group < 2:
-            raise ValueError(f"group={group} must be at least 2 tokens: a token that is a group of its own needs no attention in it")
+            raise ValueError(f"group={group} must be at least 2 tokens, because a group of 1 token needs no attention")
         self.group = group
         self.divisor: Divisor = divisor
         self.bias = DistanceBias(scale=self.d_head**0.5, causal=self.capabilities.causal) if relative_bias else None

@@ -53,7 +53,9 @@ def refuse_cross(name: str, **tensors: Tensor) -> None:
     for other, x in others:
         if x.shape[2] != one.shape[2]:
             told = f"{first} has {one.shape[2]} tokens and {other} has {x.shape[2]}"
-            raise ValueError(f"{name} is within one sequence, and {told}; give as many of both, or take softmax attention across sequences")
+            raise ValueError(
+                f"{name} attends within one sequence, but {told}; give equally many of both, or use softmax attention between sequences"
+            )
 
 
 def of_nothing(q: Tensor, k: Tensor, v: Tensor) -> Tensor | None:

@@ -75,7 +75,7 @@ class CausalLayer(Mechanism):
     def step(self, x_t: Tensor, state: State, *, rotation: Rotation | None = None) -> tuple[Tensor, State]:
         """Process one token x_t (B, 1, D) after those in `state`. Raises ValueError for any other number of tokens."""
         if x_t.shape[1] != 1:
-            raise ValueError(f"a step is of 1 token, not of {x_t.shape[1]}; give them to `prefill`")
+            raise ValueError(f"a step takes 1 token, not {x_t.shape[1]}; use `prefill` for several")
         return self(x_t, None, state, rotation=rotation)
 
 

@@ -19,7 +19,7 @@ class Sizes(SimpleNamespace):
 
 
 @dataclass(frozen=True)
-class Row:
+class ComplexityRow:
     """A row of the complexity table: its name, the layers until every token can reach every other, and the sequential operations."""
 
     name: str
@@ -37,13 +37,13 @@ class Cost:
 
     words: str
     work: Callable[[int, Any], float]
-    row: Row | None = None
+    row: ComplexityRow | None = None
 
 
 ALL_PAIRS = Cost("O(N² D)", lambda N, s: 2 * N * N * s.D)  # q . k and the weighted sum of values, for every pair
 
 
-def cost_of_state(words: str, D_phi: Callable[[Any], float], row: Row | None = None) -> Cost:
+def cost_of_state(words: str, D_phi: Callable[[Any], float], row: ComplexityRow | None = None) -> Cost:
     """Return the cost of writing k vᵀ into S and reading S with q. S has `D_phi(sizes)` times D_v numbers a head."""
     return Cost(words, lambda N, s: 2 * N * D_phi(s) * s.D, row)
 

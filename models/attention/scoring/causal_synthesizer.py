@@ -49,7 +49,7 @@ class CausalSynthesizer(SynthesizerHeads, CausalLayer):
 
     def _check_room(self, n: Tensor) -> None:
         if not torch.compiler.is_exporting() and self.n_positions < (longest := int(n.max())):
-            raise ValueError(f"{longest} tokens, but the Synthesizer has scores for n_positions={self.n_positions}; begin anew")
+            raise ValueError(f"{longest} tokens, but the Synthesizer has scores for n_positions={self.n_positions}; use a shorter text")
 
 
 def _written(places: Tensor, x: Tensor, n: Tensor, lengths: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ class SlidingWindowAttention(EqualHeadsLayer):
     def __init__(self, d_model: int, n_heads: int, *, d_head: int | None = None, bias: bool = False, window: int = 128) -> None:
         super().__init__(d_model, n_heads, d_head=d_head, bias=bias)
         if window < 2:
-            raise ValueError(f"window={window} must be at least 2 tokens: a token that sees itself alone needs no attention")
+            raise ValueError(f"window={window} must be at least 2 tokens, because a token that attends only to itself needs no attention")
         self.n_kept = window - 1
 
     @property

@@ -8,11 +8,11 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from models.encoder_decoder.model import EncoderDecoder
-from models.encoder_decoder.search import Found
+from models.encoder_decoder.search import SearchOutputs
 from models.training.number_words.batches import batch_of
 from models.training.number_words.words import Example, in_words, is_held_out
 
-Search = Callable[[EncoderDecoder, Tensor, Tensor], Found]
+Search = Callable[[EncoderDecoder, Tensor, Tensor], SearchOutputs]
 ROWS = 200  # largest number of sequences in an evaluation batch
 NUMBERS = 100  # largest number of examples for each language and number of digits
 

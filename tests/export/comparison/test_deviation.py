@@ -3,10 +3,10 @@
 import pytest
 
 from export.comparison import deviation
-from export.comparison.plan import LENGTHS, Plan
+from export.comparison.plan import LENGTHS, ComparisonPlan
 from export.comparison.results import Point, Result
 
-PLAN = Plan()
+PLAN = ComparisonPlan()
 SOFTMAX = 4 * 128 * 128  # weights of the projections
 
 
@@ -20,7 +20,7 @@ def test_as_stated() -> None:
 
 
 def test_projections_explain_a_smaller_one() -> None:
-    why = deviation.why(result(lambda N: 1e-10 * (2 * N * N * 128 + SOFTMAX * N)), Plan(d_model=128))
+    why = deviation.why(result(lambda N: 1e-10 * (2 * N * N * 128 + SOFTMAX * N)), ComparisonPlan(d_model=128))
     assert why.startswith(("as stated", "the projections, which the statement leaves out, are 2% of the multiply-adds at N = 16,384"))
 
 

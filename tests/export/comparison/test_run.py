@@ -9,13 +9,13 @@ from typer.testing import CliRunner
 
 from export.comparison import deviation, growth, layer_graph, page, parity, results, run, tables
 from export.comparison.mechanisms import EVERYTHING, build
-from export.comparison.plan import Plan
+from export.comparison.plan import ComparisonPlan
 from export.comparison.results import Point, Result
 from export.errors import ExportError
 from service.cli import app
 
 NAMES = ("softmax", "recurrent", "causal_linear")
-PLAN = Plan(
+PLAN = ComparisonPlan(
     d_model=8,
     n_heads=2,
     lengths=(8, 16, 32),
@@ -43,7 +43,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def interrupted(measure):
-    def once(name: str, graph: Path, plan: Plan, N: int) -> Point:
+    def once(name: str, graph: Path, plan: ComparisonPlan, N: int) -> Point:
         if (name, N) == ("recurrent", 16):
             raise KeyboardInterrupt
         return measure(name, graph, plan, N)
@@ -124,7 +124,7 @@ def test_the_other_letters_are_varied_one_value_after_the_other(tmp_path: Path, 
     monkeypatch.setattr(run, "build", lambda name, *sizes, longest, more: built.append(more))
     monkeypatch.setattr(layer_graph, "write", lambda layer, file, **sizes: file.write_text("a graph"))
 
-    def measure(name: str, graph: Path, plan: Plan, N: int) -> Point:
+    def measure(name: str, graph: Path, plan: ComparisonPlan, N: int) -> Point:
         measured.append(N)
         if len(measured) == 3:
             raise KeyboardInterrupt

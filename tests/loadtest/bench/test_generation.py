@@ -19,7 +19,7 @@ from loadtest.bench.generation.measuring import CHUNKS
 from loadtest.bench.generation.rows import rows
 from loadtest.bench.runner import Measurements
 from loadtest.common import machine
-from loadtest.common.report import Row, Verdict
+from loadtest.common.report import ReportRow, Verdict
 from loadtest.errors import LoadtestError
 from loadtest.in_process import batches, engine, latency, steps
 from loadtest.in_process.decoders import config_of
@@ -70,7 +70,7 @@ def per_s(*figures: float) -> list[dict[str, Any]]:
     return [{"per_s": figure} for figure in figures]
 
 
-def made(part: GenerationPart, figures: Figures, **more: Any) -> list[Row]:
+def made(part: GenerationPart, figures: Figures, **more: Any) -> list[ReportRow]:
     return rows(plan(part, **more), noted(figures))
 
 

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from loadtest.bench import long
 from loadtest.bench.runner import Measurements
-from loadtest.common.report import Row, Verdict
+from loadtest.common.report import ReportRow, Verdict
 from loadtest.errors import LoadtestError
 from loadtest.in_process import bare
 
@@ -24,7 +24,7 @@ def test_the_bar_is_at_the_longest_text() -> None:
     assert slower[0].verdict is Verdict.failed
 
 
-def judged(linear: dict[int, list[float]], teacher: dict[int, list[float]]) -> list[Row]:
+def judged(linear: dict[int, list[float]], teacher: dict[int, list[float]]) -> list[ReportRow]:
     """The rows of these tokens a second, by length and round."""
     measured = Measurements()
     for contestant, rates in (("linear", linear), ("teacher", teacher)):

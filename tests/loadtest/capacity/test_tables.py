@@ -9,7 +9,7 @@ import pytest
 from loadtest.capacity import tables
 from loadtest.errors import LoadtestError
 from loadtest.load import figures, knee
-from loadtest.load.plan import Plan, Shape, stages
+from loadtest.load.plan import LoadPlan, Shape, stages
 from tests.loadtest.load.made_up import begun, every, late, steps
 
 CORES = {"haproxy": 0.02, "ray::ServeReplica": 1.0, "raylet": 0.0}
@@ -21,7 +21,7 @@ def ramp(folder: Path, **more: object) -> Path:
     found = [step.model_copy(update={"cores": CORES}) for step in figures.by_stage(samples, begun(("x0.5", 0.5, 11), ("x1", 1.0, 11)))]
     at = knee.knee(found)
     assert at is not None
-    plan = Plan(
+    plan = LoadPlan(
         url="http://127.0.0.1:1",
         out=folder,
         seed=0,

@@ -9,14 +9,14 @@ import pytest
 
 from loadtest.faults import changes, cluster
 from loadtest.load import locust_run, samples
-from loadtest.load.plan import DRAIN, WARM_UP, Plan, Stage
+from loadtest.load.plan import DRAIN, WARM_UP, LoadPlan, Stage
 from tests.loadtest.load.made_up import begun, every, sample
 
 GOOD = every(0.5, 1000.0, 20)
 GONE = "the stream broke: {'message': 'the replica that worked on the request is gone: send the request again'}"
 
 
-def seen(stage: str, *bad: object) -> changes.Seen:
+def seen(stage: str, *bad: object) -> changes.StageOutcome:
     """A stage of ten seconds with good requests and `bad` ones."""
     (told,) = changes.stages_of([*GOOD, *bad], begun((stage, 0.5, 10.0)), {stage: 3.0})
     return told
@@ -85,7 +85,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch, out: Path, events: dict[str, Callab
     """What `played` raises when a run without Locust begins a stage for each event, where wanted when the last is through."""
     ticks = []
 
-    def without_locust(plan: Plan, *, tick: Callable[[], None]) -> None:
+    def without_locust(plan: LoadPlan, *, tick: Callable[[], None]) -> None:
         out.mkdir()
         for stage in begun(*((name, 0.5, 1.0) for name in [*events, "scale down"])):
             samples.begin(out, stage)
@@ -99,7 +99,7 @@ def stopped(monkeypatch: pytest.MonkeyPatch, out: Path, events: dict[str, Callab
     monkeypatch.setattr(changes, "EVENTS", {**events, "scale down": lambda _: pytest.fail("the run went on")})
     monkeypatch.setattr(locust_run, "run", without_locust)
     plan = SimpleNamespace(out=out, stages=[Stage(name=name, seconds=1, level=1) for name in events] + [DRAIN])
-    with pytest.raises(changes.Wrong) as caught:
+    with pytest.raises(changes.ChangeFailed) as caught:
         changes.played(plan, SimpleNamespace(), {})  # type: ignore[arg-type]
     assert "scale down" not in ticks
     return str(caught.value)

@@ -563,7 +563,7 @@ def test_dense_layers_that_are_not_supported(bert: Path, settings: dict, message
 
 def test_lower_casing_that_the_tokenizer_does_not_do_is_refused(bert: Path) -> None:
     write(bert / "sentence_bert_config.json", {"do_lower_case": True})
-    refuse(bert, "asks for do_lower_case, which tokenizer.json does not do")
+    refuse(bert, "sets do_lower_case, which tokenizer.json does not do")
     change(
         bert / "tokenizer.json",
         normalizer={"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]},

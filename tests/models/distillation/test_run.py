@@ -81,7 +81,7 @@ def test_teacher_and_difference_make_a_checkpoint_that_reads_longer_texts(made: 
 
 def test_another_teacher_is_refused(made: Path, tmp_path: Path) -> None:
     other = load_checkpoint(tiny_encoder(tmp_path / "other", seed=1))
-    with pytest.raises(CheckpointError, match="take the teacher it was made with"):
+    with pytest.raises(CheckpointError, match="give the teacher from which it was made"):
         read_student(made, other)
 
 
