@@ -24,7 +24,7 @@ SHORTCUTS = ("attnserve_cache_hits_total", "attnserve_joined_inputs_total")
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredServer:
-    """A running server. `path` accepts OpenAI's embedding requests, and `model` is their model name."""
+    """A running server. `path` is its route for OpenAI's embedding requests, and `model` is the model name to send."""
 
     name: str
     pid: int

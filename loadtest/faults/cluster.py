@@ -148,7 +148,7 @@ class Cluster:
         self.kill(name)  # kills the processes that Ray did not end
 
     def stop(self) -> None:
-        """End every wait in `until`, in all threads."""
+        """Make every call of `until` that is waiting raise an error, in all threads."""
         self._over.set()
         for name in self._started:
             self.kill(name)

@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 
-# Memory is released after bodies and answers of more bytes together, or after a request of more tokens.
+# Freed memory is released after a request if the bodies and answers in progress had more bytes together, or if it had more tokens.
 LARGE_BYTES, LARGE_TOKENS = 1_000_000, 2_048
 _LEAST_S = 5.0  # seconds between two releases: each takes milliseconds, and released pages may have to be allocated again
 
