@@ -12,7 +12,7 @@ CLOSE = 0.15  # exponents that differ by less are reported as equal
 MiB = 2**20
 
 
-def why(result: Result, plan: ComparisonPlan) -> str:
+def explanation(result: Result, plan: ComparisonPlan) -> str:
     """Return a sentence that explains why the measured exponent agrees with the stated one or differs from it."""
     stated, time, _ = exponents(result, plan)
     ended = f" Stopped: {result.ended}." if result.ended else ""

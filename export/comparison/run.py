@@ -34,11 +34,11 @@ def _run(names: Sequence[str], plan: ComparisonPlan, out: Path, progress: Progre
     found = [results.load(out / RESULTS, name, plan) for name in names]
     for number, result in enumerate(found):
         if not result.complete:
-            _attempt(result, plan, out, partial(_tell, progress, number / len(names)))
+            _attempt(result, plan, out, partial(_report_progress, progress, number / len(names)))
     return found
 
 
-def _tell(progress: Progress, fraction: float, step: str) -> None:
+def _report_progress(progress: Progress, fraction: float, step: str) -> None:
     progress(step, fraction)
 
 

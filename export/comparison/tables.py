@@ -42,7 +42,7 @@ def _complexity_row(result: Result, plan: ComparisonPlan) -> tuple[str, ...]:
         deviation.p(memory),
         cost.row.sequential,
         path,
-        deviation.why(result, plan),
+        deviation.explanation(result, plan),
     )
 
 
@@ -63,7 +63,7 @@ def _growth_row(result: Result, plan: ComparisonPlan) -> tuple[str, ...]:
         deviation.p(time),
         deviation.p(memory),
         *at_end,
-        deviation.why(result, plan),
+        deviation.explanation(result, plan),
     )
 
 

@@ -43,7 +43,7 @@ class EncoderDecoderExporter(Exporter):
         for text, ids in zip(self.source.examples, self.token_ids, strict=True):
             if not 0 < len(ids) <= self.max_tokens:
                 raise ExportError(
-                    f"{self.source.folder}: the example {text!r} has {len(ids)} tokens, not 1 to {self.max_tokens}; change it in config.json"
+                    f"{self.source.folder}: the example {text!r} has {len(ids)} tokens, not 1 to {self.max_tokens}; correct config.json"
                 )
 
     @cached_property

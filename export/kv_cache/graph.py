@@ -27,7 +27,7 @@ from export.checks.parity import largest_error
 from export.errors import ExportError
 from export.graphs.decoder_operators import FORMS
 from export.graphs.decoder_step import OPSET
-from export.graphs.onnx_file import beside, optimise
+from export.graphs.onnx_file import optimise, weight_file
 from export.graphs.packed_encoder import OPERATORS, with_children
 from export.graphs.torch_graph import TorchGraph
 from export.kv_cache.session import CachedSession
@@ -49,7 +49,7 @@ def export_cached(checkpoint: Path, out: Path) -> Path:
         cached_graph(source.model).export(Path(scratch) / "traced.onnx", weights_beside=True)
         graph = optimise(Path(scratch) / "traced.onnx", Path(scratch) / "optimised")
         _check(graph, source.model)
-        for file in (graph, beside(graph)):
+        for file in (graph, weight_file(graph)):
             file.replace(out / file.name)
     shutil.copyfile(source.tokenizer_file, out / contract.TOKENIZER)
     return out / graph.name

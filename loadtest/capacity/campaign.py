@@ -86,7 +86,7 @@ def campaign(
 ) -> None:
     """Make the missing runs, then the tables of all existing runs. Exits with 1 if a run failed or missed a pass criterion."""
     if page:
-        tables.written(page.read_text(), "")  # raises now if the page has no markers, rather than after an hour of measuring
+        tables.page_with(page.read_text(), "")  # raises now if the page has no markers, rather than after an hour of measuring
     runs = CampaignRuns(out, encoder, decoder, minutes_scale)
     failed: dict[str, str] = {}
     try:
@@ -94,7 +94,7 @@ def campaign(
             failed = runs.make(chosen(only))
     finally:
         found = [run for step in RUNS if (run := runs.found(step))]
-        tell(found, page, [step.name for step in RUNS if runs.found(step) is None])
+        write_tables(found, page, [step.name for step in RUNS if runs.found(step) is None])
     for name, why in failed.items():
         console.print(f"[bold red]{name} failed:[/bold red] {escape(why)}", highlight=False, soft_wrap=True)
     missed = [f"{run.parent.parent.name}: {mark['figure']}" for run in found for mark in read(run)["marks"] if mark["verdict"] in _NO_PASS]
@@ -113,7 +113,7 @@ def chosen(only: str) -> list[CampaignRun]:
     return [step for step in RUNS if step.name in needed]
 
 
-def tell(found: Sequence[Path], page: Path | None, absent: Sequence[str]) -> None:
+def write_tables(found: Sequence[Path], page: Path | None, absent: Sequence[str]) -> None:
     """Write the tables and pictures into the page, or print the tables. `absent` has the names of runs that were not made."""
     if not found:
         console.print("[yellow]no run is there: no tables[/yellow]")
@@ -121,7 +121,7 @@ def tell(found: Sequence[Path], page: Path | None, absent: Sequence[str]) -> Non
         print(tables.tables_of(found, absent))
     else:
         measured = f"{tables.tables_of(found, absent)}\n\n{tables.pictures(found, page)}".strip()
-        page.write_text(tables.written(page.read_text(), measured))
+        page.write_text(tables.page_with(page.read_text(), measured))
         console.print(f"written: {page}, of {len(found)} runs", highlight=False)
 
 
@@ -156,7 +156,7 @@ class CampaignRuns:
         service_cores, generator_cores = halves() if step.apart else (cores(), cores())
         encoder = deep_encoder(self._encoder, self._out / f"of-{self._bundles[0][:12]}") if step.deep else self._encoder
         service = attnserve(encoder, contract.verify(encoder).name, flags=("--bundle", str(self._decoder)))
-        with on(service_cores), service as server, on(generator_cores):
+        with on_cores(service_cores), service as server, on_cores(generator_cores):
             yield server.address
 
     def perform(self, step: CampaignRun, url: str) -> None:
@@ -174,7 +174,7 @@ class CampaignRuns:
             command = [sys.executable, "-m", "loadtest.load", "--url", url, "--shape", step.shape, "--out", str(folder), *step.arguments]
             command += ["--seed", str(next(self._seeds)), "--minutes", str(conditions["minutes"])]
             command += ["--knee", str(rate)] if rate else []
-            if (status := ended(command)) not in _MISSED or not list(folder.glob("*/run.json")):
+            if (status := exit_status_of(command)) not in _MISSED or not list(folder.glob("*/run.json")):
                 raise LoadtestError(f"{step.name} could not be measured: attnserve load ended with {status}")
             if self.found(step):
                 return
@@ -224,7 +224,7 @@ def read(run: Path) -> dict[str, Any]:
     return content
 
 
-def ended(command: Sequence[str]) -> int:
+def exit_status_of(command: Sequence[str]) -> int:
     """Run a command in a session of its own and return its exit status. On Ctrl-C it gets SIGTERM, so that it can stop Locust."""
     process = subprocess.Popen(command, start_new_session=True)
     try:
@@ -246,7 +246,7 @@ def halves() -> tuple[frozenset[int], frozenset[int]]:
 
 
 @contextmanager
-def on(some: frozenset[int]) -> Iterator[None]:
+def on_cores(some: frozenset[int]) -> Iterator[None]:
     """Run the processes that are started in the `with` block on these cores."""
     before = cores()
     os.sched_setaffinity(0, some)

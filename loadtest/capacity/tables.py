@@ -171,10 +171,10 @@ def tables_of(runs: Sequence[Path], absent: Sequence[str] = ()) -> str:
     ramps = [read(run) for run, about in told.items() if about["shape"] == Shape.ramp]
     soaks = [flat(run, about["flatness"]) for run, about in told.items() if about["shape"] == Shape.soak]
     not_run = [f"**Not run**: {', '.join(absent)}."] if absent else []
-    return "\n\n".join([where(list(told.values())), *not_run, *([tables(ramps)] if ramps else []), *soaks, verdicts(runs)])
+    return "\n\n".join([conditions_line(list(told.values())), *not_run, *([tables(ramps)] if ramps else []), *soaks, verdicts(runs)])
 
 
-def where(abouts: Sequence[dict[str, Any]]) -> str:
+def conditions_line(abouts: Sequence[dict[str, Any]]) -> str:
     """Return one line with the number of runs, the machine, the commit and the date."""
     cpus = max(about["cpus"] for about in abouts)  # a load generator that runs on half of the cores reports only these
     machines = sorted({f"{about['cpu']}, {about['memory_bytes'] / 2**30:.0f} GiB" for about in abouts})
@@ -228,7 +228,7 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *(f"| {' | '.join(row)} |" for row in rows)])
 
 
-def written(page: str, measured: str) -> str:
+def page_with(page: str, measured: str) -> str:
     """Return the page with its measured part replaced. Raises LoadtestError if the page has no markers for this part."""
     before, begin, rest = page.partition(BEGIN)
     _, end, after = rest.partition(END)

@@ -109,11 +109,11 @@ def bench_faults(
         took: dict[str, float] = {}
         wrong: ChangeFailed | None = None
         try:
-            played(plan, cluster, took)
+            run_with_changes(plan, cluster, took)
         except ChangeFailed as error:
             wrong = error
     found, begun = samples.read(folder)
-    begun = ended(found, begun)
+    begun = with_drain(found, begun)
     told = stages_of(found, begun, took)
     about |= {
         "knee_per_s": plan.rate,
@@ -137,7 +137,7 @@ class ChangeFailed(LoadtestError):
     """A change of the cluster failed, or was not complete when the next change began."""
 
 
-def played(plan: LoadPlan, cluster: Cluster, took: dict[str, float]) -> None:
+def run_with_changes(plan: LoadPlan, cluster: Cluster, took: dict[str, float]) -> None:
     """Run the plan, and make the change of each stage when the stage begins. The seconds that a change took are written into `took`. Raises
     ChangeFailed as soon as a change fails."""
     wrong: list[str] = []
@@ -193,7 +193,7 @@ class StageOutcome(NamedTuple):
         return {**self.stage.model_dump(), **{name: value for name, value in self._asdict().items() if name != "stage"}}
 
 
-def ended(found: Sequence[Sample], begun: Sequence[StageStart]) -> list[StageStart]:
+def with_drain(found: Sequence[Sample], begun: Sequence[StageStart]) -> list[StageStart]:
     """Return the stages of a run. If the run was stopped early, a drain stage is added at its end."""
     if begun[-1].name == DRAIN.name:
         return list(begun)
@@ -206,13 +206,13 @@ def stages_of(found: Sequence[Sample], begun: Sequence[StageStart], took: Mappin
     than its beginning. Requests that fail in the drain count in the last stage."""
     ends = [*(stage.begin_s for stage in begun[1:-1]), math.inf]
     return [
-        seen(stage, [sample for sample in found if first.begin_s <= sample.done_s < end_s], took.get(stage.name))
+        outcome_of(stage, [sample for sample in found if first.begin_s <= sample.done_s < end_s], took.get(stage.name))
         for stage, first, end_s in zip(figures.by_stage(found, begun), begun, ends, strict=False)
         if stage.name != WARM_UP
     ]
 
 
-def seen(stage: StageFigures, over: Sequence[Sample], took_s: float | None) -> StageOutcome:
+def outcome_of(stage: StageFigures, over: Sequence[Sample], took_s: float | None) -> StageOutcome:
     """Summarise a stage and the requests that ended in it."""
     bad = [sample for sample in over if not sample.good]
     cut = [

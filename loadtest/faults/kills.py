@@ -238,7 +238,7 @@ def hit(running: Victim, clients: Clients, title: str, how: Fault, *, within_s: 
             outcome.last_words = [*lines, *own][-1] if lines else ""
             outcome.last_words += "".join(f" LEFT {each.pid}" for each in alive)
             break
-        if gone is None and _gone(process):  # also true of a process that was only stopped: the service kills it before it replaces it
+        if gone is None and _has_ended(process):  # also true of a process that was only stopped: the service kills it before it replaces it
             gone = time.monotonic()
         if gone is not None and not to_the_end and (since := clients.good_since(gone)) is not None:
             clients.settle()
@@ -250,7 +250,7 @@ def hit(running: Victim, clients: Clients, title: str, how: Fault, *, within_s: 
     return outcome
 
 
-def _gone(process: psutil.Process) -> bool:
+def _has_ended(process: psutil.Process) -> bool:
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

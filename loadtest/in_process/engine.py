@@ -105,9 +105,9 @@ def tokens_per_s(bundle: Path, rows: int, seconds: float, threads: int) -> float
 
     async def measured() -> float:
         async with running(bundle, rows, threads) as engine, engine.endless(rows, EVERY_S) as streams:
-            before, started = _drawn(streams), time.perf_counter()
+            before, started = _n_tokens(streams), time.perf_counter()
             await asyncio.sleep(seconds)
-            return (_drawn(streams) - before) / (time.perf_counter() - started)
+            return (_n_tokens(streams) - before) / (time.perf_counter() - started)
 
     return uvloop.run(measured())
 
@@ -120,7 +120,7 @@ def texts_tokens_per_s(bundle: Path, rows: int, new_tokens: int, threads: int) -
             started = time.perf_counter()
             streams = [engine.submit(seed, max_tokens=new_tokens) for seed in range(rows)]
             await asyncio.gather(*(stream.read() for stream in streams))
-            return _drawn(streams) / (time.perf_counter() - started)
+            return _n_tokens(streams) / (time.perf_counter() - started)
 
     return uvloop.run(measured())
 
@@ -138,5 +138,5 @@ def prefill_tokens_per_s(bundle: Path, prompt_tokens: int, threads: int) -> floa
     return uvloop.run(measured())
 
 
-def _drawn(streams: list[TimedStream]) -> int:
+def _n_tokens(streams: list[TimedStream]) -> int:
     return sum(stream.run.usage.completion_tokens for stream in streams)

@@ -80,7 +80,7 @@ def load(
         if plan.open_loop and not knee_:
             plan = plan.model_copy(update={"rate": guess(plan, workers)})
             console.print(f"a burst of {BURST} requests says that the knee is about {plan.rate:,.1f} requests/s", highlight=False)
-        observations = played(plan, workers, root, key)
+        observations = run_plan(plan, workers, root, key)
     told = LoadRun(plan, shape, observations)
     judged = pass_marks.judge(wanted, told.stages, told.of_run)
     told.write(about, judged)
@@ -128,7 +128,7 @@ def guess(plan: LoadPlan, workers: int) -> float:
     return GUESS_SHARE * most / (done[most - 1] - begun[0].begin_s)
 
 
-def played(plan: LoadPlan, workers: int, root: int | None, key: str) -> list[watch.Observation]:
+def run_plan(plan: LoadPlan, workers: int, root: int | None, key: str) -> list[watch.Observation]:
     """Run the plan with a progress bar. Returns observations of the service during the run, and a last one when all connections are
     closed."""
     interval_s = max(sum(stage.seconds for stage in plan.stages) / 600, 1.0)

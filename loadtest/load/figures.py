@@ -84,18 +84,21 @@ def by_stage(samples: Sequence[Sample], begun: Sequence[StageStart]) -> list[Sta
         begin_s, end_s = stage.begin_s + min(_SETTLE_S, (following.begin_s - stage.begin_s) / 2), following.begin_s
         due = [sample for sample in samples if begin_s <= sample.due_s < end_s]
         done = [sample for sample in samples if begin_s <= sample.done_s < end_s and sample.good]
-        kinds = {kind: of([s for s in due if s.kind == kind], [s for s in done if s.kind == kind], end_s - begin_s) for kind in _kinds(due)}
+        kinds = {
+            kind: figures_of([s for s in due if s.kind == kind], [s for s in done if s.kind == kind], end_s - begin_s)
+            for kind in _kinds(due)
+        }
         customers = ([s for s in due if s.kind != "hostile"], [s for s in done if s.kind != "hostile"])
-        kinds[ALL] = of(*customers, end_s - begin_s)
+        kinds[ALL] = figures_of(*customers, end_s - begin_s)
         made.append(StageFigures(name=stage.name, level=stage.level, begin_s=begin_s, end_s=end_s, kinds=kinds))
     assert begun[-1].name == DRAIN.name
     return made
 
 
-def of(due: Sequence[Sample], done: Sequence[Sample], seconds: float) -> Figures:
+def figures_of(due: Sequence[Sample], done: Sequence[Sample], seconds: float) -> Figures:
     """Return the figures of the requests `due` within a period of `seconds`, and of the good answers `done` within it."""
     refused = [sample for sample in due if sample.status == 429]
-    failed = [sample for sample in due if not _fine(sample) and sample.status != 429]
+    failed = [sample for sample in due if not _is_good(sample) and sample.status != 429]
     good = [sample for sample in due if sample.good]
     values: dict[str, Any] = {
         "arrivals": len(due),
@@ -122,7 +125,7 @@ def percentile(values: Sequence[float], n: float) -> float | None:
     return float(np.percentile(values, n)) if values else None
 
 
-def _fine(sample: Sample) -> bool:
+def _is_good(sample: Sample) -> bool:
     """Return whether the answer is good. For the hostile client this is the expected error."""
     return sample.good or (sample.kind == "hostile" and not sample.problem)
 

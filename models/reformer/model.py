@@ -175,15 +175,15 @@ class ChunkAttention(nn.Module):
         source = (torch.arange(n, device=x.device)[:, None] + offset) % n_filled  # (B, n, W)
         is_once = offset + self.chunks.before < n_filled  # (B, 1, W): if fewer than W chunks are filled, use each only once
         here = in_blocks(key_mask[:, None, :, None], C)[:, 0, :, :, 0]  # (B, n, C)
-        seen = (_gathered(here.unsqueeze(1), source) & is_once.repeat_interleave(C, -1).unsqueeze(1)).unsqueeze(3)  # (B, 1, n, 1, W C)
+        seen = (_chunks_at(here.unsqueeze(1), source) & is_once.repeat_interleave(C, -1).unsqueeze(1)).unsqueeze(3)  # (B, 1, n, 1, W C)
         if self.causal:
             position = torch.arange(n * C, device=x.device).unflatten(0, (-1, C))  # (n, C)
-            seen = seen & (_gathered(position.expand(x.shape[0], 1, -1, -1), source).unsqueeze(3) <= position.unsqueeze(-1))
-        o = attend(q, _gathered(k, source), _gathered(v, source), scale=self.scale, mask=seen)
+            seen = seen & (_chunks_at(position.expand(x.shape[0], 1, -1, -1), source).unsqueeze(3) <= position.unsqueeze(-1))
+        o = attend(q, _chunks_at(k, source), _chunks_at(v, source), scale=self.scale, mask=seen)
         return self.to_out(merge_heads(out_of_blocks(o, N)))
 
 
-def _gathered(x: Tensor, source: Tensor) -> Tensor:
+def _chunks_at(x: Tensor, source: Tensor) -> Tensor:
     """Return the chunks with the indices `source` int64 (B, n, W), concatenated: (B, H, n, C, ..) -> (B, H, n, W C, ..)."""
     at = source.flatten(1).view(x.shape[0], 1, -1, *[1] * (x.dim() - 3)).expand(-1, x.shape[1], -1, *x.shape[3:])
     return x.gather(2, at).unflatten(2, source.shape[1:]).flatten(3, 4)

@@ -92,7 +92,7 @@ def write_texts(data: Path, splits: Mapping[str, Sequence[Document]], sources: d
     data.mkdir(parents=True, exist_ok=True)
     for old in data.glob("tokens-*"):
         shutil.rmtree(old)
-    with _whole(data / "texts") as folder:
+    with _new_folder(data / "texts") as folder:
         for split in SPLITS:
             with (folder / f"{split}.bin").open("wb") as file:
                 file.writelines(document.text.encode() for document in splits[split])
@@ -166,7 +166,7 @@ def _image(described: dict[str, Any], tokenizer_file: Path) -> ImageFormat:
 
 
 def _tokenize(data: Path, target: Path, vocab_size: int) -> None:
-    with _whole(target) as folder:
+    with _new_folder(target) as folder:
         tokenizer = train_tokenizer(_sample(data), vocab_size=vocab_size)
         tokenizer.save(str(folder / "tokenizer.json"))
         entries = {split: _encode(data, split, tokenizer, folder / f"{split}.bin") for split in SPLITS}
@@ -206,7 +206,7 @@ def _encode(data: Path, split: str, tokenizer: Tokenizer, file: Path) -> list[di
 
 
 @contextmanager
-def _whole(folder: Path) -> Iterator[Path]:
+def _new_folder(folder: Path) -> Iterator[Path]:
     """Yield a temporary folder, which is renamed to `folder` at the end of the block unless there was an error."""
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)

@@ -125,9 +125,9 @@ frontend nowhere
     acl string_errors path / {_STRING_ERRORS}
     acl string_errors path_beg /v2
     acl object_errors path /v2/embed /v2/rerank
-    http-request return status 503 {_said(_NO_GATEWAY, "Unhealthy")} if string_errors !object_errors
-    http-request return status 503 {_said(_NO_GATEWAY, "healthcheck")} if {{ path /generate /generate_stream }}
-    http-request return status 503 {_said(_NO_GATEWAY)}
+    http-request return status 503 {_error_content(_NO_GATEWAY, "Unhealthy")} if string_errors !object_errors
+    http-request return status 503 {_error_content(_NO_GATEWAY, "healthcheck")} if {{ path /generate /generate_stream }}
+    http-request return status 503 {_error_content(_NO_GATEWAY)}
 """
 
 
@@ -136,10 +136,10 @@ def _errors(statuses: Iterable[int]) -> list[str]:
 
 
 def _error(status: int) -> str:
-    return f"    http-error status {status} {_said(status)}"
+    return f"    http-error status {status} {_error_content(status)}"
 
 
-def _said(status: int, error_type: str | None = None) -> str:
+def _error_content(status: int, error_type: str | None = None) -> str:
     """Return content type, body and headers of an error. The body suits clients of OpenAI, Cohere and Jina, or with `error_type` those of
     text-embeddings-inference, text-generation-inference and the Open Inference Protocol."""
     message = _ERRORS[status]

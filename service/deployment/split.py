@@ -60,7 +60,7 @@ class HandlePool:
             response.cancel()
             raise
         except (ReplicaNotFound, RayActorError, grpc.aio.AioRpcError) as error:
-            raise _said(error) from None
+            raise _service_error(error) from None
 
     async def stream(self, replica: str, method: str, *arguments: Any) -> AsyncGenerator[Any, None]:
         response = self._streaming.options(method_name=method, session_id=replica).remote(*arguments)
@@ -68,12 +68,12 @@ class HandlePool:
             async for message in response:
                 yield message
         except (ReplicaNotFound, RayActorError, grpc.aio.AioRpcError) as error:
-            raise _said(error) from None
+            raise _service_error(error) from None
         finally:
             response.cancel()
 
 
-def _said(error: ReplicaNotFound | RayActorError | grpc.aio.AioRpcError) -> Exception:
+def _service_error(error: ReplicaNotFound | RayActorError | grpc.aio.AioRpcError) -> Exception:
     """Convert the failure of a call into an error of this service."""
     if not isinstance(error, grpc.aio.AioRpcError) or error.code() in _LOST:
         return ReplicaLost("the replica that worked on the request is gone: send the request again")

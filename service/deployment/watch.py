@@ -161,7 +161,7 @@ class Watch:
     def _look(self, now: float) -> str | None:
         """Kill processes that hang. Returns the reason if the service cannot continue, else None."""
         for name, process in self._essential.items():
-            if _gone(process):
+            if _has_ended(process):
                 return f"{name} (pid {process.pid}) has ended, and nothing can be replaced without it: start the service again"
         if not self._family or int(now) % 5 == 0:
             self._family = psutil.Process().children(recursive=True)
@@ -252,7 +252,7 @@ class Watch:
         return "\r\n".join([*lines, "", ""]).encode() + (b"" if method == b"HEAD" else body)
 
 
-def _gone(process: psutil.Process) -> bool:
+def _has_ended(process: psutil.Process) -> bool:
     try:
         return bool(process.status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -224,7 +224,7 @@ def add(entry: Entry, path: Path) -> None:
     """Add the entry to the file of keys, or create the file. The change is atomic, because a new file replaces the old one."""
     entries = [*(read(path) if path.exists() else []), entry]
     _check(entries, path)
-    lines = ",\n ".join(written(each) for each in entries)
+    lines = ",\n ".join(entry_json(each) for each in entries)
     target = path.resolve()
     with tempfile.NamedTemporaryFile("w", dir=target.parent, prefix=f".{target.name}.", delete=False) as file:  # the file has mode 0600
         file.write(f"[{lines}]\n")
@@ -233,6 +233,6 @@ def add(entry: Entry, path: Path) -> None:
     Path(file.name).replace(target)
 
 
-def written(entry: Entry) -> str:
+def entry_json(entry: Entry) -> str:
     """Return the entry as JSON, without the limits that are not set."""
     return json.dumps(entry.model_dump(exclude_none=True))

@@ -30,14 +30,14 @@ def tokens_per_s(server: MeasuredServer, streams: int, seconds: float) -> float:
     with ThreadPoolExecutor(1) as pool:
         loading = pool.submit(wrk.run, server.url, bodies, connections=streams, seconds=2 * seconds + 2)
         time.sleep(1 + seconds / 2)
-        before, started = drawn(server), time.perf_counter()
+        before, started = sampled_tokens(server), time.perf_counter()
         time.sleep(seconds)
-        after, elapsed = drawn(server), time.perf_counter() - started
+        after, elapsed = sampled_tokens(server), time.perf_counter() - started
         loading.result()
     return (after - before) / elapsed
 
 
-def drawn(server: MeasuredServer) -> float:
+def sampled_tokens(server: MeasuredServer) -> float:
     """Return the number of tokens that the service has sampled so far."""
     return sum(metrics(server.address, [_COUNTER]).values())
 

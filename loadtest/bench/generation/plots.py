@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from loadtest.bench.generation.contestants import Contestants, GenerationPart, GenerationPlan
-from loadtest.bench.generation.rows import beside, best_batch, by_batch, stretches
+from loadtest.bench.generation.rows import best_batch, by_batch, measured_with_twin, stretches
 from loadtest.bench.runner import Measurements
 from loadtest.in_process import batches
 from loadtest.in_process.shapes import ModelShape
@@ -66,7 +66,7 @@ def _growing(axes: Any, ours: Sequence[Stretch], twins: Sequence[Stretch]) -> No
     far = [end.middle, max(ours[-1].middle, end.middle)]
     axes.plot(far, [line.at(position) * 1000 for position in far], "--", color=TWIN, label="its line")
     axes.plot(end.middle, end.s_per_token * 1000, "o", color=TWIN, label=f"end of its measurement: {end.first + end.tokens:,}")
-    if position := crossover(beside(ours, twins), twins):
+    if position := crossover(measured_with_twin(ours, twins), twins):
         axes.axvline(position, color="gray", linewidth=0.8, label=f"ours is cheaper from {position:,.0f} on")
 
 

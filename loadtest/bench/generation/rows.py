@@ -146,7 +146,7 @@ def _flat(_: GenerationPlan, measured: Measurements) -> list[ReportRow]:
     if not twins:
         why = measured.absent.get("bundle's twin", "")
         return [*made, ReportRow(work=cheaper, unit="tokens", note=why), ReportRow(work=price, unit="ms", note=why)]
-    position, line = crossover(beside(ours, twins), twins), fitted(twins)
+    position, line = crossover(measured_with_twin(ours, twins), twins), fitted(twins)
     end = twins[-1].first + twins[-1].tokens
     return [
         *made,
@@ -163,7 +163,7 @@ def _flat(_: GenerationPlan, measured: Measurements) -> list[ReportRow]:
     ]
 
 
-def beside(ours: Sequence[Stretch], twins: Sequence[Stretch]) -> list[Stretch]:
+def measured_with_twin(ours: Sequence[Stretch], twins: Sequence[Stretch]) -> list[Stretch]:
     """Return those of our stretches that were measured in turns with a stretch of the twin."""
     return [stretch for stretch in ours if stretch.first <= twins[-1].first]
 

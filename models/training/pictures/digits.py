@@ -37,7 +37,7 @@ def pictures() -> dict[str, list[Document]]:
     random = np.random.default_rng(0)
     order = random.permutation(len(originals))
     n_held_out = round(HELD_OUT * len(originals))
-    held_out = [_document(i, 0, digits[i], _drawn(originals[i])) for i in order[:n_held_out]]
+    held_out = [_document(i, 0, digits[i], _enlarged(originals[i])) for i in order[:n_held_out]]
     train = [
         _document(i, variant, digits[i], picture)
         for i in order[n_held_out:]
@@ -47,13 +47,13 @@ def pictures() -> dict[str, list[Document]]:
 
 
 def _variants(original: np.ndarray, random: Generator) -> Iterator[np.ndarray]:
-    yield _drawn(original)
+    yield _enlarged(original)
     for _ in range(VARIANTS - 1):
         right, down = random.uniform(-SHIFT, SHIFT, 2)
-        yield _drawn(original, right=right, down=down, turn=random.uniform(-TURN, TURN), zoom=1 + random.uniform(-ZOOM, ZOOM))
+        yield _enlarged(original, right=right, down=down, turn=random.uniform(-TURN, TURN), zoom=1 + random.uniform(-ZOOM, ZOOM))
 
 
-def _drawn(original: np.ndarray, *, right: float = 0.0, down: float = 0.0, turn: float = 0.0, zoom: float = 1.0) -> np.ndarray:
+def _enlarged(original: np.ndarray, *, right: float = 0.0, down: float = 0.0, turn: float = 0.0, zoom: float = 1.0) -> np.ndarray:
     """Enlarge an original (64,) to levels (28 * 28,) int, 0 to 15. Moves it by pixels, turns it by degrees and zooms it."""
     canvas = np.pad(original.reshape(8, 8).astype(np.float32), BORDER)
     cos, sin = np.cos(np.radians(turn)) / (SCALE * zoom), np.sin(np.radians(turn)) / (SCALE * zoom)

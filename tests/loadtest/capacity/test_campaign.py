@@ -195,7 +195,7 @@ def test_a_page_without_a_place_is_refused_before_anything_runs(load: Load, serv
 
 
 def test_a_command_ends_with_its_status():
-    assert campaign.ended([sys.executable, "-c", "raise SystemExit(3)"]) == 3
+    assert campaign.exit_status_of([sys.executable, "-c", "raise SystemExit(3)"]) == 3
 
 
 def test_an_unknown_name_is_refused_with_those_there_are():

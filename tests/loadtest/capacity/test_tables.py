@@ -84,14 +84,14 @@ def test_the_same_requests_to_two_models_stand_beside_each_other(tmp_path: Path)
 
 def test_a_page_keeps_what_is_not_measured(tmp_path: Path):
     page = f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n"
-    assert tables.written(page, "new") == f"before\n{tables.BEGIN}\n\nnew\n\n{tables.END}\nafter\n"
+    assert tables.page_with(page, "new") == f"before\n{tables.BEGIN}\n\nnew\n\n{tables.END}\nafter\n"
     with pytest.raises(LoadtestError, match="no lines"):
-        tables.written("a page", "new")
+        tables.page_with("a page", "new")
 
 
 def test_the_page_of_this_repository_has_a_place_for_tables():
     page = (Path(__file__).parents[3] / "docs" / "capacity.md").read_text()
-    assert "new" in tables.written(page, "new")
+    assert "new" in tables.page_with(page, "new")
 
 
 def test_what_is_no_ramp_is_refused(tmp_path: Path):
