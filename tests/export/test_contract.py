@@ -75,7 +75,7 @@ def test_one_changed_byte_anywhere_is_refused_with_the_name_of_its_file(bundle: 
 def test_a_longer_file_is_refused(bundle: Path) -> None:
     with (bundle / contract.GRAPH).open("ab") as stream:
         stream.write(b"x")
-    with pytest.raises(contract.BundleError, match=r"model\.onnx has 257 bytes where the manifest says 256"):
+    with pytest.raises(contract.BundleError, match=r"model\.onnx has 257 bytes, but the manifest has 256"):
         contract.verify(bundle)
 
 

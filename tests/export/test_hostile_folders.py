@@ -52,7 +52,7 @@ ENCODERS: dict[str, tuple[Callable[[Path], object], str]] = {
     "layers that the weights have not": (lambda folder: edited(folder / "config.json", num_hidden_layers=99), "missing from the weights"),
     "a negative length": (lambda folder: edited(folder / "sentence_bert_config.json", max_seq_length=-5), "max_seq_length=-5"),
     "deep settings": (lambda folder: (folder / "config.json").write_text(DEEP), "config.json is nested too deeply"),
-    "a pipe of weights": (lambda folder: pipe(folder / "model.safetensors"), "model.safetensors is no regular file"),
+    "a pipe of weights": (lambda folder: pipe(folder / "model.safetensors"), "model.safetensors is not a regular file"),
     "a garbage tokenizer": (lambda folder: (folder / "tokenizer.json").write_text('{"model": 7}'), "tokenizer.json is not a tokenizer"),
     "a tokenizer of pure depth": (lambda folder: (folder / "tokenizer.json").write_text(DEEP), "tokenizer.json is not a tokenizer"),
     "a tokenizer whose pattern has no end": (
@@ -97,7 +97,7 @@ def test_a_decoder(tmp_path: Path, said: Callable[..., str]) -> None:
     ("text", "sentence"),
     [
         (DEEP, "neither YAML nor JSON"),
-        ("model: {d_model: 10000000, n_layers: 100, n_heads: 1, d_feedforward: 8, n_positions: 8}", "and this machine"),
+        ("model: {d_model: 10000000, n_layers: 100, n_heads: 1, d_feedforward: 8, n_positions: 8}", "but this machine"),
         ("model: {d_model: 16, n_layers: 100000, n_heads: 1, d_feedforward: 8, n_positions: 8}", "n_layers=100000 is beyond"),
     ],
 )
@@ -141,7 +141,7 @@ TRAINING: dict[str, tuple[Callable[[Path, Path], object], str]] = {
     "a deep config": (lambda config, tokens: config.write_text(DEEP), "is not YAML"),
     "a model beyond memory": (
         lambda config, tokens: config.write_text(yaml.safe_dump(CONFIG | {"model": CONFIG["model"] | {"d_model": 2**22}})),
-        "and this machine",
+        "but this machine",
     ),
     "layers without end": (
         lambda config, tokens: config.write_text(yaml.safe_dump(CONFIG | {"model": CONFIG["model"] | {"n_layers": 10**9}})),

@@ -109,7 +109,7 @@ def test_a_length_at_which_the_system_kills_the_run_ends_the_growth(tmp_path: Pa
     monkeypatch.setattr(sys, "executable", str(killed))
     run.run(("causal_linear",), PLAN, tmp_path)
     found = results.load(tmp_path / run.RESULTS, "causal_linear", PLAN)
-    assert (found.points, found.ended) == ([], "the system killed the run at N=8, as for memory")
+    assert (found.points, found.ended) == ([], "the system killed the run at N=8, probably because it used too much memory")
 
 
 def test_torch_is_measured_too(tmp_path: Path) -> None:
@@ -191,4 +191,4 @@ def test_a_mechanism_that_fails_says_why_and_the_others_are_measured(tmp_path: P
 def test_the_command_refuses_what_it_does_not_know(tmp_path: Path) -> None:
     refused = CliRunner().invoke(app, ["compare", "--only", "hydra", "--out", str(tmp_path)])
     assert isinstance(refused.exception, ExportError)
-    assert "'hydra' is no mechanism" in str(refused.exception)
+    assert "'hydra' is not a mechanism" in str(refused.exception)

@@ -112,7 +112,7 @@ def test_batches_are_doubled_until_the_memory_is_full(bytes_a_row: int, memory: 
 
 
 def test_a_sequence_larger_than_the_memory_is_refused() -> None:
-    with pytest.raises(ValueError, match="a sequence takes 10 bytes, and the memory has 9"):
+    with pytest.raises(ValueError, match="a sequence takes 10 bytes, more than the memory of 9"):
         batches.ladder(10, 9)
 
 

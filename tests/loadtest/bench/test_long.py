@@ -42,7 +42,7 @@ def test_lengths_are_those_that_both_bundles_read(monkeypatch: pytest.MonkeyPatc
 
 def test_bundles_of_short_texts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(long.contract, "verify", lambda folder: manifest(256))
-    with pytest.raises(LoadtestError, match="up to 256 tokens, and 512 is the least length"):
+    with pytest.raises(LoadtestError, match="up to 256 tokens, but the shortest measured length is 512"):
         long.lengths_of({"teacher": Path("0")})
 
 

@@ -95,7 +95,7 @@ def test_the_page_of_this_repository_has_a_place_for_tables():
 
 
 def test_what_is_no_ramp_is_refused(tmp_path: Path):
-    with pytest.raises(LoadtestError, match=r"is no run\.json"):
+    with pytest.raises(LoadtestError, match=r"is not a run\.json"):
         tables.read(tmp_path / "nothing.json")
     with pytest.raises(LoadtestError, match="lower --knee"):
         tables.read(ramp(tmp_path, stages=[step.model_dump() for step in steps((10, 50), (10, 0))]))

@@ -50,7 +50,7 @@ def test_new_parameters_are_the_maps_and_gains(pair: tuple[Embedder, Embedder]) 
 
 
 def test_teachers_and_layers_that_do_not_fit_are_refused(teacher: Path, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="a teacher is an encoder with softmax attention"):
+    with pytest.raises(CheckpointError, match="the teacher must be an encoder with softmax attention"):
         with_attention(load_checkpoint(tiny_classifier(tmp_path)), "hybrid", {}, 100)
     with pytest.raises(CheckpointError, match="projections of other shapes"):
         with_attention(load_checkpoint(teacher), "narrow", {}, 100)
