@@ -96,7 +96,7 @@ def attention(
 ) -> None:
     """Draw attention maps: the weight of every token for every other token, for each layer and head.
 
-    Mechanisms that never compute these weights have them too: they are the shares of each token's value in each token's output.
+    A mechanism that never computes such weights is drawn by the share that each token's value has in each token's output.
     """
     if bool(bundle) == bool(checkpoint):
         raise typer.BadParameter("give either --bundle FOLDER or --checkpoint FOLDER, not both")

@@ -25,7 +25,7 @@ from service.http.routing import METHOD, allowed, canonical, exact
 
 log = logging.getLogger("attnserve")
 
-_SHOWN = 200  # characters of a path that an error message shows
+_SHOWN = 200  # an error message shows at most this many characters of a path
 
 
 class Application(FastAPI):

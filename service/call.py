@@ -24,7 +24,7 @@ NDJSON = "application/x-ndjson"
 _NUMBER = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
 _MOMENT = re.compile(r"[0-9]{1,15}")
 _SESSION = re.compile(r"[\x21-\x7e]{1,128}")
-LARGE_BYTES = 262_144  # bytes; an answer that is estimated to be larger is sent in pieces
+LARGE_BYTES = 262_144  # an answer that is estimated to have more bytes is sent in pieces
 NUMBER_BYTES = 12  # estimated bytes of a float32 and its comma in JSON
 _MOST_REPORTED = 3_500  # largest length of the header x-truncated-inputs in characters, because clients accept response heads of 8 KB
 

@@ -22,8 +22,8 @@ from models.training.corpus import read_texts
 
 Show = Callable[[float], None]  # called with the fraction of the work that is done
 
-CHUNK = 256  # tokens of one document per call
-ROWS = 16  # documents in a batch
+CHUNK = 256  # number of tokens of one document in a call
+ROWS = 16  # number of documents in a batch
 LOGITS = 1 << 24  # largest number of logits in one call: 64 MB of float32
 
 

@@ -17,7 +17,7 @@ from export.checks.parity import Feed, Reference, Tensors, feed_of
 from export.errors import ExportError
 from models.folders.folder import read_tokenizer
 
-N_CONTINUED = 16  # tokens that are generated after each prompt
+N_CONTINUED = 16  # number of tokens that are generated after each prompt
 N_TOP = 8  # largest logits stored for each prompt
 
 

@@ -21,7 +21,8 @@ Tensors = tuple[contract.Tensor, ...]
 
 # Limit of |graph - torch| / `scale`. Both sum in different orders: after a dozen layers up to 5 of float32's 24 bits differ.
 FP32_TOLERANCE = 2e-5
-LONGEST_COMPARED = 2048  # tokens; torch stores all B * H * N² scores of a layer: 0.4 GB for two texts of this length and 12 heads
+# Longest compared text in tokens: torch stores all B * H * N² scores of a layer, 0.4 GB for two such texts and 12 heads.
+LONGEST_COMPARED = 2048
 
 
 def open_graph(file: Path, *, threads: int = 0) -> ort.InferenceSession:

@@ -13,7 +13,7 @@ from export.comparison.plan import ComparisonPlan
 from export.comparison.results import Point
 from export.errors import ExportError
 
-GROWTH_FROM = 1024  # tokens: at smaller N, most of a run does not depend on N
+GROWTH_FROM = 1024  # smallest N for a fit: at smaller N, most of the time does not depend on N
 FASTEST = 2.0  # no mechanism grows faster than N²
 
 

@@ -18,7 +18,7 @@ from models.folders.folder import in_sentences
 Progress = Callable[[str, float | None], None]
 
 GRAPHS, RESULTS = "graphs", "results"
-STATE_LENGTHS = (64, 128)  # tokens after which the state's size is measured
+STATE_LENGTHS = (64, 128)  # numbers of tokens after which the state's size is measured
 
 
 def run(names: Sequence[str], plan: ComparisonPlan, out: Path, progress: Progress = lambda step, fraction: None) -> list[Result]:

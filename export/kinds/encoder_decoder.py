@@ -18,7 +18,7 @@ from models.encoder_decoder.checkpoint import ARCHITECTURES, load_encoder_decode
 from models.folders.folder import JsonSettings
 
 LOGIT_ERROR = 1e-3  # limit for the error of golden logits, relative to the largest logit if that is above 1
-TOP = 5  # logits stored per golden step
+TOP = 5  # number of logits that are stored for each golden step
 
 
 class EncoderDecoderExporter(Exporter):

@@ -268,7 +268,8 @@ def rows(parts: frozenset[BenchPart], measured: Measurements) -> list[ReportRow]
     allowed = Bar(at_least=0.85, reference="what bare onnxruntime allows")
     add(BenchPart.mix, f"{mix}, 32 connections", "texts/s", Figure(mix_many, SERVICE), Figure(mix_many, SERVICE, "allowed_per_s"), allowed)
     for load, ratio in ((mix_many, 2.0), (mix_few, 1.4)):
-        peer = Figure(load, PEER, "per_s_at_most")  # the highest rate that infinity's run allows: requests cut off at the end count half
+        # Infinity's highest plausible rate: half of the requests that were cut off at the end count too.
+        peer = Figure(load, PEER, "per_s_at_most")
         bar = Bar(at_least=ratio, reference="infinity-emb, optimum engine")
         add(BenchPart.mix, f"{mix}, {load.partition(', ')[2]}", "texts/s", Figure(load, SERVICE), peer, bar)
     bulk_bare = Figure("bulk", BARE, batch, best=max)

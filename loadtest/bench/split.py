@@ -19,7 +19,7 @@ from service.terminal import command_app
 app = command_app()
 
 CONNECTIONS, STREAMS, STREAM_TOKENS = 32, 16, 64
-_MOST_PER_S = 2000  # texts to prepare for each second of load
+_MOST_PER_S = 2000  # number of texts that are prepared for each second of load
 RATE, P50, TOKENS = "one 16-token text a request, 32 connections", "the same, 1 connection, p50", "16 streams of 64 tokens"
 BARS = {
     RATE: ("texts/s", Bar(at_least=0.6, reference="single")),

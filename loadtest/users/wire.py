@@ -7,7 +7,7 @@ from gevent import socket, ssl
 
 from loadtest.users.request_settings import RequestSettings
 
-LONG = 2000  # tokens to request when the stream is not read to its end
+LONG = 2000  # number of tokens to request if the stream is not read to its end
 
 
 def connect(settings: RequestSettings) -> socket.socket:

@@ -17,7 +17,7 @@ from torch import Tensor
 from models.distillation.pieces import Piece
 from service.errors import AttnserveError
 
-LENGTH_STEP = 16  # tokens; in the sorting, lengths are rounded down to a multiple of this
+LENGTH_STEP = 16  # for sorting, lengths in tokens are rounded down to a multiple of this
 Batch = tuple[Tensor, Tensor]  # token ids (B, N) and mask (B, N), both int64
 
 

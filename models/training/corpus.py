@@ -35,7 +35,7 @@ from service.errors import AttnserveError
 SOURCES = "sources.json"
 SPLITS = ("train", "held_out")
 TOKENIZER_BYTES = 24_000_000  # bytes of training text for the tokenizer; more text changes the tokenizer little
-BATCH = 256  # documents in one call of the tokenizer, which divides them among threads
+BATCH = 256  # number of documents in one call of the tokenizer, which divides them among threads
 
 
 class CorpusError(AttnserveError, ValueError):

@@ -22,7 +22,7 @@ from service.settings import Settings
 log = logging.getLogger("attnserve")
 
 BACKLOG = 2048
-_SPARE = 2  # extra sockets for gateways that start before those they replace have ended
+_SPARE = 2  # number of extra sockets: a new gateway may start before the one that it replaces has ended
 _HARD_STOP_MARGIN_S = 60
 
 

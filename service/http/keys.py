@@ -32,7 +32,7 @@ log = logging.getLogger("attnserve.keys")
 
 MOST_BYTES = 8 * 1024 * 1024  # limit on the file's size: about 40,000 keys; a Kubernetes Secret has at most 1 MiB
 MOST_LABELLED = 100  # limit on tenants with separate metrics
-OTHERS = "other"  # the label in metrics for all further tenants
+OTHERS = "other"  # the label in metrics that all tenants beyond these share
 _CHECKED_EVERY_S = 1.0
 
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._@-]{0,63}$")]

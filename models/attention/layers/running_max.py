@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-CHUNK = 32  # tokens; a power of 2
+CHUNK = 32  # tokens in a chunk, a power of 2
 
 
 class RunningMax(NamedTuple):

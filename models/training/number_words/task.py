@@ -33,7 +33,7 @@ from models.training.optimisation import learning_rate, optimizer_of, untrained
 from models.training.task import Loss, Progress, Report, Task
 
 BEAM = 4
-MAX_SOURCE = 256  # characters; the longest number of nine digits has 124
+MAX_SOURCE = 256  # longest source in characters; the longest number of nine digits has 124
 EVALUATION_SEED = "evaluation"
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from models.decoder.model import Decoder
 from models.training.corpus import TokenDocument
 
-CHUNK = 256  # tokens in one call of the model
+CHUNK = 256  # number of tokens in one call of the model
 ROWS = 16  # largest number of documents or windows in a batch
 ROW_TOKENS = 65_536  # largest number of tokens in a batch, because a softmax layer keeps the keys and values of all of them
 
