@@ -192,6 +192,13 @@ class NameMoved(ServiceError):
     code = "precondition_failed"
 
 
+class DocumentMoved(ServiceError):
+    """A document of the store has another version than its writer expects, because another process has written it."""
+
+    status = 409
+    code = "document_moved"
+
+
 class KeyReused(ServiceError):
     """The idempotency key was used before, with another request."""
 

@@ -12,8 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from service.errors import InputTooLong, InvalidRequest, ServiceError
 from service.generation.admission import Admission, QueueLimits, Wanted, stopping
+from service.generation.keeper import StateKeeper
 from service.generation.prefill import Prefill, Prompt
 from service.generation.request import Delta, GenerationRequest
 from service.generation.run import Run
@@ -62,15 +66,20 @@ class GeneratorEngine(StepEngine[Sequence]):
         *,
         eos_token_ids: tuple[int, ...],
         grammars: Grammars,
+        keeper: StateKeeper | None = None,
         limits: GeneratorLimits,
+        numerics: str,
         metrics: GeneratorMetrics,
         tracer: "Tracer | None" = None,
     ) -> None:
+        """`keeper` loads and stores states. None: requests cannot name any. `numerics`: see `states/numerics.py`."""
         super().__init__("generator", limits, Admission(limits), provider=session.provider, run_s=1.0, metrics=metrics, tracer=tracer)
+        self.numerics = numerics
         self._session = session
         self._vocabulary = vocabulary
         self._eos = eos_token_ids
         self._grammars = grammars
+        self._keeper = keeper
         self._arrivals = 0
         state_bytes = session.decoder.state_bytes
         aside_bytes = max(limits.max_aside_bytes, limits.slots * state_bytes)
@@ -95,10 +104,21 @@ class GeneratorEngine(StepEngine[Sequence]):
 
     # On the event loop -----------------------------------------------------------------------------------------------------------------
 
-    async def _prepare(self, requests: list[GenerationRequest]) -> None:
-        """Compile the grammars, which may take seconds, so that `_job` finds them compiled. Raises InvalidRequest, Overloaded."""
+    async def _prepare(self, requests: list[GenerationRequest], once: Once) -> None:
+        """Compile the grammars, which may take seconds, so that `_job` finds them compiled, and load the states to continue.
+
+        Raises InvalidRequest, Overloaded, StateNotFound, StateGone or StoreFailed.
+        """
         for grammar in {request.grammar for request in requests if request.grammar is not None}:
             await asyncio.to_thread(self._grammars.matcher, grammar)
+        for start in {request.start for request in requests if request.start is not None}:
+            once.states[start] = await self._states.load(start)
+
+    @property
+    def _states(self) -> StateKeeper:
+        if self._keeper is None:
+            raise InvalidRequest("this engine has no store of states: leave out `state` and `store_state`", param="state")
+        return self._keeper
 
     def _turn_s(self, holders: list[Sequence]) -> float:
         """Estimate how long a run keeps its slot while others wait: one quantum, or until it ends if no run can be set aside."""
@@ -109,9 +129,11 @@ class GeneratorEngine(StepEngine[Sequence]):
     def _retry_after_s(self, submission: Submission[Sequence]) -> float:
         return self._run_s / self.limits.slots + self._prefill.price.of(submission.tokens)
 
-    def resume(self, snapshot: Snapshot) -> Run:
-        """Continue a run from a snapshot made by any engine, without sending its tokens again. Raises what `submit` raises."""
-        return self._submitted(self._job(snapshot.request, new_submission(snapshot.request), Once(), snapshot))
+    async def resume(self, snapshot: Snapshot) -> Run:
+        """Continue a run from a snapshot made by any engine, without sending its tokens again. Raises what `open` raises."""
+        once = Once()
+        await self._prepare([snapshot.request], once)
+        return self._submitted(self._job(snapshot.request, new_submission(snapshot.request), once, snapshot))
 
     async def snapshot(self, run: Run) -> Snapshot:
         """Return a snapshot of a run between two steps. The run continues. Raises what `take` raises."""
@@ -160,7 +182,8 @@ class GeneratorEngine(StepEngine[Sequence]):
         """Create one more run, at its beginning or from a snapshot, after checking that this model can run it."""
         self._check_queueable(request)
         self._check_request(request, once.checked)
-        completion: tuple[int, ...] = ()
+        completion, state = request.known, None if request.start is None else once.states[request.start]
+        self._check_start(request, state)
         if snapshot is not None:
             snapshot.check(self._session.decoder, self._session.vocab_size, self._session.fingerprint)
             completion = snapshot.completion
@@ -177,11 +200,36 @@ class GeneratorEngine(StepEngine[Sequence]):
             order=self._arrivals,
             submission=submission,
             n_positions=self._session.decoder.n_positions,
-            edits=Edits.of(request.sampling, self._session.vocab_size, request.prompt, completion, once.made),
+            edits=Edits.of(
+                request.sampling, self._session.vocab_size, request.prompt, completion, once.made, None if state is None else state.seen
+            ),
         )
+        if state is not None:
+            sequence.begin_at(state)
         if snapshot is not None:
             sequence.restore(snapshot)
+        elif completion:
+            sequence.replay(completion)
         return sequence
+
+    def _check_start(self, request: GenerationRequest, state: State | None) -> None:
+        """Raise InvalidRequest unless the request can begin at this state."""
+        if request.keep is not None:
+            _ = self._states
+        check_ids(request.known, self._session.vocab_size, "known")
+        if state is None:
+            return
+        size, n_positions = len(request.prompt) + state.position, self._session.decoder.n_positions
+        if n_positions is not None and size > n_positions:
+            raise InputTooLong(
+                f"the state has seen {state.position} tokens and the prompt has {len(request.prompt)} more, and this model positions for "
+                f"{n_positions}: shorten the prompt",
+                param="prompt",
+            )
+        if not request.prompt and not request.max_tokens:
+            raise InvalidRequest("the prompt has no tokens and max_tokens is 0: fork the state to get a copy of it", param="prompt")
+        if not request.prompt and state.logits is None:
+            raise InvalidRequest("the prompt has no tokens, and the state has no logits to draw from: send a token", param="prompt")
 
     # On the thread ---------------------------------------------------------------------------------------------------------------------
 
@@ -235,7 +283,6 @@ class GeneratorEngine(StepEngine[Sequence]):
             state=state,
             completion=tuple(sequence.completion),
             start=sequence.start,
-            fed=sequence.fed,
             prompt_logprobs=PromptLogprobs(sequence.run.prompt_logprobs),
             before=before,
         )
@@ -319,7 +366,8 @@ class GeneratorEngine(StepEngine[Sequence]):
             for sequence in fed.sequences:
                 if not sequence.request.max_tokens:
                     self._admission.remove(sequence)
-                    self._emit(sequence.run, Delta("", finish_reason="length"))
+                    state = None if sequence.request.keep is None else fed.states.slots.state(fed.states.at)
+                    self._complete(sequence, Delta("", finish_reason="length"), state, fed.logits)
                 elif sequence.aside:
                     sequence.state = self._state(sequence, copied, fed.logits)
                 else:
@@ -330,17 +378,43 @@ class GeneratorEngine(StepEngine[Sequence]):
 
     def _step(self) -> None:
         """Draw one token for every running sequence, publish it, and feed it to the sequences that continue."""
-        self._draw()
+        ending = self._draw()
         self._publish()  # before the graph runs, so that the event loop sends tokens meanwhile
         if len(self._running):
             started = time.perf_counter()
             self._running.step()
             self._step_s = averaged(self._step_s, time.perf_counter() - started)
+            for sequence, last in ending:
+                state = self._running.copy(sequence)
+                self._running.remove(sequence)
+                self._complete(sequence, last, *state)
         self._last_call_failed = False
 
-    def _draw(self) -> None:
-        """Draw and emit the next token of every row. Remove sequences that end with it or for which no token is possible."""
+    def _complete(
+        self, sequence: Sequence, last: Delta, tensors: Several[Tensor] | None = None, logits: NDArray[np.float32] | None = None
+    ) -> None:
+        """End a run: emit its last delta. If its state is kept, do so after the state is stored."""
+        run, keep = sequence.run, sequence.request.keep
+        if keep is None:
+            self._emit(run, last)
+            return
+        assert tensors is not None
+        assert last.finish_reason is not None
+        self._finished(run, last.finish_reason)
+
+        def stored(failure: ServiceError | None) -> None:
+            self._post(run.give if failure is None else run.fail, last if failure is None else failure)
+
+        fed = sequence.request.prompt + tuple(sequence.completion)
+        self._states.keep(keep, self._state(sequence, tensors, logits), sequence.origin, fed, stored)
+
+    def _draw(self) -> list[tuple[Sequence, Delta]]:
+        """Draw and emit the next token of every row. Remove sequences that end with it or for which no token is possible.
+
+        Return the sequences that end but get one more step, because the state after their last token is kept, with their last deltas.
+        """
         sequences, now, n_first = list(self._running.sequences), time.monotonic(), 0
+        ending: list[tuple[Sequence, Delta]] = []
         drawn = self._running.draw()
         for row, (sequence, token_id) in enumerate(zip(sequences, drawn.token_ids.tolist(), strict=True)):
             if row in drawn.failures:
@@ -353,12 +427,18 @@ class GeneratorEngine(StepEngine[Sequence]):
                 usage.first_token = now
                 self.metrics.first_token_s.observe(now - usage.submitted)
                 n_first += 1
-            self._emit(sequence.run, made)
-            if made.finish_reason is not None:
-                self._ended(sequence, now)
+            if made.finish_reason is None:
+                self._emit(sequence.run, made)
+                self._masks.begin(sequence)
+                continue
+            self._ended(sequence, now)
+            if sequence.request.keep is None:
+                self._emit(sequence.run, made)
                 self._running.remove(sequence)
             else:
-                self._masks.begin(sequence)
+                last = Delta("", finish_reason=made.finish_reason, stop_reason=made.stop_reason if isinstance(made, Delta) else None)
+                self._emit(sequence.run, made._replace(finish_reason=None))
+                ending.append((sequence, last))
         for sequence in self._back:  # their last token was drawn before they gave their slots back
             self.metrics.between_tokens_s.observe(now - sequence.drew, 1)
             n_first += 1
@@ -367,6 +447,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         self.metrics.between_tokens_s.observe(now - self._drew, n_drawn - n_first)  # the others drew at the last step too
         self.metrics.generation_tokens.inc(n_drawn)
         self._drew = now
+        return ending
 
     def _hand_over(self, wanted: Wanted, what: Snapshot | ServiceError) -> None:
         self._publish()  # first the tokens that the snapshot contains

@@ -248,6 +248,11 @@ class PoolGenerator(_PoolEngine):
         """ONNX Runtime's provider on one replica. Replicas have the same settings, but with `auto` only some nodes may find a GPU."""
         return str(self._replicas.described[self._name]["provider"])
 
+    @property
+    def numerics(self) -> str:
+        """The arithmetic of one replica. Replicas on nodes with other processors may have another."""
+        return str(self._replicas.described[self._name].get("numerics", ""))
+
     async def open(self, requests: Sequence[GenerationRequest], key: str) -> list[Run]:
         """Like `GeneratorEngine.open`. All runs of a request share one stream from one replica: that of session `key`, or any for
         ""."""

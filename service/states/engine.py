@@ -6,7 +6,7 @@ anything of another: a foreign id is a missing id.
 
 from typing import Protocol
 
-from service.states.record import Ancestor, Filter, IdempotencyKey, Name, NameChange, Patch, Quota, StateRecord, Usage
+from service.states.record import Ancestor, Document, Filter, IdempotencyKey, Name, NameChange, Patch, Quota, StateRecord, Usage
 
 
 class StateEngine(Protocol):
@@ -31,6 +31,10 @@ class StateEngine(Protocol):
 
     def get(self, tenant: str, state: str) -> StateRecord:
         """Raises StateNotFound, or StateGone with the reason."""
+        ...
+
+    def use(self, tenant: str, state: str) -> StateRecord:
+        """As `get`, and note that the state was used now, so that others are evicted before it."""
         ...
 
     def blob(self, tenant: str, state: str) -> bytes:
@@ -79,8 +83,34 @@ class StateEngine(Protocol):
 
     def usage(self, tenant: str) -> Usage: ...
 
+    def write(self, document: Document, expected: int | None, quota: Quota) -> int:
+        """Keep a document if its version is `expected`; 0: it must be new, None: any. Returns its new version.
+
+        `document.version` is ignored. A document that grows evicts states as `put` does. Raises DocumentMoved or QuotaExceeded.
+        """
+        ...
+
+    def read(self, tenant: str, kind: str, id: str) -> Document:
+        """Raises StateNotFound, also after the document has expired."""
+        ...
+
+    def erase(self, tenant: str, kind: str, id: str, expected: int | None) -> None:
+        """Forget a document. Raises StateNotFound or DocumentMoved."""
+        ...
+
+    def documents(self, tenant: str, kind: str, after: str | None, limit: int) -> list[Document]:
+        """Documents of one kind, in the reverse order of their first write. `after`: the last id of the page before.
+
+        Raises StateNotFound if there is no document `after`.
+        """
+        ...
+
+    def due(self, kind: str, now: float, limit: int) -> list[Document]:
+        """Documents of all tenants whose `due` is at most `now`, oldest due first. For the service's own sweeps, not for tenants."""
+        ...
+
     def sweep(self) -> int:
-        """Expire states and forget what nothing refers to; returns how many states have expired."""
+        """Expire states and documents, and forget what nothing refers to; returns how many states have expired."""
         ...
 
     def close(self) -> None: ...

@@ -62,14 +62,14 @@ class IdempotencyKey(NamedTuple):
 
 
 class Quota(NamedTuple):
-    """The most that one tenant may keep. Bytes of a blob that several states share count once."""
+    """The most that one tenant may keep. Bytes of a blob that several states share count once; bytes of documents count too."""
 
     states: int
     size: int
 
 
 class Usage(NamedTuple):
-    """What a tenant keeps."""
+    """What a tenant keeps. `size`: bytes of its blobs and documents."""
 
     states: int = 0
     size: int = 0
@@ -117,3 +117,16 @@ class Keep:
     quota: Quota
     name: NameChange | None = None
     key: IdempotencyKey | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """A small row of JSON beside the states, such as a response, a conversation or a run. Its key is tenant, kind and id."""
+
+    kind: str
+    id: str
+    tenant: str
+    body: bytes
+    version: int = 0  # counts its writes, from 1; 0: not written yet
+    due: float | None = None  # when a sweep should look at it, such as the end of a lease; None: never
+    expires: float | None = None  # None: never

@@ -21,9 +21,11 @@ from typing import Any
 import apsw
 import orjson
 
-from service.errors import KeyReused, NameMoved, QuotaExceeded, StateGone, StateNotFound, StoreFailed
+from service.errors import StoreFailed
+from service.states import sqlite_documents as documents
 from service.states.record import (
     Ancestor,
+    Document,
     Filter,
     IdempotencyKey,
     Name,
@@ -34,43 +36,14 @@ from service.states.record import (
     Status,
     Usage,
 )
+from service.states.refusals import gone, key_reused, name_moved, no_name, no_page, no_state, over_quota
+from service.states.sqlite_schema import SCHEMA, VERSION
 
 INLINE_BYTES = 524_288  # larger rows are slower to write than files: docs/log.md has the measurement
 TOMBSTONE_S = 86_400.0  # how long a state that is gone is answered with its reason
 KEY_S = 86_400.0  # how long an idempotency key is remembered
 _BUSY_MS = 10_000  # wait for another process's transaction
-_VERSION = 1
 
-_SCHEMA = """
-CREATE TABLE blobs(
-    id INTEGER PRIMARY KEY, tenant TEXT NOT NULL, sha256 TEXT NOT NULL, size INTEGER NOT NULL,
-    content BLOB, refs INTEGER NOT NULL, pins INTEGER NOT NULL, UNIQUE(tenant, sha256)
-);
-CREATE INDEX blobs_by_hash ON blobs(sha256);
-CREATE TABLE states(
-    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, model TEXT NOT NULL, fingerprint TEXT NOT NULL,
-    numerics TEXT NOT NULL, position INTEGER NOT NULL, parent TEXT, origin TEXT NOT NULL, created REAL NOT NULL, used REAL NOT NULL,
-    expires REAL, pinned INTEGER NOT NULL, metadata TEXT NOT NULL, sha256 TEXT NOT NULL, size INTEGER NOT NULL, ids BLOB NOT NULL,
-    status TEXT NOT NULL, blob INTEGER REFERENCES blobs(id)
-);
-CREATE INDEX states_by_tenant ON states(tenant, status, seq);
-CREATE INDEX states_by_use ON states(tenant, used) WHERE status = 'ready' AND NOT pinned;
-CREATE INDEX states_by_end ON states(expires) WHERE status = 'ready' AND expires IS NOT NULL;
-CREATE INDEX states_by_parent ON states(parent, status, seq);
-CREATE INDEX states_by_blob ON states(blob);
-CREATE INDEX states_gone ON states(used) WHERE status != 'ready';
-CREATE TABLE names(
-    tenant TEXT NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL, version INTEGER NOT NULL, PRIMARY KEY(tenant, name)
-) WITHOUT ROWID;
-CREATE INDEX names_by_state ON names(state);
-CREATE TABLE keys(
-    tenant TEXT NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL, state TEXT NOT NULL, created REAL NOT NULL, PRIMARY KEY(tenant, key)
-) WITHOUT ROWID;
-CREATE INDEX keys_by_age ON keys(created);
-CREATE TABLE tenants(
-    tenant TEXT PRIMARY KEY, states INTEGER NOT NULL DEFAULT 0, size INTEGER NOT NULL DEFAULT 0, pinned_size INTEGER NOT NULL DEFAULT 0
-) WITHOUT ROWID;
-"""
 _FIELDS = (
     "id, tenant, model, fingerprint, numerics, position, parent, origin, created, used, expires, pinned, metadata, sha256, size, status"
 )
@@ -101,12 +74,12 @@ class SqliteEngine:
             with self._db:
                 version = self._db.pragma("user_version")
                 if not version:
-                    self._db.execute(_SCHEMA)
-                    self._db.pragma("user_version", _VERSION)
+                    self._db.execute(SCHEMA)
+                    self._db.pragma("user_version", VERSION)
         except (apsw.Error, OSError) as error:
             raise StoreFailed(f"the store of states in {folder} cannot be opened: {_reason(error)}") from error
-        if version not in (0, _VERSION):
-            raise StoreFailed(f"the store in {folder} has version {version}, and this release reads {_VERSION}: use another folder")
+        if version not in (0, VERSION):
+            raise StoreFailed(f"the store in {folder} has version {version}, and this release reads {VERSION}: use another folder")
         self._collect_strays()
 
     @contextmanager
@@ -166,14 +139,18 @@ class SqliteEngine:
         row = self._db.execute(f"{_SELECT} {_FROM} WHERE s.id = ? AND s.tenant = ?", (state, tenant)).get
         record = None if row is None else _record(row)
         if record is None or record.status == "deleted":
-            raise StateNotFound(f"there is no state {state}: GET /v1/states lists what there is", param="state")
+            raise no_state(state)
         if record.status != "ready" or self._over(record):
-            why = "expired" if record.status == "ready" else record.status
-            raise StateGone(f"the state {state} is gone: {_WHY[why]}", param="state")
+            raise gone(state, "expired" if record.status == "ready" else record.status)
+        return record
+
+    def use(self, tenant: str, state: str) -> StateRecord:
+        record = self.get(tenant, state)
+        self._touched[state] = self._clock()
         return record
 
     def blob(self, tenant: str, state: str) -> bytes:
-        record = self.get(tenant, state)
+        record = self.use(tenant, state)
         blob_id, content = self._db.execute("SELECT b.id, b.content " + _FROM + " WHERE s.id = ?", (state,)).get
         if content is None:
             try:
@@ -182,8 +159,7 @@ class SqliteEngine:
                 content = b""
         if hashlib.sha256(content).hexdigest() != record.sha256:
             self._quarantine(blob_id, record)
-            raise StateGone(f"the state {state} is gone: {_WHY['damaged']}", param="state")
-        self._touched[state] = self._clock()
+            raise gone(state, "damaged")
         return bytes(content)
 
     def page(self, tenant: str, wanted: Filter) -> list[StateRecord]:
@@ -191,7 +167,7 @@ class SqliteEngine:
         if wanted.after is not None:
             seq = self._db.execute("SELECT seq FROM states WHERE id = ? AND tenant = ?", (wanted.after, tenant)).get
             if seq is None:
-                raise StateNotFound(f"there is no state {wanted.after}: begin with the first page", param="after")
+                raise no_page("state", wanted.after)
             where, values = [*where, "s.seq < ?"], [*values, seq]
         if wanted.model is not None:
             where, values = [*where, "s.model = ?"], [*values, wanted.model]
@@ -238,7 +214,7 @@ class SqliteEngine:
     def name(self, tenant: str, name: str) -> Name:
         row = self._db.execute("SELECT name, state, version FROM names WHERE tenant = ? AND name = ?", (tenant, name)).get
         if row is None:
-            raise StateNotFound(f"there is no state named {name!r}", param="name")
+            raise no_name(name)
         return Name(*row)
 
     def names(self, tenant: str, state: str) -> list[Name]:
@@ -269,7 +245,7 @@ class SqliteEngine:
             return None
         digest, state = row
         if digest != key.digest:
-            raise KeyReused(f"the idempotency key {key.key!r} was used for another request: use a new key")
+            raise key_reused(key)
         return self.get(tenant, state)
 
     def usage(self, tenant: str) -> Usage:
@@ -290,7 +266,32 @@ class SqliteEngine:
                 (now - TOMBSTONE_S,),
             ).fetchall():
                 pass  # their parents may be without children now
+            for tenant, size in documents.expire(self._db, now).items():
+                self._count(tenant, size=-size)
             return len(ended)
+
+    # Documents -------------------------------------------------------------------------------------------------------------------------
+
+    def write(self, document: Document, expected: int | None, quota: Quota) -> int:
+        with self._atomic():
+            version, growth = documents.write(self._db, document, expected, self._clock())
+            self._count(document.tenant, size=growth)
+            if growth > 0:
+                self._make_room(document.tenant, quota)
+            return version
+
+    def read(self, tenant: str, kind: str, id: str) -> Document:
+        return documents.read(self._db, tenant, kind, id, self._clock())
+
+    def erase(self, tenant: str, kind: str, id: str, expected: int | None) -> None:
+        with self._atomic():
+            self._count(tenant, size=-documents.erase(self._db, tenant, kind, id, expected, self._clock()))
+
+    def documents(self, tenant: str, kind: str, after: str | None, limit: int) -> list[Document]:
+        return documents.page(self._db, tenant, kind, after, limit, self._clock())
+
+    def due(self, kind: str, now: float, limit: int) -> list[Document]:
+        return documents.due(self._db, kind, now, limit, self._clock())
 
     # Inside a transaction --------------------------------------------------------------------------------------------------------------
 
@@ -302,10 +303,7 @@ class SqliteEngine:
         found = self._db.execute("SELECT version FROM names WHERE tenant = ? AND name = ?", (tenant, change.name)).get
         version = 0 if found is None else int(found)
         if change.version is not None and change.version != version:
-            has = f"has version {version}" if version else "does not exist"
-            raise NameMoved(
-                f"the name {change.name!r} {has}, and the request expects version {change.version}: read it again", param="name"
-            )
+            raise name_moved(change, version)
         return version
 
     def _shared(self, record: StateRecord) -> tuple[int, str, int]:
@@ -364,20 +362,17 @@ class SqliteEngine:
         self._refer(blob_id, -1)
         self._touched.pop(state, None)
 
-    def _make_room(self, tenant: str, quota: Quota, keep: str) -> None:
+    def _make_room(self, tenant: str, quota: Quota, keep: str | None = None) -> None:
         """Evict the states of the tenant that were used least recently and are not pinned, until it is within its quota."""
         self._note_use()
         usage = self.usage(tenant)
         while usage.states > quota.states or usage.size > quota.size:
             oldest = self._db.execute(
-                "SELECT id FROM states WHERE tenant = ? AND status = 'ready' AND NOT pinned AND id != ? ORDER BY used LIMIT 1",
+                "SELECT id FROM states WHERE tenant = ? AND status = 'ready' AND NOT pinned AND id IS NOT ? ORDER BY used LIMIT 1",
                 (tenant, keep),
             ).get
             if oldest is None:
-                raise QuotaExceeded(
-                    f"the tenant would keep {usage.states} states of {usage.size} bytes, all others pinned, and may keep {quota.states} of "
-                    f"{quota.size} bytes: delete or unpin some"
-                )
+                raise over_quota(usage, quota)
             self._drop(tenant, oldest, "evicted")
             usage = self.usage(tenant)
 
@@ -442,13 +437,6 @@ class SqliteEngine:
                 else:
                     self._unused.add(file.name)
             self._remove_unused()
-
-
-_WHY = {
-    "expired": "it has expired",
-    "evicted": "it was evicted to make room for newer states; pin a state to keep it",
-    "damaged": "its stored bytes are damaged; they were set apart",
-}
 
 
 def _record(row: tuple[Any, ...]) -> StateRecord:

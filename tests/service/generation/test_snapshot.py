@@ -19,7 +19,9 @@ DECODER = contract.Decoder(
 )
 S, Z, LOGITS = np.ones((2, 3), np.float32), np.ones(2, np.float32), np.zeros(VOCAB_SIZE, np.float32)
 GOOD = State(tensors=(S, Z), position=4, logits=LOGITS, fingerprint="ours")
-RUN = Snapshot(request=GenerationRequest(prompt=(1, 2), sampling=Sampling(seed=0), max_tokens=9), state=GOOD, completion=(3, 4), fed=2)
+RUN = Snapshot(request=GenerationRequest(prompt=(1, 2), sampling=Sampling(seed=0), max_tokens=9), state=GOOD, completion=(3, 4))
+
+SCORED = dataclasses.replace(RUN.request, prompt_logprobs=0)
 
 
 def changed(**fields: Any) -> State:
@@ -60,10 +62,10 @@ def test_a_bad_state_is_refused_with_the_reason(state: State, words: str) -> Non
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"start": 1}, "position 4 is none of a run that began at 1, has read 2 of 2 prompt tokens and drawn 2"),
-        ({"fed": 3, "completion": (3,)}, "has read 3 of 2 prompt tokens"),
-        ({"start": 1, "fed": 1}, "has drawn 2 tokens after 1 of 2 prompt tokens"),
-        ({"state": changed(logits=None)}, "the state has no logits of the next token"),
+        ({"start": 5}, "position 4 is none of a run that began at 5, with 2 prompt tokens and 2 drawn"),
+        ({"completion": (3,)}, "with 2 prompt tokens and 1 drawn"),
+        ({"state": changed(logits=None)}, "all tokens are fed and the state has no logits of the next token"),
+        ({"start": 3, "request": SCORED}, "cannot be continued after its completion has begun"),
         ({"completion": (3, VOCAB_SIZE)}, "outside this model's vocabulary of 5"),
         ({"before": LOGITS}, "log-probabilities of 0 tokens are none of a prompt read up to 2"),
         ({"before": LOGITS[:-1]}, "before has not 5 numbers"),

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from service.errors import KeyReused, NameMoved, QuotaExceeded, StateGone, StateNotFound
-from service.states.record import Filter, IdempotencyKey, NameChange, Patch, Quota, StateRecord, Usage, new_state_id
+from service.errors import DocumentMoved, KeyReused, NameMoved, QuotaExceeded, StateGone, StateNotFound
+from service.states.record import Document, Filter, IdempotencyKey, NameChange, Patch, Quota, StateRecord, Usage, new_state_id
 from service.states.store import GroupingEngine
 from tests.service.states.conftest import Clock
 
@@ -19,6 +19,10 @@ def record(clock: Clock, tenant: str = "acme", **fields: Any) -> StateRecord:
     given: dict[str, Any] = {"position": 7, "parent": None, "origin": "prompt"} | fields
     times = {"created": clock.now, "used": clock.now}
     return StateRecord(id=new_state_id(), tenant=tenant, model="m", fingerprint="f", numerics="n", **times, **given)
+
+
+def document(id: str = "resp_1", body: bytes = b"{}", **fields: Any) -> Document:
+    return Document(**({"kind": "response", "id": id, "tenant": "acme", "body": body} | fields))
 
 
 def test_a_state_comes_back_as_it_was_put(engine: GroupingEngine, clock: Clock) -> None:
@@ -234,3 +238,104 @@ def test_a_group_is_kept_as_a_whole_or_not_at_all(engine: GroupingEngine, clock:
     with pytest.raises(StateNotFound):
         engine.name("acme", "doc")
     assert engine.usage("acme") == Usage()
+
+
+class TestDocuments:
+    def test_a_document_comes_back_as_it_was_written(self, opened: Callable[[], GroupingEngine], clock: Clock) -> None:
+        engine, body = opened(), bytes(range(256))
+        assert engine.write(document(body=body, due=clock.now + 1.5, expires=clock.now + 60.25, version=7), 0, AMPLE) == 1
+        written = document(body=body, due=clock.now + 1.5, expires=clock.now + 60.25, version=1)
+        assert engine.read("acme", "response", "resp_1") == written
+        assert opened().read("acme", "response", "resp_1") == written
+
+    def test_a_document_is_written_by_compare_and_set(self, engine: GroupingEngine) -> None:
+        assert engine.write(document(body=b"1"), 0, AMPLE) == 1
+        assert engine.write(document(body=b"2", due=5.0), 1, AMPLE) == 2
+        for expected in (0, 1, 3):
+            with pytest.raises(DocumentMoved, match=f"response resp_1 has version 2, and the request expects version {expected}"):
+                engine.write(document(body=b"3"), expected, AMPLE)
+            with pytest.raises(DocumentMoved):
+                engine.erase("acme", "response", "resp_1", expected)
+        with pytest.raises(DocumentMoved, match="response resp_2 does not exist"):
+            engine.write(document("resp_2"), 1, AMPLE)
+        assert engine.read("acme", "response", "resp_1") == document(body=b"2", due=5.0, version=2)
+        assert engine.write(document(body=b"4"), None, AMPLE) == 3
+        assert engine.read("acme", "response", "resp_1") == document(body=b"4", version=3)
+        engine.erase("acme", "response", "resp_1", 3)
+        with pytest.raises(StateNotFound, match="there is no response resp_1"):
+            engine.read("acme", "response", "resp_1")
+        with pytest.raises(StateNotFound, match="there is no response resp_1"):
+            engine.erase("acme", "response", "resp_1", None)
+
+    def test_a_foreign_document_is_a_missing_document(self, engine: GroupingEngine) -> None:
+        engine.write(document(), 0, AMPLE)
+        for tenant, kind in (("other", "response"), ("acme", "run")):
+            with pytest.raises(StateNotFound):
+                engine.read(tenant, kind, "resp_1")
+            with pytest.raises(StateNotFound):
+                engine.erase(tenant, kind, "resp_1", None)
+            with pytest.raises(StateNotFound):
+                engine.documents(tenant, kind, "resp_1", 5)
+            assert engine.documents(tenant, kind, None, 5) == []
+            assert engine.write(document(tenant=tenant, kind=kind, body=b"another"), 0, AMPLE) == 1
+        assert engine.read("acme", "response", "resp_1") == document(version=1)
+
+    def test_pages_of_documents_are_whole_and_in_the_order_of_their_first_write(self, engine: GroupingEngine) -> None:
+        for at in range(7):
+            engine.write(document(f"resp_{at}"), 0, AMPLE)
+        engine.write(document("resp_2", b"again"), 1, AMPLE)
+        found: list[str] = []
+        while page := engine.documents("acme", "response", found[-1] if found else None, 3):
+            found += [each.id for each in page]
+        assert found == [f"resp_{at}" for at in reversed(range(7))]
+        assert engine.documents("acme", "response", "resp_3", 1) == [document("resp_2", b"again", version=2)]
+
+    def test_the_documents_of_all_tenants_are_found_when_they_are_due(self, engine: GroupingEngine, clock: Clock) -> None:
+        for at, tenant in enumerate(["acme", "other", "acme", "third"]):
+            engine.write(document(f"run_{at}", kind="run", tenant=tenant, due=clock.now + 10 - at), 0, AMPLE)
+        engine.write(document("run_4", kind="run"), 0, AMPLE)  # never due
+        engine.write(document("resp_5", due=clock.now), 0, AMPLE)
+        assert engine.due("run", clock.now + 6.9, 10) == []
+        assert [each.id for each in engine.due("run", clock.now + 9, 10)] == ["run_3", "run_2", "run_1"]
+        assert [each.id for each in engine.due("run", clock.now + 9, 2)] == ["run_3", "run_2"]
+        engine.write(document("run_3", kind="run", tenant="third", due=clock.now + 100), 1, AMPLE)  # its lease was renewed
+        engine.write(document("run_2", kind="run"), 1, AMPLE)  # finished
+        engine.erase("other", "run", "run_1", 1)
+        assert [each.id for each in engine.due("run", clock.now + 50, 10)] == ["run_0"]
+
+    def test_a_document_expires_by_the_clock(self, engine: GroupingEngine, clock: Clock) -> None:
+        for at, expires in enumerate([clock.now + 60, clock.now + 60, None]):
+            engine.write(document(f"resp_{at}", b"12345", due=clock.now, expires=expires), 0, AMPLE)
+        clock.now += 61
+        with pytest.raises(StateNotFound):
+            engine.read("acme", "response", "resp_0")  # before any sweep
+        with pytest.raises(StateNotFound):
+            engine.erase("acme", "response", "resp_0", None)
+        assert [each.id for each in engine.documents("acme", "response", None, 5)] == ["resp_2"]
+        assert [each.id for each in engine.due("response", clock.now, 5)] == ["resp_2"]
+        assert engine.write(document("resp_1", b"new"), 0, AMPLE) == 1
+        assert [each.id for each in engine.documents("acme", "response", None, 5)] == ["resp_1", "resp_2"]
+        assert engine.usage("acme").size == 13
+        assert engine.sweep() == 0  # no state has expired
+        assert engine.usage("acme").size == 8
+
+    def test_documents_count_for_the_quota(self, engine: GroupingEngine, clock: Clock) -> None:
+        quota = Quota(states=10, size=1000)
+        kept = engine.put(record(clock, pinned=True), bytes(400), quota=quota)
+        clock.now += 1
+        loose = engine.put(record(clock), b"1" * 200, quota=quota)
+        engine.write(document(body=bytes(100)), 0, quota)
+        assert engine.usage("acme") == Usage(2, 700, 400)
+        engine.write(document(body=bytes(500)), 1, quota)
+        with pytest.raises(StateGone, match="evicted"):
+            engine.get("acme", loose.id)
+        with pytest.raises(QuotaExceeded, match=r"1 states of 1001 bytes.* 10 of 1000 bytes"):
+            engine.write(document(body=bytes(601)), 2, quota)
+        with pytest.raises(QuotaExceeded):
+            engine.put(record(clock), b"2" * 101, quota=quota)
+        assert engine.read("acme", "response", "resp_1").body == bytes(500)
+        assert engine.write(document(body=bytes(490)), 2, Quota(states=10, size=10)) == 3  # over its quota, but no longer by so much
+        assert engine.usage("acme") == Usage(1, 890, 400)
+        engine.erase("acme", "response", "resp_1", None)
+        assert engine.usage("acme") == Usage(1, 400, 400)
+        assert engine.get("acme", kept.id).pinned

@@ -11,7 +11,7 @@ import apsw
 import pytest
 
 from service.errors import ServiceError, StoreFailed
-from service.states.record import Filter, NameChange, Patch, Quota, StateRecord
+from service.states.record import Document, Filter, NameChange, Patch, Quota, StateRecord
 from service.states.sqlite import INLINE_BYTES, SqliteEngine
 from tests.service.states.crashing_vfs import RecordingVfs, after_crash
 
@@ -33,6 +33,7 @@ def contents(engine: SqliteEngine) -> Contents:
         states = engine.page(tenant, Filter(limit=1000))
         found[tenant] = {
             "states": {each.id: (engine.blob(tenant, each.id), each.pinned, each.parent, engine.names(tenant, each.id)) for each in states},
+            "documents": engine.documents(tenant, "run", None, 1000),
             "usage": tuple(engine.usage(tenant)),
         }
     return found
@@ -52,7 +53,8 @@ def check_whole(engine: SqliteEngine, folder: Path) -> None:
         summed = db.execute(
             "SELECT coalesce(sum(size), 0), coalesce(sum(size) FILTER (WHERE pins > 0), 0) FROM blobs WHERE tenant = ?", (tenant,)
         ).get
-        assert tuple(engine.usage(tenant)) == (counted, *summed)
+        written = db.execute("SELECT coalesce(sum(length(body)), 0) FROM documents WHERE tenant = ?", (tenant,)).get
+        assert tuple(engine.usage(tenant)) == (counted, summed[0] + written, summed[1])
     db.close()
 
 
@@ -63,7 +65,7 @@ def work(engine: SqliteEngine, seed: int, calls: int) -> Iterator[None]:
     for at in range(calls):
         tenant = chance.choice(["acme", "other"])
         own = [state for owner, state in made if owner == tenant]
-        what = chance.choice(["put", "put", "put", "fork", "name", "pin", "delete", "use"]) if own else "put"
+        what = chance.choice(["put", "put", "put", "fork", "name", "pin", "delete", "use", "write", "write", "erase"]) if own else "put"
         try:
             if what in ("put", "fork"):
                 parent = chance.choice(own) if own else None
@@ -87,6 +89,11 @@ def work(engine: SqliteEngine, seed: int, calls: int) -> Iterator[None]:
                 engine.move(tenant, NameChange(chance.choice(["doc", "chat"])), chance.choice(own))
             elif what == "pin":
                 engine.change(tenant, chance.choice(own), Patch(pinned=chance.random() < 0.5))
+            elif what == "write":
+                body = chance.randbytes(chance.choice([50, 2_000]))
+                engine.write(Document(kind="run", id=f"run_{chance.randrange(3)}", tenant=tenant, body=body, due=float(at)), None, QUOTA)
+            elif what == "erase":
+                engine.erase(tenant, "run", f"run_{chance.randrange(3)}", None)
             elif what == "delete":
                 engine.delete(tenant, chance.choice(own))
             else:
@@ -103,10 +110,11 @@ def test_a_crash_at_any_write_leaves_each_call_done_or_not_begun(vfs: RecordingV
     engine = SqliteEngine(tmp_path / "first", vfs=vfs.name, clock=lambda: 1000.0)
     expected = [contents(engine)]
     vfs.mark(0)
-    for _ in work(engine, seed, 25):
+    for _ in work(engine, seed, 35):
         expected.append(contents(engine))
         vfs.mark(len(expected) - 1)
     assert sum(len(each["states"]) for each in expected[-1].values()) > 4
+    assert any(each["documents"] for each in expected[-1].values())
     begin = next(at for at, event in enumerate(vfs.events) if event.kind == "mark")
     for crash in range(begin + 1, len(vfs.events) + 1):
         done = next(event.mark for event in reversed(vfs.events[:crash]) if event.kind == "mark")
@@ -133,7 +141,7 @@ def test_a_failing_disk_fails_one_call_and_harms_nothing(vfs: RecordingVfs, tmp_
                 raise error("injected")
 
         vfs.fails = fails
-        calls = work(engine, 1, 25)
+        calls = work(engine, 1, 35)
         try:
             for _ in calls:
                 expected = contents(engine)

@@ -1,0 +1,39 @@
+"""The tables of the store in SQLite."""
+
+from service.states.sqlite_documents import SCHEMA as _DOCUMENTS
+
+VERSION = 1
+
+SCHEMA = (
+    _DOCUMENTS
+    + """
+CREATE TABLE blobs(
+    id INTEGER PRIMARY KEY, tenant TEXT NOT NULL, sha256 TEXT NOT NULL, size INTEGER NOT NULL,
+    content BLOB, refs INTEGER NOT NULL, pins INTEGER NOT NULL, UNIQUE(tenant, sha256)
+);
+CREATE INDEX blobs_by_hash ON blobs(sha256);
+CREATE TABLE states(
+    seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, model TEXT NOT NULL, fingerprint TEXT NOT NULL,
+    numerics TEXT NOT NULL, position INTEGER NOT NULL, parent TEXT, origin TEXT NOT NULL, created REAL NOT NULL, used REAL NOT NULL,
+    expires REAL, pinned INTEGER NOT NULL, metadata TEXT NOT NULL, sha256 TEXT NOT NULL, size INTEGER NOT NULL, ids BLOB NOT NULL,
+    status TEXT NOT NULL, blob INTEGER REFERENCES blobs(id)
+);
+CREATE INDEX states_by_tenant ON states(tenant, status, seq);
+CREATE INDEX states_by_use ON states(tenant, used) WHERE status = 'ready' AND NOT pinned;
+CREATE INDEX states_by_end ON states(expires) WHERE status = 'ready' AND expires IS NOT NULL;
+CREATE INDEX states_by_parent ON states(parent, status, seq);
+CREATE INDEX states_by_blob ON states(blob);
+CREATE INDEX states_gone ON states(used) WHERE status != 'ready';
+CREATE TABLE names(
+    tenant TEXT NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL, version INTEGER NOT NULL, PRIMARY KEY(tenant, name)
+) WITHOUT ROWID;
+CREATE INDEX names_by_state ON names(state);
+CREATE TABLE keys(
+    tenant TEXT NOT NULL, key TEXT NOT NULL, digest TEXT NOT NULL, state TEXT NOT NULL, created REAL NOT NULL, PRIMARY KEY(tenant, key)
+) WITHOUT ROWID;
+CREATE INDEX keys_by_age ON keys(created);
+CREATE TABLE tenants(
+    tenant TEXT PRIMARY KEY, states INTEGER NOT NULL DEFAULT 0, size INTEGER NOT NULL DEFAULT 0, pinned_size INTEGER NOT NULL DEFAULT 0
+) WITHOUT ROWID;
+"""
+)
