@@ -26,7 +26,7 @@ from models.distillation.config import DistillationConfig
 from models.distillation.delta import read_student, write_delta
 from models.distillation.evaluation import beyond, by_kind, by_length, embed, likeness
 from models.distillation.objectives import Embedder, end_to_end_loss, transfer_loss
-from models.distillation.pieces import Piece
+from models.distillation.pieces import TextPiece
 from models.distillation.plot import CURVE, plot
 from models.distillation.student import new_parameters, reading, with_attention
 from models.folders.folder import in_sentences, read_tokenizer
@@ -148,7 +148,7 @@ def distill(teacher_folder: Path, data: Path, out: Path, config: DistillationCon
         return run_task(DistillationTask(teacher_folder, data, config, out.resolve().name), out, console)
 
 
-def _first_of_each_kind(pieces: Sequence[Piece]) -> list[Piece]:
+def _first_of_each_kind(pieces: Sequence[TextPiece]) -> list[TextPiece]:
     """Return the first PER_KIND pieces of each kind. They are a random sample, because the file is ordered by hash."""
     numbers: defaultdict[str, int] = defaultdict(int)
     kept = []

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from models.training.corpus import Document, write_texts
+from models.training.corpus import TextDocument, write_texts
 from models.training.sources import STANDARD_LIBRARY, Package, packages, texts
 from service.errors import AttnserveError
 
@@ -76,18 +76,18 @@ def collect(out: Path, *, held_out: Sequence[str] = HELD_OUT, max_mb: float = 64
     return summary
 
 
-def _documents(package: Package, seen: KeptText) -> tuple[list[Document], Counter[str]]:
+def _documents(package: Package, seen: KeptText) -> tuple[list[TextDocument], Counter[str]]:
     """Return the documents of a package that are kept, and how many files were left out for each reason."""
-    kept, left_out = list[Document](), Counter[str]()
+    kept, left_out = list[TextDocument](), Counter[str]()
     for file, text, refused in texts(package):
         if text is None or (reason := seen.copy_of_kept(text)):
             left_out[refused or reason or ""] += 1
         else:
-            kept.append(Document(package=package.name, file=file, text=text))
+            kept.append(TextDocument(package=package.name, file=file, text=text))
     return kept, left_out
 
 
-def _bounded(documents: dict[str, list[Document]], max_bytes: float) -> dict[str, list[Document]]:
+def _bounded(documents: dict[str, list[TextDocument]], max_bytes: float) -> dict[str, list[TextDocument]]:
     """Cut the packages to `max_bytes` in total: small packages are kept whole, and the large ones get equal shares of the rest."""
     sizes = sorted(map(_size, documents.values()))
     share = rest = max_bytes
@@ -99,8 +99,8 @@ def _bounded(documents: dict[str, list[Document]], max_bytes: float) -> dict[str
     return {name: _first(_by_hash(kept), share) for name, kept in documents.items()}
 
 
-def _first(documents: list[Document], max_bytes: float) -> list[Document]:
-    taken, total = list[Document](), 0
+def _first(documents: list[TextDocument], max_bytes: float) -> list[TextDocument]:
+    taken, total = list[TextDocument](), 0
     for document in documents:
         if total + document.size_bytes <= max_bytes:
             taken.append(document)
@@ -108,21 +108,21 @@ def _first(documents: list[Document], max_bytes: float) -> list[Document]:
     return taken
 
 
-def _size(documents: list[Document]) -> int:
+def _size(documents: list[TextDocument]) -> int:
     return sum(document.size_bytes for document in documents)
 
 
-def _mixed(documents: dict[str, list[Document]]) -> list[Document]:
+def _mixed(documents: dict[str, list[TextDocument]]) -> list[TextDocument]:
     return _by_hash([document for kept in documents.values() for document in kept])
 
 
-def _by_hash(documents: list[Document]) -> list[Document]:
+def _by_hash(documents: list[TextDocument]) -> list[TextDocument]:
     """Sort by a hash of the names: an arbitrary order that is the same in every run."""
     return sorted(documents, key=lambda d: hashlib.sha256(f"{d.package}/{d.file}".encode()).digest())
 
 
 def _summary(
-    allowed: list[Package], refused: list[Package], splits: dict[str, dict[str, list[Document]]], left_out: dict[str, Counter[str]]
+    allowed: list[Package], refused: list[Package], splits: dict[str, dict[str, list[TextDocument]]], left_out: dict[str, Counter[str]]
 ) -> dict[str, Any]:
     used = {name: (split, kept) for split, documents in splits.items() for name, kept in documents.items() if kept}
     return {

@@ -43,7 +43,7 @@ class CorpusError(AttnserveError, ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Document:
+class TextDocument:
     package: str
     file: str
     text: str
@@ -87,7 +87,7 @@ class Tokens:
         return None if self.image is None else 1 + self.image.n_pixels + 1
 
 
-def write_texts(data: Path, splits: Mapping[str, Sequence[Document]], sources: dict[str, Any]) -> None:
+def write_texts(data: Path, splits: Mapping[str, Sequence[TextDocument]], sources: dict[str, Any]) -> None:
     """Write a data folder's texts, and remove the texts and tokens that it had. The splits are train and held_out."""
     data.mkdir(parents=True, exist_ok=True)
     for old in data.glob("tokens-*"):
@@ -101,7 +101,7 @@ def write_texts(data: Path, splits: Mapping[str, Sequence[Document]], sources: d
     (data / SOURCES).write_text(json.dumps(sources, indent=1) + "\n")
 
 
-def read_texts(data: Path, split: str) -> Iterator[Document]:
+def read_texts(data: Path, split: str) -> Iterator[TextDocument]:
     """Yield the documents of a split, in order. Raises CorpusError if no text was collected in `data`."""
     folder = data / "texts"
     if not folder.is_dir():
@@ -109,7 +109,7 @@ def read_texts(data: Path, split: str) -> Iterator[Document]:
     _check_files(folder / f"{split}.bin", folder / f"{split}.json")
     with (folder / f"{split}.bin").open("rb") as file:
         for entry in json.loads((folder / f"{split}.json").read_text()):
-            yield Document(package=entry["package"], file=entry["file"], text=file.read(entry["bytes"]).decode())
+            yield TextDocument(package=entry["package"], file=entry["file"], text=file.read(entry["bytes"]).decode())
 
 
 def open_tokens(data: Path, *, vocab_size: int) -> Tokens:

@@ -19,7 +19,7 @@ from PIL.Image import Resampling, Transform
 from rich.console import Console
 from sklearn.datasets import load_digits
 
-from models.training.corpus import Document, write_texts
+from models.training.corpus import TextDocument, write_texts
 
 SIDE = 28  # width and height of a picture in pixels, as in MNIST
 LETTERS = "abcdefghijklmnop"  # the letter of each grey level, black first
@@ -31,7 +31,7 @@ SHIFT, TURN, ZOOM = 2.0, 8.0, 0.08  # largest changes in a variant: pixels, degr
 HELD_OUT = 0.1  # share of the originals that are held out
 
 
-def pictures() -> dict[str, list[Document]]:
+def pictures() -> dict[str, list[TextDocument]]:
     """Return the documents of both splits. A document's package is its digit, so the evaluation reports each digit separately."""
     originals, digits = load_digits(return_X_y=True)
     random = np.random.default_rng(0)
@@ -63,12 +63,12 @@ def _enlarged(original: np.ndarray, *, right: float = 0.0, down: float = 0.0, tu
     return np.rint(picture.clip(0, BRIGHTEST) * ((len(LETTERS) - 1) / BRIGHTEST)).astype(int).ravel()
 
 
-def _document(original: int, variant: int, digit: int, picture: np.ndarray) -> Document:
+def _document(original: int, variant: int, digit: int, picture: np.ndarray) -> TextDocument:
     text = f"{digit}{''.join(LETTERS[level] for level in picture)}"
-    return Document(package=f"digit {digit}", file=f"{original}-{variant}", text=text)
+    return TextDocument(package=f"digit {digit}", file=f"{original}-{variant}", text=text)
 
 
-def sources(splits: dict[str, list[Document]]) -> dict[str, Any]:
+def sources(splits: dict[str, list[TextDocument]]) -> dict[str, Any]:
     """Return the content of sources.json. Its key `image` marks the data as pictures (see `models.training.corpus`)."""
     return {
         "image": {"width": SIDE, "height": SIDE, "letters": LETTERS, "prompts": [str(digit) for digit in range(10)]},

@@ -18,7 +18,7 @@ from export.kinds import decoder as decoder_bundle
 from export.summary import render
 from models.checkpoints.decoder import load_decoder
 from models.decoder.model import Decoder
-from models.training.corpus import CorpusError, Document, TokenDocument, write_texts
+from models.training.corpus import CorpusError, TextDocument, TokenDocument, write_texts
 from models.training.text.evaluation import evaluate
 from service.generation.session import OnnxStepSession
 from tests.decoders import byte_tokenizer, tiny_decoder
@@ -113,8 +113,8 @@ def test_a_file_is_a_document_and_a_data_folder_has_its_own(tmp_path: Path) -> N
     (tmp_path / "notes.txt").write_bytes(b"a\r\n\xc3\xa9")
     assert read_text(tmp_path / "notes.txt") == HeldOutText("notes.txt", ("a\r\né",))
     documents = {
-        "train": [Document(package="p", file="a", text="seen")],
-        "held_out": [Document(package="q", file=t, text=t) for t in "xyé"],
+        "train": [TextDocument(package="p", file="a", text="seen")],
+        "held_out": [TextDocument(package="q", file=t, text=t) for t in "xyé"],
     }
     write_texts(tmp_path / "data", documents, sources={})
     text = read_text(tmp_path / "data")
