@@ -90,7 +90,7 @@ def test_a_decoder(tmp_path: Path, said: Callable[..., str]) -> None:
     folder = tiny_decoder(tmp_path / "decoder")
     config = json.loads((folder / "config.json").read_text())
     edited(folder / "config.json", attnserve_decoder=config["attnserve_decoder"] | {"n_layers": 10**9})
-    assert "n_layers=1000000000 is beyond" in said("export", "--checkpoint", folder, "--out", tmp_path / "out")
+    assert "n_layers=1000000000 is above the limit" in said("export", "--checkpoint", folder, "--out", tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_decoder(tmp_path: Path, said: Callable[..., str]) -> None:
     [
         (DEEP, "neither YAML nor JSON"),
         ("model: {d_model: 10000000, n_layers: 100, n_heads: 1, d_feedforward: 8, n_positions: 8}", "but this machine"),
-        ("model: {d_model: 16, n_layers: 100000, n_heads: 1, d_feedforward: 8, n_positions: 8}", "n_layers=100000 is beyond"),
+        ("model: {d_model: 16, n_layers: 100000, n_heads: 1, d_feedforward: 8, n_positions: 8}", "n_layers=100000 is above the limit"),
     ],
 )
 def test_the_description_of_an_encoder(tmp_path: Path, said: Callable[..., str], text: str, sentence: str) -> None:
@@ -145,7 +145,7 @@ TRAINING: dict[str, tuple[Callable[[Path, Path], object], str]] = {
     ),
     "layers without end": (
         lambda config, tokens: config.write_text(yaml.safe_dump(CONFIG | {"model": CONFIG["model"] | {"n_layers": 10**9}})),
-        "n_layers=1000000000 is beyond",
+        "n_layers=1000000000 is above the limit",
     ),
     "an index that is a list": (lambda config, tokens: (tokens / "index.json").write_text("[]"), "failed: TypeError"),
     "a pipe of tokens": (lambda config, tokens: pipe(tokens / "train.bin"), "train.bin is missing or is not a regular file"),

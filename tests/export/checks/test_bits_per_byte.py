@@ -155,7 +155,7 @@ def test_the_bundle_states_what_its_precision_costs(checkpoint: Path, bundle: Pa
 
 
 def test_a_precision_that_costs_too_much_is_refused(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(decoder_bundle.BARS, "int8", decoder_bundle.Bar(1.0, logit_error=0.25, lost_bits=-0.5))
+    monkeypatch.setitem(decoder_bundle.BARS, "int8", decoder_bundle.ErrorLimits(1.0, logit_error=0.25, lost_bits=-0.5))
     with pytest.raises(ExportError, match=r"int8 takes \d+\.\d+ bits per byte; the limit is \d+\.\d+\. Keep fp32"):
         export_bundle(checkpoint, tmp_path / "int8", precision="int8")
     assert not (tmp_path / "int8").exists()

@@ -69,7 +69,7 @@ class Service:
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Load:
     made = Load()
-    monkeypatch.setattr(campaign, "ended", made)
+    monkeypatch.setattr(campaign, "exit_status_of", made)
     return made
 
 
@@ -189,7 +189,7 @@ def test_the_page_has_every_run_that_is_there_also_when_one_fails(
 
 def test_a_page_without_a_place_is_refused_before_anything_runs(load: Load, service: Service, tmp_path: Path):
     (page := tmp_path / "page.md").write_text("nothing")
-    with pytest.raises(LoadtestError, match="no lines"):
+    with pytest.raises(LoadtestError, match="lacks the lines"):
         campaign.campaign(encoder=Path("e"), decoder=Path("d"), only="", minutes_scale=1.0, page=page, out=tmp_path)
     assert load.calls == []
 

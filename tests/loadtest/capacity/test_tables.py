@@ -85,7 +85,7 @@ def test_the_same_requests_to_two_models_stand_beside_each_other(tmp_path: Path)
 def test_a_page_keeps_what_is_not_measured(tmp_path: Path):
     page = f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n"
     assert tables.page_with(page, "new") == f"before\n{tables.BEGIN}\n\nnew\n\n{tables.END}\nafter\n"
-    with pytest.raises(LoadtestError, match="no lines"):
+    with pytest.raises(LoadtestError, match="lacks the lines"):
         tables.page_with("a page", "new")
 
 
