@@ -33,7 +33,7 @@ class SettingsError(AttnserveError, ValueError):
 
 
 def _split(value: Any) -> Any:
-    """Parse `a,b` or `["a", "b"]` of an environment variable or of --set. YAML and flags have lists."""
+    """Parse `a,b` or `["a", "b"]`, which environment variables and --set contain. Values that are lists already are unchanged."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("["):
@@ -45,7 +45,7 @@ def _split(value: Any) -> Any:
 
 
 def _origin(value: str) -> str:
-    """As browsers send it: in lower case, without a slash at the end."""
+    """Return an origin as browsers send it: in lower case, without a slash at the end. Raises ValueError if it is no origin."""
     origin = value.strip().rstrip("/").lower()
     if not _ORIGIN.fullmatch(origin):
         raise ValueError(f"{origin!r} is not an origin: write scheme://host or scheme://host:port, without a path, or *")
@@ -54,8 +54,8 @@ def _origin(value: str) -> str:
 
 def _resolved(path: Path) -> Path:
     try:
-        return path.expanduser().resolve()  # a replica runs in another directory
-    except (OSError, RuntimeError) as error:  # a link to itself, a name that is too long, an unknown user
+        return path.expanduser().resolve()  # absolute, because a replica runs in another directory
+    except (OSError, RuntimeError) as error:  # raised for a link to itself, a name that is too long, an unknown user
         raise ValueError(f"a bundle's path cannot be resolved: {error}") from None
 
 
@@ -112,7 +112,8 @@ class Settings(BaseModel):
     api_keys: Listed[Annotated[SecretStr, AfterValidator(_long_enough)]] = Field(
         (), description="Keys accepted as `Authorization: Bearer KEY` (better in ATTNSERVE_API_KEYS). Without keys, all may call."
     )
-    api_keys_file: Annotated[Path | None, BeforeValidator(lambda path: path or None), AfterValidator(_absolute)] = Field(  # "": no file
+    # An empty value means no file.
+    api_keys_file: Annotated[Path | None, BeforeValidator(lambda path: path or None), AfterValidator(_absolute)] = Field(
         None, description="JSON file of hashes of more keys, with tenants and limits; see `attnserve key`. Read again when it changes."
     )
     cors_origins: Listed[Annotated[str, AfterValidator(_origin)]] = Field(
@@ -256,7 +257,7 @@ class _Sources(BaseSettings, Settings):
 
 
 def load(flags: Mapping[str, Any], config: Path | None = None) -> Settings:
-    """Settings of this process. `flags` holds only what was given on the command line. Raises SettingsError."""
+    """Return the settings of this process. `flags` has only the settings given on the command line. Raises SettingsError."""
     if config:
         os.environ[CONFIG_VARIABLE] = str(config)
     if file := os.environ.get(CONFIG_VARIABLE):
@@ -300,11 +301,11 @@ def _check_yaml(file: Path) -> None:
 
 
 def freeze(settings: Settings) -> str:
-    """The settings as JSON for another process of this service. It contains the API keys, so it must not be logged."""
+    """Return the settings as JSON for another process of this service. The JSON contains the API keys, so it must not be logged."""
     return json.dumps({**settings.model_dump(mode="json"), "api_keys": [key.get_secret_value() for key in settings.api_keys]})
 
 
-# Settings that are read for each request, and so can change while the service runs.
+# Names of the settings that can change while the service runs, because they are read for each request.
 LIVE = (
     "access_log",
     "auto_truncate",
@@ -326,14 +327,14 @@ LIVE = (
 
 
 def live(settings: Settings) -> dict[str, Any]:
-    """The values of live settings, for Serve's `user_config`."""
+    """Return the values of the live settings, for Serve's `user_config`."""
     return settings.model_dump(mode="json", include=set(LIVE))
 
 
 def changed(settings: Settings, changes: Mapping[str, Any]) -> Settings:
-    """The settings with other values of live settings. Raises SettingsError for any other setting or a bad value."""
+    """Return a copy of the settings with other values of live settings. Raises SettingsError if a setting is not live or a value is bad."""
     if unknown := sorted(set(changes) - set(LIVE)):
-        raise SettingsError(f"{unknown[0]} cannot change while the service runs. What can: {', '.join(LIVE)}")
+        raise SettingsError(f"{unknown[0]} cannot change while the service runs. Settings that can: {', '.join(LIVE)}")
     try:
         return Settings.model_validate({**json.loads(freeze(settings)), **changes})
     except ValueError as error:
@@ -344,7 +345,7 @@ def _sentence(error: ValueError) -> str:
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors()[0]
-    said = first["msg"].removeprefix("Value error, ")  # pydantic's prefix of our own validators' messages
+    said = first["msg"].removeprefix("Value error, ")  # pydantic puts this prefix before the messages of our own validators
     name = ".".join(map(str, first["loc"])) or "settings"
     if first["type"] == "extra_forbidden":
         return f"{name} is not a setting. Settings: {', '.join(sorted(Settings.model_fields))}"

@@ -13,7 +13,7 @@ from export.graphs.decoder_operators import FORMS, with_operators
 from export.graphs.torch_graph import TorchGraph
 from models.decoder.model import Decoder
 
-OPSET = 23  # the first that has RMSNormalization
+OPSET = 23  # the first ONNX opset with RMSNormalization
 
 
 def states_of(decoder: Decoder) -> tuple[contract.StateTensor, ...]:
@@ -31,7 +31,7 @@ class StepModule(nn.Module):
     def __init__(self, decoder: Decoder) -> None:
         super().__init__()
         self.decoder = decoder
-        self.names = [list(states) for states in decoder.init_states(1)]  # of each layer
+        self.names = [list(states) for states in decoder.init_states(1)]  # the names of the state tensors of each layer
 
     def forward(self, *inputs: Tensor) -> tuple[Tensor, ...]:
         """Map the inputs of `step_graph` to its outputs."""

@@ -47,7 +47,7 @@ def manifest_of(folder: Path) -> contract.Manifest:
             optimisation="none",
         ),
         limits=contract.Limits(max_tokens=8, vocab_size=10),
-        source=contract.Source(architecture="X", checkpoint="x", weights_sha256="0" * 64, attention="softmax", untrained=False),
+        source=contract.CheckpointSource(architecture="X", checkpoint="x", weights_sha256="0" * 64, attention="softmax", untrained=False),
         parity=contract.Parity(max_abs_error=1e-6, min_cosine=1.0, shapes=((1, 2),), tolerance=1e-5),
         width=2,
         prompts={"query": "Frage: ü"},
@@ -75,7 +75,7 @@ def test_one_changed_byte_anywhere_is_refused_with_the_name_of_its_file(bundle: 
 def test_a_longer_file_is_refused(bundle: Path) -> None:
     with (bundle / contract.GRAPH).open("ab") as stream:
         stream.write(b"x")
-    with pytest.raises(contract.BundleError, match=r"model\.onnx has 257 bytes where the manifest says 256"):
+    with pytest.raises(contract.BundleError, match=r"model\.onnx has 257 bytes, but the manifest has 256"):
         contract.verify(bundle)
 
 

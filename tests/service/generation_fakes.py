@@ -314,7 +314,9 @@ def _manifest(name: str, kind: contract.Kind, vocab_size: int, bos: int | None) 
         files=(),
         graph=contract.Graph(file=contract.GRAPH, opset=20, inputs=(), outputs=(), operators={}, optimisation="none"),
         limits=contract.Limits(max_tokens=131_072, vocab_size=vocab_size),
-        source=contract.Source(architecture="Fake", checkpoint="fake", weights_sha256="0" * 64, attention="linear", untrained=False),
+        source=contract.CheckpointSource(
+            architecture="Fake", checkpoint="fake", weights_sha256="0" * 64, attention="linear", untrained=False
+        ),
         parity=contract.Parity(max_abs_error=0.0, min_cosine=1.0, shapes=((1, 2),), tolerance=1e-5),
         decoder=contract.Decoder(states=(state,), takes_positions=False, bos_token_id=bos, eos_token_ids=(EOS,), exact=True),
         width=8,

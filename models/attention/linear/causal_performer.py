@@ -26,7 +26,7 @@ class FeatureSums(NamedTuple):
     """The state of the causal Performer. It is zeros before the first token."""
 
     S: Tensor  # [S | z], (B, H, D_φ, D_v + 1), divided by exp(m)
-    m: Tensor  # (B, H, 1); 0 for the relu kernel
+    m: Tensor  # (B, H, 1), the largest exponent; 0 for the relu kernel
 
 
 def attend_causal_performer(
