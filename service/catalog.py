@@ -18,8 +18,9 @@ from service.encoding.queue import EncoderLimits
 from service.encoding.selftest import SelfTest, check_golden, measure_rate
 from service.errors import ModelNotFound, NotReady, ServiceError, WrongKind
 from service.generation.admission import QueueLimits
-from service.generation.device import open_steps
 from service.generation.engine import GeneratorEngine, GeneratorLimits
+from service.generation.gpu.session import open_steps
+from service.generation.keeper import StateKeeper
 from service.generation.model import DecoderModel, Generating, Generator
 from service.generation.sampling.grammar import Grammars
 from service.generation.selftest import check_golden as check_decoder
@@ -32,6 +33,7 @@ from service.seq2seq.engine import WritingEngine
 from service.seq2seq.selftest import check_golden as check_writer
 from service.seq2seq.session import OnnxWritingSession
 from service.settings import Settings, changed, check_names
+from service.states.numerics import numerics_fingerprint
 from service.states.opening import open_store
 from service.states.store import Store
 from service.telemetry.metrics import Metrics
@@ -163,6 +165,8 @@ class Catalog:
 
     def open_generator(self, model: DecoderModel) -> Generating:
         """Open the engine of a decoder and test it."""
+        import onnxruntime as ort
+
         session = self.open_steps(
             model.bundle,
             model.manifest,
@@ -171,20 +175,37 @@ class Catalog:
             slots=self.settings.slots,
             gpu_memory_gib=self.settings.gpu_memory_gib,
         )
-        check_decoder(model.bundle, session, model.encode)
+        golden_logits = check_decoder(model.bundle, session, model.encode)
+        graph_sha256 = next(file.sha256 for file in model.manifest.files if file.name == model.manifest.graph.file)
+        numerics = numerics_fingerprint(graph_sha256, ort.__version__, session.provider, golden_logits)
         return GeneratorEngine(
             session,
             model.vocabulary,
             eos_token_ids=model.eos_token_ids,
             grammars=Grammars(model.bundle / contract.TOKENIZER, model.eos_token_ids),
+            keeper=self._keeper(model, numerics),
+            numerics=numerics,
             limits=GeneratorLimits(
                 slots=self.settings.slots,
                 max_prompt_tokens=self.settings.max_prompt_tokens,
+                prefix_cache_bytes=self.settings.prefix_cache_bytes,
                 max_wait_s=self.settings.max_wait_s,
                 max_bulk_wait_s=self.settings.max_bulk_wait_s,
             ),
             metrics=model.metrics,
             tracer=self.tracer,
+        )
+
+    def _keeper(self, model: DecoderModel, numerics: str) -> StateKeeper:
+        assert self.states is not None
+        assert model.manifest.decoder is not None
+        return StateKeeper(
+            self.states,
+            model.manifest.decoder,
+            vocab_size=model.manifest.limits.vocab_size,
+            fingerprint=model.manifest.fingerprint,
+            numerics=numerics,
+            hot_bytes=self.settings.hot_state_bytes,
         )
 
     def open_writer(self, model: Generator) -> Generating:

@@ -90,6 +90,7 @@ async def running(bundle: Path, slots: int, threads: int) -> AsyncIterator[Engin
         Vocabulary(file),
         eos_token_ids=session.decoder.eos_token_ids,
         grammars=Grammars(file, ()),
+        numerics="0",
         limits=GeneratorLimits(slots=slots),
         metrics=GeneratorMetrics(Metrics(), "bench"),
     )

@@ -7,14 +7,20 @@ Speculative decoding would belong in `_step`: the graph gives logits at any posi
 
 import asyncio
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Several
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from service.errors import InputTooLong, InvalidRequest, ServiceError
+import numpy as np
+from numpy.typing import NDArray
+
+from service.errors import InputTooLong, InvalidRequest, NotReady, ServiceError
 from service.generation.admission import Admission, QueueLimits, Wanted, stopping
+from service.generation.keeper import StateKeeper
 from service.generation.prefill import Prefill, Prompt
+from service.generation.prefix_cache import PrefixCache, Salt
 from service.generation.request import Delta, GenerationRequest
 from service.generation.run import Run
 from service.generation.running import Running
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
     from service.telemetry.tracing import Tracer
 
 _QUANTUM = (4, 128)  # least and most tokens for which a run keeps its slot while others wait
+_MOST_CACHED = 32_768  # tokens: hashing more would delay the next step
 _QUANTA = 4  # number of quanta in `max_wait_s`, within these limits
 
 
@@ -45,6 +52,7 @@ class GeneratorLimits(QueueLimits):
 
     max_waiting_tokens: float = 262_144
     max_prompt_tokens: int = 131_072
+    prefix_cache_bytes: int = 0
     unread_s: float = 60.0
     max_aside: int = 256  # runs that gave back their slot and wait for another
     max_aside_bytes: int = 256 * 2**20  # for the states of these runs; raised to the size of all slots' states
@@ -62,15 +70,20 @@ class GeneratorEngine(StepEngine[Sequence]):
         *,
         eos_token_ids: tuple[int, ...],
         grammars: Grammars,
+        keeper: StateKeeper | None = None,
         limits: GeneratorLimits,
+        numerics: str,
         metrics: GeneratorMetrics,
         tracer: "Tracer | None" = None,
     ) -> None:
+        """`keeper` loads and stores states. None: requests cannot name any. `numerics`: see `states/numerics.py`."""
         super().__init__("generator", limits, Admission(limits), provider=session.provider, run_s=1.0, metrics=metrics, tracer=tracer)
+        self.numerics = numerics
         self._session = session
         self._vocabulary = vocabulary
         self._eos = eos_token_ids
         self._grammars = grammars
+        self._keeper = keeper
         self._arrivals = 0
         state_bytes = session.decoder.state_bytes
         aside_bytes = max(limits.max_aside_bytes, limits.slots * state_bytes)
@@ -79,6 +92,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         self._running = Running(session, limits.slots)
         self._prefill = Prefill(session)
         self._masks = Masks(session.vocab_size)
+        self._cache = PrefixCache(limits.prefix_cache_bytes)
         self._late: list[Sequence] = []  # runs with a slot that skip steps until their masks are ready
         self._step_s = 0.0
         self._drew = 0.0
@@ -95,10 +109,21 @@ class GeneratorEngine(StepEngine[Sequence]):
 
     # On the event loop -----------------------------------------------------------------------------------------------------------------
 
-    async def _prepare(self, requests: list[GenerationRequest]) -> None:
-        """Compile the grammars, which may take seconds, so that `_job` finds them compiled. Raises InvalidRequest, Overloaded."""
+    async def _prepare(self, requests: list[GenerationRequest], once: Once) -> None:
+        """Compile the grammars, which may take seconds, so that `_job` finds them compiled, and load the states to continue.
+
+        Raises InvalidRequest, Overloaded, StateNotFound, StateGone or StoreFailed.
+        """
         for grammar in {request.grammar for request in requests if request.grammar is not None}:
             await asyncio.to_thread(self._grammars.matcher, grammar)
+        for start in {request.start for request in requests if request.start is not None}:
+            once.states[start] = await self._states.load(start)
+
+    @property
+    def _states(self) -> StateKeeper:
+        if self._keeper is None:
+            raise InvalidRequest("this engine has no store of states: leave out `state` and `store_state`", param="state")
+        return self._keeper
 
     def _turn_s(self, holders: list[Sequence]) -> float:
         """Estimate how long a run keeps its slot while others wait: one quantum, or until it ends if no run can be set aside."""
@@ -109,9 +134,11 @@ class GeneratorEngine(StepEngine[Sequence]):
     def _retry_after_s(self, submission: Submission[Sequence]) -> float:
         return self._run_s / self.limits.slots + self._prefill.price.of(submission.tokens)
 
-    def resume(self, snapshot: Snapshot) -> Run:
-        """Continue a run from a snapshot made by any engine, without sending its tokens again. Raises what `submit` raises."""
-        return self._submitted(self._job(snapshot.request, new_submission(snapshot.request), Once(), snapshot))
+    async def resume(self, snapshot: Snapshot) -> Run:
+        """Continue a run from a snapshot made by any engine, without sending its tokens again. Raises what `open` raises."""
+        once = Once()
+        await self._prepare([snapshot.request], once)
+        return self._submitted(self._job(snapshot.request, new_submission(snapshot.request), once, snapshot))
 
     async def snapshot(self, run: Run) -> Snapshot:
         """Return a snapshot of a run between two steps. The run continues. Raises what `take` raises."""
@@ -160,7 +187,8 @@ class GeneratorEngine(StepEngine[Sequence]):
         """Create one more run, at its beginning or from a snapshot, after checking that this model can run it."""
         self._check_queueable(request)
         self._check_request(request, once.checked)
-        completion: tuple[int, ...] = ()
+        completion, state = request.known, None if request.start is None else once.states[request.start]
+        self._check_start(request, state)
         if snapshot is not None:
             snapshot.check(self._session.decoder, self._session.vocab_size, self._session.fingerprint)
             completion = snapshot.completion
@@ -177,11 +205,38 @@ class GeneratorEngine(StepEngine[Sequence]):
             order=self._arrivals,
             submission=submission,
             n_positions=self._session.decoder.n_positions,
-            edits=Edits.of(request.sampling, self._session.vocab_size, request.prompt, completion, once.made),
+            edits=Edits.of(
+                request.sampling, self._session.vocab_size, request.prompt, completion, once.made, None if state is None else state.seen
+            ),
         )
+        if state is not None:
+            sequence.begin_at(state)
         if snapshot is not None:
             sequence.restore(snapshot)
+        elif completion:
+            sequence.replay(completion)
         return sequence
+
+    def _check_start(self, request: GenerationRequest, state: State | None) -> None:
+        """Raise InvalidRequest unless the request can begin at this state."""
+        if request.keep is not None:
+            _ = self._states
+        check_ids(request.known, self._session.vocab_size, "known")
+        if request.known and request.numerics not in ("", self.numerics):
+            raise NotReady("the run was begun by another arithmetic than this generator's: another one must go on with it")
+        if state is None:
+            return
+        size, n_positions = len(request.prompt) + state.position, self._session.decoder.n_positions
+        if n_positions is not None and size > n_positions:
+            raise InputTooLong(
+                f"the state has seen {state.position} tokens and the prompt has {len(request.prompt)} more, and this model positions for "
+                f"{n_positions}: shorten the prompt",
+                param="prompt",
+            )
+        if not request.prompt and not request.max_tokens:
+            raise InvalidRequest("the prompt has no tokens and max_tokens is 0: fork the state to get a copy of it", param="prompt")
+        if not request.prompt and state.logits is None:
+            raise InvalidRequest("the prompt has no tokens, and the state has no logits to draw from: send a token", param="prompt")
 
     # On the thread ---------------------------------------------------------------------------------------------------------------------
 
@@ -235,7 +290,6 @@ class GeneratorEngine(StepEngine[Sequence]):
             state=state,
             completion=tuple(sequence.completion),
             start=sequence.start,
-            fed=sequence.fed,
             prompt_logprobs=PromptLogprobs(sequence.run.prompt_logprobs),
             before=before,
         )
@@ -295,6 +349,8 @@ class GeneratorEngine(StepEngine[Sequence]):
         """Give a run its slot: in the decode batch if its prompt is done, else in the prefill."""
         if sequence.mask is None:
             self._masks.begin(sequence)
+        if not sequence.fed and sequence not in self._prefill:
+            self._look_up(sequence)
         if not sequence.left_of_prompt:
             self._go_on(sequence)
         elif sequence in self._prefill:
@@ -302,6 +358,28 @@ class GeneratorEngine(StepEngine[Sequence]):
         else:
             self._prefill.add(sequence)
         sequence.placed_at = sequence.position
+
+    def _look_up(self, sequence: Sequence) -> None:
+        """Begin after the longest prefix of the run's prompt whose state is in the cache."""
+        request, salt = sequence.request, _salt(sequence)
+        if salt is None or not sequence.tokens or request.prompt_logprobs is not None:  # these need the logits of every token
+            return
+        state, miss = self._cache.find(salt, sequence.tokens, len(sequence.tokens) - (not request.max_tokens))
+        found = 0 if state is None else state.position - sequence.position
+        self.metrics.looked_up(len(sequence.tokens), found, miss)
+        if state is not None:
+            sequence.base = sequence.state = state
+            sequence.position, sequence.fed = state.position, found
+            sequence.run.usage.cached_tokens += found
+
+    def _remember(self, sequence: Sequence, fed: tuple[int, ...], copy: Callable[[], tuple[Several[Tensor], Logits]]) -> None:
+        """Put the state after the tokens `fed` of a run into the prefix cache. `copy` returns its tensors and logits."""
+        salt = _salt(sequence)
+        if salt is not None and len(fed) <= _MOST_CACHED and not self._cache.has(salt, fed):
+            tensors, logits = copy()
+            position = sequence.start + len(fed)
+            state = State(tensors=tuple(tensors), position=position, logits=logits, fingerprint=self._session.fingerprint)
+            self._cache.put(salt, fed, state)
 
     def _feed_some(self) -> None:
         """Feed pieces of prompts until the token budget before the next decode step is used up."""
@@ -316,10 +394,13 @@ class GeneratorEngine(StepEngine[Sequence]):
         before = sum(prompt.left for prompt in prompts)
         for fed in self._prefill.feed(prompts, size):
             copied = fed.states.slots.state(fed.states.at) if any(each.aside for each in fed.sequences) else []
+            first = fed.sequences[0]
+            self._remember(first, first.tokens, lambda fed=fed: (fed.states.slots.state(fed.states.at), fed.logits.copy()))  # type: ignore[misc]
             for sequence in fed.sequences:
                 if not sequence.request.max_tokens:
                     self._admission.remove(sequence)
-                    self._emit(sequence.run, Delta("", finish_reason="length"))
+                    state = None if sequence.request.keep is None else fed.states.slots.state(fed.states.at)
+                    self._complete(sequence, Delta("", finish_reason="length"), state, fed.logits)
                 elif sequence.aside:
                     sequence.state = self._state(sequence, copied, fed.logits)
                 else:
@@ -330,17 +411,43 @@ class GeneratorEngine(StepEngine[Sequence]):
 
     def _step(self) -> None:
         """Draw one token for every running sequence, publish it, and feed it to the sequences that continue."""
-        self._draw()
+        ending = self._draw()
         self._publish()  # before the graph runs, so that the event loop sends tokens meanwhile
         if len(self._running):
             started = time.perf_counter()
             self._running.step()
             self._step_s = averaged(self._step_s, time.perf_counter() - started)
+            for sequence, last in ending:
+                state = self._running.copy(sequence)
+                self._running.remove(sequence)
+                self._complete(sequence, last, *state)
         self._last_call_failed = False
 
-    def _draw(self) -> None:
-        """Draw and emit the next token of every row. Remove sequences that end with it or for which no token is possible."""
+    def _complete(
+        self, sequence: Sequence, last: Delta, tensors: Several[Tensor] | None = None, logits: NDArray[np.float32] | None = None
+    ) -> None:
+        """End a run: emit its last delta. If its state is kept, do so after the state is stored."""
+        run, keep = sequence.run, sequence.request.keep
+        if keep is None:
+            self._emit(run, last)
+            return
+        assert tensors is not None
+        assert last.finish_reason is not None
+        self._finished(run, last.finish_reason)
+
+        def stored(failure: ServiceError | None) -> None:
+            self._post(run.give if failure is None else run.fail, last if failure is None else failure)
+
+        fed = sequence.request.prompt + tuple(sequence.completion)
+        self._states.keep(keep, self._state(sequence, tensors, logits), sequence.origin, fed, stored)
+
+    def _draw(self) -> list[tuple[Sequence, Delta]]:
+        """Draw and emit the next token of every row. Remove sequences that end with it or for which no token is possible.
+
+        Return the sequences that end but get one more step, because the state after their last token is kept, with their last deltas.
+        """
         sequences, now, n_first = list(self._running.sequences), time.monotonic(), 0
+        ending: list[tuple[Sequence, Delta]] = []
         drawn = self._running.draw()
         for row, (sequence, token_id) in enumerate(zip(sequences, drawn.token_ids.tolist(), strict=True)):
             if row in drawn.failures:
@@ -353,12 +460,20 @@ class GeneratorEngine(StepEngine[Sequence]):
                 usage.first_token = now
                 self.metrics.first_token_s.observe(now - usage.submitted)
                 n_first += 1
-            self._emit(sequence.run, made)
-            if made.finish_reason is not None:
-                self._ended(sequence, now)
+            if made.finish_reason is None:
+                self._emit(sequence.run, made)
+                self._masks.begin(sequence)
+                continue
+            self._ended(sequence, now)
+            fed_tokens = sequence.request.prompt + tuple(sequence.completion[:-1])
+            self._remember(sequence, fed_tokens, partial(self._running.copy, sequence))
+            if sequence.request.keep is None:
+                self._emit(sequence.run, made)
                 self._running.remove(sequence)
             else:
-                self._masks.begin(sequence)
+                last = Delta("", finish_reason=made.finish_reason, stop_reason=made.stop_reason if isinstance(made, Delta) else None)
+                self._emit(sequence.run, made._replace(finish_reason=None))
+                ending.append((sequence, last))
         for sequence in self._back:  # their last token was drawn before they gave their slots back
             self.metrics.between_tokens_s.observe(now - sequence.drew, 1)
             n_first += 1
@@ -367,6 +482,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         self.metrics.between_tokens_s.observe(now - self._drew, n_drawn - n_first)  # the others drew at the last step too
         self.metrics.generation_tokens.inc(n_drawn)
         self._drew = now
+        return ending
 
     def _hand_over(self, wanted: Wanted, what: Snapshot | ServiceError) -> None:
         self._publish()  # first the tokens that the snapshot contains
@@ -377,6 +493,14 @@ class GeneratorEngine(StepEngine[Sequence]):
         super()._end()
         for each in self._admission.wanted().values():
             self._hand_over(each, stopping())
+
+
+def _salt(sequence: Sequence) -> Salt | None:
+    """Return who may find the states of this run, or None if the state that it began with has no name."""
+    request = sequence.request
+    if request.start is None:
+        return None if sequence.start else Salt(request.tenant, request.cache_salt, "")
+    return Salt(request.tenant, request.cache_salt, request.start.id)
 
 
 def _settle(future: "asyncio.Future[Snapshot]", what: Snapshot | ServiceError) -> None:

@@ -25,6 +25,9 @@ class Generating(Engine, Protocol):
     def provider(self) -> str: ...
 
     @property
+    def numerics(self) -> str: ...
+
+    @property
     def pending(self) -> int: ...
 
     @property
@@ -84,6 +87,9 @@ class DecoderModel(Generator):
         if (template := self._template(manifest.decoder)) is not None:
             specials = self.tokenizer if settings.allow_special_tokens else self._open_tokenizer(allow_special_tokens=True)
             self.chat_prompts = ChatPrompts(template, self.tokenizer, specials)
+
+    def described(self) -> dict[str, Any]:
+        return {"numerics": self.engine.numerics}
 
     def _template(self, decoder: contract.Decoder) -> ChatTemplate | None:
         if decoder.chat_template is None:

@@ -20,6 +20,7 @@ from service.generation.sampling.sampler import logprobs_of
 from service.generation.sequence import Sequence
 from service.generation.session import Ids, Logits, StepSession, Tensor, beginning
 from service.generation.slots import Row, Slots
+from service.generation.snapshot import State
 
 LEAST_PIECE, _MOST_PIECE = 16, 1024  # least and most prompt tokens in one call
 _PIECE_STEPS = 1.0  # time of a piece, in decode steps, while other runs are decoding
@@ -33,7 +34,7 @@ class Prompt:
     tokens: tuple[int, ...]
     client: str
     order: int  # of arrival
-    shared: bool  # it begins with an empty state, so other runs with this prompt may join
+    base: State | None  # the state that it was fed from; None: the empty state
     position: int = 0  # number of tokens that its state was computed from
     fed: int = 0  # number of `tokens` that were fed
     sequences: list[Sequence] = field(default_factory=list)
@@ -97,16 +98,24 @@ class Prefill:
         """Begin to feed the run's prompt, or continue it from the run's state."""
         request, state, before = sequence.request, sequence.state, sequence.before
         sequence.state = sequence.before = None
-        begun = sequence.position > 0
-        if not begun and (found := self._under_way(sequence)) is not None:
+        if (found := self._under_way(sequence)) is not None:
             if request.prompt_logprobs is not None and found.scored is not None:
                 sequence.run.prompt_logprobs.extend(found.scored.run.prompt_logprobs)
             found.sequences.append(sequence)
-            sequence.position = sequence.fed = sequence.run.usage.cached_tokens = found.fed
+            sequence.run.usage.cached_tokens += found.fed - sequence.fed
+            sequence.position, sequence.fed = found.position, found.fed
             self._wake(found)
             return
-        prompt = Prompt(request.prompt, request.client, sequence.order, not begun, sequence.position, sequence.fed, [sequence])
-        if begun and state is not None:
+        prompt = Prompt(
+            tokens=sequence.tokens,
+            client=request.client,
+            order=sequence.order,
+            base=sequence.base,
+            position=sequence.position,
+            fed=sequence.fed,
+            sequences=[sequence],
+        )
+        if state is not None:
             prompt.resting, prompt.before = state.tensors, before
         self._resting.append(prompt)
         self._wake(prompt)
@@ -227,11 +236,13 @@ class Prefill:
         return done
 
     def _under_way(self, sequence: Sequence) -> Prompt | None:
-        """Return an equal prompt of the same client that is being fed. Sharing between clients would reveal a prompt by its speed."""
+        """Return an equal prompt of the same client and base that is being fed. Sharing between clients would reveal a prompt by its
+        speed."""
         asked = sequence.request
         for each in (*self._prompts, *self._resting):
             scores = asked.prompt_logprobs in (None, each.n_top)  # else it needs log-probabilities that this prompt does not get
-            if each.shared and scores and each.client == asked.client and each.tokens == asked.prompt:
+            alike = each.client == asked.client and each.base is sequence.base and each.tokens == sequence.tokens
+            if scores and alike:
                 return each
         return None
 

@@ -1,5 +1,6 @@
 """Tests a decoder's bundle before it is served: the logits for golden prompts and continuations must be those of the export."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ from service.generation.session import Logits, StepSession
 from service.generation.slots import Slots
 
 
-def check_golden(bundle: Path, session: StepSession[Any], encode: Callable[[str], Sequence[int]] | None = None) -> None:
+def check_golden(bundle: Path, session: StepSession[Any], encode: Callable[[str], Sequence[int]] | None = None) -> str:
     """Feed the golden prompts, then their continuations token by token. Raises BundleError if a logit differs by more than the bundle
-    allows, or if the tokenizer's `encode` gives other tokens for a prompt."""
+    allows, or if the tokenizer's `encode` gives other tokens for a prompt.
+
+    Returns the sha256 of all logits computed, in float32: equal if and only if their bits are.
+    """
     golden = contract.read_golden(bundle, contract.DecoderGolden)
     for ids in (*golden.token_ids, *golden.continuations, *golden.top_token_ids):
         if max(ids, default=0) >= session.vocab_size:
@@ -21,17 +25,21 @@ def check_golden(bundle: Path, session: StepSession[Any], encode: Callable[[str]
     for text, ids in zip(golden.prompts, golden.token_ids, strict=True):
         if encode is not None and tuple(encode(text)) != ids:
             raise contract.BundleError(f"{bundle}: self-test failed, the tokenizer makes other tokens of {text!r:.80} than at export")
+    checksum = hashlib.sha256()
     rows = zip(golden.token_ids, golden.continuations, golden.top_token_ids, golden.top_logits, strict=True)
     for prompt, continuation, top_ids, top_logits in rows:
         slots: Slots[str] = Slots(session, 1)
         slots.add("golden")
         logits = _fed(session, prompt, slots)
+        checksum.update(logits.tobytes())
         error = float(np.abs(logits[list(top_ids)] - np.array(top_logits, np.float32)).max())
         for token_id in continuation:
             error = max(error, float(logits.max() - logits[token_id]))
             logits = _fed(session, (token_id,), slots)
+            checksum.update(logits.tobytes())
         if not error <= golden.max_abs_error:
             raise contract.BundleError(f"{bundle}: self-test failed, a logit is off by {error:.3g}, allowed {golden.max_abs_error:.3g}")
+    return checksum.hexdigest()
 
 
 def _fed(session: StepSession[Any], tokens: tuple[int, ...], slots: Slots[str]) -> Logits:

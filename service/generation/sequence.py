@@ -29,7 +29,10 @@ class Sequence:
     edits: Edits | None = None  # changes to its logits, or None
     start: int = 0  # position of the state at which its prompt begins
     position: int = 0  # tokens fed to its state
-    fed: int = 0  # tokens of its prompt fed to its state
+    fed: int = 0  # of `tokens`, fed to its state
+    tokens: tuple[int, ...] = ()  # its prompt, and the tokens drawn before it was restored
+    origin: State | None = None  # the state that its request continues; None: the empty state
+    base: State | None = None  # the state that it was fed from in this engine: `origin`, or a snapshot's
     placed_at: int = 0  # position when it got its slot
     aside: bool = False  # it was preempted and waits for a slot
     state: State | None = None  # while it has no row and is not being prefilled; None: the empty state
@@ -42,6 +45,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.request = self.run.request
+        self.tokens = self.request.prompt
 
     @property
     def runs(self) -> tuple[Run]:
@@ -49,13 +53,16 @@ class Sequence:
 
     @property
     def most(self) -> int:
-        """The most tokens that may be drawn. The last token is not fed, so it needs no position."""
+        """The most tokens that may be drawn. The last token is fed only if its state is kept, else it needs no position."""
         asked = self.request.max_tokens
-        return asked if self.n_positions is None else min(asked, self.n_positions - self.start - len(self.request.prompt) + 1)
+        if self.n_positions is None:
+            return asked
+        return min(asked, self.n_positions - self.start - len(self.request.prompt) + (self.request.keep is None))
 
     @property
     def left_of_prompt(self) -> int:
-        return len(self.request.prompt) - self.fed
+        """Tokens to feed before its next token is drawn."""
+        return len(self.tokens) - self.fed
 
     @property
     def gone_on(self) -> int:
@@ -81,16 +88,30 @@ class Sequence:
             finish = "length"
         return Token(token_id, logprob, finish) if self.stops is None else self._watched(self.stops, Token(token_id, logprob, finish))
 
+    def begin_at(self, state: State) -> None:
+        """Begin at the state of earlier tokens instead of the empty state."""
+        self.origin = self.base = self.state = state
+        self.start = self.position = state.position
+        if self.request.prompt_logprobs is not None:
+            self.before = state.logits
+
     def restore(self, snapshot: Snapshot) -> None:
         """Continue from a snapshot of a run, without sending its tokens again. Raises InvalidRequest if the run had ended."""
         self.start, self.position, self.fed = snapshot.start, snapshot.state.position, snapshot.fed
-        for token_id in snapshot.completion:
+        self.base = self.state = snapshot.state
+        self.before = snapshot.before
+        self.run.prompt_logprobs.extend(snapshot.prompt_logprobs)
+        self.replay(snapshot.completion)
+
+    def replay(self, completion: tuple[int, ...]) -> None:
+        """Take these tokens as drawn before. Those that its state has not seen are fed like a prompt. Raises InvalidRequest if the run
+        ended with one of them."""
+        for token_id in completion:
             if self.accept(token_id, None).finish_reason is not None:
                 raise InvalidRequest("the run has ended: there is nothing to go on with")
-        self.run.said(snapshot.completion)
-        self.run.prompt_logprobs.extend(snapshot.prompt_logprobs)
-        self.state, self.before = snapshot.state, snapshot.before
-        self.run.usage.completion_tokens = len(snapshot.completion)
+        self.tokens = self.request.prompt + completion
+        self.run.said(completion)
+        self.run.usage.completion_tokens = len(completion)
 
     def _watched(self, stops: TextStream, token: Token) -> Delta:
         """Return the text that can be sent after this token. A stop string ends the run."""

@@ -1,6 +1,6 @@
 """Runs a decoder's step graph: tokens and states in, logits and new states out, without copies.
 
-The engine uses only the protocols `StepSession` and `States`. Their CPU implementation is here, that for other devices in `device.py`.
+The engine uses only the protocols `StepSession` and `States`. Their CPU implementation is here, that for GPUs in `gpu/`.
 """
 
 from collections.abc import Callable, Sequence

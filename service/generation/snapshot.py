@@ -2,6 +2,7 @@
 
 A `State` is the result of feeding tokens to the decoder. A `Snapshot` is a state with the request and the tokens drawn for it. A request
 may begin at the state of earlier tokens, so a state's position (tokens fed to it) may differ from the index into the request's prompt.
+A snapshot's state may also be older than its last token: the engine that continues the run feeds it the missing tokens first.
 """
 
 import dataclasses
@@ -19,6 +20,7 @@ from export import contract
 from service.errors import InvalidRequest
 from service.generation.request import GenerationRequest, TokenLogprob
 from service.generation.session import Tensor
+from service.states.validity import check_bundle, check_form, check_logits, check_numbers, check_position
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,28 +31,20 @@ class State:
     position: int  # number of tokens fed to it
     logits: NDArray[np.float32] | None  # (V,) for the next token; None if they were not computed
     fingerprint: str  # of the bundle: another bundle's states may have the same shapes
+    seen: NDArray[np.uint8] | None = None  # bit i of these little-endian bits: token i was fed. None in a state that no request continues
+    recent: tuple[int, ...] = ()  # the last tokens fed, `MOST_RECENT` at most; () in a state that no request continues
 
     def check(self, decoder: contract.Decoder, vocab_size: int, fingerprint: str) -> None:
         """Raise InvalidRequest if this is not a valid state of the model."""
-        if self.fingerprint != fingerprint:
-            raise InvalidRequest(
-                f"the state is of the bundle with fingerprint {self.fingerprint[:12]!r} and this model's is {fingerprint[:12]!r}: "
-                "continue it with the bundle that made it, or send the request again"
-            )
-        if self.position < 0:
-            raise InvalidRequest(f"the state is broken: its position is {self.position}, and the least is 0")
+        check_bundle(self.fingerprint, fingerprint)
+        check_position(self.position, decoder)
         if len(self.tensors) != len(decoder.states):
             raise InvalidRequest(f"the state is not of this model: it has {len(self.tensors)} tensors, not {len(decoder.states)}")
         for tensor, spec in zip(self.tensors, decoder.states, strict=True):
-            if tensor.shape != spec.shape:
-                raise InvalidRequest(f"the state is not of this model: {spec.name} has the shape {tensor.shape}, not {spec.shape}")
-            if tensor.dtype != np.dtype(spec.dtype):
-                raise InvalidRequest(f"the state is not of this model: {spec.name} has the dtype {tensor.dtype}, not {spec.dtype}")
-            if not np.isfinite(tensor).all():
-                raise InvalidRequest(f"the state is broken: {spec.name} has numbers that are not finite; send the request again")
-            if spec.name.endswith("_z") and self.position and not (tensor > 0).all():  # a sum of exponentials, used as a divisor
-                raise InvalidRequest(f"the state is broken: {spec.name} has numbers that are not above 0; send the request again")
-        _check_logits("logits", self.logits, vocab_size)
+            check_form(spec, tensor.shape, tensor.dtype)
+            check_numbers(spec, tensor, self.position)
+        if self.logits is not None:
+            check_logits("logits", self.logits, vocab_size)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,29 +56,36 @@ class Snapshot:
     state: State
     completion: tuple[int, ...] = ()
     start: int = 0  # position of the state at which the request's prompt began
-    fed: int = 0  # tokens of the request's prompt fed to the state
-    prompt_logprobs: Sequence[TokenLogprob | None] = ()  # of the `fed` tokens, if requested
+    prompt_logprobs: Sequence[TokenLogprob | None] = ()  # of the prompt tokens fed to the state, if requested
     before: NDArray[np.float32] | None = None  # (V,) logits for the next prompt token, if its log-probability was requested
+
+    @property
+    def fed(self) -> int:
+        """The number of tokens of the prompt, and then of the completion, that were fed to the state."""
+        return self.state.position - self.start
 
     def check(self, decoder: contract.Decoder, vocab_size: int, fingerprint: str) -> None:
         """Raise InvalidRequest if this is not a valid snapshot of a run of the model."""
         self.state.check(decoder, vocab_size, fingerprint)
-        _check_logits("before", self.before, vocab_size)
-        prompt, drawn, position = len(self.request.prompt), len(self.completion), self.state.position
-        if not (self.start >= 0 and 0 <= self.fed <= prompt and position == self.start + self.fed + drawn):
+        if self.before is not None:
+            check_logits("before", self.before, vocab_size)
+        prompt, drawn = len(self.request.prompt), len(self.completion)
+        if not (self.start >= 0 and 0 <= self.fed <= prompt + drawn):
             raise InvalidRequest(
-                f"position {position} is none of a run that began at {self.start}, has read {self.fed} of {prompt} prompt tokens "
-                f"and drawn {drawn}"
+                f"position {self.state.position} is none of a run that began at {self.start}, with {prompt} prompt tokens and {drawn} drawn"
             )
-        if self.fed < prompt and drawn:
-            raise InvalidRequest(f"the run has drawn {drawn} tokens after {self.fed} of {prompt} prompt tokens")
-        if self.fed == prompt and self.state.logits is None:
-            raise InvalidRequest("the prompt is done and the state has no logits of the next token")
+        if self.fed == prompt + drawn and self.state.logits is None:
+            raise InvalidRequest("all tokens are fed and the state has no logits of the next token")
         if drawn and not 0 <= min(self.completion) <= max(self.completion) < vocab_size:
             raise InvalidRequest(f"the completion has tokens outside this model's vocabulary of {vocab_size}")
         wanted = self.request.prompt_logprobs is not None
-        if len(self.prompt_logprobs) != (self.fed if wanted else 0) or (self.before is not None) != (wanted and 0 < self.fed < prompt):
-            raise InvalidRequest(f"the log-probabilities of {len(self.prompt_logprobs)} tokens are none of a prompt read up to {self.fed}")
+        if wanted and drawn and self.fed < prompt:
+            raise InvalidRequest("the log-probabilities of a prompt cannot be continued after its completion has begun")
+        told = min(self.fed, prompt) if wanted else 0
+        if len(self.prompt_logprobs) != told or (self.before is not None) != (wanted and 0 < self.fed < prompt):
+            raise InvalidRequest(
+                f"the log-probabilities of {len(self.prompt_logprobs)} tokens are none of a prompt read up to {min(self.fed, prompt)}"
+            )
 
     def pack(self) -> bytes:
         """Serialise as safetensors: the tensors, and one more that holds the other fields as JSON. The deadline is left out, because it is
@@ -97,7 +98,6 @@ class Snapshot:
             request=dataclasses.replace(self.request, deadline=math.inf),
             completion=self.completion,
             start=self.start,
-            fed=self.fed,
             position=state.position,
             fingerprint=state.fingerprint,
             prompt_logprobs=tuple(self.prompt_logprobs),
@@ -121,7 +121,6 @@ class Snapshot:
             state=State(tensors=states, position=fields.position, logits=logits, fingerprint=fields.fingerprint),
             completion=fields.completion,
             start=fields.start,
-            fed=fields.fed,
             prompt_logprobs=fields.prompt_logprobs,
             before=before,
         )
@@ -135,16 +134,6 @@ class _Fields(BaseModel):
     request: GenerationRequest
     completion: tuple[int, ...]
     start: int
-    fed: int
     position: int
     fingerprint: str
     prompt_logprobs: tuple[TokenLogprob | None, ...]
-
-
-def _check_logits(name: str, logits: NDArray[np.float32] | None, vocab_size: int) -> None:
-    if logits is None:
-        return
-    if not (logits.shape == (vocab_size,) and logits.dtype == np.float32):
-        raise InvalidRequest(f"the state is not of this model: {name} has not {vocab_size} numbers in float32")
-    if not np.isfinite(logits.max()):  # a token that the model excludes has -inf
-        raise InvalidRequest(f"the state is broken: {name} has numbers that are not finite; send the request again")

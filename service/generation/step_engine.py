@@ -22,11 +22,13 @@ from service.errors import DeadlineExceeded, InvalidRequest, NotReady, Overloade
 from service.generation.admission import Admission, Holding, QueueLimits, stopping
 from service.generation.request import Delta, FinishReason, GenerationRequest, Sampling, Token
 from service.generation.run import Run
+from service.generation.snapshot import State
 from service.generation.submission import J, Submission
 from service.runtime.lanes import Lane
 from service.runtime.moving_average import averaged
 from service.runtime.offered import OfferedSlots
 from service.runtime.onnx import device_lost
+from service.states.record import StateReference
 from service.telemetry.logs import traces
 from service.telemetry.metrics import GeneratorMetrics
 
@@ -43,6 +45,7 @@ _LONG_PROMPT = 4096  # tokens: after checking more than this many, other tasks o
 class Once:
     """Results shared by all jobs of a submission, by `id()` of their source: which ids were checked, and arrays made from ids."""
 
+    states: dict[StateReference, State] = field(default_factory=dict)  # loaded before the jobs are made
     checked: set[int] = field(default_factory=set)
     made: dict[int, NDArray[Any]] = field(default_factory=dict)
 
@@ -52,6 +55,7 @@ class StepEngine(ABC, Generic[J]):
 
     sweep_s = 0.02  # minimum interval between two checks of deadlines
     kind_of_request: type[GenerationRequest] = GenerationRequest
+    numerics = ""  # of the arithmetic, see `states/numerics.py`; "": a state of this engine cannot be kept
 
     def __init__(
         self,
@@ -139,10 +143,10 @@ class StepEngine(ABC, Generic[J]):
         with self.offered.refusing(sum(request.slots for request in requests)):
             for client, lane in {(request.client, request.lane) for request in requests}:
                 self.check(client, lane, requests[0].slots)
-        await self._prepare(requests)
         submission, once, tokens = new_submission(requests[0]), Once(), 0
+        await self._prepare(requests, once)
         for request in requests:
-            tokens += 0 if id(request.prompt) in once.checked else len(request.prompt)
+            tokens += len(request.known) + (0 if id(request.prompt) in once.checked else len(request.prompt))
             if tokens > _LONG_PROMPT:
                 tokens = await asyncio.sleep(0, 0)
             submission.fresh.append(self._job(request, submission, once))
@@ -174,8 +178,8 @@ class StepEngine(ABC, Generic[J]):
         ages = [now - (holder.runs[0].usage.started or now) for holder in holders]
         return max(self._run_s, sum(ages) / max(len(ages), 1))
 
-    async def _prepare(self, requests: list[GenerationRequest]) -> None:
-        """Do slow work for requests before they are queued."""
+    async def _prepare(self, requests: list[GenerationRequest], once: Once) -> None:
+        """Do slow work for requests before they are queued, and add its results to `once`."""
 
     @abstractmethod
     def _job(self, request: GenerationRequest, submission: Submission[J], once: Once) -> J:
@@ -185,7 +189,7 @@ class StepEngine(ABC, Generic[J]):
         """Raise an error if no engine could queue this request."""
         if self._loop is None:
             raise NotReady("the model is still being started")
-        if not request.prompt:
+        if not request.prompt and request.start is None:
             raise InvalidRequest("the prompt has no tokens", param="prompt")
         if request.deadline <= time.monotonic():
             raise DeadlineExceeded("the request's deadline passed before it was queued")

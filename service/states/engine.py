@@ -33,6 +33,10 @@ class StateEngine(Protocol):
         """Raises StateNotFound, or StateGone with the reason."""
         ...
 
+    def use(self, tenant: str, state: str) -> StateRecord:
+        """As `get`, and note that the state was used now, so that others are evicted before it."""
+        ...
+
     def blob(self, tenant: str, state: str) -> bytes:
         """The bytes of a state, checked against their hash. Raises as `get`; damaged bytes are set apart, and the state is gone."""
         ...

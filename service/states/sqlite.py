@@ -161,8 +161,13 @@ class SqliteEngine:
             raise gone(state, "expired" if record.status == "ready" else record.status)
         return record
 
-    def blob(self, tenant: str, state: str) -> bytes:
+    def use(self, tenant: str, state: str) -> StateRecord:
         record = self.get(tenant, state)
+        self._touched[state] = self._clock()
+        return record
+
+    def blob(self, tenant: str, state: str) -> bytes:
+        record = self.use(tenant, state)
         blob_id, content = self._db.execute("SELECT b.id, b.content " + _FROM + " WHERE s.id = ?", (state,)).get
         if content is None:
             try:
@@ -172,7 +177,6 @@ class SqliteEngine:
         if hashlib.sha256(content).hexdigest() != record.sha256:
             self._quarantine(blob_id, record)
             raise gone(state, "damaged")
-        self._touched[state] = self._clock()
         return bytes(content)
 
     def page(self, tenant: str, wanted: Filter) -> list[StateRecord]:

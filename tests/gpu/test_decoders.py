@@ -13,7 +13,7 @@ import pytest
 from export import contract
 from export.bundle import export_bundle
 from export.kinds.encoder import BARS
-from service.generation.device import DeviceStepSession, left_of, open_steps
+from service.generation.gpu.session import DeviceStepSession, left_of, open_steps
 from service.generation.selftest import check_golden
 from service.generation.session import StepSession
 from service.generation.slots import Slots

@@ -13,7 +13,20 @@ SERVICE = ROOT / "service"
 FILES = sorted(SERVICE.rglob("*.py"))
 # From the lowest to the highest: a file imports its own folder and those before it.
 ORDER = [
-    *("errors", "terminal", "settings", "runtime", "states", "overload", "tokenization", "call", "telemetry", "encoding", "generation", "seq2seq"),
+    *(
+        "errors",
+        "terminal",
+        "settings",
+        "runtime",
+        "states",
+        "overload",
+        "tokenization",
+        "call",
+        "telemetry",
+        "encoding",
+        "generation",
+        "seq2seq",
+    ),
     *("catalog", "pools", "http", "dialects", "app", "deployment", "cli"),
 ]
 HTTP = {"fastapi", "starlette", "uvicorn", "httpx"}

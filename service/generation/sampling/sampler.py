@@ -127,7 +127,7 @@ class Sampler:
             edit.bias(scores[row])
         self._penalise(scores, [(row, edit.counts) for row, edit in edits if len(edit.counts.token_ids)])
         for row, words in masks.items():
-            allowed = np.unpackbits(words.view(np.uint8), count=self._vocab_size, bitorder="little").view(np.bool_)
+            allowed = _bits(words.view(np.uint8), self._vocab_size)
             scores[row, ~allowed] = -np.inf
         for row, token_ids in enumerate(banned):
             scores[row, list(token_ids)] = -np.inf
@@ -288,8 +288,10 @@ class Edits:
         prompt: Sequence[int],
         completion: Sequence[int] = (),
         made: dict[int, NDArray[Any]] | None = None,
+        seen_before: NDArray[np.uint8] | None = None,
     ) -> "Edits | None":
-        """Return None if no logits are changed. `made` caches arrays made from prompts and allowed ids, by the `id()` of their source."""
+        """Return None if no logits are changed. `made` caches arrays made from prompts and allowed ids, by the `id()` of their source.
+        Bit i of `seen_before` (little-endian): token i came before the prompt. The repetition penalty counts it too."""
         counted = _penalises(sampling)
         if not (sampling.logit_bias or sampling.allowed_token_ids or counted):
             return None
@@ -298,7 +300,7 @@ class Edits:
         if sampling.allowed_token_ids and (allowed := made.get(id(sampling.allowed_token_ids))) is None:
             allowed = made[id(sampling.allowed_token_ids)] = np.array(sampling.allowed_token_ids, np.int64)
         if sampling.repetition_penalty != 1 and (seen := made.get(id(prompt))) is None:
-            seen = made[id(prompt)] = np.zeros(vocab_size, np.bool_)
+            seen = made[id(prompt)] = _bits(seen_before, vocab_size)
             seen[np.array(prompt, np.int64)] = True
         bias_ids, biases = np.array(list(sampling.logit_bias), np.int64), np.array(list(sampling.logit_bias.values()), np.float32)
         counts = _Counts.of(seen, completion, vocab_size) if counted else _Counts()
@@ -311,6 +313,12 @@ class Edits:
             kept = scores[self.allowed]
             scores.fill(-np.inf)
             scores[self.allowed] = kept
+
+
+def _bits(packed: NDArray[np.uint8] | None, vocab_size: int) -> NDArray[np.bool_]:
+    if packed is None:
+        return np.zeros(vocab_size, np.bool_)
+    return np.unpackbits(packed, count=vocab_size, bitorder="little").view(np.bool_)
 
 
 def _penalises(sampling: Sampling) -> bool:

@@ -68,6 +68,7 @@ async def test_the_engine_continues_as_transformers_does(tmp_path: Path) -> None
         Vocabulary(tmp_path / "bundle" / contract.TOKENIZER),
         eos_token_ids=(),
         grammars=Grammars(tmp_path / "bundle" / contract.TOKENIZER, ()),
+        numerics="0",
         limits=GeneratorLimits(slots=3),
         metrics=GeneratorMetrics(Metrics(), "qwen"),
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from service.generation import device, row_copies
+from service.generation.gpu import row_copies, session
 from tests.service.generation.afar import open_afar
 from tests.service.generation.fake_steps import FakeSteps, byte_tokenizer
 
@@ -12,7 +12,7 @@ from tests.service.generation.fake_steps import FakeSteps, byte_tokenizer
 @pytest.fixture
 def afar(monkeypatch: pytest.MonkeyPatch) -> None:
     """The CPU is to decoders of a device what a GPU is."""
-    for module in (device, row_copies):
+    for module in (session, row_copies):
         monkeypatch.setattr(module, "open_graph", open_afar)
 
 

@@ -21,6 +21,7 @@ async def running(session: StepSession[Any], bundle: Path, *, slots: int) -> Asy
         Vocabulary(file),
         eos_token_ids=(),
         grammars=Grammars(file, ()),
+        numerics="0",
         limits=GeneratorLimits(slots=slots),
         metrics=GeneratorMetrics(Metrics(), "b"),
     )

@@ -54,5 +54,5 @@ async def test_a_run_goes_on_in_another_engine_from_its_packed_snapshot(constant
         snapshot = await engine.take(run)
     said = [*first.token_ids, *[token_id async for delta in run for token_id in delta.token_ids]]
     async with running(constant_states_bundle) as engine:
-        rest = await tokens_of(engine.resume(Snapshot.unpack(snapshot.pack())))
+        rest = await tokens_of(await engine.resume(Snapshot.unpack(snapshot.pack())))
     assert said + rest == whole

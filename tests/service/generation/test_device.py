@@ -13,7 +13,7 @@ import pytest
 
 from export import contract
 from service.errors import RuntimeFailed
-from service.generation.device import DeviceStates, DeviceStepSession, left_of
+from service.generation.gpu.session import DeviceStates, DeviceStepSession, left_of
 from service.generation.request import Delta, GenerationRequest, Sampling
 from service.generation.run import Run, join
 from service.generation.session import Ids, Logits, OnnxStepSession, StepSession, beginning
@@ -156,7 +156,7 @@ async def test_a_run_goes_on_elsewhere_from_its_packed_snapshot(constant_states_
     again = on_host(constant_states_bundle) if there == "host" else OnDevice(constant_states_bundle)
     async with running(again, constant_states_bundle, slots=SLOTS) as engine:
         beside = engine.submit(asked(3))
-        rest = await all_of(engine.resume(snapshot))
+        rest = await all_of(await engine.resume(snapshot))
         await all_of(beside)
     both = join([*said, rest])
     assert (both.token_ids, both.logprobs) == (whole.token_ids, whole.logprobs)
@@ -194,14 +194,14 @@ def test_a_state_that_would_not_stay_on_the_device_stops_the_start(decoder_bundl
 async def test_memory_that_runs_out_ends_the_run_that_asked_for_it_and_no_other(decoder_bundle: Path, afar: None) -> None:
     session = OnDevice(decoder_bundle)
     state = State(tensors=tuple(beginning(session.decoder)), position=5, logits=None, fingerprint=session.fingerprint)
-    begun = Snapshot(request=asked(3), state=state, fed=5)
+    begun = Snapshot(request=asked(3), state=state)
     async with running(session, decoder_bundle, slots=SLOTS) as engine:
         session.full = True
-        for refused in (engine.submit(asked(1)), engine.resume(begun)):
+        for refused in (engine.submit(asked(1)), await engine.resume(begun)):
             with pytest.raises(RuntimeFailed):
                 await all_of(refused)
         session.full = False
-        assert (await all_of(engine.resume(begun))).token_ids
+        assert (await all_of(await engine.resume(begun))).token_ids
     with pytest.raises(SettingsConflict, match=r"the states of 1152921504606846976 sequences, .* Set fewer slots"):
         DeviceStepSession.states(session, 2**60)
 

@@ -43,6 +43,7 @@ async def running(steps: FakeSteps, tokenizer: Path, **limits: Any) -> AsyncIter
         Vocabulary(tokenizer),
         eos_token_ids=(EOS,),
         grammars=Grammars(tokenizer, (EOS,)),
+        numerics="0",
         limits=GeneratorLimits(**{"max_wait_s": PATIENCE_S, "max_bulk_wait_s": PATIENCE_S, **limits}),  # else a slow machine would refuse
         metrics=GeneratorMetrics(Metrics(), "fake"),
     )
@@ -222,7 +223,7 @@ async def test_slow_masks_hold_up_their_own_runs_alone_and_change_no_token(
         await until(lambda: beside.usage.completion_tokens > seen + 50)
         masks.gate.set()
         begun_with[0] += [token for delta in [delta async for delta in slow[0]] for token in delta.token_ids]
-        rest = await asyncio.gather(*map(tokens_of, [engine.resume(snapshot), *slow[1:]]))
+        rest = await asyncio.gather(*map(tokens_of, [await engine.resume(snapshot), *slow[1:]]))
         beside.cancel()
         again = await tokens_of(engine.submit(other))
     assert [start + end for start, end in zip(begun_with, rest, strict=True)] == alone
@@ -618,7 +619,7 @@ async def test_a_run_taken_out_goes_on_with_the_same_tokens_in_another_engine(
     other_steps = FakeSteps()
     async with running(other_steps, tokenizer) as engine:
         beside = engine.submit(ask(9, max_tokens=30))
-        rest = await all_of(engine.resume(snapshot))
+        rest = await all_of(await engine.resume(snapshot))
         await tokens_of(beside)
     first = [token for delta in begun_with for token in delta.token_ids]
     assert [*first, *rest.token_ids] == list(whole.token_ids)
@@ -668,7 +669,7 @@ async def test_a_prompt_taken_out_half_way_is_told_whole_to_who_wants_its_log_pr
         await begun(steps, calls + 1)
         snapshot = await taken(engine, run, steps)
         calls = len(steps.calls)
-        again = engine.resume(Snapshot.unpack(snapshot.pack()))
+        again = await engine.resume(Snapshot.unpack(snapshot.pack()))
         assert await tokens_of(again) == steps.expected(request.prompt, 2)
     assert again.prompt_logprobs == whole.prompt_logprobs
     assert snapshot.state.position > 0
@@ -683,7 +684,7 @@ async def test_a_run_that_waits_or_has_ended_can_be_asked_for_too(steps: FakeSte
         await begun(steps, 1)
         snapshot = await taken(engine, second, steps)
         assert (snapshot.state.position, snapshot.completion, snapshot.state.logits) == (0, (), None)
-        assert await tokens_of(engine.resume(snapshot)) == steps.expected((5,), 3)
+        assert await tokens_of(await engine.resume(snapshot)) == steps.expected((5,), 3)
         await tokens_of(first)
         with pytest.raises(InvalidRequest, match="ended"):
             await engine.take(first)
@@ -717,7 +718,7 @@ async def test_a_snapshot_without_an_end_leaves_the_run_as_it_is(steps: FakeStep
         steps.open()
         snapshot = await copying
         whole = await tokens_of(run)
-        again = await tokens_of(engine.resume(snapshot))
+        again = await tokens_of(await engine.resume(snapshot))
         with pytest.raises(InvalidRequest, match="ended"):
             await engine.snapshot(run)
     assert whole == [*snapshot.completion, *again] == steps.expected((1, 2), 30)
@@ -736,11 +737,11 @@ async def test_a_request_begins_at_the_state_of_earlier_tokens(steps: FakeSteps,
         before, calls = (1, 2, 3, *earlier.completion), len(steps.calls)
         assert earlier.state.position == len(before)
         steps.hold()
-        run = engine.resume(Snapshot(request=ask(*more, max_tokens=12), state=earlier.state, start=earlier.state.position))
+        run = await engine.resume(Snapshot(request=ask(*more, max_tokens=12), state=earlier.state, start=earlier.state.position))
         await begun(steps, calls + 1)
         snapshot = await taken(engine, run, steps)
-        assert (snapshot.start, snapshot.state.position) == (len(before), len(before) + snapshot.fed + len(snapshot.completion))
-        rest = await tokens_of(engine.resume(Snapshot.unpack(snapshot.pack())))
+        assert (snapshot.start, snapshot.state.position) == (len(before), len(before) + snapshot.fed)
+        rest = await tokens_of(await engine.resume(Snapshot.unpack(snapshot.pack())))
         fed = sum(len(row) for call in steps.calls[calls:] for row in call)
     assert [*snapshot.completion, *rest] == steps.expected((*before, *more), 12)
     assert fed == len(more) + 11, "no token of the state is fed again"
@@ -786,10 +787,8 @@ async def test_what_is_no_snapshot_of_this_model_is_refused(steps: FakeSteps, to
             {"state": dataclasses.replace(state, logits=state.logits[None])},
             {"state": dataclasses.replace(state, logits=None)},
             {"state": dataclasses.replace(state, position=state.position + 1)},
-            {"state": dataclasses.replace(state, position=-1, logits=None), "start": -1, "fed": 0, "completion": ()},
-            {"fed": good.fed + 1},
-            {"fed": good.fed - 1, "start": good.start + 1},
-            {"start": good.start + 1},
+            {"state": dataclasses.replace(state, position=-1, logits=None), "start": -1, "completion": ()},
+            {"start": good.state.position + 1},
             {"completion": good.completion[:-1]},
             {"completion": (*good.completion[:-1], VOCAB_SIZE)},
             {"completion": (*good.completion[:-1], -1), "request": dataclasses.replace(good.request, sampling=other)},
@@ -797,15 +796,15 @@ async def test_what_is_no_snapshot_of_this_model_is_refused(steps: FakeSteps, to
             {"request": dataclasses.replace(good.request, stop=("",))},
         ):
             with pytest.raises(InvalidRequest):
-                engine.resume(dataclasses.replace(good, **changed))
-        rest = await tokens_of(engine.resume(good))
+                await engine.resume(dataclasses.replace(good, **changed))
+        rest = await tokens_of(await engine.resume(good))
     assert [*good.completion, *rest] == steps.expected((1, 2), 20)
 
 
 async def _go_on(tokenizer: Path, packed: bytes) -> None:
     """The other process: print what comes after a packed snapshot."""
     async with running(FakeSteps(), tokenizer) as engine:
-        rest = await all_of(engine.resume(Snapshot.unpack(packed)))
+        rest = await all_of(await engine.resume(Snapshot.unpack(packed)))
     print(json.dumps({"tokens": rest.token_ids, "text": rest.text}))
 
 

@@ -33,7 +33,7 @@ def begun(vocabulary: Vocabulary, **options: Any) -> Sequence:
 def left_by(sequence: Sequence) -> Snapshot:
     """What the engine takes out of it."""
     state = State(tensors=(), position=1, logits=None, fingerprint="")
-    return Snapshot(request=sequence.request, state=state, completion=tuple(sequence.completion), fed=1)
+    return Snapshot(request=sequence.request, state=state, completion=tuple(sequence.completion))
 
 
 def token(letter: str, vocabulary: Vocabulary) -> int:

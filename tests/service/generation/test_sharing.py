@@ -182,7 +182,7 @@ async def test_a_run_set_aside_can_be_left_taken_out_and_ends_at_its_deadline(st
         assert list(snapshot.completion) == steps.expected((7,), len(snapshot.completion))
         holder.cancel()
         request = dataclasses.replace(snapshot.request, max_tokens=len(snapshot.completion) + 9)
-        rest = await tokens_of(engine.resume(dataclasses.replace(snapshot, request=request)))
+        rest = await tokens_of(await engine.resume(dataclasses.replace(snapshot, request=request)))
         assert [*snapshot.completion, *rest] == steps.expected((7,), request.max_tokens)
 
         late, holder = await aside(deadline=time.monotonic() + 1)
@@ -334,7 +334,7 @@ async def test_what_waits_of_a_run_is_what_is_left_of_its_prompt(steps: FakeStep
         calls = len(steps.calls)
         runs = [engine.submit(ask(9, max_tokens=1, client="b"))]
         await begun(steps, calls + 1)
-        runs += [engine.resume(snapshot) for snapshot in snapshots]
+        runs += [await engine.resume(snapshot) for snapshot in snapshots]
         runs += await engine.open([ask(4, 5, 6, max_tokens=1, client="c")])
         for run in runs[1:3]:
             run.cancel()

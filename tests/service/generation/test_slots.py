@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from export import contract
-from service.generation.device import DeviceStates
-from service.generation.row_copies import RowCopies
+from service.generation.gpu.row_copies import RowCopies
+from service.generation.gpu.session import DeviceStates
 from service.generation.session import HostStates, States
 from service.generation.slots import Row, Slots, WrongOwner
 from service.runtime.onnx import CPU, CUDA, DEVICES

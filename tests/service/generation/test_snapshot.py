@@ -19,7 +19,9 @@ DECODER = contract.Decoder(
 )
 S, Z, LOGITS = np.ones((2, 3), np.float32), np.ones(2, np.float32), np.zeros(VOCAB_SIZE, np.float32)
 GOOD = State(tensors=(S, Z), position=4, logits=LOGITS, fingerprint="ours")
-RUN = Snapshot(request=GenerationRequest(prompt=(1, 2), sampling=Sampling(seed=0), max_tokens=9), state=GOOD, completion=(3, 4), fed=2)
+RUN = Snapshot(request=GenerationRequest(prompt=(1, 2), sampling=Sampling(seed=0), max_tokens=9), state=GOOD, completion=(3, 4))
+
+SCORED = dataclasses.replace(RUN.request, prompt_logprobs=0)
 
 
 def changed(**fields: Any) -> State:
@@ -58,12 +60,45 @@ def test_a_bad_state_is_refused_with_the_reason(state: State, words: str) -> Non
 
 
 @pytest.mark.parametrize(
+    ("holds", "good", "bad"),
+    [
+        ("sums", [[1e-9, 1]], [[0, 1]]),
+        ("sums_in_last_column", [[-1, 0], [0, 2]], [[1, 0], [1, 0]]),
+        ("sums_in_last_column", [[-1, 1e-9]], [[1, -1e-9], [1, 2]]),
+        ("count", [[1, 4]], [[1, 5]]),
+        ("count", [[4]], [[0]]),
+        ("count", [[4]], [[1.5]]),
+        (None, [[-1, 0]], None),
+    ],
+)
+def test_numbers_are_what_the_manifest_promises_of_them(holds: contract.Holds | None, good: Any, bad: Any) -> None:
+    for numbers, words in ((good, None), (bad, "state_0_S")):
+        if numbers is None:
+            continue
+        S = np.array([numbers], np.float32)  # (H, D, ..), one head
+        spec = contract.StateTensor(name="state_0_S", shape=S.shape, holds=holds)
+        decoder = DECODER.model_copy(update={"states": (spec, DECODER.states[1])})
+        changed(tensors=(0 * S, 0 * Z), position=0).check(decoder, VOCAB_SIZE, "ours")
+        if words is None:
+            changed(tensors=(S, Z)).check(decoder, VOCAB_SIZE, "ours")
+        else:
+            with pytest.raises(InvalidRequest, match=words):
+                changed(tensors=(S, Z)).check(decoder, VOCAB_SIZE, "ours")
+
+
+def test_a_position_beyond_those_of_the_model_is_refused() -> None:
+    GOOD.check(DECODER.model_copy(update={"n_positions": 4}), VOCAB_SIZE, "ours")
+    with pytest.raises(InvalidRequest, match="its position is 4, and the most is 3"):
+        GOOD.check(DECODER.model_copy(update={"n_positions": 3}), VOCAB_SIZE, "ours")
+
+
+@pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"start": 1}, "position 4 is none of a run that began at 1, has read 2 of 2 prompt tokens and drawn 2"),
-        ({"fed": 3, "completion": (3,)}, "has read 3 of 2 prompt tokens"),
-        ({"start": 1, "fed": 1}, "has drawn 2 tokens after 1 of 2 prompt tokens"),
-        ({"state": changed(logits=None)}, "the state has no logits of the next token"),
+        ({"start": 5}, "position 4 is none of a run that began at 5, with 2 prompt tokens and 2 drawn"),
+        ({"completion": (3,)}, "with 2 prompt tokens and 1 drawn"),
+        ({"state": changed(logits=None)}, "all tokens are fed and the state has no logits of the next token"),
+        ({"start": 3, "request": SCORED}, "cannot be continued after its completion has begun"),
         ({"completion": (3, VOCAB_SIZE)}, "outside this model's vocabulary of 5"),
         ({"before": LOGITS}, "log-probabilities of 0 tokens are none of a prompt read up to 2"),
         ({"before": LOGITS[:-1]}, "before has not 5 numbers"),

@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from export import contract
-from service.generation.device import open_steps
+from service.generation.gpu.session import open_steps
 from service.generation.session import OnnxStepSession
 from service.runtime import onnx as runtime
 from service.runtime.onnx import OnnxSession, SettingsConflict, check_install, choose_provider, cuda_options, one_runtime, pad

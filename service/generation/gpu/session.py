@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from export import contract
-from service.generation.row_copies import RowCopies
+from service.generation.gpu.row_copies import RowCopies
 from service.generation.session import Ids, Logits, OnnxStepSession, StepSession, Tensor, beginning
 from service.runtime.onnx import CUDA, DEVICES, SettingsConflict, open_graph, with_provider
 

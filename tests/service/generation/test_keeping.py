@@ -1,0 +1,293 @@
+"""States that requests continue and keep: the engine and a real store together, compared with runs of the whole text."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from export import contract
+from service.errors import InputTooLong, InvalidRequest, QuotaExceeded, ServiceError, StateNotFound
+from service.generation.engine import GeneratorEngine, GeneratorLimits
+from service.generation.keeper import StateKeeper
+from service.generation.request import Delta, GenerationRequest, Grammar, Sampling
+from service.generation.sampling.grammar import Grammars
+from service.generation.session import OnnxStepSession, StepSession
+from service.generation.text import Vocabulary
+from service.states.record import Keep, Quota, StateRecord, StateReference, new_state_id
+from service.states.sqlite import SqliteEngine
+from service.states.store import Store
+from service.telemetry.metrics import GeneratorMetrics, Metrics
+from tests.service.fakes import PATIENCE_S
+from tests.service.generation.fake_steps import EOS, VOCAB_SIZE, FakeSteps
+from tests.service.generation.test_engine import all_of, ask, tokens_of
+
+RANDOM = Sampling(seed=7, temperature=1.0, top_k=40, top_p=0.95, repetition_penalty=1.3, frequency_penalty=0.3)
+ROOM = Quota(states=100, size=2**24)
+
+
+class Kept:
+    """An engine with its keeper and store; a service that is started again has a new engine and keeper on the old store."""
+
+    def __init__(self, engine: GeneratorEngine, store: Store) -> None:
+        self.engine, self.store = engine, store
+
+    def keep(self, parent: str | None = None, *, quota: Quota = ROOM) -> Keep:
+        now = time.time()
+        record = StateRecord(
+            id=new_state_id(),
+            tenant="t",
+            model="m",
+            fingerprint="",
+            numerics="",
+            position=0,
+            parent=parent,
+            origin="prompt",
+            created=now,
+            used=now,
+        )
+        return Keep(record=record, quota=quota)
+
+    async def run(self, *prompt: int, start: str | None = None, exact: bool = True, **options: Any) -> tuple[Delta, str]:
+        """Continue a state, or the empty one, and keep the state after the last token. Returns what was made, and the state's id."""
+        keep = self.keep(start)
+        reference = None if start is None else StateReference("t", start, exact)
+        (run,) = await self.engine.open([ask(*prompt, start=reference, keep=keep, **options)])
+        return await all_of(run), keep.record.id
+
+    async def record(self, state: str) -> StateRecord:
+        return await self.store.call(lambda engine: engine.get("t", state))
+
+
+@asynccontextmanager
+async def keeping(
+    steps: StepSession[Any], tokenizer: Path, store: Store | None = None, *, numerics: str = "ab", hot_bytes: int = 0
+) -> AsyncIterator[Kept]:
+    own = store or Store(SqliteEngine(None))
+    engine = GeneratorEngine(
+        steps,
+        Vocabulary(tokenizer),
+        eos_token_ids=(EOS,),
+        grammars=Grammars(tokenizer, (EOS,)),
+        keeper=StateKeeper(
+            own, steps.decoder, vocab_size=steps.vocab_size, fingerprint=steps.fingerprint, numerics=numerics, hot_bytes=hot_bytes
+        ),
+        numerics=numerics,
+        limits=GeneratorLimits(max_wait_s=PATIENCE_S, max_bulk_wait_s=PATIENCE_S),
+        metrics=GeneratorMetrics(Metrics(), "fake"),
+    )
+    engine.start()
+    try:
+        yield Kept(engine, own)
+    finally:
+        await engine.stop()
+        if store is None:
+            own.close()
+
+
+def fed(steps: FakeSteps, since: int = 0) -> int:
+    return sum(len(row) for call in steps.calls[since:] for row in call)
+
+
+@pytest.mark.parametrize("hot_bytes", [0, 2**20])
+@pytest.mark.parametrize("sampling", [Sampling(seed=0, temperature=0), RANDOM], ids=["greedy", "random"])
+async def test_turns_from_kept_states_are_the_tokens_of_one_long_text(
+    steps: FakeSteps, tokenizer: Path, hot_bytes: int, sampling: Sampling
+) -> None:
+    async with keeping(steps, tokenizer, hot_bytes=hot_bytes) as kept:
+        first, state = await kept.run(5, 6, 7, sampling=sampling, max_tokens=9)
+        second, again = await kept.run(8, 9, start=state, sampling=sampling, max_tokens=6)
+        third, _ = await kept.run(start=again, sampling=replace(sampling, frequency_penalty=0.0), max_tokens=4)
+        text = (5, 6, 7, *first.token_ids, 8, 9)
+        assert list(second.token_ids) == await tokens_of(kept.engine.submit(ask(*text, sampling=sampling, max_tokens=6)))
+        text = (*text, *second.token_ids)
+        plain = kept.engine.submit(ask(*text, sampling=replace(sampling, frequency_penalty=0.0), max_tokens=4))
+        assert list(third.token_ids) == await tokens_of(plain)
+        record = await kept.record(again)
+    assert (record.position, record.parent, record.numerics) == (20, state, "ab")
+
+
+async def test_no_token_before_a_state_is_fed_again(steps: FakeSteps, tokenizer: Path) -> None:
+    async with keeping(steps, tokenizer) as kept:
+        _, state = await kept.run(*range(1, 200), max_tokens=3)
+        assert fed(steps) == 199 + 3, "the last token is fed too, because the state after it is kept"
+        calls = len(steps.calls)
+        await kept.run(start=state, max_tokens=2)
+        assert fed(steps, calls) == 2
+        calls = len(steps.calls)
+        await kept.run(3, 4, start=state, max_tokens=2)
+    assert fed(steps, calls) == 2 + 2
+
+
+async def test_a_prefill_only_request_gives_a_state_and_no_token(steps: FakeSteps, tokenizer: Path) -> None:
+    async with keeping(steps, tokenizer) as kept:
+        made, state = await kept.run(5, 6, 7, max_tokens=0)
+        assert (made.token_ids, made.text, made.finish_reason) == ((), "", "length")
+        assert (await kept.record(state)).position == 3
+        rest, _ = await kept.run(start=state, max_tokens=5)
+    assert list(rest.token_ids) == steps.expected((5, 6, 7), 5)
+
+
+async def test_the_lineage_has_the_tokens_of_each_turn(steps: FakeSteps, tokenizer: Path) -> None:
+    async with keeping(steps, tokenizer) as kept:
+        first, state = await kept.run(5, 6, max_tokens=3)
+        second, again = await kept.run(7, start=state, max_tokens=2)
+        line = await kept.store.call(lambda engine: engine.lineage("t", again))
+    assert [np.frombuffer(each.ids, "<i4").tolist() for each in line] == [[7, *second.token_ids], [5, 6, *first.token_ids]]
+
+
+async def test_choices_that_continue_one_state_feed_their_prompt_once(steps: FakeSteps, tokenizer: Path) -> None:
+    async with keeping(steps, tokenizer) as kept:
+        _, state = await kept.run(5, 6, max_tokens=1)
+        calls = len(steps.calls)
+        prompt = tuple(range(10, 60))
+        asked = [
+            GenerationRequest(prompt=prompt, sampling=replace(RANDOM, seed=seed), max_tokens=2, start=StateReference("t", state))
+            for seed in range(4)
+        ]
+        runs = await asyncio.gather(*map(tokens_of, await kept.engine.open(asked)))
+    assert len(set(map(tuple, runs))) > 1
+    assert sum(len(row) for call in steps.calls[calls:] for row in call if len(row) > 1) == len(prompt)
+
+
+@pytest.mark.parametrize(
+    ("options", "ending"),
+    [
+        ({"max_tokens": 6}, "length"),
+        ({"max_tokens": 50, "stop": ("k",)}, "stop"),
+        ({"max_tokens": 50, "stop_token_ids": tuple(range(40, 80))}, "stop"),
+        ({"max_tokens": 50, "grammar": Grammar(kind="regex", source="[a-z]{5}")}, "stop"),
+    ],
+    ids=["length", "stop", "id", "grammar"],
+)
+async def test_the_state_is_that_after_the_last_token_however_a_run_ends(
+    steps: FakeSteps, tokenizer: Path, options: dict[str, Any], ending: str
+) -> None:
+    async with keeping(steps, tokenizer) as kept:
+        plain = await all_of(kept.engine.submit(ask(5, 6, sampling=RANDOM, **options)))
+        made, state = await kept.run(5, 6, sampling=RANDOM, **options)
+        assert made == plain
+        assert made.finish_reason == ending
+        assert (await kept.record(state)).position == 2 + len(made.token_ids)
+        rest, _ = await kept.run(start=state, max_tokens=5)
+    assert list(rest.token_ids) == steps.expected((5, 6, *made.token_ids), 5)
+
+
+async def test_a_model_that_is_at_its_last_position_keeps_a_state_that_fits(tokenizer: Path) -> None:
+    steps = FakeSteps(n_positions=8)
+    async with keeping(steps, tokenizer) as kept:
+        made, state = await kept.run(5, 6, 7, max_tokens=50)
+        assert len(made.token_ids) == 5
+        assert (await kept.record(state)).position == 8
+        with pytest.raises(InputTooLong, match="the state has seen 8 tokens and the prompt has 1 more, and this model positions for 8"):
+            await kept.run(9, start=state)
+
+
+HARD = {
+    "plain": {"sampling": RANDOM},
+    "logprobs": {"sampling": RANDOM, "top_logprobs": 3},
+    "stop": {"sampling": RANDOM, "stop": ("zzzz", "ab"), "min_tokens": 4},
+    "grammar": {"sampling": RANDOM, "grammar": Grammar(kind="regex", source="([a-z]{3} ){4}")},
+    "bias": {"sampling": replace(RANDOM, logit_bias={70: 3.0}), "stop_token_ids": (3, 4)},
+}
+
+
+@pytest.mark.parametrize("hard", HARD)
+async def test_a_run_goes_on_after_any_of_its_tokens_in_an_engine_that_never_saw_it(steps: FakeSteps, tokenizer: Path, hard: str) -> None:
+    asked = ask(5, 6, 7, max_tokens=14, **HARD[hard])
+    async with keeping(steps, tokenizer) as kept:
+        whole = await all_of(kept.engine.submit(asked))
+        assert len(whole.token_ids) > 3
+        for n in range(len(whole.token_ids)):
+            told = await all_of(kept.engine.submit(replace(asked, known=whole.token_ids[:n])))
+            assert told.token_ids == whole.token_ids[n:]
+            assert told.logprobs == whole.logprobs[n:]
+            assert whole.text.endswith(told.text)
+            assert (told.finish_reason, told.stop_reason) == (whole.finish_reason, whole.stop_reason)
+
+
+async def test_known_tokens_follow_a_state_and_are_in_the_state_that_is_kept(steps: FakeSteps, tokenizer: Path) -> None:
+    async with keeping(steps, tokenizer) as kept:
+        _, state = await kept.run(5, 6, max_tokens=2)
+        whole, _ = await kept.run(7, start=state, sampling=RANDOM, max_tokens=9)
+        rest, last = await kept.run(7, start=state, sampling=RANDOM, max_tokens=9, known=whole.token_ids[:4])
+        assert rest.token_ids == whole.token_ids[4:]
+        line = await kept.store.call(lambda engine: engine.lineage("t", last))
+    assert np.frombuffer(line[0].ids, "<i4").tolist() == [7, *whole.token_ids]
+
+
+async def test_a_run_that_had_ended_cannot_go_on(steps: FakeSteps, tokenizer: Path) -> None:
+    async with keeping(steps, tokenizer) as kept:
+        whole = await tokens_of(kept.engine.submit(ask(5, max_tokens=3)))
+        with pytest.raises(InvalidRequest, match="the run has ended"):
+            kept.engine.submit(ask(5, max_tokens=3, known=tuple(whole)))
+        with pytest.raises(InvalidRequest, match="outside this model's vocabulary"):
+            kept.engine.submit(ask(5, max_tokens=3, known=(VOCAB_SIZE,)))
+
+
+async def test_states_that_cannot_be_continued_are_refused(steps: FakeSteps, tokenizer: Path) -> None:
+    async with keeping(steps, tokenizer) as kept:
+        _, state = await kept.run(5, max_tokens=2)
+        with pytest.raises(StateNotFound):
+            await kept.engine.open([ask(6, start=StateReference("another tenant", state))])
+        with pytest.raises(StateNotFound):
+            await kept.run(6, start=new_state_id())
+        with pytest.raises(InvalidRequest, match="max_tokens is 0: fork the state"):
+            await kept.run(start=state, max_tokens=0)
+        async with keeping(steps, tokenizer, kept.store, numerics="cd") as there:
+            with pytest.raises(InvalidRequest, match="other arithmetic"):
+                await there.run(6, start=state)
+            made, _ = await there.run(6, start=state, exact=False, max_tokens=3)
+            assert len(made.token_ids) == 3
+        other = FakeSteps()
+        other.fingerprint = "another bundle"
+        async with keeping(other, tokenizer, kept.store) as there:
+            with pytest.raises(InvalidRequest, match="of the bundle with fingerprint 'fake'"):
+                await there.run(6, start=state)
+
+
+async def test_a_run_whose_state_cannot_be_stored_ends_with_the_reason(steps: FakeSteps, tokenizer: Path) -> None:
+    async with keeping(steps, tokenizer) as kept:
+        (run,) = await kept.engine.open([ask(5, max_tokens=2, keep=kept.keep(quota=Quota(states=1, size=10)))])
+        with pytest.raises(QuotaExceeded):
+            await all_of(run)
+        kept.store.close()
+        (run,) = await kept.engine.open([ask(5, max_tokens=2, keep=kept.keep())])
+        with pytest.raises(ServiceError, match="the store of states is closed"):
+            await all_of(run)
+        assert await tokens_of(kept.engine.submit(ask(5, max_tokens=2)))
+
+
+async def test_a_run_that_was_cancelled_gives_its_slot_back(steps: FakeSteps, tokenizer: Path) -> None:
+    async with keeping(steps, tokenizer) as kept:
+        (run,) = await kept.engine.open([ask(5, max_tokens=100_000, keep=kept.keep())])
+        async for _ in run:
+            break
+        run.cancel()
+        assert await tokens_of(kept.engine.submit(ask(5, max_tokens=2)))
+        assert kept.engine.pending == 0
+
+
+async def test_every_kind_of_state_continues_to_the_bit_after_a_restart(constant_states_bundle: Path, tmp_path: Path) -> None:
+    def opened() -> OnnxStepSession:
+        return OnnxStepSession(constant_states_bundle, contract.read_manifest(constant_states_bundle), threads=2)
+
+    tokenizer = constant_states_bundle / contract.TOKENIZER
+    store = Store(SqliteEngine(tmp_path))
+    async with keeping(opened(), tokenizer, store) as kept:
+        whole = await tokens_of(kept.engine.submit(ask(5, 6, 7, sampling=RANDOM, max_tokens=40)))
+        first, state = await kept.run(5, 6, 7, sampling=RANDOM, max_tokens=20)
+    store.close()
+    store = Store(SqliteEngine(tmp_path))
+    plain = replace(RANDOM, frequency_penalty=0.0, repetition_penalty=1.0)
+    async with keeping(opened(), tokenizer, store) as kept:
+        known, _ = await kept.run(5, 6, 7, sampling=RANDOM, max_tokens=40, known=first.token_ids)
+        assert [*first.token_ids, *known.token_ids] == whole
+        rest, _ = await kept.run(start=state, sampling=plain, max_tokens=20)
+        assert list(rest.token_ids) == await tokens_of(kept.engine.submit(ask(5, 6, 7, *first.token_ids, sampling=plain, max_tokens=20)))
+    store.close()
