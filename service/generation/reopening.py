@@ -66,8 +66,10 @@ class Reopening:
             try:
                 opened = await self._engine.open(wanted, self._session)
                 break
-            except (NotReady, Overloaded):
-                if time.monotonic() + pause_s > patience:
+            except (NotReady, Overloaded) as error:
+                if isinstance(error, NotReady) and error.elsewhere:  # this attempt has lost a process too
+                    self._attempts += 1
+                if self._attempts > _FRUITLESS or time.monotonic() + pause_s > patience:
                     raise
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, longest_s)

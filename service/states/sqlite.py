@@ -55,6 +55,9 @@ _FROM = "FROM states s LEFT JOIN blobs b ON b.id = s.blob"
 class SqliteEngine:
     """See `StateEngine`. Used on one thread."""
 
+    group_size = 64  # calls that share a sync
+    failures: tuple[type[Exception], ...] = (apsw.Error, OSError)
+
     def __init__(self, folder: Path | None, *, vfs: str | None = None, clock: Callable[[], float] = time.time) -> None:
         """Raises StoreFailed if the folder cannot be used."""
         self._folder = folder
@@ -66,13 +69,11 @@ class SqliteEngine:
                 (folder / "blobs").mkdir(parents=True, exist_ok=True, mode=0o700)
             self._db = apsw.Connection(":memory:" if folder is None else str(folder / "states.sqlite3"), vfs=vfs)
             self._db.set_busy_timeout(_BUSY_MS)
-            self._db.transaction_mode = "IMMEDIATE"
-            self._db.pragma(
-                "synchronous", "extra"
-            )  # else power loss can bring back the journal of the change to WAL, and empty the database
+            # Otherwise power loss can bring back the journal of the change to WAL, which empties the database.
+            self._db.pragma("synchronous", "extra")
             self._db.pragma("journal_mode", "wal")
             self._db.pragma("foreign_keys", True)
-            with self._db:
+            with self._transaction():
                 version = self._db.pragma("user_version")
                 if not version:
                     self._db.execute(SCHEMA)
@@ -87,7 +88,7 @@ class SqliteEngine:
     def group(self) -> Iterator[None]:
         """All calls inside become durable together, or none: one sync for many writes. Raises StoreFailed if they do not."""
         try:
-            with self._db:
+            with self._transaction():
                 yield
         except (apsw.Error, OSError) as error:
             raise StoreFailed(f"the store of states failed: {_reason(error)}; send the request again later") from error
@@ -97,8 +98,24 @@ class SqliteEngine:
     @contextmanager
     def _atomic(self) -> Iterator[None]:
         """A call that changes all or nothing, by itself or in a group."""
-        with self.group(), self._db:
+        if not self._db.in_transaction:
+            with self.group():
+                yield
+            return
+        with self._db:  # a savepoint
             yield
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """`with self._db` would hold the GIL while it waits for another process or for the disk; `execute` releases it."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:  # some errors have ended it
+                self._db.execute("ROLLBACK")
+            raise
 
     def close(self) -> None:
         self._db.close()
@@ -423,7 +440,7 @@ class SqliteEngine:
             return
         unused, self._unused = self._unused, set()
         try:
-            with self._db:
+            with self._transaction():
                 for sha256 in unused:
                     if self._db.execute("SELECT 1 FROM blobs WHERE sha256 = ? LIMIT 1", (sha256,)).get is None:
                         self._file(sha256).unlink(missing_ok=True)

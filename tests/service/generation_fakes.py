@@ -77,6 +77,7 @@ class FakeEngine:
         self.stuck_s = 0.0
         self.pending = 0
         self.full = False
+        self.numerics = ""
         self.offered = OfferedSlots(4)
         self._changed = threading.Condition()
         self._permits: int | None = None  # None: no gate
@@ -183,6 +184,8 @@ class FakeRun(Run):
         self._sequence = EngineSequence(self, text if request.stop else None, matcher=None, ends=ends, order=number, submission=submission)
         if request.prompt_logprobs is not None:
             self.prompt_logprobs = [None, *(logprob(token_id, request.prompt_logprobs) for token_id in request.prompt[1:])]
+        if request.known:
+            self._sequence.replay(request.known)
         self.ended = False
         self.number = number
         self._engine = engine
@@ -311,7 +314,9 @@ def _manifest(name: str, kind: contract.Kind, vocab_size: int, bos: int | None) 
         files=(),
         graph=contract.Graph(file=contract.GRAPH, opset=20, inputs=(), outputs=(), operators={}, optimisation="none"),
         limits=contract.Limits(max_tokens=131_072, vocab_size=vocab_size),
-        source=contract.Source(architecture="Fake", checkpoint="fake", weights_sha256="0" * 64, attention="linear", untrained=False),
+        source=contract.CheckpointSource(
+            architecture="Fake", checkpoint="fake", weights_sha256="0" * 64, attention="linear", untrained=False
+        ),
         parity=contract.Parity(max_abs_error=0.0, min_cosine=1.0, shapes=((1, 2),), tolerance=1e-5),
         decoder=contract.Decoder(states=(state,), takes_positions=False, bos_token_id=bos, eos_token_ids=(EOS,), exact=True),
         width=8,

@@ -110,7 +110,7 @@ async def test_a_request_that_ends_every_generator_is_not_sent_for_ever(decoder_
         pool.lives = [1] * 50
         with pytest.raises(ReplicaLost):
             await read(catalog, [HARD["plain"]])
-        assert pool.opened == 3
+        assert 1 < pool.opened <= 3
 
 
 async def test_a_run_waits_for_the_generator_that_is_started_again(decoder_bundle: Path) -> None:
