@@ -201,12 +201,26 @@ class CheckpointSource(ManifestPart):
     untrained: bool = Field(description="the weights have not been trained for this attention: it was swapped at export, or they are drawn")
 
 
+Holds = Literal["sums", "sums_in_last_column", "count"]
+
+
 class StateTensor(ManifestPart):
     """One tensor of a decoder's state for one sequence. Its size is constant, and it is initialised with zeros."""
 
     name: str = Field(pattern=r"^state_[0-9]+_[A-Za-z0-9_]+$", description="the graph input; the output is called new_ and this")
     shape: tuple[Size, ...] = Field(max_length=16, description="of one sequence; the graph's tensor has B in front")
     dtype: Literal["float32", "int64"] = "float32"
+    holds: Holds | None = Field(
+        None,
+        description="what is true of its numbers after a token. sums: each is above 0. sums_in_last_column: in that column, none of a head "
+        "is below 0 and one is above it. count: whole numbers from 1 to the number of tokens. None: they are finite",
+    )
+
+    @model_validator(mode="after")
+    def _has_columns(self) -> Self:
+        if self.holds == "sums_in_last_column" and len(self.shape) < 2:
+            raise ValueError(f"{self.name} of shape {self.shape} has no columns, and holds={self.holds} is true of the last of several")
+        return self
 
     @property
     def output(self) -> str:
@@ -372,7 +386,8 @@ class Manifest(ManifestPart):
         optional field does not change the fingerprint of older bundles."""
         absent: dict[str, Any] = {name: True for name in ("decoder", "encoder_decoder", "attention_graph") if getattr(self, name) is None}
         if self.decoder is not None:
-            absent["decoder"] = {name for name in ("image", "held_out", "n_positions") if getattr(self.decoder, name) is None}
+            absent["decoder"] = {name: True for name in ("image", "held_out", "n_positions") if getattr(self.decoder, name) is None}
+            absent["decoder"]["states"] = {at: {"holds"} for at, state in enumerate(self.decoder.states) if state.holds is None}
         return absent
 
 

@@ -189,6 +189,7 @@ class Catalog:
             limits=GeneratorLimits(
                 slots=self.settings.slots,
                 max_prompt_tokens=self.settings.max_prompt_tokens,
+                prefix_cache_bytes=self.settings.prefix_cache_bytes,
                 max_wait_s=self.settings.max_wait_s,
                 max_bulk_wait_s=self.settings.max_bulk_wait_s,
             ),

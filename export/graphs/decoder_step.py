@@ -19,8 +19,8 @@ OPSET = 23  # the first ONNX opset with RMSNormalization
 def states_of(decoder: Decoder) -> tuple[contract.StateTensor, ...]:
     """Return the state tensors of one sequence in the order of the graph's inputs, layer by layer."""
     return tuple(
-        contract.StateTensor(name=f"state_{number}_{name}", shape=tuple(state.shape[1:]))
-        for number, states in enumerate(decoder.init_states(1))
+        contract.StateTensor(name=f"state_{number}_{name}", shape=tuple(state.shape[1:]), holds=dict(block.layer.holds).get(name))
+        for number, (block, states) in enumerate(zip(decoder.blocks, decoder.init_states(1), strict=True))
         for name, state in states.items()
     )
 

@@ -149,6 +149,26 @@ def test_the_fingerprint_changes_with_any_file(bundle: Path) -> None:
     assert manifest_of(bundle).fingerprint != before
 
 
+@pytest.mark.parametrize("holds", [(None, None), ("count", None), ("count", "sums")])
+def test_the_fingerprint_covers_what_states_hold_and_is_that_of_older_bundles_where_they_hold_nothing(
+    bundle: Path, holds: tuple[contract.Holds | None, ...]
+) -> None:
+    def described(holds: tuple[contract.Holds | None, ...]) -> contract.Manifest:
+        states = tuple(contract.StateTensor(name=f"state_0_{at}", shape=(2,), holds=each) for at, each in enumerate(holds))
+        decoder = contract.Decoder(states=states, takes_positions=False, exact=True)
+        return manifest_of(bundle).model_copy(update={"decoder": decoder})
+
+    manifest = described(holds)
+    states = json.loads(contract.dump(manifest))["decoder"]["states"]
+    assert [state.get("holds", "absent") for state in states] == [each or "absent" for each in holds]
+    assert (manifest.fingerprint == described((None, None)).fingerprint) == (holds == (None, None))
+
+
+def test_sums_in_a_last_column_need_columns() -> None:
+    with pytest.raises(ValidationError, match=r"state_0_S of shape \(4,\) has no columns"):
+        contract.StateTensor(name="state_0_S", shape=(4,), holds="sums_in_last_column")
+
+
 def test_reading_a_bundle_needs_nothing_heavy() -> None:
     """Neither the contract nor what `attnserve inspect` shows may load torch, onnx or numpy."""
     code = "import sys, export.contract, export.summary; print({'torch', 'onnx', 'onnxruntime', 'numpy'} & set(sys.modules))"

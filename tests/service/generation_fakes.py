@@ -69,6 +69,7 @@ class FakeEngine:
         self.stuck_s = 0.0
         self.pending = 0
         self.full = False
+        self.numerics = ""
         self.offered = OfferedSlots(4)
         self._changed = threading.Condition()
         self._permits: int | None = None  # None: no gate
@@ -173,6 +174,8 @@ class FakeRun(Run):
         self._sequence = EngineSequence(self, text if request.stop else None, matcher=None, ends=ends, order=number, submission=submission)
         if request.prompt_logprobs is not None:
             self.prompt_logprobs = [None, *(logprob(token_id, request.prompt_logprobs) for token_id in request.prompt[1:])]
+        if request.known:
+            self._sequence.replay(request.known)
         self.ended = False
         self.number = number
         self._engine = engine

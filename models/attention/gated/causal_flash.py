@@ -82,6 +82,7 @@ class CausalMixedChunkAttention(MixedChunks, CausalLayer):
 
     capabilities = Capabilities.of_recurrence(rotates=True, ordered=True, averages=False)
     examples = replace(MixedChunks.examples, varied=None)
+    holds = (("n", "count"),)
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

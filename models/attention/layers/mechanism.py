@@ -7,11 +7,15 @@ Every class or its base must define `capabilities` and `cost`. The other facts h
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from models.attention.layers.capabilities import Capabilities
+
+# What is true of a state tensor after a token. sums: each number is above 0. sums_in_last_column: in that column, none of a head is below 0
+# and one is above it. count: whole numbers from 1 to the number of tokens.
+Holds = Literal["sums", "sums_in_last_column", "count"]
 
 
 class Sizes(SimpleNamespace):
@@ -74,6 +78,7 @@ class Mechanism(nn.Module):
     answers: str = "to_out"
     gates: tuple[tuple[str, float], ...] = ()  # names of gate projections, with the output at which the gate is 1
     value_of_one: float = 1.0  # the output of `to_v` for which the layer's value is 1
+    holds: tuple[tuple[str, Holds], ...] = ()  # names of state tensors whose numbers a server can check, and what is true of them
     settles: tuple[str, ...] = ()  # names of state tensors that stop changing after some tokens, such as a count with a maximum
 
     def begin(self) -> None:

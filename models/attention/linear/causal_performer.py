@@ -75,6 +75,7 @@ class CausalPerformerAttention(RandomFeatures, EqualHeadsLayer):
     cost = cost_of_state("O(N m D)", lambda s: 2 * s.n_features)
     examples = Examples(large={"n_features": 256})
     settles = ("m",)
+    holds = (("S", "sums_in_last_column"),)
 
     @property
     def state_shapes(self) -> dict[str, tuple[int, ...]]:

@@ -88,6 +88,7 @@ class CausalLongformerAttention(GlobalHeads, EqualHeadsLayer):
     capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True, weights="pattern")
     cost = Cost("O(N (w + g) D)", lambda N, s: 2 * N * (s.window + s.n_global) * s.D)
     examples = Examples({"window": 6, "n_global": 2}, {"window": 128, "n_global": 1}, {"window": 5, "n_global": 1})
+    holds = (("n", "count"),)
     settles = ("n", "k_first", "v_first", "k_global", "v_global")
     attend = staticmethod(attend_to_windows)  # an attribute, so that the export can replace the implementation
 

@@ -26,6 +26,7 @@ class SlidingWindowAttention(EqualHeadsLayer):
     capabilities = Capabilities(causal=True, cross=False, state="constant", rotates=True, weights="pattern")
     cost = Cost("O(N w D)", lambda N, s: 2 * N * s.window * s.D)
     examples = Examples({"window": 6}, {"window": 128}, {"window": 5})
+    holds = (("n", "count"),)
     settles = ("n",)
     attend = staticmethod(attend_to_windows)  # an attribute, so that the export can replace the implementation
 
