@@ -1,4 +1,4 @@
-"""A store on a thread of its own, for callers on any thread or event loop.
+"""A store on its own thread, for callers on any thread or event loop.
 
 Calls wait in a bounded queue. The thread takes all that wait, up to `_GROUP`, into one group of the engine: they share one sync. A call
 that fails leaves the others of its group as they are.
@@ -17,13 +17,13 @@ from service.states.engine import StateEngine
 
 T = TypeVar("T")
 
-_GROUP = 64  # calls that share a sync
+_GROUP = 64  # most calls in a group, which share a sync
 _WAITING = 4096  # calls
 _RETRY_S = 1.0
 
 
 class GroupingEngine(StateEngine, Protocol):
-    """An engine whose calls can become durable together."""
+    """An engine that can make several calls durable together."""
 
     def group(self) -> AbstractContextManager[None]: ...
 
@@ -51,11 +51,12 @@ class Store:
         return future
 
     async def call(self, call: Callable[[GroupingEngine], T]) -> T:
-        """The result of a call of the engine, on the event loop. The call is carried out even if the caller is cancelled."""
+        """Return the result of a call of the engine, for a caller on the event loop. The call is carried out even if the caller is
+        cancelled."""
         return await asyncio.shield(asyncio.wrap_future(self.submit(call)))
 
     def close(self) -> None:
-        """Carry out the calls that wait, then close the engine."""
+        """Carry out the waiting calls, then close the engine."""
         if not self._closed:
             self._closed = True
             self._calls.put(None)
@@ -68,7 +69,7 @@ class Store:
                 with self._engine.group():
                     for call, future in group:
                         results.append(self._one(call, future))
-            except BaseException as error:  # nothing of this group is durable
+            except BaseException as error:  # then no call of this group is durable
                 results = [(future, None, error) for _, future in group]
             for future, result, failure in results:
                 if failure is None:
