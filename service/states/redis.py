@@ -150,10 +150,11 @@ class RedisEngine:
     def delete(self, tenant: str, state: str) -> None:
         self._call(tenant, "delete", {"id": state})
 
-    def lineage(self, tenant: str, state: str) -> list[Ancestor]:
+    def lineage(self, tenant: str, state: str, most: int | None = None) -> list[Ancestor]:
         line: list[Ancestor] = []
-        while state:
-            parent, rows = self._call(tenant, "lineage", {"id": state, "first": not line, "scan": _SCAN})
+        while state and (most is None or len(line) < most):
+            scan = _SCAN if most is None else min(_SCAN, most - len(line))
+            parent, rows = self._call(tenant, "lineage", {"id": state, "first": not line, "scan": scan})
             line += [Ancestor(_record(fields), ids) for fields, ids in rows]
             state = parent.decode()
         return line
