@@ -86,7 +86,14 @@ class SqliteEngine:
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """All calls inside become durable together, or none: one sync for many writes. Raises StoreFailed if they do not."""
+        """All calls inside become durable together, or none: one sync for many writes. Raises StoreFailed if they do not.
+
+        If a call fails in a group inside another one, what this group has changed is undone.
+        """
+        if self._db.in_transaction:
+            with self._db:  # a savepoint
+                yield
+            return
         try:
             with self._transaction():
                 yield
@@ -98,11 +105,7 @@ class SqliteEngine:
     @contextmanager
     def _atomic(self) -> Iterator[None]:
         """A call that changes all or nothing, by itself or in a group."""
-        if not self._db.in_transaction:
-            with self.group():
-                yield
-            return
-        with self._db:  # a savepoint
+        with self.group():
             yield
 
     @contextmanager
@@ -135,6 +138,8 @@ class SqliteEngine:
         with self._atomic():
             if key is not None and (made := self.answered(record.tenant, key)) is not None:
                 return made
+            if self._db.execute("SELECT 1 FROM states WHERE id = ? AND tenant = ?", (record.id, record.tenant)).get is not None:
+                return self.get(record.tenant, record.id)
             blob_id, sha256, size = self._shared(record) if blob is None else self._kept(record.tenant, blob)
             row = (
                 *(record.id, record.tenant, record.model, record.fingerprint, record.numerics, record.position, record.parent),
@@ -327,7 +332,6 @@ class SqliteEngine:
     def _shared(self, record: StateRecord) -> tuple[int, str, int]:
         """The blob of the parent."""
         parent = self.get(record.tenant, record.parent or "")
-        self._touched[parent.id] = self._clock()  # so that it does not give way to its own forks
         found: tuple[int, str, int] = self._db.execute("SELECT blob, sha256, size FROM states WHERE id = ?", (parent.id,)).get
         return found
 
