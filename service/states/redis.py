@@ -104,7 +104,7 @@ class RedisEngine:
     ) -> StateRecord:
         fields = {each: str(getattr(record, each)) for each in ("id", "tenant", "model", "fingerprint", "numerics", "position", "origin")}
         fields |= {"created": repr(record.created), "used": repr(record.used), "expires": _time(record.expires)}
-        fields |= {"parent": record.parent or "", "metadata": orjson.dumps(record.metadata).decode()}
+        fields |= {"parent": record.parent or "", "turn": record.turn, "metadata": orjson.dumps(record.metadata).decode()}
         arguments: dict[str, Any] = {
             "record": fields,
             "pinned": _flag(record.pinned),

@@ -77,7 +77,6 @@ class FakeEngine:
         self.stuck_s = 0.0
         self.pending = 0
         self.full = False
-        self.numerics = ""
         self.offered = OfferedSlots(4)
         self._changed = threading.Condition()
         self._permits: int | None = None  # None: no gate
