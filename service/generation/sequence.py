@@ -23,7 +23,7 @@ class Sequence:
     stops: TextStream | None  # decodes the text if a stop string may end it; None: the run's reader decodes it
     matcher: Matcher | None
     ends: frozenset[int]  # token ids that end the run
-    order: int  # of arrival
+    order: int  # number in the order of arrival
     submission: "Submission[Sequence]"
     n_positions: int | None = None  # maximum number of positions of the model; None: unlimited
     edits: Edits | None = None  # changes to its logits, or None
@@ -35,9 +35,10 @@ class Sequence:
     base: State | None = None  # the state that it was fed from in this engine: `origin`, or a snapshot's
     over: Delta | None = None  # its last delta, if it draws no token and only its state is wanted
     placed_at: int = 0  # position when it got its slot
-    aside: bool = False  # it was preempted and waits for a slot
-    state: State | None = None  # while it has no row and is not being prefilled; None: the empty state
-    before: Logits | None = None  # (V,) for the next prompt token, if restored while prompt log-probabilities are due
+    aside: bool = False  # True: it was preempted and waits for a slot
+    state: State | None = None  # its state while it has no row and is not in prefill; None: the empty state
+    # (V,) logits of the next prompt token, set by a restore if the prompt's log-probabilities are not complete.
+    before: Logits | None = None
     mask: Future[Words] | None = None  # mask of the next token; None: no grammar, or no slot yet
     drew: float = 0.0  # time of its previous token, by the engine's clock
     completion: list[int] = field(default_factory=list)
