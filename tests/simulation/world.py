@@ -66,6 +66,7 @@ class World:
         self.wrong: list[str] = []
         self.stats: Counter[str] = Counter()
         self.history = History()
+        self.prompts: list[tuple[int, ...]] = []  # that were sent
         chance = loop.random
         self.faults = tuple(fault for fault in FAULTS if chance.random() < 0.3)
         self.leaves, self.slow = "leaving" in self.faults, "slow readers" in self.faults
@@ -78,6 +79,7 @@ class World:
         )
         self._slots = chance.choice((1, 2, 3))
         self._hot_bytes = chance.choice((0, 3_000, 2**20))
+        self._cache_bytes = chance.choice((0, 6_000, 2**20))
         self._delay_s = 0.05 if "slow network" in self.faults else 0.001
         self._processes = 0
         self._disturbed: set[str] = set()  # the faults that have happened
@@ -131,7 +133,8 @@ class World:
     def _begin(self) -> None:
         self._processes += 1
         name = f"generator {self._processes}"
-        self._pool.add(Process(name, self.loop, self._states, self._chances, slots=self._slots, hot_bytes=self._hot_bytes))
+        sizes = {"slots": self._slots, "hot_bytes": self._hot_bytes, "cache_bytes": self._cache_bytes}
+        self._pool.add(Process(name, self.loop, self._states, self._chances, **sizes))
 
     async def _disturb(self) -> None:
         """Do something bad now and then, until the clients are done."""
