@@ -135,6 +135,8 @@ class SqliteEngine:
         with self._atomic():
             if key is not None and (made := self.answered(record.tenant, key)) is not None:
                 return made
+            if self._is_kept(record, blob):
+                return self.get(record.tenant, record.id)
             blob_id, sha256, size = self._shared(record) if blob is None else self._kept(record.tenant, blob)
             row = (
                 *(record.id, record.tenant, record.model, record.fingerprint, record.numerics, record.position, record.parent),
@@ -321,6 +323,11 @@ class SqliteEngine:
         if change.version is not None and change.version != version:
             raise name_moved(change, version)
         return version
+
+    def _is_kept(self, record: StateRecord, blob: bytes | None) -> bool:
+        """Return whether this state, with these bytes, was put before."""
+        found = self._db.execute("SELECT parent, sha256 FROM states WHERE id = ? AND tenant = ?", (record.id, record.tenant)).get
+        return found is not None and found == (record.parent, found[1] if blob is None else hashlib.sha256(blob).hexdigest())
 
     def _shared(self, record: StateRecord) -> tuple[int, str, int]:
         """Return the blob of the parent: id, hash and size."""
