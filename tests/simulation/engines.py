@@ -154,6 +154,7 @@ class SimulatedStore(Store):
         self._simulated = loop
         self._chances = chances
         self._queued: list[tuple[Callable[[GroupingEngine], Any], Future[Any]]] = []
+        self.written: Callable[[], None] = lambda: None  # called when a group is durable, before anybody outside the process knows
         self._due = False
 
     def submit(self, call: Callable[[GroupingEngine], T]) -> Future[T]:
@@ -184,6 +185,7 @@ class SimulatedStore(Store):
         group, self._queued = self._queued[:size], self._queued[size:]
         with self._simulated.in_process(self.name):
             self._carry_out(group)
+        self.written()
         if self._queued:
             self.wake()
 
@@ -210,7 +212,9 @@ class FailingSqlite(SqliteEngine):
                 raise OSError("no space left, by chance")
 
 
-def opened(name: str, loop: SimulatedLoop, store: Store, chances: Chances, *, slots: int, hot_bytes: int, cache_bytes: int) -> SimulatedEngine:
+def opened(
+    name: str, loop: SimulatedLoop, store: Store, chances: Chances, *, slots: int, hot_bytes: int, cache_bytes: int
+) -> SimulatedEngine:
     """An engine that has started, with a keeper."""
     steps = TimedSteps(loop, chances)
     keeper = StateKeeper(store, steps.decoder, vocab_size=VOCAB_SIZE, fingerprint=FINGERPRINT, numerics=NUMERICS, hot_bytes=hot_bytes)

@@ -21,6 +21,7 @@ FAULTS = ("deaths", "pauses", "runtime", "commit", "restarts", "slow store", "sl
 _MOST_S = 900.0  # virtual seconds until all clients must be done
 _QUIET_S = 30.0  # virtual seconds after which no slot may be held
 _REPLACED_S = (2.0, 8.0)  # until a dead generator is replaced
+_UNTOLD = 0.1  # chance that a generator is lost after a write of its store
 _PAUSED_S = (0.2, 14.0)  # silence is 5 s
 _AMPLE, _SMALL = Quota(states=10_000, size=2**30), Quota(states=4, size=2**30)
 
@@ -134,7 +135,9 @@ class World:
         self._processes += 1
         name = f"generator {self._processes}"
         sizes = {"slots": self._slots, "hot_bytes": self._hot_bytes, "cache_bytes": self._cache_bytes}
-        self._pool.add(Process(name, self.loop, self._states, self._chances, **sizes))
+        process = Process(name, self.loop, self._states, self._chances, **sizes)
+        process.store.written = lambda: self._written(process)
+        self._pool.add(process)
 
     async def _disturb(self) -> None:
         """Do something bad now and then, until the clients are done."""
@@ -155,6 +158,15 @@ class World:
             elif fault == "sweeps":
                 self.store.submit(lambda engine: engine.sweep())
             await asyncio.sleep(chance.choice((0.0, 0.5, 3.0)))
+
+    def _written(self, process: Process) -> None:
+        """The worst moment to end: something is durable, and nobody knows."""
+        may = [fault for fault in ("deaths", "pauses") if fault in self.faults]
+        if may and not process.dead and not process.paused and self.loop.random.random() < _UNTOLD:
+            fault = self.loop.random.choice(may)
+            self._disturbed.add(fault)
+            self.stats[f"{fault} after a write"] += 1
+            asyncio.create_task(self._replace(process) if fault == "deaths" else self._pause(process))  # noqa: RUF006
 
     async def _replace(self, process: Process) -> None:
         process.kill()
