@@ -35,6 +35,7 @@ EXPOSED = (
     "x-ratelimit-reset-requests",
     "x-ratelimit-reset-tokens",
     "x-request-id",
+    "x-run-id",
     "x-tokenization-time",
     "x-total-time",
     "x-truncated-inputs",
