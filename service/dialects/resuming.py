@@ -15,11 +15,13 @@ from starlette.responses import Response
 from service.call import RUN_HEADER, Call
 from service.catalog import Catalog
 from service.dialects import generation
+from service.dialects.states.finding import tenant_of
 from service.errors import InvalidRequest, RunNotFound
 from service.generation.model import Generator
 from service.generation.request import Delta, GenerationRequest
 from service.generation.runs import Runs
 from service.http import sse
+from service.states.record import IdempotencyKey, Keep
 from service.streams.lease import Lease
 from service.streams.position import EventId, Place, Sent
 from service.streams.record import Durability, RunStart, new_run_id
@@ -66,19 +68,32 @@ class AnswerStart:
         """What the client has of each choice; () for a new answer."""
         return () if self.continued is None else self.continued.wanted.places
 
-    def with_known(self, asked: Sequence[GenerationRequest], model: Generator) -> list[GenerationRequest]:
-        """Return the requests with the tokens that need not be drawn again. Raises Diverged if the model has changed and the client
-        cannot prove what it has."""
+    def of_stream(self, asked: Sequence[GenerationRequest], model: Generator) -> list[GenerationRequest]:
+        """Return the requests of a stream. If it is continued, they have the tokens that need not be drawn again. A state that is kept
+        after the last token is the same one, however often that token is drawn again.
+
+        Raises Diverged if the model has changed, and the client cannot prove what it has.
+        """
+        asked = [
+            request if request.keep is None else replace(request, keep=self._once(request.keep, at)) for at, request in enumerate(asked)
+        ]
         if self.continued is None:
-            return list(asked)
+            return asked
         lease, wanted = self.continued
         if (lease.start.fingerprint, lease.start.numerics) != (model.manifest.fingerprint, model.engine.numerics):
             if wanted.hash is None and any(place.tokens for place in wanted.places):
                 raise diverged("of another model or machine", "unknown")
-            return list(asked)
+            return asked
         progress = lease.progress
         parts = zip(asked, wanted.places, progress.tokens, progress.ended, strict=True)
-        return [replace(request, known=_known(request, place, tuple(tokens), ended)) for request, place, tokens, ended in parts]
+        return [
+            replace(request, known=_known(request, place, tuple(tokens), ended), numerics=lease.start.numerics)
+            for request, place, tokens, ended in parts
+        ]
+
+    def _once(self, keep: Keep, index: int) -> Keep:
+        key = keep.key or IdempotencyKey(f"{self.id}/{index}", self.id)
+        return replace(keep, record=replace(keep.record, id=generation.derived_id("state_", f"{self.id}/{index}")), key=key)
 
 
 def _known(request: GenerationRequest, place: Place, tokens: tuple[int, ...], ended: bool) -> tuple[int, ...]:
@@ -134,7 +149,7 @@ def _begun(choices: int, body: BaseModel, start: AnswerStart, model: Generator, 
         return None
     run = RunStart(
         id=new_run_id(),
-        tenant=_tenant(call),
+        tenant=tenant_of(call),
         path=path,
         body=body.model_dump_json(by_alias=True).encode(),
         seeds=start.seeds,
@@ -175,7 +190,7 @@ async def resume(wanted: EventId, routes: Mapping[str, Resumable], call: Call, c
     choices. Raises RunNotFound, InvalidRequest, or what the route raises."""
     if (leases := catalog.leases) is None:
         raise RunNotFound(f"there is no run {wanted.run}: no decoder is served here", param="run")
-    lease = await leases.take_over(_tenant(call), wanted.run, runs_s=call.deadline - time.monotonic())
+    lease = await leases.take_over(tenant_of(call), wanted.run, runs_s=call.deadline - time.monotonic())
     try:
         if (route := routes.get(lease.start.path)) is None:
             raise InvalidRequest(f"the run {lease.id} is one of {lease.start.path}: send the request there", param="run")
@@ -189,7 +204,3 @@ async def resume(wanted: EventId, routes: Mapping[str, Resumable], call: Call, c
     except BaseException:
         lease.close("in_progress")
         raise
-
-
-def _tenant(call: Call) -> str:
-    return "" if call.tenant is None else call.tenant.name

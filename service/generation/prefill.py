@@ -34,8 +34,7 @@ class Prompt:
     tokens: tuple[int, ...]
     client: str
     order: int  # of arrival
-    base: State | None  # the state that it continues; None: the empty state
-    shared: bool  # it was fed from its beginning, so other runs with this prompt and base may join
+    base: State | None  # the state that it was fed from; None: the empty state
     position: int = 0  # number of tokens that its state was computed from
     fed: int = 0  # number of `tokens` that were fed
     sequences: list[Sequence] = field(default_factory=list)
@@ -99,13 +98,12 @@ class Prefill:
         """Begin to feed the run's prompt, or continue it from the run's state."""
         request, state, before = sequence.request, sequence.state, sequence.before
         sequence.state = sequence.before = None
-        begun = sequence.fed > 0
-        if not begun and (found := self._under_way(sequence)) is not None:
+        if (found := self._under_way(sequence)) is not None:
             if request.prompt_logprobs is not None and found.scored is not None:
                 sequence.run.prompt_logprobs.extend(found.scored.run.prompt_logprobs)
             found.sequences.append(sequence)
+            sequence.run.usage.cached_tokens += found.fed - sequence.fed
             sequence.position, sequence.fed = found.position, found.fed
-            sequence.run.usage.cached_tokens += found.fed
             self._wake(found)
             return
         prompt = Prompt(
@@ -113,7 +111,6 @@ class Prefill:
             client=request.client,
             order=sequence.order,
             base=sequence.base,
-            shared=not begun,
             position=sequence.position,
             fed=sequence.fed,
             sequences=[sequence],
@@ -245,7 +242,7 @@ class Prefill:
         for each in (*self._prompts, *self._resting):
             scores = asked.prompt_logprobs in (None, each.n_top)  # else it needs log-probabilities that this prompt does not get
             alike = each.client == asked.client and each.base is sequence.base and each.tokens == sequence.tokens
-            if each.shared and scores and alike:
+            if scores and alike:
                 return each
         return None
 

@@ -63,14 +63,22 @@ class GenerationRequest:
     deadline: float = math.inf  # time.monotonic()
     traceparent: str | None = None  # W3C traceparent of the API request; None: not traced
     client: str = ""  # gets a share of the slots; equal prompts of one client are fed once
+    tenant: str = ""  # finds only its own states in the prefix cache
+    cache_salt: str = ""  # finds only states of requests with the same salt
     start: StateReference | None = None  # the state that the prompt continues; None: the empty state
     keep: Keep | None = None  # keep the state after the last token, which is fed for that; None: do not
     known: tuple[int, ...] = ()  # tokens that this run drew before, in another engine: they are fed again and not emitted again
+    numerics: str = ""  # of the engine that drew `known`: another arithmetic could go on with other tokens. "": any
 
     @property
     def slots(self) -> int:
         """The number of the engine's slots that the request needs."""
         return 1
+
+    @property
+    def takes_known(self) -> bool:
+        """Whether its engine can go on after `known` tokens. If not, a lost run begins again."""
+        return True
 
     @property
     def outputs(self) -> int:

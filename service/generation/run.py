@@ -25,6 +25,7 @@ class Run:
         self.usage = usage
         self.prompt_logprobs = PromptLogprobs()  # one for each prompt token, None for the first; complete with the first delta
         self.attention: Attention | None = None  # if requested; complete with the last delta
+        self.numerics = ""  # of the engine that draws its tokens, if that is in another process
         self.cancelled = False
         self.unread_since: float | None = None  # when the first unread token was made
         self._cancel = cancel

@@ -15,7 +15,11 @@ from service.http.edge import refusal
 # Headers of an answer that scripts of another origin may read.
 EXPOSED = (
     "accept-encoding",
+    "accept-ranges",
     "allow",
+    "content-range",
+    "etag",
+    "idempotent-replayed",
     "inference-header-content-length",
     "retry-after",
     "retry-after-ms",
@@ -36,6 +40,8 @@ EXPOSED = (
     "x-ratelimit-reset-tokens",
     "x-request-id",
     "x-run-id",
+    "x-should-retry",
+    "x-state-exact",
     "x-tokenization-time",
     "x-total-time",
     "x-truncated-inputs",

@@ -165,13 +165,13 @@ class EventStream(Response):
                 events: Written = self._priming + (opening + first or PING)
             else:
                 events = chain((self._priming + opening,), first)
-            async for chunk in _gathered(events):
+            async for chunk in _joined_chunks(events):
                 yield chunk
             while not self._source.done:
                 pieces = await self._source.take(self._settings.stream_heartbeat_s, self._settings.stream_interval_s)
-                async for chunk in _gathered(self._script.pieces(pieces) if pieces else PING):
+                async for chunk in _joined_chunks(self._script.pieces(pieces) if pieces else PING):
                     yield chunk
-            async for chunk in _gathered(self._script.closing()):
+            async for chunk in _joined_chunks(self._script.closing()):
                 yield chunk
             return
         except ServiceError as error:
@@ -182,7 +182,7 @@ class EventStream(Response):
         yield last
 
 
-async def _gathered(events: Written) -> AsyncGenerator[bytes, None]:
+async def _joined_chunks(events: Written) -> AsyncGenerator[bytes, None]:
     """Join bytes to chunks of about `PIECE_BYTES`, and let other tasks run in between."""
     if isinstance(events, bytes):
         if events:

@@ -2,7 +2,7 @@
 
 If a replica is lost, work that it had not accepted is sent to another one. Accepted encodings are sent again too, since they have no
 side effects. This happens once only, because the request itself may have crashed the replica. An accepted generation ends with an
-error.
+error, after which `generation/reopening.py` opens it again on another replica.
 
 If a replica rejects work, another one is tried once before the client gets an error: the others may have capacity. Work that all
 replicas reject is counted and reported to one of them, because it counts for the autoscaling of the pool.
@@ -15,7 +15,7 @@ import math
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 from export import contract
 from service.encoding.queue import EncoderLimits
@@ -27,7 +27,7 @@ from service.generation.run import Run
 from service.overload.refusals import PoolRefusals
 from service.pools import wire
 from service.pools.limits import PART_BYTES
-from service.pools.messages import Failed, Receiver, named
+from service.pools.messages import Accepted, Failed, Receiver, named
 from service.pools.replicas import Key, Replica, ReplicaLost, Replicas
 from service.runtime.lanes import Lane
 from service.runtime.moving_average import averaged
@@ -258,7 +258,7 @@ class PoolGenerator(_PoolEngine):
         ""."""
         tries, slots = _Tries(self._replicas, self._key), sum(request.slots for request in requests)
         try:
-            replica, messages = await self._accepted(requests, key, tries, slots)
+            accepted = await self._accepted(requests, key, tries, slots)
         except Overloaded:
             self.refused(slots)
             raise
@@ -271,7 +271,7 @@ class PoolGenerator(_PoolEngine):
         def running(replica: Replica) -> contextlib.AbstractContextManager[None]:
             return replica.running(self._key, slots)
 
-        return _Stream(requests, replica, messages, running, elsewhere, lambda: self.refused(slots)).runs
+        return _Stream(requests, accepted, running, elsewhere, lambda: self.refused(slots)).runs
 
     async def _accepted(self, requests: Sequence[GenerationRequest], key: str, tries: _Tries, slots: int) -> "_Accepted":
         """Find a replica that queues all runs. Returns it with the stream of its further messages."""
@@ -295,7 +295,7 @@ class PoolGenerator(_PoolEngine):
                 if isinstance(first, Failed):
                     await messages.aclose()
                     raise wire.unpack_error(first.error)
-                return replica, messages
+                return _Accepted(replica, messages, cast(Accepted, first).numerics)
             except ServiceError as error:
                 if not tries.again(replica, error):
                     raise
@@ -324,7 +324,12 @@ async def ask_attention(
     return [maps[at] for at in range(len(layers))]
 
 
-_Accepted = tuple[Replica, AsyncGenerator[Any, None]]
+class _Accepted(NamedTuple):
+    """A replica that has queued the runs of a request, its further messages, and the arithmetic of its engine."""
+
+    replica: Replica
+    messages: AsyncGenerator[Any, None]
+    numerics: str
 
 
 class _Stream:
@@ -336,8 +341,7 @@ class _Stream:
     def __init__(
         self,
         requests: Sequence[GenerationRequest],
-        replica: Replica,
-        messages: AsyncGenerator[Any, None],
+        accepted: _Accepted,
         running: Callable[[Replica], contextlib.AbstractContextManager[None]],
         elsewhere: Callable[[Replica, Overloaded], Awaitable[_Accepted]],
         refused: Callable[[], None],
@@ -349,8 +353,7 @@ class _Stream:
             for _ in range(request.outputs)
         ]
         self._wanted = len(self.runs)
-        self._replica = replica
-        self._messages = messages
+        self._accepted = accepted
         self._running, self._elsewhere, self._refused = running, elsewhere, refused
         self._begun = False  # a run has made a token
         self._following = asyncio.create_task(self._follow())
@@ -362,8 +365,10 @@ class _Stream:
 
     async def _read(self) -> None:
         receiver = Receiver(self.runs)
-        with self._running(self._replica):
-            async with self._replica.asked(), contextlib.aclosing(self._messages) as messages:
+        for run in self.runs:
+            run.numerics = self._accepted.numerics
+        with self._running(self._accepted.replica):
+            async with self._accepted.replica.asked(), contextlib.aclosing(self._accepted.messages) as messages:
                 async for packed in messages:
                     if isinstance(message := named(packed), Failed):
                         raise wire.unpack_error(message.error)
@@ -377,7 +382,7 @@ class _Stream:
             except Overloaded as refusal:
                 if self._begun:
                     raise
-                self._replica, self._messages = await self._elsewhere(self._replica, refusal)
+                self._accepted = await self._elsewhere(self._accepted.replica, refusal)
                 await self._read()
         except Overloaded as refusal:
             self._refused()

@@ -111,7 +111,7 @@ class Host:
             if not waits and model.engine.full:
                 raise Overloaded("Model is overloaded: no slot of this replica is free", retry_after_s=1.0)
             runs = await Runs.submit(model, asked, Call(session, time.monotonic()), n=1, prompt_field="prompt", stream=False)
-            yield plain(messages.Accepted())
+            yield plain(messages.Accepted(model.engine.numerics))
             untold = {at for at, request in enumerate(asked) if request.prompt_logprobs is not None}
             while not runs.done:
                 taken = await runs.take(interval_s=self.catalog.settings.stream_interval_s)

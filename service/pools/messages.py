@@ -21,7 +21,9 @@ PlainLogprob = tuple[Any, ...]  # the fields of a TokenLogprob
 
 
 class Accepted(NamedTuple):
-    """All runs are queued."""
+    """All runs are queued, in an engine with this arithmetic."""
+
+    numerics: str = ""
 
 
 class RunDelta(NamedTuple):

@@ -45,7 +45,8 @@ KEY_S = 86_400.0  # how long an idempotency key is remembered
 _BUSY_MS = 10_000  # wait for another process's transaction
 
 _FIELDS = (
-    "id, tenant, model, fingerprint, numerics, position, parent, origin, created, used, expires, pinned, metadata, sha256, size, status"
+    "id, tenant, model, fingerprint, numerics, position, parent, origin, created, used, expires, pinned, metadata, turn, sha256, "
+    "size, status"
 )
 _SELECT = "SELECT " + ", ".join(f"s.{each}" for each in _FIELDS.split(", ")) + ", coalesce(b.refs, 0)"
 _FROM = "FROM states s LEFT JOIN blobs b ON b.id = s.blob"
@@ -53,6 +54,9 @@ _FROM = "FROM states s LEFT JOIN blobs b ON b.id = s.blob"
 
 class SqliteEngine:
     """See `StateEngine`. Used on one thread."""
+
+    group_size = 64  # calls that share a sync
+    failures: tuple[type[Exception], ...] = (apsw.Error, OSError)
 
     def __init__(self, folder: Path | None, *, vfs: str | None = None, clock: Callable[[], float] = time.time) -> None:
         """Raises StoreFailed if the folder cannot be used."""
@@ -65,13 +69,11 @@ class SqliteEngine:
                 (folder / "blobs").mkdir(parents=True, exist_ok=True, mode=0o700)
             self._db = apsw.Connection(":memory:" if folder is None else str(folder / "states.sqlite3"), vfs=vfs)
             self._db.set_busy_timeout(_BUSY_MS)
-            self._db.transaction_mode = "IMMEDIATE"
-            self._db.pragma(
-                "synchronous", "extra"
-            )  # else power loss can bring back the journal of the change to WAL, and empty the database
+            # Otherwise power loss can bring back the journal of the change to WAL, which empties the database.
+            self._db.pragma("synchronous", "extra")
             self._db.pragma("journal_mode", "wal")
             self._db.pragma("foreign_keys", True)
-            with self._db:
+            with self._transaction():
                 version = self._db.pragma("user_version")
                 if not version:
                     self._db.execute(SCHEMA)
@@ -86,7 +88,7 @@ class SqliteEngine:
     def group(self) -> Iterator[None]:
         """All calls inside become durable together, or none: one sync for many writes. Raises StoreFailed if they do not."""
         try:
-            with self._db:
+            with self._transaction():
                 yield
         except (apsw.Error, OSError) as error:
             raise StoreFailed(f"the store of states failed: {_reason(error)}; send the request again later") from error
@@ -96,8 +98,24 @@ class SqliteEngine:
     @contextmanager
     def _atomic(self) -> Iterator[None]:
         """A call that changes all or nothing, by itself or in a group."""
-        with self.group(), self._db:
+        if not self._db.in_transaction:
+            with self.group():
+                yield
+            return
+        with self._db:  # a savepoint
             yield
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """`with self._db` would hold the GIL while it waits for another process or for the disk; `execute` releases it."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:  # some errors have ended it
+                self._db.execute("ROLLBACK")
+            raise
 
     def close(self) -> None:
         self._db.close()
@@ -121,7 +139,7 @@ class SqliteEngine:
             row = (
                 *(record.id, record.tenant, record.model, record.fingerprint, record.numerics, record.position, record.parent),
                 *(record.origin, record.created, record.used, record.expires, False, orjson.dumps(record.metadata).decode()),
-                *(sha256, size, "ready", ids, blob_id),
+                *(record.turn, sha256, size, "ready", ids, blob_id),
             )
             self._db.execute(f"INSERT INTO states({_FIELDS}, ids, blob) VALUES ({', '.join('?' * len(row))})", row)
             self._count(record.tenant, states=1)
@@ -195,12 +213,12 @@ class SqliteEngine:
             self.get(tenant, state)
             self._drop(tenant, state, "deleted")
 
-    def lineage(self, tenant: str, state: str) -> list[Ancestor]:
+    def lineage(self, tenant: str, state: str, most: int | None = None) -> list[Ancestor]:
         self.get(tenant, state)
         rows = self._db.execute(
             "WITH RECURSIVE line(id, depth) AS (SELECT ?, 0 UNION ALL SELECT p.parent, depth + 1 FROM line JOIN states p ON p.id = line.id "
-            f"WHERE p.parent IS NOT NULL) {_SELECT}, s.ids {_FROM} JOIN line ON line.id = s.id WHERE s.tenant = ? ORDER BY depth",
-            (state, tenant),
+            f"WHERE p.parent IS NOT NULL LIMIT ?) {_SELECT}, s.ids {_FROM} JOIN line ON line.id = s.id WHERE s.tenant = ? ORDER BY depth",
+            (state, -1 if most is None else most, tenant),
         )
         return [Ancestor(_record(row[:-1]), row[-1]) for row in rows]
 
@@ -309,6 +327,7 @@ class SqliteEngine:
     def _shared(self, record: StateRecord) -> tuple[int, str, int]:
         """The blob of the parent."""
         parent = self.get(record.tenant, record.parent or "")
+        self._touched[parent.id] = self._clock()  # so that it does not give way to its own forks
         found: tuple[int, str, int] = self._db.execute("SELECT blob, sha256, size FROM states WHERE id = ?", (parent.id,)).get
         return found
 
@@ -421,7 +440,7 @@ class SqliteEngine:
             return
         unused, self._unused = self._unused, set()
         try:
-            with self._db:
+            with self._transaction():
                 for sha256 in unused:
                     if self._db.execute("SELECT 1 FROM blobs WHERE sha256 = ? LIMIT 1", (sha256,)).get is None:
                         self._file(sha256).unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """A store on a thread of its own, for callers on any thread or event loop.
 
-Calls wait in a bounded queue. The thread takes all that wait, up to `_GROUP`, into one group of the engine: they share one sync. A call
-that fails leaves the others of its group as they are.
+Calls wait in a bounded queue. The thread takes those that wait, up to the engine's `group_size`, into one group: they share one sync. A
+call that fails leaves the others of its group as they are.
 """
 
 import asyncio
@@ -17,13 +17,16 @@ from service.states.engine import StateEngine
 
 T = TypeVar("T")
 
-_GROUP = 64  # calls that share a sync
 _WAITING = 4096  # calls
 _RETRY_S = 1.0
 
 
 class GroupingEngine(StateEngine, Protocol):
-    """An engine whose calls can become durable together."""
+    """An engine whose calls can become durable together, up to `group_size` of them. `failures`: errors of a call that `group` turns into
+    StoreFailed."""
+
+    group_size: int
+    failures: tuple[type[Exception], ...]
 
     def group(self) -> AbstractContextManager[None]: ...
 
@@ -81,15 +84,15 @@ class Store:
         """Carry out one call. A failure of the store itself ends the group."""
         try:
             return future, call(self._engine), None
-        except StoreFailed:
-            raise
         except Exception as error:
+            if isinstance(error, (StoreFailed, *self._engine.failures)):
+                raise
             return future, None, error
 
     def _groups(self) -> Iterator[list[tuple[Callable[[GroupingEngine], Any], Future[Any]]]]:
         while (first := self._calls.get()) is not None:
             group = [first]
-            while len(group) < _GROUP and not self._calls.empty():
+            while len(group) < self._engine.group_size and not self._calls.empty():
                 if (following := self._calls.get()) is None:
                     yield group
                     return

@@ -2,10 +2,10 @@
 
 from models.checkpoints.families.family import ACTIVATION_NAMES, Family, HeadConfig, Names
 from models.encoder.model import EncoderConfig
-from models.folders.folder import Settings
+from models.folders.folder import JsonSettings
 
 
-def encoder_config(settings: Settings) -> EncoderConfig:
+def encoder_config(settings: JsonSettings) -> EncoderConfig:
     return EncoderConfig(
         vocab_size=settings.need("vocab_size"),
         d_model=settings.need("dim"),

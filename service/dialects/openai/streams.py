@@ -6,10 +6,9 @@ an id and no data, as browsers expect. Source of `from`: llama.cpp's resumable s
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Path, Query, Response
 
 from service.call import LAST_EVENT_HEADER
-from service.dialects.generation_schemas import STREAM
 from service.dialects.openai import chat, completions
 from service.dialects.openai.chat import ChatRequest
 from service.dialects.openai.completion_schemas import CompletionRequest
@@ -22,6 +21,8 @@ from service.streams.position import RUN, EventId, Place
 _MOST = 10**9
 Tokens = Annotated[int | None, Query(ge=0, lt=_MOST, description="Tokens of each choice that the client has.")]
 
+_EVENTS: dict[int | str, dict[str, Any]] = {200: {"description": "The rest of the stream.", "content": {"text/event-stream": {}}}}
+
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 
 RESUMABLE = {
@@ -30,7 +31,7 @@ RESUMABLE = {
 }
 
 
-@router.get("/v1/stream/{run}", responses=STREAM)
+@router.get("/v1/stream/{run}", response_class=Response, responses=_EVENTS)
 async def stream(
     run: Annotated[str, Path(max_length=64)],
     call: CallDep,

@@ -13,6 +13,7 @@ from service.dialects.generation import seed_of
 from service.dialects.openai import completions
 from service.dialects.openai.completion_logprobs import Logprobs
 from service.dialects.openai.completion_schemas import CompletionRequest
+from service.dialects.resuming import AnswerStart
 from service.errors import DeadlineExceeded, InputTooLong, InvalidRequest, NeverFits, NotReady, Overloaded, RuntimeFailed
 from service.generation.request import Delta, Grammar, TokenLogprob
 from service.runtime.lanes import Lane
@@ -332,7 +333,8 @@ def test_choices_that_begin_before_the_log_probabilities_of_their_prompt_wait_fo
     model = FakeGenerator("x")
     first, second = (SimpleNamespace(prompt_logprobs=[]) for _ in range(2))
     body = CompletionRequest.model_validate({"model": model.name, "prompt": "ab", "echo": True, "logprobs": 0, "n": 2, "stream": True})
-    stream = completions._CompletionAnswer(body, model, [("ab", [10, 11])], SimpleNamespace(runs=[first, second]))  # type: ignore[arg-type]
+    runs: Any = SimpleNamespace(runs=[first, second])
+    stream = completions._CompletionAnswer(body, model, [("ab", [10, 11])], runs, AnswerStart.new("cmpl-", None, 1))  # type: ignore[arg-type]
     assert b"".join(stream.pieces([(1, Delta("c"))])) == b""
     first.prompt_logprobs = [None, TokenLogprob(11, -1.0)]
     events = b"".join(stream.pieces([(0, Delta("d"))])).decode().split("\n\n")[:-1]
