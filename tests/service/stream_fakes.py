@@ -54,7 +54,13 @@ class StoringCatalog(FakeGeneratorCatalog):
 
     def __init__(self, generators: Sequence[FakeGenerator], settings: Settings, store: Store | None) -> None:
         super().__init__(generators, settings)
-        self.states = store
+        self._store = store
+
+    def load(self) -> None:
+        super().load()
+        if self.states is not None:
+            self.states.close()
+        self.states = self._store
 
     async def stop(self) -> None:
         leases, self.states = self.leases, None
