@@ -13,6 +13,7 @@ from service.streams.record import REQUEST_KIND, RUN_KIND, Progress, pack, unpac
 from tests.service.stream_fakes import Answer, Event, gateway, parsed
 
 ROOM = Quota(10, 10**9)
+_MANY = 12
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 PROMPT = "a prompt"
 RANDOM = {"seed": 7, "temperature": 1.0, "top_k": 60, "repetition_penalty": 1.2, "frequency_penalty": 0.3}
@@ -69,6 +70,8 @@ async def test_a_stream_goes_on_after_any_event(http: httpx.AsyncClient, store: 
     assert all(event.id and event.id.startswith(f"{run}:") for event in events)
     assert events[0].retry == 1000
     for cut, event in enumerate(events[:-1], 1):
+        if _MANY < cut < len(events) - _MANY and cut % 7:  # of a long stream, some of its middle
+            continue
         if stored < 1000:
             await forget_progress(store, run, stored)
         rest = await http.post(path, json={**body, "stream": True}, headers={"last-event-id": event.id})
