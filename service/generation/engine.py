@@ -397,10 +397,10 @@ class GeneratorEngine(StepEngine[Sequence]):
             first = fed.sequences[0]
             self._remember(first, first.tokens, lambda fed=fed: (fed.states.slots.state(fed.states.at), fed.logits.copy()))  # type: ignore[misc]
             for sequence in fed.sequences:
-                if not sequence.request.max_tokens:
+                if sequence.over is not None:
                     self._admission.remove(sequence)
                     state = None if sequence.request.keep is None else fed.states.slots.state(fed.states.at)
-                    self._complete(sequence, Delta("", finish_reason="length"), state, fed.logits)
+                    self._complete(sequence, sequence.over, state, fed.logits)
                 elif sequence.aside:
                     sequence.state = self._state(sequence, copied, fed.logits)
                 else:
@@ -471,9 +471,8 @@ class GeneratorEngine(StepEngine[Sequence]):
                 self._emit(sequence.run, made)
                 self._running.remove(sequence)
             else:
-                last = Delta("", finish_reason=made.finish_reason, stop_reason=made.stop_reason if isinstance(made, Delta) else None)
                 self._emit(sequence.run, made._replace(finish_reason=None))
-                ending.append((sequence, last))
+                ending.append((sequence, made.last()))
         for sequence in self._back:  # their last token was drawn before they were preempted
             self.metrics.between_tokens_s.observe(now - sequence.drew, 1)
             n_first += 1

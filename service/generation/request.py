@@ -107,6 +107,10 @@ class Delta(NamedTuple):
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
 
+    def last(self) -> "Delta":
+        """The end of a run by itself, for a run whose last token was sent before its end."""
+        return Delta("", finish_reason=self.finish_reason, stop_reason=self.stop_reason)
+
 
 class Token(NamedTuple):
     """One token of a run. The engine does not need its text; the reader of the run converts it to text."""
@@ -114,6 +118,10 @@ class Token(NamedTuple):
     token_id: int
     logprob: TokenLogprob | None = None
     finish_reason: FinishReason | None = None
+
+    def last(self) -> Delta:
+        """See `Delta.last`."""
+        return Delta("", finish_reason=self.finish_reason)
 
 
 class Attention(NamedTuple):

@@ -33,6 +33,7 @@ class Sequence:
     tokens: tuple[int, ...] = ()  # its prompt, and the tokens drawn before it was restored
     origin: State | None = None  # the state that its request continues; None: the empty state
     base: State | None = None  # the state that it was fed from in this engine: `origin`, or a snapshot's
+    over: Delta | None = None  # its last delta, if it draws no token and only its state is wanted
     placed_at: int = 0  # position when it got its slot
     aside: bool = False  # True: it was preempted and waits for a slot
     state: State | None = None  # its state while it has no row and is not in prefill; None: the empty state
@@ -47,6 +48,8 @@ class Sequence:
     def __post_init__(self) -> None:
         self.request = self.run.request
         self.tokens = self.request.prompt
+        if not self.request.max_tokens:
+            self.over = Delta("", finish_reason="length")
 
     @property
     def runs(self) -> tuple[Run]:
@@ -105,11 +108,15 @@ class Sequence:
         self.replay(snapshot.completion)
 
     def replay(self, completion: tuple[int, ...]) -> None:
-        """Take these tokens as drawn before. Those that its state has not seen are fed like a prompt. Raises InvalidRequest if the run
-        ended with one of them."""
-        for token_id in completion:
-            if self.accept(token_id, None).finish_reason is not None:
-                raise InvalidRequest("the run has ended: there is nothing to go on with")
+        """Take these tokens as drawn before. Those that its state has not seen are fed like a prompt.
+
+        Raises InvalidRequest if the run ended with one of them; but if it ended with the last one, its state may still have to be kept.
+        """
+        for at, token_id in enumerate(completion, 1):
+            if (made := self.accept(token_id, None)).finish_reason is not None:
+                if at < len(completion) or self.request.keep is None:
+                    raise InvalidRequest("the run has ended: there is nothing to go on with")
+                self.over = made.last()
         self.tokens = self.request.prompt + completion
         self.run.said(completion)
         self.run.usage.completion_tokens = len(completion)

@@ -264,18 +264,22 @@ class StepEngine(ABC, Generic[J]):
     def _work(self) -> None:
         try:
             while self._admission.wait(busy=self._held > 0):
-                self._steps += 1
-                self._sweep()
-                self._admit()
-                self._refuse_overdue()
-                self.offered.hold(time.monotonic(), self._held)
-                self._compute()
-                self.offered.hold(time.monotonic(), self._held)
-                self._publish()
+                self._turn()
         except BaseException:  # raised by a bug or a lost device; `alive` is then False, so the replica is replaced
             log.exception("the engine's thread has died")
             self._admission.close()
         self._end()
+
+    def _turn(self) -> None:
+        """Do all that is due between two waits. Simulations call this without a thread."""
+        self._steps += 1
+        self._sweep()
+        self._admit()
+        self._refuse_overdue()
+        self.offered.hold(time.monotonic(), self._held)
+        self._compute()
+        self.offered.hold(time.monotonic(), self._held)
+        self._publish()
 
     def _end(self) -> None:
         """Fail all runs, because the engine stops."""

@@ -65,7 +65,7 @@ class Replica:
         self.others: Mapping[Key, int] = {}  # model -> number of runs of other gateways, from the last heartbeat
         self.models: Mapping[Key, bool] | None = None  # whether each model is healthy, from the last heartbeat
         self.beating: asyncio.Task[None] | None = None
-        self._calls: set[asyncio.Timeout] = set()
+        self._calls: dict[asyncio.Timeout, None] = {}  # in the order in which they began, so that a simulation can be replayed
 
     def fits(self, key: Key) -> bool:
         """Whether the replica serves this model and the model is healthy. True before the first heartbeat."""
@@ -110,11 +110,11 @@ class Replica:
         call = asyncio.timeout(None if left_s == math.inf else max(left_s, 0))
         try:
             async with call:
-                self._calls.add(call)
+                self._calls[call] = None
                 try:
                     yield
                 finally:
-                    self._calls.discard(call)
+                    del self._calls[call]
         except TimeoutError:
             if time.monotonic() >= deadline:
                 raise DeadlineExceeded("the request's deadline passed before its answer was there") from None

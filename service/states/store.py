@@ -67,19 +67,23 @@ class Store:
 
     def _work(self) -> None:
         for group in self._groups():
-            results: list[tuple[Future[Any], Any, BaseException | None]] = []
-            try:
-                with self._engine.group():
-                    for call, future in group:
-                        results.append(self._one(call, future))
-            except BaseException as error:  # then no call of this group is durable
-                results = [(future, None, error) for _, future in group]
-            for future, result, failure in results:
-                if failure is None:
-                    future.set_result(result)
-                else:
-                    future.set_exception(failure)
+            self._carry_out(group)
         self._engine.close()
+
+    def _carry_out(self, group: list[tuple[Callable[[GroupingEngine], Any], Future[Any]]]) -> None:
+        """Carry out calls that become durable together, then settle their futures. Simulations call this without a thread."""
+        results: list[tuple[Future[Any], Any, BaseException | None]] = []
+        try:
+            with self._engine.group():
+                for call, future in group:
+                    results.append(self._one(call, future))
+        except BaseException as error:  # nothing of this group is durable
+            results = [(future, None, error) for _, future in group]
+        for future, result, failure in results:
+            if failure is None:
+                future.set_result(result)
+            else:
+                future.set_exception(failure)
 
     def _one(self, call: Callable[[GroupingEngine], Any], future: Future[Any]) -> tuple[Future[Any], Any, BaseException | None]:
         """Carry out one call. A failure of the store itself ends the group."""
