@@ -20,7 +20,7 @@ from service.errors import ModelNotFound, NotReady, ServiceError, WrongKind
 from service.generation.admission import QueueLimits
 from service.generation.engine import GeneratorEngine, GeneratorLimits
 from service.generation.gpu.session import open_steps
-from service.generation.keeper import StateKeeper
+from service.generation.saved.keeper import StateKeeper
 from service.generation.model import DecoderModel, Generating, Generator
 from service.generation.sampling.grammar import Grammars
 from service.generation.selftest import check_golden as check_decoder

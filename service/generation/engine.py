@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 
 from service.errors import InputTooLong, InvalidRequest, NotReady, ServiceError
 from service.generation.admission import Admission, QueueLimits, Wanted, stopping
-from service.generation.keeper import StateKeeper
+from service.generation.saved.keeper import StateKeeper
 from service.generation.prefill import Prefill, Prompt
-from service.generation.prefix_cache import PrefixCache, Prefixes
+from service.generation.saved.prefix_cache import PrefixCache, Prefixes
 from service.generation.request import Delta, GenerationRequest
 from service.generation.run import Run
 from service.generation.running import Running
