@@ -11,6 +11,7 @@ from service.generation.reopening import Reopening
 from service.generation.request import Delta, GenerationRequest
 from service.generation.run import Run, join
 from service.runtime.timer import ResettableTimer
+from service.states.record import new_state_id
 
 _UNHURRIED_S = 0.25  # minimum interval between two reads of a response that is not streamed
 _PIECE_TOKENS = 256  # most tokens per read: they are written in one piece, which blocks the event loop
@@ -34,6 +35,7 @@ class Runs:
         call.model = model.name
         if stream:
             call.begin_stream()
+        requests = [replace(each, checkpoint=each.checkpoint or new_state_id()) if each.takes_known else each for each in requests]
         if call.traceparent is not None:
             requests = [replace(request, traceparent=call.traceparent) for request in requests]
 
