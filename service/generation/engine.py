@@ -54,8 +54,8 @@ class GeneratorLimits(QueueLimits):
     max_prompt_tokens: int = 131_072
     prefix_cache_bytes: int = 0
     unread_s: float = 60.0
-    max_aside: int = 256  # runs that gave back their slot and wait for another
-    max_aside_bytes: int = 256 * 2**20  # for the states of these runs; raised to the size of all slots' states
+    max_aside: int = 256  # most runs that were preempted and wait for a slot
+    max_aside_bytes: int = 256 * 2**20  # most bytes for the states of these runs; at least the size of all slots' states
 
 
 class GeneratorEngine(StepEngine[Sequence]):
@@ -153,7 +153,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         try:
             return await snapshot
         finally:
-            run.cancel()  # ends the run for its reader, and if this caller is cancelled also in the engine
+            run.cancel()  # ends the run for its reader; if this caller was cancelled, it also ends the run in the engine
 
     def _want(self, run: Run, *, ends: bool) -> "asyncio.Future[Snapshot]":
         assert self._loop is not None
@@ -313,7 +313,7 @@ class GeneratorEngine(StepEngine[Sequence]):
         """Remove a run from the decode batch and keep its state."""
         sequence.state = self._state(sequence, *self._running.copy(sequence))
         self._running.remove(sequence)
-        if sequence in self._back:  # it has drawn no token since it got its slot back
+        if sequence in self._back:  # true if it has drawn no token since it got its slot back
             self._back.remove(sequence)
         elif sequence.run.usage.first_token is not None:
             sequence.drew = self._drew
@@ -397,10 +397,10 @@ class GeneratorEngine(StepEngine[Sequence]):
             first = fed.sequences[0]
             self._remember(first, first.tokens, lambda fed=fed: (fed.states.slots.state(fed.states.at), fed.logits.copy()))  # type: ignore[misc]
             for sequence in fed.sequences:
-                if not sequence.request.max_tokens:
+                if sequence.over is not None:
                     self._admission.remove(sequence)
                     state = None if sequence.request.keep is None else fed.states.slots.state(fed.states.at)
-                    self._complete(sequence, Delta("", finish_reason="length"), state, fed.logits)
+                    self._complete(sequence, sequence.over, state, fed.logits)
                 elif sequence.aside:
                     sequence.state = self._state(sequence, copied, fed.logits)
                 else:
@@ -471,21 +471,21 @@ class GeneratorEngine(StepEngine[Sequence]):
                 self._emit(sequence.run, made)
                 self._running.remove(sequence)
             else:
-                last = Delta("", finish_reason=made.finish_reason, stop_reason=made.stop_reason if isinstance(made, Delta) else None)
                 self._emit(sequence.run, made._replace(finish_reason=None))
-                ending.append((sequence, last))
-        for sequence in self._back:  # their last token was drawn before they gave their slots back
+                ending.append((sequence, made.last()))
+        for sequence in self._back:  # their last token was drawn before they were preempted
             self.metrics.between_tokens_s.observe(now - sequence.drew, 1)
             n_first += 1
         self._back.clear()
         n_drawn = len(sequences) - len(drawn.failures)
-        self.metrics.between_tokens_s.observe(now - self._drew, n_drawn - n_first)  # the others drew at the last step too
+        # The other rows drew their last token at the last step.
+        self.metrics.between_tokens_s.observe(now - self._drew, n_drawn - n_first)
         self.metrics.generation_tokens.inc(n_drawn)
         self._drew = now
         return ending
 
     def _hand_over(self, wanted: Wanted, what: Snapshot | ServiceError) -> None:
-        self._publish()  # first the tokens that the snapshot contains
+        self._publish()  # deliver the tokens that the snapshot contains first
         self._post(_settle, wanted.future, what)
 
     def _end(self) -> None:

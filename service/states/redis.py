@@ -120,6 +120,9 @@ class RedisEngine:
     def get(self, tenant: str, state: str) -> StateRecord:
         return _record(self._call(tenant, "get", {"id": state})[0])
 
+    def use(self, tenant: str, state: str) -> StateRecord:
+        return _record(self._call(tenant, "use", {"id": state})[0])
+
     def blob(self, tenant: str, state: str) -> bytes:
         sha256, content = self._call(tenant, "blob", {"id": state})
         if hashlib.sha256(content).hexdigest() != sha256.decode():

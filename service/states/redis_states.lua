@@ -239,16 +239,29 @@ function calls.get(a)
     return refusal(a.id) or { "ok", (record(a.id)) }
 end
 
+-- Note that a state is used now. By pcall, because a Redis that refuses writes can still be read.
+local function touch(id)
+    redis.pcall("HSET", key("state", id), "used", now_text)
+    if redis_call("HGET", key("state", id), "pinned") ~= "1" then
+        redis.pcall("ZADD", key("lru"), now_text, id)
+    end
+end
+
+function calls.use(a)
+    local refused = refusal(a.id)
+    if not refused then
+        touch(a.id)
+    end
+    return refused or { "ok", (record(a.id)) }
+end
+
 function calls.blob(a)
     local refused = refusal(a.id)
     if refused then
         return refused
     end
-    local sha256, pinned = unpack(redis_call("HMGET", key("state", a.id), "sha256", "pinned"))
-    redis.pcall("HSET", key("state", a.id), "used", now_text) -- pcall: a Redis that refuses writes can still be read
-    if pinned ~= "1" then
-        redis.pcall("ZADD", key("lru"), now_text, a.id)
-    end
+    touch(a.id)
+    local sha256 = redis_call("HGET", key("state", a.id), "sha256")
     return { "ok", sha256, redis_call("GET", key("blob", sha256)) or "" }
 end
 

@@ -74,6 +74,7 @@ def test_a_foreign_state_is_a_missing_state(engine: GroupingEngine, clock: Clock
     mine = engine.put(record(clock), b"x", quota=AMPLE, name=NameChange("doc"), key=IdempotencyKey("k", "d"))
     calls: list[Callable[[str], Any]] = [
         lambda state: engine.get("other", state),
+        lambda state: engine.use("other", state),
         lambda state: engine.blob("other", state),
         lambda state: engine.change("other", state, Patch(pinned=True)),
         lambda state: engine.delete("other", state),
@@ -224,6 +225,29 @@ def test_the_state_that_was_used_least_recently_makes_room(engine: GroupingEngin
     with pytest.raises(StateGone, match="evicted"):
         engine.get("acme", states[1])
     assert {each.id for each in engine.page("acme", Filter())} == {states[0], states[2], newest.id}
+
+
+def test_a_state_that_was_used_without_its_bytes_is_evicted_later(engine: GroupingEngine, clock: Clock) -> None:
+    quota, states = Quota(states=2, size=10**6), []
+    for at in range(2):
+        clock.now += 1
+        states.append(engine.put(record(clock), b"%d" % at, quota=quota).id)
+    clock.now += 1
+    assert engine.use("acme", states[0]).id == states[0]
+    clock.now += 1
+    engine.put(record(clock), b"new", quota=quota)
+    assert engine.get("acme", states[0]).id == states[0]
+    with pytest.raises(StateGone, match="evicted"):
+        engine.use("acme", states[1])
+
+
+def test_evicting_a_state_frees_no_bytes_that_the_new_state_shares(engine: GroupingEngine, clock: Clock) -> None:
+    for size in (600, 300):
+        clock.now += 1
+        engine.put(record(clock), bytes(size), quota=AMPLE)
+    with pytest.raises(QuotaExceeded, match=r"1 states of 600 bytes.* 10 of 500 bytes"):
+        engine.put(record(clock), bytes(600), quota=Quota(states=10, size=500))
+    assert engine.usage("acme") == Usage(2, 900, 0)
 
 
 def test_pinned_states_are_never_evicted_and_a_refusal_has_the_numbers(engine: GroupingEngine, clock: Clock) -> None:
