@@ -153,7 +153,7 @@ class RedisEngine:
     def lineage(self, tenant: str, state: str, most: int | None = None) -> list[Ancestor]:
         line: list[Ancestor] = []
         while state and (most is None or len(line) < most):
-            scan = _SCAN if most is None else min(most - len(line), _SCAN)
+            scan = _SCAN if most is None else min(_SCAN, most - len(line))
             parent, rows = self._call(tenant, "lineage", {"id": state, "first": not line, "scan": scan})
             line += [Ancestor(_record(fields), ids) for fields, ids in rows]
             state = parent.decode()

@@ -178,6 +178,10 @@ function calls.put(a, ids, blob)
     end
     local id, sha256, size = a.record.id, a.sha256, a.size
     if redis_call("EXISTS", key("state", id)) == 1 then
+        local parent, kept = unpack(redis_call("HMGET", key("state", id), "parent", "sha256"))
+        if parent ~= a.record.parent or (blob and kept ~= sha256) then
+            return { "refused", "exists", id }
+        end
         return refusal(id) or { "ok", (record(id)) }
     end
     if not blob then

@@ -88,7 +88,7 @@ class SqliteEngine:
     def group(self) -> Iterator[None]:
         """A context whose calls become durable together, with one sync, or not at all. Raises StoreFailed if the commit fails.
 
-        In another group: if a call in the context fails, the changes of this context are undone.
+        If a call fails in a group inside another group, the changes of the inner group are undone.
         """
         if self._db.in_transaction:
             with self._db:  # a savepoint
@@ -138,7 +138,7 @@ class SqliteEngine:
         with self._atomic():
             if key is not None and (made := self.answered(record.tenant, key)) is not None:
                 return made
-            if self._db.execute("SELECT 1 FROM states WHERE id = ? AND tenant = ?", (record.id, record.tenant)).get is not None:
+            if self._is_kept(record, blob):
                 return self.get(record.tenant, record.id)
             blob_id, sha256, size = self._shared(record) if blob is None else self._kept(record.tenant, blob)
             row = (
@@ -327,9 +327,14 @@ class SqliteEngine:
             raise name_moved(change, version)
         return version
 
+    def _is_kept(self, record: StateRecord, blob: bytes | None) -> bool:
+        """Return whether this state, with these bytes, was put before."""
+        found = self._db.execute("SELECT parent, sha256 FROM states WHERE id = ? AND tenant = ?", (record.id, record.tenant)).get
+        return found is not None and found == (record.parent, found[1] if blob is None else hashlib.sha256(blob).hexdigest())
+
     def _shared(self, record: StateRecord) -> tuple[int, str, int]:
         """Return the blob of the parent: id, hash and size."""
-        parent = self.get(record.tenant, record.parent or "")
+        parent = self.use(record.tenant, record.parent or "")  # so that it is not evicted before its own forks
         found: tuple[int, str, int] = self._db.execute("SELECT blob, sha256, size FROM states WHERE id = ?", (parent.id,)).get
         return found
 

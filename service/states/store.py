@@ -78,7 +78,7 @@ class Store:
             with self._engine.group():
                 for call, future in group:
                     results.append(self._one(call, future))
-        except BaseException as error:  # nothing of this group is durable
+        except BaseException as error:  # then no call of this group is durable
             results = [(future, None, error) for _, future in group]
         for future, result, failure in results:
             if failure is None:

@@ -164,6 +164,23 @@ def test_a_repeated_request_makes_one_state(engine: GroupingEngine, clock: Clock
     assert engine.answered("acme", IdempotencyKey("k", "digest")) is None
 
 
+def test_a_state_that_is_put_again_stays_as_it_is(engine: GroupingEngine, clock: Clock) -> None:
+    """A generator was lost after it had stored a state, so another one stores it again, or the first one does so later."""
+    first = engine.put(record(clock), b"1", ids=b"ids_", quota=AMPLE, name=NameChange("doc", 0))
+    fork = engine.put(record(clock, parent=first.id, origin="fork"), None, quota=AMPLE)
+    before, clock.now = engine.usage("acme"), clock.now + 1
+    with engine.group():
+        other = engine.put(record(clock), b"2", quota=AMPLE)
+        assert engine.put(first, b"1", ids=b"ids_", quota=AMPLE, name=NameChange("doc", 0)).id == first.id
+        assert engine.put(fork, None, quota=AMPLE).id == fork.id
+    assert engine.get("acme", other.id).size == 1, "the rest of the group is not affected"
+    assert engine.name("acme", "doc") == ("doc", first.id, 1)
+    assert engine.usage("acme").states == before.states + 1
+    engine.delete("acme", first.id)
+    with pytest.raises(StateNotFound):
+        engine.put(first, b"1", quota=AMPLE)
+
+
 def test_pages_are_whole_and_newest_first(engine: GroupingEngine, clock: Clock) -> None:
     states = [engine.put(record(clock, metadata={"even": str(at % 2 == 0)}), b"%d" % at, quota=AMPLE).id for at in range(7)]
     found: list[str] = []
