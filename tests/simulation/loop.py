@@ -147,6 +147,7 @@ def run(loop: SimulatedLoop, main: Coroutine[Any, Any, T]) -> T:
             finally:
                 loop.run_until_complete(_end(asyncio.all_tasks(loop)))
                 loop.run_until_complete(loop.shutdown_asyncgens())
+                loop.run_until_complete(_end(asyncio.all_tasks(loop)))  # what generators began when they were closed
                 loop.close()
     finally:
         gc.enable()
