@@ -25,7 +25,7 @@ from tests.simulation import plain
 from tests.simulation.clients import KINDS
 from tests.simulation.engines import FINGERPRINT, NUMERICS, Chances, FailingSqlite, SimulatedEngine, SimulatedStore, opened
 from tests.simulation.history import History, Kept, wrong_states, wrong_stream
-from tests.simulation.loop import SimulatedLoop, virtual_time
+from tests.simulation.loop import SimulatedLoop, end, virtual_time
 from tests.simulation.mutants import MUTANTS
 
 T = TypeVar("T")
@@ -177,11 +177,15 @@ class Sequences(RuleBasedStateMachine):
             assert not self.loop.broken
 
     def teardown(self) -> None:
-        if hasattr(self, "loop"):
+        if not hasattr(self, "loop"):
+            return
+        try:
             self.do(asyncio.sleep(30))
             assert not [leak for engine in self.engines for leak in engine.leaks()]
             assert not list(wrong_states(self.history, self.states, evicts=False, lineages=True))
-            self.loop.close()
+        finally:
+            with virtual_time(self.loop):
+                end(self.loop)
 
     # ---------------------------------------------------------------------------------------------------------------------------------------
 
