@@ -86,7 +86,14 @@ class SqliteEngine:
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """A context whose calls become durable together, with one sync, or not at all. Raises StoreFailed if the commit fails."""
+        """A context whose calls become durable together, with one sync, or not at all. Raises StoreFailed if the commit fails.
+
+        If a call fails in a group inside another group, the changes of the inner group are undone.
+        """
+        if self._db.in_transaction:
+            with self._db:  # a savepoint
+                yield
+            return
         try:
             with self._transaction():
                 yield
@@ -98,11 +105,7 @@ class SqliteEngine:
     @contextmanager
     def _atomic(self) -> Iterator[None]:
         """A context whose changes are made completely or not at all, in a transaction of its own or within a group."""
-        if not self._db.in_transaction:
-            with self.group():
-                yield
-            return
-        with self._db:  # a savepoint
+        with self.group():
             yield
 
     @contextmanager
@@ -331,8 +334,7 @@ class SqliteEngine:
 
     def _shared(self, record: StateRecord) -> tuple[int, str, int]:
         """Return the blob of the parent: id, hash and size."""
-        parent = self.get(record.tenant, record.parent or "")
-        self._touched[parent.id] = self._clock()  # so that it does not give way to its own forks
+        parent = self.use(record.tenant, record.parent or "")  # so that it is not evicted before its own forks
         found: tuple[int, str, int] = self._db.execute("SELECT blob, sha256, size FROM states WHERE id = ?", (parent.id,)).get
         return found
 

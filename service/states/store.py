@@ -22,7 +22,8 @@ _RETRY_S = 1.0
 
 
 class GroupingEngine(StateEngine, Protocol):
-    """An engine whose calls can become durable together, up to `group_size` of them. `failures`: errors of a call that `group` turns into
+    """An engine whose calls can become durable together, up to `group_size` of them. SQLite undoes a group inside another one if a call
+    of it fails; Redis does not. `failures`: errors of a call that `group` turns into
     StoreFailed."""
 
     group_size: int

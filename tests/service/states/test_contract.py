@@ -9,6 +9,7 @@ import pytest
 
 from service.errors import DocumentMoved, KeyReused, NameMoved, QuotaExceeded, StateGone, StateNotFound
 from service.states.record import Document, Filter, IdempotencyKey, NameChange, Patch, Quota, StateRecord, Usage, new_state_id
+from service.states.sqlite import SqliteEngine
 from service.states.store import GroupingEngine
 from tests.service.states.conftest import Clock
 
@@ -32,6 +33,31 @@ def test_a_state_comes_back_as_it_was_put(engine: GroupingEngine, clock: Clock) 
     assert kept.turn == "user"
     assert engine.get("acme", new.id) == kept
     assert engine.blob("acme", new.id) == b"tensors"
+
+
+def test_putting_a_state_again_changes_nothing(engine: GroupingEngine, clock: Clock) -> None:
+    new = record(clock)
+    kept = engine.put(new, b"tensors", quota=AMPLE, name=NameChange("doc", 0))
+    assert engine.put(new, b"tensors", quota=AMPLE, name=NameChange("doc", 0)) == kept
+    assert engine.usage("acme").states == 1
+    assert engine.name("acme", "doc").version == 1
+
+
+def test_a_group_inside_a_group_is_undone_together(engine: GroupingEngine, clock: Clock) -> None:
+    """Redis keeps the calls before the one that fails."""
+    kept, undone = record(clock), record(clock)
+
+    def fail() -> None:
+        with engine.group():
+            engine.put(undone, b"2", quota=AMPLE)
+            engine.move("acme", NameChange("doc", 3), kept.id)
+
+    with engine.group():
+        engine.put(kept, b"1", quota=AMPLE)
+        with pytest.raises(NameMoved):
+            fail()
+    states = [each.id for each in engine.page("acme", Filter())]
+    assert states == ([kept.id] if isinstance(engine, SqliteEngine) else [undone.id, kept.id])
 
 
 def test_a_state_is_there_after_the_store_was_opened_again(opened: Callable[[], GroupingEngine], clock: Clock) -> None:
