@@ -14,7 +14,7 @@ import numpy as np
 
 from service.errors import ServiceError
 from service.generation.engine import GeneratorEngine
-from service.generation.keeper import StateKeeper
+from service.generation.saved.keeper import StateKeeper
 from service.generation.reopening import Reopening
 from service.generation.sequence import Sequence
 from service.generation.session import HostStates
