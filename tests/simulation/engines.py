@@ -125,7 +125,10 @@ class SimulatedEngine(GeneratorEngine):
                 self._end()
                 self.dead = True
                 return
+            cancelled = [sequence for sequence in self._holders if sequence.run.cancelled]
             self._turn()
+            if any(sequence in self._holders for sequence in cancelled):
+                self._simulated.broken.append(f"{self.name}: a run keeps its slot although it was cancelled before this turn")
         admission = self._admission
         if self._held or len(admission) or admission._cancelled or admission._wanted:
             self.wake()
