@@ -18,7 +18,7 @@ from export.errors import ExportError
 from models.folders.folder import read_tokenizer
 
 N_CONTINUED = 16  # number of tokens that are generated after each prompt
-N_TOP = 8  # largest logits stored for each prompt
+N_TOP = 8  # how many of the largest logits are stored for each prompt
 
 
 class GoldenTokenizer:

@@ -1,4 +1,4 @@
-"""Pictures: time and memory against N for each kind of mechanism, and effective rank against the width of a head."""
+"""Draws time and memory against N for each kind of mechanism, and the effective rank against the width of a head."""
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum

@@ -39,7 +39,7 @@ def encoder_graph(checkpoint: Checkpoint, model: nn.Module | None = None) -> Tor
 
 
 def trace(checkpoint: Checkpoint, file: Path, *, separate_projections: bool = False, weights_beside: bool | None = None) -> None:
-    """Write the graph of the model that computes no padding; see `without_padding`.
+    """Write the model's packed graph, which does no work for padding; see `without_padding`.
 
     `weights_beside` puts the weights into a second file; None means only if one file cannot contain them.
     """

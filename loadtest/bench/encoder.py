@@ -1,7 +1,7 @@
 """`attnserve bench`: compares the service with the bare runtime and infinity-emb; see loadtest/README.md.
 
 In each round the service starts, and each kind of work is measured with the bare runtime and then with the service. After that, infinity
-does the same work on the same texts. Nothing else runs, except that the service is idle while the bare runtime is measured.
+does the same work on the same texts. Only one of them computes at a time: the service is idle while the bare runtime is measured.
 """
 
 import math

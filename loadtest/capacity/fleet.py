@@ -118,7 +118,8 @@ class ControlTraffic(NamedTuple):
     heartbeats: float  # heartbeats between every gateway and every encoder and generator
 
 
-CHECK_EVERY_S, HEARTBEAT_EVERY_S = 5.0, 1.0  # Ray's RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER, service/pools/replicas.py
+# The values of RAY_SERVE_HAPROXY_HEALTH_CHECK_INTER in Ray and of HEARTBEAT_S in service/pools/replicas.py.
+CHECK_EVERY_S, HEARTBEAT_EVERY_S = 5.0, 1.0
 POOLS = 2
 NODES = (10, 50, 100, 1000)
 

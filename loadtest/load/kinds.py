@@ -16,7 +16,7 @@ class ClientKind(NamedTuple):
     tags: tuple[str, ...]
 
 
-# By default most requests are embeddings of one query.
+# The shares make half of the default requests embeddings of one query.
 KINDS = {
     "embed": ClientKind("embeddings.Embed", "embed", 12, ("embed", "interactive")),
     "embed_batch": ClientKind("embeddings.EmbedBatch", "embed", 1, ("embed", "bulk")),

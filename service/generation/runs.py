@@ -42,7 +42,7 @@ class Runs:
         except ServiceError as error:
             if error.param == "prompt":
                 error.param = prompt_field
-            elif error.param == "grammar" and (grammar := requests[0].grammar) is not None:  # all requests share it
+            elif error.param == "grammar" and (grammar := requests[0].grammar) is not None:  # the grammar, which all requests share
                 error.param = grammar.param
             raise
         return cls(runs, call, n=n, reopening=Reopening(model.engine, requests, call.session))
@@ -55,11 +55,11 @@ class Runs:
         self._loop = asyncio.get_running_loop()
         self._reopening = reopening
         self._opening: asyncio.Task[None] | None = None
-        self._left = len(runs)  # runs that were not read to their end
+        self._left = len(runs)  # number of runs that were not read to their end
         self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._there = self._ending = False  # a run has unread deltas; one of these is its last
-        self._not_before = 0.0  # when deltas may be read next; a run's last delta is read at once
+        self._there = self._ending = False  # whether a run has unread deltas; whether one of them is the last of its run
+        self._not_before = 0.0  # time before which deltas are not read, except the last delta of a run
         self._later: asyncio.TimerHandle | None = None
         self._first = 0  # index of the run that is read first
         self._quiet = ResettableTimer(self._wake)
@@ -152,7 +152,7 @@ class Runs:
                     self._left -= delta.finish_reason is not None
             except Exception as error:
                 self._error = self._error or error
-            if left <= 0:  # this run may have more
+            if left <= 0:  # stop here, because this run may have more deltas
                 self._first = (index + 1) % len(self.runs)
                 self._there = self._ending = True
                 break

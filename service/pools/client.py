@@ -38,8 +38,8 @@ from service.tokenization.texts import Encoded
 
 log = logging.getLogger("attnserve")
 
-_PART_INPUTS, _PART_TOKENS = 64, 8192  # per call of a replica, so that a bulk request is spread over the pool
-_ADMISSION_S = 30.0  # limit for a replica to accept a request, including a grammar's compilation
+_PART_INPUTS, _PART_TOKENS = 64, 8192  # most inputs and tokens in one call of a replica, so that a bulk request is spread over the pool
+_ADMISSION_S = 30.0  # longest time in which a replica must accept a request, including a grammar's compilation
 
 
 class _PoolEngine:
@@ -62,7 +62,7 @@ class _PoolEngine:
 
     @property
     def alive(self) -> bool:
-        return True  # there is no thread that could end
+        return True  # always, because this engine has no thread that could end
 
     @property
     def stuck_s(self) -> float:
@@ -70,7 +70,7 @@ class _PoolEngine:
 
     @property
     def offered(self) -> Offered:
-        """The replicas count."""
+        """Not available here, because the replicas count their load."""
         return Offered()
 
     @property
@@ -108,17 +108,17 @@ class _Tries:
 
 
 class PoolEncoder(_PoolEngine):
-    """An `EncoderEngine` elsewhere."""
+    """The client of the `EncoderEngine`s on replicas."""
 
     def __init__(
         self, replicas: Replicas, name: str, fingerprint: str, limits: EncoderLimits, row_bytes: Mapping[str, tuple[int, int]]
     ) -> None:
         """`row_bytes`: for each output, the fixed bytes of a row, and the bytes that each token of its input adds."""
         super().__init__(replicas, name, fingerprint)
-        self.limits = limits  # of one replica
+        self.limits = limits  # the limits of one replica
         self._row_bytes = row_bytes
         self._refusals = PoolRefusals()
-        self._request_tokens: dict[Lane, float] = {}  # moving average
+        self._request_tokens: dict[Lane, float] = {}  # tokens of a request in each lane, a moving average
 
     def check(self, lane: Lane, client: str = "") -> None:
         """Like `EncoderEngine.check`. Right after a replica has rejected work, requests are rejected here, before they are
@@ -142,7 +142,7 @@ class PoolEncoder(_PoolEngine):
             missing = set(range(part.first, part.last))
 
             def take(at: int, row: RowOrError) -> None:
-                if part.first + at in missing:  # else it arrived before its replica was lost
+                if part.first + at in missing:  # if not missing, it arrived before its replica was lost
                     missing.remove(part.first + at)
                     rows[part.first + at] = row
                     if on_row:
@@ -178,7 +178,7 @@ class PoolEncoder(_PoolEngine):
                 if not answered:
                     self.refused(tokens)
                     raise refusal
-                await asyncio.sleep(refusal.retry_after_s)  # work that has begun is completed
+                await asyncio.sleep(refusal.retry_after_s)  # while waiting, other parts that have begun are completed
         return rows
 
     async def probe(self, inputs: Sequence[Encoded], output: str, deadline: float) -> None:
@@ -355,7 +355,7 @@ class _Stream:
         self._wanted = len(self.runs)
         self._accepted = accepted
         self._running, self._elsewhere, self._refused = running, elsewhere, refused
-        self._begun = False  # a run has made a token
+        self._begun = False  # True once a run has generated a token
         self._following = asyncio.create_task(self._follow())
 
     def _leave(self, run: Run) -> None:

@@ -1,4 +1,4 @@
-"""The replica's side: serves the models of a pool to gateways through `wire`. Errors for the caller are returned, never raised."""
+"""The replica's side of a pool: serves models to gateways through `wire`. Errors for the caller are returned, never raised."""
 
 import asyncio
 import time
@@ -29,7 +29,7 @@ class Host:
         """Load, test and time every bundle. Raises the error of the first bundle that fails."""
         await asyncio.to_thread(self.catalog.load)
         for model in self.catalog.models.values():
-            model.engine.offered.counts_refusals = False  # gateways do
+            model.engine.offered.counts_refusals = False  # because the gateways count refusals
         self.catalog.start()
 
     async def describe(self) -> dict[str, dict[str, Any]]:

@@ -29,7 +29,7 @@ _KINDS = {name: kind for name, kind in vars(errors).items() if inspect.isclass(k
 
 
 class Refusal(NamedTuple):
-    """A `ServiceError`."""
+    """The fields of a `ServiceError`."""
 
     kind: str
     message: str
@@ -95,7 +95,7 @@ def unpack_error(packed: Sequence[Any]) -> ServiceError:
 
 
 def pack_inputs(inputs: Sequence[Encoded]) -> list[tuple[Any, Any]]:
-    """As in `EncodeMessage`."""
+    """Pack inputs for the field `inputs` of `EncodeMessage`."""
     return [(np.array(each.ids, np.int32), None if each.type_ids is None else np.array(each.type_ids, np.uint8)) for each in inputs]
 
 

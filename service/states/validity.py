@@ -1,4 +1,4 @@
-"""What makes tensors a valid state of a model. Runs that move between engines and blobs of clients have the same checks."""
+"""Checks that tensors are a valid state of a model. The same checks apply to runs that move between engines and to blobs of clients."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ AGAIN = "send the request without the state, or upload the state again, unchange
 
 
 def check_bundle(found: str, fingerprint: str) -> None:
-    """Raise InvalidRequest if a state of the bundle `found` is none of the bundle `fingerprint`."""
+    """Raise InvalidRequest if `found`, the bundle of a state, is not the bundle `fingerprint`."""
     if found != fingerprint:
         raise InvalidRequest(
             f"the state is of the bundle with fingerprint {found[:12]!r} and this model's is {fingerprint[:12]!r}: "

@@ -74,11 +74,9 @@ class FakeEngine:
         self.cached_tokens = 0
         self.runs: list[FakeRun] = []
         self.healthy = self.alive = True
-        self.numerics = "fake"
         self.stuck_s = 0.0
         self.pending = 0
         self.full = False
-        self.numerics = ""
         self.offered = OfferedSlots(4)
         self._changed = threading.Condition()
         self._permits: int | None = None  # None: no gate

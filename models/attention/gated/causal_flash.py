@@ -22,7 +22,7 @@ from models.attention.layers.causal import CausalLayer, State, at_least_float32,
 from models.attention.layers.recurrence import Execution, chunkwise
 from models.parts.positions import Rotation
 
-CLEARED = -1e4  # log-decay that clears a state: exp(-1e4) is 0 even in float64, and differences of it are not NaN as of -inf
+CLEARED = -1e4  # log-decay that clears a state: exp(-1e4) is 0 even in float64. It is not -inf, because -inf - (-inf) is NaN
 
 
 def attend_causal_in_groups(

@@ -93,7 +93,7 @@ def chunkwise(
     beta: Tensor | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Compute the inside of all chunks at once, then S from chunk to chunk. chunk, in tokens: CHUNK or CHUNK_OF_ROWS unless given."""
+    """Compute the sums within all chunks together, then S from chunk to chunk. chunk: its tokens; None: CHUNK, or CHUNK_OF_ROWS."""
     N, per_row = q.shape[2], decay is not None and decay.shape[-1] == q.shape[-1]
     C = min(N, chunk or (CHUNK_OF_ROWS if per_row else CHUNK))
     in_chunks: list[Any] = [None if x is None else _in_chunks(x, C) for x in (q, k, v, decay, beta)]
