@@ -5,6 +5,7 @@ that were used last are off: every state is read from the store.
 """
 
 import asyncio
+import math
 import shutil
 import statistics
 import subprocess
@@ -41,6 +42,7 @@ LONG = 10_000  # tokens of the prompt that is fed again
 REPEATS = 30
 WRITES = 200
 MANY = 10_000
+_LIFE_S = 0.5  # of the states that expire
 PARTS = ("p50", "p99")
 ROOM = Quota(states=2 * MANY + 1000, size=2**40)
 RESTORED, AGAIN, STEP, READ = "restored", "fed again", "a decode step", "the store's read"
@@ -64,7 +66,8 @@ def bench_states(
         else:
             measured.absent["Redis"] = "redis-server is not installed"
         contestants = [Contestant("engine", [Measurement("contexts", lambda _: asyncio.run(_contexts(bundle, folder, measured)))])]
-        size = sum(int(np.prod(state.shape)) * np.dtype(state.dtype).itemsize for state in manifest.decoder.states)  # type: ignore[union-attr]
+        assert manifest.decoder is not None
+        size = sum(math.prod(state.shape) * np.dtype(state.dtype).itemsize for state in manifest.decoder.states)
         blob = np.random.default_rng(0).bytes(size + 4 * manifest.limits.vocab_size)
         for name, location in stores.items():
             steps = [Measurement("turns", partial(_turns, name, location, blob, measured))]
@@ -82,8 +85,8 @@ def bench_states(
 
 async def _contexts(bundle: Path, folder: Path, measured: Measurements) -> None:
     """Note, in milliseconds: the first token after a state of each context, a decode step, the store's read, and a prompt fed again."""
-    settings = Settings(bundles=(bundle,), states=str(folder / "contexts"), prefix_cache_bytes=0, hot_state_bytes=0)
-    catalog = Catalog(settings)
+    given = {"bundles": [str(bundle)], "states": str(folder / "contexts"), "prefix_cache_bytes": 0, "hot_state_bytes": 0}
+    catalog = Catalog(Settings.model_validate(given))
     await asyncio.to_thread(catalog.load)
     catalog.start()
     try:
@@ -218,14 +221,16 @@ def _many(name: str, location: str, many: int, measured: Measurements, _: object
         parent = engine.put(_record("bench", "f"), b"the only blob", quota=ROOM)
 
         def store() -> None:
-            record = replace(_record("bench", "f"), expires=time.time())
+            record = replace(_record("bench", "f"), expires=time.time() + _LIFE_S)
             engine.put(record, record.id.encode(), quota=ROOM)
 
         def fork() -> None:
             engine.put(replace(_record("bench", "f"), parent=parent.id, origin="fork"), None, quota=ROOM)
 
+        stored = [_took(store) for _ in range(many)]
+        time.sleep(_LIFE_S)
         took = {
-            "stored": [_took(store) for _ in range(many)],
+            "stored": stored,
             "expired": [_took(engine.sweep) / many],
             "forked from one parent": [_took(fork) for _ in range(many)],
             "listed, a page of 100": [_took(partial(engine.page, "", Filter(limit=100))) for _ in range(100)],

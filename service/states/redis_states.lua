@@ -177,6 +177,13 @@ function calls.put(a, ids, blob)
         return made
     end
     local id, sha256, size = a.record.id, a.sha256, a.size
+    if redis_call("EXISTS", key("state", id)) == 1 then
+        local parent, kept = unpack(redis_call("HMGET", key("state", id), "parent", "sha256"))
+        if parent ~= a.record.parent or (blob and kept ~= sha256) then
+            return { "refused", "exists", id }
+        end
+        return refusal(id) or { "ok", (record(id)) }
+    end
     if not blob then
         local refused = refusal(a.record.parent)
         if refused then
@@ -187,9 +194,6 @@ function calls.put(a, ids, blob)
     local refused = a.change and name_refusal(a.change)
     if refused then
         return refused
-    end
-    if redis_call("EXISTS", key("state", id)) == 1 then
-        return { "refused", "exists", id }
     end
     size = tonumber(size)
     local is_new = redis_call("SCARD", key("sharing", sha256)) == 0

@@ -86,7 +86,14 @@ class SqliteEngine:
 
     @contextmanager
     def group(self) -> Iterator[None]:
-        """A context whose calls become durable together, with one sync, or not at all. Raises StoreFailed if the commit fails."""
+        """A context whose calls become durable together, with one sync, or not at all. Raises StoreFailed if the commit fails.
+
+        If a call fails in a group inside another group, the changes of the inner group are undone.
+        """
+        if self._db.in_transaction:
+            with self._db:  # a savepoint
+                yield
+            return
         try:
             with self._transaction():
                 yield
@@ -98,11 +105,7 @@ class SqliteEngine:
     @contextmanager
     def _atomic(self) -> Iterator[None]:
         """A context whose changes are made completely or not at all, in a transaction of its own or within a group."""
-        if not self._db.in_transaction:
-            with self.group():
-                yield
-            return
-        with self._db:  # a savepoint
+        with self.group():
             yield
 
     @contextmanager
@@ -135,6 +138,8 @@ class SqliteEngine:
         with self._atomic():
             if key is not None and (made := self.answered(record.tenant, key)) is not None:
                 return made
+            if self._is_kept(record, blob):
+                return self.get(record.tenant, record.id)
             blob_id, sha256, size = self._shared(record) if blob is None else self._kept(record.tenant, blob)
             row = (
                 *(record.id, record.tenant, record.model, record.fingerprint, record.numerics, record.position, record.parent),
@@ -322,10 +327,14 @@ class SqliteEngine:
             raise name_moved(change, version)
         return version
 
+    def _is_kept(self, record: StateRecord, blob: bytes | None) -> bool:
+        """Return whether this state, with these bytes, was put before."""
+        found = self._db.execute("SELECT parent, sha256 FROM states WHERE id = ? AND tenant = ?", (record.id, record.tenant)).get
+        return found is not None and found == (record.parent, found[1] if blob is None else hashlib.sha256(blob).hexdigest())
+
     def _shared(self, record: StateRecord) -> tuple[int, str, int]:
         """Return the blob of the parent: id, hash and size."""
-        parent = self.get(record.tenant, record.parent or "")
-        self._touched[parent.id] = self._clock()  # so that it does not give way to its own forks
+        parent = self.use(record.tenant, record.parent or "")  # so that it is not evicted before its own forks
         found: tuple[int, str, int] = self._db.execute("SELECT blob, sha256, size FROM states WHERE id = ?", (parent.id,)).get
         return found
 

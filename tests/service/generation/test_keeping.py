@@ -14,7 +14,7 @@ import pytest
 from export import contract
 from service.errors import InputTooLong, InvalidRequest, QuotaExceeded, ServiceError, StateNotFound
 from service.generation.engine import GeneratorEngine, GeneratorLimits
-from service.generation.keeper import StateKeeper
+from service.generation.saved.keeper import StateKeeper
 from service.generation.request import Delta, GenerationRequest, Grammar, Sampling
 from service.generation.sampling.grammar import Grammars
 from service.generation.session import OnnxStepSession, StepSession

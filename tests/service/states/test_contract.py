@@ -9,6 +9,7 @@ import pytest
 
 from service.errors import DocumentMoved, KeyReused, NameMoved, QuotaExceeded, StateGone, StateNotFound
 from service.states.record import Document, Filter, IdempotencyKey, NameChange, Patch, Quota, StateRecord, Usage, new_state_id
+from service.states.sqlite import SqliteEngine
 from service.states.store import GroupingEngine
 from tests.service.states.conftest import Clock
 
@@ -32,6 +33,31 @@ def test_a_state_comes_back_as_it_was_put(engine: GroupingEngine, clock: Clock) 
     assert kept.turn == "user"
     assert engine.get("acme", new.id) == kept
     assert engine.blob("acme", new.id) == b"tensors"
+
+
+def test_putting_a_state_again_changes_nothing(engine: GroupingEngine, clock: Clock) -> None:
+    new = record(clock)
+    kept = engine.put(new, b"tensors", quota=AMPLE, name=NameChange("doc", 0))
+    assert engine.put(new, b"tensors", quota=AMPLE, name=NameChange("doc", 0)) == kept
+    assert engine.usage("acme").states == 1
+    assert engine.name("acme", "doc").version == 1
+
+
+def test_a_group_inside_a_group_is_undone_together(engine: GroupingEngine, clock: Clock) -> None:
+    """Redis keeps the calls before the one that fails."""
+    kept, undone = record(clock), record(clock)
+
+    def fail() -> None:
+        with engine.group():
+            engine.put(undone, b"2", quota=AMPLE)
+            engine.move("acme", NameChange("doc", 3), kept.id)
+
+    with engine.group():
+        engine.put(kept, b"1", quota=AMPLE)
+        with pytest.raises(NameMoved):
+            fail()
+    states = [each.id for each in engine.page("acme", Filter())]
+    assert states == ([kept.id] if isinstance(engine, SqliteEngine) else [undone.id, kept.id])
 
 
 def test_a_state_is_there_after_the_store_was_opened_again(opened: Callable[[], GroupingEngine], clock: Clock) -> None:
@@ -136,6 +162,23 @@ def test_a_repeated_request_makes_one_state(engine: GroupingEngine, clock: Clock
     clock.now += 86_401
     engine.sweep()
     assert engine.answered("acme", IdempotencyKey("k", "digest")) is None
+
+
+def test_a_state_that_is_put_again_stays_as_it_is(engine: GroupingEngine, clock: Clock) -> None:
+    """A generator was lost after it had stored a state, so another one stores it again, or the first one does so later."""
+    first = engine.put(record(clock), b"1", ids=b"ids_", quota=AMPLE, name=NameChange("doc", 0))
+    fork = engine.put(record(clock, parent=first.id, origin="fork"), None, quota=AMPLE)
+    before, clock.now = engine.usage("acme"), clock.now + 1
+    with engine.group():
+        other = engine.put(record(clock), b"2", quota=AMPLE)
+        assert engine.put(first, b"1", ids=b"ids_", quota=AMPLE, name=NameChange("doc", 0)).id == first.id
+        assert engine.put(fork, None, quota=AMPLE).id == fork.id
+    assert engine.get("acme", other.id).size == 1, "the rest of the group is not affected"
+    assert engine.name("acme", "doc") == ("doc", first.id, 1)
+    assert engine.usage("acme").states == before.states + 1
+    engine.delete("acme", first.id)
+    with pytest.raises(StateNotFound):
+        engine.put(first, b"1", quota=AMPLE)
 
 
 def test_pages_are_whole_and_newest_first(engine: GroupingEngine, clock: Clock) -> None:
