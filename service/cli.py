@@ -29,7 +29,8 @@ COMMANDS = {
     "key": "service.deployment.commands",
     "attention": "export.commands",
     "compare": "export.commands",
-    **dict.fromkeys(("bench", "bench-generate", "load", "bench-split", "bench-long", "bench-faults", "bench-states"), "loadtest.commands"),
+    **dict.fromkeys(("bench", "bench-generate", "load", "bench-split", "bench-long"), "loadtest.commands"),
+    **dict.fromkeys(("bench-faults", "bench-states", "bench-streams", "demo"), "loadtest.commands"),
 }
 
 
