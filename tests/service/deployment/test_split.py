@@ -18,7 +18,8 @@ import psutil
 import pytest
 import yaml
 
-from service.settings import LIVE
+from service.deployment.split import check_store
+from service.settings import LIVE, Settings, SettingsError
 from tests.bundles import tiny_encoder_bundle
 from tests.encoder_decoders import endless_writer_bundle
 from tests.service.dialects.test_writing_clients import expect_what_torch_writes
@@ -318,3 +319,10 @@ def test_the_configuration_is_one_that_serve_takes(tiny: Path, decoder_bundle: P
     scaling = deployments["encoder"]["autoscaling_config"]
     assert (scaling["min_replicas"], scaling["max_replicas"]) == (2, 5)
     assert set(deployments["gateway"]["user_config"]) == set(LIVE)
+
+
+def test_a_store_in_memory_is_refused_before_the_start() -> None:
+    """Each process would have a store of its own, and a state of one generator would be missing in the other."""
+    with pytest.raises(SettingsError, match="states=memory is a store of one process, and profile split has several"):
+        check_store(Settings(profile="split", states="memory"))
+    check_store(Settings(profile="split", states="/var/lib/attnserve"))
