@@ -180,10 +180,10 @@ def _run(settings: Settings) -> None:
         if settings.profile == "split":
             from service.deployment import ray_private
             from service.deployment.gpus import check_gpus
-            from service.deployment.split import check_store
+            from service.states.opening import check_shared
 
             check_gpus(settings, ray_private.gpus_here())
-            check_store(settings)
+            check_shared(settings.states)
         to_file(None, settings.log_level)
 
         def end(reason: str) -> None:

@@ -32,7 +32,8 @@ from service.pools.host import Host
 from service.pools.limits import MESSAGE_BYTES
 from service.pools.replicas import ReplicaLost
 from service.runtime.budget import available_cpus, share_out
-from service.settings import IN_MEMORY, Settings, SettingsError, freeze, live, load
+from service.settings import Settings, SettingsError, freeze, live, load
+from service.states.opening import check_shared
 from service.telemetry.logs import to_file
 
 APPLICATION = "attnserve"
@@ -162,16 +163,8 @@ def application(args: dict[str, Any]) -> Any:
     file of keys whose path is stored, on its own node.
     """
     settings = load({**args, "profile": "split"})
-    check_store(settings)
+    check_shared(settings.states)
     return build(settings.model_copy(update={"api_keys": ()}), None, own_keys=bool(settings.api_keys))
-
-
-def check_store(settings: Settings) -> None:
-    """Raise SettingsError if the processes of profile split would have a store of states each."""
-    if settings.states == IN_MEMORY:
-        raise SettingsError(
-            "states=memory is a store of one process, and profile split has several: name a directory, or redis:// for several machines"
-        )
 
 
 def with_keys(frozen: str) -> str:
