@@ -11,6 +11,7 @@ SQLite comes with `apsw`: versions before 3.51.3, such as those of many Python b
 import hashlib
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -60,6 +61,8 @@ class SqliteEngine:
     def __init__(self, folder: Path | None, *, vfs: str | None = None, clock: Callable[[], float] = time.time) -> None:
         """Raises StoreFailed if the folder cannot be used."""
         self._clock = clock
+        self.ended: Counter[Status] = Counter()
+        self.damaged_blobs = 0
         self._touched: dict[str, float] = {}  # read since the last write
         self._unused: set[str] = set()  # hashes of files that may have no row
         try:
@@ -101,17 +104,24 @@ class SqliteEngine:
             with self.group():
                 yield
             return
-        with self._db:  # a savepoint
-            yield
+        before = self.ended.copy()
+        try:
+            with self._db:  # a savepoint
+                yield
+        except BaseException:
+            self.ended = before
+            raise
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """`with self._db` would hold the GIL while it waits for another process or for the disk; `execute` releases it."""
         self._db.execute("BEGIN IMMEDIATE")
+        before = self.ended.copy()
         try:
             yield
             self._db.execute("COMMIT")
         except BaseException:
+            self.ended = before
             if self._db.in_transaction:  # some errors have ended it
                 self._db.execute("ROLLBACK")
             raise
@@ -267,6 +277,11 @@ class SqliteEngine:
         row = self._db.execute("SELECT states, size, pinned_size FROM tenants WHERE tenant = ?", (tenant,)).get
         return Usage() if row is None else Usage(*row)
 
+    def totals(self) -> Usage:
+        return Usage(
+            *self._db.execute("SELECT coalesce(sum(states), 0), coalesce(sum(size), 0), coalesce(sum(pinned_size), 0) FROM tenants").get
+        )
+
     def sweep(self) -> int:
         with self._atomic():
             self._note_use()
@@ -374,6 +389,7 @@ class SqliteEngine:
         self._db.execute("UPDATE states SET status = ?, blob = NULL, used = ? WHERE id = ?", (status, self._clock(), state))
         self._db.execute("DELETE FROM names WHERE state = ? AND tenant = ?", (state, tenant))
         self._count(tenant, states=-1)
+        self.ended[status] += 1
         self._refer(blob_id, -1)
         self._touched.pop(state, None)
 
@@ -401,6 +417,7 @@ class SqliteEngine:
             sharing = list(self._db.execute("SELECT tenant, id FROM states WHERE blob = ?", (blob_id,)))
             for tenant, state in sharing:
                 self._drop(tenant, state, "damaged")
+            self.damaged_blobs += 1
             if self._files is not None:
                 self._files.set_apart(record.sha256)
 
