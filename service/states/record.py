@@ -76,6 +76,14 @@ class Usage(NamedTuple):
     pinned_size: int = 0
 
 
+class StoredBlob(NamedTuple):
+    """The bytes of one or more states of a tenant. `sha256`: the hash that they had when they were kept."""
+
+    sha256: str
+    content: bytes
+    states: int
+
+
 class Filter(NamedTuple):
     """Which states of a tenant to list, newest first. `after`: the id of the last state of the page before."""
 

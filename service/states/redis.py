@@ -48,6 +48,7 @@ from service.states.record import (
     Quota,
     StateRecord,
     Status,
+    StoredBlob,
     Usage,
 )
 
@@ -202,6 +203,16 @@ class RedisEngine:
                 asked.hmget(_prefix(tenant) + "usage", Usage._fields)
             sums = (sum(int(each or 0) for each in column) for column in zip((0, 0, 0), *asked.execute(), strict=True))
             return Usage(*sums)
+
+    def blobs(self) -> Iterator[StoredBlob]:
+        with _failing():
+            keys = sorted(set(self._redis.scan_iter(match="attnserve:{*}:sharing:*", count=1000)))
+        for key in keys:
+            prefix, _, sha256 = key.decode().rpartition("sharing:")
+            with _failing():
+                states, content = self._redis.scard(key), self._redis.get(f"{prefix}blob:{sha256}")
+            if states:  # else they were forgotten meanwhile
+                yield StoredBlob(sha256, content or b"", states)
 
     # Documents -------------------------------------------------------------------------------------------------------------------------
 

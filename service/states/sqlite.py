@@ -14,9 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import apsw
 import orjson
@@ -35,21 +33,16 @@ from service.states.record import (
     Quota,
     StateRecord,
     Status,
+    StoredBlob,
     Usage,
 )
 from service.states.refusals import gone, key_reused, name_moved, no_name, no_page, no_state, over_quota
-from service.states.sqlite_schema import SCHEMA, VERSION
+from service.states.sqlite_schema import FIELDS, FROM, SCHEMA, SELECT, VERSION, record_of
 
 INLINE_BYTES = 524_288  # larger rows are slower to write than files: docs/log.md has the measurement
 TOMBSTONE_S = 86_400.0  # how long a state that is gone is answered with its reason
 KEY_S = 86_400.0  # how long an idempotency key is remembered
 _BUSY_MS = 10_000  # wait for another process's transaction
-
-_FIELDS = (
-    "id, tenant, model, fingerprint, numerics, position, parent, origin, created, used, expires, pinned, metadata, sha256, size, status"
-)
-_SELECT = "SELECT " + ", ".join(f"s.{each}" for each in _FIELDS.split(", ")) + ", coalesce(b.refs, 0)"
-_FROM = "FROM states s LEFT JOIN blobs b ON b.id = s.blob"
 
 
 class SqliteEngine:
@@ -90,10 +83,8 @@ class SqliteEngine:
     def group(self) -> Iterator[None]:
         """All calls inside become durable together, or none: one sync for many writes. Raises StoreFailed if they do not."""
         try:
-            with self._transaction():
+            with _failing(), self._transaction():
                 yield
-        except (apsw.Error, OSError) as error:
-            raise StoreFailed(f"the store of states failed: {_reason(error)}; send the request again later") from error
         finally:
             self._remove_unused()
 
@@ -150,7 +141,7 @@ class SqliteEngine:
                 *(record.origin, record.created, record.used, record.expires, False, orjson.dumps(record.metadata).decode()),
                 *(sha256, size, "ready", ids, blob_id),
             )
-            self._db.execute(f"INSERT INTO states({_FIELDS}, ids, blob) VALUES ({', '.join('?' * len(row))})", row)
+            self._db.execute(f"INSERT INTO states({FIELDS}, ids, blob) VALUES ({', '.join('?' * len(row))})", row)
             self._count(record.tenant, states=1)
             self._refer(blob_id, 1)
             if record.pinned:
@@ -163,8 +154,8 @@ class SqliteEngine:
             return self.get(record.tenant, record.id)
 
     def get(self, tenant: str, state: str) -> StateRecord:
-        row = self._db.execute(f"{_SELECT} {_FROM} WHERE s.id = ? AND s.tenant = ?", (state, tenant)).get
-        record = None if row is None else _record(row)
+        row = self._db.execute(f"{SELECT} {FROM} WHERE s.id = ? AND s.tenant = ?", (state, tenant)).get
+        record = None if row is None else record_of(row)
         if record is None or record.status == "deleted":
             raise no_state(state)
         if record.status != "ready" or self._over(record):
@@ -178,14 +169,12 @@ class SqliteEngine:
 
     def blob(self, tenant: str, state: str) -> bytes:
         record = self.use(tenant, state)
-        blob_id, content = self._db.execute("SELECT b.id, b.content " + _FROM + " WHERE s.id = ?", (state,)).get
-        if content is None:
-            assert self._files is not None
-            content = self._files.read(record.sha256)
+        blob_id, content = self._db.execute("SELECT b.id, b.content " + FROM + " WHERE s.id = ?", (state,)).get
+        content = self._content(record.sha256, content)
         if hashlib.sha256(content).hexdigest() != record.sha256:
             self._quarantine(blob_id, record)
             raise gone(state, "damaged")
-        return bytes(content)
+        return content
 
     def page(self, tenant: str, wanted: Filter) -> list[StateRecord]:
         where, values = ["s.tenant = ?", "s.status = 'ready'", "(s.expires IS NULL OR s.expires > ?)"], [tenant, self._clock()]
@@ -200,8 +189,8 @@ class SqliteEngine:
             where, values = [*where, "s.id = (SELECT state FROM names WHERE tenant = ? AND name = ?)"], [*values, tenant, wanted.name]
         for key, value in wanted.metadata:
             where, values = [*where, "s.metadata ->> ? = ?"], [*values, f"$.{orjson.dumps(key).decode()}", value]
-        rows = self._db.execute(f"{_SELECT} {_FROM} WHERE {' AND '.join(where)} ORDER BY s.seq DESC LIMIT ?", (*values, wanted.limit))
-        return [_record(row) for row in rows]
+        rows = self._db.execute(f"{SELECT} {FROM} WHERE {' AND '.join(where)} ORDER BY s.seq DESC LIMIT ?", (*values, wanted.limit))
+        return [record_of(row) for row in rows]
 
     def change(self, tenant: str, state: str, patch: Patch) -> StateRecord:
         with self._atomic():
@@ -224,15 +213,15 @@ class SqliteEngine:
         self.get(tenant, state)
         rows = self._db.execute(
             "WITH RECURSIVE line(id, depth) AS (SELECT ?, 0 UNION ALL SELECT p.parent, depth + 1 FROM line JOIN states p ON p.id = line.id "
-            f"WHERE p.parent IS NOT NULL) {_SELECT}, s.ids {_FROM} JOIN line ON line.id = s.id WHERE s.tenant = ? ORDER BY depth",
+            f"WHERE p.parent IS NOT NULL) {SELECT}, s.ids {FROM} JOIN line ON line.id = s.id WHERE s.tenant = ? ORDER BY depth",
             (state, tenant),
         )
-        return [Ancestor(_record(row[:-1]), row[-1]) for row in rows]
+        return [Ancestor(record_of(row[:-1]), row[-1]) for row in rows]
 
     def children(self, tenant: str, state: str, limit: int) -> list[StateRecord]:
         self.get(tenant, state)
         where = "WHERE s.parent = ? AND s.status = 'ready' AND s.tenant = ? ORDER BY s.seq DESC LIMIT ?"
-        return [_record(row) for row in self._db.execute(f"{_SELECT} {_FROM} {where}", (state, tenant, limit))]
+        return [record_of(row) for row in self._db.execute(f"{SELECT} {FROM} {where}", (state, tenant, limit))]
 
     # Names and idempotency keys --------------------------------------------------------------------------------------------------------
 
@@ -282,6 +271,15 @@ class SqliteEngine:
             *self._db.execute("SELECT coalesce(sum(states), 0), coalesce(sum(size), 0), coalesce(sum(pinned_size), 0) FROM tenants").get
         )
 
+    def blobs(self) -> Iterator[StoredBlob]:
+        last = 0  # a statement for each, because one over all would keep the WAL from being reset
+        with _failing():
+            while row := self._db.execute(
+                "SELECT id, sha256, content, refs FROM blobs WHERE id > ? ORDER BY id LIMIT 1", (last,)
+            ).fetchone():
+                last, sha256, content, states = row
+                yield StoredBlob(sha256, self._content(sha256, content), states)
+
     def sweep(self) -> int:
         with self._atomic():
             self._note_use()
@@ -324,6 +322,12 @@ class SqliteEngine:
         return documents.due(self._db, kind, now, limit, self._clock())
 
     # Inside a transaction --------------------------------------------------------------------------------------------------------------
+
+    def _content(self, sha256: str, inline: bytes | None) -> bytes:
+        if inline is not None:
+            return inline
+        assert self._files is not None
+        return self._files.read(sha256)
 
     def _over(self, record: StateRecord) -> bool:
         return record.expires is not None and record.expires <= self._clock()
@@ -435,13 +439,13 @@ class SqliteEngine:
             self._unused |= unused  # the next transaction, or the next start, removes them
 
 
-def _record(row: tuple[Any, ...]) -> StateRecord:
-    *values, status, shared_by = row
-    names = _FIELDS.split(", ")[:-1]
-    fields = dict(zip(names, values, strict=True))
-    fields["metadata"] = orjson.loads(fields["metadata"])
-    fields["pinned"] = bool(fields["pinned"])
-    return replace(StateRecord(**fields), status=status, shared_by=shared_by)
+@contextmanager
+def _failing() -> Iterator[None]:
+    """Errors of SQLite and of the disk become StoreFailed."""
+    try:
+        yield
+    except (apsw.Error, OSError) as error:
+        raise StoreFailed(f"the store of states failed: {_reason(error)}; send the request again later") from error
 
 
 def _reason(error: Exception) -> str:

@@ -18,7 +18,7 @@ from typing import Any, Protocol, TypeVar
 
 from service.errors import Overloaded, StoreFailed
 from service.states.engine import StateEngine
-from service.states.record import Status, Usage
+from service.states.record import Status, StoredBlob, Usage
 
 T = TypeVar("T")
 
@@ -38,6 +38,10 @@ class GroupingEngine(StateEngine, Protocol):
 
     def totals(self) -> Usage:
         """What all tenants together keep."""
+        ...
+
+    def blobs(self) -> Iterator[StoredBlob]:
+        """All blobs of all tenants, as they are stored: unchecked, and empty where the bytes are missing."""
         ...
 
     def group(self) -> AbstractContextManager[None]: ...
