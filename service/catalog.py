@@ -41,6 +41,7 @@ from service.states.record import Quota
 from service.states.store import Store
 from service.streams.lease import Leases
 from service.telemetry.metrics import Metrics
+from service.telemetry.store_metrics import StoreMetrics
 from service.tokenization.threads import Tokenizers
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class Catalog:
             manifests = list(readers.map(contract.verify, self.settings.bundles))
             check_names(self.settings, [manifest.name for manifest in manifests])
             if self.states is None and any(manifest.traits.part == "decoder" for manifest in manifests):
-                self.states = open_store(self.settings.states)
+                self.states = open_store(self.settings.states, StoreMetrics(self.metrics))
             checks = [readers.submit(self.check_maps, *each) for each in zip(self.settings.bundles, manifests, strict=True)]
             for bundle, manifest in zip(self.settings.bundles, manifests, strict=True):
                 model = self._opened(bundle, manifest)

@@ -27,6 +27,7 @@ COMMANDS = {
     "serve": "service.cli",
     "config": "service.cli",
     "key": "service.deployment.commands",
+    "states": "service.states.commands",
     "attention": "export.commands",
     "compare": "export.commands",
     **dict.fromkeys(("bench", "bench-generate", "load", "bench-split", "bench-long"), "loadtest.commands"),

@@ -6,12 +6,12 @@ from pathlib import Path
 from service.errors import StoreFailed
 from service.settings import IN_MEMORY, STATES_PASSWORD, SettingsError
 from service.states.sqlite import SqliteEngine
-from service.states.store import GroupingEngine, Store
+from service.states.store import GroupingEngine, Observer, Store
 
 
-def open_store(location: str) -> Store:
+def open_store(location: str, observer: Observer | None = None) -> Store:
     """Open the store at `location`: `memory`, a directory, or a URL of Redis. Raises StoreFailed if it cannot be opened."""
-    return Store(open_engine(location))
+    return Store(open_engine(location), observer)
 
 
 def check_shared(location: str) -> None:
