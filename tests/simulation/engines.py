@@ -14,9 +14,9 @@ from typing import Any, TypeVar, cast
 
 from service.errors import StoreFailed
 from service.generation.engine import GeneratorEngine, GeneratorLimits
-from service.generation.saved.keeper import StateKeeper
 from service.generation.sampling.grammar import Words
 from service.generation.sampling.masks import Masks, _mask_of
+from service.generation.saved.keeper import StateKeeper
 from service.generation.sequence import Sequence
 from service.generation.session import HostStates, Ids, Logits
 from service.states.sqlite import SqliteEngine
