@@ -1,6 +1,6 @@
-"""Eleven bugs that other servers have shipped, each planted by replacing one function. The checks of this folder must find them all.
+"""Bugs that other servers have shipped, and two of our own, each planted by replacing one function. The checks must find them all.
 
-`MUTANTS` maps a name to a context manager that plants the bug. What each is called elsewhere: docs/log.md.
+`MUTANTS` maps a name to a context manager that plants the bug.
 """
 
 from collections.abc import Callable
@@ -14,15 +14,18 @@ import numpy as np
 
 from service.errors import ServiceError
 from service.generation.engine import GeneratorEngine
-from service.generation.saved.keeper import StateKeeper
 from service.generation.reopening import Reopening
+from service.generation.saved.keeper import StateKeeper
 from service.generation.sequence import Sequence
 from service.generation.session import HostStates
 from service.generation.slots import Row, Slots
 from service.states import blob
+from service.states.record import Document
 from service.states.store import GroupingEngine, Store
-from tests.simulation.engines import FailingSqlite
+from service.streams.lease import Lease
+from tests.simulation.gateways import simulate_gateways
 from tests.simulation.plain import embedded
+from tests.simulation.world import Result, simulate
 
 Planted = AbstractContextManager[Any]
 
@@ -165,14 +168,21 @@ def acknowledged_before_commit() -> Planted:
 
 
 def zombie_accepted() -> Planted:
-    """A generator that was given up wakes, and what it writes a second time replaces what its successor wrote."""
+    """A gateway that wakes after its lease writes its run's document, whoever has the run now."""
 
-    def mutant(self: FailingSqlite, record: Any, blob: bytes | None) -> bool:
-        if self._db.execute("SELECT 1 FROM states WHERE id = ?", (record.id,)).get is not None:
-            self._db.execute("UPDATE states SET id = id || '0' WHERE id = ?", (record.id,))
-        return False
+    def mutant(self: Lease, engine: GroupingEngine, run: Document) -> None:
+        engine.write(run, None, self._leases.quota)
 
-    return mock.patch.object(FailingSqlite, "_is_kept", mutant)
+    return mock.patch.object(Lease, "write", mutant)
+
+
+def zombie_by_version() -> Planted:
+    """A lease goes by the document's version alone, which an undone write has made one too high."""
+
+    def mutant(self: Lease, engine: GroupingEngine, run: Document) -> None:
+        self._version = engine.write(run, self._version, self._leases.quota)
+
+    return mock.patch.object(Lease, "write", mutant)
 
 
 def doubled_tokens() -> Planted:
@@ -214,9 +224,14 @@ MUTANTS: dict[str, Callable[[], Planted]] = {
     "a grammar is restarted on resume": grammar_restarted,
     "a write is acknowledged before its commit": acknowledged_before_commit,
     "a zombie's write is accepted": zombie_accepted,
+    "a zombie's version fits by chance": zombie_by_version,
     "tokens are sent twice": doubled_tokens,
     "the state of a failed run is offered as a parent": failed_run_kept,
 }
+
+# Which schedules show a bug: the leases of gateways have their own.
+SCHEDULES: dict[str, Callable[[int], Result]] = dict.fromkeys(MUTANTS, simulate)
+SCHEDULES |= dict.fromkeys(("a zombie's write is accepted", "a zombie's version fits by chance"), simulate_gateways)
 
 
 def _put(slots: Slots[Any], row: int, states: Any) -> None:

@@ -14,7 +14,8 @@ def test_time_passes_at_once_and_all_clocks_agree() -> None:
     async def sleep() -> tuple[float, ...]:
         before = time.monotonic(), time.perf_counter(), time.time(), loop.time()
         await asyncio.sleep(3600)
-        return tuple(after - then for after, then in zip((time.monotonic(), time.perf_counter(), time.time(), loop.time()), before, strict=True))
+        after = time.monotonic(), time.perf_counter(), time.time(), loop.time()
+        return tuple(late - early for late, early in zip(after, before, strict=True))
 
     began = time.perf_counter()
     assert run(loop, sleep()) == (3600.0,) * 4

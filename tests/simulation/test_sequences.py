@@ -54,7 +54,7 @@ class Sequences(RuleBasedStateMachine):
         self.store = SimulatedStore(self.states, f"engine {at}", self.loop, Chances())
         return opened(f"engine {at}", self.loop, self.store, Chances(), **self.sizes)
 
-    # Rules ---------------------------------------------------------------------------------------------------------------------------------
+    # Rules ------------------------------------------------------------------------------------------
 
     @rule(target=saved, at=ENGINES, asked=ASKED, beside=st.lists(ASKED, max_size=3))
     def save(self, at: int, asked: Any, beside: list[Any]) -> Kept:
@@ -187,7 +187,7 @@ class Sequences(RuleBasedStateMachine):
             with virtual_time(self.loop):
                 end(self.loop)
 
-    # ---------------------------------------------------------------------------------------------------------------------------------------
+    # ------------------------------------------------------------------------------------------
 
     def do(self, work: Coroutine[Any, Any, T]) -> T:
         with virtual_time(self.loop):

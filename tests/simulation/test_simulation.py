@@ -7,10 +7,12 @@ from collections import Counter
 
 import pytest
 
+from tests.simulation.gateways import simulate_gateways
 from tests.simulation.world import explain, simulate
 
 SCHEDULES = 300
 PARTS = 6
+GATEWAY_SCHEDULES = 150
 FOUND = (13, 2076)  # a run lost after its last token; a generator lost after it had stored a state
 
 
@@ -32,6 +34,18 @@ def test_no_schedule_loses_doubles_or_changes_anything(part: int) -> None:
 def test_schedules_that_went_wrong_once(seed: int) -> None:
     result = simulate(seed)
     assert not result.wrong, explain(result)
+
+
+@pytest.mark.slow
+def test_no_schedule_of_gateways_lets_two_write_or_send_a_run() -> None:
+    stats: Counter[str] = Counter()
+    for seed in range(GATEWAY_SCHEDULES):
+        result = simulate_gateways(seed)
+        assert not result.wrong, explain(result)
+        assert result.digest == simulate_gateways(seed).digest or seed % 10
+        stats.update(result.stats)
+    assert stats["pauses"] > GATEWAY_SCHEDULES
+    assert stats["connections"] > 5 * GATEWAY_SCHEDULES
 
 
 @pytest.mark.slow
