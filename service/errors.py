@@ -199,6 +199,13 @@ class DocumentMoved(ServiceError):
     code = "document_moved"
 
 
+class RangeRefused(ServiceError):
+    """A range of bytes begins after the end of what is asked for."""
+
+    status = 416
+    code = "range_not_satisfiable"
+
+
 class KeyReused(ServiceError):
     """The idempotency key was used before, with another request."""
 

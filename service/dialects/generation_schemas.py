@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, Field, StrictBool, StrictFloat, StrictInt
 
+from service.dialects.states.options import StateFields
 from service.http.fields import WITHOUT_NULLS, Fields
 from service.http.routing import Many
 
@@ -74,7 +75,7 @@ class StreamOptions(Fields):
     include_obfuscation: Literal[False] = Field(False, description="Events are not padded.")
 
 
-class GenerationRequestBody(SamplingFields):
+class GenerationRequestBody(SamplingFields, StateFields):
     """The fields that completions and chat have in addition to `SamplingFields`."""
 
     model: str | None = Field(None, max_length=256, description="Name or alias of a served model. Default: the first decoder.")
@@ -123,6 +124,16 @@ class GenerationUsage(BaseModel):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+
+
+class KeptState(BaseModel):
+    """A state that was stored with a generated text. `GET /v1/states/ID` has the rest."""
+
+    object: Literal["state"]
+    id: str
+    parent: str | None
+    name: str | None
+    expires: int | None
 
 
 class TopLogprob(BaseModel):

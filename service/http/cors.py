@@ -15,7 +15,11 @@ from service.http.edge import refusal
 # Headers of an answer that scripts of another origin may read.
 EXPOSED = (
     "accept-encoding",
+    "accept-ranges",
     "allow",
+    "content-range",
+    "etag",
+    "idempotent-replayed",
     "inference-header-content-length",
     "retry-after",
     "retry-after-ms",
@@ -35,6 +39,7 @@ EXPOSED = (
     "x-ratelimit-reset-requests",
     "x-ratelimit-reset-tokens",
     "x-request-id",
+    "x-should-retry",
     "x-tokenization-time",
     "x-total-time",
     "x-truncated-inputs",

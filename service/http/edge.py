@@ -338,6 +338,8 @@ def refusal(path: str, error: ServiceError, dialects: tuple[Dialect, ...]) -> tu
     if isinstance(error, Overloaded | NotReady):
         headers["retry-after"] = str(max(1, int(error.retry_after_s + 0.999)))
         headers["retry-after-ms"] = str(max(1, int(error.retry_after_s * 1000 + 0.999)))
+    if status in (409, 412):
+        headers["x-should-retry"] = "false"  # openai's clients repeat a 409, and the same request would fail again
     if isinstance(error, BodyTooSlow):
         headers["connection"] = "close"  # the rest of the body may never arrive
     if isinstance(error, Unauthorized):

@@ -53,8 +53,8 @@ class StateEngine(Protocol):
         """Forget a state and the names that point to it. States made from it stay. Raises as `get`."""
         ...
 
-    def lineage(self, tenant: str, state: str) -> list[Ancestor]:
-        """The state, its parent, and so on to the first one. Ancestors that are gone are listed with their status."""
+    def lineage(self, tenant: str, state: str, most: int | None = None) -> list[Ancestor]:
+        """The state, its parent, and so on to the first one; at most `most` of them. Those that are gone are listed with their status."""
         ...
 
     def children(self, tenant: str, state: str, limit: int) -> list[StateRecord]:

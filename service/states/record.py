@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 Origin = Literal["prompt", "continuation", "fork", "rewind", "upload"]
 Status = Literal["ready", "deleted", "expired", "evicted", "damaged"]
+Turn = Literal["", "system", "user", "assistant", "generated"]
 
 ID = re.compile(r"state_[0-9a-f]{32}")
 
@@ -33,6 +34,7 @@ class StateRecord:
     expires: float | None = None  # None: never
     pinned: bool = False  # never evicted
     metadata: dict[str, str] = field(default_factory=dict)
+    turn: Turn = ""  # whose message of a conversation it ends with; "generated": the model's own; "": it ends with plain text
     sha256: str = ""  # of its blob
     size: int = 0  # bytes of its blob
     shared_by: int = 1  # states with the same blob

@@ -45,7 +45,8 @@ KEY_S = 86_400.0  # how long an idempotency key is remembered
 _BUSY_MS = 10_000  # wait for another process's transaction
 
 _FIELDS = (
-    "id, tenant, model, fingerprint, numerics, position, parent, origin, created, used, expires, pinned, metadata, sha256, size, status"
+    "id, tenant, model, fingerprint, numerics, position, parent, origin, created, used, expires, pinned, metadata, turn, sha256, "
+    "size, status"
 )
 _SELECT = "SELECT " + ", ".join(f"s.{each}" for each in _FIELDS.split(", ")) + ", coalesce(b.refs, 0)"
 _FROM = "FROM states s LEFT JOIN blobs b ON b.id = s.blob"
@@ -121,7 +122,7 @@ class SqliteEngine:
             row = (
                 *(record.id, record.tenant, record.model, record.fingerprint, record.numerics, record.position, record.parent),
                 *(record.origin, record.created, record.used, record.expires, False, orjson.dumps(record.metadata).decode()),
-                *(sha256, size, "ready", ids, blob_id),
+                *(record.turn, sha256, size, "ready", ids, blob_id),
             )
             self._db.execute(f"INSERT INTO states({_FIELDS}, ids, blob) VALUES ({', '.join('?' * len(row))})", row)
             self._count(record.tenant, states=1)
@@ -195,12 +196,12 @@ class SqliteEngine:
             self.get(tenant, state)
             self._drop(tenant, state, "deleted")
 
-    def lineage(self, tenant: str, state: str) -> list[Ancestor]:
+    def lineage(self, tenant: str, state: str, most: int | None = None) -> list[Ancestor]:
         self.get(tenant, state)
         rows = self._db.execute(
             "WITH RECURSIVE line(id, depth) AS (SELECT ?, 0 UNION ALL SELECT p.parent, depth + 1 FROM line JOIN states p ON p.id = line.id "
-            f"WHERE p.parent IS NOT NULL) {_SELECT}, s.ids {_FROM} JOIN line ON line.id = s.id WHERE s.tenant = ? ORDER BY depth",
-            (state, tenant),
+            f"WHERE p.parent IS NOT NULL LIMIT ?) {_SELECT}, s.ids {_FROM} JOIN line ON line.id = s.id WHERE s.tenant = ? ORDER BY depth",
+            (state, -1 if most is None else most, tenant),
         )
         return [Ancestor(_record(row[:-1]), row[-1]) for row in rows]
 
@@ -309,6 +310,7 @@ class SqliteEngine:
     def _shared(self, record: StateRecord) -> tuple[int, str, int]:
         """The blob of the parent."""
         parent = self.get(record.tenant, record.parent or "")
+        self._touched[parent.id] = self._clock()  # so that it does not give way to its own forks
         found: tuple[int, str, int] = self._db.execute("SELECT blob, sha256, size FROM states WHERE id = ?", (parent.id,)).get
         return found
 

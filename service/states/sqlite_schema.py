@@ -16,7 +16,7 @@ CREATE TABLE states(
     seq INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT NOT NULL UNIQUE, tenant TEXT NOT NULL, model TEXT NOT NULL, fingerprint TEXT NOT NULL,
     numerics TEXT NOT NULL, position INTEGER NOT NULL, parent TEXT, origin TEXT NOT NULL, created REAL NOT NULL, used REAL NOT NULL,
     expires REAL, pinned INTEGER NOT NULL, metadata TEXT NOT NULL, sha256 TEXT NOT NULL, size INTEGER NOT NULL, ids BLOB NOT NULL,
-    status TEXT NOT NULL, blob INTEGER REFERENCES blobs(id)
+    turn TEXT NOT NULL, status TEXT NOT NULL, blob INTEGER REFERENCES blobs(id)
 );
 CREATE INDEX states_by_tenant ON states(tenant, status, seq);
 CREATE INDEX states_by_use ON states(tenant, used) WHERE status = 'ready' AND NOT pinned;

@@ -10,17 +10,19 @@ import json
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 
 from export import contract
 from service.app import Application, build_app
 from service.catalog import Catalog
-from service.errors import WrongKind
+from service.errors import ServiceError, WrongKind
 from service.generation.chat.prompt import ChatPrompts
 from service.generation.chat.template import ChatTemplate
 from service.generation.request import Delta, GenerationRequest, Grammar, Token, TokenLogprob
@@ -30,6 +32,10 @@ from service.generation.submission import Submission
 from service.generation.text import TextStream, Vocabulary
 from service.runtime.offered import OfferedSlots
 from service.settings import Settings
+from service.states.engine import StateEngine
+from service.states.opening import open_store
+from service.states.record import Keep
+from service.states.store import Store
 from service.telemetry.metrics import GeneratorMetrics, Metrics
 from service.telemetry.usage import Usage
 from tests.service import fakes
@@ -62,6 +68,7 @@ class FakeEngine:
         self.script: str | Callable[[GenerationRequest], str] = SAID
         self.refusal: BaseException | None = None  # raised by `submit`, by the one after `refuse_after`
         self.refuse_after = 0
+        self.states: Store | None = None  # where it keeps states
         self.failures: dict[int, tuple[int, BaseException]] = {}  # by number of the run: after so many tokens, what
         self.cached_tokens = 0
         self.runs: list[FakeRun] = []
@@ -124,7 +131,9 @@ class FakeEngine:
     # What a test calls, from any thread ------------------------------------------------------------------------------------------------
 
     def forget(self) -> None:
+        states = self.states
         self.__init__(self.tokenizer, self.vocabulary)  # type: ignore[misc]
+        self.states = states
 
     def hold(self, after: int = 0) -> None:
         """Let so many tokens out, of all runs together, and then none."""
@@ -193,8 +202,30 @@ class FakeRun(Run):
             while not self._engine.passes():
                 self._may_go_on.clear()
                 await self._may_go_on.wait()
-            self.give(self._next())
+            made = self._next()
+            if self.ended and self.request.keep is not None:
+                try:
+                    await self._keep(self.request.keep)
+                except ServiceError as error:
+                    self.fail(error)
+                    return
+            self.give(made)
             await asyncio.sleep(0)
+
+    async def _keep(self, keep: Keep) -> None:
+        """Store the ids of all tokens as if they were the state after the last one."""
+        assert self._engine.states is not None
+        drawn = () if self.request.max_tokens == 0 else self._tokens[: self.usage.completion_tokens]
+        ids, start = np.array([*self.request.prompt, *drawn], "<i4").tobytes(), self.request.start
+
+        def put(engine: StateEngine) -> None:
+            parent = None if start is None else engine.get(start.tenant, start.id)
+            blob = b"" if start is None else engine.blob(start.tenant, start.id)
+            position = len(ids) // 4 + (0 if parent is None else parent.position)
+            record = replace(keep.record, position=position, numerics="fake")
+            engine.put(record, blob + ids, ids=ids, quota=keep.quota, name=keep.name, key=keep.key)
+
+        await self._engine.states.call(put)
 
     def _stop(self) -> None:
         self._speaking.cancel()
@@ -297,6 +328,9 @@ class FakeGeneratorCatalog(Catalog):
     def load(self) -> None:
         models: dict[str, Any] = {generator.name: generator for generator in self._generators}
         self.models = models
+        self.states = open_store(self.settings.states)
+        for generator in self._generators:
+            generator.engine.states = self.states
 
     def start(self) -> None:
         super().start()

@@ -127,6 +127,7 @@ class FakeGeneratorGateway(FakeGeneratorCatalog):
             there = copy.copy(generator)
             there.engine = PoolGenerator(replicas, generator.name, generator.manifest.fingerprint)  # type: ignore[assignment]
             self.models[generator.name] = there  # type: ignore[assignment]
+        self.states = self._host.catalog.states
 
     async def stop(self) -> None:
         await self._gateway.stop()

@@ -26,9 +26,10 @@ def document(id: str = "resp_1", body: bytes = b"{}", **fields: Any) -> Document
 
 
 def test_a_state_comes_back_as_it_was_put(engine: GroupingEngine, clock: Clock) -> None:
-    new = record(clock, metadata={"topic": 'a "quoted" one'}, pinned=True)
+    new = record(clock, metadata={"topic": 'a "quoted" one'}, pinned=True, turn="user")
     kept = engine.put(new, b"tensors", quota=AMPLE)
     assert (kept.metadata, kept.pinned, kept.size, kept.position, kept.status) == (new.metadata, True, 7, 7, "ready")
+    assert kept.turn == "user"
     assert engine.get("acme", new.id) == kept
     assert engine.blob("acme", new.id) == b"tensors"
 
@@ -159,6 +160,7 @@ def test_a_lineage_survives_the_deletion_of_an_ancestor(engine: GroupingEngine, 
     line = engine.lineage("acme", leaf.id)
     assert [(each.record.id, each.record.status) for each in line] == [(leaf.id, "ready"), (middle.id, "deleted"), (root.id, "ready")]
     assert b"".join(each.ids for each in reversed(line)) == np.arange(1, 5, dtype="<i4").tobytes()
+    assert engine.lineage("acme", leaf.id, 2) == line[:2]
     engine.delete("acme", leaf.id)
     engine.sweep()
     assert [each.id for each in engine.page("acme", Filter())] == [root.id]

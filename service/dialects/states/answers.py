@@ -1,0 +1,65 @@
+"""The answers of `/v1/states`."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastapi import Response
+
+from service.call import Call
+from service.dialects.states.finding import etag
+from service.http.routing import json_response
+from service.states.engine import StateEngine
+from service.states.record import Ancestor, IdempotencyKey, Name, StateRecord
+
+REPLAYED_HEADER = "idempotent-replayed"
+
+
+def state_json(record: StateRecord, names: Sequence[Name]) -> dict[str, Any]:
+    return {
+        "object": "state",
+        "id": record.id,
+        "model": record.model,
+        "position": record.position,
+        "bytes": {"logical": record.size, "physical": round(record.size / record.shared_by, 1) if record.shared_by else 0.0},
+        "fingerprint": record.fingerprint,
+        "numerics": record.numerics,
+        "parent": record.parent,
+        "origin": record.origin,
+        "turn": record.turn,
+        "names": [{"name": name.name, "version": name.version} for name in names],
+        "created": int(record.created),
+        "expires": None if record.expires is None else int(record.expires),
+        "pinned": record.pinned,
+        "metadata": record.metadata,
+    }
+
+
+def described(engine: StateEngine, record: StateRecord) -> dict[str, Any]:
+    """Return a state of the store as JSON, with its names."""
+    return state_json(record, engine.names(record.tenant, record.id))
+
+
+def replayed(engine: StateEngine, tenant: str, key: IdempotencyKey) -> dict[str, Any] | None:
+    """Return the state that an earlier request with this key has made. Raises KeyReused if that was another request."""
+    made = engine.answered(tenant, key)
+    return None if made is None else described(engine, made)
+
+
+def ancestor_json(ancestor: Ancestor, names: Sequence[Name]) -> dict[str, Any]:
+    return {**state_json(ancestor.record, names), "status": ancestor.record.status, "tokens": len(ancestor.ids) // 4}
+
+
+def list_json(data: Sequence[Mapping[str, Any]], *, has_more: bool) -> dict[str, Any]:
+    """Return a page in OpenAI's form."""
+    first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more}
+
+
+def sent(content: Mapping[str, Any], call: Call, *, replayed: bool = False, name: str | None = None) -> Response:
+    """Return the answer. `name`: the name whose version is the answer's ETag."""
+    if replayed:
+        call.headers[REPLAYED_HEADER] = "true"
+    for found in content.get("names", ()):
+        if found["name"] == name:
+            call.headers["etag"] = etag(found["version"])
+    return json_response(content, call)

@@ -1,0 +1,148 @@
+"""Finds states by id or name, and reads the headers that guard a change: If-Match, If-None-Match, Idempotency-Key."""
+
+import hashlib
+import re
+from typing import Annotated, Any, NamedTuple
+
+import orjson
+from fastapi import Header, Path, Request
+
+from service.call import Call
+from service.catalog import Catalog
+from service.dialects.states.options import MOST_PAIRS, NAME_PATTERN
+from service.errors import InvalidRequest, NameMoved, RouteNotFound, StateNotFound
+from service.states.engine import StateEngine
+from service.states.record import ID, IdempotencyKey, Name, NameChange, StateRecord
+from service.states.store import Store
+
+_NAME = re.compile(NAME_PATTERN.removesuffix("$"))
+_NO_NAME = ""  # what is neither an id nor a name is looked up too, so that the time of a refusal does not depend on it
+_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+_METADATA = re.compile(r"metadata\[(.*)\]", re.DOTALL)
+_VERSION = re.compile(r'"v([0-9]{1,15})"')
+
+StatePath = Annotated[str, Path(description="Id or name of a state.")]
+KeyHeader = Annotated[
+    str | None,
+    Header(alias="Idempotency-Key", description="1 to 255 printable characters. The same key and content answer the same state for a day."),
+]
+MatchHeader = Annotated[str | None, Header(alias="If-Match", description='The version that the name must have, as `"v3"`; `*`: any.')]
+NoneMatchHeader = Annotated[str | None, Header(alias="If-None-Match", description="`*`: the name must be new.")]
+
+
+class Found(NamedTuple):
+    """A state, and the name by which it was asked for."""
+
+    record: StateRecord
+    name: Name | None
+
+
+def store_of(catalog: Catalog) -> Store:
+    """Raises NotReady while the models are loaded, and RouteNotFound if there is no decoder."""
+    if catalog.states is None:
+        catalog.find(None)
+        raise RouteNotFound("there are no states here: they are those of decoders, and none is served")
+    return catalog.states
+
+
+def tenant_of(call: Call) -> str:
+    return "" if call.tenant is None else call.tenant.name
+
+
+def find(engine: StateEngine, tenant: str, reference: str, param: str = "state") -> Found:
+    """Return the state with this id or name. Raises StateGone, or StateNotFound with the same text whatever the reason."""
+    try:
+        if ID.fullmatch(reference):
+            return Found(engine.get(tenant, reference), None)
+        name = engine.name(tenant, reference if _NAME.fullmatch(reference) else _NO_NAME)
+        return Found(engine.get(tenant, name.state), name)
+    except StateNotFound:
+        raise no_state(param) from None
+
+
+def no_state(param: str = "state") -> StateNotFound:
+    return StateNotFound("there is no such state: GET /v1/states lists what there is", param=param)
+
+
+# Versions of names -----------------------------------------------------------------------------------------------------------------------
+
+
+def etag(version: int) -> str:
+    return f'"v{version}"'
+
+
+def change_of(engine: StateEngine, tenant: str, name: str | None, if_match: str | None, if_none_match: str | None) -> NameChange | None:
+    """Return the change that points `name` to a state, with the version that the headers expect. Raises InvalidRequest or NameMoved."""
+    if if_none_match is not None and if_none_match.strip() != "*":
+        raise InvalidRequest(f"If-None-Match={if_none_match[:80]!r} is not accepted here: only * is, for a new name", param="If-None-Match")
+    if if_match is not None and if_none_match is not None:
+        raise InvalidRequest("If-Match and If-None-Match contradict each other: send one of them", param="If-None-Match")
+    if name is None:
+        if if_match is not None or if_none_match is not None:
+            raise InvalidRequest("If-Match and If-None-Match are about a name: send `name`", param="name")
+        return None
+    version = 0 if if_none_match is not None else None if if_match is None else _expected(engine, tenant, name, if_match.strip())
+    check_version(engine, tenant, change := NameChange(name, version))
+    return change
+
+
+def check_version(engine: StateEngine, tenant: str, change: NameChange) -> None:
+    """Raise NameMoved if the name has another version than the change expects; the change itself is checked again when it is made."""
+    if change.version is None:
+        return
+    try:
+        version = engine.name(tenant, change.name).version
+    except StateNotFound:
+        version = 0
+    if version != change.version:
+        has = f"has version {version}" if version else "does not exist"
+        raise NameMoved(f"the name {change.name!r} {has}, and the request expects version {change.version}: read it again", param="name")
+
+
+def _expected(engine: StateEngine, tenant: str, name: str, if_match: str) -> int:
+    if if_match == "*":
+        try:
+            return engine.name(tenant, name).version
+        except StateNotFound:
+            raise NameMoved(f"the name {name!r} does not exist, and the request expects that it does", param="name") from None
+    if (found := _VERSION.fullmatch(if_match)) is None:
+        raise InvalidRequest(f'If-Match={if_match[:80]!r} is not the version of a name, such as "v3", or *', param="If-Match")
+    return int(found[1])
+
+
+# Metadata in a query ---------------------------------------------------------------------------------------------------------------------
+
+
+def metadata_of(request: Request) -> list[tuple[str, str]]:
+    """Return the pairs `metadata[key]=value` of the request's query. Raises InvalidRequest if there are too many."""
+    pairs = [(found[1], value) for key, value in request.query_params.multi_items() if (found := _METADATA.fullmatch(key))]
+    if len(pairs) > MOST_PAIRS:
+        raise InvalidRequest(f"the query has {len(pairs)} pairs of metadata, and a state has {MOST_PAIRS} at most", param="metadata")
+    return pairs
+
+
+def metadata_parameter(description: str) -> dict[str, Any]:
+    """Describe these pairs in the OpenAPI document."""
+    schema = {"type": "object", "additionalProperties": {"type": "string"}, "maxProperties": MOST_PAIRS}
+    style = {"style": "deepObject", "explode": True}
+    return {"name": "metadata", "in": "query", "required": False, **style, "description": description, "schema": schema}
+
+
+# Idempotency keys ------------------------------------------------------------------------------------------------------------------------
+
+
+def key_of(header: str | None, route: str, *content: Any) -> IdempotencyKey | None:
+    """Return the request's key with a digest of its content, whose objects may have any order. Raises InvalidRequest for a bad key."""
+    if header is None:
+        return None
+    if not _KEY.fullmatch(header):
+        raise InvalidRequest(
+            f"Idempotency-Key has {len(header)} characters and must have 1 to 255 of printable ASCII, no spaces",
+            param="Idempotency-Key",
+        )
+    return IdempotencyKey(header, hashlib.sha256(orjson.dumps([route, *content], option=orjson.OPT_SORT_KEYS)).hexdigest())
+
+
+def nth(key: IdempotencyKey | None, index: int) -> IdempotencyKey | None:
+    """Return the key of one of several states that a request makes. No client can send a key with a space."""
+    return key if key is None or not index else key._replace(key=f"{key.key} {index}")

@@ -1,0 +1,49 @@
+"""How a new state is kept."""
+
+import time
+
+from service.dialects.states.options import KeepFields, Ttl
+from service.settings import Settings
+from service.states.record import Origin, Quota, StateRecord, Turn, new_state_id
+
+
+def quota_of(settings: Settings) -> Quota:
+    return Quota(settings.max_states, settings.max_state_bytes)
+
+
+def expires_at(ttl_s: Ttl | None, settings: Settings, now: float) -> float | None:
+    """Return the time at which a state expires, None for never."""
+    return None if ttl_s == "never" else now + (settings.state_ttl_s if ttl_s is None else ttl_s)
+
+
+def new_record(
+    options: KeepFields,
+    settings: Settings,
+    *,
+    tenant: str,
+    model: str,
+    fingerprint: str,
+    parent: str | None,
+    origin: Origin,
+    turn: Turn,
+    position: int = 0,
+    numerics: str = "",
+) -> StateRecord:
+    """The record of a new state. The generator fills in `position` and `numerics` of a state that it computes."""
+    now = time.time()
+    return StateRecord(
+        id=new_state_id(),
+        tenant=tenant,
+        model=model,
+        fingerprint=fingerprint,
+        numerics=numerics,
+        position=position,
+        parent=parent,
+        origin=origin,
+        created=now,
+        used=now,
+        expires=expires_at(options.ttl_s, settings, now),
+        pinned=options.pin,
+        metadata=options.metadata,
+        turn=turn,
+    )

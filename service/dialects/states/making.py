@@ -1,0 +1,216 @@
+"""Makes states that a model computes: from a prompt, from more of it after another state, and by going back."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from fastapi import APIRouter, Response
+
+from service.call import Call
+from service.catalog import Catalog
+from service.dialects import generation
+from service.dialects.openai.chat import messages_of
+from service.dialects.states.answers import described, sent
+from service.dialects.states.finding import (
+    KeyHeader,
+    MatchHeader,
+    NoneMatchHeader,
+    StatePath,
+    change_of,
+    find,
+    key_of,
+    no_state,
+    store_of,
+    tenant_of,
+)
+from service.dialects.states.keeping import new_record, quota_of
+from service.dialects.states.options import KeepFields
+from service.dialects.states.replay import Replay, replay_to
+from service.dialects.states.routes import copied
+from service.dialects.states.schemas import ERRORS, CreateState, RewindState, StateObject, json_body
+from service.dialects.states.turns import Beginning, beginning_of, check_model, next_messages, next_text
+from service.errors import InvalidRequest, StateNotFound
+from service.generation.chat.continuation import turn_of
+from service.generation.model import Generator
+from service.generation.request import GenerationRequest, Sampling
+from service.generation.runs import Runs
+from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, read
+from service.runtime.lanes import Lane
+from service.states.record import ID, Ancestor, IdempotencyKey, Keep, NameChange, Origin, StateRecord, Turn
+from service.states.store import GroupingEngine
+
+router = APIRouter(route_class=JsonRoute, tags=["States"], responses=ERRORS)
+
+
+class _Work(NamedTuple):
+    """Tokens to feed, and the state before them. `param`: the field of the body that they come from."""
+
+    model: Generator
+    prompt: Sequence[int]
+    begin: Beginning | None
+    origin: Origin
+    turn: Turn
+    param: str
+
+
+@router.post("/v1/states", response_model=StateObject, openapi_extra=json_body(CreateState))
+async def create(
+    content: ContentDep,
+    call: CallDep,
+    catalog: CatalogDep,
+    idempotency_key: KeyHeader = None,
+    if_match: MatchHeader = None,
+    if_none_match: NoneMatchHeader = None,
+) -> Any:
+    """Let a model read a prompt, and keep its state. With `parent` the prompt is what comes after that state.
+
+    `If-Match` is the version that `name` must have now. Otherwise the answer is 412.
+    """
+    body = read(CreateState, content, call)
+    key = key_of(idempotency_key, "create", body.model_dump(), if_match, if_none_match)
+    change, earlier = await _before(body, key, catalog, call, if_match, if_none_match)
+    if earlier is not None:
+        return sent(earlier, call, replayed=True, name=body.name)
+    param = _one_of(body, "prompt", "token_ids", "messages")
+    begin = await beginning_of(catalog, call, body.parent, body.exact, "parent")
+    model = catalog.generator(body.model or (None if begin is None else begin.record.model))
+    check_model(model, begin)
+    turn: Turn = ""
+    if body.prompt is not None:
+        prompt = await next_text(model, catalog, body.prompt, begin)
+    elif body.token_ids is not None:
+        generation.check_ids(prompt := body.token_ids, model.manifest.limits.vocab_size, param)
+    else:
+        messages = messages_of(body.messages or ())
+        turn = turn_of(messages)
+        prompt = await next_messages(model, catalog, messages, None, param, begin, add_generation_prompt=False)
+    work = _Work(model, prompt, begin, "prompt" if begin is None else "continuation", turn, param)
+    return await _made(work, body, key, change, catalog, call)
+
+
+@router.post("/v1/states/{state}/rewind", response_model=StateObject, openapi_extra=json_body(RewindState))
+async def rewind(
+    state: StatePath,
+    content: ContentDep,
+    call: CallDep,
+    catalog: CatalogDep,
+    idempotency_key: KeyHeader = None,
+    if_match: MatchHeader = None,
+    if_none_match: NoneMatchHeader = None,
+) -> Any:
+    """Make a state at an earlier position of this state's line: at a position, so many tokens back, or at that of an ancestor.
+
+    The tokens since the nearest ancestor that is kept are read again, which gives the same state.
+    """
+    body, tenant = read(RewindState, content), tenant_of(call)
+    key = key_of(idempotency_key, "rewind", state, body.model_dump(), if_match, if_none_match)
+    change, earlier = await _before(body, key, catalog, call, if_match, if_none_match)
+    if earlier is not None:
+        return sent(earlier, call, replayed=True, name=body.name)
+    param = _one_of(body, "to", "tokens", "to_state")
+
+    def planned(engine: GroupingEngine) -> tuple[StateRecord, Replay]:
+        record = find(engine, tenant, state).record
+        line = engine.lineage(tenant, record.id)
+        position = _target(engine, tenant, body, record, line)
+        if not 0 < position <= record.position:
+            raise InvalidRequest(f"the state has seen {record.position} tokens, so it cannot go to position {position}", param=param)
+        return record, replay_to(position, line, time.time(), param)
+
+    record, (nearest, ids) = await store_of(catalog).call(planned)
+    if nearest is not None and not ids:
+        copy = replace(copied(nearest, body, catalog.settings), origin="rewind")
+
+        def kept(engine: GroupingEngine) -> tuple[dict[str, Any], bool]:
+            made = engine.put(copy, None, quota=quota_of(catalog.settings), name=change, key=key)
+            return described(engine, made), made.id != copy.id
+
+        made, replayed = await store_of(catalog).call(kept)
+        return sent(made, call, replayed=replayed, name=body.name)
+    model = catalog.generator(record.model)
+    check_model(model, Beginning(record, None, body.exact))
+    begin = None if nearest is None else Beginning(nearest, None, body.exact)
+    return await _made(_Work(model, ids, begin, "rewind", "", param), body, key, change, catalog, call)
+
+
+def _target(engine: GroupingEngine, tenant: str, body: RewindState, record: StateRecord, line: Sequence[Ancestor]) -> int:
+    """Return the position to go to. Raises StateNotFound if `to_state` is no ancestor."""
+    if body.to is not None:
+        return body.to
+    if body.tokens is not None:
+        return record.position - body.tokens
+    wanted = body.to_state or ""
+    if not ID.fullmatch(wanted):
+        wanted = find(engine, tenant, wanted, "to_state").record.id
+    positions = {each.record.id: each.record.position for each in line}
+    if wanted not in positions:
+        raise no_state("to_state")
+    return positions[wanted]
+
+
+def _one_of(body: CreateState | RewindState, *names: str) -> str:
+    """Return the only one of these fields that is set. Raises InvalidRequest if there is none, or several."""
+    given = [name for name in names if getattr(body, name) is not None]
+    if len(given) != 1:
+        raise InvalidRequest(
+            f"the body has {' and '.join(given) or 'none'} of {', '.join(names)}: send exactly one", param=given[1] if given else names[0]
+        )
+    return given[0]
+
+
+async def _before(
+    body: KeepFields, key: IdempotencyKey | None, catalog: Catalog, call: Call, if_match: str | None, if_none_match: str | None
+) -> tuple[NameChange | None, dict[str, Any] | None]:
+    """Return the change of a name that the request asks for, or the state that an earlier request with its key has made."""
+    tenant = tenant_of(call)
+
+    def looked_up(engine: GroupingEngine) -> tuple[NameChange | None, dict[str, Any] | None]:
+        if key is not None and (made := engine.answered(tenant, key)) is not None:
+            return None, described(engine, made)
+        return change_of(engine, tenant, body.name, if_match, if_none_match), None
+
+    return await store_of(catalog).call(looked_up)
+
+
+async def _made(
+    work: _Work, body: CreateState | RewindState, key: IdempotencyKey | None, change: NameChange | None, catalog: Catalog, call: Call
+) -> Response:
+    """Feed the tokens, and answer with the state that the generator has kept."""
+    model, begin = work.model, work.begin
+    record = new_record(
+        body,
+        catalog.settings,
+        tenant=tenant_of(call),
+        model=model.name,
+        fingerprint=model.manifest.fingerprint,
+        parent=None if begin is None else begin.record.id,
+        origin=work.origin,
+        turn=work.turn,
+    )
+    request = GenerationRequest(
+        prompt=tuple(work.prompt),
+        sampling=Sampling(seed=0),
+        max_tokens=0,
+        lane=Lane.INTERACTIVE if call.lane is None else call.lane,
+        deadline=call.deadline,
+        client=call.client,
+        start=None if begin is None else begin.reference,
+        keep=Keep(record=record, quota=quota_of(catalog.settings), name=change, key=key),
+    )
+    runs = await Runs.submit(model, [request], call, n=1, prompt_field=work.param, stream=False)
+    await runs.all()
+
+    def read_back(engine: GroupingEngine) -> tuple[dict[str, Any], StateRecord]:
+        try:
+            kept = engine.get(record.tenant, record.id)
+        except StateNotFound:  # another request with the same key was faster
+            if key is None or (found := engine.answered(record.tenant, key)) is None:
+                raise
+            kept = found
+        return described(engine, kept), kept
+
+    content, kept = await store_of(catalog).call(read_back)
+    content["usage"] = {"prompt_tokens": runs.prompt_tokens, "cached_tokens": runs.cached_tokens}
+    content["exact"] = begin is None or begin.record.numerics == kept.numerics
+    return sent(content, call, replayed=kept.id != record.id, name=body.name)

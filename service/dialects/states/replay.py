@@ -1,0 +1,45 @@
+"""Which tokens lead from a kept ancestor of a state to an earlier position of its line."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.errors import InvalidRequest
+from service.states.record import Ancestor, StateRecord
+
+
+class Replay(NamedTuple):
+    """Feed `ids` to the state `begin`, or to the empty state if None."""
+
+    begin: StateRecord | None
+    ids: tuple[int, ...]
+
+
+def replay_to(position: int, line: Sequence[Ancestor], now: float, param: str) -> Replay:
+    """Return how to get a state at `position` from the nearest ancestor that is still kept. `line`: a state, its parent, and so on.
+
+    Raises InvalidRequest if tokens on the way are not known, as those before an uploaded state.
+    """
+    kept = [each.record for each in line if _is_kept(each.record, now) and each.record.position <= position]
+    begin = max(kept, key=lambda record: record.position, default=None)
+    first = 0 if begin is None else begin.position
+    pieces: list[NDArray[np.int32]] = []
+    end = position  # the tokens from here on are known
+    for ancestor in line:
+        ids = np.frombuffer(ancestor.ids, "<i4")
+        at = ancestor.record.position - len(ids)  # position of the first of them
+        if at < end <= ancestor.record.position and end > first:
+            start = max(at, first)
+            pieces.append(ids[start - at : end - at])
+            end = start
+    if end > first:
+        raise InvalidRequest(
+            f"no state is kept at position {position} or before from which its tokens are known: those before {end} are not", param=param
+        )
+    return Replay(begin, tuple(int(token) for piece in reversed(pieces) for token in piece))
+
+
+def _is_kept(record: StateRecord, now: float) -> bool:
+    return record.status == "ready" and (record.expires is None or record.expires > now)

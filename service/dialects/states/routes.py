@@ -1,0 +1,200 @@
+"""Lists, reads, changes, deletes and forks states: what needs no model."""
+
+import math
+import time
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from service.dialects.states.answers import ancestor_json, described, list_json, sent
+from service.dialects.states.finding import (
+    KeyHeader,
+    MatchHeader,
+    NoneMatchHeader,
+    StatePath,
+    change_of,
+    find,
+    key_of,
+    metadata_of,
+    metadata_parameter,
+    nth,
+    store_of,
+    tenant_of,
+)
+from service.dialects.states.keeping import expires_at, new_record, quota_of
+from service.dialects.states.options import KeepFields
+from service.dialects.states.schemas import ERRORS, ChangeState, ForkState, Lineage, StateDeleted, StateList, StateObject, json_body
+from service.errors import InvalidRequest, StateNotFound
+from service.http.routing import CallDep, CatalogDep, ContentDep, JsonRoute, json_response, read
+from service.settings import Settings
+from service.states.record import ID, Filter, Patch, StateRecord
+from service.states.store import GroupingEngine
+
+Limit = Annotated[int, Query(ge=1, le=100, description="Most states of a page.")]
+
+
+router = APIRouter(route_class=JsonRoute, tags=["States"], responses=ERRORS)
+
+_FILTERS = {"parameters": [metadata_parameter("`metadata[key]=value`: only states with this pair.")]}
+
+
+@router.get("/v1/states", response_model=StateList, openapi_extra=_FILTERS)
+async def states(
+    request: Request,
+    call: CallDep,
+    catalog: CatalogDep,
+    limit: Limit = 20,
+    after: Annotated[str | None, Query(description="The `last_id` of the page before.")] = None,
+    name: Annotated[str | None, Query(description="Only the state with this name.")] = None,
+    model: Annotated[str | None, Query(description="Only states of this model.")] = None,
+) -> Any:
+    """List states, newest first."""
+    tenant = tenant_of(call)
+    if after is not None and not ID.fullmatch(after):
+        raise _no_page()
+    wanted = Filter(name=name, metadata=tuple(metadata_of(request)), model=model, after=after, limit=limit + 1)
+
+    def page(engine: GroupingEngine) -> dict[str, Any]:
+        try:
+            records = engine.page(tenant, wanted)
+        except StateNotFound:
+            raise _no_page() from None
+        return list_json([described(engine, record) for record in records[:limit]], has_more=len(records) > limit)
+
+    return json_response(await store_of(catalog).call(page), call)
+
+
+def _no_page() -> StateNotFound:
+    return StateNotFound("there is no state `after`: begin with the first page", param="after")
+
+
+@router.get("/v1/states/{state}", response_model=StateObject)
+async def state(state: StatePath, call: CallDep, catalog: CatalogDep) -> Any:
+    """Return a state. If it is asked for by its name, the ETag is the version of the name."""
+    tenant = tenant_of(call)
+
+    def found(engine: GroupingEngine) -> tuple[dict[str, Any], str | None]:
+        record, name = find(engine, tenant, state)
+        return described(engine, record), name and name.name
+
+    content, name = await store_of(catalog).call(found)
+    return sent(content, call, name=name)
+
+
+@router.patch("/v1/states/{state}", response_model=StateObject, openapi_extra=json_body(ChangeState))
+async def change(
+    state: StatePath,
+    content: ContentDep,
+    call: CallDep,
+    catalog: CatalogDep,
+    if_match: MatchHeader = None,
+    if_none_match: NoneMatchHeader = None,
+) -> Any:
+    """Change what is kept beside a state, or point a name to it: all of it or nothing.
+
+    `If-Match` is the version that the name must have now, that of the body or else that of the path. Otherwise the answer is 412.
+    """
+    body, tenant, settings = read(ChangeState, content), tenant_of(call), catalog.settings
+    expires = None if body.ttl_s is None else expires_at(body.ttl_s, settings, time.time()) or math.inf
+
+    def changed(engine: GroupingEngine) -> tuple[dict[str, Any], str | None]:
+        with engine.group():
+            record, by = find(engine, tenant, state)
+            name = body.name or (by and by.name)
+            move = change_of(engine, tenant, name, if_match, if_none_match)
+            if move is not None and body.name is not None:
+                engine.move(tenant, move, record.id)
+            record = engine.change(tenant, record.id, Patch(expires, body.pin, body.metadata))
+            return described(engine, record), name
+
+    made, name = await store_of(catalog).call(changed)
+    return sent(made, call, name=name)
+
+
+@router.delete("/v1/states/{state}", response_model=StateDeleted)
+async def delete(state: StatePath, call: CallDep, catalog: CatalogDep, if_match: MatchHeader = None) -> Any:
+    """Delete a state and its names. States made from it stay."""
+    tenant = tenant_of(call)
+
+    def deleted(engine: GroupingEngine) -> str:
+        with engine.group():
+            record, name = find(engine, tenant, state)
+            change_of(engine, tenant, name and name.name, if_match, None)
+            engine.delete(tenant, record.id)
+            return record.id
+
+    return json_response({"id": await store_of(catalog).call(deleted), "object": "state.deleted", "deleted": True}, call)
+
+
+@router.post("/v1/states/{state}/fork", response_model=StateObject | StateList, openapi_extra=json_body(ForkState))
+async def fork(
+    state: StatePath,
+    content: ContentDep,
+    call: CallDep,
+    catalog: CatalogDep,
+    idempotency_key: KeyHeader = None,
+    if_match: MatchHeader = None,
+    if_none_match: NoneMatchHeader = None,
+) -> Any:
+    """Make states that are equal to this one and have no bytes of their own. With `n` the answer is a list, in the order of creation."""
+    body, tenant, settings = read(ForkState, content or b"{}"), tenant_of(call), catalog.settings
+    if body.n is not None and body.n > 1 and body.name is not None:
+        raise InvalidRequest(f"one name cannot point to n={body.n} states: leave it out, or send n=1", param="name")
+    key = key_of(idempotency_key, "fork", state, body.model_dump(), if_match, if_none_match)
+
+    def forked(engine: GroupingEngine) -> tuple[list[dict[str, Any]], bool]:
+        earlier = [engine.answered(tenant, each) for at in range(body.n or 1) if (each := nth(key, at)) is not None]
+        if earlier and earlier[0] is not None:
+            return [described(engine, each) for each in earlier if each is not None], True
+        with engine.group():
+            parent = find(engine, tenant, state).record
+            move = change_of(engine, tenant, body.name, if_match, if_none_match)
+            made = [
+                engine.put(copied(parent, body, settings), None, quota=quota_of(settings), name=move, key=nth(key, at))
+                for at in range(body.n or 1)
+            ]
+            return [described(engine, engine.get(tenant, record.id)) for record in made], False
+
+    made, replayed = await store_of(catalog).call(forked)
+    return sent(made[0] if body.n is None else list_json(made, has_more=False), call, replayed=replayed, name=body.name)
+
+
+def copied(parent: StateRecord, options: KeepFields, settings: Settings) -> StateRecord:
+    """The record of a state that shares the blob of its parent."""
+    return new_record(
+        options,
+        settings,
+        tenant=parent.tenant,
+        model=parent.model,
+        fingerprint=parent.fingerprint,
+        parent=parent.id,
+        origin="fork",
+        turn=parent.turn,
+        position=parent.position,
+        numerics=parent.numerics,
+    )
+
+
+@router.get("/v1/states/{state}/lineage", response_model=Lineage)
+async def lineage(
+    state: StatePath,
+    call: CallDep,
+    catalog: CatalogDep,
+    limit: Limit = 20,
+    after: Annotated[str | None, Query(description="The `last_id` of the page before.")] = None,
+) -> Any:
+    """Return the state, its parent, and so on to the first one. Those that are gone have a `status` that gives the reason."""
+    tenant = tenant_of(call)
+
+    def line(engine: GroupingEngine) -> dict[str, Any]:
+        record = find(engine, tenant, state).record
+        ancestors = engine.lineage(tenant, record.id, limit + 1 if after is None else None)
+        if after is not None:
+            ids = [each.record.id for each in ancestors]
+            if after not in ids:
+                raise _no_page()
+            ancestors = ancestors[ids.index(after) + 1 :]
+        data = [ancestor_json(each, engine.names(tenant, each.record.id)) for each in ancestors[:limit]]
+        return list_json(data, has_more=len(ancestors) > limit)
+
+    return json_response(await store_of(catalog).call(line), call)

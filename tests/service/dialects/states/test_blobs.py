@@ -1,0 +1,176 @@
+"""The bytes of a state, read and put back."""
+
+import hashlib
+import time
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from service.states.blob import Blob, pack
+from service.states.record import new_state_id
+from tests.service.dialects.states.conftest import States
+from tests.service.fakes import client
+from tests.service.generation_fakes import FakeGenerator, generator_app
+
+pytestmark = pytest.mark.asyncio
+FORM = "application/vnd.safetensors"
+
+
+def blob_of(model: FakeGenerator, **fields: Any) -> bytes:
+    """A state of the model after the tokens 10, 11, 12."""
+    vocab_size, seen = model.manifest.limits.vocab_size, np.zeros((model.manifest.limits.vocab_size + 7) // 8, np.uint8)
+    seen[1] = 0b11100
+    blob = Blob(
+        tensors=(np.arange(8, dtype=np.float32).reshape(2, 4),),
+        logits=np.zeros(vocab_size, np.float32),
+        seen=seen,
+        recent=(10, 11, 12),
+        position=3,
+        model=model.name,
+        fingerprint=model.manifest.fingerprint,
+        numerics="0123abcd",
+        id=new_state_id(),
+        parent=None,
+        created=time.time(),
+    )
+    return pack(replace(blob, **fields), ["state_0_S"])
+
+
+async def put(states: States, content: bytes, query: str = "", **headers: str) -> httpx.Response:
+    return await states.http.put(f"/v1/states/blob{query}", content=content, headers={"content-type": FORM, **headers})
+
+
+async def test_a_blob_is_read(states: States) -> None:
+    made = await states.make("Hello", name="doc")
+    answer = await states.ask("GET", "/doc/blob")
+    assert (answer.status_code, answer.headers["content-type"], answer.headers["accept-ranges"]) == (200, FORM, "bytes")
+    assert len(answer.content) == made["bytes"]["logical"]
+    assert answer.headers["etag"] == f'"{hashlib.sha256(answer.content).hexdigest()}"'
+    fork = await states.done("POST", "/doc/fork")
+    assert (await states.ask("GET", f"/{fork['id']}/blob")).headers["etag"] == answer.headers["etag"]
+    head = await states.ask("HEAD", "/doc/blob")
+    assert (head.status_code, head.content, head.headers["etag"]) == (200, b"", answer.headers["etag"])
+    assert head.headers["content-length"] == str(len(answer.content))
+
+
+@pytest.mark.parametrize(
+    ("header", "part"),
+    [
+        ("bytes=0-3", slice(0, 4)),
+        ("bytes=20-", slice(20, 24)),
+        ("bytes=-5", slice(19, 24)),
+        ("bytes=4-99", slice(4, 24)),
+        ("bytes=-99", slice(0, 24)),
+    ],
+)
+async def test_a_part_of_a_blob_is_read(states: States, header: str, part: slice) -> None:
+    made = await states.make("Hello")
+    whole = await states.ask("GET", f"/{made['id']}/blob")
+    answer = await states.ask("GET", f"/{made['id']}/blob", headers={"range": header})
+    assert (answer.status_code, answer.content) == (206, whole.content[part])
+    assert answer.headers["content-range"] == f"bytes {part.start}-{part.stop - 1}/24"
+    assert answer.headers["etag"] == whole.headers["etag"]
+    for condition, status in ((whole.headers["etag"], 206), ('"other"', 200)):
+        answer = await states.ask("GET", f"/{made['id']}/blob", headers={"range": header, "if-range": condition})
+        assert answer.status_code == status
+
+
+async def test_a_range_outside_is_refused_and_a_strange_one_ignored(states: States) -> None:
+    made = await states.make("Hello")
+    for header in ("bytes=24-", "bytes=99-100", "bytes=-0"):
+        answer = await states.ask("GET", f"/{made['id']}/blob", headers={"range": header})
+        assert (answer.status_code, answer.headers["content-range"]) == (416, "bytes */24")
+        assert answer.json()["error"]["code"] == "range_not_satisfiable"
+    for header in ("bytes=5-4", "bytes=-", "bytes=0-1,3-4", "lines=0-1", "bytes=a-b"):
+        answer = await states.ask("GET", f"/{made['id']}/blob", headers={"range": header})
+        assert (answer.status_code, len(answer.content)) == (200, 24)
+
+
+async def test_bytes_that_the_client_has_are_not_sent(states: States) -> None:
+    made = await states.make("Hello")
+    etag = (await states.ask("GET", f"/{made['id']}/blob")).headers["etag"]
+    for header in (etag, f'"x", {etag}', "*", f"W/{etag}"):
+        answer = await states.ask("GET", f"/{made['id']}/blob", headers={"if-none-match": header})
+        assert (answer.status_code, answer.content, answer.headers["etag"]) == (304, b"", etag)
+    assert (await states.ask("GET", f"/{made['id']}/blob", headers={"if-none-match": '"x"'})).status_code == 200
+
+
+async def test_a_blob_is_put_back(states: States) -> None:
+    content = blob_of(states.model, position=100)
+    answer = await put(states, content, "?name=doc&ttl_s=60&pin=true&metadata[from]=elsewhere")
+    assert answer.status_code == 200, answer.text
+    made = answer.json()
+    assert (made["position"], made["numerics"], made["origin"], made["parent"]) == (100, "0123abcd", "upload", None)
+    assert (made["names"], made["pinned"], made["metadata"]) == ([{"name": "doc", "version": 1}], True, {"from": "elsewhere"})
+    assert made["expires"] - made["created"] in (60, 61)
+    assert (await states.ask("GET", "/doc/blob")).content == content
+    child = await states.make("more", parent="doc")
+    assert child["position"] == 104
+    back = await states.done("POST", f"/{child['id']}/rewind", {"tokens": 1})
+    assert (back["position"], back["parent"]) == (103, made["id"])
+    error = await states.refused(400, "POST", "/doc/rewind", {"to": 98})
+    assert "those before 97 are not" in error["message"]
+
+
+async def test_a_blob_is_put_once(states: States) -> None:
+    content = blob_of(states.model)
+    first = await put(states, content, **{"idempotency-key": "k"})
+    again = await put(states, content, **{"idempotency-key": "k"})
+    assert (first.json()["id"], again.headers["idempotent-replayed"]) == (again.json()["id"], "true")
+    other = await put(states, content, "?pin=true", **{"idempotency-key": "k"})
+    assert (other.status_code, other.headers["x-should-retry"]) == (409, "false")
+
+
+async def test_what_is_no_state_of_a_model_here_is_refused_and_nothing_written(states: States) -> None:
+    whole = blob_of(states.model)
+    bad = [
+        b"",
+        b"{}",
+        whole[:-1],
+        whole + b"x",
+        b"\xff" * 8 + whole[8:],
+        whole[:8] + b"[" * 100 + whole[108:],
+        blob_of(states.model, fingerprint="other"),
+        blob_of(states.model, tensors=(np.full((2, 4), np.nan, np.float32),)),
+        blob_of(states.model, tensors=(np.zeros((2, 5), np.float32),)),
+        blob_of(states.model, recent=(13,)),
+    ]
+    for content in bad:
+        answer = await put(states, content, "?name=doc")
+        assert answer.status_code == 400, content
+        assert len(answer.json()["error"]["message"]) > 40
+    assert "is not served here" in (await put(states, bad[6])).json()["error"]["message"]
+    for query in ("?name=a%20b", "?ttl_s=soon", "?ttl_s=nan", "?pin=perhaps", "?metadata[a]=" + "x" * 513):
+        assert (await put(states, whole, query)).status_code == 400, query
+    assert (await put(states, whole, "?name=doc", **{"if-match": '"v1"'})).status_code == 412
+    assert (await states.done("GET"))["data"] == []
+
+
+async def test_a_blob_over_the_limit_is_refused_unread() -> None:
+    model = FakeGenerator("wordy")
+    async with client(generator_app(model, max_body_bytes=2048)) as http:
+        states = States(http, model)
+        assert (await put(states, bytes(2049))).status_code == 413
+        assert (await states.done("GET"))["data"] == []
+
+
+async def test_an_upload_is_the_tenants_own(keyed: tuple[States, States]) -> None:
+    mine, other = keyed
+    made = (await put(mine, blob_of(mine.model), "?name=doc")).json()
+    await other.refused(404, "GET", f"/{made['id']}/blob")
+    same = (await put(other, blob_of(other.model))).json()
+    assert same["bytes"] == made["bytes"]  # nothing tells that another tenant has the same bytes
+
+
+async def test_a_damaged_blob_is_gone(states: States) -> None:
+    made, other = await states.make("Hello"), await states.make("another")
+    store: Any = states.engine.states
+    await store.call(lambda engine: engine._db.execute("UPDATE blobs SET content = x'00' WHERE size = 24"))
+    for _ in range(2):
+        error = await states.refused(410, "GET", f"/{made['id']}/blob")
+        assert "damaged" in error["message"]
+    await states.refused(410, "GET", f"/{made['id']}")
+    assert (await states.done("GET"))["first_id"] == other["id"]
