@@ -10,6 +10,7 @@ from service.dialects.jina import JinaRerankRequest
 from service.dialects.oip.schemas import InferRequest
 from service.dialects.openai.tokens import TokenizeRequest
 from service.dialects.routers import MODULES
+from service.dialects.states.schemas import ChangeState, CreateState, ForkState, RewindState
 from service.dialects.tei import tokens as tei_tokens
 from service.dialects.tei.schemas import TeiRerankRequest, TeiTokenizeRequest
 from service.http.fields import Body, Other
@@ -19,6 +20,10 @@ _READ_INSIDE: dict[str, tuple[type[Body], ...]] = {
     "/tokenize": (TeiTokenizeRequest, TokenizeRequest),
     "/rerank": (TeiRerankRequest, JinaRerankRequest),
     "/v2/models/{model:path}/infer": (InferRequest,),
+    "/v1/states": (CreateState,),
+    "/v1/states/{state}": (ChangeState,),
+    "/v1/states/{state}/fork": (ForkState,),
+    "/v1/states/{state}/rewind": (RewindState,),
 }
 
 _HEAD = """# Fields of every request

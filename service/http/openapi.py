@@ -30,6 +30,10 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/v1/completions": {"prompt": _CODE, "max_tokens": 32, "temperature": 0.5},
     "/v1/responses": {"input": "Write a function that adds two numbers.", "max_output_tokens": 32},
     "/v1/images/generations": {"prompt": "7"},
+    "/v1/states": {"prompt": _CODE, "ttl_s": 3600, "metadata": {"topic": "statistics"}},
+    "/v1/states/{state}": {"metadata": {"topic": "means"}},
+    "/v1/states/{state}/fork": {"ttl_s": 3600},
+    "/v1/states/{state}/rewind": {"tokens": 1, "ttl_s": 3600},
     "/v1/attention": {"input": "The cat sat.", "layers": [-1], "average_heads": True},
     "/v1/rerank": {"query": _QUESTION, "documents": _DOCUMENTS, "top_n": 1},
     "/v2/rerank": {"query": _QUESTION, "documents": _DOCUMENTS, "top_n": 1},
@@ -50,7 +54,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "/generate_stream": {"inputs": _CODE, "parameters": {"max_new_tokens": 32}},
     "/v2/models/{model}/infer": {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": [_TEXT]}]},
 }
-_PARAMETERS = {"model": "all-MiniLM-L6-v2", "response_id": "resp_0123456789abcdef"}
+_PARAMETERS = {"model": "all-MiniLM-L6-v2", "response_id": "resp_0123456789abcdef", "state": "state_0123456789abcdef0123456789abcdef"}
 _OPEN_TAG = "Operation"  # routes with this tag need no API key
 _OPEN_PATHS = ("/health", "/ping", "/v2/health/live", "/v2/health/ready")
 

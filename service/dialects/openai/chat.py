@@ -24,6 +24,7 @@ from service.dialects.generation_schemas import (
     GenerationRequestBody,
     GenerationUsage,
     Ignored,
+    KeptState,
     PromptLogprobs,
     ResponseFormat,
     StopReason,
@@ -33,7 +34,9 @@ from service.dialects.openai.chunks import Chunks
 from service.dialects.openai.embeddings import ERRORS
 from service.dialects.openai.token_json import slices
 from service.dialects.openai.tool_calls import AllowedTools, Calling, Function, FunctionType, NamedTool, arguments_of, choose
+from service.dialects.states import turns
 from service.errors import InvalidRequest
+from service.generation.chat.continuation import turn_of
 from service.generation.model import Generator
 from service.generation.request import Delta
 from service.generation.runs import Runs
@@ -84,8 +87,10 @@ class ChatRequest(GenerationRequestBody):
     others = accepted.CHAT
 
     messages: Many[ChatMessage] = Field(min_length=1, max_length=4096)
-    max_completion_tokens: StrictInt | None = Field(None, ge=1, le=MAX_TOKENS, description="The service's `default_max_tokens` without it.")
-    max_tokens: StrictInt | None = Field(None, ge=1, le=MAX_TOKENS, description="The same under its old name; the other one counts.")
+    max_completion_tokens: StrictInt | None = Field(
+        None, ge=0, le=MAX_TOKENS, description="The service's `default_max_tokens` without it. 0 only with `store_state`."
+    )
+    max_tokens: StrictInt | None = Field(None, ge=0, le=MAX_TOKENS, description="The same under its old name; the other one counts.")
     logprobs: StrictBool = Field(False, description="The log-probability of each token.")
     top_logprobs: StrictInt | None = Field(None, ge=0, le=20, description="And of so many likeliest ones; needs `logprobs`.")
     response_format: Annotated[ResponseFormat | None, EMPTY_IS_ABSENT] = None
@@ -134,6 +139,7 @@ class ChatChoice(BaseModel):
     logprobs: ChatLogprobs | None
     finish_reason: FinishReason | Literal["tool_calls"]
     stop_reason: StopReason
+    state: KeptState | None = Field(None, description="Only where the request asked for it; in a stream, with the last piece.")
 
 
 class ChatCompletion(BaseModel):
@@ -145,6 +151,7 @@ class ChatCompletion(BaseModel):
     choices: list[ChatChoice]
     usage: GenerationUsage
     prompt_logprobs: PromptLogprobs | None = Field(None, description="Only where the request asked for them.")
+    state: KeptState | None = Field(None, description="That of the only choice.")
 
 
 router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
@@ -153,27 +160,35 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 @router.post("/v1/chat/completions", response_model=ChatCompletion, responses=STREAM)
 async def chat(body: ChatRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """Return n choices of the next message. With `stream`, chunks contain new text, and a choice's first chunk has the role."""
-    model = catalog.generator(body.model)
-    _check(body)
+    begin = await turns.beginning_of(catalog, call, body.state, body.exact, "state")
+    model = catalog.generator(body.model or (None if begin is None else begin.record.model))
+    turns.check_model(model, begin)
+    field = "max_tokens" if body.max_tokens is not None and body.max_completion_tokens is None else "max_completion_tokens"
+    max_tokens = catalog.settings.default_max_tokens if (given := getattr(body, field)) is None else given
+    _check(body, max_tokens, field)
+    await turns.check_name(body, catalog, call)
     tools, calling = _tools(body)
-    prompt = await generation.encode_chat(model, catalog, messages_of(body.messages), tools, "messages")
-    field = "max_tokens" if body.max_tokens and not body.max_completion_tokens else "max_completion_tokens"
+    messages = messages_of(body.messages)
+    answered = max_tokens > 0
+    prompt = await turns.next_messages(model, catalog, messages, tools, "messages", begin, add_generation_prompt=answered)
     format_ = None
-    if (given := body.response_format) is not None:
-        schema = given.json_schema.schema_ if given.json_schema else None
-        format_ = generation.format_grammar(given.type, schema, "response_format.json_schema")
+    if (wanted := body.response_format) is not None:
+        schema = wanted.json_schema.schema_ if wanted.json_schema else None
+        format_ = generation.format_grammar(wanted.type, schema, "response_format.json_schema")
     asked = generation.requests(
         body,
         [prompt],
         model,
         call,
         n=body.n,
-        max_tokens=body.max_completion_tokens or body.max_tokens or catalog.settings.default_max_tokens,
+        max_tokens=max_tokens,
         max_tokens_field=field,
         grammar=generation.grammar_of(body, format_, "response_format", calling.grammar() if calling else None),
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
     )
+    turn = "generated" if answered else turn_of(messages)
+    asked = turns.with_states(asked, body, begin, model=model, catalog=catalog, call=call, turn=turn)
     if not body.stream:
         fields = {"n": body.n > 1, field: True, "top_logprobs": body.top_logprobs, "prompt_logprobs": body.prompt_logprobs}
         check_chat_size(model, asked[0], catalog.settings, n=body.n, fields=fields, streamable=body.prompt_logprobs is None)
@@ -191,8 +206,11 @@ def _tools(body: ChatRequest) -> tuple[list[dict[str, Any]], Calling | None]:
     return choose(choice, None, functions) if isinstance(choice, str) else choose("required", [choice], functions, show_all=True)
 
 
-def _check(body: ChatRequest) -> None:
-    """Check constraints between fields, which a schema cannot express."""
+def _check(body: ChatRequest, max_tokens: int, field: str) -> None:
+    """Check constraints between fields, which a schema cannot express. `field` has the limit `max_tokens`."""
+    if not max_tokens and not body.store_state:
+        raise InvalidRequest(f"{field}=0 needs store_state: there would be nothing to answer", param=field)
+    turns.check_prompt_logprobs(body.prompt_logprobs, body.state)
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs=true", param="top_logprobs")
     if body.prompt_logprobs is not None and body.stream:
@@ -270,6 +288,7 @@ class _ChatAnswer(Chunks):
             "logprobs": {"content": logprobs, "refusal": None} if self._body.logprobs else None,
             "finish_reason": last.finish_reason if self._calling is None else tool_calls.finish_reason(last),
             "stop_reason": last.stop_reason,
+            **self.state(index, last),
         }
 
     def opening(self) -> bytes:

@@ -7,6 +7,7 @@ from service.dialects import generation
 from service.dialects.generation_schemas import StreamOptions
 from service.dialects.openai.embeddings import render
 from service.dialects.openai.token_json import token_json
+from service.dialects.states.turns import kept
 from service.errors import ServiceError
 from service.generation.model import Generator
 from service.generation.request import Delta
@@ -42,7 +43,7 @@ class Chunks(sse.Script[tuple[int, Delta]]):
             "total_tokens": prompt + completion,
             "prompt_tokens_details": {"cached_tokens": self.runs.cached_tokens},
         }
-        return {**self.head, "choices": choices, "usage": usage}
+        return {**self.head, "choices": choices, "usage": usage, **self._only_state(choices)}
 
     def pieces(self, pieces: Sequence[tuple[int, Delta]]) -> sse.Written:
         return b"".join([self.chunk([self.choice(index, delta)]) for index, delta in pieces if worth_sending(delta)])
@@ -56,7 +57,16 @@ class Chunks(sse.Script[tuple[int, Delta]]):
     def _content(self, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if self._with_usage and self._continuous:
             return self.answer(choices)
-        return {**self.head, "choices": choices, **({"usage": None} if self._with_usage else {})}
+        return {**self.head, "choices": choices, **({"usage": None} if self._with_usage else {}), **self._only_state(choices)}
+
+    def state(self, index: int, delta: Delta) -> dict[str, Any]:
+        """Return the field `state` of a choice if this is its last delta and its state was kept."""
+        state = None if delta.finish_reason is None else kept(self.runs.runs[index].request)
+        return {} if state is None else {"state": state}
+
+    def _only_state(self, choices: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Return the state of the only choice for the top level."""
+        return {"state": choices[0]["state"]} if len(self.runs.runs) == 1 and choices and "state" in choices[0] else {}
 
     def closing(self) -> bytes:
         return (sse.event(self.answer([])) if self._with_usage else b"") + sse.DONE

@@ -114,4 +114,5 @@ class CompletionChunks(Chunks):
             "logprobs": None if self.body.logprobs is None or columns is None else columns.json(),
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop_reason,
+            **self.state(index, delta),
         }

@@ -10,6 +10,7 @@ from service.dialects.generation_schemas import (
     FinishReason,
     GenerationRequestBody,
     GenerationUsage,
+    KeptState,
     PromptLogprobs,
     StopReason,
     TokenId,
@@ -28,7 +29,7 @@ class CompletionRequest(GenerationRequestBody):
         | Annotated[Many[TokenId], Field(min_length=1)]
         | Annotated[Many[Annotated[Many[TokenId], Field(min_length=1)]], Field(min_length=1, max_length=_PROMPTS)]
     ) = Field(description="A text, texts, token ids, or lists of token ids.")
-    max_tokens: StrictInt = Field(16, ge=0, le=MAX_TOKENS, description="0 only with `echo`: the prompt and its log-probabilities.")
+    max_tokens: StrictInt = Field(16, ge=0, le=MAX_TOKENS, description="0 only with `echo` or `store_state`: nothing is generated.")
     best_of: StrictInt | None = Field(None, ge=1, le=128, description="Only what `n` says.")
     echo: StrictBool = Field(False, description="The prompt comes back before its completion.")
     logprobs: StrictInt | None = Field(None, ge=0, le=5, description="Log-probabilities of each token and of so many likeliest ones.")
@@ -56,6 +57,7 @@ class CompletionChoice(BaseModel):
     finish_reason: FinishReason | None
     stop_reason: StopReason
     prompt_logprobs: PromptLogprobs | None = None
+    state: KeptState | None = Field(None, description="Only where the request asked for it; in a stream, with the last piece.")
     attention: AttentionMatrix | None = Field(None, description="Only where the request asked for it; in a stream, with the last piece.")
 
 
@@ -67,3 +69,4 @@ class Completion(BaseModel):
     system_fingerprint: str
     choices: list[CompletionChoice]
     usage: GenerationUsage
+    state: KeptState | None = Field(None, description="That of the only choice.")

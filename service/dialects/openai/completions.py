@@ -19,6 +19,7 @@ from service.dialects.openai.completion_logprobs import Columns, CompletionChunk
 from service.dialects.openai.completion_schemas import Completion, CompletionRequest
 from service.dialects.openai.embeddings import ERRORS
 from service.dialects.openai.token_json import slices
+from service.dialects.states import turns
 from service.errors import BatchTooLarge, InvalidRequest
 from service.generation.model import Generator
 from service.generation.request import Delta
@@ -37,12 +38,16 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 @router.post("/v1/completions", response_model=Completion, responses=STREAM)
 async def completions(body: CompletionRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """Continue each prompt n times. With `stream`, each chunk contains a choice's text since its last chunk."""
-    if (writer := catalog.writer(body.model)) is not None:
+    begin = await turns.beginning_of(catalog, call, body.state, body.exact, "state")
+    name = body.model or (None if begin is None else begin.record.model)
+    if (writer := catalog.writer(name)) is not None:
         sources = [ids for _, ids in await _prompts(body, writer, catalog)]
         return await writings.complete(body, sources, writer, call, catalog, most_runs=MOST_RUNS)
-    model = catalog.generator(body.model)
+    model = catalog.generator(name)
     _check(body)
-    prompts = await _prompts(body, model, catalog)
+    turns.check_model(model, begin)
+    await turns.check_name(body, catalog, call)
+    prompts = await _prompts(body, model, catalog, begin)
     if len(prompts) * body.n > MOST_RUNS:
         raise BatchTooLarge(f"{len(prompts)} prompts with n={body.n} are more than {MOST_RUNS} completions: send them in parts", param="n")
     asked = generation.requests(
@@ -57,6 +62,7 @@ async def completions(body: CompletionRequest, call: CallDep, catalog: CatalogDe
         top_logprobs=body.logprobs,
         prompt_logprobs=body.logprobs if body.echo and body.logprobs is not None else body.prompt_logprobs,
     )
+    asked = turns.with_states(asked, body, begin, model=model, catalog=catalog, call=call, turn="")
     _check_size(body, prompts, model, catalog.settings)
     runs = await Runs.submit(model, asked, call, n=body.n, prompt_field="prompt", stream=body.stream)
     if body.stream:
@@ -84,8 +90,11 @@ def _check(body: CompletionRequest) -> None:
             raise InvalidRequest(f"{name} is for encoder-decoders, and this model is a decoder: leave it out", param=name)
     if body.best_of is not None and body.best_of != body.n:
         raise InvalidRequest(f"best_of={body.best_of} is not supported: leave it out or send n={body.n}", param="best_of")
-    if body.max_tokens == 0 and not body.echo:
-        raise InvalidRequest("max_tokens=0 needs echo=true: there would be nothing to answer", param="max_tokens")
+    if body.max_tokens == 0 and not (body.echo or body.store_state):
+        raise InvalidRequest("max_tokens=0 needs echo=true or store_state: there would be nothing to answer", param="max_tokens")
+    if body.echo and body.state is not None:
+        raise InvalidRequest("echo cannot be combined with state, which has no text: leave one of them out", param="echo")
+    turns.check_prompt_logprobs(body.prompt_logprobs, body.state)
     if body.prompt_logprobs is not None and body.stream:
         raise InvalidRequest("prompt_logprobs cannot be streamed: send stream=false", param="prompt_logprobs")
     if body.prompt_logprobs is not None and body.echo and body.logprobs is not None:
@@ -93,8 +102,13 @@ def _check(body: CompletionRequest) -> None:
     generation.check_streaming(body.stream, body.stream_options)
 
 
-async def _prompts(body: CompletionRequest, model: Generator, catalog: Catalog) -> list[tuple[str, list[int]]]:
-    """Return each prompt's text and ids. The text of a prompt that was sent as ids is empty unless the request echoes prompts."""
+async def _prompts(
+    body: CompletionRequest, model: Generator, catalog: Catalog, begin: turns.Beginning | None = None
+) -> list[tuple[str, list[int]]]:
+    """Return each prompt's text and ids; after the state `begin`, those of the new part.
+
+    The text of a prompt that was sent as ids is empty unless the request echoes prompts.
+    """
     if isinstance(body.prompt, str):
         given: list[Any] = [body.prompt]
     elif isinstance(body.prompt[0], int):
@@ -104,7 +118,7 @@ async def _prompts(body: CompletionRequest, model: Generator, catalog: Catalog) 
     prompts: list[tuple[str, list[int]]] = []
     for prompt in given:
         if isinstance(prompt, str):
-            prompts.append((prompt, await generation.encode(model, catalog, prompt, "prompt")))
+            prompts.append((prompt, await turns.next_text(model, catalog, prompt, begin)))
         else:
             generation.check_ids(prompt, model.manifest.limits.vocab_size, "prompt")
             prompts.append((model.tokenizer.decode(prompt, skip_special_tokens=body.skip_special_tokens) if body.echo else "", prompt))

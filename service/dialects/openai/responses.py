@@ -14,17 +14,28 @@ from pydantic import BaseModel, Discriminator, Field, StrictBool, StrictInt, Tag
 
 from service.dialects import accepted, generation
 from service.dialects.answer_size import check_chat_size
-from service.dialects.generation_schemas import EMPTY_IS_ABSENT, MAX_TOKENS, STREAM, ChatLogprob, Ignored, SamplingFields, TextFormat
+from service.dialects.generation_schemas import (
+    EMPTY_IS_ABSENT,
+    MAX_TOKENS,
+    STREAM,
+    ChatLogprob,
+    Ignored,
+    KeptState,
+    SamplingFields,
+    TextFormat,
+)
 from service.dialects.openai.embeddings import ERRORS
 from service.dialects.openai.token_json import token_json
 from service.dialects.openai.tool_calls import Calling, Function, FunctionName, FunctionType, arguments_of, choose
+from service.dialects.states import turns
+from service.dialects.states.options import Metadata, StateFields
 from service.errors import EmptyInput, InvalidRequest, ServiceError
 from service.generation.model import Generator
 from service.generation.request import Delta
 from service.generation.runs import Runs
 from service.http import sse
 from service.http.answers import Elements, Text, json_answer
-from service.http.fields import WITHOUT_NULLS, Fields
+from service.http.fields import Fields
 from service.http.routing import CallDep, CatalogDep, JsonRoute, Many
 
 LOGPROBS: Literal["message.output_text.logprobs"] = "message.output_text.logprobs"
@@ -39,7 +50,6 @@ Include = Literal[
     "code_interpreter_call.outputs",
 ]
 _NOT_STORED = "answers are not stored by this service"
-Metadata = Annotated[dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16), WITHOUT_NULLS]
 
 
 class InputPart(Fields):
@@ -118,7 +128,7 @@ class ResponseStreamOptions(Fields):
     include_obfuscation: Literal[False] = Field(False, description="Nothing is padded here.")
 
 
-class ResponseRequest(SamplingFields):
+class ResponseRequest(SamplingFields, StateFields):
     others = accepted.RESPONSES
 
     model: str | None = Field(None, max_length=256, description="Name or alias of a served model; the first decoder without it.")
@@ -223,6 +233,7 @@ class ResponseObject(BaseModel):
     truncation: Literal["disabled"]
     background: Literal[False]
     usage: ResponseUsage | None
+    state: KeptState | None = Field(None, description="Only where the request asked for it, when the response has ended.")
 
 
 class ResponseNotFound(ServiceError):
@@ -236,10 +247,13 @@ router = APIRouter(route_class=JsonRoute, tags=["OpenAI"], responses=ERRORS)
 @router.post("/v1/responses", response_model=ResponseObject, responses=STREAM)
 async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep) -> Any:
     """Return the model's answer, with `stream` as events while it is generated. Requests that need stored answers get a 400."""
-    model = catalog.generator(body.model)
+    begin = await turns.beginning_of(catalog, call, body.state, body.exact, "state")
+    model = catalog.generator(body.model or (None if begin is None else begin.record.model))
+    turns.check_model(model, begin)
     _check(body)
+    await turns.check_name(body, catalog, call)
     tools, calling = _tools(body)
-    prompt = await generation.encode_chat(model, catalog, _messages(body), tools, "input")
+    prompt = await turns.next_messages(model, catalog, _messages(body), tools, "input", begin)
     format_ = body.text.format if body.text else None
     grammar = generation.format_grammar(format_.type, format_.schema_, "text.format.schema") if format_ else None
     asked = generation.requests(
@@ -252,6 +266,7 @@ async def responses(body: ResponseRequest, call: CallDep, catalog: CatalogDep) -
         grammar=generation.grammar_of(body, grammar, "text.format", calling.grammar() if calling else None),
         top_logprobs=(body.top_logprobs or 0) if LOGPROBS in body.include else None,
     )
+    asked = turns.with_states(asked, body, begin, model=model, catalog=catalog, call=call, turn="generated")
     # Streams are checked too, since their last event contains the whole answer.
     check_chat_size(model, asked[0], catalog.settings, fields={"max_output_tokens": True, "top_logprobs": body.top_logprobs})
     runs = await Runs.submit(model, asked, call, n=1, prompt_field="input", stream=body.stream)
@@ -361,6 +376,7 @@ class _ResponseAnswer(sse.Script[tuple[int, Delta]]):
 
     def _response(self, status: str, **said: Any) -> dict[str, Any]:
         body, runs = self._body, self._runs
+        state = turns.kept(runs.runs[0].request)
         usage = {
             "input_tokens": runs.prompt_tokens,
             "input_tokens_details": {"cached_tokens": runs.cached_tokens, "cache_write_tokens": 0},
@@ -393,6 +409,7 @@ class _ResponseAnswer(sse.Script[tuple[int, Delta]]):
             "truncation": "disabled",
             "background": False,
             "usage": usage if status != "in_progress" else None,
+            **({"state": state} if state is not None and status in ("completed", "incomplete") else {}),
             **said,
         }
 

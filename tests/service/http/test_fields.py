@@ -17,6 +17,8 @@ from service.dialects.openai import embeddings as openai
 from service.dialects.openai import images, responses, tokens, tool_calls
 from service.dialects.openai.chat import ChatMessage, ChatRequest, ContentPart, FunctionCall, Tool, ToolCall
 from service.dialects.openai.completion_schemas import CompletionRequest
+from service.dialects.states import options
+from service.dialects.states import schemas as states
 from service.dialects.tei import schemas as tei_schemas
 from service.dialects.tei import tokens as tei_tokens
 from service.http import fields
@@ -58,6 +60,8 @@ ENDING = {
     "guided_choice": ["a", "b"],
     "structured_outputs": {"regex": "a"},
 }
+KEEPING = {"name": "doc", "ttl_s": 60, "pin": True, "metadata": {"a": "b"}}
+CONTINUING = {"state": "doc", "store_state": {"name": "doc"}, "exact": "best_effort"}
 GENERATING = {
     **ENDING,
     "model": "wordy",
@@ -66,6 +70,7 @@ GENERATING = {
     "stream_options": {"include_usage": True},
     "prompt_logprobs": 1,
     "user": "u",
+    **CONTINUING,
 }
 TRUNCATION = {"truncate": True, "truncation_direction": "Left"}
 RANKING = {"model": "reranker", "top_n": 1, "return_documents": False, "raw_scores": True}
@@ -127,6 +132,7 @@ BODIES: dict[type[Body], tuple[dict[str, Any], dict[str, Any]]] = {
         {"input": "Hi"},
         {
             **ENDING,
+            **CONTINUING,
             "model": "wordy",
             "instructions": "be brief",
             "max_output_tokens": 5,
@@ -209,6 +215,21 @@ BODIES: dict[type[Body], tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     tei_schemas.TeiTokenizeRequest: ({"inputs": "a"}, {"model": "encoder", "add_special_tokens": False, "prompt_name": "query"}),
     tei_schemas.TeiDecodeRequest: ({"ids": [5]}, {"model": "encoder", "skip_special_tokens": False}),
+    options.StoreState: ({}, {**KEEPING, "name_version": 0}),
+    states.CreateState: (
+        {"prompt": "Hello"},
+        {
+            **KEEPING,
+            "model": "wordy",
+            "token_ids": [5],
+            "messages": [SAYS],
+            "parent": "doc",
+            "exact": "best_effort",
+        },
+    ),
+    states.ForkState: ({}, {**KEEPING, "n": 2, "ttl_s": "never"}),
+    states.RewindState: ({}, {**KEEPING, "to": 1, "tokens": 1, "to_state": "doc", "exact": "strict"}),
+    states.ChangeState: ({}, KEEPING),
     tgi.TgiGrammar: ({"type": "regex", "value": "a"}, {}),
     tgi.TgiParameters: (
         {},
@@ -294,6 +315,7 @@ ROUTES: dict[str, type[Body]] = {
     "/v1/rerank": jina.JinaRerankRequest,
     "/v2/models/encoder/infer": oip_schemas.InferRequest,
     "/tokenize": tokens.TokenizeRequest,
+    "/v1/states": states.CreateState,
 }
 _OF_DECODERS = (
     "/generate",
@@ -302,6 +324,7 @@ _OF_DECODERS = (
     "/v1/chat/completions",
     "/v1/responses",
     "/v1/images/generations",
+    "/v1/states",
     "/detokenize",
     "/tokenize",
 )
@@ -324,6 +347,8 @@ BASES = {
     "Given",
     "RerankRequest",
     "FunctionType",
+    "KeepFields",
+    "StateFields",
 }
 
 
@@ -349,6 +374,7 @@ def test_every_route_with_a_body_has_its_row() -> None:
     }
     tested = {path.replace("/encoder/", "/{model:path}/") for path in ROUTES}
     elsewhere = {"/", "/invocations", "/embed_sparse", "/v1/attention"}  # the same bodies, or none that is answered here
+    elsewhere |= {"/v1/states/{state}/fork", "/v1/states/{state}/rewind"}  # below, with a state
     assert routes == tested | elsewhere
 
 
@@ -371,6 +397,7 @@ def test_a_null_is_an_absent_field_in_every_object(body: type[Body]) -> None:
 @pytest.mark.parametrize(
     ("body", "name"),
     [
+        (states.CreateState, "metadata"),
         (CompletionRequest, "logit_bias"),
         (ChatRequest, "logit_bias"),
         (ChatRequest, "metadata"),
@@ -476,6 +503,20 @@ async def test_neutral_values_of_fields_that_have_a_use(
     http = decoders if path in _OF_DECODERS else encoders
     answer = await http.post(path, json={**BODIES[ROUTES[path]][0], **more})
     assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_routes_of_a_state_keep_the_rules(decoders: httpx.AsyncClient) -> None:
+    await decoders.post("/v1/states", json={"prompt": "Hello", "name": "doc"})
+    for method, path, body, least in (
+        ("POST", "/v1/states/doc/fork", states.ForkState, {}),
+        ("POST", "/v1/states/doc/rewind", states.RewindState, {"tokens": 1}),
+        ("PATCH", "/v1/states/doc", states.ChangeState, {}),
+    ):
+        nulls = dict.fromkeys([*names(body), "a_field_of_tomorrow"])
+        assert (await decoders.request(method, path, json={**nulls, **least})).status_code == 200
+        refused = await decoders.request(method, path, json={**least, "a_field_of_tomorrow": 1})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "a_field_of_tomorrow")
 
 
 @pytest.mark.asyncio(loop_scope="module")

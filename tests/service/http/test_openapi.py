@@ -102,8 +102,7 @@ def test_every_body_has_an_example_that_its_schema_takes(document: dict[str, Any
 
     bodies = [(path, operation["requestBody"]["content"]) for path, _, operation in operations(document) if "requestBody" in operation]
     assert {path for path, content in bodies if "application/json" in content} <= set(openapi.EXAMPLES)
-    for _, content in bodies:
-        body = content["application/json"]
+    for body in (content["application/json"] for _, content in bodies if "application/json" in content):
         Draft202012Validator({**body["schema"], "components": document["components"]}).validate(body["example"])
     for path, method, operation in operations(document):
         for parameter in operation.get("parameters", ()):
@@ -116,9 +115,9 @@ def test_every_answer_is_described(document: dict[str, Any]) -> None:
     for path, method, operation in operations(document):
         for status, answer in operation["responses"].items():
             if path not in ("/health", "/ping", "/health/ready"):  # their status is the answer
-                assert answer["content"], (method, path, status)
-                assert all(content["schema"] for content in answer["content"].values()), (method, path, status)
-        assert method == "get" or "415" in operation["responses"]
+                assert answer.get("content") or status == "304", (method, path, status)
+                assert all(content["schema"] for content in answer.get("content", {}).values()), (method, path, status)
+        assert method in ("get", "delete") or "415" in operation["responses"]
 
 
 def test_a_key_is_asked_for_where_keys_are_set(document: dict[str, Any]) -> None:
@@ -140,9 +139,10 @@ def test_every_example_is_answered(service: LiveService) -> None:
     """As it is in the document, without a `model`: the first that fits answers."""
     with httpx.Client(base_url=service.url, timeout=60) as http:
         document = http.get("/openapi.json").json()
-        for path, _, operation in operations(document):
+        state = http.post("/v1/states", json={"prompt": "def"}).json()["id"]
+        for path, method, operation in operations(document):
             if body := operation.get("requestBody", {}).get("content", {}).get("application/json"):
-                answer = http.post(path.format(model="all-MiniLM-L6-v2"), json=body["example"])
+                answer = http.request(method, path.format(model="all-MiniLM-L6-v2", state=state), json=body["example"])
                 expected = [int(status) for status in operation["responses"] if status.startswith("2")] or [424]
                 assert answer.status_code in expected, (path, answer.text)
 

@@ -65,7 +65,9 @@ async def keyed() -> AsyncIterator[tuple[States, States]]:
     """The same service for two tenants."""
     model = FakeGenerator("wordy")
     app = generator_app(model, api_keys=(ALICE, BOB))
-    async with client(app, headers={"authorization": f"Bearer {ALICE}"}) as http:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=http.base_url) as other:
-            other.headers["authorization"] = f"Bearer {BOB}"
-            yield States(http, model), States(other, model)
+    transport, bob = httpx.ASGITransport(app), {"authorization": f"Bearer {BOB}"}
+    async with (
+        client(app, headers={"authorization": f"Bearer {ALICE}"}) as http,
+        httpx.AsyncClient(transport=transport, base_url="http://attnserve", headers=bob) as other,
+    ):
+        yield States(http, model), States(other, model)
