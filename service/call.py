@@ -59,6 +59,7 @@ class Call:
     host: str = ""  # memory is shared among hosts: the tenant, or the client's address if no API keys are set
     tenant: "CallTenant | None" = None  # owner of the request's API key; None if no API keys are set
     key: str = ""  # name of the request's API key
+    idempotency_key: str | None = None  # the header of that name, for the routes that take it
     item_errors: bool = False
     ndjson: bool = False
     model: str = ""
@@ -109,6 +110,7 @@ def from_headers(headers: Mapping[str, str], request_id: str, timeout_s: float) 
         lane=_lane(headers.get(LANE_HEADER)),
         wanted=headers.get(MODEL_HEADER) or None,
         session=_session(headers.get(SESSION_HEADER)),
+        idempotency_key=headers.get("idempotency-key"),
         item_errors=headers.get(ITEM_ERRORS_HEADER, "").lower() in ("1", "true"),
         ndjson=NDJSON in headers.get("accept", ""),
     )

@@ -72,6 +72,7 @@ class Catalog:
         self.release = Release()
         self.models: dict[str, Served] = {}
         self.states: Store | None = None  # opened by `load` if a decoder is served
+        self.companions: dict[type, Any] = {}  # by class, what higher rooms keep as long as this catalog lives
         self.failure: str | None = None
         self.warm = asyncio.Event()  # set when loading has ended: `models` are ready, or `failure` has the reason
         self.draining = False

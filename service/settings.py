@@ -146,6 +146,7 @@ class Settings(BaseModel):
     state_ttl_s: float = Field(
         2_592_000.0, gt=0, le=3_153_600_000, description="Seconds after which a state expires whose request sets no `ttl_s`."
     )
+    max_background: _Count = Field(64, description="Most background responses that one process generates for one tenant.")
     hot_state_bytes: int = Field(256 * 1024**2, ge=0, description="Memory for states that were used last, so that they are not read again.")
     default_max_tokens: int = Field(
         4096, ge=1, le=1_000_000, description="Most tokens of a chat answer or a response if the request sets no limit."

@@ -1,7 +1,7 @@
 """The HTTP APIs of the service, called dialects. Each converts HTTP requests to requests to a model, and the results to HTTP
 answers.
 
-`openai/`, `tei/`, `oip/`, `cohere.py`, `jina.py` and `tgi.py` are APIs of other projects. `states/`, `attention.py`,
-`health.py` and `pages.py` are this project's own. `routers.py` lists all of them. They share `accepted.py` and `fields_page.py` (fields without
-an effect), `ranking.py`, and for text generation `generation.py`, `generation_schemas.py` and `answer_size.py`.
+`openai/`, `tei/`, `oip/`, `cohere.py`, `jina.py` and `tgi.py` are APIs of other projects. `states/`, `attention.py`, `health.py` and
+`pages.py` are this project's own. `routers.py` lists all of them. They share `accepted.py` and `fields_page.py` (fields without an
+effect), `ranking.py`, and for text generation `generation.py`, `generation_schemas.py` and `answer_size.py`.
 """
